@@ -318,9 +318,9 @@ benchmarks/probing.py --write`.
 Observation is one-way: metrics and weights are bit-identical with and without, the run's id is the same,
 and between two measured steps there is no hook on the model. A step of several micro-batches is measured
 on its first one. Rows of `step`, `stack`, `index`, `module`, `signal`, `statistic`, `value` lie in the run
-folder's `probes.jsonl`; `normlab report RUN` draws them. Entropy and logits of attention are not measured in
-training, because its weights are inside a kernel: `normlab diagnose RUN` has them. A training that another
-loop or trainer runs is watched by `normlab.watch`: [trainings elsewhere](integrations.md).
+folder's `probes.jsonl`; `normlab run report RUN` draws them. Entropy and logits of attention are not
+measured in training, because its weights are inside a kernel: `normlab diagnose RUN` has them. A training
+that another loop or trainer runs is watched by `normlab.watch`: [trainings elsewhere](integrations.md).
 
 {presets}
 

@@ -16,8 +16,18 @@ PLAN = (HOME / "mkdocs.yml").read_text(encoding="utf-8")
 
 
 def test_every_page_is_in_the_navigation():
-    pages = {path.stem for path in (HOME / "docs").iterdir() if path.suffix in (".md", ".ipynb")}
-    assert {page for page in pages if not re.search(rf": {page}\.md$", PLAN, re.MULTILINE)} == set()
+    folder = HOME / "docs"
+    pages = {
+        p.relative_to(folder).with_suffix("") for p in folder.rglob("*") if p.suffix in (".md", ".ipynb")
+    }
+    assert [page for page in sorted(pages) if not re.search(rf": {page}\.md$", PLAN, re.MULTILINE)] == []
+
+
+def test_every_link_of_the_documentation_leads_somewhere():
+    link = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
+    pages = [*HOME.glob("*.md"), *(HOME / "docs").rglob("*.md")]
+    found = [(page, target) for page in pages for target in link.findall(page.read_text(encoding="utf-8"))]
+    assert [f"{page.name}: {t}" for page, t in found if not (page.parent / t).exists()] == []
 
 
 def test_the_notebook_runs(tmp_path, monkeypatch, capsys):

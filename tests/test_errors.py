@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import normlab
-from normlab.cli import commands, failures
+from normlab.cli import errors
 from normlab.cli.main import main
+from normlab.cli.recipes import Recipes
 from normlab.errors import UserError
 
 SRC = Path(normlab.__file__).parent
@@ -29,7 +30,7 @@ PARSERS = {
 """Files that catch ValueError, each around one call of the parser named here."""
 
 OTHERS_CODE = {
-    "cli/commands.py": "the results of a comparison never hang on its page; it warns with what to type",
+    "cli/compare.py": "the results of a comparison never hang on its page; it warns with what to type",
     "cli/main.py": "shows the traceback",
     "cli/reproduce.py": "shows the traceback; the artefacts that follow are measured all the same",
     "data/tokenizer.py": "the library tokenizers raises no narrower one",
@@ -113,7 +114,7 @@ def planted(monkeypatch):
         def fail(self: object) -> None:
             raise error
 
-        monkeypatch.setattr(commands.Recipes, "run", fail)
+        monkeypatch.setattr(Recipes, "run", fail)
 
     return plant
 
@@ -121,7 +122,7 @@ def planted(monkeypatch):
 @pytest.mark.parametrize("bug", [ValueError("zip() argument 2 is shorter"), ZeroDivisionError("by zero")])
 def test_an_error_of_normlab_is_shown_with_its_traceback(planted, capsys, bug):
     planted(bug)
-    assert main(["recipes", "--axis", "a b"]) == failures.BUG
+    assert main(["recipes", "--axis", "a b"]) == errors.BUG
     *trace, sentence = capsys.readouterr().err.splitlines()
     assert trace[0] == "Traceback (most recent call last):"
     assert trace[-1] == f"{type(bug).__name__}: {bug}"
@@ -133,7 +134,7 @@ def test_an_error_of_normlab_is_shown_with_its_traceback(planted, capsys, bug):
 @pytest.mark.parametrize("mistake", [UserError("heads is 3"), FileNotFoundError("there is no heads.txt")])
 def test_a_mistake_is_a_sentence(planted, capsys, mistake):
     planted(mistake)
-    assert main(["recipes"]) == failures.USAGE_ERROR
+    assert main(["recipes"]) == errors.USAGE_ERROR
     assert capsys.readouterr().err == f"normlab: {mistake}\n"
 
 
@@ -145,5 +146,5 @@ def test_the_report_goes_where_the_package_says(planted, capsys, monkeypatch):
 
     monkeypatch.setattr("importlib.metadata.metadata", lambda name: Metadata())
     planted(RuntimeError("lost"))
-    assert main(["recipes"]) == failures.BUG
+    assert main(["recipes"]) == errors.BUG
     assert "https://example.org/issues" in capsys.readouterr().err

@@ -99,5 +99,5 @@ def test_a_comparison_speaks_of_the_new_runs_and_its_page_is_written_anew(result
 
 
 def test_a_run_of_an_earlier_version_is_refused_with_the_command_that_migrates_it(results, capsys):
-    assert main(["report", str(results / "gl-en" / RUN)]) == 2
+    assert main(["run", "report", str(results / "gl-en" / RUN)]) == 2
     assert f"tools/migrate_results.py {results / 'gl-en' / RUN}" in capsys.readouterr().err

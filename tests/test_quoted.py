@@ -252,7 +252,7 @@ def firsts() -> dict[str, tuple[Sequence[Claim], Reproduction]]:
     return found
 
 
-@quotes("docs/lab-book.md")
+@quotes("docs/lab-book/papers.md")
 def papers_in_the_lab_book() -> Iterator[str]:
     """The first versions of the claims, with what was measured for them."""
     first = {id_: found for id_, found in firsts().items() if not ARTEFACTS[id_].trainings}
@@ -281,7 +281,7 @@ def papers_in_the_lab_book() -> Iterator[str]:
     yield f"{ends(measures('nguyen2019.speed')['layernorm_over_scalenorm'])}, where 1.04"
 
 
-@quotes("docs/lab-book.md")
+@quotes("docs/lab-book/papers.md")
 def trainings_in_the_lab_book() -> Iterator[str]:
     trained = [one for one in ARTEFACTS.values() if one.trainings]
     yield f"claims of {len(trained)} artefacts were committed before any of their runs"
@@ -300,7 +300,7 @@ def trainings_in_the_lab_book() -> Iterator[str]:
     yield f"lowers the NLL by {-first['nguyen2019.batchsize'][1].measures['gain'].value:.2f};"
 
 
-@quotes("docs/lab-book.md")
+@quotes("docs/lab-book/papers.md")
 def second_reading_in_the_lab_book() -> Iterator[str]:
     today = [
         one if (KEPT / f"{id_}.json").exists() else superseded(id_)[-1] for id_, one in ARTEFACTS.items()
@@ -335,7 +335,7 @@ def second_reading_in_the_lab_book() -> Iterator[str]:
     yield f"fused LayerNorm {ends(speed['fused_least'])} times"
 
 
-@quotes("docs/lab-book.md")
+@quotes("docs/lab-book/papers.md")
 def amplification_in_the_lab_book() -> Iterator[str]:
     """The page of the amplification is written from its file, and a test of its own holds it to that."""
     page = prose("docs/amplification.md").partition("### One update")[0]
@@ -393,7 +393,7 @@ def norms_on_the_speed_page() -> Iterator[str]:
     yield f"still {written(both)} times as long as LayerNorm"
 
 
-@quotes("docs/lab-book.md")
+@quotes("docs/lab-book/engine.md")
 def gradients_of_several_ranks() -> Iterator[str]:
     table = (ROOT / "docs/ranks.md").read_text().partition("<!-- table")[2].partition("\n\n#")[0]
     largest = max(float(x) for x in re.findall(r"(\d\.\de-\d\d), \d", table))

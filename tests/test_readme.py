@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 import shlex
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from normlab.cli import presets
+from normlab.cli.main import COMMANDS as KNOWN
 from normlab.cli.main import main
 from normlab.config.config import Config
 from normlab.data.builtin import generate
 from normlab.runs import Runs
 
-README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
+HOME = Path(__file__).resolve().parents[1]
+README = (HOME / "README.md").read_text(encoding="utf-8")
+FRONT, _, REFERENCE = README.partition("\n# Reference\n")
 SMALL = (
     "--steps 3 --dim 16 --ffn-dim 32 --heads 2 --encoder-layers 1 --decoder-layers 1 --vocab-size 150 "
     "--validate-every-steps 3 --max-tokens 512 --threads 1"
 )
+SETUP = """
+
+def setup(seed=0):
+    torch.manual_seed(seed)
+    return normlab.Setup(Decoder(), ids, loss=loss, optimizer=lambda m: torch.optim.AdamW(m.parameters()))
+"""
+"""What makes the README's first example a training script of somebody's."""
+LEAK = "triu(2)"
 
 
 def blocks(language: str) -> list[str]:
@@ -30,35 +44,30 @@ COMMANDS = [line for block in blocks("bash") for line in block.splitlines()]
 
 
 @pytest.fixture
-def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with small parallel files of the README's names, made the current one."""
+def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with small texts and a training script of the README's names, made the current one."""
     splits = generate("mixed-de-en", pairs=200, seed=3)
     for name, pairs in (("train", splits.train), ("dev", splits.dev), ("test", splits.test)):
-        for side, lines in (("de", pairs.source), ("en", pairs.target)):
+        for side, lines in (("de", pairs.source), ("en", pairs.target), ("txt", pairs.target)):
             (tmp_path / f"{name}.{side}").write_text(
                 "\n".join(lines if name == "train" else lines[:20]) + "\n"
             )
+    script = blocks("python")[0].partition("report = ")[0].replace(LEAK, "triu(1)")
+    (tmp_path / "train.py").write_text(script + SETUP)
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    yield tmp_path
+    sys.modules.pop("train", None)
 
 
-def test_the_readme_has_commands_and_python():
-    assert {shlex.split(c)[1] for c in COMMANDS} == {
-        "compare",
-        "train",
-        "translate",
-        "score",
-        "runs",
-        "report",
-        "recipes",
-        "check",
-        "trial",
-        "diagnose",
-        "fold",
-        "papers",
-        "reproduce",
-    }
-    assert len(blocks("python")) == 3
+def test_the_front_is_short_and_shows_commands_output_and_pictures():
+    assert len(re.sub(r"```.*?```", "", FRONT, flags=re.DOTALL).split()) <= 500
+    pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", FRONT)
+    assert [(HOME / path).stat().st_size < 150_000 for path in pictures] == [True, True]
+
+
+def test_every_command_is_shown_once_at_least():
+    assert {shlex.split(c)[1] for c in COMMANDS} == {name.split()[0] for name in KNOWN}
+    assert len(blocks("python")) == 5
 
 
 def first_two(words: list[str]) -> list[str]:
@@ -71,14 +80,26 @@ def first_two(words: list[str]) -> list[str]:
     return kept
 
 
+def smaller(words: list[str]) -> list[str]:
+    """The same command at smoke size."""
+    if "train.py:setup" in words:
+        return [
+            *words,
+            *{"trial": ["--steps", "16", "--rates", "1e-3"], "diagnose": ["--preset", "cheap"]}.get(
+                words[0], []
+            ),
+        ]
+    if "--train-text" in words:
+        return [*words, "--plan", "--dim", "16", "--ffn-dim", "32", "--heads", "2", "--block-len", "32"]
+    if words[0] in ("compare", "train", "check", "diagnose") and "RUN" not in words:
+        return [*words, *SMALL.split()]
+    return [*words, *SMALL.split(), "--steps", "16"] if words[0] == "trial" else words
+
+
 def test_every_command_works_in_order(texts: Path, capsys: pytest.CaptureFixture[str]):
     for command in COMMANDS:
-        words = shlex.split(command)[1:]
-        if words[0] in ("compare", "train", "check", "diagnose") and "RUN" not in words:
-            words += SMALL.split()
-        if words[0] == "trial":
-            words += [*SMALL.split(), "--steps", "16"]
-        if words[0] == "compare":
+        words = smaller(shlex.split(command)[1:])
+        if words[0] == "compare" and "--plan" not in words:
             assert main([*words, "--plan"]) == 0, (command, capsys.readouterr().err)
             words = first_two(words)
         if "RUN" in words:
@@ -90,9 +111,22 @@ def test_every_command_works_in_order(texts: Path, capsys: pytest.CaptureFixture
     assert "which differences are real" in (texts / "runs" / "comparison.html").read_text().lower()
 
 
-def test_the_first_example_prints_what_is_shown(capsys: pytest.CaptureFixture[str]):
-    exec(blocks("python")[0], {})  # noqa: S102 (the README's own code)
-    assert capsys.readouterr().out == blocks("text")[0]
+def test_the_examples_of_the_front_run_and_print_what_is_shown(
+    texts: Path, capsys: pytest.CaptureFixture[str]
+):
+    first, watch = re.findall(r"^```python\n(.*?)^```", FRONT, re.DOTALL | re.MULTILINE)
+    known: dict = {}
+    exec(first, known)  # noqa: S102 (the README's own code)
+    shown = blocks("text")[0].replace("…", "...")
+    assert doctest.OutputChecker().check_output(shown, capsys.readouterr().out, doctest.ELLIPSIS)
+    assert (texts / "check.html").exists()
+    exec(watch, known)  # noqa: S102 (the README's own code)
+    assert known["watch"].page.exists()
+
+
+def test_a_result_has_a_page(texts: Path, capsys: pytest.CaptureFixture[str]):
+    exec(blocks("python")[2], {})  # noqa: S102 (the README's own code)
+    assert capsys.readouterr().out == "diagnosis.html True\n"
 
 
 def test_the_python_works(texts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
@@ -105,14 +139,14 @@ def test_the_python_works(texts: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
         return replace(whole, model=model, train=train, data=data, decode=replace(whole.decode, beam=2))
 
     monkeypatch.setattr(presets, "demo", small)
-    exec(blocks("python")[1], {})  # noqa: S102 (the README's own code)
+    exec(blocks("python")[3], {})  # noqa: S102 (the README's own code)
     printed = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in printed[:2]] == ["post", "pre"]
     assert (texts / "runs" / "comparison.html").stat().st_size < 5_000_000
 
 
 def test_the_network_of_ones_own_works(capsys: pytest.CaptureFixture[str]):
-    exec(blocks("python")[2], {})  # noqa: S102 (the README's own code)
+    exec(blocks("python")[4], {})  # noqa: S102 (the README's own code)
     omega, shape = capsys.readouterr().out.splitlines()
     assert omega.startswith("tensor(")
     assert "'5': " in omega

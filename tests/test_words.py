@@ -5,7 +5,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "src" / "normlab"
 HOMES = ("tasks", "papers", "reproduce", "configs")
 EXCEPTIONS = {
-    "cli/score.py": "the command `normlab score` is sacreBLEU at the prompt",
+    "cli/translate.py": "the command `normlab run score` is sacreBLEU at the prompt",
     "training/callbacks/log.py": "a log records the version of the package sacrebleu",
 }
 

@@ -37,7 +37,8 @@ SECONDS = 300
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Add the extension for equations, and a page of the API for each package."""
     config.markdown_extensions.append(Equations())  # pyrefly: ignore
-    (api,) = (item for item in config.nav or [] if "API" in item)
+    (reference,) = (item["Reference"] for item in config.nav or [] if "Reference" in item)
+    (api,) = (item for item in reference if "API" in item)
     api["API"] = ["api/index.md", *(f"api/{name}.md" for name in packages())]
     return config
 
@@ -105,9 +106,9 @@ def generated() -> Iterator[tuple[str, str | bytes]]:
 
 def linked_files() -> list[Path]:
     """Tables of results that the documentation links to."""
-    texts = [path.read_text(encoding="utf-8") for path in (HOME / "docs").glob("*.md")]
-    links = {link for text in texts for _, link, _ in LINK.findall(text)}
-    found = {(HOME / "docs" / link).resolve() for link in links if link.endswith((".json", ".jsonl"))}
+    pages = list((HOME / "docs").rglob("*.md"))
+    links = {(p.parent, link) for p in pages for _, link, _ in LINK.findall(p.read_text(encoding="utf-8"))}
+    found = {(home / link).resolve() for home, link in links if link.endswith((".json", ".jsonl"))}
     return sorted(path for path in found if path.is_file() and not path.is_relative_to(HOME / "docs"))
 
 
@@ -116,7 +117,7 @@ def results_page() -> str:
     comparisons = [path.parent.name for path in sorted((HOME / "results").glob("*/comparison.html"))]
     lines = [f"- [The comparison `{name}`](results/{name}/comparison.html)" for name in comparisons]
     papers = "- [Every table and figure of the papers](results/papers/papers.html), with what was measured"
-    intro = "Pages as `normlab compare` and `normlab reproduce` write them: one file each, with every chart."
+    intro = "Pages of `normlab compare` and `normlab papers reproduce`: one file each, with every chart."
     return "\n".join(["# Pages", "", intro, "", papers, *lines, ""])
 
 

@@ -4,10 +4,10 @@
     python benchmarks/blind/verdicts.py                 # prints the result
 
 The three scripts here were written from the papers and METHODS.md alone, in plain PyTorch, by an author who
-had not read the source. FOLDER holds the runs of ``normlab reproduce``: sizes, rates, steps and prepared text
-come from there; starts, batches, training, measures and intervals are made here, and the command
-``normlab papers`` is asked for its verdicts alone. The seeds are others: what is compared are verdicts and
-intervals, not digits. A claim is decided once and stays as it was, normlab's side included.
+had not read the source. FOLDER holds the runs of ``normlab papers reproduce``: sizes, rates, steps and text
+come from there; starts, batches, training, measures and intervals are made here, and ``normlab papers`` is
+asked for its verdicts alone. The seeds are others: what is compared are verdicts and intervals, not digits.
+A claim is decided once and stays as it was, normlab's side included.
 """
 
 from __future__ import annotations

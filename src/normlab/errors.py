@@ -11,6 +11,11 @@ class UserError(ValueError):
 
     It is raised where a value comes from a person (a flag, a file, an argument). The command line prints its
     sentence alone; any other exception is an error of normlab and is shown with its traceback.
+
+    >>> normlab.resolve("pree", normlab.Config())
+    Traceback (most recent call last):
+    ...
+    normlab.errors.UserError: ...did you mean 'pre'...
     """
 
 

@@ -20,7 +20,7 @@ from normlab.runs.files import read_json, write_json_atomic
 from normlab.runs.manifest import commit, read_state
 
 Damage = Callable[[Path], object]
-TRANSLATE = ["translate", "{run}", "dev_src.txt"]
+TRANSLATE = ["run", "translate", "{run}", "dev_src.txt"]
 
 
 def content(name: str, text: str | bytes) -> Damage:
@@ -269,7 +269,7 @@ DAMAGED: dict[str, tuple[list[str], Damage, str]] = {
         f"{{run}}/last/state.json | progress.step is 5 | 4 steps | {TRAIN_ANEW}",
     ),
     "state whose progress is none": (
-        ["translate", "{run}", "dev_src.txt", "--weights", "last"],
+        ["run", "translate", "{run}", "dev_src.txt", "--weights", "last"],
         without("progress"),
         f"{{run}}/last/state.json | progress | None | {TRAIN_ANEW}",
     ),
@@ -309,7 +309,7 @@ DAMAGED: dict[str, tuple[list[str], Damage, str]] = {
         f"{{run}}/last/state.json | step is missing | {TRAIN_ANEW}",
     ),
     "best weights without a step": (
-        ["translate", "{run}", "dev_src.txt", "--weights", "best"],
+        ["run", "translate", "{run}", "dev_src.txt", "--weights", "best"],
         lambda folder: write_again(folder / "best/state.json", progress={"step": None}),
         f"{{run}}/best/state.json | step is missing | {TRAIN_ANEW}",
     ),
@@ -369,7 +369,7 @@ DAMAGED: dict[str, tuple[list[str], Damage, str]] = {
         "{run}/config.json | unknown | 'modle' | did you mean | 'model'",
     ),
     "metrics of another type in the configuration": (
-        ["report", "{run}"],
+        ["run", "report", "{run}"],
         lambda folder: write_json_atomic(
             folder / "config.json", read_json(folder / "config.json") | {"metrics": "bleu"}
         ),

@@ -74,9 +74,9 @@ def test_standard_output_by_its_name_goes_on_after_what_was_printed(tmp_path):
 def test_a_page_goes_where_it_is_named(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("normlab.report.run.run_page", lambda path: "a page")
     (tmp_path / "page").symlink_to(tmp_path / "there.html")
-    assert main(["report", str(run), "--page", "page"]) == 0
+    assert main(["run", "report", str(run), "--page", "page"]) == 0
     assert (tmp_path / "there.html").read_text() == "a page"
-    assert main(["report", str(run), "--page", os.devnull]) == 0
+    assert main(["run", "report", str(run), "--page", os.devnull]) == 0
     assert Path(os.devnull).is_char_device()
     capsys.readouterr()
 
@@ -95,14 +95,14 @@ def test_no_output_replaces_an_input(run, tmp_path, capsys):
     (tmp_path / "link").symlink_to(tmp_path / "dev_src.txt")
     (tmp_path / "comparison.json").write_text("{}")
     (tmp_path / "p.jsonl").write_text("{}\n")
-    translate, same = ["translate", str(run)], "an input of this command, and its output too"
+    translate, same = ["run", "translate", str(run)], "an input of this command, and its output too"
     for words in (
         [*translate, "dev_tgt.txt", "dev_src.txt", "--output", "dev_src.txt"],
         [*translate, "dev_src.txt", "--output", "link"],
         [*translate, "table.tsv#de", "--output", "table.tsv"],
-        ["report", "comparison.json", "--page", "comparison.json"],
-        ["report", "--runs", ".", "--page", "comparison.json"],
-        ["report", "p.jsonl", "--page", "p.jsonl"],
+        ["run", "report", "comparison.json", "--page", "comparison.json"],
+        ["run", "report", "--runs", ".", "--page", "comparison.json"],
+        ["run", "report", "p.jsonl", "--page", "p.jsonl"],
     ):
         assert not lacking(refused(words, capsys), f"{words[-1]} | {same}")
 
@@ -110,12 +110,12 @@ def test_no_output_replaces_an_input(run, tmp_path, capsys):
 def test_no_output_replaces_standard_input(run, tmp_path, capsys):
     with (tmp_path / "dev_src.txt").open("rb") as text, kept(0):
         os.dup2(text.fileno(), 0)
-        said = refused(["translate", str(run), "--output", "dev_src.txt"], capsys)
+        said = refused(["run", "translate", str(run), "--output", "dev_src.txt"], capsys)
     assert "an input of this command" in said
 
 
 def test_a_page_goes_to_standard_output_by_its_path(run, capsys):
-    said = refused(["report", str(run), "--page", "-"], capsys)
+    said = refused(["run", "report", str(run), "--page", "-"], capsys)
     assert not lacking(said, "'-' | --page /dev/stdout")
 
 
@@ -128,7 +128,7 @@ def test_a_symlink_in_a_run_folder_is_not_followed(run, tmp_path, capsys, name):
     victim.write_text(VICTIM)
     (run / name).unlink(missing_ok=True)
     (run / name).symlink_to(victim.resolve())
-    said = refused(["report", str(run)] if name == "run.html" else GOOD, capsys)
+    said = refused(["run", "report", str(run)] if name == "run.html" else GOOD, capsys)
     assert name in said
     assert victim.read_text() == VICTIM
 
@@ -140,9 +140,9 @@ def test_a_pipe_in_a_run_folder_is_refused_and_holds_up_nobody(run, capsys, name
     (run / name).unlink(missing_ok=True)
     os.mkfifo(run / name)
     shown = name in ("metrics.jsonl", "run.html")
-    command = ["report", str(run)] if shown else ["train", "--config", str(run / "config.json")]
+    command = ["run", "report", str(run)] if shown else ["train", "--config", str(run / "config.json")]
     if name == "scores.json":
-        assert main(["runs"]) == 0
+        assert main(["run", "list"]) == 0
         said = capsys.readouterr().out
     else:
         assert main(command) == 2

@@ -7,6 +7,7 @@ import pytest
 
 import normlab
 from normlab.checks.check import properties
+from normlab.checks.report import Report
 from normlab.testing import assert_step
 
 PAGE = (Path(__file__).parents[2] / "docs" / "check.md").read_text(encoding="utf-8")
@@ -32,7 +33,7 @@ def examples() -> str:
 def test_the_examples_run():
     known: dict = {}
     exec(examples(), known)  # noqa: S102 (the page's own code)
-    assert isinstance(known["report"], normlab.Report)
+    assert isinstance(known["report"], Report)
     known["test_the_step"]()
 
 

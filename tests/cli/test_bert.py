@@ -42,9 +42,9 @@ def test_every_command_copes_with_pre_training_and_fine_tuning(tmp_path, capsys,
     assert "test accuracy " in capsys.readouterr().out
     (folder,) = Runs(tmp_path / "tuned")
     assert folder.config().task == "classification"
-    assert main(["runs", "--runs", "tuned"]) == 0
+    assert main(["run", "list", "--runs", "tuned"]) == 0
     for run in (pretrained, folder):
-        assert main(["report", str(run.path)]) == 0
+        assert main(["run", "report", str(run.path)]) == 0
         assert "On the test text" in (run.path / "run.html").read_text()
 
     again = ["compare", *learn[1:], "--recipes", "pre", "post", "--lrs", "1e-3", "--seeds", "2"]

@@ -107,7 +107,7 @@ def test_files_for_programs_name_the_failure_and_the_line_of_its_class(here, cap
     assert stored["failures"][0]["property"] == "causality"
     assert set(stored["parameters"]) > {"head.weight", "blocks.0.maps.weight"}
     page = Path("page.html").read_text()
-    assert "causality fails at blocks.0" in page
+    assert "Causality fails at blocks.0" in page
     assert "train_of_this_test.py:leaky" in page
     suite = ElementTree.parse("found.xml").getroot()[0]
     assert int(suite.get("failures")) >= 1

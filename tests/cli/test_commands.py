@@ -11,8 +11,11 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from normlab.cli import show, terminal
+from normlab.cli import terminal
+from normlab.cli.compare import print_comparison
 from normlab.cli.main import main
+from normlab.cli.progress import progress as show_progress
+from normlab.cli.run import print_run, print_runs
 from normlab.comparison.result import Comparison, Difference, Interval, RecipeResult, Trial
 from normlab.config.config import Config, OptimConfig
 from normlab.config.io import to_json
@@ -152,7 +155,7 @@ def test_results_of_a_comparison_never_hang_on_its_page(stand_in, tmp_path, caps
     assert main(["compare", "--out", str(tmp_path), "--precision", "fp32"]) == 0
     printed = capsys.readouterr()
     assert "page:" not in printed.out
-    for fact in ("warning", "no room", f"normlab report {tmp_path}/comparison.json"):
+    for fact in ("warning", "no room", f"normlab run report {tmp_path}/comparison.json"):
         assert fact in printed.err
 
 
@@ -201,7 +204,7 @@ def test_runs_says_which_are_stale(run, capsys):
     file = run.path / "config.json"
     content = json.loads(file.read_text())
     file.write_text(json.dumps(content | {"id": "older"}))
-    assert main(["runs", "--runs", str(run.path.parent)]) == 0
+    assert main(["run", "list", "--runs", str(run.path.parent)]) == 0
     printed = capsys.readouterr().out
     assert "trained, stale" in printed
     assert "stale: made by older code" in printed
@@ -212,7 +215,7 @@ def test_a_narrow_terminal_cuts_nothing_off(width, capsys, monkeypatch):
     name = "enc:post/dec:pre+fixnorm+scalenorm"
     result = replace(COMPARISON, recipes=(*COMPARISON.recipes, recipe(name, 29.0)), differences=(), failed=())
     monkeypatch.setattr(terminal, "console", lambda: Console(width=width))
-    show.comparison(result)
+    print_comparison(result)
     printed = capsys.readouterr().out
     assert "…" not in printed
     names = "".join(line.partition(" ")[0] for line in printed.splitlines())
@@ -226,7 +229,7 @@ def test_a_narrow_terminal_cuts_nothing_off(width, capsys, monkeypatch):
 
 def test_a_narrow_terminal_keeps_every_score_of_the_runs(run, capsys, monkeypatch):
     monkeypatch.setattr(terminal, "console", lambda: Console(width=45))
-    show.runs(Runs(run.path.parent))
+    print_runs(Runs(run.path.parent))
     printed = capsys.readouterr().out
     assert all(word in printed for word in ("abc123", "pre", "2e-3", "trained", "30.5"))
     assert "time" not in printed
@@ -235,7 +238,7 @@ def test_a_narrow_terminal_keeps_every_score_of_the_runs(run, capsys, monkeypatc
 def test_runs_lists_good_and_damaged_folders(run, capsys):
     damaged = RunFolder.create(run.path.parent / "zzz", Config())
     (damaged.path / "config.json").write_text("{")
-    assert main(["runs", "--runs", str(run.path.parent)]) == 0
+    assert main(["run", "list", "--runs", str(run.path.parent)]) == 0
     first, second = capsys.readouterr().out.splitlines()[1:3]
     assert first.split() == [
         "abc123",
@@ -262,7 +265,7 @@ EVIL = "\x1b]0;renamed\x07\x9b31m"
 def test_runs_names_the_run_whose_scores_are_damaged(run, capsys, scores):
     other = RunFolder.create(run.path.parent / "zzz", Config(), Translation.metrics)
     other.scores.write_text(scores)
-    assert main(["runs", "--runs", str(run.path.parent)]) == 0
+    assert main(["run", "list", "--runs", str(run.path.parent)]) == 0
     _, first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("abc123")
     assert second.startswith("zzz")
@@ -277,10 +280,10 @@ def test_names_and_texts_of_a_run_do_nothing_to_the_terminal(run, capsys, monkey
     config = json.loads((folder.path / "config.json").read_text())
     config["config"] |= {"recipe": f"pre{EVIL}", "forced": EVIL}
     write_json_atomic(folder.path / "config.json", config)
-    assert main(["runs", "--runs", str(run.path.parent)]) == 0
-    show.run(folder)
-    assert main(["report", EVIL, "--runs", str(run.path.parent)]) == 2
-    with show.progress() as progress:
+    assert main(["run", "list", "--runs", str(run.path.parent)]) == 0
+    print_run(folder)
+    assert main(["run", "report", EVIL, "--runs", str(run.path.parent)]) == 2
+    with show_progress() as progress:
         progress.watch([folder])
     said = "".join(capsys.readouterr())
     assert said.count(r"\x1b]0;renamed") >= 5
@@ -292,13 +295,13 @@ def test_runs_names_the_host_that_a_run_is_on(run, capsys):
     run.set_status(Status("running", step=5))
     for said, state in (("far-away 77", "running on far-away"), ("", "interrupted")):
         (run.path / "lock").write_text(said)
-        show.runs(Runs(run.path.parent))
+        print_runs(Runs(run.path.parent))
         printed = capsys.readouterr().out
         assert (state in printed, "running" in printed) == (True, bool(said))
 
 
 def test_runs_of_an_empty_folder_says_what_to_type(tmp_path, capsys):
-    assert main(["runs", "--runs", str(tmp_path)]) == 0
+    assert main(["run", "list", "--runs", str(tmp_path)]) == 0
     assert "normlab train" in capsys.readouterr().out
 
 
@@ -307,34 +310,34 @@ class TestReport:
         drawn = []
         stand_in("normlab.report.compare", write_compare_page=lambda *given: drawn.append(given) or given[2])
         (tmp_path / "comparison.json").write_text(to_json(COMPARISON))
-        assert main(["report", "--runs", str(tmp_path)]) == 0
+        assert main(["run", "report", "--runs", str(tmp_path)]) == 0
         assert drawn == [(COMPARISON, tmp_path, tmp_path / "comparison.html")]
-        assert main(["report", str(tmp_path / "comparison.json"), "--page", "x.html"]) == 0
+        assert main(["run", "report", str(tmp_path / "comparison.json"), "--page", "x.html"]) == 0
         assert drawn[1] == (COMPARISON, tmp_path, Path("x.html"))
         assert "page: x.html" in capsys.readouterr().out
 
     def test_a_comparison_that_is_none_is_named(self, tmp_path, capsys):
         for content in ("", "{}", "[]"):
             (tmp_path / "comparison.json").write_text(content)
-            assert main(["report", "--runs", str(tmp_path)]) == 2
+            assert main(["run", "report", "--runs", str(tmp_path)]) == 2
             assert f"{tmp_path}/comparison.json" in capsys.readouterr().err
 
     def test_a_single_run_has_a_page(self, stand_in, run):
         stand_in("normlab.report.run", run_page=lambda folder: f"<p>{folder.name}</p>")
-        assert main(["report", "abc", "--runs", str(run.path.parent)]) == 0
+        assert main(["run", "report", "abc", "--runs", str(run.path.parent)]) == 0
         assert (run.path / "run.html").read_text() == "<p>abc123</p>"
 
 
 def test_what_was_forced_is_marked_and_said(run, tmp_path, capsys):
     forced = Config(recipe="deepnorm+smallinit", forced="it is a gain on Xavier")
     RunFolder.create(run.path.parent / "def456", forced)
-    assert main(["runs", "--runs", str(run.path.parent)]) == 0
+    assert main(["run", "list", "--runs", str(run.path.parent)]) == 0
     printed = capsys.readouterr().out
     assert "trained, forced" not in printed
     assert "waiting, forced" in printed
     assert "forced: deepnorm+smallinit: it is a gain on Xavier" in printed
     marked = replace(recipe("mix", 29.0), forced="nobody defines it")
-    show.comparison(replace(COMPARISON, recipes=(*COMPARISON.recipes, marked)))
+    print_comparison(replace(COMPARISON, recipes=(*COMPARISON.recipes, marked)))
     printed = capsys.readouterr().out
     assert "mix (forced)" in printed
     assert printed.count("(forced)") == 1

@@ -45,13 +45,13 @@ def test_compare_then_every_other_command(tmp_path):
     assert {f.path: (f.path / "metrics.jsonl").stat().st_mtime_ns for f in folders} == written
 
     run = folders[0].path.name
-    listed = normlab("runs", cwd=tmp_path)
+    listed = normlab("run", "list", cwd=tmp_path)
     assert listed.stdout.count("30/30") == len(folders)
     text = "seven\ntwo hundred and three\n"
-    translated = normlab("translate", run, "--beam", "2", cwd=tmp_path, input=text)
+    translated = normlab("run", "translate", run, "--beam", "2", cwd=tmp_path, input=text)
     assert translated.returncode == 0, translated.stderr
     assert translated.stdout.count("\n") == 2
-    assert normlab("report", run, cwd=tmp_path).stdout == f"page: runs/{run}/run.html\n"
+    assert normlab("run", "report", run, cwd=tmp_path).stdout == f"page: runs/{run}/run.html\n"
     replay = normlab("train", "--config", f"runs/{run}/config.json", "--out", "elsewhere", cwd=tmp_path)
     assert replay.returncode == 0, replay.stderr
     repeated = tmp_path / "elsewhere" / run / "test.hyp.txt"

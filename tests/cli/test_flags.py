@@ -6,10 +6,12 @@ from typing import Literal, get_type_hints
 import pytest
 import tyro
 
-from normlab.cli.commands import COMMANDS, Compare, RequestFlags, Train
-from normlab.cli.common import config_name, flag
-from normlab.cli.flags import ConfigFlags, flags_of, load
+from normlab.cli.compare import Compare, RequestFlags
+from normlab.cli.main import COMMANDS
+from normlab.cli.main import load as load_command
+from normlab.cli.options import ConfigFlags, config_name, flags_of, load, typed_value
 from normlab.cli.presets import CONFIGS
+from normlab.cli.train import Train
 from normlab.cli.translate import DecodeFlags
 from normlab.config.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
 from normlab.config.fields import no_flag
@@ -36,10 +38,10 @@ EXAMINED = "source blocks branches recipe lr seed config tokens out runs as_json
 OWN = {
     "compare": "asked config plan imports",
     "train": "recipe lr seed out config init_from force imports",
-    "translate": ("run_folder files weights step threads output n_best typed prefix runs imports"),
-    "score": "hypotheses references tokenised target_lang against",
-    "runs": "runs",
-    "report": "of page runs",
+    "run translate": ("run_folder files weights step threads output n_best typed prefix runs imports"),
+    "run score": "hypotheses references tokenised target_lang against",
+    "run list": "runs",
+    "run report": "of page runs",
     "diagnose": f"{EXAMINED} preset checkpoints step flight fail_on",
     "check": (
         "source recipe lr seed budget_s declared baseline checkpoints step trust_remote_code config tokens "
@@ -47,9 +49,10 @@ OWN = {
     ),
     "trial": "source recipe lr seed budget rates change folder config out as_json runs force imports",
     "recipes": "names axis config force imports",
-    "papers": "names as_json scale runs imports",
-    "fold": "run_folder out weights max_positions runs imports",
-    "reproduce": "names runs data jobs on scale device budget without again imports",
+    "papers list": "names as_json scale runs imports",
+    "papers show": "names as_json scale runs imports",
+    "run fold": "run_folder out weights max_positions runs imports",
+    "papers reproduce": "names runs data jobs on scale device budget without again imports",
 }
 """A flag is a promise: think before adding one. A configuration or a recipe may be the better place."""
 
@@ -66,7 +69,10 @@ def test_the_set_of_flags_is_frozen():
     sections = {name: set(vars(section)) for name, section in vars(ConfigFlags.of(Config())).items()}
     frozen = {"data": DATA, "model": MODEL, "optim": OPTIM, "train": TRAIN, "machine": MACHINE}
     assert sections == {name: set(words.split()) for name, words in frozen.items()}
-    own = {name: set(names(kind).split()) - {"flags"} for name, kind in COMMANDS.items()}
+    own = {
+        name: set(names(kind).split()) - {"flags"}
+        for name, kind in zip(COMMANDS, map(load_command, COMMANDS), strict=True)
+    }
     assert own == {name: set(words.split()) for name, words in OWN.items()}
     assert set(names(RequestFlags).split()) == set(REQUEST.split())
     assert set(names(DecodeFlags).split()) == set(DECODE.split())
@@ -126,7 +132,7 @@ def test_which_configuration_gives_the_defaults(args, name):
 
 
 def test_the_last_of_equal_flags_counts():
-    assert flag(["--config", "demo", "--config=text"], "--config") == "text"
+    assert typed_value(["--config", "demo", "--config=text"], "--config") == "text"
 
 
 def test_a_run_is_repeated_from_its_file_exactly(tmp_path):

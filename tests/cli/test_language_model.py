@@ -30,15 +30,15 @@ def test_every_command_copes_with_a_language_model(tmp_path, capsys, monkeypatch
     assert (tmp_path / "again" / folder.path.name / "scores.json").read_bytes() == folder.scores.read_bytes()
     capsys.readouterr()
 
-    assert main(["runs"]) == 0
+    assert main(["run", "list"]) == 0
     assert capsys.readouterr().out.splitlines()[1].count("bits per byte ") == 2
-    assert main(["report", folder.path.name]) == 0
+    assert main(["run", "report", folder.path.name]) == 0
     page = (folder.path / "run.html").read_text()
     assert "Dev bits per byte" in page
     assert "On the test text" in page
     assert "BLEU" not in page.partition("<main>")[2].partition('<section id="run-')[0]
 
-    assert main(["translate", folder.path.name, text.test_text]) == 2
+    assert main(["run", "translate", folder.path.name, text.test_text]) == 2
     assert "translates nothing" in capsys.readouterr().err
     assert main(["train", *given, "--config", "demo"]) == 2
     assert "--train-text is for the task bert_pretraining or language_model" in capsys.readouterr().err

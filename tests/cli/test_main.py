@@ -1,13 +1,15 @@
 """The prompt itself: help without torch, sentences instead of tracebacks, exit codes."""
 
 import errno
+import re
 import subprocess
 import sys
 
 import pytest
 
-from normlab.cli import commands, failures
-from normlab.cli.main import main
+from normlab.cli import errors
+from normlab.cli.main import COMMANDS, MOVED, OVERVIEW, load, main
+from normlab.cli.recipes import Recipes
 
 
 @pytest.mark.parametrize(
@@ -18,10 +20,10 @@ from normlab.cli.main import main
         (["compare", "--config", "missing/config.json"], "there is no file missing/config.json"),
         (["compare", "--lrs"], "at least one of lrs, got none"),
         (["compare", "--seeds", "0"], "seeds must be at least 1, got 0"),
-        (["translate", "abc", "--runs", "nowhere"], "no runs in nowhere; make one: normlab train"),
-        (["score", "missing.txt", "missing.txt"], "missing.txt"),
+        (["run", "translate", "abc", "--runs", "nowhere"], "no runs in nowhere; make one: normlab train"),
+        (["run", "score", "missing.txt", "missing.txt"], "missing.txt"),
         (
-            ["report", "--runs", "nowhere"],
+            ["run", "report", "--runs", "nowhere"],
             "no comparison in nowhere/comparison.json; make one: normlab compare",
         ),
     ],
@@ -36,7 +38,9 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(args, sentence, capsys, monke
     assert sentence in said.err
 
 
-@pytest.mark.parametrize("args", [["compare", "--precision", "fp8"], ["train", "--no-such"], ["score"]])
+@pytest.mark.parametrize(
+    "args", [["compare", "--precision", "fp8"], ["train", "--no-such"], ["run", "score"]]
+)
 def test_a_mistake_that_the_parser_sees_exits_with_2(args, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(args)
@@ -67,7 +71,7 @@ def test_what_stops_a_command_is_said(error, code, sentence, capsys, monkeypatch
     def fail(self):
         raise error
 
-    monkeypatch.setattr(commands.Recipes, "run", fail)
+    monkeypatch.setattr(Recipes, "run", fail)
     assert main(["recipes"]) == code
     assert sentence in capsys.readouterr().err
 
@@ -90,7 +94,7 @@ def test_what_stops_a_command_is_said(error, code, sentence, capsys, monkeypatch
     ("command", "flag"), [("translate", "--beam"), ("train", "--max-tokens"), ("diagnose", "--tokens")]
 )
 def test_too_little_memory_is_said_with_what_to_lower(error, amount, command, flag, capsys):
-    assert failures.tell(error, [command]) == failures.USAGE_ERROR
+    assert errors.report(error, [command]) == errors.USAGE_ERROR
     said = capsys.readouterr().err
     assert "Traceback" not in said
     assert {"memory", amount, flag} <= {part for part in ("memory", amount, flag) if part in said}
@@ -99,7 +103,7 @@ def test_too_little_memory_is_said_with_what_to_lower(error, amount, command, fl
 def test_a_missing_folder_is_named_and_one_that_is_there_is_not_made(tmp_path, capsys, monkeypatch):
     def said(path):
         error = FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
-        assert failures.tell(error, ["train"]) == failures.USAGE_ERROR
+        assert errors.report(error, ["train"]) == errors.USAGE_ERROR
         return capsys.readouterr().err
 
     assert f"mkdir -p {tmp_path}/a\n" in said(tmp_path / "a" / "b")
@@ -112,24 +116,24 @@ def test_a_missing_folder_is_named_and_one_that_is_there_is_not_made(tmp_path, c
 
 
 def test_another_error_of_torch_is_not_one_of_memory(capsys):
-    assert failures.tell(RuntimeError("size mismatch"), ["train"]) == failures.BUG
+    assert errors.report(RuntimeError("size mismatch"), ["train"]) == errors.BUG
     assert "Traceback" not in capsys.readouterr().out
 
 
 def test_what_is_not_utf8_is_refused(capsys):
     """As Python has the bytes of an argument that UTF-8 does not know."""
-    assert main(["translate", "abc", "--prefix", "\udce4"]) == 2
+    assert main(["run", "translate", "abc", "--prefix", "\udce4"]) == 2
     said = capsys.readouterr().err
     assert "'\\udce4' is not UTF-8" in said
 
 
-@pytest.mark.parametrize("command", [commands.Compare, commands.Train])
-def test_only_what_trains_goes_on_where_it_was_stopped(command, capsys, monkeypatch):
+@pytest.mark.parametrize("name", ["compare", "train"])
+def test_only_what_trains_goes_on_where_it_was_stopped(name, capsys, monkeypatch):
     def stop(self):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "run", stop)
-    assert main([command.__name__.lower()]) == 130
+    monkeypatch.setattr(load(name), "run", stop)
+    assert main([name, "--config", "demo"]) == 130
     assert "the same command continues it" in capsys.readouterr().err
 
 
@@ -146,14 +150,37 @@ def test_a_reader_that_stops_early_is_no_error():
 
 def test_the_overview_names_every_command(capsys):
     assert main([]) == 0
-    words = capsys.readouterr().out.split()
-    assert set(commands.COMMANDS) <= set(words)
+    assert capsys.readouterr().out.rstrip() == OVERVIEW
+    words = re.split(r"[^a-z]+", OVERVIEW)
+    assert {word for name in COMMANDS for word in name.split()} <= set(words)
+    assert len(re.findall(r"^  [a-z]+ ", OVERVIEW, re.MULTILINE)) == 8
+
+
+@pytest.mark.parametrize("old", MOVED)
+def test_an_old_name_says_in_one_line_what_to_type_now(old, capsys):
+    assert main([old, "a b", "--runs", "kept"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert err.endswith(f"type: normlab {MOVED[old]} 'a b' --runs kept\n")
+    assert MOVED[old] in COMMANDS
+
+
+@pytest.mark.parametrize(
+    "name", ["check", "trial", "diagnose", "train", "compare", "run", "papers reproduce"]
+)
+def test_a_bare_command_says_what_to_type_and_does_nothing(name, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(name.split()) == 2
+    said = capsys.readouterr()
+    assert f"normlab {name} " in said.err
+    assert said.out == ""
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_every_command_has_help(capsys):
-    for name in commands.COMMANDS:
+    for name in COMMANDS:
         with pytest.raises(SystemExit) as stopped:
-            main([name, "--help"])
+            main([*name.split(), "--help"])
         assert stopped.value.code == 0
         assert f"usage: normlab {name}" in capsys.readouterr().out
 

@@ -65,7 +65,7 @@ def test_a_paper_of_ones_own_is_listed_measured_and_drawn(here):
     shown = normlab("papers", "doe2026.lemma1", *OWN, cwd=here).stdout
     assert shown.startswith("doe2026.lemma1: not run")
     command = shown.splitlines()[-1]
-    assert command == "normlab reproduce doe2026.lemma1 --import own.doe"
+    assert command == "normlab papers reproduce doe2026.lemma1 --import own.doe"
 
     measured = normlab(*command.split()[1:], cwd=here)
     assert measured.returncode == 0, measured.stderr
@@ -81,7 +81,7 @@ def test_a_paper_of_ones_own_is_listed_measured_and_drawn(here):
 @pytest.mark.slow
 def test_it_is_measured_beside_others_in_processes_of_their_own(here):
     names = ["doe2026", "apx.blocks", "liu2020.parameters"]
-    measured = normlab("reproduce", *names, "--again", "--jobs", "2", *OWN, cwd=here)
+    measured = normlab("papers", "reproduce", *names, "--again", "--jobs", "2", *OWN, cwd=here)
     assert measured.returncode == 0, measured.stderr
     assert {path.stem for path in (here / "runs" / "papers").glob("*.json")} == {
         "doe2026.lemma1",
@@ -92,6 +92,6 @@ def test_it_is_measured_beside_others_in_processes_of_their_own(here):
 
 def test_a_name_that_is_taken_is_refused(here):
     (here / "own" / "doe.py").write_text(MODULE.replace("doe2026.lemma1", "xiong2020.lemma1"))
-    refused = normlab("reproduce", "doe2026", "--jobs", "1", *OWN, cwd=here)
+    refused = normlab("papers", "reproduce", "doe2026", "--jobs", "1", *OWN, cwd=here)
     assert refused.returncode != 0
     assert "'xiong2020.lemma1'" in refused.stderr

@@ -112,9 +112,9 @@ def test_a_placement_of_ones_own_is_listed_trained_and_searched(here):
     assert all(abs(w[:2] - 0.5).max() > 1e-4 for w in lanes), "the placement's own parameter is trained"
 
     run = folder.path.name
-    assert run in normlab("runs", cwd=here).stdout
-    assert normlab("report", run, cwd=here).returncode == 0, "showing a run needs no code of its own"
-    translate = ["translate", run, "--beam", "3"]
+    assert run in normlab("run", "list", cwd=here).stdout
+    assert normlab("run", "report", run, cwd=here).returncode == 0, "showing a run needs no code of its own"
+    translate = ["run", "translate", run, "--beam", "3"]
     unknown = normlab(*translate, cwd=here, input=TEXT)
     assert unknown.returncode == 2
     assert "unknown placement 'twolanes'" in unknown.stderr

@@ -237,10 +237,10 @@ def test_a_task_of_ones_own_is_trained_resumed_listed_reported_and_diagnosed(her
     assert rows(again) == rows(folder)
 
     run = folder.path.name
-    listed = normlab("runs", cwd=here).stdout
+    listed = normlab("run", "list", cwd=here).stdout
     assert run in listed
     assert "accuracy" in listed
-    assert normlab("report", run, cwd=here).returncode == 0, "showing a run needs no code of its own"
+    assert normlab("run", "report", run, cwd=here).returncode == 0, "showing a run needs no code of its own"
     page = (folder.path / "run.html").read_text()
     assert "Dev accuracy" in page
     assert "NLL, nats per row" in page
@@ -277,7 +277,7 @@ def test_a_task_of_ones_own_is_compared_in_worker_processes(here):
     page = (here / "runs" / "comparison.html").read_text()
     assert "Which differences are real?" in page
     assert "Test accuracy" in page
-    assert normlab("report", cwd=here).returncode == 0
+    assert normlab("run", "report", cwd=here).returncode == 0
 
     run = comparison.recipes[0].runs[0]
     (line,) = {line for line in shown(page) if run in line}

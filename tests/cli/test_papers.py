@@ -1,4 +1,4 @@
-"""``normlab papers`` and ``normlab reproduce`` as they are typed; what measures is a stand-in here."""
+"""``normlab papers`` and ``normlab papers reproduce`` as they are typed; what measures is a stand-in here."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_one_is_shown_whole(measured, capsys, tmp_path):
     assert "the exponent of Post-LN: 1.01 [0.95, 1.07], allowed 0.9 to 1.1; published 1" in said
     assert "Sections 3 & 5 exchange their numbers." in said
     assert "cell 11" in said
-    assert said.endswith("normlab reproduce example.change\n")
+    assert said.endswith("normlab papers reproduce example.change\n")
 
 
 def test_json_says_everything(measured, capsys, tmp_path):
@@ -133,7 +133,7 @@ def test_an_earlier_version_is_shown_with_its_verdicts_wherever_the_new_one_is(
     second = replace(changed(PLAIN), version=2, date="2002-02-02", reason="The bound was ours.")
     monkeypatch.setitem(registry.ARTEFACTS, PLAIN.id, second)
     write_reproduction(replace(found(), fingerprint=second.fingerprint()), tmp_path / "runs" / "papers")
-    for command in (["papers", PLAIN.id], ["reproduce", PLAIN.id]):
+    for command in (["papers", PLAIN.id], ["papers", "reproduce", PLAIN.id]):
         assert main(command) == 0
         said = capsys.readouterr().out
         assert "version 2, 2002-02-02: The bound was ours." in said
@@ -156,7 +156,7 @@ def test_a_stale_and_a_damaged_result_say_so(measured, capsys, tmp_path):
 
 
 def test_what_is_measured_is_kept_shown_and_not_measured_twice(measured, capsys, tmp_path):
-    command = ["reproduce", ARTEFACT.id, "--data", "texts"]
+    command = ["papers", "reproduce", ARTEFACT.id, "--data", "texts"]
     assert main(command) == 0
     out, err = capsys.readouterr()
     assert "agrees    the exponent of Post-LN: 1.01 [0.95, 1.07]" in out
@@ -183,7 +183,7 @@ def test_what_is_measured_is_kept_shown_and_not_measured_twice(measured, capsys,
 def test_several_go_on_past_one_that_fails(measured, capsys, monkeypatch):
     monkeypatch.setenv("NORMLAB_DATA", "given")
     with pytest.raises(SystemExit) as stopped:
-        main(["reproduce", FAILING.id, "example"])
+        main(["papers", "reproduce", FAILING.id, "example"])
     assert stopped.value.code == 1
     err = capsys.readouterr().err
     assert "normlab: nothing to measure on\n" in err
@@ -194,36 +194,36 @@ def test_several_go_on_past_one_that_fails(measured, capsys, monkeypatch):
 def test_debugging_shows_where_it_comes_from_and_goes_on(measured, capsys, monkeypatch):
     monkeypatch.setenv("NORMLAB_DEBUG", "1")
     with pytest.raises(SystemExit):
-        main(["reproduce", "example"])
+        main(["papers", "reproduce", "example"])
     assert "Traceback" in capsys.readouterr().err
     assert [id_ for id_, _, _ in measured] == [ARTEFACT.id, FAILING.id]
 
 
 def test_those_without_a_study_are_left_out_of_several_and_refused_alone(measured, capsys):
     with pytest.raises(SystemExit):
-        main(["reproduce", "all"])
+        main(["papers", "reproduce", "all"])
     assert [id_ for id_, _, _ in measured] == [ARTEFACT.id, FAILING.id]
     with pytest.raises(SystemExit):
-        main(["reproduce", BARE.id])
+        main(["papers", "reproduce", BARE.id])
     assert "other.bare has no study yet" in capsys.readouterr().err
-    assert main(["reproduce"]) == 2
-    assert "reproduce wants an artefact, a paper or all; type" in capsys.readouterr().err
-    assert main(["reproduce", "other"]) == 2
+    assert main(["papers", "reproduce"]) == 2
+    assert "name an artefact, a paper or all, as in: normlab papers reproduce" in capsys.readouterr().err
+    assert main(["papers", "reproduce", "other"]) == 2
     assert "no artefact of other has a study yet; these have: example.change" in capsys.readouterr().err
 
 
 def test_a_scale_without_trainings_is_refused(capsys):
-    assert main(["reproduce", "xiong2020.lemma1", "--scale", "paper"]) == 2
+    assert main(["papers", "reproduce", "xiong2020.lemma1", "--scale", "paper"]) == 2
     assert "--scale is paper" in (said := capsys.readouterr().err)
     assert "it has none at all, leave --scale out" in said
-    assert main(["reproduce", "xiong2020.fig2a", "--budget", "soon"]) == 2
+    assert main(["papers", "reproduce", "xiong2020.fig2a", "--budget", "soon"]) == 2
     assert "--budget is a time in hours, minutes or seconds, got 'soon'; type 2h" in capsys.readouterr().err
 
 
 def test_what_the_budget_leaves_is_said_and_measured_by_the_same_command(measured, capsys):
-    main(["reproduce", ARTEFACT.id, "--budget", "0s"])
+    main(["papers", "reproduce", ARTEFACT.id, "--budget", "0s"])
     assert f"the budget is spent; {ARTEFACT.id}: not measured, the same command" in capsys.readouterr().out
-    main(["reproduce", ARTEFACT.id, "--budget", "1h"])
+    main(["papers", "reproduce", ARTEFACT.id, "--budget", "1h"])
     assert "the budget is spent" not in capsys.readouterr().out
     assert [id_ for id_, *_ in measured] == [ARTEFACT.id]
 
@@ -232,7 +232,7 @@ def test_what_rests_on_runs_that_the_budget_leaves_is_left_too(measured, capsys,
     resting = replace(PLAIN, id="example.rests", rests_on=[LARGE.id])
     monkeypatch.setattr(registry, "ARTEFACTS", {a.id: a for a in (LARGE, resting)})
     monkeypatch.setattr(Reproduce, "_train", lambda self, todo, until: [])
-    main(["reproduce", "example", "--budget", "1h"])
+    main(["papers", "reproduce", "example", "--budget", "1h"])
     said = capsys.readouterr()
     assert "the budget is spent; example.rests: not measured, the same command" in said.out
     assert said.err == ""
@@ -248,13 +248,24 @@ def test_results_that_disagree_about_a_run_are_named(measured, capsys, monkeypat
     assert main(["papers"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "example.one and example.two disagree about run 0123abcd4567, bleu: 20.25 and 21.5." in said
-    assert "normlab reproduce example.one example.two --again" in said
+    assert "normlab papers reproduce example.one example.two --again" in said
 
 
 def test_what_is_missing_is_said_once_for_the_artefacts_that_lack_it(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("NORMLAB_DATA", str(tmp_path))
     with pytest.raises(SystemExit):
-        main(["reproduce", "xiong2020.fig2a", "xiong2020.fig6", "--scale", "paper", "--runs", str(tmp_path)])
+        main(
+            [
+                "papers",
+                "reproduce",
+                "xiong2020.fig2a",
+                "xiong2020.fig6",
+                "--scale",
+                "paper",
+                "--runs",
+                str(tmp_path),
+            ]
+        )
     err = capsys.readouterr().err
     assert err.count("iwslt14.de-en lacks train.de") == 1
     assert "normlab: xiong2020.fig2a, xiong2020.fig6: the paper scale trains on IWSLT'14 De-En" in err
@@ -267,7 +278,7 @@ def test_an_accelerator_that_is_not_there_is_refused_before_a_run_begins(
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     trained = replace(LARGE, trainings={"gpu": LARGE.trainings["laptop"]})
     monkeypatch.setitem(registry.ARTEFACTS, LARGE.id, trained)
-    assert main(["reproduce", LARGE.id, "--scale", "gpu", "--runs", str(tmp_path), *given]) == 2
+    assert main(["papers", "reproduce", LARGE.id, "--scale", "gpu", "--runs", str(tmp_path), *given]) == 2
     assert "1 run of the gpu scale would be trained on cuda" in (said := capsys.readouterr().err)
     assert "type --device cpu" in said
     assert not list(tmp_path.glob("*/status.json"))
@@ -281,12 +292,12 @@ def test_a_result_of_another_scale_is_listed_shown_and_named(measured, capsys, m
     said = capsys.readouterr().out
     assert said.startswith("example.large: not run\n")
     assert "The laptop scale: It is small." in said
-    assert "at the gpu scale: normlab papers example.large --scale gpu" in said
+    assert "at the gpu scale: normlab papers show example.large --scale gpu" in said
     assert main(["papers", LARGE.id, "--scale", "gpu"]) == 0
     said = capsys.readouterr().out
     assert said.startswith("example.large: 1 of 5 hold, 2 undecided\n")
     assert "The gpu scale: It is large." in said
-    assert said.endswith("normlab reproduce example.large --scale gpu\n")
+    assert said.endswith("normlab papers reproduce example.large --scale gpu\n")
     assert main(["papers", "--scale", "gpu", "--json"]) == 0
     plain = {one["id"]: one for one in json.loads(capsys.readouterr().out)}
     assert {id_: one["scale"] for id_, one in plain.items()}[LARGE.id] == "gpu"

@@ -1,4 +1,4 @@
-"""``normlab translate``: flags to a decoding, and what is written; the search is a stand-in."""
+"""``normlab run translate``: flags to a decoding, and what is written; the search is a stand-in."""
 
 import os
 
@@ -68,7 +68,7 @@ def reverse(monkeypatch):
 
 def test_standard_input_to_standard_output(run, reverse, standard_input, capsys):
     standard_input("één\r\ntwee\n".encode())
-    assert main(["translate", "abc", "--runs", str(run.path.parent), "--beam", "2"]) == 0
+    assert main(["run", "translate", "abc", "--runs", str(run.path.parent), "--beam", "2"]) == 0
     assert capsys.readouterr().out == "néé\neewt\n"
     assert reverse.decode == DecodeConfig(beam=2)
     assert (reverse.weights, reverse.threads) == ("best", None)
@@ -76,7 +76,7 @@ def test_standard_input_to_standard_output(run, reverse, standard_input, capsys)
 
 def test_threads_are_passed_on(run, reverse, standard_input):
     standard_input(b"ab\n")
-    assert main(["translate", str(run.path), "--threads", "3"]) == 0
+    assert main(["run", "translate", str(run.path), "--threads", "3"]) == 0
     assert reverse.threads == 3
 
 
@@ -84,7 +84,7 @@ def test_files_to_a_file(run, reverse, tmp_path, capsys):
     for name, text in (("a", "ab\ncd\n"), ("b", "ef\n")):
         (tmp_path / name).write_text(text)
     files = [str(tmp_path / name) for name in ("a", "b")]
-    assert main(["translate", str(run.path), *files, "--output", str(tmp_path / "out")]) == 0
+    assert main(["run", "translate", str(run.path), *files, "--output", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out").read_text() == "ba\ndc\nfe\n"
     assert capsys.readouterr().out == ""
     assert reverse.decode == DecodeConfig()
@@ -92,14 +92,14 @@ def test_files_to_a_file(run, reverse, tmp_path, capsys):
 
 def test_nothing_in_gives_nothing_out(run, standard_input, capsys):
     standard_input(b"")
-    assert main(["translate", str(run.path)]) == 0
-    assert main(["translate", str(run.path), "--n-best", "3"]) == 0
+    assert main(["run", "translate", str(run.path)]) == 0
+    assert main(["run", "translate", str(run.path), "--n-best", "3"]) == 0
     assert capsys.readouterr().out == ""
 
 
 def test_text_that_is_not_utf8_is_a_sentence(run, standard_input, capsys):
     standard_input(b"ab\n\xff")
-    assert main(["translate", str(run.path)]) == 2
+    assert main(["run", "translate", str(run.path)]) == 2
     assert "line 2: byte 0xff is not UTF-8" in capsys.readouterr().err
 
 
@@ -113,14 +113,14 @@ def test_text_that_is_not_utf8_is_a_sentence(run, standard_input, capsys):
 )
 def test_a_place_for_no_file_is_told_before_the_work(run, reverse, standard_input, capsys, place, sentence):
     standard_input(b"ab\n")
-    assert main(["translate", str(run.path), "--output", place]) == 2
+    assert main(["run", "translate", str(run.path), "--output", place]) == 2
     assert capsys.readouterr() == ("", f"normlab: {sentence}\n")
     assert reverse.decode is None
 
 
 def test_the_n_best_have_number_score_and_text(run, standard_input, capsys):
     standard_input(b"ab\ncd\n")
-    assert main(["translate", str(run.path), "--n-best", "2", "--prefix", "> "]) == 0
+    assert main(["run", "translate", str(run.path), "--n-best", "2", "--prefix", "> "]) == 0
     assert capsys.readouterr().out == (
         "1\t0.0000\t> ba\n1\t-0.5000\t> baba\n2\t0.0000\t> dc\n2\t-0.5000\t> dcdc\n"
     )
@@ -140,7 +140,7 @@ def test_the_n_best_have_number_score_and_text(run, standard_input, capsys):
 )
 def test_flags_are_the_fields_of_a_decoding(run, reverse, standard_input, typed, expected):
     standard_input(b"ab\n")
-    assert main(["translate", str(run.path), *typed.split()]) == 0
+    assert main(["run", "translate", str(run.path), *typed.split()]) == 0
     assert reverse.decode == expected
 
 
@@ -148,9 +148,9 @@ def test_what_is_not_typed_is_the_runs_own(run, reverse, standard_input):
     own = DecodeConfig(sample=True, top_k=5, temperature=0.5)
     run = made(run.path.parent / "drawing", Config(decode=own))
     standard_input(b"ab\n")
-    assert main(["translate", str(run.path), "--top-k", "0"]) == 0
+    assert main(["run", "translate", str(run.path), "--top-k", "0"]) == 0
     assert reverse.decode == DecodeConfig(sample=True, temperature=0.5)
-    assert main(["translate", str(run.path), "--beam", "2"]) == 0
+    assert main(["run", "translate", str(run.path), "--beam", "2"]) == 0
     assert reverse.decode == DecodeConfig(beam=2), "a beam means a search"
 
 
@@ -195,5 +195,5 @@ NO_BEAM = (
 )
 def test_every_bad_value_gets_a_sentence(run, standard_input, capsys, typed, sentence):
     standard_input(b"ab\n")
-    assert main(["translate", str(run.path), *typed.split()]) == 2
+    assert main(["run", "translate", str(run.path), *typed.split()]) == 2
     assert capsys.readouterr() == ("", f"normlab: {sentence}\n")

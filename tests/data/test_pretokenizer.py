@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from normlab.cli.flags import load as configuration
+from normlab.cli.options import load as configuration
 from normlab.config.config import DataConfig
 from normlab.data.pretokenizer import Moses, PretokenizerChain, primary, split_both
 from normlab.data.sources import open_lines

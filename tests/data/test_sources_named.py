@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from normlab.cli.common import config_name
-from normlab.cli.flags import ConfigFlags, load
+from normlab.cli.options import ConfigFlags, config_name, load
 from normlab.config.config import PARALLEL_TEXTS, DataConfig
 from normlab.data.named import by_name
 from normlab.data.prepare import prepare

@@ -1,4 +1,4 @@
-"""``normlab fold``: a run's plain model in a run folder of its own, and what is refused."""
+"""``normlab run fold``: a run's plain model in a run folder of its own, and what is refused."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_the_command_prints_what_was_measured(run, tmp_path, capsys, monkeypatch
     monkeypatch.chdir(tmp_path)
     folder = shutil.copytree(run.path, tmp_path / "runs" / run.path.name)
     shutil.copytree(run.path.parent / "data", tmp_path / "runs/data")
-    assert main(["fold", run.path.name[:6], "--max-positions", "64"]) == 0
+    assert main(["run", "fold", run.path.name[:6], "--max-positions", "64"]) == 0
     said = capsys.readouterr().out
     plain = RunFolder(folder.with_name(f"plain-{folder.name}"))
     found = from_json(module.Fold, (plain.path / "fold.json").read_text())
@@ -105,8 +105,8 @@ def test_the_command_prints_what_was_measured(run, tmp_path, capsys, monkeypatch
     assert [fact for fact in facts if fact not in said] == []
     assert {run.path.name for run in Runs("runs")} == {folder.name, plain.path.name}
     for command in (
-        ["runs"],
-        ["report", plain.path.name],
+        ["run", "list"],
+        ["run", "report", plain.path.name],
         ["diagnose", plain.path.name, "--preset", "cheap"],
     ):
         assert main(command) == 0, (command, capsys.readouterr().err)
@@ -155,7 +155,7 @@ def test_an_unfinished_run_is_refused(run, tmp_path, state):
 
 
 def test_what_is_no_run_is_refused(tmp_path, capsys):
-    assert main(["fold", "abc", "--runs", str(tmp_path)]) == 2
+    assert main(["run", "fold", "abc", "--runs", str(tmp_path)]) == 2
     assert "no runs in" in capsys.readouterr().err
 
 

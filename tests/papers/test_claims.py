@@ -47,7 +47,7 @@ def test_kept_results_are_of_the_locked_claims():
     others = unlocked(KEPT, locked())
     assert not others, (
         f"the results of {', '.join(others)} in {KEPT} were measured for other claims; measure them anew: "
-        f"normlab reproduce {' '.join(others)}"
+        f"normlab papers reproduce {' '.join(others)}"
     )
 
 

@@ -97,7 +97,7 @@ def test_states_are_counted_in_one_order():
         ("disagrees", 1),
         ("no study yet", 1),
     ]
-    assert command(ARTEFACT) == "normlab reproduce example.change"
+    assert command(ARTEFACT) == "normlab papers reproduce example.change"
 
 
 def test_an_undecided_claim_says_what_it_needs():

@@ -13,7 +13,7 @@ from normlab.comparison.judge import judge
 from normlab.comparison.result import Comparison
 from normlab.report.compare import compare_page, write_compare_page
 from normlab.report.page import LIMIT_BYTES
-from normlab.report.words import slug
+from normlab.report.wording import slug
 from report import example
 
 VOID = {"meta", "link", "br", "hr", "wbr", "line"}

@@ -5,7 +5,7 @@ import shutil
 import polars as pl
 import pytest
 
-from normlab.cli.commands import Report
+from normlab.cli.run import Report
 from normlab.config.config import Config
 from normlab.errors import UserError
 from normlab.report.charts.probes import by_depth

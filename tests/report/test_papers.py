@@ -58,7 +58,7 @@ def test_results_at_other_scales_have_a_table_of_their_own(tmp_path):
     page = write_reproduction_page(one, tmp_path)
     assert page.name == "example.change@gpu.html"
     assert "It is large." in (html := page.read_text(encoding="utf-8"))
-    assert "normlab reproduce example.change --scale gpu" in html
+    assert "normlab papers reproduce example.change --scale gpu" in html
     overview = write_papers_page([standing(artefact, [tmp_path])], tmp_path, [one]).read_text(
         encoding="utf-8"
     )

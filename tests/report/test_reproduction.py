@@ -33,7 +33,7 @@ def test_the_page_puts_published_allowed_measured_and_verdict_side_by_side(tmp_p
     assert "R² of a line r squared not run – at least 0.99 0.99" in shown
     assert "Sections 3 & 5 exchange their numbers." in shown
     assert "cell 11 11" in shown
-    assert "normlab reproduce example.change" in shown
+    assert "normlab papers reproduce example.change" in shown
     assert ARTEFACT.fingerprint() in shown
     assert "two cores" in shown
     assert "<b>" not in html[html.index("<main") : html.index("<footer")]
@@ -104,7 +104,7 @@ def test_a_stale_result_says_so():
 
 def test_what_was_not_run_says_how_to():
     shown = text_of(reproduction_page(Standing(ARTEFACT, "not run")))
-    assert "Nothing was measured. To measure it: normlab reproduce example.change" in shown
+    assert "Nothing was measured. To measure it: normlab papers reproduce example.change" in shown
     bare = replace(ARTEFACT, study=None, claims=(), drawings=())
     assert "No study decides it yet." in text_of(reproduction_page(Standing(bare, "no study yet")))
     damaged = reproduction_page(Standing(ARTEFACT, "damaged", trouble="x.json is torn"))

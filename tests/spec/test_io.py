@@ -34,6 +34,8 @@ from normlab.config.metric import NLL, Metric
 from normlab.config.model import ModelConfig
 from normlab.config.outcome import Outcome
 from normlab.errors import UserError
+from normlab.report.compare import write_compare_page
+from normlab.report.diagnosis import write_diagnosis
 from normlab.training.translate import n_best
 from normlab.watching.watch import Watch
 
@@ -90,8 +92,8 @@ WRONG: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], tuple[str
     (normlab.translate, (None, ["a"]), {}, ("run", "path", "None")),
     (n_best, ("run", ["a"], "3"), {}, ("count", "whole number", "'3'")),
     (normlab.load_plugins, (["os"],), {}, ("names[0]", "text")),
-    (normlab.write_compare_page, ("c.json", "runs", "c.html"), {}, ("comparison", "Comparison", "'c.json'")),
-    (normlab.write_diagnosis, ("d.json", "."), {}, ("diagnosis", "object", "'d.json'")),
+    (write_compare_page, ("c.json", "runs", "c.html"), {}, ("comparison", "Comparison", "'c.json'")),
+    (write_diagnosis, ("d.json", "."), {}, ("diagnosis", "object", "'d.json'")),
     (normlab.diagnose, ("model", BATCH), {}, ("model", "Module", "'model'")),
     (normlab.diagnose, (nn.Linear, BATCH), {}, ("model", "Module", "Linear")),
     (normlab.diagnose, (MODEL, BATCH), {"loss": 3}, ("loss", "function", "3")),

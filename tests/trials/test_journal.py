@@ -18,17 +18,18 @@ from torch.optim import SGD, AdamW
 
 import normlab
 from normlab.errors import UserError
+from normlab.trials.trials import Trials
 from trials.tiny import Text, setup, stepped
 
 ROOT = Path(__file__).parents[2]
 
 
-def answer(folder: Path | None = None, **words: Any) -> normlab.Trials:
+def answer(folder: Path | None = None, **words: Any) -> Trials:
     given = words.pop("given", None) or setup(0.02, dropout=0.1)
     return normlab.trial(given, folder=folder, **{"steps": 16, **words})
 
 
-def tried(trials: normlab.Trials) -> list[Any]:
+def tried(trials: Trials) -> list[Any]:
     return [(t.rate, t.losses, t.stopped) for t in trials.tried]
 
 

@@ -42,6 +42,10 @@ def check(
     verdict. The same arguments give the same report.
 
     Raises UserError for a setup that cannot be run: wrong kinds, unknown words, a model that raises.
+
+    >>> report = normlab.check(model, batch, loss=loss, optimizer=optimizer)
+    >>> report.ok, report.page("check.html").name
+    (True, 'check.html')
     """
     given = setup_of("check", model, batch, loss, setup)
     if isinstance(budget_s, bool) or not isinstance(budget_s, (int, float)) or not budget_s > 0:

@@ -1,19 +1,91 @@
-"""``normlab COMMAND ...``: parse the arguments of one command and run it."""
+"""``normlab COMMAND ...``: find one command, parse its arguments and run it."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Any
+from importlib import import_module
+from typing import Any, Final, Protocol
 
-from normlab.cli import failures, streams
+from normlab.cli import errors, streams
 from normlab.errors import UserError, nearest
 
-INTERRUPTED = 130
-SPREAD = ("train",)
+INTERRUPTED: Final = 130
+SPREAD: Final = ("train",)
 """Commands whose work the processes of torchrun share."""
+COMMANDS: Final = {
+    "check": "check:Check",
+    "trial": "trial:Trial",
+    "diagnose": "diagnose:Diagnose",
+    "train": "train:Train",
+    "compare": "compare:Compare",
+    "run list": "run:List",
+    "run report": "run:Report",
+    "run translate": "translate:Translate",
+    "run score": "translate:Score",
+    "run fold": "run:Fold",
+    "recipes": "recipes:Recipes",
+    "papers list": "papers:Papers",
+    "papers show": "papers:Papers",
+    "papers reproduce": "reproduce:Reproduce",
+}
+"""Name to the module and class that hold it, which are imported when the command is typed."""
+MOVED: Final = {
+    "runs": "run list",
+    "list": "run list",
+    "report": "run report",
+    "translate": "run translate",
+    "score": "run score",
+    "fold": "run fold",
+    "reproduce": "papers reproduce",
+    "show": "papers show",
+    "preflight": "check",
+    "forecast": "trial",
+    "advise": "trial",
+}
+"""Names of earlier versions, and what they are called now."""
+OVERVIEW: Final = """Check a Transformer before you spend GPU hours on it; train and compare recipes.
+
+usage: normlab COMMAND [options]
+
+Before training
+  check      Is one training step what you think it is?
+  trial      Which learning rates train?
+  diagnose   How do signals, gradients and updates behave with depth?
+
+Training
+  train      Train one recipe.
+  compare    Which recipe is better, and by how much?
+  run        What to do with trained models: list, report, translate, score, fold.
+
+Reference
+  recipes    Placements, norms, initialisations and schedules, with equations and sources.
+  papers     What four papers claim and what was measured: list, show, reproduce.
+
+Your own model:  normlab check train.py:setup      Nothing at hand:  normlab compare --config demo
+All options:     normlab COMMAND --help"""
+RUN: Final = """normlab run is for models that were trained. Type one of:
+
+  normlab run list                   every run with its recipe, progress and scores
+  normlab run report RUN             a page about a run, a comparison or somebody else's watch
+  normlab run translate RUN FILE     translate with the weights of a run
+  normlab run score OUTPUT TARGETS   score translations of any origin
+  normlab run fold RUN               rewrite a model exactly as the plainest equal one"""
+
+
+class Command(Protocol):
+    """One command: its fields are its flags.
+
+    One whose flags' defaults depend on the command line has a class method ``defaults(argv)``, which returns
+    the instance that holds them; one that needs arguments has ``WHAT``, which says what to type.
+    """
+
+    def run(self) -> None:
+        """Run the command. Raises UserError or OSError with one sentence for the user."""
+        ...
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,39 +102,46 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except KeyboardInterrupt:
         saved = "; the training is saved, and the same command continues it"
-        failures.write("\nstopped" + (saved if argv[0] in failures.RESUMABLE else ""))
+        errors.write("\nstopped" + (saved if argv[0] in errors.RESUMABLE else ""))
         return INTERRUPTED
     except Exception as error:
-        return failures.tell(error, argv)
+        return errors.report(error, argv)
     return 0
 
 
-def _dispatch(args: Sequence[str]) -> None:
-    from normlab.cli.commands import COMMANDS
+def load(name: str) -> type[Command]:
+    """Import a command by its name."""
+    module, _, kind = COMMANDS[name].partition(":")
+    return getattr(import_module(f"normlab.cli.{module}"), kind)
 
+
+def _dispatch(args: Sequence[str]) -> None:
     if not args or args[0] in ("-h", "--help"):
-        print(_overview())
+        print(OVERVIEW)
         return
     if args[0] in ("-V", "--version"):
         from normlab import __version__
 
         print(f"normlab {__version__}")
         return
-    name, *rest = args
-    if name not in COMMANDS:
-        raise UserError(f"there is no command {name!r}{nearest(name, COMMANDS)}")
+    if args[0] == "run" and args[1:2] in (["-h"], ["--help"]):
+        print(RUN)
+        return
+    name, rest = _named(args)
     if name not in SPREAD and os.environ.get("WORLD_SIZE", "1") != "1":
         raise UserError(
             f"torchrun has started {os.environ['WORLD_SIZE']} processes, but normlab {name} needs just one; "
             f"type it without torchrun, which is for: {', '.join(SPREAD)}"
         )
+    command = load(name)
+    if not rest and (what := getattr(command, "WHAT", "")):
+        raise UserError(what)
     import tyro
 
-    from normlab.cli.common import require_places, require_text
+    from normlab.cli.options import require_places, require_text
 
     require_text(rest)
     require_places(rest)
-    command = COMMANDS[name]
     defaults = getattr(command, "defaults", None)
     options: dict[str, Any] = {"default": defaults(rest)} if defaults else {}
     typed = tyro.cli(command, prog=f"normlab {name}", args=rest, **options)
@@ -73,14 +152,20 @@ def _dispatch(args: Sequence[str]) -> None:
     typed.run()
 
 
-def _overview() -> str:
-    """The list of commands, each with the first sentence of its description."""
-    from normlab.cli.commands import COMMANDS
-
-    lines = [f"  {name:<10} {(kind.__doc__ or '').splitlines()[0]}" for name, kind in COMMANDS.items()]
-    return (
-        "usage: normlab COMMAND [options]\n\n"
-        "Where should a Transformer's normalisation sit? Train the answers and compare them.\n\n"
-        + "\n".join(lines)
-        + "\n\nnormlab COMMAND --help shows a command's options; `normlab compare` alone runs the demo."
-    )
+def _named(args: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """Split what was typed into a command's name and its arguments. Raises UserError for an unknown name."""
+    first, *rest = args
+    if first in COMMANDS:
+        return first, rest
+    if rest and f"{first} {rest[0]}" in COMMANDS:
+        return f"{first} {rest[0]}", rest[1:]
+    if first == "papers":  # bare it lists all of them, with an id it shows one
+        return "papers show", rest
+    if first == "run":
+        members = [name.removeprefix("run ") for name in COMMANDS if name.startswith("run ")]
+        raise UserError(f"there is no run {rest[0]}{nearest(rest[0], members)}" if rest else RUN)
+    if first in MOVED:
+        words = shlex.join(["normlab", *MOVED[first].split(), *rest])
+        raise UserError(f"normlab {first} is normlab {MOVED[first]} now; type: {words}")
+    known = dict.fromkeys(name.split()[0] for name in COMMANDS)
+    raise UserError(f"there is no command {first!r}{nearest(first, known)}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from tyro.conf import Positional, arg
 
-from normlab.cli.common import RUNS, Imports, Switch
+from normlab.cli.options import RUNS, Imports, Switch
 from normlab.papers.results import Standing, at_other_scales, disagreements, folders, standing
 from normlab.papers.trainings import LAPTOP, Scale
 
@@ -157,7 +157,9 @@ def _show_one(standing: Standing, others: Sequence[Standing]) -> None:
     if standing.path is not None:
         terminal.write("", f"result: {standing.path}")
     for other in others:
-        terminal.write("", f"at the {other.scale} scale: normlab papers {artefact.id} --scale {other.scale}")
+        terminal.write(
+            "", f"at the {other.scale} scale: normlab papers show {artefact.id} --scale {other.scale}"
+        )
     terminal.write("", command(artefact, standing.scale) if artefact.study else "No study decides it yet.")
 
 

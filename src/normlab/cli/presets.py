@@ -106,7 +106,7 @@ def bert() -> Config:
     positions show them from the start; with learned or sinusoidal ones it was not out of there after four
     minutes. How soon it is depends on the number of predictions and on the learning rate more than on the
     size of a step: hence short rows, small batches and a rate of 3e-3, while 6e-3 without a warm-up is too
-    much. See docs/lab-book.md.
+    much. See docs/lab-book/comparisons.md.
     """
     from normlab.papers.bases import BERT
 

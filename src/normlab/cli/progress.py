@@ -23,6 +23,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from normlab.cli import terminal
 from normlab.config.config import Config
 from normlab.config.metric import NLL, Metric, deciding
 from normlab.config.outcome import IGNORES_SOURCE
@@ -292,3 +293,8 @@ class Progress:
             return None
         mean = sum(float(v.last["seconds"]) / v.step * v.steps for v in begun) / len(begun)
         return max([(sum(left) + mean * (total - len(begun))) / max(1, self.jobs), *left])
+
+
+def progress(*, jobs: int = 1, expected_runs: int = 0) -> Progress:
+    """Return a progress display on standard error; standard output is for results."""
+    return Progress(terminal.PlainConsole(stderr=True), jobs=jobs, expected_runs=expected_runs)

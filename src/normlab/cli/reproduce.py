@@ -1,4 +1,4 @@
-"""``normlab reproduce``: train and measure what artefacts of the papers claim."""
+"""``normlab papers reproduce``: train and measure what artefacts of the papers claim."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from tyro.conf import Positional, arg
 
-from normlab.cli import failures
-from normlab.cli.common import RUNS, Imports, Switch
+from normlab.cli import errors
+from normlab.cli.options import RUNS, Imports, Switch
 from normlab.cli.papers import print_verdicts, standings_of
 from normlab.config.units import count, seconds_of
 from normlab.errors import SpentError, UserError
@@ -69,9 +69,7 @@ class Reproduce:
         from normlab.training.jobs.place import place
 
         if not self.names:
-            raise UserError(
-                "reproduce wants an artefact, a paper or all; type normlab reproduce liu2020.fig4"
-            )
+            raise UserError("name an artefact, a paper or all, as in: normlab papers reproduce liu2020.fig4")
         if self.data is not None:
             os.environ["NORMLAB_DATA"] = str(self.data.absolute())  # where trainings read it
         place(self.on)  # a wrong name is said before anything is measured
@@ -95,7 +93,7 @@ class Reproduce:
         )
         print(f"all artefacts: {page}")
         if failed:
-            failures.write(f"normlab: {len(failed)} could not be measured: {', '.join(failed)}")
+            errors.write(f"normlab: {len(failed)} could not be measured: {', '.join(failed)}")
             raise SystemExit(FAILED)
 
     def _wanted(self) -> list[Artefact]:
@@ -155,7 +153,7 @@ class Reproduce:
         failed = list(planned.without_text)
         for reason in dict.fromkeys(planned.without_text.values()):
             ids = (id_ for id_, own in planned.without_text.items() if own == reason)
-            failures.write(f"normlab: {', '.join(ids)}: {reason}")
+            errors.write(f"normlab: {', '.join(ids)}: {reason}")
         self._require_device(machine.device, len(planned.todo))
         queue = partial(Queue, jobs=jobs, start=where.start, until=until)
         training = Training(planned, self.runs, jobs, until, _progress, start=where.start)
@@ -169,7 +167,7 @@ class Reproduce:
 
         training.run(ended)
         for run, reason in training.failed.items():
-            failures.write(f"normlab: run {run} could not be trained: {reason}")
+            errors.write(f"normlab: run {run} could not be trained: {reason}")
         for id_ in planned.cells:
             open_ = len(planned.open_runs(id_))
             if open_:
@@ -217,11 +215,11 @@ class Reproduce:
             print(f"{artefact.id}: {spent}; the same command goes on")
             return True
         except Exception as error:  # the artefacts that follow are measured all the same
-            failures.tell(error, ["reproduce", artefact.id])
+            errors.report(error, ["papers", "reproduce", artefact.id])
             return False
         print(f"page: {page}")
         return True
 
 
 def _progress(line: str) -> None:
-    failures.write(f"  {line}")
+    errors.write(f"  {line}")

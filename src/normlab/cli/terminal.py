@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -28,10 +28,10 @@ def write(*things: Table | Text | str) -> None:
         out.print(thing, markup=False, emoji=False, highlight=False, soft_wrap=isinstance(thing, str))
 
 
-def console() -> Console:
-    """Standard output: as wide as a terminal is, and very wide where it is none."""
-    found = PlainConsole()
-    return found if found.is_terminal else PlainConsole(width=1000)
+def console(*, stderr: bool = False) -> Console:
+    """Standard output or error: as wide as a terminal is, and very wide where it is none."""
+    plain = PlainConsole(stderr=stderr)
+    return plain if plain.is_terminal else PlainConsole(stderr=stderr, width=1000)
 
 
 def table(*columns: str) -> Table:
@@ -49,3 +49,16 @@ def table(*columns: str) -> Table:
             overflow="fold",
         )
     return plain
+
+
+def fitted(header: Sequence[str], rows: Sequence[Sequence[str | Text]], spare: Sequence[str]) -> Table:
+    """Build a table that fits the terminal; ``spare`` columns are dropped first, in this order."""
+    out = console()
+    for dropped in range(len(spare) + 1):
+        kept = [i for i, name in enumerate(header) if name not in spare[:dropped]]
+        fitting = table(*(header[i] for i in kept))
+        for row in rows:
+            fitting.add_row(*(row[i] for i in kept))
+        if out.measure(fitting, options=out.options.update(width=1000)).maximum <= out.width:
+            break
+    return fitting

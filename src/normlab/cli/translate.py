@@ -1,17 +1,17 @@
-"""``normlab translate``: translation with the weights of a run."""
+"""``normlab run translate`` and ``score``: text with the weights of a run, and scores of any text."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
-from normlab.cli import failures
-from normlab.cli.common import RUNS, Imports, files_of, lines_of
-from normlab.cli.flags import flags_of
+from normlab.cli import errors
+from normlab.cli.options import RUNS, Imports, Switch, flags_of
 from normlab.config.config import DecodeConfig
 from normlab.config.fields import flag_name
 from normlab.config.units import printable
@@ -103,7 +103,7 @@ class Translate:
         lines = [line for name in self.files or ("-",) for line in lines_of(name)]
         prefixes = [self.prefix] * len(lines)
         weights = weights_of(folder, self._weights())
-        failures.write(f"translating with {weights.description}")
+        errors.write(f"translating with {weights.description}")
         how: dict[str, Any] = {"prefixes": prefixes, "weights": weights.name, "threads": self.threads}
         if self.n_best is None:
             written = translate(folder.path, lines, decode, **how)
@@ -115,3 +115,52 @@ class Translate:
             sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
         else:
             write_output(Path(self.output), text)
+
+
+@dataclass(frozen=True)
+class Score:
+    """Score translations against references with sacreBLEU: BLEU, chrF and tokenised BLEU."""
+
+    hypotheses: Annotated[Positional[str], arg(metavar="TRANSLATIONS")]
+    """File with one translation per line; -: standard input."""
+    references: Annotated[Positional[str], arg(metavar="REFERENCES")]
+    """File with one reference per line."""
+    tokenised: Switch = False
+    """The text is already split into tokens by spaces (by Moses, say): tokenised BLEU takes it as it is."""
+    target_lang: str = ""
+    """Language of the text, such as zh: sacreBLEU has its own tokenizers for zh, ja and ko."""
+    against: str = ""
+    """Other translations of the same text, as a baseline for sacreBLEU's paired tests of BLEU."""
+
+    def run(self) -> None:
+        from normlab.tasks.scores import against, score
+
+        given = (self.hypotheses, self.references, self.against)
+        if given.count("-") > 1:
+            raise UserError("- is standard input, which is read once; give the other texts as files")
+        hypotheses, references = lines_of(self.hypotheses), lines_of(self.references)
+        scores = score(hypotheses, references, tokenised=self.tokenised, target_lang=self.target_lang)
+        lines = [
+            f"{name:<20} {value:.2f}" if isinstance(value, float) else f"{name:<20} {value}"
+            for name, value in vars(scores).items()
+        ]
+        if self.against:
+            baseline = lines_of(self.against)
+            found = against(hypotheses, baseline, references, target_lang=self.target_lang)
+            lines.append(f"minus {self.against}: {found}")
+        print("\n".join(lines))
+
+
+def files_of(names: Sequence[str]) -> list[Path]:
+    """Return the files that ``lines_of`` reads for these names."""
+    from normlab.data.sources import file_of, open_lines
+
+    texts = [open_lines("/dev/stdin" if name == "-" else name) for name in names]
+    return [path for path in map(file_of, texts) if path is not None]
+
+
+def lines_of(name: str) -> list[str]:
+    """Return the lines of a file or a column, see ``data.sources``; - is standard input."""
+    from normlab.data.sources import open_lines
+
+    return list(open_lines("/dev/stdin" if name == "-" else name))

@@ -30,6 +30,11 @@ def compare(
     nothing; runs that are done are not done again. After each recipe's last run ``comparison.json`` is
     written into ``request.out`` and ``publish`` is called; until all recipes are finished the comparison
     names those that are not.
+
+    >>> request = normlab.CompareRequest(recipes=("post", "pre"), lrs=(5e-3,), seeds=2, base=config, jobs=1)
+    >>> comparison = normlab.compare(request)
+    >>> [recipe.name for recipe in comparison.recipes], comparison.page("runs/comparison.html").name
+    (['post', 'pre'], 'comparison.html')
     """
     grid = Grid(request)
     work = Queue(request.out, grid.request.jobs, watch, place(request.on).start)

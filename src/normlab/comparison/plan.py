@@ -113,6 +113,10 @@ def plan(request: CompareRequest, kept: Sequence[Path] = (Path("results"),)) -> 
     """Return the runs that ``compare`` would train, their time, measured on a few steps, and what they could
     tell, by the spread over seeds of the runs in ``request.out`` or, if there are none, in the folders
     ``kept``.
+
+    >>> request = normlab.CompareRequest(recipes=("post", "pre"), lrs=(5e-3,), seeds=2, base=config, jobs=1)
+    >>> normlab.plan(request).seed_runs
+    4
     """
     grid = Grid(request)
     request = grid.request

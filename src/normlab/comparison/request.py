@@ -22,7 +22,11 @@ def _base() -> Config:
 @validated
 @dataclass(frozen=True)
 class CompareRequest:
-    """Recipes to train at several learning rates with a seed of its own, and at the best one with others."""
+    """Recipes to train at several learning rates with a seed of its own, and at the best one with others.
+
+    >>> normlab.CompareRequest(recipes=("post", "pre"), lrs=(1e-3,), seeds=3, base=config).seeds
+    3
+    """
 
     title: str = "Comparison"
     """Title of the page."""

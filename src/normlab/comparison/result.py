@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from normlab.config.metric import NLL, Metric, deciding
 from normlab.config.units import count
@@ -220,6 +221,15 @@ class Comparison:
 
     overlap: dict[str, float] = field(default_factory=dict)
     """The shares of dev and test that stand in another text as well, by ``test in training`` and so on."""
+
+    def page(self, path: str | Path, runs: str | Path | None = None) -> Path:
+        """Draw the comparison as a page, one file that needs no network; return the path.
+
+        ``runs`` is the folder of its run folders, by default that of the page.
+        """
+        from normlab.report.compare import write_compare_page
+
+        return write_compare_page(self, Path(path).parent if runs is None else Path(runs), Path(path))
 
     @property
     def seen_before(self) -> str:

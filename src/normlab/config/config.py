@@ -296,7 +296,11 @@ class MachineConfig:
 @validated
 @dataclass(frozen=True)
 class Config:
-    """Everything that a run needs, resolved."""
+    """Everything that a run needs, resolved.
+
+    >>> normlab.Config(task="language_model").train.steps > 0
+    True
+    """
 
     recipe: str = machine("post", flag=False)
     """The name of the recipe; ``model`` and ``optim`` hold what it resolves to."""

@@ -72,6 +72,10 @@ def diagnose(
     A study that does not apply to the model becomes a note, one that fails a warning. Raises UserError for a
     model without a residual stream that can be read, one that raises, has no trainable parameter or a loss
     that is not finite, a batch on another device, and a learning rate that is not above 0.
+
+    >>> diagnosis = normlab.diagnose(model, batch, loss=loss, lr=1e-3, preset="cheap")
+    >>> diagnosis.page("diagnosis.html").name
+    'diagnosis.html'
     """
     studies = named(options["studies"]) if "studies" in options else registered(preset)
     model, make = _checked(model, batch), optimiser or partial(torch.optim.Adam, lr=lr or STEP_LR)

@@ -90,11 +90,11 @@ class Diagnosis:
 
     def page(self, path: str | Path) -> Path:
         """Draw the diagnosis as a page at this path, with its numbers as JSON beside it; return the path."""
-        import normlab
+        from normlab.report.diagnosis import write_diagnosis
 
         where = Path(path)
         name = where.name.removesuffix(".html")  # not its stem: v1.2 is a name
-        return normlab.write_diagnosis(to_plain(self.to_plain()), where.parent, name)
+        return write_diagnosis(to_plain(self.to_plain()), where.parent, name)
 
     def __str__(self) -> str:
         return "\n".join([self.verdict, *(str(finding) for finding in self.findings)])

@@ -178,7 +178,7 @@ def write_superseded(artefact: Artefact, found: Reproduction) -> Path:
 def again(path: Path) -> str:
     """The command that measures anew what a file should hold."""
     id_, _, scale = path.stem.partition("@")
-    return f"normlab reproduce {id_}" + (f" --scale {scale}" if scale else "")
+    return f"normlab papers reproduce {id_}" + (f" --scale {scale}" if scale else "")
 
 
 def _current(artefact: Artefact, found: Reproduction) -> bool:

@@ -153,7 +153,7 @@ def disagreeing(found: Disagreement) -> str:
     return (
         f"{first} and {second} disagree about run {found.run}, {found.score}: {one} and {other}. It was "
         "trained twice, and each holds one of the trainings; to measure both from the same: "
-        f"normlab reproduce {first} {second} --again"
+        f"normlab papers reproduce {first} {second} --again"
     )
 
 
@@ -170,7 +170,7 @@ def command(artefact: Artefact, scale: Scale = LAPTOP) -> str:
     module = getattr(artefact.study, "__module__", __name__)
     own = module.partition(".")[0] != __name__.partition(".")[0]
     sized = f" --scale {scale}" if scale != LAPTOP else ""
-    return f"normlab reproduce {artefact.id}{sized}" + (f" --import {module}" if own else "")
+    return f"normlab papers reproduce {artefact.id}{sized}" + (f" --import {module}" if own else "")
 
 
 def _named(claim: Claim, found: Reproduction) -> str:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from normlab.config.io import validated
 from normlab.config.units import count, duration
-from normlab.errors import UserError
-from normlab.report.page import Block, Cell, Code, Details, Page, Section, Table, Text, write_page
+from normlab.report.page import (
+    Block,
+    Cell,
+    Code,
+    Details,
+    Page,
+    Section,
+    Table,
+    Text,
+    breakable,
+    require_parts,
+    write_page,
+)
 
-PARTS: Final = ("model", "failures", "notes", "holds", "untestable", "statements", "seconds", "facts")
-"""Parts without which a report cannot be drawn."""
+PARTS: Final = "model failures notes holds untestable statements seconds facts"
 
 
 @validated
@@ -26,42 +36,34 @@ def write_check_page(report: Mapping[str, Any], path: Path) -> Path:
 
 def check_page(report: Mapping[str, Any]) -> str:
     """Draw the report that ``write_check_page`` receives as one self-contained HTML page."""
-    if missing := [part for part in PARTS if part not in report]:
-        raise UserError(f"the report has no {', '.join(missing)}; give that of Report.to_dict()")
+    require_parts(report, PARTS, "Report.to_dict()")
     failures, holds = report["failures"], report["holds"]
     first = failures[0] if failures else None
-    headline = f"{first['property']} fails at {first['module'] or 'the model'}" if first else "Nothing fails"
     kept = "property holds" if len(holds) == 1 else "properties hold"
     lead = f"{len(holds)} {kept}, {len(report['untestable'])} could not be tested."
     return Page(
         title=str(report.get("title") or f"Check of {report['model']}"),
-        headline=headline,
+        headline=f"{_capital(first['property'])} fails at {_place(first)}" if first else "Nothing fails",
         facts=[f"{name} {value}" for name, value in report["facts"].items()],
-        lead=f"{first['evidence']}. {lead}" if first else lead,
+        lead=f"{_capital(first['evidence'])}. {lead}" if first else lead,
         blocks=list(_sections(report)),
     ).html()
 
 
 def _sections(report: Mapping[str, Any]) -> Iterator[Section]:
+    states = report["statements"]
     if report["failures"]:
-        yield Section(
-            "What fails", [b for one in report["failures"] for b in _failure(one, report)], "failures"
-        )
+        failures = [block for one in report["failures"] for block in _failure(one, states)]
+        yield Section("What fails", failures, "failures")
     if report["notes"]:
-        rows = [
-            [Cell(n["property"]), Cell(n["module"] or "the model"), Cell(n["evidence"])]
-            for n in report["notes"]
-        ]
         caption = "Unusual, and perhaps meant: nothing here fails a check."
-        yield Section("Notes", [Table(("property", "place", "seen"), rows, caption, 3)], "notes")
+        yield Section("Notes", [_places(report["notes"], caption)], "notes")
     if report["untestable"]:
-        rows = [
-            [Cell(n, report["statements"].get(n, "")), Cell(why)] for n, why in report["untestable"].items()
-        ]
+        rows = [[_name(n, states.get(n, "")), Cell(why)] for n, why in report["untestable"].items()]
         table = Table(("property", "why"), rows, text_columns=2)
         yield Section("What could not be tested", [table], "untestable")
     rows = [
-        [Cell(n), Cell(report["statements"].get(n, "")), Cell(duration(report["seconds"].get(n, 0.0)))]
+        [_name(n), Cell(states.get(n, "")), Cell(duration(report["seconds"].get(n, 0.0)))]
         for n in report["holds"]
     ]
     holds: list[Block] = [Table(("property", "what it states", "time"), rows, text_columns=2)]
@@ -70,17 +72,28 @@ def _sections(report: Mapping[str, Any]) -> Iterator[Section]:
         yield Section("How it was made", [Code(str(report["command"]))], "how")
 
 
-def _failure(one: Mapping[str, Any], report: Mapping[str, Any]) -> Iterator[Block]:
-    where = one["module"] or "the model"
-    yield Text(f"{one['property']} fails at {where}: {one['evidence']}.", "alarm")
-    if statement := report["statements"].get(one["property"]):
-        yield Text(statement, "note")
+def _failure(one: Mapping[str, Any], states: Mapping[str, str]) -> Iterator[Block]:
+    yield Text(f"{_capital(one['property'])} fails at {_place(one)}: {one['evidence']}.", "alarm")
+    if statement := states.get(one["property"]):
+        yield Text(f"What should hold: {statement}", "note")
     if one["advice"]:
         yield Text(f"What to do: {one['advice']}.")
-    if one["follows"]:
-        rows = [
-            [Cell(v["property"]), Cell(v["module"] or "the model"), Cell(v["evidence"])]
-            for v in one["follows"]
-        ]
-        table = Table(("property", "place", "seen"), rows, text_columns=3)
-        yield Details(f"What it explains: {count(len(rows), 'further failure')}", [table])
+    if follows := one["follows"]:
+        yield Details(f"What it explains: {count(len(follows), 'further failure')}", [_places(follows)])
+
+
+def _places(found: Sequence[Mapping[str, Any]], caption: str = "") -> Table:
+    rows = [[_name(v["property"]), Cell(_place(v)), Cell(v["evidence"])] for v in found]
+    return Table(("property", "place", "seen"), rows, caption, text_columns=3)
+
+
+def _name(name: str, small: str = "") -> Cell:
+    return Cell(breakable(name), small)
+
+
+def _place(found: Mapping[str, Any]) -> str:
+    return found["module"] or "the model"
+
+
+def _capital(words: str) -> str:
+    return (words[:1].upper() + words[1:]).replace("_", " ") if words.partition(" ")[0].islower() else words

@@ -15,10 +15,10 @@ from normlab.config.metric import Metric
 from normlab.config.units import count, duration, p_value, rate
 from normlab.report import tables
 from normlab.report.charts.downsample import POINTS
+from normlab.report.comparison_charts import pictures
 from normlab.report.page import Block, Cell, Code, Details, Html, Page, Section, Table, Text, swatch
-from normlab.report.pictures import pictures
 from normlab.report.runs import RunView, run_details, settings_table, shared, tag, view
-from normlab.report.words import breakable, linked, names, notes, sentence, slug
+from normlab.report.wording import breakable, linked, names, notes, sentence, slug
 from normlab.runs.files import write_output, write_text_atomic
 
 CHOICE: Final = (

@@ -12,8 +12,20 @@ from markupsafe import Markup
 
 from normlab.config.io import NOT_FINITE, validated
 from normlab.config.units import count, duration
-from normlab.errors import UserError
-from normlab.report.page import Block, Cell, Chart, Code, Details, Grid, Html, Page, Section, Table, Text
+from normlab.report.page import (
+    Block,
+    Cell,
+    Chart,
+    Code,
+    Details,
+    Grid,
+    Html,
+    Page,
+    Section,
+    Table,
+    Text,
+    require_parts,
+)
 from normlab.report.studies import Row, View, anchor, folded, pictured, pictures
 from normlab.runs.folder import write_text_atomic
 
@@ -22,20 +34,7 @@ TOP: Final = "scales"
 ROWS: Final = 400
 """Rows of a table on the page, at most; the file beside it holds all."""
 
-
-PARTS: Final = (
-    "model",
-    "preset",
-    "facts",
-    "structure",
-    "stacks",
-    "cause",
-    "findings",
-    "seconds",
-    "tables",
-    "peak_memory_bytes",
-)
-"""Parts without which a diagnosis cannot be drawn."""
+PARTS: Final = "model preset facts structure stacks cause findings seconds tables peak_memory_bytes"
 
 
 @validated
@@ -58,8 +57,7 @@ def diagnosis_page(diagnosis: Mapping[str, Any]) -> str:
 
     Raises UserError if a part of it is missing.
     """
-    if missing := [name for name in PARTS if name not in diagnosis]:
-        raise UserError(f"the diagnosis has no {', '.join(missing)}; give that of Diagnosis.to_plain()")
+    require_parts(diagnosis, PARTS, "Diagnosis.to_plain()")
     view = View(diagnosis)
     first, rest = _first([*pictures(view)])
     charts = [chart.name for section in (*first, *rest) for chart in _charts(section)]

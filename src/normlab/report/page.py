@@ -7,7 +7,8 @@ forbids itself every request by a content security policy.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -261,6 +262,17 @@ def _template() -> jinja2.Template:
     )
     environment.tests["kind"] = lambda block, name: type(block).__name__ == name
     return environment.get_template("page.html.j2")
+
+
+def require_parts(data: Mapping[str, object], parts: str, what: str) -> None:
+    """Raise UserError with ``what`` to give, if a part without which a page cannot be drawn is missing."""
+    if missing := [part for part in parts.split() if part not in data]:
+        raise UserError(f"there is no {', '.join(missing)}; give that of {what}")
+
+
+def breakable(name: str, after: str = "._+/:") -> Markup:
+    """Return a name with permitted line breaks after some of its characters."""
+    return Markup("<wbr>").join(re.split(rf"(?<=[{re.escape(after)}])", name))
 
 
 def write_page(path: Path, html: str) -> Path:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from markupsafe import Markup
-
 from normlab.config.units import count
 from normlab.papers.results import Standing, disagreements, named
 from normlab.papers.words import disagreeing, in_short, overall, pace, standing_in_words
-from normlab.report.page import Cell, Page, Section, Table, Text
+from normlab.report.page import Cell, Page, Section, Table, Text, breakable
 from normlab.report.reproduction import state_cell
 from normlab.runs.folder import write_text_atomic
 
@@ -56,7 +53,7 @@ def papers_page(standings: Sequence[Standing], linked: set[str], others: Sequenc
 def _table(standings: Sequence[Standing], linked: set[str], seconds: float | None) -> Table:
     rows = [
         [
-            Cell(_breakable(name), href=f"{name}.html" if name in linked else ""),
+            Cell(breakable(name), href=f"{name}.html" if name in linked else ""),
             state_cell(s.state, standing_in_words(s)),
             Cell(s.artefact.shows, small=s.artefact.paper),
             Cell(in_short(s, seconds)),
@@ -65,8 +62,3 @@ def _table(standings: Sequence[Standing], linked: set[str], seconds: float | Non
         for name in (named(s.artefact.id, s.scale),)
     ]
     return Table(("artefact", "claims that hold", "what it shows", "what was measured"), rows, text_columns=4)
-
-
-def _breakable(id_: str) -> Markup:
-    """Return an id with permitted line breaks after dots and underscores."""
-    return Markup("<wbr>").join(re.split(r"(?<=[._])", id_))

@@ -15,9 +15,9 @@ from normlab.config.outcome import IGNORES_SOURCE
 from normlab.config.units import duration, rate
 from normlab.errors import UserError
 from normlab.report.charts.curves import Axis
+from normlab.report.comparison_charts import LOSS, NORM, SPIKY_POINTS, curves, dev_axis
 from normlab.report.flight import flown, watched
 from normlab.report.page import Cell, Chart, Grid, Page, Section, Table
-from normlab.report.pictures import LOSS, NORM, SPIKY_POINTS, curves, dev_axis
 from normlab.report.runs import RunView, marks, metrics_frame, run_details, seed_of, view
 from normlab.runs.folder import RunFolder, read_scores
 
@@ -33,7 +33,7 @@ def run_page(folder: Path) -> str:
     folder = folder.resolve()
     run = view(folder.parent, folder.name)
     if run.config is None:
-        raise UserError(f"{folder} holds no readable run ({run.problem}); `normlab runs` lists the runs")
+        raise UserError(f"{folder} holds no readable run ({run.problem}); `normlab run list` lists the runs")
     details, kept = run_details(run, {}), RunFolder(folder)
     return Page(
         title=f"{run.config.recipe}, run {run.id}",

@@ -14,7 +14,7 @@ from normlab.config.chart import ByDepth, Growth, HeatMap, Lines, Strips, StudyC
 from normlab.config.io import NOT_FINITE
 from normlab.report.charts.diagnosis import by_depth, growth, heat_map, lines, strips
 from normlab.report.page import Chart, Grid, Section
-from normlab.report.words import slug
+from normlab.report.wording import slug
 
 ROLES: Final = {
     "self_attention": "self-attention",

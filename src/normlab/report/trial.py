@@ -11,24 +11,24 @@ import polars as pl
 
 from normlab.config.io import validated
 from normlab.config.units import count, duration, short_rate
-from normlab.errors import UserError
 from normlab.report.charts.curves import Axis, curve
 from normlab.report.charts.rates import loss_by_rate
-from normlab.report.page import Block, Cell, Chart, Code, Grid, Notes, Page, Section, Table, Text, write_page
-
-PARTS: Final = (
-    "model",
-    "trials",
-    "sentence",
-    "lines",
-    "plan",
-    "today",
-    "usable",
-    "unigram",
-    "reference",
-    "facts",
+from normlab.report.page import (
+    Block,
+    Cell,
+    Chart,
+    Code,
+    Grid,
+    Notes,
+    Page,
+    Section,
+    Table,
+    Text,
+    require_parts,
+    write_page,
 )
-"""Parts without which trials cannot be drawn."""
+
+PARTS: Final = "model trials sentence lines plan today usable unigram reference facts"
 SMOOTH: Final = 8
 """Steps over which the losses of a curve are averaged: batches differ by more than rates do."""
 
@@ -44,8 +44,7 @@ def write_trial_page(trials: Mapping[str, Any], path: Path) -> Path:
 
 def trial_page(trials: Mapping[str, Any]) -> str:
     """Draw what ``write_trial_page`` receives as one self-contained HTML page."""
-    if missing := [part for part in PARTS if part not in trials]:
-        raise UserError(f"the trials have no {', '.join(missing)}; give those of Trials.to_dict()")
+    require_parts(trials, PARTS, "Trials.to_dict()")
     every = [trials, *trials["beside"]]
     rates = sorted({t["rate"] for one in every for t in one["trials"]})
     facts = [f"{name} {value}" for name, value in trials["facts"].items()]

@@ -62,6 +62,9 @@ class RunFolder:
     ``config.json`` holds the resolved ``config`` with the ``id`` and ``semantics`` it was made under,
     ``metrics.jsonl`` a row a line, ``probes.jsonl`` a measurement of a module a line, ``flight.json`` what
     the flight recorder reported, ``status.json`` how far the run is. Everything else is a path here.
+
+    >>> normlab.RunFolder(run).config().recipe
+    'pre'
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -247,7 +250,11 @@ class RunFolder:
 
 
 class Runs:
-    """All run folders under one folder, by id."""
+    """All run folders under one folder, by id.
+
+    >>> [run.config().recipe for run in normlab.Runs("runs")]
+    ['pre']
+    """
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
@@ -272,7 +279,7 @@ class Runs:
         if not ids:
             raise FileNotFoundError(f"no runs in {self.root}; make one: normlab train")
         raise FileNotFoundError(
-            f"no run {prefix!r} in {self.root}, which holds {_some(ids)}; see: normlab runs"
+            f"no run {prefix!r} in {self.root}, which holds {_some(ids)}; see: normlab run list"
         )
 
 
@@ -308,7 +315,7 @@ def read_config(path: Path) -> Config:
         content = read_json(path)
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            f"there is no {path}; name a run's config.json, normlab runs lists them"
+            f"there is no {path}; name a run's config.json, normlab run list lists them"
         ) from error
     wrapped = isinstance(content, dict) and "config" in content
     try:

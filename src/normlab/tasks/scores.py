@@ -87,6 +87,9 @@ def score(
 
     Raises UserError if there is nothing to score, if the two differ in length, or if a package for the
     language is missing.
+
+    >>> round(normlab.score(["the cat sat on the mat"], ["the cat sat on the mat"]).bleu, 1)
+    100.0
     """
     check_lengths(hypotheses, references)
     require_bleu_tokens(target_lang)

@@ -60,6 +60,12 @@ def record(
 
     What is taken out of the list is let go. A failure raises where the model runs, unless ``on_error`` takes
     it. Raises UserError for a want that matches no module.
+
+    >>> from normlab.trace.record import Want
+    >>> with normlab.record(model, [Want("decoder.end", keep=torch.linalg.vector_norm)]) as seen:
+    ...     _ = loss(model, batch)
+    >>> [(one.tap.module, one.value > 0) for one in seen]
+    [('decoder.end', tensor(True))]
     """
     modules = dict(unwrap(model).named_modules())
     here: dict[str, list[Want]] = {}

@@ -127,6 +127,10 @@ class Setup:
     holds one. ``optimizer`` is one, a list of them, or a function of the model; ``scheduler`` has ``step()``,
     or is a function of the optimizer. ``step(model, batch, optimizer, scheduler)`` is a whole step of
     training. ``make()`` draws the model anew. ``lr`` is the rate that is meant.
+
+    >>> setup = normlab.Setup(model, batch, loss=loss, optimizer=optimizer, declare={"pad_id": 0})
+    >>> setup.batch is batch
+    True
     """
 
     model: nn.Module

@@ -94,6 +94,12 @@ class Trace:
     ``exact`` says that the model is a copy in float64, so that its functions run in float64, too. Without
     ``dropout`` every dropout of torch passes its input on. ``weights`` stand in the place of the model's own
     parameters of these names. ``changed`` maps a module's path to a function of its first input.
+
+    >>> from normlab.trace.tensors import Tap
+    >>> tap = Tap("decoder.end", "output", (0,))
+    >>> trace = normlab.Trace(model, batch, loss, taps=(tap,))
+    >>> trace[tap].shape, trace.again(seed=1).loss == trace.loss
+    (torch.Size([4, 16, 16]), tensor(True))
     """
 
     model: nn.Module

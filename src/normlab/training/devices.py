@@ -41,7 +41,7 @@ def _keep_freed_memory() -> None:
     """Make glibc reuse large freed blocks.
 
     By default it maps every large tensor anew and the kernel zeroes its pages each time: a cross-entropy over
-    2000 x 5000 logits then takes five times as long (docs/lab-book.md).
+    2000 x 5000 logits then takes five times as long (docs/lab-book/speed.md).
     """
     if sys.platform != "linux":
         return

@@ -80,6 +80,9 @@ def fold(folder: RunFolder, out: Path, *, weights: str | int = "", max_positions
 
     Nothing is written unless the logits differ by at most ``BOUND`` times the largest. Raises UserError for a
     run that is not done or has nothing to fold, for a larger difference, and for a folder that exists.
+
+    >>> normlab.fold(normlab.RunFolder(admin), Path("plain")).after
+    'post+untied+learned+constant'
     """
     if out.exists():
         raise UserError(f"--out is {out}, which exists; name another folder, or move that one away")

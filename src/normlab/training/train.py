@@ -60,6 +60,10 @@ def train(
     first one alone writes.
 
     Raises UserError for a task that nobody registered or that cannot do what the configuration asks for.
+
+    >>> run = normlab.train(normlab.resolve("pre+rmsnorm", config), "runs")
+    >>> run.status().state
+    'done'
     """
     kind = TASKS[config.task]
     kind.check(config)

@@ -39,6 +39,9 @@ def translate(
     whose weights were kept; by default the weights that were tested. ``threads`` is 0 for all
     cores, by default the run's own number. Raises FileNotFoundError for weights that do not exist, UserError
     for a run of another task, and for a prefix that cannot be produced.
+
+    >>> len(normlab.translate(run, ["zwei", "drei"]))
+    2
     """
     found = n_best(run, lines, 1, decode, prefixes=prefixes, weights=weights, threads=threads)
     return [candidates[0].text for candidates in found]
@@ -64,7 +67,7 @@ def n_best(
     if config.task != Translation.name:
         raise UserError(
             f"the run {folder.path.name} is of the task {config.task} and translates nothing; name a run of "
-            f"{Translation.name}, `normlab runs` lists them"
+            f"{Translation.name}, `normlab run list` lists them"
         )
     threads = config.machine.threads if threads is None else threads
     device = prepare_process(replace(config.machine, threads=threads))

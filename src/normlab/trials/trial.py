@@ -53,6 +53,10 @@ def trial(
     ``folder`` the same call goes on where it was stopped. Nothing of the setup changes.
 
     Raises UserError for a setup that cannot be trained, and for a folder that holds another one's trials.
+
+    >>> trials = normlab.trial(model, batch, loss=loss, optimizer=optimizer, rates=(1e-3, 1e-2), steps=16)
+    >>> [round(one.rate, 4) for one in trials.rates], trials.page("trial.html").name
+    ([0.001, 0.01], 'trial.html')
     """
     setup = setup_of("trial", model, batch, loss, rest, OPTIONS)
     options = {name: value for name, value in rest.items() if name in OPTIONS}

@@ -249,9 +249,9 @@ class Trials:
 
     def page(self, path: str | Path) -> Path:
         """Write the answer as a page, one file that needs no network; return the path."""
-        import normlab
+        from normlab.report.trial import write_trial_page
 
-        return normlab.write_trial_page(self.to_dict(), Path(path))
+        return write_trial_page(self.to_dict(), Path(path))
 
     def _repr_html_(self) -> str:
         return "<br>".join(escape(line) for line in self.lines())

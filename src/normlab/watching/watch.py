@@ -326,11 +326,11 @@ class Watch:
         if self._rows.rank:
             return
         try:
-            import normlab
+            from normlab.report.flight import write_probes_page
 
-            normlab.write_probes_page(self.path, self.page)
+            write_probes_page(self.path, self.page)
         except ImportError as error:
-            self._warn(f"no page is drawn: {error}; `normlab report {self.path}` draws it elsewhere")
+            self._warn(f"no page is drawn: {error}; `normlab run report {self.path}` draws it elsewhere")
 
     def _guard(self, what: str, do: Callable[[], Any]) -> None:
         """Do something of ours; a failure is a note, because no training may end by it."""
@@ -384,6 +384,16 @@ def watch(
 
     Raises UserError for a preset or a sink that does not exist, steps below 1, a first step below 0 and for
     anything that is not an optimizer.
+
+    >>> with normlab.watch(model, optimizer, out="watch", every_steps=1, probes="cheap") as watch:
+    ...     for _ in range(2):
+    ...         optimizer.zero_grad()
+    ...         value = loss(model, batch)
+    ...         watch.loss(value)
+    ...         value.backward()
+    ...         optimizer.step()
+    >>> watch.page.name
+    'watch.html'
     """
     several = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
     for one in several:

@@ -129,6 +129,10 @@ def read_structure(
     ``blocks`` names the container of the blocks, or the blocks themselves by globs, where numbered siblings
     are not enough; ``branches`` names, by their paths in a block, the modules whose outputs are added, where
     the sums cannot be seen. Raises UserError with what to pass for a model that raises or cannot be read.
+
+    >>> structure = normlab.read_structure(model, batch)
+    >>> [(stack.name, len(stack.sublayers)) for stack in structure.stacks]
+    [('decoder.sublayers', 4)]
     """
     model, globs = unwrap(model), [blocks] if isinstance(blocks, str) else blocks
     with untouched(Setup(model, batch, call)):

@@ -22,6 +22,9 @@ class Finding:
     """One conclusion in a sentence. ``name`` is the same in all diagnoses, so that programs can look for it.
 
     ``numbers`` are the evidence: values of ``table`` under the names of their columns, or counts of its rows.
+
+    >>> print(normlab.Finding("late", "note", "the last layer is late", "depth", {"layers": 3}))
+    note: the last layer is late [depth: layers = 3]
     """
 
     name: str

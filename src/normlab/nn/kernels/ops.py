@@ -89,7 +89,7 @@ def attention(
 
     ``mask`` is True where a query may attend, and broadcasts to `[B, H, T, S]`. On the CPU the fused kernel's
     bf16 backward is several times slower than plain matrix products at the lengths of sentences
-    (docs/lab-book.md), so training uses these. So does a step of a search, with its few queries on the
+    (docs/lab-book/speed.md), so training uses these. So does a step of a search, with its few queries on the
     right of the product: on the left they make it up to three times slower (docs/speed.md).
     """
     if k.shape[1] != q.shape[1]:

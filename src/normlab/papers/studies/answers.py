@@ -41,5 +41,7 @@ def _result(lab: Lab, id_: str, measure: str) -> Reproduction:
     now = [standing(find_artefact(id_), folders(lab.root), scale) for scale in SCALES]
     fresh = [s.found for s in now if s.found is not None and s.fresh]
     if not fresh:
-        raise UserError(f"this rests on {id_}, which is {now[0].state}; type first: normlab reproduce {id_}")
+        raise UserError(
+            f"this rests on {id_}, which is {now[0].state}; type first: normlab papers reproduce {id_}"
+        )
     return next((one for one in reversed(fresh) if measure in one.measures), fresh[0])

@@ -157,6 +157,9 @@ def resolve(name: str, base: Config, *, force: bool = False) -> Config:
 
     Raises UserError with the allowed names, or with the reason why a choice is not defined with another. The
     latter can be overridden by ``force``; the reason is then stored as the configuration's ``forced``.
+
+    >>> normlab.resolve("pre+rmsnorm", normlab.Config()).model.norm
+    'rmsnorm'
     """
     recipe = _parse(name.strip())
     config = recipe.applied_to(base)

@@ -32,6 +32,8 @@ def load_plugins(*names: str) -> None:
     are imported as well.
 
     Raises UserError with the reason if a module cannot be imported.
+
+    >>> normlab.load_plugins("my_norms")  # a module of yours that registers parts of recipes
     """
     wanted = list(dict.fromkeys([*imported(), *names]))
     for installed in entry_points(group=GROUP):

@@ -16,7 +16,7 @@ from normlab.report.charts.downsample import POINTS
 from normlab.report.charts.scores import score_dots, sensitivity, time_bars
 from normlab.report.page import Chart, Grid, Notes, Section, Text
 from normlab.report.runs import RunView
-from normlab.report.words import rate
+from normlab.report.wording import rate
 
 SPIKY_POINTS: Final = 60
 """Of a curve that is mostly noise: few points make its mean readable, the band keeps every spike."""
@@ -132,7 +132,7 @@ def _time_section(comparison: Comparison, views: Mapping[str, RunView]) -> Secti
         result.select("recipe", "minutes", "total_minutes", "note"),
     )
     axis = replace(dev_axis(metric), height=260)
-    minutes = replace(axis, x="minutes", x_title="training time, minutes", x_number="~g")
+    minutes = replace(axis, x="minutes", x_title="training time, minutes", x_number="~r")
     seen = replace(axis, x="seen", x_title="training tokens")
     name, title = f"dev-{metric.name}", f"Dev {metric.label} against"
     pace = "At each recipe's mean speed over its seeds."

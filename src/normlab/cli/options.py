@@ -1,7 +1,8 @@
-"""The flags of a configuration: every field of its sections that is not declared without one.
+"""What commands read from the command line: the flags of a configuration, and types of flags they share.
 
-``--help`` shows a field's docstring, and as its default the value in the configuration that ``--config``
-names. A new option is therefore one field; a test freezes the set.
+Every field of a configuration's sections that is not declared without one is a flag. ``--help`` shows its
+docstring, and as its default the value in the configuration that ``--config`` names. A new option is
+therefore one field; a test freezes the set.
 """
 
 from __future__ import annotations
@@ -10,18 +11,25 @@ import ast
 import functools
 import inspect
 import sys
+from collections.abc import Sequence
 from dataclasses import field, fields, make_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Self, get_type_hints
 
-from tyro.conf import arg
+from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, UseAppendAction, arg
 
 from normlab.cli.presets import CONFIGS
-from normlab.config.config import PARALLEL_TEXTS, Config
+from normlab.config.config import PARALLEL_TEXTS, Config, SeedConfig
 from normlab.config.fields import changes_numbers, flag_name, is_flag
+from normlab.config.io import is_utf8
 from normlab.errors import UserError, nearest
 from normlab.runs.folder import read_config
+
+RUNS = Path("runs")
+Switch = FlagCreatePairsOff[bool]
+_IMPORT = "A module of yours that registers placements, norms, tasks and so on; may be given several times."
+Imports = Annotated[UseAppendAction[tuple[str, ...]], arg(name="import", metavar="MODULE", help=_IMPORT)]
 
 
 @functools.cache
@@ -119,10 +127,97 @@ def load(name_or_file: str) -> Config:
     if path.exists() and not path.is_file():
         raise UserError(f"--config is {name_or_file!r}, no regular file; name a run's config.json")
     if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}; `normlab runs` lists runs; each has a config.json")
+        raise FileNotFoundError(f"there is no file {path}; each run of `normlab run list` has a config.json")
     return read_config(path)
 
 
 def is_file_name(name_or_file: str) -> bool:
     """Whether ``--config`` names a file and not a configuration."""
     return name_or_file.endswith(".json") or "/" in name_or_file
+
+
+ConfigParts = Annotated[OmitArgPrefixes[ConfigFlags], arg(name="")]
+
+
+def typed_values(argv: Sequence[str], name: str) -> list[str]:
+    """Return the values of a flag on the command line before it is parsed."""
+    found = []
+    for place, word in enumerate(argv):
+        key, equals, value = word.partition("=")
+        if key.startswith("--") and flag_name(key[2:]) == name:
+            found.append(value if equals else "".join(argv[place + 1 : place + 2]))
+    return found
+
+
+def typed_value(argv: Sequence[str], name: str) -> str | None:
+    """Return the value of a flag on the command line before it is parsed; the last one counts."""
+    return next(reversed(typed_values(argv, name)), None)
+
+
+def require_text(argv: Sequence[str]) -> None:
+    """Raise UserError for a word that is not UTF-8, which no configuration and no page can hold."""
+    for word in argv:
+        if not is_utf8(word):
+            raise UserError(
+                f"{word!r} is not UTF-8; rename a file of that name, or type text in UTF-8, in a terminal "
+                "that is set to it: export LC_ALL=C.UTF-8"
+            )
+
+
+def require_places(argv: Sequence[str]) -> None:
+    """Raise UserError for a place without a name, or with one that the shell should have replaced."""
+    for name in ("--out", "--output", "--page", "--runs", "--data"):
+        for value in typed_values(argv, name):
+            if not value:
+                raise UserError(f"{name} is empty; name a place, such as {name} . for the current directory")
+            if value.startswith(("$", "~")):
+                raise UserError(
+                    f"{name} is {value!r}: the shell replaces no {value[0]} in single quotes or after =; "
+                    f"type {name} {value}, or {name} './{value}' for a place of that name"
+                )
+
+
+def config_name(argv: Sequence[str]) -> str:
+    """Return the value of ``--config``, or a configuration that suits the text, ``demo`` without one."""
+    suiting = {
+        "--train-src": "text",
+        "--dataset": "text",
+        "--train-text": "language_model",
+        "--train-pairs": "classification",
+    }
+    given = (name for typed, name in suiting.items() if typed_value(argv, typed))
+    return typed_value(argv, "--config") or next(given, "demo")
+
+
+def base_of(argv: Sequence[str]) -> tuple[str, Config]:
+    """The name of the configuration that ``--config`` asks for, and the configuration.
+
+    Modules given with ``--import`` are imported first, because they may define it.
+    """
+    if imports := typed_values(argv, "--import"):
+        from normlab.training.recipes.plugins import load_plugins
+
+        load_plugins(*imports)
+    name = config_name(argv)
+    return name, load(name)
+
+
+def resolved(name: str, flags: ConfigFlags, *, recipe: str, lr: float, seed: int, force: bool) -> Config:
+    """Return the configuration of a name or file with the typed flags, resolved for this machine.
+
+    The file of a run is changed only by what is typed.
+    """
+    from normlab.training.devices import resolved_precision
+    from normlab.training.recipes.grammar import own_code, require_known, resolve
+
+    base = load(name)
+    config = flags.applied_to(base)
+    config = replace(config, optim=replace(config.optim, lr=lr))
+    if seed != base.seeds.init:
+        config = replace(config, seeds=SeedConfig(seed, seed, seed))
+    if recipe != base.recipe or not is_file_name(name):
+        config = resolve(recipe, config, force=force)
+    else:
+        require_known(config)
+        config = replace(config, own_code=own_code(config))
+    return resolved_precision(config)

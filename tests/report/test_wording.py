@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from normlab.comparison.result import Comparison, Interval, RecipeResult, Trial
-from normlab.report import words
+from normlab.report import wording
 from normlab.tasks.translation import Translation
 from report import example
 
@@ -47,7 +47,7 @@ def said(text: str) -> str:
 
 
 def told(c: Comparison) -> str:
-    return " ".join(said(note.text) for note in words.notes(c))
+    return " ".join(said(note.text) for note in wording.notes(c))
 
 
 def test_recipes_that_are_not_finished_are_counted() -> None:
@@ -77,10 +77,10 @@ def test_a_choice_at_the_edge_of_the_sweep() -> None:
 
 def test_failed_runs_and_missing_folders() -> None:
     c = dataclasses.replace(comparison(recipe("pre", 38.2), seeds=1), failed=("ab12: out of memory",))
-    notes = [said(n.text) for n in words.notes(c, ["cd34"])]
+    notes = [said(n.text) for n in wording.notes(c, ["cd34"])]
     assert "Run ab12 ended in an error: out of memory" in notes
     assert "1 run folder could not be read, so their curves are missing: cd34" in notes
-    stale = [said(n.text) for n in words.notes(c, stale=["ef56"])]
+    stale = [said(n.text) for n in wording.notes(c, stale=["ef56"])]
     assert "1 stale run, made by older code; today's would give other numbers: ef56" in stale
 
 
@@ -97,24 +97,24 @@ def test_a_rate_that_dev_loss_would_not_have_chosen_is_named() -> None:
 
 def test_names_in_a_sentence_are_linked_whole_and_escaped() -> None:
     c = comparison(recipe("pre", 38.2), recipe("pre+<b>", 30.0))
-    linked = words.linked(c, "pre+<b> is better than pre, and prefers pre+x")
+    linked = wording.linked(c, "pre+<b> is better than pre, and prefers pre+x")
     assert "<b>" not in linked
-    assert linked.count(f'href="#{words.slug("pre")}"') == 1
-    assert linked.count(f'href="#{words.slug("pre+<b>")}"') == 1
+    assert linked.count(f'href="#{wording.slug("pre")}"') == 1
+    assert linked.count(f'href="#{wording.slug("pre+<b>")}"') == 1
     assert said(linked).replace("\n", "") == "pre+<b> is better than pre, and prefers pre+x"
 
 
 def test_a_sentence_begins_with_a_capital_letter_unless_with_a_name() -> None:
     c = comparison(recipe("pre", 38.2))
-    assert said(words.sentence(c, "two of pre")) == "Two of pre."
-    assert said(words.sentence(c, "pre is it")) == "pre is it."
+    assert said(wording.sentence(c, "two of pre")) == "Two of pre."
+    assert said(wording.sentence(c, "pre is it")) == "pre is it."
 
 
 def test_lists() -> None:
-    assert words.listing(["a", "<b>", "c"]) == "a, &lt;b&gt; and c"
-    assert words.listing([]) == ""
+    assert wording.listing(["a", "<b>", "c"]) == "a, &lt;b&gt; and c"
+    assert wording.listing([]) == ""
 
 
 def test_anchors_are_different_for_different_names() -> None:
     names = [*example.PLAN, "pre-scalenorm", "pre scalenorm", "pré"]
-    assert len({words.slug(n) for n in names}) == len(names)
+    assert len({wording.slug(n) for n in names}) == len(names)

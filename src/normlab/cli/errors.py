@@ -42,9 +42,10 @@ _ALLOCATION = re.compile(r"(can't allocate memory|out of memory)(.*?allocate ([\
 """How torch says that there is no memory, and for how much it asked."""
 
 
-def tell(error: Exception, argv: Sequence[str]) -> int:
+def report(error: Exception, argv: Sequence[str]) -> int:
     """Write an exception that ended the command ``argv`` to standard error; return the exit code."""
-    lacking = _of_memory(error, argv[0]) if isinstance(error, (RuntimeError, MemoryError)) else ""
+    command = next((word for word in argv[:2] if word in LOWER), "")
+    lacking = _of_memory(error, command) if isinstance(error, (RuntimeError, MemoryError)) else ""
     mistake = isinstance(error, (UserError, OSError)) or lacking
     if not mistake or os.environ.get("NORMLAB_DEBUG"):
         import traceback
@@ -53,8 +54,8 @@ def tell(error: Exception, argv: Sequence[str]) -> int:
     if not mistake:
         write(_please_report(argv))
         return BUG
-    said = _of_system(error, argv[0]) if isinstance(error, OSError) else lacking or error
-    write(f"normlab: {said}")
+    sentence = _of_system(error, command) if isinstance(error, OSError) else lacking or error
+    write(f"normlab: {sentence}")
     return USAGE_ERROR
 
 

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from normlab.comparison.result import Comparison, choose, learnt
 from normlab.config.outcome import IGNORES_SOURCE
 from normlab.config.units import count, rate
-from normlab.report.page import Text
+from normlab.report.page import Text, breakable
 
 VERBS: Final = {"stuck": "was stuck", IGNORES_SOURCE: "ignored its source"}
 """What a run with an outcome did, where that is not the outcome's own word."""
@@ -34,11 +34,6 @@ def names(comparison: Comparison) -> dict[str, Markup]:
     """Return each recipe's name, underlined in its colour and linked to its runs."""
     form = Markup('<a class="recipe" href="#{}" style="text-decoration-color: var(--recipe-{})">{}</a>')
     return {r.name: form.format(slug(r.name), i, breakable(r.name)) for i, r in enumerate(comparison.recipes)}
-
-
-def breakable(name: str) -> Markup:
-    """Return a recipe's name with permitted line breaks after ``+``, ``/`` and ``:``."""
-    return Markup("<wbr>").join(re.split(r"(?<=[+/:])", name))
 
 
 def linked(comparison: Comparison, sentence: str) -> Markup:

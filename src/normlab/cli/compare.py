@@ -1,0 +1,175 @@
+"""``normlab compare``: recipes at several learning rates and seeds; the answer, a table and a page."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+
+from rich.text import Text
+from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, arg
+
+from normlab.cli import errors, terminal
+from normlab.cli.options import ConfigFlags, ConfigParts, Imports, Switch, base_of, flags_of, load
+from normlab.cli.progress import STYLES, progress
+from normlab.cli.run import FORCED, forced_lines
+from normlab.cli.source import command_line
+from normlab.comparison.request import CompareRequest
+from normlab.comparison.result import Comparison
+from normlab.config.units import duration, p_value, rate
+from normlab.runs.files import own
+
+if TYPE_CHECKING:
+    from normlab.comparison.plan import ComparePlan
+
+FAILED = 1
+"""Exit code where a run ended in an error."""
+RequestFlags: Any = flags_of(CompareRequest)
+RequestParts = Annotated[FlagCreatePairsOff[OmitArgPrefixes[RequestFlags]], arg(name="")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare:
+    """Train recipes at several learning rates and seeds, and write one page about them.
+
+    Runs that are done are not done again: the same command
+    goes on where it stopped. The page exists once the first recipe is finished. The exit code is 1 if a run
+    ended in an error; one that diverges is a result.
+    """
+
+    WHAT: ClassVar[str] = """normlab compare trains recipes and compares them. Type one of:
+
+  normlab compare --config demo      three recipes on the built-in corpus, in minutes
+  normlab compare --train-text train.txt --dev-text dev.txt --test-text test.txt --recipes pre pre+qknorm
+  normlab compare … --plan           what would be trained, how long it takes, and what it can tell"""
+
+    asked: RequestParts = RequestFlags()
+    flags: ConfigParts
+    config: str
+    """Configuration with the defaults: its name (demo, text, multi30k ...) or a run's config.json."""
+    plan: Switch = False
+    """Print the runs, what so many seeds will be able to tell and how long they take, and train nothing."""
+    imports: Imports = ()
+
+    @classmethod
+    def defaults(cls, argv: Sequence[str]) -> Self:
+        name, base = base_of(argv)
+        return cls(flags=ConfigFlags.of(base), config=name)
+
+    def request(self, command: str = "") -> CompareRequest:
+        """Return the request that the flags make."""
+        base = self.flags.applied_to(load(self.config))
+        return CompareRequest(**vars(self.asked), base=base, command=command)
+
+    def run(self) -> None:
+        from normlab.comparison import compare, plan
+        from normlab.comparison.request import placed
+
+        request = placed(self.request(command_line()))
+        if self.plan:
+            print_plan(plan.plan(request), jobs=request.jobs)
+            return
+        from normlab.report.compare import write_compare_page
+
+        def publish(comparison: Comparison) -> None:
+            unwritten.clear()
+            try:
+                write_compare_page(comparison, request.out, page)
+            except Exception as error:  # of any kind: the results of a training never hang on a page
+                unwritten.append(error)
+
+        unwritten: list[Exception] = []
+        page = own(request.out / "comparison.html")
+        tried = len(request.lrs) if len(request.lrs) > 1 else 0
+        expected = len(request.recipes) * (tried + request.seeds)
+        with progress(jobs=request.jobs, expected_runs=expected) as shown:
+            comparison = compare.compare(request, shown.watch, publish)
+        print_comparison(comparison)
+        if not unwritten:
+            print(f"page: {page}")
+        else:
+            results = request.out / "comparison.json"
+            again = shlex.join(["normlab", "run", "report", str(results)])
+            errors.write(
+                f"normlab: warning: the page was not written ({unwritten[0]}); the results are in {results}, "
+                f"and the page is tried again by: {again}"
+            )
+        if comparison.failed:
+            raise SystemExit(FAILED)
+
+
+def print_plan(planned: ComparePlan, *, jobs: int) -> None:
+    """Print the runs of a plan, what they could tell, and the time they take."""
+    table = terminal.table("recipe", ">lr", ">seed", "run", "")
+    for run in planned.sweep:
+        table.add_row(run.recipe, rate(run.lr), str(run.seed), run.run, "done" if run.done else "to train")
+    seconds, metric = planned.seconds, planned.metric
+    terminal.write(
+        *([table] if planned.sweep else []),
+        *(f"{name}: {meaning}" for name, meaning in planned.resolves_to.items()),
+        f"{'then ' if planned.sweep else ''}{planned.seed_runs} runs with the reported seeds at each "
+        f"recipe's best learning rate\n{seconds.step * 1000:.0f} ms a step, {duration(seconds.run)} a run, "
+        f"about {duration(planned.total_seconds)} in all with {jobs} at a time",
+        "",
+        "A difference of this size between two recipes would be found four times in five:",
+    )
+    tells = terminal.table(">seeds", f">{metric.label}", ">spreads of a recipe", ">runs", ">time")
+    for power in planned.power:
+        size = metric.amount(power.difference) if power.difference is not None else "?"
+        tells.add_row(str(power.seeds), size, f"{power.sd:.1f}", str(power.runs), duration(power.seconds))
+    terminal.write(tells, planned.basis)
+
+
+def print_comparison(result: Comparison) -> None:
+    """Print what was found, the result table, and the answer about every pair."""
+    headline, *others = result.tested or result.metrics[:1]
+    scores = [f">{metric.label}" for metric in others]
+    seeds = f">{headline.label} by seed"
+    header = (
+        "recipe",
+        ">lr",
+        f">{headline.label}",
+        ">95% interval",
+        seeds,
+        ">trained",
+        "outcomes",
+        *scores,
+        ">time a run",
+    )
+    rows: list[Sequence[str | Text]] = []
+    for recipe in result.ranked:
+        mean = recipe.means.get(headline.name)
+        cells = (
+            f"{recipe.name} ({FORCED})" if recipe.forced else recipe.name,
+            rate(recipe.lr),
+            headline.shown(recipe.value(headline)),
+            f"{headline.shown(mean.low)} to {headline.shown(mean.high)}"
+            if mean and mean.low is not None
+            else "",
+            recipe.by_seed(headline),
+            f"{recipe.trained} of {recipe.ended}",
+            Text(", ").join(
+                Text(part, STYLES.get(part.rpartition(" ")[0], "")) for part in recipe.states.split(", ")
+            ),
+            *(metric.shown(recipe.value(metric)) for metric in others),
+            duration(recipe.train_seconds),
+        )
+        rows.append(cells)
+    table = terminal.fitted(
+        header, rows, (">time a run", *reversed(scores), "outcomes", ">95% interval", ">lr")
+    )
+    terminal.write(*(Text(sentence, "bold") for sentence in result.sentences), "", table)
+    terminal.write(*(d.sentence for d in result.differences))
+    terminal.write(*(d.trains_sentence for d in result.differences if d.trains_sentence))
+    models = [d for d in result.differences if d.models is not None and d.p_models is not None]
+    if models:
+        about = terminal.table("these very models", f">{headline.label}", ">p")
+        for d in models:
+            about.add_row(f"{d.a} - {d.b}", headline.signed(d.models or 0.0), p_value(d.p_models or 0.0))
+        terminal.write(
+            "", about, "p by exchanging outputs, not corrected: about these models, not their recipes"
+        )
+    terminal.write(*(f"failed: {reason}" for reason in result.failed))
+    terminal.write(*forced_lines({recipe.name: recipe.forced for recipe in result.recipes if recipe.forced}))
+    terminal.write(*filter(None, [result.seen_before]))

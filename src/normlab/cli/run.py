@@ -1,0 +1,212 @@
+"""``normlab run list``, ``report`` and ``fold``: what there is, pages, and plain models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from normlab.cli import terminal
+from normlab.cli.options import RUNS, Imports
+from normlab.cli.progress import state_of
+from normlab.config.metric import deciding, in_words
+from normlab.config.units import duration, rate, steps_named
+from normlab.errors import UserError
+from normlab.runs import RunFolder, Runs
+from normlab.runs.files import blamed, own, read_json, write_output
+from normlab.runs.folder import Status, find_run, named_output, read_scores
+from normlab.runs.manifest import committed, read_state
+
+STALE = "stale"
+FORCED = "forced"
+
+
+@dataclass(frozen=True)
+class List:
+    """List the runs of a folder with their recipes, progress and scores."""
+
+    runs: Path = RUNS
+    """Folder of the run folders."""
+
+    def run(self) -> None:
+        print_runs(Runs(self.runs))
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write the page of a comparison again, of a single run, or of the probes of another trainer."""
+
+    of: Annotated[Positional[str], arg(metavar="RUN")] = ""
+    """A run's folder, the beginning of its id, a comparison.json, or a probes.jsonl that a callback wrote;
+    nothing: the comparison in --runs."""
+    page: Path | None = None
+    """File for the page; by default beside the data that it shows."""
+    runs: Path = RUNS
+    """Folder of the run folders."""
+
+    def run(self) -> None:
+        print(f"page: {self.write()}")
+
+    def write(self) -> Path:
+        """Write the page and return its path."""
+        if self.of.endswith(".jsonl"):
+            from normlab.report.flight import write_probes_page
+
+            probes = Path(self.of)
+            return write_probes_page(probes, self._page(probes, probes.with_suffix(".html")))
+        if self.of and not self.of.endswith(".json"):
+            from normlab.report.run import run_page
+
+            folder = find_run(self.of, self.runs)
+            page = self._page(folder.path, folder.path / "run.html")
+            write_output(page, run_page(folder.path))
+            return page
+        from normlab.comparison.result import Comparison
+        from normlab.config.io import from_plain
+        from normlab.report.compare import write_compare_page
+
+        stored = Path(self.of or self.runs / "comparison.json")
+        if not stored.is_file():
+            raise FileNotFoundError(
+                f"there is no comparison in {stored}; make one: normlab compare --out {self.runs}"
+            )
+        page = self._page(stored, stored.with_suffix(".html"))
+        content = read_json(stored)
+        with blamed(stored):
+            comparison = from_plain(Comparison, content)
+        return write_compare_page(comparison, stored.parent, page)
+
+    def _page(self, data: Path, default: Path) -> Path:
+        """Return the path of the page of some data. Raises UserError if no page may be written there."""
+        if self.page is None:
+            return own(default)
+        if str(self.page) == "-":
+            raise UserError("--page is '-'; type --page /dev/stdout for standard output, or name a file")
+        return named_output(self.page, [data])
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Rewrite a trained model exactly as the plainest equal one, in a run folder of its own.
+
+    Factors of the method (Admin's omega, ReZero's alpha, LayerScale's lambda ...) go into the weights beside
+    them. Logits of dev batches and greedy translations of both models are compared first; a larger difference
+    than rounding explains is refused.
+    """
+
+    run_folder: Annotated[Positional[str], arg(metavar="RUN")]
+    """A run's folder, or the beginning of its id."""
+    out: Path | None = None
+    """Folder to write; by default plain-RUN beside the run."""
+    weights: Literal["average", "best", "last"] | None = None
+    """The weights to rewrite; by default those that were tested."""
+    max_positions: int | None = None
+    """Longest input of a plain model with a table of positions; by default that of the run's config."""
+    runs: Path = RUNS
+    """Folder of the run folders."""
+    imports: Imports = ()
+
+    def run(self) -> None:
+        from normlab.training.fold import BOUND, fold
+        from normlab.training.recipes.grammar import require_known
+
+        folder = find_run(self.run_folder, self.runs)
+        require_known(folder.config())
+        out = self.out or folder.path.with_name(f"plain-{folder.path.name}")
+        plain = fold(folder, out, weights=self.weights or "", max_positions=self.max_positions)
+        allowed = BOUND * plain.largest_logit
+        print(f"{plain.run}: {plain.before} is now {plain.after}, from {plain.weights}")
+        for sentence in plain.kept:
+            print(f"  {sentence}")
+        print(
+            f"largest difference of logits on {plain.batches} dev batches: {plain.float32:.2g} in float32, "
+            f"{plain.float64:.2g} in float64 (largest logit {plain.largest_logit:.3g}; allowed in float32: "
+            f"{allowed:.2g})"
+        )
+        if plain.outputs:
+            print(f"greedy outputs on dev: {plain.equal_outputs:,} of {plain.outputs:,} are equal")
+        print(f"parameters: {plain.parameters_before:,} before, {plain.parameters_after:,} after")
+        if plain.positions:
+            print(f"longest input: {plain.positions:,} positions")
+        print(f"run: {out}")
+
+
+def print_run(folder: RunFolder) -> None:
+    """Print the outcome and the scores of a run."""
+    status, metrics = folder.status(), folder.task_metrics()
+    decides = deciding(metrics, folder.config().train.best_by)
+    if folder.start.exists():
+        terminal.write(read_json(folder.start)["sentence"])
+    if status.outcome:
+        terminal.write(f"{status.outcome.state} at step {status.outcome.step}: {status.outcome.evidence}")
+    if status.stopped:
+        terminal.write(_stopped(status))
+    for report in folder.flights():
+        terminal.write(f"flight recorder: {report['verdict']['sentence']}")
+    if status.best_step is not None:
+        dev = decides.said(status.best_dev.get(decides.name))
+        terminal.write(f"best checkpoint: step {status.best_step}, dev {dev}")
+    if folder.best_scores.exists():
+        terminal.write(f"test {in_words(metrics, read_scores(folder.best_scores))}")
+        average = read_state(committed(folder.average))
+        dev = decides.said(average["dev"].get(decides.name))
+        terminal.write(f"average of {steps_named(average['average']['steps'])}: dev {dev}")
+        terminal.write(f"its test {in_words(metrics, read_scores(folder.scores))}")
+    elif folder.scores.exists():
+        terminal.write(f"test {in_words(metrics, read_scores(folder.scores))}")
+    terminal.write(f"{duration(status.train_seconds)} of training; run folder: {folder.path}")
+
+
+def _stopped(status: Status) -> str:
+    return f"ended at step {status.step:,}: {status.stopped}"
+
+
+def print_runs(store: Runs) -> None:
+    """Print one row per run, and the reason for each folder that cannot be read."""
+    header = ("run", "recipe", ">lr", ">seed", ">step", "state", ">dev", ">test", ">time")
+    rows: list[list[str]] = []
+    forced: dict[str, str] = {}
+    damaged: list[str] = []
+    stopped: list[str] = []
+    for folder in store:
+        try:
+            rows.append(_run_cells(folder))
+            config, status = folder.config(), folder.status()
+            stopped += [f"{folder.path.name}: {_stopped(status)}"] if status.stopped else []
+            forced |= {config.recipe: config.forced} if config.forced else {}
+        except (UserError, OSError) as error:
+            damaged.append(f"{folder.path.name}: {error}")
+    if rows:
+        terminal.write(terminal.fitted(header, rows, (">time", ">step", ">dev", ">seed")))
+    elif not damaged:
+        terminal.write(f"no runs in {store.root}; `normlab train` or `normlab compare` makes some")
+    if any(STALE in row[header.index("state")] for row in rows):
+        terminal.write("stale: made by older code; the current code gives other numbers and another id")
+    terminal.write(*forced_lines(forced), *stopped, *damaged)
+
+
+def forced_lines(reasons: Mapping[str, str]) -> list[str]:
+    """The reasons for marking recipes as forced."""
+    return [f"{FORCED}: {recipe}: {reason}" for recipe, reason in reasons.items()]
+
+
+def _run_cells(folder: RunFolder) -> list[str]:
+    config, status, metrics = folder.config(), folder.status(), folder.task_metrics()
+    scores = read_scores(folder.scores)
+    decides = deciding(metrics, config.train.best_by)
+    host = folder.elsewhere() if status.state == "running" else ""
+    state = f"running on {host}" if host else state_of(status)
+    return [
+        folder.path.name,
+        config.recipe,
+        rate(config.optim.lr),
+        str(config.seeds.init),
+        f"{status.step:,}/{config.train.steps:,}",
+        ", ".join([state, *[STALE] * folder.stale(), *[FORCED] * bool(config.forced)]),
+        decides.said(status.best_dev.get(decides.name)),
+        in_words(metrics[:1], scores),
+        duration(status.train_seconds),
+    ]

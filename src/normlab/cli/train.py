@@ -1,0 +1,73 @@
+"""``normlab train``: one recipe, trained and tested."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, Self
+
+from normlab.cli.options import RUNS, ConfigFlags, ConfigParts, Imports, Switch, base_of, resolved
+from normlab.config.config import Config
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train one recipe, and score its best checkpoint on the test text.
+
+    A run that is done is not done again, and an interrupted one goes on from its last checkpoint.
+    """
+
+    WHAT: ClassVar[str] = """normlab train trains one recipe. Name it, and your text or a configuration:
+
+  normlab train --recipe pre+rmsnorm --lr 1e-3                     on the built-in corpus
+  normlab train --config language_model --train-text train.txt --dev-text dev.txt --test-text test.txt
+  normlab train --config runs/ID/config.json                       the same run again"""
+
+    recipe: str
+    """A placement and what goes with it, such as pre+scalenorm; `normlab recipes` lists the parts."""
+    lr: float
+    """Peak learning rate."""
+    seed: int
+    """Seed of the initialisation, the order of the data and dropout."""
+    flags: ConfigParts
+    out: Path
+    """Folder of the run folders."""
+    config: str
+    """Configuration with the defaults: its name (demo, text, multi30k ...) or a run's config.json."""
+    init_from: str = ""
+    """Begin with the weights of this run, by its folder or the beginning of its id, where they fit."""
+    force: Switch = False
+    """Also train a combination that its source does not define; the run is marked."""
+    imports: Imports = ()
+
+    @classmethod
+    def defaults(cls, argv: Sequence[str]) -> Self:
+        name, base = base_of(argv)
+        return cls(base.recipe, base.optim.lr, base.seeds.init, ConfigFlags.of(base), RUNS, name)
+
+    def resolved(self) -> Config:
+        """The configuration to train. A run's own file is kept as it is, but for what was typed."""
+        config = resolved(
+            self.config, self.flags, recipe=self.recipe, lr=self.lr, seed=self.seed, force=self.force
+        )
+        if self.init_from:
+            start = replace(config.train, init_from=self.init_from, init_digest="")
+            config = replace(config, train=start)
+        return config
+
+    def run(self) -> None:
+        from normlab.cli.progress import progress
+        from normlab.cli.run import print_run
+        from normlab.tasks.registry import TASKS
+        from normlab.training.ranks import leads
+        from normlab.training.train import train
+
+        config = self.resolved()
+        if not leads():
+            train(config, self.out)
+            return
+        with progress() as shown:
+            metrics = TASKS[config.task].metrics
+            folder = train(config, self.out, shown.watch_one(config, metrics, self.out))
+        print_run(folder)

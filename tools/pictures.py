@@ -1,0 +1,67 @@
+"""Draw the README's two pictures anew: ``python tools/pictures.py`` writes docs/pictures/*.png.
+
+They are the top of two pages: of the README's own check, and of a kept comparison. Needs Chromium, see
+tests/report/test_browser.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from contextlib import chdir
+from pathlib import Path
+from typing import Any
+
+from normlab.comparison.result import Comparison
+from normlab.config.io import from_plain
+from normlab.runs.files import read_json
+
+HOME = Path(__file__).resolve().parents[1]
+PICTURES = HOME / "docs" / "pictures"
+KEPT = HOME / "results" / "multi30k-recipes"
+WIDTH = 1000
+HEIGHTS = {"check": 480, "compare": 600}
+"""Pixels of each page that are shown, from the top."""
+
+
+def draw(
+    pages: dict[str, Path], folder: Path, *, width: int = WIDTH, heights: dict[str, int] | None = None
+) -> None:
+    """Photograph pages into ``folder``, whole ones without a height."""
+    from playwright.sync_api import sync_playwright
+
+    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        for name, path in pages.items():
+            page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme="light")
+            page.goto(path.as_uri())
+            page.wait_for_function("document.documentElement.dataset.drawn === 'yes'", timeout=300_000)
+            size: dict[str, Any] = {"full_page": True}
+            if heights:
+                size = {"clip": {"x": 0, "y": 0, "width": width, "height": heights[name]}}
+            page.screenshot(path=folder / f"{name}.png", timeout=300_000, **size)
+            page.close()
+        browser.close()
+
+
+def pages(folder: Path) -> dict[str, Path]:
+    """Write the two pages into a folder."""
+    readme = (HOME / "README.md").read_text(encoding="utf-8")
+    with chdir(folder):
+        exec(re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[0], {})  # noqa: S102 (the README's own code)
+    comparison = from_plain(Comparison, read_json(KEPT / "comparison.json"))
+    return {"check": folder / "check.html", "compare": comparison.page(folder / "compare.html", KEPT)}
+
+
+def main() -> None:
+    """Write the pictures."""
+    PICTURES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        draw(pages(Path(folder)), PICTURES, heights=HEIGHTS)
+
+
+if __name__ == "__main__":
+    main()
