@@ -7,7 +7,6 @@ mark where it ended. It is neither averaged in nor left out.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,7 @@ import altair as alt
 import polars as pl
 
 from normlab.config.outcome import IGNORES_SOURCE
-from normlab.report.charts.axes import nothing
+from normlab.report.charts.axes import log_or_linear, nothing
 from normlab.report.charts.downsample import POINTS, downsample, spread
 from normlab.report.charts.theme import (
     MANY,
@@ -105,17 +104,9 @@ def _scale(shown: pl.DataFrame, axis: Axis) -> tuple[alt.Scale, float]:
 
 
 def _ticks(shown: pl.DataFrame, axis: Axis) -> alt.Axis:
-    """On a log axis lines at 1, 10, 100 ..., and at 2 and 5 times these if the range is short."""
-    if not axis.log:
+    if not axis.log or shown.is_empty():
         return alt.Axis(tickCount=5)
-    if shown.is_empty():
-        return alt.Axis()
-    values = shown[axis.column].cast(pl.Float64)
-    low, high = (math.log10(float(v)) for v in (values.min(), values.max()) if isinstance(v, float))
-    steps = (1, 2, 5) if high - low < 2 else (1,)
-    ticks = [m * 10.0**e for e in range(math.floor(low), math.ceil(high) + 1) for m in steps]
-    inside = [t for t in ticks if low <= math.log10(t) <= high]
-    return alt.Axis(values=inside, format="~e" if high > 4 else "~g")
+    return log_or_linear(shown[axis.column].cast(pl.Float64).to_list(), log=True, fixed=True)[1]
 
 
 def _means(
