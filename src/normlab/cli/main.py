@@ -67,7 +67,7 @@ Reference
 
 Your own model:  normlab check train.py:setup      Nothing at hand:  normlab compare --config demo
 All options:     normlab COMMAND --help"""
-RUN: Final = """normlab run is for models that were trained. Type one of:
+RUN: Final = """run is for models that were trained; type one of:
 
   normlab run list                   every run with its recipe, progress and scores
   normlab run report RUN             a page about a run, a comparison or somebody else's watch

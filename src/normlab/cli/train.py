@@ -18,7 +18,7 @@ class Train:
     A run that is done is not done again, and an interrupted one goes on from its last checkpoint.
     """
 
-    WHAT: ClassVar[str] = """normlab train trains one recipe. Name it, and your text or a configuration:
+    WHAT: ClassVar[str] = """train trains one recipe; type one of:
 
   normlab train --recipe pre+rmsnorm --lr 1e-3                     on the built-in corpus
   normlab train --config language_model --train-text train.txt --dev-text dev.txt --test-text test.txt

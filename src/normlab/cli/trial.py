@@ -43,7 +43,7 @@ class Trial(SourceFlags):
     so far.
     """
 
-    WHAT: ClassVar[str] = """normlab trial trains copies of a model at several rates. Name what to train:
+    WHAT: ClassVar[str] = """trial trains copies of a model at several rates; type one of:
 
   normlab trial train.py:setup          your function that returns normlab.Setup(model, batches, optimizer=…)
   normlab trial --recipe pre+smallinit  a recipe of normlab's"""

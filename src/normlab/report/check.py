@@ -18,6 +18,7 @@ from normlab.report.page import (
     Table,
     Text,
     breakable,
+    capital,
     require_parts,
     write_page,
 )
@@ -43,9 +44,9 @@ def check_page(report: Mapping[str, Any]) -> str:
     lead = f"{len(holds)} {kept}, {len(report['untestable'])} could not be tested."
     return Page(
         title=str(report.get("title") or f"Check of {report['model']}"),
-        headline=f"{_capital(first['property'])} fails at {_place(first)}" if first else "Nothing fails",
+        headline=f"{_property(first)} fails at {_place(first)}" if first else "Nothing fails",
         facts=[f"{name} {value}" for name, value in report["facts"].items()],
-        lead=f"{_capital(first['evidence'])}. {lead}" if first else lead,
+        lead=f"{capital(first['evidence'])}. {lead}" if first else lead,
         blocks=list(_sections(report)),
     ).html()
 
@@ -73,7 +74,7 @@ def _sections(report: Mapping[str, Any]) -> Iterator[Section]:
 
 
 def _failure(one: Mapping[str, Any], states: Mapping[str, str]) -> Iterator[Block]:
-    yield Text(f"{_capital(one['property'])} fails at {_place(one)}: {one['evidence']}.", "alarm")
+    yield Text(f"{_property(one)} fails at {_place(one)}: {one['evidence']}.", "alarm")
     if statement := states.get(one["property"]):
         yield Text(f"What should hold: {statement}", "note")
     if one["advice"]:
@@ -91,9 +92,9 @@ def _name(name: str, small: str = "") -> Cell:
     return Cell(breakable(name), small)
 
 
+def _property(found: Mapping[str, Any]) -> str:
+    return capital(found["property"].replace("_", " "))
+
+
 def _place(found: Mapping[str, Any]) -> str:
     return found["module"] or "the model"
-
-
-def _capital(words: str) -> str:
-    return (words[:1].upper() + words[1:]).replace("_", " ") if words.partition(" ")[0].islower() else words

@@ -24,6 +24,7 @@ from normlab.report.page import (
     Section,
     Table,
     Text,
+    capital,
     require_parts,
 )
 from normlab.report.studies import Row, View, anchor, folded, pictured, pictures
@@ -96,25 +97,19 @@ def _cause(diagnosis: Mapping[str, Any]) -> Markup:
     """Say the cause, or that there is none."""
     cause = diagnosis.get("cause")
     if not cause:
-        return Markup("{}").format(_capital(diagnosis.get("verdict", "nothing found")))
+        return Markup("{}").format(capital(diagnosis.get("verdict", "nothing found")))
     where = f"{cause['module']}: " if cause["module"] and cause["module"] not in cause["sentence"] else ""
-    said = _capital(where + cause["sentence"].partition("; ")[0])
+    said = capital(where + cause["sentence"].partition("; ")[0])
     return Markup('<span class="tag {0}">{0}</span>{1}').format(cause["severity"], said)
 
 
 def _lead(diagnosis: Mapping[str, Any]) -> str:
     """Say the rest of the cause, and what to do about it."""
     cause: Row = diagnosis.get("cause") or {}
-    rest = _capital(cause.get("sentence", "").partition("; ")[2])
-    do = _capital(cause.get("do", ""))
+    rest = capital(cause.get("sentence", "").partition("; ")[2])
+    do = capital(cause.get("do", ""))
     said = [part if part.endswith("?") else f"{part}." for part in (rest, do) if part]
     return " ".join(said)
-
-
-def _capital(sentence: str) -> str:
-    """Begin a sentence with a capital letter, unless its first word is the path of a module."""
-    first = sentence.partition(" ")[0].strip(":,;")
-    return sentence if "." in first or "_" in first else sentence[:1].upper() + sentence[1:]
 
 
 def _facts(diagnosis: Mapping[str, Any]) -> list[str]:
@@ -146,7 +141,7 @@ def _findings(diagnosis: Mapping[str, Any], charts: Sequence[str]) -> list[Block
 
 def _listed(findings: Sequence[Row], charts: Sequence[str]) -> Markup:
     item = Markup('<li class="{0}"><p><span class="tag {0}">{0}</span>{1}</p>{2}</li>')
-    said = ("; ".join(filter(None, (_capital(f["sentence"]), f["do"]))) for f in findings)
+    said = ("; ".join(filter(None, (capital(f["sentence"]), f["do"]))) for f in findings)
     items = [
         item.format(f["severity"], words, _evidence(f, charts))
         for f, words in zip(findings, said, strict=True)

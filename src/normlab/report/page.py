@@ -270,6 +270,12 @@ def require_parts(data: Mapping[str, object], parts: str, what: str) -> None:
         raise UserError(f"there is no {', '.join(missing)}; give that of {what}")
 
 
+def capital(sentence: str) -> str:
+    """Begin a sentence with a capital letter, unless its first word is the path of a module."""
+    first = sentence.partition(" ")[0].strip(":,;")
+    return sentence if "." in first or "_" in first else sentence[:1].upper() + sentence[1:]
+
+
 def breakable(name: str, after: str = "._+/:") -> Markup:
     """Return a name with permitted line breaks after some of its characters."""
     return Markup("<wbr>").join(re.split(rf"(?<=[{re.escape(after)}])", name))

@@ -24,6 +24,7 @@ from normlab.report.page import (
     Section,
     Table,
     Text,
+    capital,
     require_parts,
     write_page,
 )
@@ -54,7 +55,7 @@ def trial_page(trials: Mapping[str, Any]) -> str:
         title=str(trials.get("title") or f"Learning rates of {trials['model']}"),
         headline=headline,
         facts=[*facts, f"{count(number, 'trial')} in {duration(trials['seconds'])}"],
-        lead=f"{rest[:1].upper()}{rest[1:]}." if rest else "",
+        lead=f"{capital(rest)}." if rest else "",
         blocks=list(_sections(trials, every, list(map(short_rate, rates)))),
         recipes=list(map(short_rate, rates)),
     ).html()
