@@ -37,7 +37,7 @@ GONE: Final = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check(SourceFlags):
+class CheckCommand(SourceFlags):
     """Test one training step by properties that hold exactly, or do not.
 
     SOURCE is train.py:setup, a function of yours that returns normlab.Setup(model, batches, …) and runs with

@@ -30,7 +30,7 @@ RequestParts = Annotated[FlagCreatePairsOff[OmitArgPrefixes[RequestFlags]], arg(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compare:
+class CompareCommand:
     """Train recipes at several learning rates and seeds, and write one page about them.
 
     Runs that are done are not done again: the same command

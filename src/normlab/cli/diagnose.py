@@ -30,7 +30,7 @@ STYLES: Final = {"problem": "bold red", "warning": "yellow", "note": "dim"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diagnose(SourceFlags):
+class DiagnoseCommand(SourceFlags):
     """Measure a model before it trains, compare it with theory, and write a page with the findings.
 
     SOURCE is train.py:setup, a function of yours that returns normlab.Setup(model, batches, …), or a run's

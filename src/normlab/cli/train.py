@@ -12,7 +12,7 @@ from normlab.config.config import Config
 
 
 @dataclass(frozen=True)
-class Train:
+class TrainCommand:
     """Train one recipe, and score its best checkpoint on the test text.
 
     A run that is done is not done again, and an interrupted one goes on from its last checkpoint.

@@ -35,7 +35,7 @@ CHANGE: Final = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial(SourceFlags):
+class TrialCommand(SourceFlags):
     """Train copies of a model at several learning rates for a short while, and say which of them train.
 
     SOURCE is train.py:setup, a function of yours that returns normlab.Setup(model, batches, optimizer=…) and

@@ -14,8 +14,8 @@ from normlab.report.page import (
     Code,
     Details,
     Page,
+    PageTable,
     Section,
-    Table,
     Text,
     breakable,
     capital,
@@ -61,13 +61,13 @@ def _sections(report: Mapping[str, Any]) -> Iterator[Section]:
         yield Section("Notes", [_places(report["notes"], caption)], "notes")
     if report["untestable"]:
         rows = [[_name(n, states.get(n, "")), Cell(why)] for n, why in report["untestable"].items()]
-        table = Table(("property", "why"), rows, text_columns=2)
+        table = PageTable(("property", "why"), rows, text_columns=2)
         yield Section("What could not be tested", [table], "untestable")
     rows = [
         [_name(n), Cell(states.get(n, "")), Cell(duration(report["seconds"].get(n, 0.0)))]
         for n in report["holds"]
     ]
-    holds: list[Block] = [Table(("property", "what it states", "time"), rows, text_columns=2)]
+    holds: list[Block] = [PageTable(("property", "what it states", "time"), rows, text_columns=2)]
     yield Section("What holds", holds if rows else [Text("Nothing that could be tested.")], "holds")
     if report.get("command"):
         yield Section("How it was made", [Code(str(report["command"]))], "how")
@@ -83,9 +83,9 @@ def _failure(one: Mapping[str, Any], states: Mapping[str, str]) -> Iterator[Bloc
         yield Details(f"What it explains: {count(len(follows), 'further failure')}", [_places(follows)])
 
 
-def _places(found: Sequence[Mapping[str, Any]], caption: str = "") -> Table:
+def _places(found: Sequence[Mapping[str, Any]], caption: str = "") -> PageTable:
     rows = [[_name(v["property"]), Cell(_place(v)), Cell(v["evidence"])] for v in found]
-    return Table(("property", "place", "seen"), rows, caption, text_columns=3)
+    return PageTable(("property", "place", "seen"), rows, caption, text_columns=3)
 
 
 def _name(name: str, small: str = "") -> Cell:

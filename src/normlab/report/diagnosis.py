@@ -17,17 +17,17 @@ from normlab.report.page import (
     Cell,
     Chart,
     Code,
+    Columns,
     Details,
-    Grid,
     Html,
     Page,
+    PageTable,
     Section,
-    Table,
     Text,
     capital,
     require_parts,
 )
-from normlab.report.studies import Row, View, anchor, folded, pictured, pictures
+from normlab.report.studies import DiagnosisView, Row, anchor, folded, pictured, pictures
 from normlab.runs.folder import write_text_atomic
 
 TOP: Final = "scales"
@@ -59,7 +59,7 @@ def diagnosis_page(diagnosis: Mapping[str, Any]) -> str:
     Raises UserError if a part of it is missing.
     """
     require_parts(diagnosis, PARTS, "Diagnosis.to_plain()")
-    view = View(diagnosis)
+    view = DiagnosisView(diagnosis)
     first, rest = _first([*pictures(view)])
     charts = [chart.name for section in (*first, *rest) for chart in _charts(section)]
     return Page(
@@ -89,7 +89,9 @@ def _first(sections: Sequence[Section]) -> tuple[list[Section], list[Section]]:
 def _charts(section: Section) -> Iterator[Chart]:
     for block in section.blocks:
         yield from (
-            inner for inner in (block.blocks if isinstance(block, Grid) else ()) if isinstance(inner, Chart)
+            inner
+            for inner in (block.blocks if isinstance(block, Columns) else ())
+            if isinstance(inner, Chart)
         )
 
 
@@ -175,7 +177,7 @@ def _tables(diagnosis: Mapping[str, Any], left_out: Collection[str]) -> Section:
         order = sorted(range(len(header)), key=lambda i: numeric[i])  # words to the left
         words = len(header) - sum(numeric)
         body = [[Cell(_cell(row[header[i]])) for i in order] for row in rows[:ROWS]]
-        table = Table([header[i].replace("_", " ") for i in order], body, text_columns=words)
+        table = PageTable([header[i].replace("_", " ") for i in order], body, text_columns=words)
         cut = f"The first {ROWS} of {len(rows):,} rows; the JSON file beside this page holds all."
         more = [Text(cut, "note")] if len(rows) > ROWS else []
         summary = Markup("{} <span class=note>{}</span>").format(
@@ -200,8 +202,8 @@ def _how(diagnosis: Mapping[str, Any]) -> Section:
         ),
         *([Code(diagnosis["command"])] if diagnosis.get("command") else []),
         Details("Structure of the model", [Code(diagnosis["structure"])]),
-        Details("Facts", [Table(("", ""), facts, text_columns=2)]),
-        Details("Studies", [Table(("study", "measured on", "time"), studies, text_columns=2)]),
+        Details("Facts", [PageTable(("", ""), facts, text_columns=2)]),
+        Details("Studies", [PageTable(("study", "measured on", "time"), studies, text_columns=2)]),
     ]
     return Section("How it was measured", blocks, "how")
 

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from normlab.config.units import count
 from normlab.errors import UserError
 from normlab.report.charts.probes import by_depth
-from normlab.report.page import Block, Chart, Grid, Notes, Page, Section, Text, capital
+from normlab.report.page import Block, Chart, Columns, Notes, Page, Section, Text, capital
 from normlab.report.studies import anchor
 
 CURVES: Final = {
@@ -54,7 +54,7 @@ def watched(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
             name = f"{signal}-{statistic}-{anchor(label)}"
             charts.append(Chart(name, f"{title}, {label}", caption, by_depth(one, axis), one))
     intro = "A line per sublayer: light is the first, dark the last; point at a line for its name."
-    return [Section("Inside the model", [Grid(charts)], "probes", intro)] if charts else []
+    return [Section("Inside the model", [Columns(charts)], "probes", intro)] if charts else []
 
 
 def _point(row: Mapping[str, Any], depth: int, label: str) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def _others(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
         drawn = by_depth(frame, axis, log=not loss)
         charts.append(Chart(name, capital(title), "", drawn, frame))
     intro = "A line per module, light to dark in the order in which they were measured."
-    return [Section("Modules", [Grid(charts)], "modules", intro)] if charts else []
+    return [Section("Modules", [Columns(charts)], "modules", intro)] if charts else []
 
 
 def _noted(notes: Sequence[str]) -> list[Section]:

@@ -37,7 +37,7 @@ FEW_POINTS: Final = 30
 
 
 @dataclass(frozen=True)
-class Axis:
+class CurveAxis:
     """The vertical axis of a curve: its column, title and scale."""
 
     column: str
@@ -59,7 +59,7 @@ class Axis:
 def curve(
     frame: pl.DataFrame,
     recipes: Sequence[str],
-    axis: Axis,
+    axis: CurveAxis,
     *,
     entropy_nats: float | None = None,
     points: int = POINTS,
@@ -92,7 +92,7 @@ def curve(
     return finish(layers, axis.height) if layers else nothing(axis.height)
 
 
-def _scale(shown: pl.DataFrame, axis: Axis) -> tuple[alt.Scale, float]:
+def _scale(shown: pl.DataFrame, axis: CurveAxis) -> tuple[alt.Scale, float]:
     if axis.log or shown.is_empty():
         return alt.Scale(type="log" if axis.log else "linear", nice=False), float("inf")
     values = shown[axis.column].cast(pl.Float64)
@@ -103,14 +103,14 @@ def _scale(shown: pl.DataFrame, axis: Axis) -> tuple[alt.Scale, float]:
     return alt.Scale(domain=[max(0.0, bottom - 0.06 * (top - bottom)), top], nice=False, zero=False), top
 
 
-def _ticks(shown: pl.DataFrame, axis: Axis) -> alt.Axis:
+def _ticks(shown: pl.DataFrame, axis: CurveAxis) -> alt.Axis:
     if not axis.log or shown.is_empty():
         return alt.Axis(tickCount=5)
     return log_or_linear(shown[axis.column].cast(pl.Float64).to_list(), log=True, fixed=True)[1]
 
 
 def _means(
-    together: pl.DataFrame, recipes: Sequence[str], axis: Axis, x: alt.X, y: partial[alt.Y]
+    together: pl.DataFrame, recipes: Sequence[str], axis: CurveAxis, x: alt.X, y: partial[alt.Y]
 ) -> list[Any]:
     base = alt.Chart(rows(together)).encode(x=x, color=recipe_colour(recipes))
     layers: list[Any] = []
@@ -126,7 +126,7 @@ def _means(
 
 
 def _strays(
-    alone: pl.DataFrame, recipes: Sequence[str], axis: Axis, x: alt.X, y: partial[alt.Y], top: float
+    alone: pl.DataFrame, recipes: Sequence[str], axis: CurveAxis, x: alt.X, y: partial[alt.Y], top: float
 ) -> list[Any]:
     leaves = (pl.col("mean") > top).cum_sum().over("run")  # from where a line is out of the picture
     inside = alone.filter(leaves <= 1)
@@ -155,7 +155,7 @@ def _level(value: float, words: str) -> list[Any]:
     return [base.mark_rule(strokeDash=[2, 3], style="faint", clip=True), text.encode(x=alt.value("width"))]
 
 
-def _ruler(together: pl.DataFrame, recipes: Sequence[str], axis: Axis, x: alt.X) -> Any:
+def _ruler(together: pl.DataFrame, recipes: Sequence[str], axis: CurveAxis, x: alt.X) -> Any:
     """Return a vertical line under the pointer; its tooltip lists every recipe's value at that step."""
     wide = together.pivot("recipe", index=axis.x, values="mean").sort(axis.x)
     names = [name for name in recipes if name in wide.columns]
