@@ -267,6 +267,8 @@ def page(rows: list[Row]) -> str:
     """``docs/data-scale.md``."""
     text = f"""# Data at scale
 
+How long it takes to prepare and to read a text much larger than those used here.
+
 Preparing and reading a parallel text of invented words (Zipf's law, {WORDS:,} words a side, {VOCAB_SIZE:,}
 types learned), by `python benchmarks/data.py --write`. Memory is the most that was ever resident, mapped
 files included, of a process that prepares, and of one that trains a tiny model for {STEPS} steps of

@@ -228,7 +228,8 @@ def page() -> str:
         "`python benchmarks/depth.py --page`; delete a line of that file and type "
         "`python benchmarks/depth.py --write` to measure it again."
     )
-    paragraphs = ["# A thousand sublayers", setting, reading]
+    purpose = "What becomes of the placements that claim depth, in a model of a thousand sublayers."
+    paragraphs = ["# A thousand sublayers", purpose, setting, reading]
     for rate in sorted({r.rate for r in rows}, reverse=True):
         at = [r for r in rows if r.rate == rate]
         paragraphs += [f"## Learning rate {rate:g}", "\n".join(table(at)), verdict(at, entropy)]

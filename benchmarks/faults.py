@@ -308,6 +308,9 @@ MEASURED = {
 
 TEXT = """# Probes in training, and the flight recorder
 
+What probes and the flight recorder show of a training, what they cost, and which planted faults they
+find.
+
 This page is written by `python benchmarks/faults.py --write`; its costs come from `python
 benchmarks/probing.py --write`.
 

@@ -11,7 +11,7 @@ import pytest
 import normlab
 from normlab.cli import errors
 from normlab.cli.main import main
-from normlab.cli.recipes import Recipes
+from normlab.cli.recipes import RecipesCommand
 from normlab.errors import UserError
 
 SRC = Path(normlab.__file__).parent
@@ -114,7 +114,7 @@ def planted(monkeypatch):
         def fail(self: object) -> None:
             raise error
 
-        monkeypatch.setattr(Recipes, "run", fail)
+        monkeypatch.setattr(RecipesCommand, "run", fail)
 
     return plant
 

@@ -6,12 +6,12 @@ from typing import Literal, get_type_hints
 import pytest
 import tyro
 
-from normlab.cli.compare import Compare, RequestFlags
+from normlab.cli.compare import CompareCommand, RequestFlags
 from normlab.cli.main import COMMANDS
 from normlab.cli.main import load as load_command
 from normlab.cli.options import ConfigFlags, config_name, flags_of, load, typed_value
 from normlab.cli.presets import CONFIGS
-from normlab.cli.train import Train
+from normlab.cli.train import TrainCommand
 from normlab.cli.translate import DecodeFlags
 from normlab.config.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
 from normlab.config.fields import no_flag
@@ -91,7 +91,7 @@ def test_flags_left_alone_change_nothing(name):
 def test_what_is_typed_replaces_the_configuration(tmp_path):
     text = ["--train-src", "a.de", "--train-tgt", "a.en", "--dev-src", "b.de", "--dev-tgt", "b.en"]
     command = parse(
-        Compare,
+        CompareCommand,
         *text,
         *["--recipes", "post", "pre+scalenorm", "--lrs", "5e-4", "2e-3", "--seeds", "3", "--jobs", "4"],
         *["--dim", "128", "--warmup-steps", "50", "--steps", "70", "--precision", "fp32", "--threads", "2"],
@@ -147,8 +147,8 @@ def test_a_run_is_repeated_from_its_file_exactly(tmp_path):
     )
     file = RunFolder.create(tmp_path / "id", config).path / "config.json"
     assert load(str(file)) == config
-    assert parse(Train, "--config", str(file)).resolved() == config
-    longer = parse(Train, "--config", str(file), "--steps", "5").resolved()
+    assert parse(TrainCommand, "--config", str(file)).resolved() == config
+    longer = parse(TrainCommand, "--config", str(file), "--steps", "5").resolved()
     assert longer == dataclasses.replace(config, train=dataclasses.replace(config.train, steps=5))
 
 
@@ -163,7 +163,7 @@ def test_other_text_loses_the_digest_of_the_old_text():
 
 def test_a_recipe_and_a_seed_at_the_prompt_are_resolved():
     config = parse(
-        Train, "--recipe", "enc:pre/dec:post+scalenorm", "--seed", "5", "--precision", "fp32"
+        TrainCommand, "--recipe", "enc:pre/dec:post+scalenorm", "--seed", "5", "--precision", "fp32"
     ).resolved()
     model, seeds = config.model, config.seeds
     assert (model.encoder_placement, model.decoder_placement, model.norm) == ("pre", "post", "scalenorm")
@@ -173,17 +173,19 @@ def test_a_recipe_and_a_seed_at_the_prompt_are_resolved():
 
 def test_a_forced_run_is_marked_and_its_repetition_too(tmp_path):
     with pytest.raises(ValueError, match="--force"):
-        parse(Train, "--recipe", "deepnorm+smallinit").resolved()
-    config = parse(Train, "--recipe", "deepnorm+smallinit", "--force", "--precision", "fp32").resolved()
+        parse(TrainCommand, "--recipe", "deepnorm+smallinit").resolved()
+    config = parse(
+        TrainCommand, "--recipe", "deepnorm+smallinit", "--force", "--precision", "fp32"
+    ).resolved()
     assert config.forced.startswith("DeepNorm's beta is a gain on Xavier")
     file = RunFolder.create(tmp_path / "id", config).path / "config.json"
-    assert parse(Train, "--config", str(file)).resolved() == config
-    assert parse(Train, "--config", str(file), "--recipe", "post").resolved().forced == ""
+    assert parse(TrainCommand, "--config", str(file)).resolved() == config
+    assert parse(TrainCommand, "--config", str(file), "--recipe", "post").resolved().forced == ""
 
 
 def test_every_size_and_step_that_a_recipe_needs_can_be_typed():
     typed = ["--kv-heads", "2", "--decay-step", "200", "--weight-decay", "0.1", "--warmup-steps", "20"]
-    config = parse(Train, *typed, "--recipe", "pre+rope+adamw+step_decay").resolved()
+    config = parse(TrainCommand, *typed, "--recipe", "pre+rope+adamw+step_decay").resolved()
     assert (config.model.kv_heads, config.model.position_encoding) == (2, "rope")
     assert (config.optim.decay_step, config.optim.weight_decay) == (200, 0.1)
 
@@ -192,12 +194,12 @@ def test_a_run_with_somebody_elses_placement_says_how_to_import_it(tmp_path):
     model = ModelConfig(encoder_placement="mine", decoder_placement="mine")
     file = RunFolder.create(tmp_path / "id", Config(model=model)).path / "config.json"
     with pytest.raises(ValueError, match=r"unknown placement 'mine'.*add --import my_package\.my_module$"):
-        parse(Train, "--config", str(file)).resolved()
+        parse(TrainCommand, "--config", str(file)).resolved()
 
 
 def test_automatic_precision_is_resolved_before_anything_is_trained():
-    assert parse(Train).flags.train.precision == "auto"
-    assert parse(Train).resolved().train.precision in ("fp32", "bf16")
+    assert parse(TrainCommand).flags.train.precision == "auto"
+    assert parse(TrainCommand).resolved().train.precision in ("fp32", "bf16")
 
 
 def test_every_flag_has_a_help_text():

@@ -9,7 +9,7 @@ import pytest
 
 from normlab.cli import errors
 from normlab.cli.main import COMMANDS, MOVED, OVERVIEW, load, main
-from normlab.cli.recipes import Recipes
+from normlab.cli.recipes import RecipesCommand
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_what_stops_a_command_is_said(error, code, sentence, capsys, monkeypatch
     def fail(self):
         raise error
 
-    monkeypatch.setattr(Recipes, "run", fail)
+    monkeypatch.setattr(RecipesCommand, "run", fail)
     assert main(["recipes"]) == code
     assert sentence in capsys.readouterr().err
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from normlab.cli.main import main
-from normlab.cli.reproduce import Reproduce
+from normlab.cli.reproduce import ReproduceCommand
 from normlab.errors import UserError
 from normlab.papers import registry
 from normlab.papers import results as reproductions_store
@@ -231,7 +231,7 @@ def test_what_the_budget_leaves_is_said_and_measured_by_the_same_command(measure
 def test_what_rests_on_runs_that_the_budget_leaves_is_left_too(measured, capsys, monkeypatch):
     resting = replace(PLAIN, id="example.rests", rests_on=[LARGE.id])
     monkeypatch.setattr(registry, "ARTEFACTS", {a.id: a for a in (LARGE, resting)})
-    monkeypatch.setattr(Reproduce, "_train", lambda self, todo, until: [])
+    monkeypatch.setattr(ReproduceCommand, "_train", lambda self, todo, until: [])
     main(["papers", "reproduce", "example", "--budget", "1h"])
     said = capsys.readouterr()
     assert "the budget is spent; example.rests: not measured, the same command" in said.out

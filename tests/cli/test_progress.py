@@ -1,4 +1,4 @@
-"""Progress reads run folders; these are written as a run writes them."""
+"""ProgressDisplay reads run folders; these are written as a run writes them."""
 
 import io
 import json
@@ -6,7 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
-from normlab.cli.progress import Progress, Tail, View
+from normlab.cli.progress import ProgressDisplay, RunProgress, Tail
 from normlab.config.config import Config, OptimConfig, SeedConfig, TrainConfig
 from normlab.config.outcome import Outcome
 from normlab.runs import RunFolder, Status
@@ -61,7 +61,7 @@ class TestTail:
 
 class TestView:
     def test_pace_and_what_is_left(self):
-        view = View.of(config(), Translation.metrics)
+        view = RunProgress.of(config(), Translation.metrics)
         view.state = "running"
         assert view.remaining_seconds is None
         for step in range(10, 41, 10):
@@ -70,19 +70,19 @@ class TestView:
         assert view.remaining_seconds == pytest.approx(60 * 0.1)
 
     def test_best_is_the_highest_so_far(self):
-        view = View.of(config(), Translation.metrics)
+        view = RunProgress.of(config(), Translation.metrics)
         for step, bleu in ((10, 1.0), (20, 12.5), (30, 11.0)):
             view.see(dev(step, bleu))
         assert dict(view.cells())["best BLEU"] == "12.5"
 
     def test_numbers_that_are_not_finite_are_shown(self):
-        view = View.of(config(), Translation.metrics)
+        view = RunProgress.of(config(), Translation.metrics)
         view.see({**row(10), "loss": "nan", "grad_norm_l2": "inf"})
         assert dict(view.cells())["loss"] == "nan"
         assert dict(view.cells())["gradient norm"] == "inf"
 
     def test_the_line_says_everything(self):
-        view = View.of(config(seed=3), Translation.metrics)
+        view = RunProgress.of(config(seed=3), Translation.metrics)
         view.state = "running"
         for step in (10, 20):
             view.see(row(step))
@@ -109,7 +109,7 @@ def folders(tmp_path):
 
 
 def test_all_runs_are_summed_up(folders):
-    progress = Progress(Console(file=io.StringIO()), jobs=2, expected_runs=4)
+    progress = ProgressDisplay(Console(file=io.StringIO()), jobs=2, expected_runs=4)
     progress.watch(folders)
     assert progress.summary().startswith("4 runs: 1 running, 1 stuck, 1 waiting · ETA ")
     mean_run = (0.1 * 100 + 0.2 * 100) / 2
@@ -118,7 +118,7 @@ def test_all_runs_are_summed_up(folders):
 
 def test_log_lines_come_only_with_news(folders):
     out = io.StringIO()
-    progress = Progress(Console(file=out))
+    progress = ProgressDisplay(Console(file=out))
     with progress:
         progress.watch(folders)
         first = out.getvalue()
@@ -135,7 +135,7 @@ def test_log_lines_come_only_with_news(folders):
 def test_a_terminal_shows_one_row_a_run_and_as_many_as_fit(folders):
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=140, height=20, legacy_windows=False)
-    progress = Progress(console, jobs=2)
+    progress = ProgressDisplay(console, jobs=2)
     with progress:
         progress.watch(folders)
     shown = out.getvalue()
@@ -148,7 +148,7 @@ def test_a_terminal_shows_one_row_a_run_and_as_many_as_fit(folders):
 def test_the_phase_is_shown_with_its_progress(folders, monkeypatch):
     monkeypatch.setattr("normlab.cli.progress.LOG_EVERY_SECONDS", 0.0)
     out = io.StringIO()
-    progress = Progress(Console(file=out))
+    progress = ProgressDisplay(Console(file=out))
     with progress:
         progress.watch(folders)
         folders[0].set_status(Status("running", step=100, phase="translating", phase_done=0.42))
@@ -160,7 +160,7 @@ def test_the_phase_is_shown_with_its_progress(folders, monkeypatch):
 
 def test_a_run_of_this_process_is_shown_by_its_rows(tmp_path):
     out = io.StringIO()
-    progress = Progress(Console(file=out))
+    progress = ProgressDisplay(Console(file=out))
     see = progress.watch_one(config(), Translation.metrics, tmp_path)
     see(row(10))
     see(dev(10, 3.0))

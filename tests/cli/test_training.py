@@ -11,7 +11,7 @@ import pytest
 import tyro
 
 from normlab.cli.main import COMMANDS, main
-from normlab.cli.train import Train
+from normlab.cli.train import TrainCommand
 from normlab.config.io import to_json
 from normlab.report.run import run_page
 from normlab.runs import RunFolder, Runs
@@ -32,7 +32,7 @@ def test_flags_are_fields_of_the_configuration(tmp_path):
     )
     words += " --decay-patience 2 --keep-checkpoints log --tensorboard --init-from abc"
     args = words.split()
-    config = tyro.cli(Train, args=args, default=Train.defaults(args)).resolved()
+    config = tyro.cli(TrainCommand, args=args, default=TrainCommand.defaults(args)).resolved()
     assert (config.train.average_last, config.train.early_stopping_patience, config.train.init_from) == (
         3,
         20,

@@ -6,10 +6,10 @@ import polars as pl
 import pytest
 import vl_convert
 
-from normlab.report.charts.curves import Axis, curve
+from normlab.report.charts.curves import CurveAxis, curve
 from normlab.report.charts.theme import MANY, theme
 
-LOSS = Axis("nll", "nats")
+LOSS = CurveAxis("nll", "nats")
 RECIPES = ["pre", "enc:post/dec:pre", "v1.5[a]"]
 
 
@@ -30,7 +30,7 @@ def fall(rows: int, seed: int = 0) -> list[float]:
     return list(2 + 6 * np.exp(-np.arange(rows) / 20) + np.random.default_rng(seed).normal(0, 0.01, rows))
 
 
-def layers(frame: pl.DataFrame, axis: Axis = LOSS, **more: Any) -> dict[str, list[dict[str, Any]]]:
+def layers(frame: pl.DataFrame, axis: CurveAxis = LOSS, **more: Any) -> dict[str, list[dict[str, Any]]]:
     """The chart's layers by mark; it must also draw, as SVG, without a browser."""
     chart = curve(frame, RECIPES, axis, **more)
     svg = vl_convert.vegalite_to_svg(chart.to_dict(), config=theme())
@@ -63,7 +63,7 @@ def test_of_many_recipes_the_band_shows_only_in_focus() -> None:
     runs = pl.concat([run("pre", "a", fall(50, 1)), run("pre", "b", fall(50, 2))])
 
     def area(recipes: int) -> dict[str, Any]:
-        axis = Axis("nll", "loss")
+        axis = CurveAxis("nll", "loss")
         spec = curve(runs, ["pre", *(f"r{i}" for i in range(1, recipes))], axis).to_dict()
         (found,) = (layer for layer in spec["layer"] if layer["mark"]["type"] == "area")
         return found["encoding"]["opacity"]
@@ -114,15 +114,15 @@ def test_nothing_finite_says_so() -> None:
 def test_a_level_only_on_a_linear_axis() -> None:
     frame = run("pre", "a", fall(50))
     assert values(layers(frame, entropy_nats=4.1)["text"][0]) == [{"level": 4.1}]
-    assert "text" not in layers(frame, Axis("nll", "nats", log=True), entropy_nats=4.1)
+    assert "text" not in layers(frame, CurveAxis("nll", "nats", log=True), entropy_nats=4.1)
 
 
 def test_a_log_axis_has_round_ticks_and_no_zeros() -> None:
     frame = run("pre", "a", [0.0, 0.3, 30.0, 1.0])
-    (line,) = layers(frame, Axis("nll", "norm", log=True))["line"]
+    (line,) = layers(frame, CurveAxis("nll", "norm", log=True))["line"]
     assert len(values(line)) == 3
     assert line["encoding"]["y"]["axis"]["values"] == pytest.approx([1, 10])
-    near = layers(run("pre", "a", [0.6, 3.0]), Axis("nll", "norm", log=True))["line"][0]
+    near = layers(run("pre", "a", [0.6, 3.0]), CurveAxis("nll", "norm", log=True))["line"][0]
     assert near["encoding"]["y"]["axis"]["values"] == pytest.approx([1, 2])
 
 

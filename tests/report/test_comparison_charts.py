@@ -23,9 +23,8 @@ def test_one_learning_rate_asks_nothing_of_sensitivity(comparison: Comparison) -
 
 def test_the_unigram_entropy_is_drawn_where_it_is_known(comparison: Comparison) -> None:
     def drawn(shown: Comparison) -> list[str]:
-        charts = [
-            c for s in comparison_charts.pictures(shown, {}, []) for grid in s.blocks[:1] for c in grid.blocks
-        ]
+        sections = comparison_charts.pictures(shown, {}, [])
+        charts = [c for s in sections for grid in s.blocks[:1] for c in grid.blocks]
         spelt = {c.name: c.chart(POINTS) if callable(c.chart) else c.chart for c in charts}
         return [name for name, chart in spelt.items() if "unigram entropy" in chart.to_json()]
 

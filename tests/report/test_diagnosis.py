@@ -11,7 +11,7 @@ import pytest
 from normlab.diagnosis import registered
 from normlab.report.diagnosis import ROWS, diagnosis_page, write_diagnosis
 from normlab.report.page import Chart
-from normlab.report.studies import View, anchor, folded, frame, pictures
+from normlab.report.studies import DiagnosisView, anchor, folded, frame, pictures
 
 STACKS = {"encoder.sublayers": "encoder", "decoder.sublayers": "decoder"}
 ROLES = ("self_attention", "cross_attention", "ffn")
@@ -119,7 +119,12 @@ def plain(count=6):
 
 
 def charts(diagnosis):
-    return {c.name: c for s in pictures(View(diagnosis)) for c in s.blocks[0].blocks if isinstance(c, Chart)}
+    return {
+        c.name: c
+        for s in pictures(DiagnosisView(diagnosis))
+        for c in s.blocks[0].blocks
+        if isinstance(c, Chart)
+    }
 
 
 def test_the_cause_stands_first_then_its_picture_then_the_other_findings():

@@ -5,12 +5,12 @@ import shutil
 import polars as pl
 import pytest
 
-from normlab.cli.run import Report
+from normlab.cli.run import ReportCommand
 from normlab.config.config import Config
 from normlab.errors import UserError
 from normlab.report.charts.probes import by_depth
 from normlab.report.flight import flown, watched, write_probes_page
-from normlab.report.page import Chart, Grid, Notes, Text
+from normlab.report.page import Chart, Columns, Notes, Text
 from normlab.report.run import run_page
 from normlab.runs.folder import RunFolder, Status
 
@@ -42,7 +42,7 @@ REPORT = {
 def test_a_chart_for_each_probe_and_stack():
     (section,) = watched(rows())
     (grid,) = section.blocks
-    assert isinstance(grid, Grid)
+    assert isinstance(grid, Columns)
     charts = [block for block in grid.blocks if isinstance(block, Chart)]
     assert [c.name for c in charts] == [
         "after-rms-encoder",
@@ -104,7 +104,7 @@ def test_rows_of_another_trainer_are_drawn(tmp_path):
     nan = OUTSIDE | {"value": "nan", "step": 2}
     content = "\n".join(json.dumps(row) for row in [*rows(), OUTSIDE, nan])
     file.write_text(content + '\n{"step": 9, "mod')
-    page = Report(of=str(file)).write()
+    page = ReportCommand(of=str(file)).write()
     assert page == tmp_path / "probes.html"
     html = page.read_text()
     for words in (

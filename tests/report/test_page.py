@@ -8,7 +8,19 @@ from markupsafe import Markup
 from normlab.errors import UserError
 from normlab.report import page
 from normlab.report.charts.theme import MANY, Drawn, finish, rows
-from normlab.report.page import Cell, Chart, Code, Details, Grid, Html, Notes, Page, Section, Table, Text
+from normlab.report.page import (
+    Cell,
+    Chart,
+    Code,
+    Columns,
+    Details,
+    Html,
+    Notes,
+    Page,
+    PageTable,
+    Section,
+    Text,
+)
 
 
 def chart(name: str, points: int = 3) -> Chart:
@@ -25,9 +37,9 @@ def test_every_block_is_there_and_escaped() -> None:
     blocks = [
         Text(evil),
         Code(evil),
-        Table([evil], [[Cell(evil, evil, "#a", title=evil)]], caption=evil),
+        PageTable([evil], [[Cell(evil, evil, "#a", title=evil)]], caption=evil),
         Details(evil, [Text("inside")], anchor="d"),
-        Section(evil, [Grid([Text("in the grid")])], "s", intro=evil),
+        Section(evil, [Columns([Text("in the grid")])], "s", intro=evil),
         Notes([Text(evil, "alarm")]),
         Html(Markup("<hr>")),
     ]
@@ -60,7 +72,7 @@ def test_vega_only_where_there_is_a_chart() -> None:
 
 
 def test_charts_are_found_in_all_containers() -> None:
-    found = make(Grid([chart("a")]), Section("s", [Details("d", [chart("b")])], "s")).charts()
+    found = make(Columns([chart("a")]), Section("s", [Details("d", [chart("b")])], "s")).charts()
     assert [c.name for c in found] == ["a", "b"]
 
 
@@ -82,7 +94,7 @@ def test_a_page_that_would_be_too_large_has_fewer_points_and_then_names_files(mo
     long = make(
         Chart("c", "C", "", drawn),
         Details("Exact", [Code("e" * 3000)], beside="abc/config.json"),
-        Section("s", [Table(["t"], [[Cell("c" * 3000)]], beside="comparison.json")], "s"),
+        Section("s", [PageTable(["t"], [[Cell("c" * 3000)]], beside="comparison.json")], "s"),
         Details("Kept", [Code("k" * 3000)]),
     )
     sizes = []

@@ -6,7 +6,7 @@ import pytest
 from normlab.comparison.result import Comparison
 from normlab.config.config import Config, OptimConfig
 from normlab.report import runs
-from normlab.report.page import Code, Details, Table
+from normlab.report.page import Code, Details, PageTable
 from normlab.runs.folder import RunFolder
 
 
@@ -49,7 +49,7 @@ def test_what_differs_and_what_does_not(tmp_path: Path) -> None:
     assert common["model.dim"] == "256"
     assert common["optim.betas"] == "0.9 0.98"
     assert not any(key.startswith("machine") or key == "recipe" for key in common)
-    (table,) = [b for b in runs.run_details(views[0], common).blocks if isinstance(b, Table)]
+    (table,) = [b for b in runs.run_details(views[0], common).blocks if isinstance(b, PageTable)]
     assert [[cell.text for cell in row] for row in table.rows] == [["optim.lr", "0.001"]]
 
 

@@ -8,9 +8,9 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from report.test_machines import REPORTS
 
 from normlab.report.ci_formats import junit, sarif
+from report.test_ci_formats import REPORTS
 
 etree = pytest.importorskip("lxml.etree", reason="lxml is not installed")
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")

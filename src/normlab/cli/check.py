@@ -37,7 +37,7 @@ GONE: Final = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check(SourceFlags):
+class CheckCommand(SourceFlags):
     """Test one training step by properties that hold exactly, or do not.
 
     SOURCE is train.py:setup, a function of yours that returns normlab.Setup(model, batches, …) and runs with
@@ -45,7 +45,7 @@ class Check(SourceFlags):
     id. Without it --recipe names one. The exit code is 3 where a property fails.
     """
 
-    WHAT: ClassVar[str] = """normlab check tests one training step. Name what to test:
+    WHAT: ClassVar[str] = """check tests one training step; type one of:
 
   normlab check train.py:setup          your function that returns normlab.Setup(model, batches, loss=…, …)
   normlab check hf:FOLDER               the model of FOLDER/config.json, drawn anew, and a batch that fits

@@ -30,7 +30,7 @@ RequestParts = Annotated[FlagCreatePairsOff[OmitArgPrefixes[RequestFlags]], arg(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compare:
+class CompareCommand:
     """Train recipes at several learning rates and seeds, and write one page about them.
 
     Runs that are done are not done again: the same command
@@ -38,7 +38,7 @@ class Compare:
     ended in an error; one that diverges is a result.
     """
 
-    WHAT: ClassVar[str] = """normlab compare trains recipes and compares them. Type one of:
+    WHAT: ClassVar[str] = """compare trains recipes and says which is better; type one of:
 
   normlab compare --config demo      three recipes on the built-in corpus, in minutes
   normlab compare --train-text train.txt --dev-text dev.txt --test-text test.txt --recipes pre pre+qknorm

@@ -30,7 +30,7 @@ STYLES: Final = {"problem": "bold red", "warning": "yellow", "note": "dim"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diagnose(SourceFlags):
+class DiagnoseCommand(SourceFlags):
     """Measure a model before it trains, compare it with theory, and write a page with the findings.
 
     SOURCE is train.py:setup, a function of yours that returns normlab.Setup(model, batches, …), or a run's
@@ -38,7 +38,7 @@ class Diagnose(SourceFlags):
     on the built-in corpus or your text. With --fail-on problem the exit code is 3 for a problem.
     """
 
-    WHAT: ClassVar[str] = """normlab diagnose examines a model in depth. Name what to examine:
+    WHAT: ClassVar[str] = """diagnose examines a model in depth; type one of:
 
   normlab diagnose train.py:setup    your function that returns normlab.Setup(model, batches, loss=…, …)
   normlab diagnose --recipe post     a recipe of normlab's, before it trains

@@ -17,20 +17,20 @@ INTERRUPTED: Final = 130
 SPREAD: Final = ("train",)
 """Commands whose work the processes of torchrun share."""
 COMMANDS: Final = {
-    "check": "check:Check",
-    "trial": "trial:Trial",
-    "diagnose": "diagnose:Diagnose",
-    "train": "train:Train",
-    "compare": "compare:Compare",
-    "run list": "run:List",
-    "run report": "run:Report",
-    "run translate": "translate:Translate",
-    "run score": "translate:Score",
-    "run fold": "run:Fold",
-    "recipes": "recipes:Recipes",
-    "papers list": "papers:Papers",
-    "papers show": "papers:Papers",
-    "papers reproduce": "reproduce:Reproduce",
+    "check": "check:CheckCommand",
+    "trial": "trial:TrialCommand",
+    "diagnose": "diagnose:DiagnoseCommand",
+    "train": "train:TrainCommand",
+    "compare": "compare:CompareCommand",
+    "run list": "run:ListCommand",
+    "run report": "run:ReportCommand",
+    "run translate": "translate:TranslateCommand",
+    "run score": "translate:ScoreCommand",
+    "run fold": "run:FoldCommand",
+    "recipes": "recipes:RecipesCommand",
+    "papers list": "papers:PapersCommand",
+    "papers show": "papers:PapersCommand",
+    "papers reproduce": "reproduce:ReproduceCommand",
 }
 """Name to the module and class that hold it, which are imported when the command is typed."""
 MOVED: Final = {
@@ -67,7 +67,7 @@ Reference
 
 Your own model:  normlab check train.py:setup      Nothing at hand:  normlab compare --config demo
 All options:     normlab COMMAND --help"""
-RUN: Final = """normlab run is for models that were trained. Type one of:
+RUN: Final = """run is for models that were trained; type one of:
 
   normlab run list                   every run with its recipe, progress and scores
   normlab run report RUN             a page about a run, a comparison or somebody else's watch

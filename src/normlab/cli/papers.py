@@ -32,7 +32,7 @@ WIDE: Final = 130
 
 
 @dataclass(frozen=True)
-class Papers:
+class PapersCommand:
     """List the papers' tables and figures with the verdict on each, or show everything about one of them."""
 
     names: Annotated[Positional[tuple[str, ...]], arg(metavar="ID|KEY")] = ()

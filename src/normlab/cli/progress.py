@@ -84,7 +84,7 @@ class Tail:
 
 
 @dataclass
-class View:
+class RunProgress:
     """The progress of one run, as far as its rows and its status tell."""
 
     name: str
@@ -163,12 +163,12 @@ class View:
         return format(value, form) if key in self.last else ""
 
 
-class Progress:
+class ProgressDisplay:
     """A display of runs in training: ``watch`` takes run folders, ``watch_one`` the rows of a single run."""
 
     def __init__(self, console: Console, *, jobs: int = 1, expected_runs: int = 0) -> None:
         self.console, self.jobs, self.expected_runs = console, jobs, expected_runs
-        self.views: dict[Path, View] = {}
+        self.views: dict[Path, RunProgress] = {}
         self.tails: dict[Path, Tail] = {}
         self.asked = 0
         self.live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
@@ -196,7 +196,7 @@ class Progress:
             if not (path / "config.json").exists():
                 continue
             if path not in self.views:
-                self.views[path] = View.of(folder.config(), folder.task_metrics())
+                self.views[path] = RunProgress.of(folder.config(), folder.task_metrics())
                 self.tails[path] = Tail(path / "metrics.jsonl")
             view = self.views[path]
             anew, rows = self.tails[path].rows()
@@ -214,7 +214,7 @@ class Progress:
 
         After the first row, a thread reads the run's status twice a second.
         """
-        view = self.views[Path()] = View.of(config, metrics)
+        view = self.views[Path()] = RunProgress.of(config, metrics)
         view.state, self.asked = "running", 1
 
         def same(folder: RunFolder) -> bool:
@@ -261,7 +261,7 @@ class Progress:
         """Build the table of at most ``height`` runs, those in progress first."""
         order = sorted(self.views.values(), key=lambda v: (v.state != "running", v.state == "waiting"))
         hidden = set() if self.console.width >= WIDE else {"lr"}
-        first = order[0] if order else View("", 0)
+        first = order[0] if order else RunProgress("", 0)
         labels = [label for label, _ in first.cells() if label not in hidden]
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
         table.add_column("run", min_width=12)
@@ -295,6 +295,6 @@ class Progress:
         return max([(sum(left) + mean * (total - len(begun))) / max(1, self.jobs), *left])
 
 
-def progress(*, jobs: int = 1, expected_runs: int = 0) -> Progress:
+def progress(*, jobs: int = 1, expected_runs: int = 0) -> ProgressDisplay:
     """Return a progress display on standard error; standard output is for results."""
-    return Progress(terminal.PlainConsole(stderr=True), jobs=jobs, expected_runs=expected_runs)
+    return ProgressDisplay(terminal.PlainConsole(stderr=True), jobs=jobs, expected_runs=expected_runs)

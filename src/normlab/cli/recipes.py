@@ -20,7 +20,7 @@ ROOMY = 160
 
 
 @dataclass(frozen=True)
-class Recipes:
+class RecipesCommand:
     """List the parts of recipes with their equations and sources, or explain whole recipes."""
 
     names: Annotated[Positional[tuple[str, ...]], arg(metavar="RECIPE")] = ()

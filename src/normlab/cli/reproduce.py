@@ -29,7 +29,7 @@ FAILED: Final = 1
 
 
 @dataclass(frozen=True)
-class Reproduce:
+class ReproduceCommand:
     """Measure what artefacts of the papers claim, and write a page about each and one about all.
 
     What was measured for the same claim, here or for the results kept by normlab, is not measured again

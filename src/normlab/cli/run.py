@@ -25,7 +25,7 @@ FORCED = "forced"
 
 
 @dataclass(frozen=True)
-class List:
+class ListCommand:
     """List the runs of a folder with their recipes, progress and scores."""
 
     runs: Path = RUNS
@@ -36,7 +36,7 @@ class List:
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportCommand:
     """Write the page of a comparison again, of a single run, or of the probes of another trainer."""
 
     of: Annotated[Positional[str], arg(metavar="RUN")] = ""
@@ -89,7 +89,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Fold:
+class FoldCommand:
     """Rewrite a trained model exactly as the plainest equal one, in a run folder of its own.
 
     Factors of the method (Admin's omega, ReZero's alpha, LayerScale's lambda ...) go into the weights beside

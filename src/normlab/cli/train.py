@@ -12,13 +12,13 @@ from normlab.config.config import Config
 
 
 @dataclass(frozen=True)
-class Train:
+class TrainCommand:
     """Train one recipe, and score its best checkpoint on the test text.
 
     A run that is done is not done again, and an interrupted one goes on from its last checkpoint.
     """
 
-    WHAT: ClassVar[str] = """normlab train trains one recipe. Name it, and your text or a configuration:
+    WHAT: ClassVar[str] = """train trains one recipe; type one of:
 
   normlab train --recipe pre+rmsnorm --lr 1e-3                     on the built-in corpus
   normlab train --config language_model --train-text train.txt --dev-text dev.txt --test-text test.txt

@@ -23,7 +23,7 @@ DecodeFlags: Any = flags_of(DecodeConfig, optional=True)
 
 
 @dataclass(frozen=True)
-class Translate:
+class TranslateCommand:
     """Translate files, or standard input, with the weights of a run.
 
     By default the run's own search settings are used, with the weights that were tested: the average of the
@@ -118,7 +118,7 @@ class Translate:
 
 
 @dataclass(frozen=True)
-class Score:
+class ScoreCommand:
     """Score translations against references with sacreBLEU: BLEU, chrF and tokenised BLEU."""
 
     hypotheses: Annotated[Positional[str], arg(metavar="TRANSLATIONS")]

@@ -35,7 +35,7 @@ CHANGE: Final = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial(SourceFlags):
+class TrialCommand(SourceFlags):
     """Train copies of a model at several learning rates for a short while, and say which of them train.
 
     SOURCE is train.py:setup, a function of yours that returns normlab.Setup(model, batches, optimizer=…) and
@@ -43,7 +43,7 @@ class Trial(SourceFlags):
     so far.
     """
 
-    WHAT: ClassVar[str] = """normlab trial trains copies of a model at several rates. Name what to train:
+    WHAT: ClassVar[str] = """trial trains copies of a model at several rates; type one of:
 
   normlab trial train.py:setup          your function that returns normlab.Setup(model, batches, optimizer=…)
   normlab trial --recipe pre+smallinit  a recipe of normlab's"""

@@ -14,10 +14,11 @@ from normlab.report.page import (
     Code,
     Details,
     Page,
+    PageTable,
     Section,
-    Table,
     Text,
     breakable,
+    capital,
     require_parts,
     write_page,
 )
@@ -43,9 +44,9 @@ def check_page(report: Mapping[str, Any]) -> str:
     lead = f"{len(holds)} {kept}, {len(report['untestable'])} could not be tested."
     return Page(
         title=str(report.get("title") or f"Check of {report['model']}"),
-        headline=f"{_capital(first['property'])} fails at {_place(first)}" if first else "Nothing fails",
+        headline=f"{_property(first)} fails at {_place(first)}" if first else "Nothing fails",
         facts=[f"{name} {value}" for name, value in report["facts"].items()],
-        lead=f"{_capital(first['evidence'])}. {lead}" if first else lead,
+        lead=f"{capital(first['evidence'])}. {lead}" if first else lead,
         blocks=list(_sections(report)),
     ).html()
 
@@ -60,20 +61,20 @@ def _sections(report: Mapping[str, Any]) -> Iterator[Section]:
         yield Section("Notes", [_places(report["notes"], caption)], "notes")
     if report["untestable"]:
         rows = [[_name(n, states.get(n, "")), Cell(why)] for n, why in report["untestable"].items()]
-        table = Table(("property", "why"), rows, text_columns=2)
+        table = PageTable(("property", "why"), rows, text_columns=2)
         yield Section("What could not be tested", [table], "untestable")
     rows = [
         [_name(n), Cell(states.get(n, "")), Cell(duration(report["seconds"].get(n, 0.0)))]
         for n in report["holds"]
     ]
-    holds: list[Block] = [Table(("property", "what it states", "time"), rows, text_columns=2)]
+    holds: list[Block] = [PageTable(("property", "what it states", "time"), rows, text_columns=2)]
     yield Section("What holds", holds if rows else [Text("Nothing that could be tested.")], "holds")
     if report.get("command"):
         yield Section("How it was made", [Code(str(report["command"]))], "how")
 
 
 def _failure(one: Mapping[str, Any], states: Mapping[str, str]) -> Iterator[Block]:
-    yield Text(f"{_capital(one['property'])} fails at {_place(one)}: {one['evidence']}.", "alarm")
+    yield Text(f"{_property(one)} fails at {_place(one)}: {one['evidence']}.", "alarm")
     if statement := states.get(one["property"]):
         yield Text(f"What should hold: {statement}", "note")
     if one["advice"]:
@@ -82,18 +83,18 @@ def _failure(one: Mapping[str, Any], states: Mapping[str, str]) -> Iterator[Bloc
         yield Details(f"What it explains: {count(len(follows), 'further failure')}", [_places(follows)])
 
 
-def _places(found: Sequence[Mapping[str, Any]], caption: str = "") -> Table:
+def _places(found: Sequence[Mapping[str, Any]], caption: str = "") -> PageTable:
     rows = [[_name(v["property"]), Cell(_place(v)), Cell(v["evidence"])] for v in found]
-    return Table(("property", "place", "seen"), rows, caption, text_columns=3)
+    return PageTable(("property", "place", "seen"), rows, caption, text_columns=3)
 
 
 def _name(name: str, small: str = "") -> Cell:
     return Cell(breakable(name), small)
 
 
+def _property(found: Mapping[str, Any]) -> str:
+    return capital(found["property"].replace("_", " "))
+
+
 def _place(found: Mapping[str, Any]) -> str:
     return found["module"] or "the model"
-
-
-def _capital(words: str) -> str:
-    return (words[:1].upper() + words[1:]).replace("_", " ") if words.partition(" ")[0].islower() else words

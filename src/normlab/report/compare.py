@@ -16,7 +16,7 @@ from normlab.config.units import count, duration, p_value, rate
 from normlab.report import tables
 from normlab.report.charts.downsample import POINTS
 from normlab.report.comparison_charts import pictures
-from normlab.report.page import Block, Cell, Code, Details, Html, Page, Section, Table, Text, swatch
+from normlab.report.page import Block, Cell, Code, Details, Html, Page, PageTable, Section, Text, swatch
 from normlab.report.runs import RunView, run_details, settings_table, shared, tag, view
 from normlab.report.wording import breakable, linked, names, notes, sentence, slug
 from normlab.runs.files import write_output, write_text_atomic
@@ -170,7 +170,7 @@ def _results(comparison: Comparison) -> Section:
         "trained; small: its 95% interval, and the seeds one by one, in brackets those that did not "
         "train. Every number links to the runs behind it."
     )
-    return Section("Results", [Table(header, rows, caption)], "results")
+    return Section("Results", [PageTable(header, rows, caption)], "results")
 
 
 def _score(metric: Metric, recipe: RecipeResult, best: float) -> Cell:
@@ -260,9 +260,9 @@ def _models(comparison: Comparison) -> list[Section]:
 def _folded(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[Block]:
     """Return a table, the rows beyond ``ROWS_OPEN`` on request."""
     columns = 2 if header[-1] == "answer" else 1
-    blocks: list[Block] = [Table(header, rows[:ROWS_OPEN], text_columns=columns)]
+    blocks: list[Block] = [PageTable(header, rows[:ROWS_OPEN], text_columns=columns)]
     if rows[ROWS_OPEN:]:
-        rest = Table(header, rows[ROWS_OPEN:], text_columns=columns)
+        rest = PageTable(header, rows[ROWS_OPEN:], text_columns=columns)
         blocks.append(
             Details(f"{count(len(rows) - ROWS_OPEN, 'more pair')}", [rest], beside="comparison.json")
         )

@@ -11,28 +11,34 @@ import polars as pl
 from normlab.comparison.result import Comparison
 from normlab.config.metric import NLL, Metric
 from normlab.report import tables
-from normlab.report.charts.curves import Axis, curve
+from normlab.report.charts.curves import CurveAxis, curve
 from normlab.report.charts.downsample import POINTS
 from normlab.report.charts.scores import score_dots, sensitivity, time_bars
-from normlab.report.page import Chart, Grid, Notes, Section, Text
+from normlab.report.page import Chart, Columns, Notes, Section, Text
 from normlab.report.runs import RunView
 from normlab.report.wording import rate
 
 SPIKY_POINTS: Final = 60
 """Of a curve that is mostly noise: few points make its mean readable, the band keeps every spike."""
 
-LOSS: Final = Axis("nll", NLL.title)
-NORM: Final = Axis("grad_norm_l2", "L2 norm", log=True, extremes=True, number=".3g")
+LOSS: Final = CurveAxis("nll", NLL.title)
+NORM: Final = CurveAxis("grad_norm_l2", "L2 norm", log=True, extremes=True, number=".3g")
 
 
-def dev_axis(metric: Metric) -> Axis:
+def dev_axis(metric: Metric) -> CurveAxis:
     """Return the axis of a dev score; it begins at zero if higher is better."""
     zero = metric.higher_is_better
-    return Axis(metric.name, f"dev {metric.title}", zero=zero, number=f".{metric.digits}f")
+    return CurveAxis(metric.name, f"dev {metric.title}", zero=zero, number=f".{metric.digits}f")
 
 
 def curves(
-    name: str, title: str, caption: str, frame: pl.DataFrame, lines: Sequence[str], axis: Axis, **how: Any
+    name: str,
+    title: str,
+    caption: str,
+    frame: pl.DataFrame,
+    lines: Sequence[str],
+    axis: CurveAxis,
+    **how: Any,
 ) -> Chart:
     """Return the chart of a frame's curves, drawn by ``figures.curves``, with the frame as its table."""
     most = how.pop("points", POINTS)
@@ -72,7 +78,7 @@ def pictures(comparison: Comparison, views: Mapping[str, RunView], known: Sequen
             )
         )
     return [
-        Section("", [Grid(first), Notes(known)], "glance", listed=False),
+        Section("", [Columns(first), Notes(known)], "glance", listed=False),
         Section("While training", [_seed_grid(comparison, views)], "training", _CURVES),
         *_sweep_section(comparison, views),
         _time_section(comparison, views),
@@ -86,7 +92,7 @@ _CURVES: Final = (
 )
 
 
-def _seed_grid(comparison: Comparison, views: Mapping[str, RunView]) -> Grid:
+def _seed_grid(comparison: Comparison, views: Mapping[str, RunView]) -> Columns:
     recipes = [r.name for r in comparison.recipes]
     train = tables.seed_curves(comparison, views, "train", tables.TRAIN)
     dev = tables.seed_curves(comparison, views, "dev", [m.name for m in comparison.validated])
@@ -98,7 +104,7 @@ def _seed_grid(comparison: Comparison, views: Mapping[str, RunView]) -> Grid:
         for m in comparison.validated
     ]
     loss = curves("train-nll", "Training loss", nll, train, recipes, LOSS, entropy_nats=nats)
-    return Grid(
+    return Columns(
         [*charts, loss, curves("grad-norm", "Gradient norm", norm, train, recipes, NORM, points=SPIKY_POINTS)]
     )
 
@@ -115,7 +121,7 @@ def _sweep_section(comparison: Comparison, views: Mapping[str, RunView]) -> list
         title = f"Learning rate {rate(lr)}"
         charts.append(curves(name, title, "", frame, recipes, axis, entropy_nats=entropy))
     intro = f"Training loss of every recipe at every learning rate, seed {comparison.sweep_seed}."
-    return [Section("The sweep, run by run", [Grid(charts, wide=310)], "sweep", intro)]
+    return [Section("The sweep, run by run", [Columns(charts, wide=310)], "sweep", intro)]
 
 
 def _time_section(comparison: Comparison, views: Mapping[str, RunView]) -> Section:
@@ -139,4 +145,4 @@ def _time_section(comparison: Comparison, views: Mapping[str, RunView]) -> Secti
     by_time = curves(f"{name}-by-time", f"{title} time", pace, dev, recipes, minutes)
     told = "Tokens that were predicted in training."
     by_tokens = curves(f"{name}-by-tokens", f"{title} tokens", told, dev, recipes, seen)
-    return Section("Cost", [Grid([by_time, by_tokens, bars])], "cost")
+    return Section("Cost", [Columns([by_time, by_tokens, bars])], "cost")

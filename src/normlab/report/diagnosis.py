@@ -17,16 +17,17 @@ from normlab.report.page import (
     Cell,
     Chart,
     Code,
+    Columns,
     Details,
-    Grid,
     Html,
     Page,
+    PageTable,
     Section,
-    Table,
     Text,
+    capital,
     require_parts,
 )
-from normlab.report.studies import Row, View, anchor, folded, pictured, pictures
+from normlab.report.studies import DiagnosisView, Row, anchor, folded, pictured, pictures
 from normlab.runs.folder import write_text_atomic
 
 TOP: Final = "scales"
@@ -58,7 +59,7 @@ def diagnosis_page(diagnosis: Mapping[str, Any]) -> str:
     Raises UserError if a part of it is missing.
     """
     require_parts(diagnosis, PARTS, "Diagnosis.to_plain()")
-    view = View(diagnosis)
+    view = DiagnosisView(diagnosis)
     first, rest = _first([*pictures(view)])
     charts = [chart.name for section in (*first, *rest) for chart in _charts(section)]
     return Page(
@@ -88,7 +89,9 @@ def _first(sections: Sequence[Section]) -> tuple[list[Section], list[Section]]:
 def _charts(section: Section) -> Iterator[Chart]:
     for block in section.blocks:
         yield from (
-            inner for inner in (block.blocks if isinstance(block, Grid) else ()) if isinstance(inner, Chart)
+            inner
+            for inner in (block.blocks if isinstance(block, Columns) else ())
+            if isinstance(inner, Chart)
         )
 
 
@@ -96,25 +99,19 @@ def _cause(diagnosis: Mapping[str, Any]) -> Markup:
     """Say the cause, or that there is none."""
     cause = diagnosis.get("cause")
     if not cause:
-        return Markup("{}").format(_capital(diagnosis.get("verdict", "nothing found")))
+        return Markup("{}").format(capital(diagnosis.get("verdict", "nothing found")))
     where = f"{cause['module']}: " if cause["module"] and cause["module"] not in cause["sentence"] else ""
-    said = _capital(where + cause["sentence"].partition("; ")[0])
+    said = capital(where + cause["sentence"].partition("; ")[0])
     return Markup('<span class="tag {0}">{0}</span>{1}').format(cause["severity"], said)
 
 
 def _lead(diagnosis: Mapping[str, Any]) -> str:
     """Say the rest of the cause, and what to do about it."""
     cause: Row = diagnosis.get("cause") or {}
-    rest = _capital(cause.get("sentence", "").partition("; ")[2])
-    do = _capital(cause.get("do", ""))
+    rest = capital(cause.get("sentence", "").partition("; ")[2])
+    do = capital(cause.get("do", ""))
     said = [part if part.endswith("?") else f"{part}." for part in (rest, do) if part]
     return " ".join(said)
-
-
-def _capital(sentence: str) -> str:
-    """Begin a sentence with a capital letter, unless its first word is the path of a module."""
-    first = sentence.partition(" ")[0].strip(":,;")
-    return sentence if "." in first or "_" in first else sentence[:1].upper() + sentence[1:]
 
 
 def _facts(diagnosis: Mapping[str, Any]) -> list[str]:
@@ -146,7 +143,7 @@ def _findings(diagnosis: Mapping[str, Any], charts: Sequence[str]) -> list[Block
 
 def _listed(findings: Sequence[Row], charts: Sequence[str]) -> Markup:
     item = Markup('<li class="{0}"><p><span class="tag {0}">{0}</span>{1}</p>{2}</li>')
-    said = ("; ".join(filter(None, (_capital(f["sentence"]), f["do"]))) for f in findings)
+    said = ("; ".join(filter(None, (capital(f["sentence"]), f["do"]))) for f in findings)
     items = [
         item.format(f["severity"], words, _evidence(f, charts))
         for f, words in zip(findings, said, strict=True)
@@ -180,7 +177,7 @@ def _tables(diagnosis: Mapping[str, Any], left_out: Collection[str]) -> Section:
         order = sorted(range(len(header)), key=lambda i: numeric[i])  # words to the left
         words = len(header) - sum(numeric)
         body = [[Cell(_cell(row[header[i]])) for i in order] for row in rows[:ROWS]]
-        table = Table([header[i].replace("_", " ") for i in order], body, text_columns=words)
+        table = PageTable([header[i].replace("_", " ") for i in order], body, text_columns=words)
         cut = f"The first {ROWS} of {len(rows):,} rows; the JSON file beside this page holds all."
         more = [Text(cut, "note")] if len(rows) > ROWS else []
         summary = Markup("{} <span class=note>{}</span>").format(
@@ -205,8 +202,8 @@ def _how(diagnosis: Mapping[str, Any]) -> Section:
         ),
         *([Code(diagnosis["command"])] if diagnosis.get("command") else []),
         Details("Structure of the model", [Code(diagnosis["structure"])]),
-        Details("Facts", [Table(("", ""), facts, text_columns=2)]),
-        Details("Studies", [Table(("study", "measured on", "time"), studies, text_columns=2)]),
+        Details("Facts", [PageTable(("", ""), facts, text_columns=2)]),
+        Details("Studies", [PageTable(("study", "measured on", "time"), studies, text_columns=2)]),
     ]
     return Section("How it was measured", blocks, "how")
 

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from normlab.config.units import count
 from normlab.errors import UserError
 from normlab.report.charts.probes import by_depth
-from normlab.report.page import Block, Chart, Grid, Notes, Page, Section, Text
+from normlab.report.page import Block, Chart, Columns, Notes, Page, Section, Text, capital
 from normlab.report.studies import anchor
 
 CURVES: Final = {
@@ -54,7 +54,7 @@ def watched(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
             name = f"{signal}-{statistic}-{anchor(label)}"
             charts.append(Chart(name, f"{title}, {label}", caption, by_depth(one, axis), one))
     intro = "A line per sublayer: light is the first, dark the last; point at a line for its name."
-    return [Section("Inside the model", [Grid(charts)], "probes", intro)] if charts else []
+    return [Section("Inside the model", [Columns(charts)], "probes", intro)] if charts else []
 
 
 def _point(row: Mapping[str, Any], depth: int, label: str) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _headline(beside: Mapping[str, Any]) -> Markup:
     if not reports:
         return Markup("Nothing went wrong in the steps that were watched")
     words = str((ended or reports)[0].get("words", "")) or "the training went wrong"
-    return Markup("{}{}").format(words[:1].upper(), words[1:])
+    return Markup.escape(capital(words))
 
 
 def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
@@ -150,9 +150,9 @@ def _others(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
         loss = signal == "loss"
         title, axis = ("loss", "loss") if loss else (f"{signal}, {statistic}".replace("_", " "), statistic)
         drawn = by_depth(frame, axis, log=not loss)
-        charts.append(Chart(name, title[:1].upper() + title[1:], "", drawn, frame))
+        charts.append(Chart(name, capital(title), "", drawn, frame))
     intro = "A line per module, light to dark in the order in which they were measured."
-    return [Section("Modules", [Grid(charts)], "modules", intro)] if charts else []
+    return [Section("Modules", [Columns(charts)], "modules", intro)] if charts else []
 
 
 def _noted(notes: Sequence[str]) -> list[Section]:
@@ -182,6 +182,6 @@ def _report(report: Mapping[str, Any]) -> list[Block]:
     evidence = [why, *verdict.get("evidence", ()), *repeated]
     said = str(verdict.get("sentence", "no verdict"))
     return [
-        Text(f"{said[:1].upper()}{said[1:]}.", "alarm" if verdict.get("module") else ""),
+        Text(f"{capital(said)}.", "alarm" if verdict.get("module") else ""),
         Notes([Text(str(line)) for line in evidence]),
     ]

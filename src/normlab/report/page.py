@@ -75,7 +75,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """A table; it scrolls inside its own box. The first column holds the rows' headings."""
 
     header: Sequence[str]
@@ -102,7 +102,7 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Grid:
+class Columns:
     """Blocks side by side where there is room for ``wide`` px each, below each other on a phone."""
 
     blocks: Sequence[Block]
@@ -134,7 +134,7 @@ class Section:
     """Whether the page's line of contents names it."""
 
 
-Block = Text | Notes | Html | Code | Table | Chart | Grid | Details | Section
+Block = Text | Notes | Html | Code | PageTable | Chart | Columns | Details | Section
 
 
 @dataclass(frozen=True)
@@ -216,10 +216,10 @@ def _short(blocks: Iterable[Block]) -> list[Block]:
     """Return the blocks without the content of those that a file beside the page holds."""
     short: list[Block] = []
     for block in blocks:
-        if isinstance(block, Details | Table) and block.beside:
+        if isinstance(block, Details | PageTable) and block.beside:
             where = Text(f"Left out, because the page would be too large: see {block.beside}.", "note")
-            short.append(where if isinstance(block, Table) else replace(block, blocks=[where]))
-        elif isinstance(block, Grid | Details | Section):
+            short.append(where if isinstance(block, PageTable) else replace(block, blocks=[where]))
+        elif isinstance(block, Columns | Details | Section):
             short.append(replace(block, blocks=_short(block.blocks)))
         else:
             short.append(block)
@@ -229,7 +229,7 @@ def _short(blocks: Iterable[Block]) -> list[Block]:
 def _walk(blocks: Iterable[Block]) -> Iterator[Block]:
     for block in blocks:
         yield block
-        if isinstance(block, Grid | Details | Section):
+        if isinstance(block, Columns | Details | Section):
             yield from _walk(block.blocks)
 
 
@@ -268,6 +268,12 @@ def require_parts(data: Mapping[str, object], parts: str, what: str) -> None:
     """Raise UserError with ``what`` to give, if a part without which a page cannot be drawn is missing."""
     if missing := [part for part in parts.split() if part not in data]:
         raise UserError(f"there is no {', '.join(missing)}; give that of {what}")
+
+
+def capital(sentence: str) -> str:
+    """Begin a sentence with a capital letter, unless its first word is the path of a module."""
+    first = sentence.partition(" ")[0].strip(":,;")
+    return sentence if "." in first or "_" in first else sentence[:1].upper() + sentence[1:]
 
 
 def breakable(name: str, after: str = "._+/:") -> Markup:

@@ -9,7 +9,7 @@ from pathlib import Path
 from normlab.config.units import count
 from normlab.papers.results import Standing, disagreements, named
 from normlab.papers.words import disagreeing, in_short, overall, pace, standing_in_words
-from normlab.report.page import Cell, Page, Section, Table, Text, breakable
+from normlab.report.page import Cell, Page, PageTable, Section, Text, breakable
 from normlab.report.reproduction import state_cell
 from normlab.runs.folder import write_text_atomic
 
@@ -50,7 +50,7 @@ def papers_page(standings: Sequence[Standing], linked: set[str], others: Sequenc
     ).html()
 
 
-def _table(standings: Sequence[Standing], linked: set[str], seconds: float | None) -> Table:
+def _table(standings: Sequence[Standing], linked: set[str], seconds: float | None) -> PageTable:
     rows = [
         [
             Cell(breakable(name), href=f"{name}.html" if name in linked else ""),
@@ -61,4 +61,6 @@ def _table(standings: Sequence[Standing], linked: set[str], seconds: float | Non
         for s in standings
         for name in (named(s.artefact.id, s.scale),)
     ]
-    return Table(("artefact", "claims that hold", "what it shows", "what was measured"), rows, text_columns=4)
+    return PageTable(
+        ("artefact", "claims that hold", "what it shows", "what was measured"), rows, text_columns=4
+    )

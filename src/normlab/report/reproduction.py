@@ -27,7 +27,7 @@ from normlab.papers.words import (
     undecided,
 )
 from normlab.report.charts.artefact import colours, panels
-from normlab.report.page import Block, Cell, Chart, Code, Details, Grid, Page, Section, Table, Text
+from normlab.report.page import Block, Cell, Chart, Code, Columns, Details, Page, PageTable, Section, Text
 from normlab.report.studies import anchor, frame
 from normlab.runs.folder import write_text_atomic
 
@@ -151,7 +151,7 @@ def _judged(claims: Sequence[Claim], measures: Mapping[str, Measure]) -> Iterato
         if some:
             rows = [_claim(claim, measures) for claim in some]
             header = (name, "verdict", "measured [95%]", "allowed", "published")
-            yield Table(header, rows, text_columns=5, caption=note)
+            yield PageTable(header, rows, text_columns=5, caption=note)
 
 
 def _claim(claim: Claim, measures: Mapping[str, Measure]) -> list[Cell]:
@@ -179,7 +179,7 @@ def _pictures(artefact: Artefact, tables: Mapping[str, pl.DataFrame], legend: li
     blocks: list[Block] = []
     for number_, drawing in enumerate(artefact.drawings if tables else ()):
         try:
-            blocks.append(Grid(_charts(drawing, tables, legend, number_)))
+            blocks.append(Columns(_charts(drawing, tables, legend, number_)))
         except UserError as error:
             blocks.append(Text(str(error), "alarm"))
     if blocks:
@@ -231,14 +231,14 @@ def _published(artefact: Artefact, found: Reproduction | None) -> Section:
         for name in names
     ]
     header = ("", "published", f"here, {metric} [95%]", "seeds", "trained") if ours else ("", "published")
-    table = Table(header, rows, text_columns=len(header))
+    table = PageTable(header, rows, text_columns=len(header))
     listed = table if ours or len(rows) <= CELLS else Details(count(len(rows), "published value"), [table])
     blocks = [*([_printed(printed, ours)] if printed else []), *([listed] if rows else [])]
     title = "Published and measured" if ours else "Published"
     return Section(title, blocks, "published", artefact.paper)
 
 
-def _printed(published: PrintedTable, ours: Mapping[str, Mapping[str, Any]]) -> Table:
+def _printed(published: PrintedTable, ours: Mapping[str, Mapping[str, Any]]) -> PageTable:
     """The paper's table in its own form; below each value what was measured for the cell, and behind each row
     what was for a cell of its name.
     """
@@ -258,7 +258,7 @@ def _printed(published: PrintedTable, ours: Mapping[str, Mapping[str, Any]]) -> 
         for names in [[published.names[column, row] for column in published.columns]]
     ]
     header = ("", *published.columns, *([f"here, {_metric(ours)} [95%]"] if of_rows else []))
-    return Table(header, rows, text_columns=len(header))
+    return PageTable(header, rows, text_columns=len(header))
 
 
 def _metric(ours: Mapping[str, Mapping[str, Any]]) -> str:
@@ -279,7 +279,7 @@ def _tables(found: Reproduction | None) -> Iterator[Section]:
         return
     blocks = [_table(name, frame(rows)) for name, rows in found.tables.items() if rows]
     measures = [[Cell(name.replace("_", " ")), Cell(measured(m))] for name, m in found.measures.items()]
-    blocks.append(Details("Every measure", [Table(("measure", "value [95%]"), measures, text_columns=2)]))
+    blocks.append(Details("Every measure", [PageTable(("measure", "value [95%]"), measures, text_columns=2)]))
     yield Section("Tables", blocks, "tables", "Every number behind the charts and the claims.")
 
 
@@ -289,7 +289,7 @@ def _table(name: str, table: pl.DataFrame) -> Details:
     shown = [[Cell(_cell(row[c])) for c in columns] for row in table.head(ROWS).iter_rows(named=True)]
     more = Text(f"The first {ROWS} of {len(table):,} rows; the JSON file beside this page holds all.", "note")
     summary = Markup("{} <span class=note>{} rows</span>").format(name.replace("_", " "), len(table))
-    body = Table([c.replace("_", " ") for c in columns], shown, text_columns=len(words))
+    body = PageTable([c.replace("_", " ") for c in columns], shown, text_columns=len(words))
     return Details(summary, [*([more] if len(table) > ROWS else []), body], f"table-{anchor(name)}")
 
 
@@ -318,5 +318,5 @@ def _how(standing: Standing) -> Section:
     if found is not None:
         facts = {**facts, **found.facts, "measured for": found.fingerprint}
     rows = [[Cell(name.replace("_", " ")), Cell(value)] for name, value in facts.items()]
-    blocks: list[Block] = [Table(("", ""), rows, text_columns=2)]
+    blocks: list[Block] = [PageTable(("", ""), rows, text_columns=2)]
     return Section("How", [*([Code(command(artefact, scale))] if artefact.study else []), *blocks], "how")

@@ -14,10 +14,10 @@ from normlab.config.metric import NLL
 from normlab.config.outcome import IGNORES_SOURCE
 from normlab.config.units import duration, rate
 from normlab.errors import UserError
-from normlab.report.charts.curves import Axis
+from normlab.report.charts.curves import CurveAxis
 from normlab.report.comparison_charts import LOSS, NORM, SPIKY_POINTS, curves, dev_axis
 from normlab.report.flight import flown, watched
-from normlab.report.page import Cell, Chart, Grid, Page, Section, Table
+from normlab.report.page import Cell, Chart, Columns, Page, PageTable, Section
 from normlab.report.runs import RunView, marks, metrics_frame, run_details, seed_of, view
 from normlab.runs.folder import RunFolder, read_scores
 
@@ -77,12 +77,12 @@ def _facts(run: RunView) -> list[str]:
     return [*facts, run.status.hardware] if run.status.hardware else facts
 
 
-def _pictures(run: RunView) -> Grid:
+def _pictures(run: RunView) -> Columns:
     train = _named(run, "train", SIDES[0], ("nll", "grad_norm_l2", "lr"))
     dev = _named(run, "dev", SIDES[1], ("nll",))
     both = pl.concat([train.drop("grad_norm_l2", "lr"), dev, _exchanged(run)])
     loss = replace(LOSS, extremes=True, height=260)
-    rates = Axis("lr", "learning rate", zero=True, number=".3g")
+    rates = CurveAxis("lr", "learning rate", zero=True, number=".3g")
     nll = "Negative log-likelihood (NLL), without label smoothing."
     if len(_sides(run)) > 2:
         nll += " The model reads its source where exchanging the sources raises the loss."
@@ -93,7 +93,7 @@ def _pictures(run: RunView) -> Grid:
         curves("grad-norm", "Gradient norm", norm, train, SIDES, NORM, points=SPIKY_POINTS),
         curves("lr", "Learning rate", "", train, SIDES, rates),
     ]
-    return Grid(charts)
+    return Columns(charts)
 
 
 def _exchanged(run: RunView) -> pl.DataFrame:
@@ -127,7 +127,7 @@ def _test(run: RunView, beside: Mapping[str, Any]) -> list[Section]:
     if not rows:
         return []
     header = ("score", *["average of the last checkpoints"] * bool(beside), "best checkpoint")
-    return [Section("On the test text", [Table(header, rows)], "test")]
+    return [Section("On the test text", [PageTable(header, rows)], "test")]
 
 
 def _named(run: RunView, kind: str, side: str, columns: Sequence[str]) -> pl.DataFrame:

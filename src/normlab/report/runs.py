@@ -15,7 +15,7 @@ from normlab.config.config import Config
 from normlab.config.metric import NLL, Metric, deciding
 from normlab.config.units import duration, rate
 from normlab.errors import UserError
-from normlab.report.page import Block, Cell, Code, Details, Table, Text
+from normlab.report.page import Block, Cell, Code, Details, PageTable, Text
 from normlab.runs.folder import RunFolder, Status, read_scores
 
 
@@ -104,10 +104,10 @@ def shared(runs: Sequence[RunView]) -> dict[str, str]:
     return {name: value for name, value in first.items() if all(f.get(name) == value for f in others)}
 
 
-def settings_table(settings: Mapping[str, str], caption: str = "") -> Table:
+def settings_table(settings: Mapping[str, str], caption: str = "") -> PageTable:
     """Return a table of settings by name."""
     rows = [[Cell(name), Cell(v or "–", tone="" if v else "faint")] for name, v in settings.items()]
-    return Table(("setting", "value"), rows, caption, text_columns=2)
+    return PageTable(("setting", "value"), rows, caption, text_columns=2)
 
 
 def tag(outcome: str) -> Markup:

@@ -13,7 +13,7 @@ import polars as pl
 from normlab.config.chart import ByDepth, Growth, HeatMap, Lines, Strips, StudyChart
 from normlab.config.io import NOT_FINITE
 from normlab.report.charts.diagnosis import by_depth, growth, heat_map, lines, strips
-from normlab.report.page import Chart, Grid, Section
+from normlab.report.page import Chart, Columns, Section
 from normlab.report.wording import slug
 
 ROLES: Final = {
@@ -26,7 +26,7 @@ ROLES: Final = {
 Row = Mapping[str, Any]
 
 
-class View:
+class DiagnosisView:
     """The tables of a diagnosis, with the role and the place of each sublayer in words."""
 
     def __init__(self, diagnosis: Mapping[str, Any]) -> None:
@@ -116,22 +116,22 @@ def _numbers(values: list[Any]) -> pl.Series:
     return pl.Series(values, dtype=pl.Float64 if not words else pl.String, strict=False)
 
 
-def pictures(view: View) -> Iterator[Section]:
+def pictures(view: DiagnosisView) -> Iterator[Section]:
     """Yield a section for each study whose charts have something to show."""
     for study in view.studies:
         charts = [drawn for chart in view.charts(study) for drawn in DRAW[type(chart)](view, chart)]
         if charts:
             title = study["title"] or study["name"].replace("_", " ")
-            yield Section(title, [Grid(charts)], study["name"], study["intro"])
+            yield Section(title, [Columns(charts)], study["name"], study["intro"])
 
 
-def pictured(view: View) -> set[str]:
+def pictured(view: DiagnosisView) -> set[str]:
     """Return the tables that a chart shows whole, so that the page need not repeat their rows."""
     charts = [chart for study in view.studies for chart in view.charts(study)]
     return {chart.table for chart in charts if isinstance(chart, HeatMap)}
 
 
-def _by_depth(view: View, chart: ByDepth) -> list[Chart]:
+def _by_depth(view: DiagnosisView, chart: ByDepth) -> list[Chart]:
     """Draw a chart per stack, all with one vertical axis."""
     points = {label: [*_points(view, chart, rows)] for label, rows in view.of(chart.table)}
     frames = {label: frame(rows) for label, rows in points.items() if rows}
@@ -154,7 +154,7 @@ def _by_depth(view: View, chart: ByDepth) -> list[Chart]:
     ]
 
 
-def _points(view: View, chart: ByDepth, rows: Sequence[Row]) -> Iterator[Row]:
+def _points(view: DiagnosisView, chart: ByDepth, rows: Sequence[Row]) -> Iterator[Row]:
     rows = [row for row in rows if all(row.get(k) == v for k, v in chart.where.items())]
     if chart.sum_squares:
         squares: dict[int, float] = {}
@@ -169,7 +169,7 @@ def _points(view: View, chart: ByDepth, rows: Sequence[Row]) -> Iterator[Row]:
         yield {**view.where(row), **expected, chart.y: row[chart.y]}
 
 
-def _heat_map(view: View, chart: HeatMap) -> list[Chart]:
+def _heat_map(view: DiagnosisView, chart: HeatMap) -> list[Chart]:
     names = {chart.x: "on", chart.y: "of", chart.value: "value"}
     return [
         Chart(
@@ -183,7 +183,7 @@ def _heat_map(view: View, chart: HeatMap) -> list[Chart]:
     ]
 
 
-def _growth(view: View, chart: Growth) -> Iterator[Chart]:
+def _growth(view: DiagnosisView, chart: Growth) -> Iterator[Chart]:
     for label, rows in view.of(chart.table):
         points = frame([{**row, "recipe": chart.words.get(row["kind"], row["kind"])} for row in rows])
         laws = [
@@ -217,7 +217,7 @@ def _law(fit: Row, rows: Sequence[Row]) -> Iterator[Row]:
         yield {"law": fit["law"], "depth": depth, "value": value}
 
 
-def _strips(view: View, chart: Strips) -> list[Chart]:
+def _strips(view: DiagnosisView, chart: Strips) -> list[Chart]:
     found = frame(
         [
             {"category": str(row[chart.category]).replace("_", "-"), "what": what, "label": row[chart.label],
@@ -234,14 +234,14 @@ def _strips(view: View, chart: Strips) -> list[Chart]:
     return [Chart(chart.table, chart.title, chart.caption, drawn, found)]
 
 
-def _lines(view: View, chart: Lines) -> list[Chart]:
+def _lines(view: DiagnosisView, chart: Lines) -> list[Chart]:
     columns = {"x": chart.x, "y": chart.y} | ({"group": chart.group} if chart.group else {})
     found = frame([{n: row[column] for n, column in columns.items()} for row in view.tables[chart.table]])
     drawn = lines(found, chart.x_axis, chart.y_axis, log=chart.log)
     return [Chart(f"{chart.table}-{chart.y}", chart.title, chart.caption, drawn, found)]
 
 
-DRAW: Final[Mapping[type[StudyChart], Callable[[View, Any], Iterator[Chart] | list[Chart]]]] = {
+DRAW: Final[Mapping[type[StudyChart], Callable[[DiagnosisView, Any], Iterator[Chart] | list[Chart]]]] = {
     ByDepth: _by_depth,
     HeatMap: _heat_map,
     Growth: _growth,

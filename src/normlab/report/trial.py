@@ -11,19 +11,20 @@ import polars as pl
 
 from normlab.config.io import validated
 from normlab.config.units import count, duration, short_rate
-from normlab.report.charts.curves import Axis, curve
+from normlab.report.charts.curves import CurveAxis, curve
 from normlab.report.charts.rates import loss_by_rate
 from normlab.report.page import (
     Block,
     Cell,
     Chart,
     Code,
-    Grid,
+    Columns,
     Notes,
     Page,
+    PageTable,
     Section,
-    Table,
     Text,
+    capital,
     require_parts,
     write_page,
 )
@@ -54,7 +55,7 @@ def trial_page(trials: Mapping[str, Any]) -> str:
         title=str(trials.get("title") or f"Learning rates of {trials['model']}"),
         headline=headline,
         facts=[*facts, f"{count(number, 'trial')} in {duration(trials['seconds'])}"],
-        lead=f"{rest[:1].upper()}{rest[1:]}." if rest else "",
+        lead=f"{capital(rest)}." if rest else "",
         blocks=list(_sections(trials, every, list(map(short_rate, rates)))),
         recipes=list(map(short_rate, rates)),
     ).html()
@@ -71,7 +72,7 @@ def _sections(
     charts: list[Block] = [
         chart for i, one in enumerate(every) for chart in (_by_rate(one, i), _by_step(one, i, rates))
     ]
-    blocks: list[Block] = [Grid(charts), Notes(notes)]
+    blocks: list[Block] = [Columns(charts), Notes(notes)]
     yield Section("", blocks, "glance", listed=False)
     yield Section("Each trial", [_table(every)], "trials", _MEANING)
     if trials.get("command"):
@@ -118,7 +119,7 @@ def _by_step(trials: Mapping[str, Any], i: int, rates: Sequence[str]) -> Chart:
         for step, loss in enumerate(_smooth([float(x) for x in t["losses"]]), start=1)
     ]
     table = pl.DataFrame(rows, schema=_CURVES)
-    axis = Axis(
+    axis = CurveAxis(
         "loss", "nats a target" if trials["unigram"] is not None else "loss", number=".3f", height=260
     )
     caption = f"Means of {SMOOTH} steps. A line that ends in a cross ended early."
@@ -144,7 +145,7 @@ def _smooth(losses: Sequence[float]) -> list[float]:
     return [fmean(losses[max(0, i - SMOOTH + 1) : i + 1]) for i in range(len(losses))]
 
 
-def _table(every: Sequence[Mapping[str, Any]]) -> Table:
+def _table(every: Sequence[Mapping[str, Any]]) -> PageTable:
     """Rates down, and for each setup its loss and what it is behind the best."""
     rates = sorted({t["rate"] for one in every for t in _own(one)})
     rows = [
@@ -155,7 +156,7 @@ def _table(every: Sequence[Mapping[str, Any]]) -> Table:
         for value in rates
     ]
     header = ["learning rate", *(f"with {one['change']}" if one["change"] else "loss" for one in every)]
-    return Table(header, rows)
+    return PageTable(header, rows)
 
 
 def _cell(trials: Mapping[str, Any], value: float) -> Cell:

@@ -7,7 +7,6 @@ mark where it ended. It is neither averaged in nor left out.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,7 @@ import altair as alt
 import polars as pl
 
 from normlab.config.outcome import IGNORES_SOURCE
-from normlab.report.charts.axes import nothing
+from normlab.report.charts.axes import log_or_linear, nothing
 from normlab.report.charts.downsample import POINTS, downsample, spread
 from normlab.report.charts.theme import (
     MANY,
@@ -38,7 +37,7 @@ FEW_POINTS: Final = 30
 
 
 @dataclass(frozen=True)
-class Axis:
+class CurveAxis:
     """The vertical axis of a curve: its column, title and scale."""
 
     column: str
@@ -60,7 +59,7 @@ class Axis:
 def curve(
     frame: pl.DataFrame,
     recipes: Sequence[str],
-    axis: Axis,
+    axis: CurveAxis,
     *,
     entropy_nats: float | None = None,
     points: int = POINTS,
@@ -93,7 +92,7 @@ def curve(
     return finish(layers, axis.height) if layers else nothing(axis.height)
 
 
-def _scale(shown: pl.DataFrame, axis: Axis) -> tuple[alt.Scale, float]:
+def _scale(shown: pl.DataFrame, axis: CurveAxis) -> tuple[alt.Scale, float]:
     if axis.log or shown.is_empty():
         return alt.Scale(type="log" if axis.log else "linear", nice=False), float("inf")
     values = shown[axis.column].cast(pl.Float64)
@@ -104,22 +103,14 @@ def _scale(shown: pl.DataFrame, axis: Axis) -> tuple[alt.Scale, float]:
     return alt.Scale(domain=[max(0.0, bottom - 0.06 * (top - bottom)), top], nice=False, zero=False), top
 
 
-def _ticks(shown: pl.DataFrame, axis: Axis) -> alt.Axis:
-    """On a log axis lines at 1, 10, 100 ..., and at 2 and 5 times these if the range is short."""
-    if not axis.log:
+def _ticks(shown: pl.DataFrame, axis: CurveAxis) -> alt.Axis:
+    if not axis.log or shown.is_empty():
         return alt.Axis(tickCount=5)
-    if shown.is_empty():
-        return alt.Axis()
-    values = shown[axis.column].cast(pl.Float64)
-    low, high = (math.log10(float(v)) for v in (values.min(), values.max()) if isinstance(v, float))
-    steps = (1, 2, 5) if high - low < 2 else (1,)
-    ticks = [m * 10.0**e for e in range(math.floor(low), math.ceil(high) + 1) for m in steps]
-    inside = [t for t in ticks if low <= math.log10(t) <= high]
-    return alt.Axis(values=inside, format="~e" if high > 4 else "~g")
+    return log_or_linear(shown[axis.column].cast(pl.Float64).to_list(), log=True, fixed=True)[1]
 
 
 def _means(
-    together: pl.DataFrame, recipes: Sequence[str], axis: Axis, x: alt.X, y: partial[alt.Y]
+    together: pl.DataFrame, recipes: Sequence[str], axis: CurveAxis, x: alt.X, y: partial[alt.Y]
 ) -> list[Any]:
     base = alt.Chart(rows(together)).encode(x=x, color=recipe_colour(recipes))
     layers: list[Any] = []
@@ -135,7 +126,7 @@ def _means(
 
 
 def _strays(
-    alone: pl.DataFrame, recipes: Sequence[str], axis: Axis, x: alt.X, y: partial[alt.Y], top: float
+    alone: pl.DataFrame, recipes: Sequence[str], axis: CurveAxis, x: alt.X, y: partial[alt.Y], top: float
 ) -> list[Any]:
     leaves = (pl.col("mean") > top).cum_sum().over("run")  # from where a line is out of the picture
     inside = alone.filter(leaves <= 1)
@@ -164,7 +155,7 @@ def _level(value: float, words: str) -> list[Any]:
     return [base.mark_rule(strokeDash=[2, 3], style="faint", clip=True), text.encode(x=alt.value("width"))]
 
 
-def _ruler(together: pl.DataFrame, recipes: Sequence[str], axis: Axis, x: alt.X) -> Any:
+def _ruler(together: pl.DataFrame, recipes: Sequence[str], axis: CurveAxis, x: alt.X) -> Any:
     """Return a vertical line under the pointer; its tooltip lists every recipe's value at that step."""
     wide = together.pivot("recipe", index=axis.x, values="mean").sort(axis.x)
     names = [name for name in recipes if name in wide.columns]

@@ -15,7 +15,7 @@ from normlab.nn.init import profile_
 from normlab.tasks.build import build_model
 from normlab.training.recipes.grammar import MODELS, resolve
 
-DECODER: Final = {"encoder_layers": 0, "decoder_layers": 4, "dropout": 0.0}
+DECODER: Final[dict[str, Any]] = {"encoder_layers": 0, "decoder_layers": 4, "dropout": 0.0}
 """Sizes of a model for which nothing else is said."""
 ROWS, POSITIONS = 8, 32
 """Shape of the random tokens from which a placement takes its initialisation, where that needs data."""
