@@ -6,7 +6,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "normlab"
 HOMES = ("tasks", "papers", "reproduce", "configs")
 EXCEPTIONS = {
     "cli/score.py": "the command `normlab score` is sacreBLEU at the prompt",
-    "training/callbacks/log.py": "a log records the version of the package sacrebleu",
+    "training/log.py": "a log records the version of the package sacrebleu",
 }
 
 

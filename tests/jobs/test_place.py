@@ -6,7 +6,7 @@ from normlab.cli.main import main
 from normlab.comparison.request import CompareRequest, placed
 from normlab.config.config import Config, MachineConfig
 from normlab.errors import UserError
-from normlab.training.jobs.place import PLACES, Local, place
+from normlab.training.jobs import PLACES, Place, place
 
 
 def test_an_unknown_place_is_refused_with_the_nearest_one():
@@ -25,14 +25,14 @@ def test_a_command_refuses_it_before_it_writes_anything(command, tmp_path, capsy
 
 def test_a_missing_library_is_named_with_what_to_type(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "normlab.training.jobs.ray", raising=False)
+    monkeypatch.delitem(sys.modules, "normlab.training.ray", raising=False)
     with pytest.raises(UserError, match=r"pip install 'normlab\[cluster\]'"):
         place("ray")
 
 
 def test_a_number_that_is_given_stays(monkeypatch):
-    monkeypatch.setattr("normlab.training.jobs.place.usable_cores", lambda: 8)
-    local = Local()
+    monkeypatch.setattr("normlab.training.jobs.usable_cores", lambda: 8)
+    local = Place()
     assert local.share(0, MachineConfig()) == (8, 1)
     assert local.share(3, MachineConfig()) == (3, 2)
     assert local.share(3, MachineConfig(threads=5)) == (3, 5)
@@ -40,7 +40,7 @@ def test_a_number_that_is_given_stays(monkeypatch):
 
 
 def test_a_request_that_is_placed_twice_is_the_same(monkeypatch):
-    class Cluster(Local):
+    class Cluster(Place):
         def share(self, jobs, machine):
             return jobs or 40, machine.threads or 1
 

@@ -13,9 +13,9 @@ from normlab.errors import nearest
 from normlab.optim import ValDecay
 from normlab.runs.manifest import STATE, CheckpointError
 from normlab.training.checkpoint import FORMAT, Checkpoint, open_checkpoint, save_checkpoint
+from normlab.training.devices import Scaling
+from normlab.training.parts import Rows
 from normlab.training.progress import Clock, Progress
-from normlab.training.rows import Rows
-from normlab.training.scaling import Scaling
 
 PLACE = Path("run/last")
 PROGRESS = Progress(step=4, tokens=9, best_step=2, best_dev={"nll": 1.5}, val_decay=ValDecay(decays=1))
@@ -36,7 +36,7 @@ STATE_OF = {
 
 def parts():
     scaler = torch.amp.GradScaler("cpu", enabled=True)
-    rows = Rows(None, torch.device("cpu"), write=print)
+    rows = Rows(SimpleNamespace(trainer=SimpleNamespace(device=torch.device("cpu"))))
     return {"progress": Progress(), "scaling": Scaling(scaler, torch.device("cpu")), "rows": rows}
 
 
@@ -55,7 +55,7 @@ def test_a_state_reads_back():
     assert found["scaling"].state_dict() == SCALE
     ((lr, values),) = found["rows"].pending
     assert (lr, str(values.tolist())) == (1e-3, "[0.5, nan, 1.0]")
-    assert found["rows"].load_state_dict(STATE_OF["rows"]) == {"metrics.jsonl": 80}
+    assert found["rows"].sizes == {"metrics.jsonl": 80}
     assert loaded({"progress": {"step": 4}})["progress"] == Progress(4)
     assert Checkpoint(PLACE, {"average": {"steps": [4, 6]}}).averaged() == (4, 6)
 

@@ -180,8 +180,7 @@ class Check:
     # ------------------------------------------------------------------------------------------------ answers
     def _tested(self, source: Source, progress: Any) -> tuple[Report, Any]:
         from normlab.checks.check import check
-        from normlab.training import baseline
-        from normlab.training.declared import declared
+        from normlab.training.declared import changed_parameters, declared, read_baseline
 
         setup, given = source.setup, self.declared
         beside = Path(self.source.removeprefix("hf:")) / "normlab.toml"
@@ -189,15 +188,15 @@ class Check:
             given = str(beside)
         if given:
             setup = declared(given, setup)
-        before = baseline.read_baseline(self.baseline) if self.baseline is not None else None
+        before = read_baseline(self.baseline) if self.baseline is not None else None
         report = check(setup, budget_s=self.budget_s, progress=progress)
         if before is not None:
-            report = replace(report, failures=(*report.failures, *baseline.changed(setup.model, before)))
+            report = replace(report, failures=(*report.failures, *changed_parameters(setup.model, before)))
         return report, setup
 
     def _plain(self, source: Source, report: Report, setup: Any) -> dict[str, Any]:
         from normlab.config.io import to_plain
-        from normlab.training.baseline import parameters_of
+        from normlab.training.declared import parameters_of
         from normlab.training.setups import sources
 
         places = {found.module for found in (*report.failures, *report.notes)}

@@ -66,7 +66,7 @@ class Reproduce:
         """Raises SystemExit with code 1 where something could not be measured."""
         from normlab.papers import ARTEFACTS
         from normlab.report.papers import write_papers_page
-        from normlab.training.jobs.place import place
+        from normlab.training.jobs import place
 
         if not self.names:
             raise UserError(
@@ -126,7 +126,7 @@ class Reproduce:
     def _measure(self, todo: Sequence[Artefact], until: float = math.inf) -> list[str]:
         """Measure artefacts that need no training; return the ids of those that could not be measured."""
         from normlab.papers.reproduce import each
-        from normlab.training.jobs.place import usable_cores
+        from normlab.training.jobs import usable_cores
 
         jobs = min(self.jobs or usable_cores(), len(todo))
         done, failed = list[str](), list[str]()
@@ -144,8 +144,7 @@ class Reproduce:
         from normlab.config.config import MachineConfig
         from normlab.papers.planning import Training, plan
         from normlab.papers.reproduce import reproduce
-        from normlab.training.jobs.place import place
-        from normlab.training.jobs.queue import Queue
+        from normlab.training.jobs import Queue, place
 
         where = place(self.on)
         machine = MachineConfig(device=self.device or ("cpu" if self.scale == LAPTOP else "cuda"))

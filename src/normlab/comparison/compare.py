@@ -12,8 +12,7 @@ from normlab.comparison.result import Comparison
 from normlab.config.config import Config
 from normlab.config.io import to_json, validated
 from normlab.runs.folder import write_text_atomic
-from normlab.training.jobs.place import place
-from normlab.training.jobs.queue import Queue, Watch
+from normlab.training.jobs import Queue, Watch, place
 
 Publish = Callable[[Comparison], None]
 

@@ -12,7 +12,7 @@ from normlab.config.config import Config, OptimConfig, TrainConfig
 from normlab.config.fields import Amount, Count, Positive, Size, no_flag
 from normlab.config.io import validated
 from normlab.errors import UserError
-from normlab.training.jobs.place import place
+from normlab.training.jobs import place
 
 
 def _base() -> Config:

@@ -39,8 +39,8 @@ def setup_from_folder(folder: Path, *, seed: int, trust_remote_code: bool = Fals
         import transformers
     except ImportError as error:
         raise UserError("hf: needs transformers; type: pip install 'normlab[hf]'") from error
-    given = _read(folder)
-    if _names_code(given) and not trust_remote_code:
+    content = _read(folder)
+    if _names_code(content) and not trust_remote_code:
         raise UserError(
             f"{folder}/config.json names code of its own (auto_map), which would be run; read it first, then "
             "type --trust-remote-code"
@@ -97,19 +97,19 @@ def _builder(library: Any, config: Any, *, trusted: bool) -> tuple[Callable[[], 
     """Return what draws the model, and the kind of its head: that of its architecture, or of the first kind
     that its type has.
     """
-    named = next(iter(config.architectures or ()), "")
+    architecture = next(iter(config.architectures or ()), "")
     ends = {"LMHeadModel": "CausalLM", **{f"For{head}": head for head in HEADS}}
-    kind = next((head for end, head in ends.items() if named.endswith(end)), "")
-    for head in [kind] if kind else [] if named else list(HEADS):
+    kind = next((head for end, head in ends.items() if architecture.endswith(end)), "")
+    for head in [kind] if kind else [] if architecture else list(HEADS):
         auto = getattr(library, f"AutoModelFor{_AUTO.get(head, head)}")
         remote = f"AutoModelFor{_AUTO.get(head, head)}" in (getattr(config, "auto_map", None) or {})
         if type(config) in auto._model_mapping or remote:
             return partial(auto.from_config, config, trust_remote_code=trusted), head
-    one = getattr(library, named, None)
+    one = getattr(library, architecture, None)
     if kind and isinstance(one, type) and issubclass(one, library.PreTrainedModel):
         return partial(one, config), kind
     raise UserError(
-        f"{named or type(config).__name__} has no head for which a batch can be made; name one in "
+        f"{architecture or type(config).__name__} has no head for which a batch can be made; name one in "
         f'"architectures" of config.json, that ends in For{", For".join(HEADS)}, or write a function setup()'
     )
 
