@@ -80,7 +80,7 @@ def timed(trainer: Trainer, way: Way, meter: Meter) -> float:
     trainer.progress.step = 0
     start = time.perf_counter()
     record = trainer.step(probing.passing)
-    probing.stepped(record.step, meter, record.gradients, record.updates)
+    probing.measure_step(record, meter)
     probing.flush()
     return time.perf_counter() - start
 

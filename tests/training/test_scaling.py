@@ -32,7 +32,7 @@ def optimiser_of(weight):
 def one_step(scaling: Scaling, weight, optimiser, factor: float) -> float:
     """A step on ``factor * w``, through fp16 as autocast has it; its gradient's norm."""
     loss = (weight.to(torch.float16) * factor).float().sum()
-    scaling.scaled(loss).backward()
+    scaling.scale(loss).backward()
     scaling.unscale(optimiser)
     norm = scaling.step(optimiser, torch.linalg.vector_norm(weight.grad))
     optimiser.zero_grad()
@@ -43,7 +43,7 @@ def test_a_small_gradient_underflows_without_scaling_and_is_right_with_it():
     for enabled, expected in ((False, 0.0), (True, SMALL)):
         weight = torch.nn.Parameter(torch.ones(1))
         scaling = scaling_of(2.0**20, enabled=enabled)
-        scaled = scaling.scaled((weight * SMALL).sum())
+        scaled = scaling.scale((weight * SMALL).sum())
         (gradient,) = torch.autograd.grad(scaled, weight)
         weight.grad = gradient.to(torch.float16).float()
         scaling.unscale(optimiser_of(weight))
@@ -108,7 +108,7 @@ def test_the_state_goes_on_where_it_was():
 def test_without_scaling_everything_passes():
     weight, scaling = torch.nn.Parameter(torch.ones(1)), scaling_of(1024.0, enabled=False)
     loss, norm = weight.sum(), torch.tensor(float("inf"))
-    assert scaling.scaled(loss) is loss
+    assert scaling.scale(loss) is loss
     loss.backward()
     optimiser = optimiser_of(weight)
     scaling.unscale(optimiser)

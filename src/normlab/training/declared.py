@@ -61,7 +61,7 @@ def declared(given: str, setup: Setup) -> Setup:
     own = {name: v for name, v in vars(setup.declare).items() if v is not None and v != ()}
     declare = Declaration.of(own | words)
     if entries:
-        declare = replace(declare, init=resolved_starts(entries, setup, given))
+        declare = replace(declare, init=_resolve_starts(entries, setup, given))
     return replace(setup, declare=declare)
 
 
@@ -72,7 +72,7 @@ def resolved_init(setup: Setup) -> Setup:
     init = setup.declare.init
     if isinstance(init, Mapping):
         entries = {str(k): v if isinstance(v, Mapping) else {"std": v} for k, v in init.items()}
-        starts = resolved_starts(entries, setup, "declare['init']")
+        starts = _resolve_starts(entries, setup, "declare['init']")
         return replace(setup, declare=replace(setup.declare, init=starts))
     if isinstance(init, (str, Path)) and init != "class":
         return declared(str(init), setup)
@@ -145,7 +145,7 @@ def _read(setup: Setup, *, stream: bool = False) -> tuple[Structure, list[_Place
     ]
 
 
-def resolved_starts(entries: Entries, setup: Setup, where: str) -> tuple[Start, ...]:
+def _resolve_starts(entries: Entries, setup: Setup, where: str) -> tuple[Start, ...]:
     """Return the start of every parameter that an entry fits; the last that does decides.
 
     A name is a role of matrices (``norm``: of gains), a glob of paths, or both: ``value in *.c_attn.weight``.

@@ -100,7 +100,7 @@ class Scaling:
         self._scaler = scaler
         self._skipped = torch.zeros((), dtype=torch.int64, device=device)
 
-    def scaled(self, loss: Tensor) -> Tensor:
+    def scale(self, loss: Tensor) -> Tensor:
         scaled: Tensor = self._scaler.scale(loss)
         return scaled
 

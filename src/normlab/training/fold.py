@@ -81,7 +81,7 @@ def fold(folder: RunFolder, out: Path, *, weights: str | int = "", max_positions
     """
     if out.exists():
         raise UserError(f"--out is {out}, which exists; name another folder, or move that one away")
-    plain, config, result = _folded(folder, weights, max_positions)
+    plain, config, result = _fold(folder, weights, max_positions)
     if not result.float32 <= BOUND * result.largest_logit:
         raise UserError(
             f"the logits of {folder.path} and of its plain form differ by {result.float32:.2g} in float32 "
@@ -108,17 +108,15 @@ def measure_fold(folder: RunFolder, *, weights: str | int = "", max_positions: i
 
     Raises UserError for a run that is not done or has nothing to fold.
     """
-    return _folded(folder, weights, max_positions)[2]
+    return _fold(folder, weights, max_positions)[2]
 
 
-def _folded(
-    folder: RunFolder, weights: str | int, max_positions: int | None
-) -> tuple[nn.Module, Config, Fold]:
+def _fold(folder: RunFolder, weights: str | int, max_positions: int | None) -> tuple[nn.Module, Config, Fold]:
     """Return the plain model in float32 as its configuration builds it, that configuration, and the fold."""
     config = folder.config()
     _require_done(folder, config)
     chosen = weights_of(folder, weights)
-    task, model = _built(folder, config)
+    task, model = _build(folder, config)
     load_checkpoint(chosen.path, model, run=folder.id())
     asked = config.model
     if max_positions is not None:
@@ -134,7 +132,7 @@ def _folded(
     plain = replace(config, model=rewritten.config, forced="")
     plain = replace(plain, recipe=recipe_of(plain))
     plain = replace(plain, own_code=own_code(plain))
-    _, built = _built(folder, plain)
+    _, built = _build(folder, plain)
     built.load_state_dict(rewritten.model.state_dict())
     calls = calls_of(model, lambda: task.dev_scores(model), BATCHES)
     model.eval()
@@ -170,11 +168,10 @@ def _require_done(folder: RunFolder, config: Config) -> None:
         )
 
 
-def _built(folder: RunFolder, config: Config) -> tuple[Task[Any, Any, Any], Any]:
+def _build(folder: RunFolder, config: Config) -> tuple[Task[Any, Any, Any], Any]:
     """Return a configuration's task on the run's text, and its initialised model in evaluation mode."""
     device = prepare_process(replace(config.machine, device="cpu"))
     task = load_task(config, folder.path.parent, device)
-    task.check_text(config, task.corpus)
     return task, task.build().eval()
 
 

@@ -143,7 +143,7 @@ class DDP(Parallel):
         names = ("forward_sync_buffers", "broadcast_buffers")
         unsent = next(name for name in names if name in inspect.signature(ddp).parameters)
         self._ddp: nn.parallel.DistributedDataParallel = ddp(model, **{unsent: False})
-        self._ddp.register_comm_hook(None, lambda _, bucket: _summed(bucket))
+        self._ddp.register_comm_hook(None, lambda _, bucket: _sum(bucket))
         self.model = self._ddp
 
     def passing(self, *, last: bool) -> AbstractContextManager[None]:
@@ -241,7 +241,7 @@ def _skeleton(model: nn.Module) -> tuple[nn.Module, dict[str, nn.Parameter]]:
     return copy.deepcopy(model, {id(p): hollow[name] for name, p in parameters.items()}), hollow
 
 
-def _summed(bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
+def _sum(bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
     """Sum a bucket over the ranks; DDP would take the mean, and the loss is divided already."""
     work = distributed.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda done: done.value()[0])

@@ -165,7 +165,7 @@ class Probes(Part):
         self.passing = self._probing.passing
 
     def on_step(self, record: StepRecord) -> None:
-        self._probing.stepped(record, self._run.trainer.meter)
+        self._probing.measure_step(record, self._run.trainer.meter)
 
     def on_row(self, row: Row) -> None:
         self._write()

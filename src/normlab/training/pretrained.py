@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from normlab.errors import UserError
 from normlab.trace.setup import Declaration, Setup
 from normlab.trace.untouched import same_random_state
-from normlab.training.setups import Source, drawn_seed
+from normlab.training.setups import Source, draw_seed
 
 ROWS: Final = 4
 POSITIONS: Final = 24
@@ -50,11 +50,11 @@ def setup_from_folder(folder: Path, *, seed: int, trust_remote_code: bool = Fals
             str(folder), local_files_only=True, trust_remote_code=trust_remote_code
         )
     except Exception as error:
-        raise UserError(f"transformers cannot read {folder}/config.json: {_said(error)}") from error
+        raise UserError(f"transformers cannot read {folder}/config.json: {_line(error)}") from error
     build, head = _builder(transformers, config, trusted=trust_remote_code)
     _require_memory(build, folder)
     with same_random_state(seed):
-        model = _built(build, folder)
+        model = _build(build, folder)
         batch = HEADS[head](config, torch.Generator().manual_seed(seed))
     words = {name: _id(config, name) for name in ("pad_token_id", "eos_token_id")}
     declare = Declaration(
@@ -65,7 +65,7 @@ def setup_from_folder(folder: Path, *, seed: int, trust_remote_code: bool = Fals
     )
 
     def make() -> nn.Module:
-        torch.manual_seed(drawn_seed())
+        torch.manual_seed(draw_seed())
         return build()
 
     facts = {"configuration": str(folder), "weights": f"drawn from seed {seed}"}
@@ -79,7 +79,7 @@ def _read(folder: Path) -> Mapping[str, Any]:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{file} cannot be read: {_said(error)}; name a folder that holds a config.json"
+            f"{file} cannot be read: {_line(error)}; name a folder that holds a config.json"
         ) from error
     if not isinstance(content, dict):
         raise UserError(f"{file} holds {type(content).__name__}, and must hold an object")
@@ -129,14 +129,14 @@ def _require_memory(build: Callable[[], nn.Module], folder: Path) -> None:
         )
 
 
-def _built(build: Callable[[], nn.Module], folder: Path) -> nn.Module:
+def _build(build: Callable[[], nn.Module], folder: Path) -> nn.Module:
     try:
         return build()
     except Exception as error:
-        raise UserError(f"no model can be built from {folder}/config.json: {_said(error)}") from error
+        raise UserError(f"no model can be built from {folder}/config.json: {_line(error)}") from error
 
 
-def _said(error: Exception) -> str:
+def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 

@@ -74,7 +74,7 @@ class Probing:
             yield
             observer.flush(step)
 
-    def stepped(self, record: StepRecord, meter: Meter[Parallel]) -> None:
+    def measure_step(self, record: StepRecord, meter: Meter[Parallel]) -> None:
         """Keep the norms of an optimiser step for ``flush`` to fetch."""
         if self._groups is not None and self.due(record.step):
             measured = self._groups.measured(meter, record.gradients, record.updates)

@@ -142,7 +142,7 @@ def check_share(grad_accum_steps: int) -> None:
 
 
 @contextmanager
-def joined(device: torch.device) -> Generator[tuple[Ranks, torch.device]]:
+def join_processes(device: torch.device) -> Generator[tuple[Ranks, torch.device]]:
     """Join the processes that torchrun has started; give this process's ranks and its device. A process that
     is in a group already stays in it.
 

@@ -124,7 +124,7 @@ def _again(trainer: Trainer, stop: int, watched: int, history: Sequence[Row]) ->
         yield record._replace(seen=tuple(seen))
         seen.clear()
         if record.step in validated:
-            trainer.validated(validated[record.step])
+            trainer.note_scores(validated[record.step])
 
 
 def _compared(

@@ -23,13 +23,15 @@ from normlab.errors import UserError
 from normlab.optim import ScheduleState, build_optimiser, schedule_factor
 from normlab.runs.folder import RunFolder
 from normlab.runs.manifest import committed
+from normlab.tasks.registry import TASKS
 from normlab.trace.setup import Declaration, Setup
 from normlab.trace.tensors import Side, arguments_of, forward_hooks, unwrap
 from normlab.trace.untouched import same_random_state
 from normlab.training.checkpoint import has_checkpoint, load_checkpoint
+from normlab.training.devices import prepare_process
 from normlab.training.progress import Progress
 from normlab.training.recipes.grammar import describe, require_known
-from normlab.training.trainer import AnyTask, load_task
+from normlab.training.trainer import AnyTask
 from normlab.training.weights import checkpoint_of, initial_weights, with_start
 
 FIRST: Final = 0
@@ -62,18 +64,18 @@ def setup_from_file(reference: str, *, seed: int) -> Iterator[Source]:
     path, arguments = list(sys.path), list(sys.argv)
     try:
         with redirect_stdout(sys.stderr), same_random_state(seed):
-            value = _attribute(_loaded(where), where, name if colon else "setup")
-            setup = _called(value, reference, seed)
+            value = _attribute(_load(where), where, name if colon else "setup")
+            setup = _call(value, reference, seed)
         yield Source(f"{type(setup.model).__name__} of {reference}", setup)
     finally:
         sys.path[:], sys.argv[:] = path, arguments
 
 
-def _loaded(where: str) -> Any:
+def _load(where: str) -> Any:
     file = Path(where)
     if not where.endswith(".py"):
         sys.path.append(str(Path.cwd()))
-        return _guarded(lambda: import_module(where), f"the module {where!r}")
+        return _guard(lambda: import_module(where), f"the module {where!r}")
     if not file.is_file():
         raise UserError(f"there is no file {where}; give one that defines setup(), as in train.py:setup")
     name = file.stem if file.stem not in sys.modules and file.stem.isidentifier() else f"normlab_{file.stem}"
@@ -85,7 +87,7 @@ def _loaded(where: str) -> Any:
     sys.argv[:] = [where]
     run = spec.loader.exec_module
     try:
-        _guarded(lambda: run(module), where)
+        _guard(lambda: run(module), where)
     except BaseException:
         del sys.modules[name]
         raise
@@ -102,7 +104,7 @@ def _attribute(module: Any, where: str, name: str) -> Any:
     )
 
 
-def _called(value: Any, reference: str, seed: int) -> Setup:
+def _call(value: Any, reference: str, seed: int) -> Setup:
     if not callable(value) or isinstance(value, nn.Module):
         return Setup.of(cast("Any", value))
     parameters: Mapping[str, inspect.Parameter] = {}
@@ -115,13 +117,13 @@ def _called(value: Any, reference: str, seed: int) -> Setup:
         asked = ", ".join(n for n in parameters if n in needed)
         raise UserError(f"{reference} needs the arguments {asked}; {rest}")
     seeded = "seed" in parameters
-    setup = Setup.of(_guarded(lambda: value(**({"seed": seed} if seeded else {})), reference))
+    setup = Setup.of(_guard(lambda: value(**({"seed": seed} if seeded else {})), reference))
     if not seeded or setup.make is not None:
         return setup
-    return replace(setup, make=lambda: Setup.of(value(seed=drawn_seed())).model)
+    return replace(setup, make=lambda: Setup.of(value(seed=draw_seed())).model)
 
 
-def _guarded(run: Callable[[], Any], what: str) -> Any:
+def _guard(run: Callable[[], Any], what: str) -> Any:
     """Run the user's own code. Raises UserError with the exception, and the line of theirs that raised it."""
     try:
         return run()
@@ -138,7 +140,7 @@ def _guarded(run: Callable[[], Any], what: str) -> Any:
         raise UserError(f"{what} raised {type(error).__name__}: {error}{at}{hint}") from error
 
 
-def drawn_seed() -> int:
+def draw_seed() -> int:
     """A seed that depends on torch's random state alone, whatever the device on which tensors are made."""
     return int(torch.randint(2**31, (), device="cpu"))
 
@@ -221,9 +223,12 @@ def _facts(task: AnyTask) -> dict[str, str]:
 
 def task_of(config: Config, root: Path, tokens: int) -> AnyTask:
     """Return the task of a configuration, in float32 with batches of so many positions."""
-    task = load_task(config, root)
-    sized = replace(task.config.train, max_tokens=tokens, precision="fp32")
-    return type(task)(replace(task.config, train=sized), task.corpus, task.device)
+    kind = TASKS[config.task]
+    kind.check(config)
+    device = prepare_process(config.machine)
+    data, corpus = kind.prepare(config.data, root / "data")
+    sized = replace(config.train, max_tokens=tokens, precision="fp32")
+    return kind(replace(config, data=data, train=sized), corpus, device)
 
 
 class TrainingBatches:
@@ -263,7 +268,7 @@ def _setup(task: AnyTask, model: nn.Module) -> Setup:
         return value
 
     def make() -> nn.Module:
-        seeds = replace(config.seeds, init=drawn_seed())
+        seeds = replace(config.seeds, init=draw_seed())
         with torch.device(task.device):  # the start may need numbers of a pass, which the meta device has not
             made = type(task)(replace(config, seeds=seeds), task.corpus, task.device).build()
         default = torch.get_default_device()

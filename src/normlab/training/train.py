@@ -25,7 +25,7 @@ from normlab.training.devices import autocast, prepare_process, resolved_precisi
 from normlab.training.log import Log, TensorBoard, require_tensorboard
 from normlab.training.parts import OnRow, Part
 from normlab.training.progress import Phases
-from normlab.training.ranks import Ranks, check_share, joined
+from normlab.training.ranks import Ranks, check_share, join_processes
 from normlab.training.recipes.plugins import imported
 from normlab.training.run import Run
 from normlab.training.trainer import AnyTask, Trainer, load_task
@@ -49,16 +49,15 @@ def train(
 
     Raises UserError for a task that nobody registered or that cannot do what the configuration asks for.
     """
-    kind, root = TASKS[config.task], Path(root)
-    kind.check(config)
+    root = Path(root)
+    TASKS[config.task].check(config)
     check_share(config.train.grad_accum_steps)
     if config.machine.tensorboard:
         require_tensorboard()
     config = resolved_precision(config)
-    with joined(prepare_process(config.machine)) as (ranks, device):
+    with join_processes(prepare_process(config.machine)) as (ranks, device):
         with ranks.main_first():
             task = load_task(with_start(config, root), root, device)
-            kind.check_text(task.config, task.corpus)
         with open_run(root, task, ranks) as (folder, finished):
             if not finished:
                 observers = [Log(), *([TensorBoard()] if config.machine.tensorboard else [])]

@@ -41,12 +41,17 @@ def no_hooks(step: int, micro_batch: int) -> AbstractContextManager[None]:
 
 
 def load_task(config: Config, root: Path, device: torch.device | None = None) -> AnyTask:
-    """Prepare a configuration's text below ``root``; return its task on a device, by default its own."""
+    """Prepare a configuration's text below ``root``; return its task on a device, by default its own.
+
+    Raises UserError for a task that cannot do what the configuration asks for, and for a sentence too long.
+    """
     kind = TASKS[config.task]
     kind.check(config)
     device = device or prepare_process(config.machine)
     data, corpus = kind.prepare(config.data, root / "data")
-    return kind(replace(config, data=data), corpus, device)
+    config = replace(config, data=data)
+    kind.check_text(config, corpus)
+    return kind(config, corpus, device)
 
 
 class Trainer:
@@ -94,7 +99,7 @@ class Trainer:
             with watch(p.step, i), self.parallel.passing(last=i == mine[-1]):
                 with autocast(self.device, config.train.precision):
                     sums = self.task.loss(self.parallel.model, batch)
-                self.scaling.scaled(sums.loss / tokens).backward()
+                self.scaling.scale(sums.loss / tokens).backward()
             loss, nll = loss + sums.loss.detach(), nll + sums.nll
         loss, nll = self.ranks.sum(torch.stack([loss, nll]))
         lr, norm, gradients, updates = self._update()
@@ -109,7 +114,7 @@ class Trainer:
         schedule = ScheduleState(optim, self.config.train.steps, p.val_decay.decays)
         return optim.lr * schedule_factor(p.step + ahead, schedule)
 
-    def validated(self, scores: Mapping[str, float]) -> bool:
+    def note_scores(self, scores: Mapping[str, float]) -> bool:
         """Take note of dev scores; return whether they are the best so far."""
         p, best = self.progress, self._is_best(scores)
         p.val_decay = p.val_decay.after(p.step, self.config.optim, improved=best)

@@ -36,7 +36,7 @@ class Validation(Part):
             p.seconds = run.clock.seconds()
             row = {"kind": "dev", "step": p.step, **scores, "seconds": p.seconds}
             run.rows.write(row)
-            if run.trainer.validated(scores):
+            if run.trainer.note_scores(scores):
                 self._save(run.folder.best, model, scores)
             for part in run.parts:
                 part.on_validation(dict(row))

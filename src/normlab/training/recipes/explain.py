@@ -15,9 +15,9 @@ from normlab.training.recipes.grammar import (
     Axis,
     by_stack,
     describe,
+    empty_model,
     not_plain,
     paragraphs,
-    unfilled,
     uses_norm,
 )
 
@@ -26,7 +26,7 @@ def explain(config: Config) -> dict[str, str]:
     """Return labelled texts: equation and source of every choice that is not the plain one, the placement's
     factors on the initialisation of each matrix, and the number of parameters.
     """
-    model = unfilled(config.model, config.data.vocab_size)
+    model = empty_model(config.model, config.data.vocab_size)
     texts = {"in short": describe(config)}
     plain: list[str] = []
     for axis in (PLACEMENT, *AXES):

@@ -179,12 +179,12 @@ def resolve(name: str, base: Config, *, force: bool = False) -> Config:
 
 def describe(config: Config) -> str:
     """Describe a resolved recipe in one line, without plain choices other than norm, scheme and schedule."""
-    words = [", ".join(_labelled(by_stack(PLACEMENT, config)))]
+    words = [", ".join(_labels(by_stack(PLACEMENT, config)))]
     for axis in AXES:
         if axis.name == "norm" and not uses_norm(config.model):
             words.append("no norm")
         elif chosen := not_plain(axis, config):
-            words.append(axis.form.format(", ".join(_labelled(chosen))))
+            words.append(axis.form.format(", ".join(_labels(chosen))))
     steps = config.optim.warmup_steps
     return f"{'; '.join(words)}, {f'{steps} warm-up steps' if steps else 'no warm-up'}"
 
@@ -217,10 +217,10 @@ def uses_norm(model: ModelConfig) -> bool:
     """Whether a placement, a part of a branch or a head uses the model's norm."""
     if any(Placement.registry[name].normed for name in _stacks(model).values()):
         return True
-    return any(isinstance(module, Norm) for module in unfilled(_shallow(model), 1).modules())
+    return any(isinstance(module, Norm) for module in empty_model(_shallow(model), 1).modules())
 
 
-def unfilled(model: ModelConfig, vocab_size: int) -> TokenModel:
+def empty_model(model: ModelConfig, vocab_size: int) -> TokenModel:
     """Build the model without memory for its weights."""
     encodes, decodes = bool(model.encoder_layers), bool(model.decoder_layers)
     kind = MODELS.get((encodes, decodes), Seq2Seq)
@@ -240,7 +240,7 @@ def require_known(config: Config) -> None:
 def _require_sizes(model: ModelConfig) -> None:
     """Raise UserError if width and heads do not fit, before anything is prepared or written."""
     if model.encoder_layers or model.decoder_layers:
-        unfilled(_shallow(model), 1)
+        empty_model(_shallow(model), 1)
 
 
 def _shallow(model: ModelConfig) -> ModelConfig:
@@ -254,7 +254,7 @@ def own_code(config: Config) -> str:
     return code_digest([*chosen, *(task for name, task in TASKS.items() if name == config.task)])
 
 
-def _labelled(by_stack: Mapping[str, str]) -> list[str]:
+def _labels(by_stack: Mapping[str, str]) -> list[str]:
     return [f"{stack} {name}".strip() for stack, name in by_stack.items()]
 
 
