@@ -33,7 +33,7 @@ from normlab.runs.folder import find_run
 if TYPE_CHECKING:
     from normlab.checks.report import Report
     from normlab.config.config import Config
-    from normlab.training.setups import Source
+    from normlab.training.setups import NamedSetup
 
 FAILS: Final = 3
 """Exit code where a property fails."""
@@ -152,7 +152,7 @@ class Check:
         if kind != "hf" and self.trust_remote_code:
             raise UserError("--trust-remote-code goes with hf:FOLDER")
 
-    def _sources(self) -> Iterator[tuple[Source, bool]]:
+    def _sources(self) -> Iterator[tuple[NamedSetup, bool]]:
         """Yield what is to be tested, and whether it is one of several."""
         from normlab.training import setups
 
@@ -178,7 +178,7 @@ class Check:
             )
 
     # ------------------------------------------------------------------------------------------------ answers
-    def _tested(self, source: Source, progress: Any) -> tuple[Report, Any]:
+    def _tested(self, source: NamedSetup, progress: Any) -> tuple[Report, Any]:
         from normlab.checks.check import check
         from normlab.training.declared import changed_parameters, declared, read_baseline
 
@@ -194,7 +194,7 @@ class Check:
             report = replace(report, failures=(*report.failures, *changed_parameters(setup.model, before)))
         return report, setup
 
-    def _plain(self, source: Source, report: Report, setup: Any) -> dict[str, Any]:
+    def _plain(self, source: NamedSetup, report: Report, setup: Any) -> dict[str, Any]:
         from normlab.config.io import to_plain
         from normlab.training.declared import parameters_of
         from normlab.training.setups import sources
@@ -274,7 +274,7 @@ def progress_line() -> Iterator[Any]:
         yield show
 
 
-def _say(source: Source, report: Report) -> None:
+def _say(source: NamedSetup, report: Report) -> None:
     """Print the failures, what holds, and what could not be tested."""
     from rich.text import Text
 

@@ -66,7 +66,7 @@ class Reproduce:
         """Raises SystemExit with code 1 where something could not be measured."""
         from normlab.papers import ARTEFACTS
         from normlab.report.papers import write_papers_page
-        from normlab.training.jobs import place
+        from normlab.training.jobs import backend
 
         if not self.names:
             raise UserError(
@@ -74,7 +74,7 @@ class Reproduce:
             )
         if self.data is not None:
             os.environ["NORMLAB_DATA"] = str(self.data.absolute())  # where trainings read it
-        place(self.on)  # a wrong name is said before anything is measured
+        backend(self.on)  # a wrong name is said before anything is measured
         until, wanted = self._end(), self._wanted()
         standings = standings_of(wanted, self.runs, self.scale)
         fresh = {s.artefact.id for s in standings if s.whole and not self.again}
@@ -144,9 +144,9 @@ class Reproduce:
         from normlab.config.config import MachineConfig
         from normlab.papers.planning import Training, plan
         from normlab.papers.reproduce import reproduce
-        from normlab.training.jobs import Queue, place
+        from normlab.training.jobs import Queue, backend
 
-        where = place(self.on)
+        where = backend(self.on)
         machine = MachineConfig(device=self.device or ("cpu" if self.scale == LAPTOP else "cuda"))
         jobs, threads = where.share(self.jobs, machine)
         machine = replace(machine, threads=threads)

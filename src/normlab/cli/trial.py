@@ -24,7 +24,7 @@ from normlab.trials import STEPS
 if TYPE_CHECKING:
     from normlab.config.config import Config
     from normlab.trace.setup import Setup
-    from normlab.training.setups import Source
+    from normlab.training.setups import NamedSetup
     from normlab.trials.trials import Trials
 
 WHAT: Final = """normlab trial trains copies of a model at several rates. Name what to train:
@@ -126,7 +126,7 @@ class Trial:
         return self.flags.train.steps
 
     @contextmanager
-    def _source(self) -> Iterator[Source]:
+    def _source(self) -> Iterator[NamedSetup]:
         """Yield what is to be tried. Raises UserError if that is nothing, or flags that nothing reads."""
         from normlab.training import setups
 
@@ -142,7 +142,7 @@ class Trial:
         with setups.setup_from_file(self.source, seed=self.seed) as source:
             yield source
 
-    def _recipe(self, name: str) -> Source:
+    def _recipe(self, name: str) -> NamedSetup:
         from normlab.training import setups
 
         base = load(self.config)

@@ -12,7 +12,7 @@ from normlab.comparison.result import Comparison
 from normlab.config.config import Config
 from normlab.config.io import to_json, validated
 from normlab.runs.folder import write_text_atomic
-from normlab.training.jobs import Queue, Watch, place
+from normlab.training.jobs import Queue, Watch, backend
 
 Publish = Callable[[Comparison], None]
 
@@ -31,7 +31,7 @@ def compare(
     names those that are not.
     """
     grid = Grid(request)
-    work = Queue(request.out, grid.request.jobs, watch, place(request.on).start)
+    work = Queue(request.out, grid.request.jobs, watch, backend(request.on).start)
     left = {recipe: {(lr, request.sweep_seed) for lr in grid.swept} for recipe in request.recipes}
     reported: set[str] = set()
 

@@ -24,7 +24,7 @@ from normlab.config.units import count
 from normlab.errors import UserError
 from normlab.runs.manifest import STATE, CheckpointError, commit, committed, move, read_state, recover
 from normlab.training.parallel import SingleProcess
-from normlab.training.progress import Progress
+from normlab.training.progress import RunProgress
 
 FORMAT: Final = 2
 """The format of checkpoints that this version writes and reads."""
@@ -77,9 +77,9 @@ class Checkpoint:
     def weights(self) -> dict[str, Tensor]:
         return _load(self.folder / "model.safetensors")
 
-    def progress(self) -> Progress:
+    def progress(self) -> RunProgress:
         """The progress of the run when the weights were made, at least its step. Raises CheckpointError."""
-        progress = Progress()
+        progress = RunProgress()
         with self.loading():
             progress.load_state_dict(self._part("progress"))
         return progress

@@ -35,11 +35,11 @@ BATCHES: Final = 8
 
 
 FOLDED: Final = "fold.json"
-"""The file of a folded run's folder that holds a ``Fold``."""
+"""The file of a folded run's folder that holds a ``FoldResult``."""
 
 
 @dataclass(frozen=True)
-class Fold:
+class FoldResult:
     """A run's model before and after it was rewritten."""
 
     run: str
@@ -70,7 +70,9 @@ class Fold:
 
 
 @validated
-def fold(folder: RunFolder, out: Path, *, weights: str | int = "", max_positions: int | None = None) -> Fold:
+def fold(
+    folder: RunFolder, out: Path, *, weights: str | int = "", max_positions: int | None = None
+) -> FoldResult:
     """Write the plainest equal model of a finished run as a run folder, and return what was measured.
 
     ``weights`` are those of ``training.weights.checkpoint_of``, by default the tested ones. A factor on the
@@ -103,7 +105,9 @@ def fold(folder: RunFolder, out: Path, *, weights: str | int = "", max_positions
     return result
 
 
-def measure_fold(folder: RunFolder, *, weights: str | int = "", max_positions: int | None = None) -> Fold:
+def measure_fold(
+    folder: RunFolder, *, weights: str | int = "", max_positions: int | None = None
+) -> FoldResult:
     """Rewrite the model of a finished run as ``fold`` does and measure the differences, but write nothing.
 
     Raises UserError for a run that is not done or has nothing to fold.
@@ -111,7 +115,9 @@ def measure_fold(folder: RunFolder, *, weights: str | int = "", max_positions: i
     return _fold(folder, weights, max_positions)[2]
 
 
-def _fold(folder: RunFolder, weights: str | int, max_positions: int | None) -> tuple[nn.Module, Config, Fold]:
+def _fold(
+    folder: RunFolder, weights: str | int, max_positions: int | None
+) -> tuple[nn.Module, Config, FoldResult]:
     """Return the plain model in float32 as its configuration builds it, that configuration, and the fold."""
     config = folder.config()
     _require_done(folder, config)
@@ -139,7 +145,7 @@ def _fold(folder: RunFolder, weights: str | int, max_positions: int | None) -> t
     float32, _ = largest_difference(model, built, calls)
     float64, largest = largest_difference(deepcopy(model).double(), rewritten.model, calls)
     outputs = [task.dev_outputs(one) for one in (model, built)]
-    result = Fold(
+    result = FoldResult(
         run=folder.path.name,
         weights=chosen.description,
         before=config.recipe,

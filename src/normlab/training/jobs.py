@@ -234,7 +234,7 @@ def threads_each(jobs: int) -> int:
     return max(1, usable_cores() // jobs)
 
 
-class Place:
+class Backend:
     """Where runs are trained side by side: on this machine, unless a subclass names others."""
 
     def share(self, jobs: int, machine: MachineConfig) -> tuple[int, int]:
@@ -250,7 +250,7 @@ class Place:
         return Process(root)
 
 
-def _ray() -> Place:
+def _ray() -> Backend:
     try:
         from normlab.training.ray import Ray
     except ModuleNotFoundError as error:
@@ -260,11 +260,11 @@ def _ray() -> Place:
     return Ray()
 
 
-PLACES: Final[Mapping[str, Callable[[], Place]]] = {"local": Place, "ray": _ray}
+BACKENDS: Final[Mapping[str, Callable[[], Backend]]] = {"local": Backend, "ray": _ray}
 
 
-def place(name: str) -> Place:
-    """Return the place of a name. Raises UserError for an unknown one, or where a library is missing."""
-    if name not in PLACES:
-        raise UserError(f"--on is {name!r}{nearest(name, PLACES)}")
-    return PLACES[name]()
+def backend(name: str) -> Backend:
+    """Return the backend of that name. Raises UserError for an unknown one, or where a library is missing."""
+    if name not in BACKENDS:
+        raise UserError(f"--on is {name!r}{nearest(name, BACKENDS)}")
+    return BACKENDS[name]()

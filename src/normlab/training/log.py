@@ -30,7 +30,7 @@ from normlab.runs.files import regular
 from normlab.runs.folder import Row, RunFolder
 from normlab.tasks.registry import TASKS
 from normlab.training.devices import hardware
-from normlab.training.parts import Part
+from normlab.training.parts import RunPart
 from normlab.training.recipes.grammar import describe
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ VARIABLES: Final = (
 
 
 @final
-class Log(Part):
+class Log(RunPart):
     """Writes to ``log.txt`` of one run folder.
 
     The log names paths and the machine. It stays where the run was made: ``tools/keep.py`` leaves it behind.
@@ -159,7 +159,7 @@ def require_tensorboard() -> None:
 
 
 @final
-class TensorBoard(Part):
+class TensorBoard(RunPart):
     """Writes scalars under ``runs/<id>/tensorboard``, at their steps: ``train/loss``, ``dev/nll`` and so on,
     and those of probes as ``<signal>.<statistic>/<module>``.
 

@@ -55,7 +55,7 @@ def outcome(
 
     Once ``final``, the dev row of ``best_step`` decides, which was measured without dropout. These weights
     are kept, tested and compared; a worse end of the training, which the evidence then states, does not
-    change them. A run that has diverged stays so, whatever it had learnt before, as if it had been stopped.
+    change them. Divergence is final, even if the run had learned something first.
 
     - *diverged*: the dev NLL is above the start by ``DIVERGED_ABOVE``
     - *stuck*: it is above ``STUCK_ABOVE`` of the unigram entropy, unless the loss has fallen all the time

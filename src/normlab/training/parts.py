@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _Steps = tuple[tuple[float, tuple[float, float, float]], ...]
 
 
-class Part:
+class RunPart:
     """What a run does beside its steps, or an observer that a caller gives. An error that it raises ends the
     run.
 
@@ -71,7 +71,7 @@ class Part:
 
 
 @final
-class OnRow(Part):
+class OnRow(RunPart):
     """Calls a function with every row of metrics."""
 
     def __init__(self, function: Callable[[Row], None]) -> None:
@@ -84,7 +84,7 @@ class OnRow(Part):
         self._function(row)
 
 
-class Rows(Part):
+class MetricRows(RunPart):
     """The rows of ``metrics.jsonl`` so far, and the steps that are in no row yet."""
 
     key = "rows"
@@ -150,7 +150,7 @@ class Rows(Part):
         self.pending = [(lr, torch.tensor(values, device=device)) for lr, values in pending]
 
 
-class Probes(Part):
+class ProbeRows(RunPart):
     """The measurements of modules in ``probes.jsonl``."""
 
     def __init__(self, run: Run) -> None:
@@ -183,7 +183,7 @@ class Probes(Part):
             self._rows.clear()
 
 
-class StoppingRule(Part):
+class StoppingRule(RunPart):
     """The outcome so far, and whether it, a rule or the last step ends the run."""
 
     def __init__(self, run: Run) -> None:
@@ -227,7 +227,7 @@ class StoppingRule(Part):
         return self.reached
 
 
-class FlightRecorder(Part):
+class FlightRecorder(RunPart):
     """The recorder of the last steps. The time of its replays is no training time."""
 
     key = "recorder"

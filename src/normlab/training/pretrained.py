@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from normlab.errors import UserError
 from normlab.trace.setup import Declaration, Setup
 from normlab.trace.untouched import same_random_state
-from normlab.training.setups import Source, draw_seed
+from normlab.training.setups import NamedSetup, draw_seed
 
 ROWS: Final = 4
 POSITIONS: Final = 24
@@ -28,7 +28,7 @@ COPIES: Final = 8
 Batch = dict[str, Tensor]
 
 
-def setup_from_folder(folder: Path, *, seed: int, trust_remote_code: bool = False) -> Source:
+def setup_from_folder(folder: Path, *, seed: int, trust_remote_code: bool = False) -> NamedSetup:
     """Build the model that ``config.json`` in a folder describes, with weights drawn from a seed.
 
     Nothing is downloaded and no weights are read. Raises UserError for a folder without a configuration, for
@@ -70,7 +70,7 @@ def setup_from_folder(folder: Path, *, seed: int, trust_remote_code: bool = Fals
 
     facts = {"configuration": str(folder), "weights": f"drawn from seed {seed}"}
     setup = Setup(model, batch, declare=replace(declare, init="class"), make=make)
-    return Source(f"{type(model).__name__} of {folder}", setup, facts)
+    return NamedSetup(f"{type(model).__name__} of {folder}", setup, facts)
 
 
 def _read(folder: Path) -> Mapping[str, Any]:

@@ -18,7 +18,7 @@ from normlab.tasks.task import Task, unheeded
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """How far a run is. Weights that are kept alone have the step and nothing else."""
 
     step: Count = 0
@@ -43,7 +43,7 @@ class Progress:
         """Go on from ``state_dict()``. Raises UserError for anything else."""
         if "step" not in state:
             raise UserError("progress.step is missing")
-        vars(self).update(vars(from_plain(Progress, dict(state), "progress")))
+        vars(self).update(vars(from_plain(RunProgress, dict(state), "progress")))
 
 
 PAUSE_SECONDS: Final = 10.0
@@ -51,7 +51,7 @@ PAUSE_SECONDS: Final = 10.0
 _BEAT_SECONDS: Final = 1.0
 
 
-class Clock:
+class TrainingClock:
     """Measures the seconds of training, without the pauses between resumptions, and without those in which
     the process was stopped while it is ``watched``.
     """

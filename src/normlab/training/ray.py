@@ -25,7 +25,7 @@ from ray.exceptions import RayError
 from normlab.config.config import Config, MachineConfig, run_id
 from normlab.config.io import from_json, to_json
 from normlab.errors import UserError
-from normlab.training.jobs import DiedError, Place, Process, Worker
+from normlab.training.jobs import Backend, DiedError, Process, Worker
 from normlab.training.recipes.plugins import ENVIRONMENT
 
 _POLL_SECONDS, _REACH_SECONDS = 0.25, 10.0
@@ -33,7 +33,7 @@ _SENT: Final = (ENVIRONMENT, "PYTHONPATH", "HF_HOME", "HF_HUB_OFFLINE", "NORMLAB
 """Variables that a run has from the process that asks for it; all others are its node's."""
 
 
-class Ray(Place):
+class Ray(Backend):
     """The Ray cluster at ``RAY_ADDRESS``, or the one that runs on this machine, else one that is started here
     for as long as this process lives.
     """

@@ -18,8 +18,8 @@ from normlab.runs.manifest import committed, read_state
 from normlab.training.checkpoint import open_checkpoint, resume, save_checkpoint
 from normlab.training.devices import hardware, hardware_so_far
 from normlab.training.log import notice
-from normlab.training.parts import FlightRecorder, Part, Probes, Rows, StoppingRule
-from normlab.training.progress import Clock
+from normlab.training.parts import FlightRecorder, MetricRows, ProbeRows, RunPart, StoppingRule
+from normlab.training.progress import TrainingClock
 from normlab.training.trainer import Trainer
 from normlab.training.validation import KeptWeights, Validation
 from normlab.training.weights import write_start
@@ -30,15 +30,15 @@ _STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Run:
     """One run in progress: the steps of a trainer, and what its parts do in between."""
 
-    def __init__(self, trainer: Trainer, folder: RunFolder, observers: Sequence[Part] = ()) -> None:
+    def __init__(self, trainer: Trainer, folder: RunFolder, observers: Sequence[RunPart] = ()) -> None:
         self.trainer, self.folder = trainer, folder
         self.config, self.ranks, self.progress = trainer.config, trainer.ranks, trainer.progress
-        self.clock, self.hardware, self.saved = Clock(), "", 0
-        self.rows, self.probes = Rows(self), Probes(self)
+        self.clock, self.hardware, self.saved = TrainingClock(), "", 0
+        self.rows, self.probes = MetricRows(self), ProbeRows(self)
         self.stopping, self.recorder = StoppingRule(self), FlightRecorder(self)
         self.validation, self.weights = Validation(self), KeptWeights(self)
         own = (self.rows, self.probes, self.stopping, self.recorder, self.validation, self.weights)
-        self.parts: tuple[Part, ...] = (*(observers if self.ranks.main else ()), *own)
+        self.parts: tuple[RunPart, ...] = (*(observers if self.ranks.main else ()), *own)
 
     def resume(self) -> Run:
         """Go on from the newest checkpoint that can be used, or begin at the start; return the run."""
@@ -51,7 +51,7 @@ class Run:
         self.rows.written = self.folder.metrics()
         if not self.progress.step and (initial := self.trainer.begin()):
             self.ranks.on_main(write_start, self.folder, initial)
-        self.saved, self.clock = self.progress.step, Clock(self.progress.seconds)
+        self.saved, self.clock = self.progress.step, TrainingClock(self.progress.seconds)
         before, now = self.folder.status().hardware, hardware(self.trainer.device, self.ranks.count)
         self.hardware, changed = hardware_so_far(before, now, self.progress.step)
         if changed:

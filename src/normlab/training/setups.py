@@ -29,7 +29,7 @@ from normlab.trace.tensors import Side, arguments_of, forward_hooks, unwrap
 from normlab.trace.untouched import same_random_state
 from normlab.training.checkpoint import has_checkpoint, load_checkpoint
 from normlab.training.devices import prepare_process
-from normlab.training.progress import Progress
+from normlab.training.progress import RunProgress
 from normlab.training.recipes.grammar import describe, require_known
 from normlab.training.trainer import AnyTask
 from normlab.training.weights import checkpoint_of, initial_weights, with_start
@@ -41,7 +41,7 @@ ANEW: Final = ("seed", "width", "depth")
 
 
 @dataclass(frozen=True)
-class Source:
+class NamedSetup:
     """A setup, with what to call it and where it comes from."""
 
     title: str
@@ -52,7 +52,7 @@ class Source:
 
 
 @contextmanager
-def setup_from_file(reference: str, *, seed: int) -> Iterator[Source]:
+def setup_from_file(reference: str, *, seed: int) -> Iterator[NamedSetup]:
     """Run a file, or import a module, and call the function behind the colon, which returns the setup.
 
     The file runs once, not as ``__main__``, with its folder first on ``sys.path`` and its own name as
@@ -66,7 +66,7 @@ def setup_from_file(reference: str, *, seed: int) -> Iterator[Source]:
         with redirect_stdout(sys.stderr), same_random_state(seed):
             value = _attribute(_load(where), where, name if colon else "setup")
             setup = _call(value, reference, seed)
-        yield Source(f"{type(setup.model).__name__} of {reference}", setup)
+        yield NamedSetup(f"{type(setup.model).__name__} of {reference}", setup)
     finally:
         sys.path[:], sys.argv[:] = path, arguments
 
@@ -145,7 +145,7 @@ def draw_seed() -> int:
     return int(torch.randint(2**31, (), device="cpu"))
 
 
-def setup_from_config(config: Config, root: Path, *, tokens: int) -> Source:
+def setup_from_config(config: Config, root: Path, *, tokens: int) -> NamedSetup:
     """The setup of a resolved configuration, in float32 on ``tokens`` positions of its text, at its start:
     drawn, or with the weights that ``train.init_from`` names.
 
@@ -158,10 +158,10 @@ def setup_from_config(config: Config, root: Path, *, tokens: int) -> Source:
         shapes = {name: p.shape for name, p in setup.model.named_parameters()}
         setup.model.load_state_dict(initial_weights(shapes, task)[1], strict=False)
         setup = replace(setup, declare=replace(setup.declare, trained=True))
-    return Source(title_of(config), setup, _facts(task))
+    return NamedSetup(title_of(config), setup, _facts(task))
 
 
-def setup_from_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> Source:
+def setup_from_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> NamedSetup:
     """The setup of a run at a checkpoint of ``training.weights``. At the last one the optimizer has the run's
     moments; the others keep none. Raises FileNotFoundError for a run without that checkpoint.
     """
@@ -172,12 +172,12 @@ def setup_from_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> 
     label = label_of(checkpoint, progress)
     name = f"step-{checkpoint}" if isinstance(checkpoint, int) else checkpoint
     facts = {"run": folder.path.name, "checkpoint": label, **_facts(task)}
-    return Source(f"{title_of(task.config)}, {label}", setup, facts, name)
+    return NamedSetup(f"{title_of(task.config)}, {label}", setup, facts, name)
 
 
 def load_run(
     folder: RunFolder, checkpoint: str | int, *, tokens: int
-) -> tuple[AnyTask, nn.Module, torch.optim.Optimizer | None, Progress]:
+) -> tuple[AnyTask, nn.Module, torch.optim.Optimizer | None, RunProgress]:
     """Load a run's weights and, where they were kept, its optimizer's moments. Raises FileNotFoundError for a
     run without that checkpoint.
     """
@@ -189,7 +189,7 @@ def load_run(
     return task, model, optimizer, load_checkpoint(path, model, optimizer, run=folder.id()).progress()
 
 
-def label_of(checkpoint: str | int, progress: Progress) -> str:
+def label_of(checkpoint: str | int, progress: RunProgress) -> str:
     """Name a checkpoint with its step."""
     step = f"step {progress.step:,}"
     return step if isinstance(checkpoint, int) else f"{checkpoint}, {step}"

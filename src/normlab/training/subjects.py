@@ -22,7 +22,16 @@ from normlab.optim import ScheduleState, build_optimiser, schedule_factor
 from normlab.runs.folder import RunFolder
 from normlab.trace.step import OptimizerFactory
 from normlab.training.recipes.grammar import describe
-from normlab.training.setups import FIRST, Source, at_rate, calls_of, label_of, load_run, task_of, title_of
+from normlab.training.setups import (
+    FIRST,
+    NamedSetup,
+    at_rate,
+    calls_of,
+    label_of,
+    load_run,
+    task_of,
+    title_of,
+)
 from normlab.training.trainer import AnyTask
 
 MINI_BATCHES: Final = 4
@@ -83,7 +92,7 @@ def _structure(model: nn.Module, batch: Any) -> Structure | None:
     return None
 
 
-def of_setup(source: Source, lr: float | None = None) -> Case:
+def of_setup(source: NamedSetup, lr: float | None = None) -> Case:
     """Examine a setup, stepped by its optimizer or, if it has none, by an Adam at a rate.
 
     Raises UserError for several optimizers, and for a rate where the optimizer brings its own.

@@ -23,7 +23,7 @@ from normlab.tasks.registry import TASKS
 from normlab.training.checkpoint import has_checkpoint, load_checkpoint
 from normlab.training.devices import autocast, prepare_process, resolved_precision
 from normlab.training.log import Log, TensorBoard, require_tensorboard
-from normlab.training.parts import OnRow, Part
+from normlab.training.parts import OnRow, RunPart
 from normlab.training.progress import Phases
 from normlab.training.ranks import Ranks, check_share, join_processes
 from normlab.training.recipes.plugins import imported
@@ -38,7 +38,7 @@ def train(
     root: str | Path,
     on_row: Callable[[Row], None] = lambda row: None,
     *,
-    callbacks: Sequence[Part] = (),
+    callbacks: Sequence[RunPart] = (),
 ) -> RunFolder:
     """Train one configuration under ``root`` and score it on its test text; return the run's folder.
 
@@ -113,7 +113,7 @@ def _no_config(folder: RunFolder) -> UserError:
     )
 
 
-def _train_and_test(task: AnyTask, folder: RunFolder, observers: Sequence[Part], ranks: Ranks) -> None:
+def _train_and_test(task: AnyTask, folder: RunFolder, observers: Sequence[RunPart], ranks: Ranks) -> None:
     """Train a run and test it; one that is done is only tested again."""
     if folder.status().state == "done":
         ranks.from_main(lambda: _test_again(task, folder))

@@ -25,7 +25,7 @@ from normlab.tasks.registry import TASKS
 from normlab.tasks.task import Prepared, Task
 from normlab.training.checkpoint import State
 from normlab.training.devices import Scaling, autocast, prepare_process
-from normlab.training.progress import Progress
+from normlab.training.progress import RunProgress
 from normlab.training.ranks import SINGLE_PROCESS, Ranks
 from normlab.training.weights import Ema, InitialWeights, initial_weights
 from normlab.watching.meter import Meter, StepRecord
@@ -71,7 +71,7 @@ class Trainer:
         self.scaling = Scaling(self.parallel.scaler(self.device, enabled=enabled), self.device)
         self.ema = Ema(self.optimiser, self.config.train.ema_decay)
         self.meter = Meter(self.parallel)
-        self.progress = Progress()
+        self.progress = RunProgress()
         self.batches = Prefetch(
             lambda index: self.task.batch(index),
             workers=self.config.machine.num_workers,

@@ -13,7 +13,7 @@ from torch import nn
 
 from normlab.runs.manifest import recover
 from normlab.training.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint, weights_state
-from normlab.training.parts import Part
+from normlab.training.parts import RunPart
 from normlab.training.progress import Phases
 from normlab.training.weights import kept_steps, step_folder
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from normlab.training.run import Run
 
 
-class Validation(Part):
+class Validation(RunPart):
     """The scores of the weights on dev, and the weights that score best."""
 
     def __init__(self, run: Run) -> None:
@@ -65,7 +65,7 @@ class Validation(Part):
         self._run.ranks.on_main(partial(save_checkpoint, run=self._run.folder.id()), folder, state)
 
 
-class KeptWeights(Part):
+class KeptWeights(RunPart):
     """``runs/<id>/steps/<n>/``: the weights after step n, as a validation there scores them.
 
     Those of ``machine.keep_checkpoints`` stay; those that only the average needs are deleted when it no

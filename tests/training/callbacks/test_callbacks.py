@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from normlab.training.parts import Part
+from normlab.training.parts import RunPart
 from normlab.training.ranks import Ranks
 from normlab.training.train import train
 from training.test_train import files, without_seconds
-from training.tiny import run_of, tiny
+from training.tiny import PowerCutError, run_of, tiny
 
 WEIGHTS = ("last/model.safetensors", "last/optimiser.safetensors", "best/model.safetensors")
 
 
-class Noted(Part):
+class Noted(RunPart):
     """Keeps what it is told."""
 
     def __init__(self):
@@ -54,7 +54,7 @@ class Noted(Part):
         self.closed += 1
 
 
-class Vandal(Part):
+class Vandal(RunPart):
     """Writes to everything that it is given, and draws random numbers."""
 
     def on_start(self, run):
@@ -132,7 +132,7 @@ def test_observers_are_told_what_happened_in_order(text, tmp_path):
 def test_a_snapshot_has_the_weights_of_that_moment(text, tmp_path):
     norms = []
 
-    class Norms(Part):
+    class Norms(RunPart):
         def on_start(self, run):
             self.run = run
 
@@ -145,7 +145,7 @@ def test_a_snapshot_has_the_weights_of_that_moment(text, tmp_path):
 
 
 def test_an_observer_that_fails_ends_the_run_and_all_are_closed(text, tmp_path):
-    class Broken(Part):
+    class Broken(RunPart):
         def on_row(self, row):
             if row["step"] == 2:
                 raise RuntimeError("no more room")
@@ -155,6 +155,32 @@ def test_an_observer_that_fails_ends_the_run_and_all_are_closed(text, tmp_path):
         train(tiny(text), tmp_path, callbacks=[noted, Broken()])
     assert noted.closed == 1
     assert noted.told[-1] == (2, "row")
+
+
+def test_a_part_with_a_key_goes_on_from_its_own_state(text, tmp_path):
+    class Counting(RunPart):
+        key, steps = "counting", 0
+
+        def on_step(self, record):
+            self.steps += 1
+
+        def state_dict(self):
+            return {"steps": self.steps}
+
+        def load_state_dict(self, state):
+            self.steps = state["steps"]
+
+    def cut(row):
+        if row["step"] == 8:
+            raise PowerCutError
+
+    config = tiny(text)
+    config = replace(config, machine=replace(config.machine, checkpoint_every_steps=5))
+    with pytest.raises(PowerCutError):
+        train(config, tmp_path, cut, callbacks=[Counting()])
+    counting = Counting()
+    train(config, tmp_path, callbacks=[counting])
+    assert counting.steps == 12
 
 
 def test_no_process_of_a_sharded_run_has_the_model(text, tmp_path, monkeypatch):

@@ -103,7 +103,7 @@ WARM_UP: Mapping[str, object] = {"warmup": warmup}
 
 
 @dataclass(frozen=True)
-class Part:
+class RecipePart:
     """A name that a recipe may contain."""
 
     axis: str
@@ -112,10 +112,12 @@ class Part:
     """The class or function whose docstring holds the equation; see ``summary``."""
 
 
-def parts() -> list[Part]:
+def parts() -> list[RecipePart]:
     """Return everything registered, axis by axis. Raises UserError for a name on two axes."""
     axes = {axis.name: axis.names for axis in (PLACEMENT, *AXES)} | {"warm-up": WARM_UP}
-    registered = [Part(axis, name, source) for axis, names in axes.items() for name, source in names.items()]
+    registered = [
+        RecipePart(axis, name, source) for axis, names in axes.items() for name, source in names.items()
+    ]
     for name, number in Counter(part.name for part in registered).items():
         if number > 1:
             homes = " and a ".join(part.axis for part in registered if part.name == name)
@@ -123,13 +125,13 @@ def parts() -> list[Part]:
     return registered
 
 
-def listed() -> list[Part]:
+def listed() -> list[RecipePart]:
     """Return ``parts`` with, after the placements, their composition."""
     registered, end = parts(), len(PLACEMENT.names)
-    return [*registered[:end], Part(PLACEMENT.name, "enc:A/dec:B", _placements), *registered[end:]]
+    return [*registered[:end], RecipePart(PLACEMENT.name, "enc:A/dec:B", _placements), *registered[end:]]
 
 
-def summary(part: Part) -> tuple[str, str]:
+def summary(part: RecipePart) -> tuple[str, str]:
     """Return equation and source of a part: the first paragraph of its docstring, and the citation after it.
 
     A citation reads ``Author YEAR, Section (arXiv id)``; without one, the source is empty.
