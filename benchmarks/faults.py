@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -211,8 +210,8 @@ def flown(fault: Fault, root: Path) -> tuple[Run, list[dict[str, Any]]]:
     folder = RunFolder.create(root / fault.name, wanted)
     task = kind(wanted, corpus, torch.device("cpu"))
     with fault.plant(task):
-        run = Run(Trainer(task), folder)
-        run.run(threading.Event())
+        run = Run(Trainer(task), folder).resume()
+        run.train()
         if not folder.flights():
             step = run.progress.step
             asked = Trigger("asked", step, step, "asked for at the end")
@@ -239,7 +238,7 @@ def said(report: dict[str, Any]) -> list[str]:
 
 def ended(run: Run) -> str:
     """The run's outcome in a sentence."""
-    outcome = run.ending.outcome
+    outcome = run.stopping.outcome
     return f"{outcome.state} at step {outcome.step}: {outcome.evidence}" if outcome else "no outcome"
 
 
@@ -250,7 +249,7 @@ def table(kept: Sequence[tuple[Fault, Run, list[dict[str, Any]]]]) -> Iterator[s
     for fault, run, reports in kept:
         verdict, trigger = reports[0]["verdict"], reports[0]["trigger"]
         named = f"`{verdict['module']}`, step {verdict['step']}" if verdict["module"] else verdict["sentence"]
-        outcome = run.ending.outcome
+        outcome = run.stopping.outcome
         state = outcome.state if outcome else "open"
         yield f"| {fault.name} | {fault.right} | {state} | {trigger['kind']} | {named} |"
 

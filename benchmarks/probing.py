@@ -23,8 +23,8 @@ from torch import Tensor
 from normlab.config.config import Config, DataConfig, MachineConfig, ModelConfig, TrainConfig
 from normlab.diagnosis import PRESETS, Record
 from normlab.tasks.registry import TASKS
-from normlab.training.callbacks.probing import Probing, preset_of
 from normlab.training.devices import hardware, prepare_process
+from normlab.training.probing import Probing, preset_of
 from normlab.training.trainer import Trainer
 from normlab.watching.meter import Meter
 
@@ -80,7 +80,7 @@ def timed(trainer: Trainer, way: Way, meter: Meter) -> float:
     trainer.progress.step = 0
     start = time.perf_counter()
     record = trainer.step(probing.passing)
-    probing.stepped(record.step, meter, record.gradients, record.updates)
+    probing.measure_step(record, meter)
     probing.flush()
     return time.perf_counter() - start
 

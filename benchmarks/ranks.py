@@ -29,7 +29,7 @@ from torch import Tensor
 from normlab.config.config import Config, DataConfig, MachineConfig, ModelConfig, TrainConfig
 from normlab.tasks.registry import TASKS
 from normlab.training.devices import hardware, prepare_process
-from normlab.training.ranks import SINGLE_PROCESS, Ranks, joined
+from normlab.training.ranks import SINGLE_PROCESS, Ranks, join_processes
 from normlab.training.recipes.grammar import resolve
 from normlab.training.trainer import Trainer
 
@@ -131,7 +131,7 @@ def work(rank: int, root: str, port: int) -> None:
     os.environ |= {"WORLD_SIZE": "2", "RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     prepare_process(MachineConfig(threads=1))
-    with joined(CPU) as (ranks, _):
+    with join_processes(CPU) as (ranks, _):
         for placement in PLACEMENTS:
             for name, shard in ((COPIED, False), (SHARDED, True)):
                 seen = measured(trainer_of(config_of(placement, shard=shard), Path(root), ranks))

@@ -15,7 +15,7 @@ import hidden_scale
 import variant_facts
 from normlab.nn import Placement
 from normlab.nn.registry import Registry
-from normlab.training.recipes.grammar import PLACEMENT, Part
+from normlab.training.recipes.grammar import PLACEMENT, RecipePart
 from variant_facts import Recipe, refusals, shipped
 
 STALE = f"docs/catalogue.md is not what the code says; type: {catalogue.COMMAND}"
@@ -182,7 +182,7 @@ def test_a_new_refusal_appears():
                 return "not with pre"
             return "gelu is too smooth" if model.activation == "gelu" else None
 
-    told = list(refusals(Part("scheme", "xavier", Picky)))
+    told = list(refusals(RecipePart("scheme", "xavier", Picky)))
     assert told == ["activation `gelu`: gelu is too smooth"]
     assert Recipe("post").but("norm", "rmsnorm").typed == "post+rmsnorm"
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import hidden_scale
 from normlab.nn import Placement
-from normlab.training.recipes.grammar import PLACEMENT, Part, paragraphs, resolve, summary
+from normlab.training.recipes.grammar import PLACEMENT, RecipePart, paragraphs, resolve, summary
 from variant_facts import (
     BASE,
     MODEL_AXES,
@@ -44,7 +44,7 @@ def linked(text: str) -> str:
     return re.sub(r"\barXiv (\d{4}\.\d{4,5})", r"[arXiv \1](https://arxiv.org/abs/\1)", text)
 
 
-def placement_facts(part: Part) -> Iterator[str]:
+def placement_facts(part: RecipePart) -> Iterator[str]:
     """The list below a placement's picture."""
     placement, recipe = Placement.registry[part.name], simplest(part.axis, part.name)
     yield f"Parameters of a sublayer: {'; '.join(own(placement)) or 'none'}."
@@ -62,7 +62,7 @@ def placement_facts(part: Part) -> Iterator[str]:
         yield "Its source claims that very deep models train with it: [measured](depth.md)."
 
 
-def facts(part: Part) -> Iterator[str]:
+def facts(part: RecipePart) -> Iterator[str]:
     """The list below a part of another axis."""
     axis = next((a for a in MODEL_AXES if a.name == part.axis), None)
     if axis is None:
@@ -84,7 +84,7 @@ def signed(number: int) -> str:
     return f"{number:+,}".replace("-", "−") if number else "0"
 
 
-def entry(part: Part) -> Iterator[str]:
+def entry(part: RecipePart) -> Iterator[str]:
     """The paragraphs of one part."""
     yield f"### `{part.name}`"
     yield from (linked(text) for text in paragraphs(part.source) if text)
@@ -100,7 +100,7 @@ def entry(part: Part) -> Iterator[str]:
         yield "\n".join(f"- {line}" for line in told)
 
 
-def index(axis: str, members: Sequence[Part], points: Mapping[str, hidden_scale.Points]) -> str:
+def index(axis: str, members: Sequence[RecipePart], points: Mapping[str, hidden_scale.Points]) -> str:
     """The table at the head of an axis."""
     of = next((a for a in (PLACEMENT, *MODEL_AXES) if a.name == axis), None)
     columns = ["name", "source"] + (["parameters"] if of else [])
@@ -149,7 +149,7 @@ def about() -> Iterator[str]:
 
 def page(points: Mapping[str, hidden_scale.Points]) -> str:
     """The whole page, from the docstrings and kept measurements."""
-    by_axis: dict[str, list[Part]] = defaultdict(list)
+    by_axis: dict[str, list[RecipePart]] = defaultdict(list)
     for part in shipped():
         by_axis[part.axis].append(part)
     blocks = [*about(), "Axes: " + " · ".join(f"[{axis}](#axis-{_slug(axis)})" for axis in by_axis)]

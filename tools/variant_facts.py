@@ -16,7 +16,7 @@ from torch import nn
 from normlab.config.config import Config, ModelConfig, OptimConfig
 from normlab.nn import DECODER_LAYER, ENCODER_LAYER, Placement, Seq2Seq, Site, sites
 from normlab.training.recipes.explain import gains as matrix_gains
-from normlab.training.recipes.grammar import AXES, PLACEMENT, Axis, Part, parts, resolve
+from normlab.training.recipes.grammar import AXES, PLACEMENT, Axis, RecipePart, parts, resolve
 
 SIZE = ModelConfig(dim=512, ffn_dim=2048, heads=8, encoder_layers=6, decoder_layers=6, max_positions=1000)
 """The model whose parameters are counted: Transformer base, and no two sizes alike."""
@@ -34,7 +34,7 @@ LETTERS = {
 MODEL_AXES = [axis for axis in AXES if axis.section == "model"]
 
 
-def shipped() -> list[Part]:
+def shipped() -> list[RecipePart]:
     """The parts that this package defines."""
     return [part for part in parts() if str(part.source.__module__).partition(".")[0] == "normlab"]
 
@@ -82,7 +82,7 @@ def simplest(axis: str, name: str) -> Recipe:
     return next(r for r in (recipe, *more) if not r.config().forced)
 
 
-def refusals(part: Part) -> Iterator[str]:
+def refusals(part: RecipePart) -> Iterator[str]:
     """The choices that the part's ``conflict`` refuses, grouped by reason."""
     if not hasattr(part.source, "conflict"):
         return
@@ -203,7 +203,7 @@ def modules(side: Mapping[tuple[str, str, int], int]) -> Iterator[str]:
         yield f"{n} × `{module}` ({' and '.join(leaves)} `{shape}`)"
 
 
-def difference(part: Part, axis: Axis) -> tuple[int, str]:
+def difference(part: RecipePart, axis: Axis) -> tuple[int, str]:
     """``against`` the model that has the plain choice of this axis, all else alike."""
     recipe = simplest(part.axis, part.name)
     if part.axis == PLACEMENT.name:

@@ -18,9 +18,9 @@ from normlab.runs import RunFolder, Runs, Status
 from normlab.runs.examples import read_examples, write_examples
 from normlab.runs.files import write_json_atomic, write_text_atomic
 from normlab.tasks.scores import corpus_bleu, score, sentence_statistics
-from normlab.training.measure import Seconds
 from normlab.training.recipes.grammar import resolve
 from normlab.training.train import train
+from normlab.training.trainer import Seconds
 from normlab.training.translate import translate
 from training.tiny import tiny, tiny_language_model, write_plain
 

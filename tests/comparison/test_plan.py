@@ -8,7 +8,7 @@ from normlab.comparison.plan import plan
 from normlab.comparison.seeds import detectable
 from normlab.runs import Runs
 from normlab.runs.files import write_json_atomic
-from normlab.training.measure import Seconds
+from normlab.training.trainer import Seconds
 
 
 def test_a_plan_counts_what_is_left_and_trains_nothing(text, tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from normlab.nn import Placement
 from normlab.runs import RunFolder
 from normlab.trace.setup import Setup
 from normlab.training.checkpoint import load_checkpoint
-from normlab.training.setups import Source, checkpoints
+from normlab.training.setups import NamedSetup, checkpoints
 from normlab.training.subjects import SMALL_TOKENS, Case, of_config, of_run, of_setup
 from normlab.training.train import train
 from training.tiny import tiny, tiny_language_model, write_plain
@@ -159,7 +159,7 @@ def square(model, x):
 
 
 def setup(**more):
-    return Source("Net", Setup(Net(), torch.randn(3, 5, 8), square, **more))
+    return NamedSetup("Net", Setup(Net(), torch.randn(3, 5, 8), square, **more))
 
 
 def test_a_setup_is_stepped_by_its_optimizer_or_by_an_adam():

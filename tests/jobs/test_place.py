@@ -6,13 +6,13 @@ from normlab.cli.main import main
 from normlab.comparison.request import CompareRequest, placed
 from normlab.config.config import Config, MachineConfig
 from normlab.errors import UserError
-from normlab.training.jobs.place import PLACES, Local, place
+from normlab.training.jobs import BACKENDS, Backend, backend
 
 
 def test_an_unknown_place_is_refused_with_the_nearest_one():
     for typed, meant in (("rya", "ray"), ("locl", "local")):
         with pytest.raises(UserError, match=f"--on is '{typed}', did you mean '{meant}'.*local, ray"):
-            place(typed)
+            backend(typed)
 
 
 @pytest.mark.parametrize(
@@ -28,14 +28,14 @@ def test_a_command_refuses_it_before_it_writes_anything(command, tmp_path, capsy
 
 def test_a_missing_library_is_named_with_what_to_type(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "normlab.training.jobs.ray", raising=False)
+    monkeypatch.delitem(sys.modules, "normlab.training.ray", raising=False)
     with pytest.raises(UserError, match=r"pip install 'normlab\[cluster\]'"):
-        place("ray")
+        backend("ray")
 
 
 def test_a_number_that_is_given_stays(monkeypatch):
-    monkeypatch.setattr("normlab.training.jobs.place.usable_cores", lambda: 8)
-    local = Local()
+    monkeypatch.setattr("normlab.training.jobs.usable_cores", lambda: 8)
+    local = Backend()
     assert local.share(0, MachineConfig()) == (8, 1)
     assert local.share(3, MachineConfig()) == (3, 2)
     assert local.share(3, MachineConfig(threads=5)) == (3, 5)
@@ -43,11 +43,11 @@ def test_a_number_that_is_given_stays(monkeypatch):
 
 
 def test_a_request_that_is_placed_twice_is_the_same(monkeypatch):
-    class Cluster(Local):
+    class Cluster(Backend):
         def share(self, jobs, machine):
             return jobs or 40, machine.threads or 1
 
-    monkeypatch.setitem(PLACES, "ray", Cluster)  # pyrefly: ignore
+    monkeypatch.setitem(BACKENDS, "ray", Cluster)  # pyrefly: ignore
     found = placed(CompareRequest(on="ray", base=Config(machine=MachineConfig(threads=2))))
     assert (found.jobs, found.base.machine.threads) == (40, 2)
     assert placed(found) == found

@@ -9,8 +9,8 @@ import pytest
 from normlab.config.config import Config, SeedConfig, run_id
 from normlab.data.prepare import prepare
 from normlab.runs import RunFolder, Status
-from normlab.training.jobs import process as module
-from normlab.training.jobs.queue import Queue
+from normlab.training import jobs as module
+from normlab.training.jobs import Queue
 from training.tiny import tiny
 
 
@@ -51,7 +51,7 @@ def stand_in(monkeypatch, workers):
     whole = module.subprocess.Popen
 
     def popen(command, **kwargs):
-        assert command[1:4] == ["-P", "-m", "normlab.training.jobs.worker"]
+        assert command[1:4] == ["-P", "-m", "normlab.training.worker"]
         return whole([command[0], "-c", STAND_IN], **kwargs)
 
     monkeypatch.setattr(module.subprocess, "Popen", popen)

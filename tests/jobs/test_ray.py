@@ -15,7 +15,7 @@ from training.tiny import tiny
 
 def test_a_node_that_would_not_train_the_same_run_says_why(text, tmp_path):
     pytest.importorskip("ray", reason="needs Ray: pip install 'normlab[cluster]'")
-    from normlab.training.jobs.ray import Host
+    from normlab.training.ray import Host
 
     config = tiny(text, steps=4)
     mark = tmp_path / "mark"
@@ -30,7 +30,7 @@ def test_a_node_that_would_not_train_the_same_run_says_why(text, tmp_path):
 
 def test_a_host_passes_on_the_answer_and_stops_before_it_begins(text, tmp_path):
     pytest.importorskip("ray", reason="needs Ray: pip install 'normlab[cluster]'")
-    from normlab.training.jobs.ray import Host
+    from normlab.training.ray import Host
 
     data, _ = prepare(text, tmp_path / "data")
     config = tiny(data, steps=4)
@@ -45,7 +45,7 @@ def test_a_host_passes_on_the_answer_and_stops_before_it_begins(text, tmp_path):
 PARENT = """
 import sys
 from pathlib import Path
-from normlab.training.jobs.process import Process
+from normlab.training.jobs import Process
 from normlab.config.config import Config
 from normlab.config.io import from_json
 Process(Path(sys.argv[1])).train(from_json(Config, sys.argv[2]))

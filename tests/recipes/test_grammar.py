@@ -13,7 +13,7 @@ from normlab.nn import Norm, Placement, PreNorm
 from normlab.training.recipes.explain import explain
 from normlab.training.recipes.grammar import (
     CITATION,
-    Part,
+    RecipePart,
     describe,
     listed,
     parts,
@@ -272,19 +272,21 @@ def test_a_summary_is_the_first_paragraph_and_what_is_cited():
         """
 
     cited = "Müller-Lüdenscheidt and O'Neill 2021, Table 2 (arXiv 2101.00001)"
-    assert summary(Part("norm", "named", Named)) == ("An equation: it goes on here", cited)
+    assert summary(RecipePart("norm", "named", Named)) == ("An equation: it goes on here", cited)
 
 
 def test_a_source_that_is_not_on_arxiv_is_cited_by_its_conference():
     source = Placement.registry["tfixup"]
-    assert summary(Part("placement", "tfixup", source))[1] == "Huang et al. 2020, Section 3.2 (ICML 2020)"
+    assert (
+        summary(RecipePart("placement", "tfixup", source))[1] == "Huang et al. 2020, Section 3.2 (ICML 2020)"
+    )
 
 
 def test_a_class_without_a_docstring_has_no_equation():
     class Silent(PreNorm):
         pass
 
-    assert summary(Part("placement", "silent", Silent)) == ("", "")
+    assert summary(RecipePart("placement", "silent", Silent)) == ("", "")
 
 
 def test_a_warm_up_of_no_steps_names_the_flag_and_the_field():

@@ -15,7 +15,7 @@ from normlab.papers.measures import Difference
 from normlab.papers.studies import fine_tuning
 from normlab.papers.studies.fine_tuning import fine_tuned, search
 from normlab.runs import Runs
-from normlab.training.jobs.queue import Queue
+from normlab.training.jobs import Queue
 from normlab.training.train import train
 from tasks.test_classification import write_pairs
 from training.tiny import tiny_bert, write_plain

@@ -6,7 +6,7 @@ import pytest
 from normlab.comparison.request import CompareRequest, placed
 from normlab.config.config import Config, MachineConfig, run_id
 from normlab.training.devices import resolved_precision
-from normlab.training.jobs.place import usable_cores
+from normlab.training.jobs import usable_cores
 from normlab.training.recipes.grammar import resolve
 
 

@@ -6,8 +6,8 @@ import torch
 from normlab.data.prepare import prepare
 from normlab.tasks import translation
 from normlab.tasks.translation import Translation
-from normlab.training import measure as module
-from normlab.training.measure import measure
+from normlab.training import trainer as module
+from normlab.training.trainer import measure
 from training.tiny import tiny
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from normlab.runs import RunFolder
-from normlab.training import phase
+from normlab.training import progress
 from normlab.training.train import train
 from training.tiny import tiny
 
@@ -24,7 +24,7 @@ def seen(monkeypatch):
 
 
 def test_validations_and_the_test_are_named_with_the_share_that_is_done(text, tmp_path, monkeypatch, seen):
-    monkeypatch.setattr(phase, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "EVERY_SECONDS", 0.0)
     folder = train(tiny(text, steps=2, validate_every_steps=2), tmp_path)
     names = [name for name, _ in seen]
     assert list(dict.fromkeys(names)) == ["", "validating", "translating", "testing", "scoring"]
@@ -37,7 +37,7 @@ def test_validations_and_the_test_are_named_with_the_share_that_is_done(text, tm
 
 
 def test_short_phases_are_not_written_one_by_one(text, tmp_path, monkeypatch, seen):
-    monkeypatch.setattr(phase, "EVERY_SECONDS", 3600.0)
+    monkeypatch.setattr(progress, "EVERY_SECONDS", 3600.0)
     train(tiny(text, steps=6, validate_every_steps=1), tmp_path)
     assert [name for name, _ in seen if name] == ["validating", "testing"]
 
@@ -49,7 +49,7 @@ def test_a_run_that_fails_is_in_no_phase(text, tmp_path, monkeypatch):
         self.advance("translating", 0.5)
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(phase, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "EVERY_SECONDS", 0.0)
     monkeypatch.setattr(Translation, "dev_scores", broken)
     with pytest.raises(RuntimeError, match="out of memory"):
         train(tiny(text, steps=2), tmp_path)

@@ -13,12 +13,12 @@ from normlab.errors import nearest
 from normlab.optim import ValDecay
 from normlab.runs.manifest import STATE, CheckpointError
 from normlab.training.checkpoint import FORMAT, Checkpoint, open_checkpoint, save_checkpoint
-from normlab.training.progress import Clock, Progress
-from normlab.training.rows import Rows
-from normlab.training.scaling import Scaling
+from normlab.training.devices import Scaling
+from normlab.training.parts import MetricRows
+from normlab.training.progress import RunProgress, TrainingClock
 
 PLACE = Path("run/last")
-PROGRESS = Progress(step=4, tokens=9, best_step=2, best_dev={"nll": 1.5}, val_decay=ValDecay(decays=1))
+PROGRESS = RunProgress(step=4, tokens=9, best_step=2, best_dev={"nll": 1.5}, val_decay=ValDecay(decays=1))
 SCALE = {
     "scale": 2.0,
     "growth_factor": 2.0,
@@ -36,8 +36,8 @@ STATE_OF = {
 
 def parts():
     scaler = torch.amp.GradScaler("cpu", enabled=True)
-    rows = Rows(None, torch.device("cpu"), write=print)
-    return {"progress": Progress(), "scaling": Scaling(scaler, torch.device("cpu")), "rows": rows}
+    rows = MetricRows(SimpleNamespace(trainer=SimpleNamespace(device=torch.device("cpu"))))
+    return {"progress": RunProgress(), "scaling": Scaling(scaler, torch.device("cpu")), "rows": rows}
 
 
 def loaded(state):
@@ -55,8 +55,8 @@ def test_a_state_reads_back():
     assert found["scaling"].state_dict() == SCALE
     ((lr, values),) = found["rows"].pending
     assert (lr, str(values.tolist())) == (1e-3, "[0.5, nan, 1.0]")
-    assert found["rows"].load_state_dict(STATE_OF["rows"]) == {"metrics.jsonl": 80}
-    assert loaded({"progress": {"step": 4}})["progress"] == Progress(4)
+    assert found["rows"].sizes == {"metrics.jsonl": 80}
+    assert loaded({"progress": {"step": 4}})["progress"] == RunProgress(4)
     assert Checkpoint(PLACE, {"average": {"steps": [4, 6]}}).averaged() == (4, 6)
 
 
@@ -64,7 +64,7 @@ GARBAGE = [
     ("progress", {"step": -1}, "progress.step must be at least 0, got -1"),
     ("progress", {"step": True}, "progress.step must be a whole number, got True"),
     ("progress", {"val_decay": 3}, "progress.val_decay must be an object, got 3"),
-    ("progress", {"tokns": 3}, f"unknown key 'progress.tokns'{nearest('tokns', vars(Progress()))}"),
+    ("progress", {"tokns": 3}, f"unknown key 'progress.tokns'{nearest('tokns', vars(RunProgress()))}"),
     ("rows", {"pending": 1}, "rows.pending must be a list, got 1"),
     ("rows", {"pending": [[1.0]]}, "rows.pending[0] lacks [1]; add what is missing"),
     ("rows", {"pending": [[1.0, [1, 2]]]}, "rows.pending[0][1] lacks [2]; add what is missing"),
@@ -108,7 +108,7 @@ def test_a_stopped_process_does_not_train(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("normlab.training.progress.time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr("normlab.training.progress._BEAT_SECONDS", 1000.0)
-    clock = Clock(before=5.0)
+    clock = TrainingClock(before=5.0)
     now[0] += 60.0
     assert clock.seconds() == 65.0, "nobody has looked meanwhile, so that it may have been a long step"
     with clock.watched():

@@ -18,7 +18,7 @@ from torch import distributed
 
 from normlab.runs import RunFolder
 from normlab.tasks.translation import Translation
-from normlab.training.ranks import SINGLE_PROCESS, OtherRankError, Ranks, check_share, joined
+from normlab.training.ranks import SINGLE_PROCESS, OtherRankError, Ranks, check_share, join_processes
 from normlab.training.replay import examine
 from normlab.training.train import train
 from normlab.training.trainer import Trainer
@@ -45,8 +45,7 @@ def test_alone_everything_is_as_it_is_given():
     assert SINGLE_PROCESS.total(3, 4) == [3, 4]
     assert (SINGLE_PROCESS.any(True), SINGLE_PROCESS.any(False)) == (True, False)
     assert SINGLE_PROCESS.from_main(lambda: {"nll": 1.5}) == {"nll": 1.5}
-    assert SINGLE_PROCESS.row() == {}
-    with SINGLE_PROCESS.main_first(), joined(torch.device("cpu")) as (ranks, device):
+    with SINGLE_PROCESS.main_first(), join_processes(torch.device("cpu")) as (ranks, device):
         assert (ranks, device) == (SINGLE_PROCESS, torch.device("cpu"))
 
 
@@ -72,12 +71,12 @@ def test_ranks_need_a_gpu_each_and_no_number_of_one(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(ValueError, match="cuda:1") as refused, joined(torch.device("cuda:1")):
+    with pytest.raises(ValueError, match="cuda:1") as refused, join_processes(torch.device("cuda:1")):
         pass
     assert str(refused.value) == (
         "the device cuda:1 was asked for, and each of 2 processes needs one of its own; type --device cuda"
     )
-    with pytest.raises(ValueError, match="no GPU") as refused, joined(torch.device("cuda")):
+    with pytest.raises(ValueError, match="no GPU") as refused, join_processes(torch.device("cuda")):
         pass
     assert str(refused.value) == (
         "process 2 of this machine finds no GPU, there are 1; type torchrun --nproc-per-node 1"
@@ -140,7 +139,7 @@ def work(rank: int, folder: str, path: list[str], configs: dict) -> None:
     distributed.init_process_group(
         "gloo", f"file://{folder}/meeting", timedelta(seconds=60), world_size=2, rank=rank
     )
-    with joined(torch.device("cpu")) as (ranks, _):
+    with join_processes(torch.device("cpu")) as (ranks, _):
         assert ranks.total(rank, 1) == [1, 2]
         assert ranks.any(rank == 1)
         assert not ranks.any(False)

@@ -10,8 +10,8 @@ from torch import distributed
 
 from normlab.config.config import TrainConfig
 from normlab.training.checkpoint import open_checkpoint
+from normlab.training.devices import Scaling
 from normlab.training.parallel import FSDP, SingleProcess
-from normlab.training.scaling import Scaling
 from normlab.watching.recorder import Trigger
 from training.tiny import run_of, tiny
 
@@ -32,7 +32,7 @@ def optimiser_of(weight):
 def one_step(scaling: Scaling, weight, optimiser, factor: float) -> float:
     """A step on ``factor * w``, through fp16 as autocast has it; its gradient's norm."""
     loss = (weight.to(torch.float16) * factor).float().sum()
-    scaling.scaled(loss).backward()
+    scaling.scale(loss).backward()
     scaling.unscale(optimiser)
     norm = scaling.step(optimiser, torch.linalg.vector_norm(weight.grad))
     optimiser.zero_grad()
@@ -43,7 +43,7 @@ def test_a_small_gradient_underflows_without_scaling_and_is_right_with_it():
     for enabled, expected in ((False, 0.0), (True, SMALL)):
         weight = torch.nn.Parameter(torch.ones(1))
         scaling = scaling_of(2.0**20, enabled=enabled)
-        scaled = scaling.scaled((weight * SMALL).sum())
+        scaled = scaling.scale((weight * SMALL).sum())
         (gradient,) = torch.autograd.grad(scaled, weight)
         weight.grad = gradient.to(torch.float16).float()
         scaling.unscale(optimiser_of(weight))
@@ -108,7 +108,7 @@ def test_the_state_goes_on_where_it_was():
 def test_without_scaling_everything_passes():
     weight, scaling = torch.nn.Parameter(torch.ones(1)), scaling_of(1024.0, enabled=False)
     loss, norm = weight.sum(), torch.tensor(float("inf"))
-    assert scaling.scaled(loss) is loss
+    assert scaling.scale(loss) is loss
     loss.backward()
     optimiser = optimiser_of(weight)
     scaling.unscale(optimiser)
@@ -134,7 +134,7 @@ def test_a_run_in_fp16_keeps_its_scale_in_the_checkpoint_and_its_skipped_steps_i
     scale(trainer, 2.0**10)
     for _ in range(3):
         run.step()
-    run.flush()
+    run.rows.flush()
     (row,) = run.folder.metrics()
     assert (row["loss_scale"], row["skipped_steps"]) == (1024.0, 1)
     assert 0 < row["grad_norm_l2"] < 100
@@ -164,7 +164,7 @@ def test_steps_that_are_done_again_have_their_scale(text, tmp_path, saved):
         run.checkpoint("running")
     for _ in range(3):
         run.step()
-    run.flush()
+    run.rows.flush()
     scale(run.trainer, 4.0 if saved else 2.0**40)
     now = run.trainer.scaling.state_dict()
     run.recorder.report(4, Trigger("asked", 4, 4, "asked for"))
@@ -179,7 +179,7 @@ def test_a_run_in_another_precision_has_no_scale(text, tmp_path):
     assert config.train.precision == TrainConfig().precision == "fp32"
     run = run_of(config, tmp_path)
     run.step()
-    run.flush()
+    run.rows.flush()
     run.checkpoint("running")
     assert "loss_scale" not in run.folder.metrics()[0]
     assert "scaling" not in open_checkpoint(run.folder.last).values

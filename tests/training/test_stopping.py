@@ -8,8 +8,8 @@ import pytest
 
 from normlab.config.config import Config, OptimConfig, TrainConfig
 from normlab.tasks.translation import Translation
+from normlab.training.outcome import why_stop
 from normlab.training.recipes.grammar import resolve
-from normlab.training.stopping import why_stop
 from normlab.training.train import train
 from training.test_train import files, interrupt_at, without_seconds
 from training.tiny import PowerCutError, tiny

@@ -16,8 +16,8 @@ from normlab.runs import RunFolder
 from normlab.runs.examples import read_examples
 from normlab.tasks.language_model import LanguageModel
 from normlab.tasks.task import Evaluation, Task
-from normlab.training.measure import measure
 from normlab.training.train import train
+from normlab.training.trainer import measure
 from normlab.training.translate import translate
 from training.test_train import interrupt_at, without_seconds
 from training.tiny import tiny, tiny_language_model, write_plain
@@ -97,7 +97,7 @@ def test_the_worker_trains_it(plain, tmp_path):
     good = tiny_language_model(data, steps=4)
     refused = replace(good, model=replace(good.model, encoder_layers=1))
     lines = "".join(to_json(config) + "\n" for config in (good, refused))
-    command = [sys.executable, "-m", "normlab.training.jobs.worker", str(tmp_path)]
+    command = [sys.executable, "-m", "normlab.training.worker", str(tmp_path)]
     ended = subprocess.run(command, input=lines, capture_output=True, text=True, check=False)
     first, second = ended.stdout.splitlines()
     assert first == "done"
@@ -141,7 +141,7 @@ def test_a_task_from_outside_is_trained(text, tmp_path, monkeypatch):
         def test(self, model):
             return Evaluation({"nll": self.dev_nlls(model)[0]})
 
-    for module in ("train", "callbacks.log"):
+    for module in ("train", "trainer", "log"):
         monkeypatch.setattr(f"normlab.training.{module}.TASKS", {"silent": Silent})
     config = replace(tiny(text, steps=4, best_by="nll"), task="silent")
     folder = train(config, tmp_path)

@@ -124,7 +124,7 @@ def test_rows_are_means_since_the_last_row_and_show_a_norm_that_is_not_finite(te
     values = [(2.0, 1.0, 0.5), (4.0, 2.0, math.inf), (6.0, 6.0, 0.25)]
     run.progress.step = 3
     run.rows.pending = [(0.1 * i, torch.tensor(v)) for i, v in enumerate(values)]
-    run.flush()
+    run.rows.flush()
     (row,) = run.folder.metrics()
     assert (row["step"], row["loss"], row["nll"], row["lr"]) == (3, 4.0, 3.0, 0.2)
     assert row["grad_norm_l2"] == math.inf

@@ -16,7 +16,7 @@ from normlab.config.config import run_id
 from normlab.runs import RunFolder
 from normlab.training.replay import examine
 from normlab.training.train import train
-from normlab.training.warm_start import digest, with_start
+from normlab.training.weights import digest, with_start
 from training.test_train import files, interrupt_at, without_seconds
 from training.test_weights import keeping, weights
 from training.tiny import tiny

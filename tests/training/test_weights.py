@@ -92,7 +92,7 @@ def test_steps_that_are_done_again_leave_the_moving_average_alone(text, tmp_path
     run = run_of(config, tmp_path)
     for _ in range(6):
         run.step()
-    run.flush()
+    run.rows.flush()
     states = run.trainer.optimiser.state.values()
     before = [state["ema"].clone() for state in states]
     run.recorder.report(6, Trigger("asked", 6, 6, "asked about step 6"))

@@ -36,7 +36,7 @@ def run_of(config: Config, root: Path, *, name: str = "run", ranks: Ranks = SING
     ranks.on_main(RunFolder.create, root / name, config)
     with ranks.main_first():
         pass
-    return Run(Trainer(kind(config, corpus, torch.device("cpu")), ranks), RunFolder(root / name))
+    return Run(Trainer(kind(config, corpus, torch.device("cpu")), ranks), RunFolder(root / name)).resume()
 
 
 class PowerCutError(BaseException):

@@ -18,7 +18,7 @@ from normlab.runs.folder import find_run
 if TYPE_CHECKING:
     from normlab.checks.report import Report
     from normlab.trace.setup import Setup
-    from normlab.training.setups import Source
+    from normlab.training.setups import NamedSetup
 
 STYLES: Final = {
     "failure": "bold red",
@@ -112,7 +112,7 @@ class CheckCommand(SourceFlags):
         if self.kind != "hf" and self.trust_remote_code:
             raise UserError("--trust-remote-code goes with hf:FOLDER")
 
-    def _sources(self) -> Iterator[tuple[Source, bool]]:
+    def _sources(self) -> Iterator[tuple[NamedSetup, bool]]:
         """Yield what is to be tested, and whether it is one of several."""
         from normlab.training import setups
 
@@ -134,10 +134,9 @@ class CheckCommand(SourceFlags):
             yield setups.setup_from_config(self.resolved(), self.runs, tokens=self.tokens), False
 
     # ------------------------------------------------------------------------------------------------ answers
-    def _tested(self, source: Source, progress: Any) -> tuple[Report, Setup]:
+    def _tested(self, source: NamedSetup, progress: Any) -> tuple[Report, Setup]:
         from normlab.checks.check import check
-        from normlab.training import baseline
-        from normlab.training.declared import declared
+        from normlab.training.declared import changed_parameters, declared, read_baseline
 
         setup, given = source.setup, self.declared
         beside = Path(self.source.removeprefix("hf:")) / "normlab.toml"
@@ -145,15 +144,15 @@ class CheckCommand(SourceFlags):
             given = str(beside)
         if given:
             setup = declared(given, setup)
-        before = baseline.read_baseline(self.baseline) if self.baseline is not None else None
+        before = read_baseline(self.baseline) if self.baseline is not None else None
         report = check(setup, budget_s=self.budget_s, progress=progress)
         if before is not None:
-            report = replace(report, failures=(*report.failures, *baseline.changed(setup.model, before)))
+            report = replace(report, failures=(*report.failures, *changed_parameters(setup.model, before)))
         return report, setup
 
-    def _plain(self, source: Source, report: Report, setup: Setup) -> dict[str, Any]:
+    def _plain(self, source: NamedSetup, report: Report, setup: Setup) -> dict[str, Any]:
         from normlab.config.io import to_plain
-        from normlab.training.baseline import parameters_of
+        from normlab.training.declared import parameters_of
         from normlab.training.setups import sources
 
         places = {found.module for found in (*report.failures, *report.notes)}
@@ -177,7 +176,7 @@ class CheckCommand(SourceFlags):
                 write_text_atomic(path, write(reports))
 
 
-def _print(source: Source, report: Report) -> None:
+def _print(source: NamedSetup, report: Report) -> None:
     """Print the failures, what holds, and what could not be tested."""
     from rich.text import Text
 

@@ -66,13 +66,13 @@ class ReproduceCommand:
         """Raises SystemExit with code 1 where something could not be measured."""
         from normlab.papers import ARTEFACTS
         from normlab.report.papers import write_papers_page
-        from normlab.training.jobs.place import place
+        from normlab.training.jobs import backend
 
         if not self.names:
             raise UserError("name an artefact, a paper or all, as in: normlab papers reproduce liu2020.fig4")
         if self.data is not None:
             os.environ["NORMLAB_DATA"] = str(self.data.absolute())  # where trainings read it
-        place(self.on)  # a wrong name is said before anything is measured
+        backend(self.on)  # a wrong name is said before anything is measured
         until, wanted = self._end(), self._wanted()
         standings = standings_of(wanted, self.runs, self.scale)
         fresh = {s.artefact.id for s in standings if s.whole and not self.again}
@@ -124,7 +124,7 @@ class ReproduceCommand:
     def _measure(self, todo: Sequence[Artefact], until: float = math.inf) -> list[str]:
         """Measure artefacts that need no training; return the ids of those that could not be measured."""
         from normlab.papers.reproduce import each
-        from normlab.training.jobs.place import usable_cores
+        from normlab.training.jobs import usable_cores
 
         jobs = min(self.jobs or usable_cores(), len(todo))
         done, failed = list[str](), list[str]()
@@ -142,10 +142,9 @@ class ReproduceCommand:
         from normlab.config.config import MachineConfig
         from normlab.papers.planning import Training, plan
         from normlab.papers.reproduce import reproduce
-        from normlab.training.jobs.place import place
-        from normlab.training.jobs.queue import Queue
+        from normlab.training.jobs import Queue, backend
 
-        where = place(self.on)
+        where = backend(self.on)
         machine = MachineConfig(device=self.device or ("cpu" if self.scale == LAPTOP else "cuda"))
         jobs, threads = where.share(self.jobs, machine)
         machine = replace(machine, threads=threads)

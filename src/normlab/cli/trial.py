@@ -21,7 +21,7 @@ from normlab.trials import STEPS
 
 if TYPE_CHECKING:
     from normlab.trace.setup import Setup
-    from normlab.training.setups import Source
+    from normlab.training.setups import NamedSetup
     from normlab.trials.trials import Trials
 
 OTHERS: Final = {
@@ -101,7 +101,7 @@ class TrialCommand(SourceFlags):
             raise KeyboardInterrupt
 
     @contextmanager
-    def _source(self) -> Iterator[Source]:
+    def _source(self) -> Iterator[NamedSetup]:
         """Yield what is to be tried. Raises UserError if that is nothing, or flags that nothing reads."""
         from normlab.training import setups
 
@@ -115,7 +115,7 @@ class TrialCommand(SourceFlags):
         with setups.setup_from_file(self.source, seed=self.seed) as source:
             yield source
 
-    def _recipe(self, name: str) -> Source:
+    def _recipe(self, name: str) -> NamedSetup:
         from normlab.training import setups
 
         config = _with_steps(self.resolved(name), load(self.config).train.steps)

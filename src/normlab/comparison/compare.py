@@ -12,8 +12,7 @@ from normlab.comparison.result import Comparison
 from normlab.config.config import Config
 from normlab.config.io import to_json, validated
 from normlab.runs.folder import write_text_atomic
-from normlab.training.jobs.place import place
-from normlab.training.jobs.queue import Queue, Watch
+from normlab.training.jobs import Queue, Watch, backend
 
 Publish = Callable[[Comparison], None]
 
@@ -37,7 +36,7 @@ def compare(
     (['post', 'pre'], 'comparison.html')
     """
     grid = Grid(request)
-    work = Queue(request.out, grid.request.jobs, watch, place(request.on).start)
+    work = Queue(request.out, grid.request.jobs, watch, backend(request.on).start)
     left = {recipe: {(lr, request.sweep_seed) for lr in grid.swept} for recipe in request.recipes}
     reported: set[str] = set()
 

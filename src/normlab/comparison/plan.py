@@ -21,8 +21,8 @@ from normlab.config.metric import Metric
 from normlab.config.units import count
 from normlab.errors import UserError
 from normlab.runs.folder import RunFolder, read_json
-from normlab.training.measure import Seconds, measure
 from normlab.training.recipes.grammar import describe
+from normlab.training.trainer import Seconds, measure
 
 NUMBERS = (2, 3, 5, 10)
 """Numbers of seeds of which a plan speaks, beside the one asked for."""

@@ -12,7 +12,7 @@ from normlab.config.config import Config, OptimConfig, TrainConfig
 from normlab.config.fields import Amount, Count, Positive, Size, no_flag
 from normlab.config.io import validated
 from normlab.errors import UserError
-from normlab.training.jobs.place import place
+from normlab.training.jobs import backend
 
 
 def _base() -> Config:
@@ -82,5 +82,5 @@ class CompareRequest:
 def placed(request: CompareRequest) -> CompareRequest:
     """Return a request whose runs at the same time, and threads of each, are those of its place."""
     machine = request.base.machine
-    jobs, threads = place(request.on).share(request.jobs, machine)
+    jobs, threads = backend(request.on).share(request.jobs, machine)
     return replace(request, jobs=jobs, base=replace(request.base, machine=replace(machine, threads=threads)))

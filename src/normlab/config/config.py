@@ -183,7 +183,7 @@ class TrainConfig:
     init_from: str = machine("", flag=False)
     """Folder of the run from whose weights this one starts; ``init_digest`` stands for it in the run id."""
     init_digest: str = no_flag("")
-    """Digest of those weights, filled in by ``training.warm_start``."""
+    """Digest of those weights, filled in by ``training.weights.with_start``."""
 
     def __post_init__(self) -> None:
         if self.average_last and self.ema_decay:

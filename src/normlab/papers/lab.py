@@ -24,7 +24,7 @@ from normlab.papers.trainings import LAPTOP, Scale
 from normlab.runs import RunFolder
 from normlab.tasks.translation import Translation
 from normlab.training.devices import prepare_process
-from normlab.training.jobs.queue import Queue, one_at_a_time
+from normlab.training.jobs import Queue, one_at_a_time
 from normlab.training.subjects import TaskInputs, mean_loss
 
 Row: TypeAlias = Mapping[str, Any]

@@ -21,8 +21,7 @@ from normlab.papers.trainings import LAPTOP, Scale, work
 from normlab.runs import RunFolder
 from normlab.tasks.registry import TASKS
 from normlab.training.devices import resolved_precision
-from normlab.training.jobs.process import Process, Worker
-from normlab.training.jobs.queue import Queue
+from normlab.training.jobs import Process, Queue, Worker
 from normlab.training.recipes.grammar import resolve
 
 Cells = dict[str, tuple[RunFolder, ...]]

@@ -21,8 +21,7 @@ from normlab.papers.lock import locked_in
 from normlab.papers.planning import Cells
 from normlab.papers.trainings import LAPTOP, Scale
 from normlab.training.devices import hardware
-from normlab.training.jobs.place import threads_each
-from normlab.training.jobs.queue import Queue, one_at_a_time
+from normlab.training.jobs import Queue, one_at_a_time, threads_each
 from normlab.training.recipes.plugins import load_plugins
 
 

@@ -24,7 +24,7 @@ from normlab.config.units import count
 from normlab.errors import UserError
 from normlab.runs.manifest import STATE, CheckpointError, commit, committed, move, read_state, recover
 from normlab.training.parallel import SingleProcess
-from normlab.training.progress import Progress
+from normlab.training.progress import RunProgress
 
 FORMAT: Final = 2
 """The format of checkpoints that this version writes and reads."""
@@ -75,21 +75,20 @@ class Checkpoint:
         return weights
 
     def weights(self) -> dict[str, Tensor]:
-        """The weights by name, of whatever model."""
         return _load(self.folder / "model.safetensors")
 
-    def progress(self) -> Progress:
+    def progress(self) -> RunProgress:
         """The progress of the run when the weights were made, at least its step. Raises CheckpointError."""
-        progress = Progress()
+        progress = RunProgress()
         with self.loading():
             progress.load_state_dict(self._part("progress"))
         return progress
 
     def averaged(self) -> tuple[int, ...]:
         """The steps whose weights an average is of. Raises CheckpointError."""
-        found = self._part("average").get("steps", [])
+        steps = self._part("average").get("steps", [])
         with self.loading():
-            return from_plain(tuple[int, ...], found, "average.steps")
+            return from_plain(tuple[int, ...], steps, "average.steps")
 
     @contextmanager
     def loading(self) -> Generator[None]:
@@ -118,9 +117,9 @@ def open_checkpoint(folder: Path, *, run: str = "") -> Checkpoint:
     if not folder.exists():
         raise FileNotFoundError(f"no checkpoint in {folder}; train the run first: normlab train")
     manifest = read_state(folder, run=run)
-    found = manifest.pop(_FORMAT, 1)
-    if found != FORMAT:
-        why = f"{folder / STATE} has checkpoint format {found}, and this version of normlab reads {FORMAT}"
+    version = manifest.pop(_FORMAT, 1)
+    if version != FORMAT:
+        why = f"{folder / STATE} has checkpoint format {version}, and this version of normlab reads {FORMAT}"
         raise CheckpointError(folder, why)
     return Checkpoint(folder, manifest)
 
@@ -229,6 +228,6 @@ def _check_optimiser(stored: Mapping[str, Tensor], shapes: Mapping[str, Size], p
             raise CheckpointError(path.parent, f"{path} belongs to another model: {full_name} does not fit")
         keys.setdefault(name, set()).add(key)
     every = set().union(*keys.values())
-    for name, found in keys.items():
-        if lacks := every - found:
+    for name, own in keys.items():
+        if lacks := every - own:
             raise CheckpointError(path.parent, f"{path} is damaged ({name} lacks {min(lacks)})")

@@ -1,9 +1,12 @@
-"""Declarations in a file or by a recipe: what no step can show, and how parameters are meant to start."""
+"""What is declared of a model: in a file or by a recipe, how its parameters are meant to start; and another
+version of it, from which its parameters must not differ.
+"""
 
 from __future__ import annotations
 
 import math
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
 from copy import deepcopy
@@ -14,8 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from normlab.checks.property import Violation
 from normlab.config.config import Config, ModelConfig
 from normlab.diagnosis import Structure, read_structure
 from normlab.diagnosis.probing.passes import forward_pass, parts_of
@@ -26,6 +30,7 @@ from normlab.errors import UserError, nearest
 from normlab.nn import Branch, TokenModel
 from normlab.nn.site import DECODER_LAYER, ENCODER_LAYER
 from normlab.nn.sublayer import Sublayer
+from normlab.runs.files import read_json
 from normlab.tasks.build import build_model
 from normlab.trace.setup import Declaration, Setup
 from normlab.trace.starts import Start
@@ -52,11 +57,11 @@ def declared(given: str, setup: Setup) -> Setup:
     """
     if not given.endswith(".toml") and not Path(given).is_file():
         return replace(setup, declare=replace(setup.declare, init=starts_of_recipe(given, setup)))
-    words, entries = read_declaration(Path(given))
-    own = {f.name: getattr(setup.declare, f.name) for f in fields(Declaration)}
-    declare = Declaration.of({k: v for k, v in own.items() if v is not None and v != ()} | words)
+    words, entries = _read_declaration(Path(given))
+    own = {name: v for name, v in vars(setup.declare).items() if v is not None and v != ()}
+    declare = Declaration.of(own | words)
     if entries:
-        declare = replace(declare, init=resolved_starts(entries, setup, given))
+        declare = replace(declare, init=_resolve_starts(entries, setup, given))
     return replace(setup, declare=declare)
 
 
@@ -67,18 +72,15 @@ def resolved_init(setup: Setup) -> Setup:
     init = setup.declare.init
     if isinstance(init, Mapping):
         entries = {str(k): v if isinstance(v, Mapping) else {"std": v} for k, v in init.items()}
-        starts = resolved_starts(entries, setup, "declare['init']")
+        starts = _resolve_starts(entries, setup, "declare['init']")
         return replace(setup, declare=replace(setup.declare, init=starts))
     if isinstance(init, (str, Path)) and init != "class":
         return declared(str(init), setup)
     return setup
 
 
-def read_declaration(path: Path) -> tuple[dict[str, Any], Entries]:
-    """Read the words of a ``Declaration``, and a table for each role or glob of parameters, from TOML.
-
-    Raises UserError for a file that cannot be read, and for a word that declares nothing.
-    """
+def _read_declaration(path: Path) -> tuple[dict[str, Any], Entries]:
+    """Read the words of a ``Declaration``, and a table for each role or glob of parameters, from TOML."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -112,6 +114,10 @@ class _Place:
     def matrix(self) -> bool:
         return len(self.shape) >= 2
 
+    @property
+    def slice(self) -> dict[str, Any]:
+        return {"axis": self.part.axis, "begin": self.part.start, "end": self.part.stop}
+
 
 def _read(setup: Setup, *, stream: bool = False) -> tuple[Structure, list[_Place]]:
     """Read the residual stream, without which ``stream`` gives up, and the parts of all parameters."""
@@ -139,7 +145,7 @@ def _read(setup: Setup, *, stream: bool = False) -> tuple[Structure, list[_Place
     ]
 
 
-def resolved_starts(entries: Entries, setup: Setup, where: str) -> tuple[Start, ...]:
+def _resolve_starts(entries: Entries, setup: Setup, where: str) -> tuple[Start, ...]:
     """Return the start of every parameter that an entry fits; the last that does decides.
 
     A name is a role of matrices (``norm``: of gains), a glob of paths, or both: ``value in *.c_attn.weight``.
@@ -147,20 +153,20 @@ def resolved_starts(entries: Entries, setup: Setup, where: str) -> tuple[Start, 
     """
     for name, entry in entries.items():
         _require_entry(name, entry, where)
-    found, used = list[Start](), set[str]()
+    starts, used = list[Start](), set[str]()
     _, places = _read(setup)
     for place in places:
         fits = [name for name in entries if _fits(name, place)]
         used |= {*fits}
         if fits and (start := _start(entries[fits[-1]], place)) is not None:
-            found.append(start)
+            starts.append(start)
     if idle := [name for name in entries if name not in used and name not in ROLES]:
         roles = sorted({p.part.kind for p in places} & {*ROLES})
         raise UserError(
             f"[{idle[0]}] in {where} fits no parameter; the roles here are {', '.join(roles)}, and the paths "
             f"begin {', '.join(p.path for p in places[:4])}"
         )
-    return tuple(found)
+    return tuple(starts)
 
 
 def _require_entry(name: str, entry: Mapping[str, Any], where: str) -> None:
@@ -184,22 +190,18 @@ def _fits(name: str, place: _Place) -> bool:
 
 
 def _start(entry: Mapping[str, Any], place: _Place) -> Start | None:
-    part = place.part
-    slice_ = {"axis": part.axis, "begin": part.start, "end": part.stop}
     if "value" in entry:
-        return Start(place.path, value=float(entry["value"]), **slice_)
+        return Start(place.path, value=float(entry["value"]), **place.slice)
     by = {"total": place.layers, "layer": None if place.layer is None else place.layer + 1}
     number = by.get(entry.get("depth", "none"))
     std = float(entry["std"]) / math.sqrt(2 * number) if number else float(entry["std"])
     most = entry.get("truncated_at") if place.matrix else None
-    return Start(place.path, std=std, truncated_at=most or None, **slice_)
+    return Start(place.path, std=std, truncated_at=most or None, **place.slice)
 
 
 def starts_of_recipe(recipe: str, setup: Setup) -> tuple[Start, ...]:
-    """Return the starts of a model's matrices, were it initialised as a recipe.
-
-    The recipe is built with the layers, the widths and the vocabulary of the model. Raises UserError for a
-    recipe that does not exist, and where these sizes cannot be read.
+    """Return the starts of a model's matrices, were it initialised as a recipe with the model's layers,
+    widths and vocabulary. Raises UserError for a recipe that does not exist, and where these cannot be read.
     """
     try:
         resolve(recipe, Config())
@@ -212,10 +214,10 @@ def starts_of_recipe(recipe: str, setup: Setup) -> tuple[Start, ...]:
     config = resolve(recipe, replace(Config(), model=sizes.config)).model
     kind = MODELS[bool(config.encoder_layers), bool(config.decoder_layers)]
     drawn = dict(_draws(build_model(kind, config, sizes.vocabulary, 0)))
-    wanted = [(p, sizes.key(p)) for p in sizes.matrices] + [(sizes.embedding, ("", 0, "embedding"))]
+    keys = [(p, (sizes.stacks.get(p.stack, ""), p.index, p.part.kind)) for p in sizes.matrices]
     return tuple(
-        Start(p.path, std=size, entries=n, axis=p.part.axis, begin=p.part.start, end=p.part.stop)
-        for p, key in wanted
+        Start(p.path, std=size, entries=n, **p.slice)
+        for p, key in [*keys, (sizes.embedding, ("", 0, "embedding"))]
         if key in drawn
         for size, n in [drawn[key]]
     )
@@ -243,7 +245,6 @@ class _Sizes:
 
     @cached_property
     def matrices(self) -> list[_Place]:
-        """The matrices of the sublayers."""
         return [p for p in self.places if p.matrix and p.stack]
 
     @cached_property
@@ -290,7 +291,6 @@ class _Sizes:
         )
 
     def _width(self, role: str, dim: int) -> int:
-        """Return the one width that the matrices of a role map the stream to, or from."""
         shapes = [p.shape for p in self.matrices if p.part.kind == role]
         widths = {shape[shape[0] == dim] for shape in shapes if len(shape) == 2 and dim in shape}
         if len(widths) != 1 or len(shapes) < sum(s.sublayers[-1].layer + 1 for s in self.structure.stacks):
@@ -300,6 +300,70 @@ class _Sizes:
             )
         return widths.pop()
 
-    def key(self, place: _Place) -> tuple[str, int | None, str]:
-        """Return the stack, the index of the sublayer and the role of a matrix."""
-        return self.stacks.get(place.stack, ""), place.index, place.part.kind
+
+Baseline = Mapping[str, Mapping[str, Any]]
+"""What is kept of each parameter, by path."""
+KEPT: Final = ("shape", "dtype", "trainable", "tied")
+ADVICE: Final = "if this is meant, write a new baseline: --json > baseline.json"
+
+
+def parameters_of(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """Return shape, type, size and tie of every parameter; ``tied`` is the path at which it stands first."""
+    first: dict[int, str] = {}
+    return {
+        path: {
+            "shape": list(p.shape),
+            "dtype": str(p.dtype).removeprefix("torch."),
+            "trainable": p.requires_grad,
+            "tied": "" if (own := first.setdefault(id(p), path)) == path else own,
+            "rms": float(p.detach().double().square().mean().sqrt()) if p.numel() else 0.0,
+        }
+        for path, p in model.named_parameters(remove_duplicate=False)
+        if not p.is_complex()
+    }
+
+
+def read_baseline(path: Path) -> Baseline:
+    """Read the parameters from the JSON of a check. Raises UserError where it has none."""
+    content = read_json(path)
+    rows = content.get("parameters") if isinstance(content, dict) else None
+    form = isinstance(rows, dict) and all(
+        isinstance(row, dict) and {*KEPT, "rms"} <= row.keys() and isinstance(row["rms"], (int, float))
+        for row in rows.values()
+    )
+    if not form or not rows:
+        raise UserError(
+            f"{path} holds no parameters of a check; write one: normlab check … --json > {path.name}"
+        )
+    return rows
+
+
+def changed_parameters(model: nn.Module, before: Baseline) -> Iterator[Violation]:
+    """Name what differs from a baseline, parameters that differ in the same way together. Draws of another
+    seed do not differ.
+    """
+    groups: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
+    for path, what, how in _differences(model, before):
+        groups[".".join("*" if part.isdecimal() else part for part in path.split(".")), what].append(
+            (path, how)
+        )
+    for changes in groups.values():
+        path, how = changes[0]
+        others = f", and {len(changes) - 1} others like it" if len(changes) > 1 else ""
+        yield Violation("baseline", path, f"{how}{others}", ADVICE)
+
+
+def _differences(model: nn.Module, before: Baseline) -> Iterator[tuple[str, str, str]]:
+    now, parameters = parameters_of(model), dict(model.named_parameters(remove_duplicate=False))
+    for path in dict.fromkeys([*now, *before]):
+        if path not in before or path not in now:
+            yield path, "there", "it is new" if path in now else "it is missing"
+            continue
+        old, new = before[path], now[path]
+        for name in KEPT:
+            if old[name] != new[name]:
+                yield path, name, f"its {name} was {old[name] or 'none'}, and is {new[name] or 'none'}"
+        if old["shape"] == new["shape"]:
+            start = Start(path, std=float(old["rms"]), entries=parameters[path].numel())
+            if how := start.difference(parameters[path], len(now)):
+                yield path, "rms", how.replace("is declared", "was its size in the baseline")

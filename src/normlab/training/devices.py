@@ -1,22 +1,27 @@
-"""Devices, threads and precision, on torch alone."""
+"""Devices, threads and precision."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import platform
+import re
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import torch
+from torch import Tensor
 
 from normlab.config.config import Config, MachineConfig
+from normlab.config.io import from_plain
 from normlab.errors import UserError
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _HALVES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_SKIPPED: Final = "skipped_steps"
 
 
 def prepare_process(machine: MachineConfig) -> torch.device:
@@ -84,6 +89,63 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
     return torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
 
 
+class Scaling:
+    r""":math:`g = \nabla(s L) / s`, and no step where g is not finite.
+
+    s halves at such a step, and doubles after 2000 steps without one. Micikevicius et al. 2018, Section 3.2
+    (arXiv 1710.03740). Without scaling, every method passes its argument on.
+    """
+
+    def __init__(self, scaler: torch.amp.GradScaler, device: torch.device) -> None:
+        self._scaler = scaler
+        self._skipped = torch.zeros((), dtype=torch.int64, device=device)
+
+    def scale(self, loss: Tensor) -> Tensor:
+        scaled: Tensor = self._scaler.scale(loss)
+        return scaled
+
+    def unscale(self, optimiser: torch.optim.Optimizer) -> None:
+        """Divide the gradients of the optimiser's parameters, once a step."""
+        self._scaler.unscale_(optimiser)
+        if self._scaler.is_enabled():
+            for infinite in self._scaler._found_inf_per_device(optimiser).values():
+                infinite.squeeze_()  # that of shards has an axis, which no fused optimiser takes
+
+    def step(self, optimiser: torch.optim.Optimizer, norm: Tensor) -> Tensor:
+        """Let the optimiser step, or skip it; return the gradient's norm, 0 where the step was skipped."""
+        self._scaler.step(optimiser)
+        self._scaler.update()
+        if not self._scaler.is_enabled():
+            return norm
+        finite = norm.isfinite()
+        self._skipped += ~finite
+        return torch.where(finite, norm, 0.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scale, its history and the skipped steps; empty without scaling."""
+        state = self._scaler.state_dict()
+        return {**state, _SKIPPED: int(self._skipped)} if state else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from ``state_dict()``; an empty one, of a run in another precision, changes nothing.
+
+        Raises UserError for anything else.
+        """
+        kinds = {n: type(v) for n, v in {**torch.amp.GradScaler("cpu").state_dict(), _SKIPPED: 0}.items()}
+        if state and state.keys() != kinds.keys():
+            raise UserError(f"scaling has {', '.join(kinds)}, got {', '.join(state)}")
+        read = {name: from_plain(kinds[name], value, f"scaling.{name}") for name, value in state.items()}
+        if read and self._scaler.is_enabled():
+            self._skipped.fill_(read.pop(_SKIPPED))
+            self._scaler.load_state_dict(read)
+
+    def row(self) -> dict[str, float]:
+        """Return the scale and the number of skipped steps, for a row of metrics."""
+        if not self._scaler.is_enabled():
+            return {}
+        return {"loss_scale": self._scaler.get_scale(), _SKIPPED: int(self._skipped)}
+
+
 def hardware(device: torch.device, ranks: int = 1) -> str:
     """Describe the machine for a run's log, with the number of processes if there are several."""
     each = f", {ranks} ranks" if ranks > 1 else ""
@@ -91,6 +153,20 @@ def hardware(device: torch.device, ranks: int = 1) -> str:
         return f"{torch.cuda.get_device_name(device)}{each}, torch {torch.__version__}"
     threads = torch.get_num_threads()
     return f"{_cpu_name()}, {threads} thread{'s' if threads > 1 else ''}{each}, torch {torch.__version__}"
+
+
+def hardware_so_far(before: str, now: str, step: int) -> tuple[str, str]:
+    """Describe the hardware of a run that goes on after ``step``, and say so if it changed there."""
+    last = re.split(r"; from step [\d,]+ on ", before)[-1]
+    if not step or not before:
+        return now, ""
+    if last == now:
+        return before, ""
+    changed = (
+        f"the run goes on from step {step:,} on {now}, and was made on {last} so far; the two machines round "
+        "differently, so rerunning on either one will not reproduce this run bit for bit"
+    )
+    return f"{before}; from step {step + 1:,} on {now}", changed
 
 
 def _cpu_name() -> str:

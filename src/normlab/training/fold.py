@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,14 +19,14 @@ from normlab.runs.files import write_json_atomic
 from normlab.runs.folder import RunFolder
 from normlab.tasks.registry import TASKS
 from normlab.tasks.task import Task
-from normlab.trace.tensors import Side, arguments_of, forward_hooks
 from normlab.training.checkpoint import load_checkpoint, save_checkpoint, weights_state
 from normlab.training.devices import prepare_process
 from normlab.training.recipes.grammar import AXES, DEFAULTS, own_code
 from normlab.training.recipes.plugins import imported
 from normlab.training.rewrite import rewrite
-from normlab.training.warm_start import digest
-from normlab.training.weights import weights_of
+from normlab.training.setups import calls_of
+from normlab.training.trainer import load_task
+from normlab.training.weights import digest, weights_of
 
 BOUND: Final = 1e-5
 """The largest difference of logits in float32 that is allowed, relative to the largest logit."""
@@ -36,11 +35,11 @@ BATCHES: Final = 8
 
 
 FOLDED: Final = "fold.json"
-"""The file of a folded run's folder that holds a ``Fold``."""
+"""The file of a folded run's folder that holds a ``FoldResult``."""
 
 
 @dataclass(frozen=True)
-class Fold:
+class FoldResult:
     """A run's model before and after it was rewritten."""
 
     run: str
@@ -71,12 +70,13 @@ class Fold:
 
 
 @validated
-def fold(folder: RunFolder, out: Path, *, weights: str | int = "", max_positions: int | None = None) -> Fold:
+def fold(
+    folder: RunFolder, out: Path, *, weights: str | int = "", max_positions: int | None = None
+) -> FoldResult:
     """Write the plainest equal model of a finished run as a run folder, and return what was measured.
 
     ``weights`` are those of ``training.weights.checkpoint_of``, by default the tested ones. A factor on the
-    embeddings makes their positions a table of ``max_positions``, by default as many as the configuration has
-    for learned ones.
+    embeddings makes their positions a table of ``max_positions``, by default those of the configuration.
 
     Nothing is written unless the logits differ by at most ``BOUND`` times the largest. Raises UserError for a
     run that is not done or has nothing to fold, for a larger difference, and for a folder that exists.
@@ -86,12 +86,12 @@ def fold(folder: RunFolder, out: Path, *, weights: str | int = "", max_positions
     """
     if out.exists():
         raise UserError(f"--out is {out}, which exists; name another folder, or move that one away")
-    plain, config, found = _folded(folder, weights, max_positions)
-    if not found.float32 <= BOUND * found.largest_logit:
+    plain, config, result = _fold(folder, weights, max_positions)
+    if not result.float32 <= BOUND * result.largest_logit:
         raise UserError(
-            f"the logits of {folder.path} and of its plain form differ by {found.float32:.2g} in float32 "
-            f"({found.float64:.2g} in float64), and at most {BOUND:.0e} of the largest logit, "
-            f"{found.largest_logit:.3g}, is allowed; nothing was written; use the run as it is"
+            f"the logits of {folder.path} and of its plain form differ by {result.float32:.2g} in float32 "
+            f"({result.float64:.2g} in float64), and at most {BOUND:.0e} of the largest logit, "
+            f"{result.largest_logit:.3g}, is allowed; nothing was written; use the run as it is"
         )
     new = out.with_name(f"{out.name}.new")
     shutil.rmtree(new, ignore_errors=True)
@@ -103,29 +103,29 @@ def fold(folder: RunFolder, out: Path, *, weights: str | int = "", max_positions
         shutil.copyfile(own, new / own.name)
     save_checkpoint(written.best, state, run=written.id())
     written.set_status(folder.status())
-    write_json_atomic(new / FOLDED, found)
+    write_json_atomic(new / FOLDED, result)
     new.rename(out)
-    return found
+    return result
 
 
-def measure_fold(folder: RunFolder, *, weights: str | int = "", max_positions: int | None = None) -> Fold:
+def measure_fold(
+    folder: RunFolder, *, weights: str | int = "", max_positions: int | None = None
+) -> FoldResult:
     """Rewrite the model of a finished run as ``fold`` does and measure the differences, but write nothing.
 
     Raises UserError for a run that is not done or has nothing to fold.
     """
-    return _folded(folder, weights, max_positions)[2]
+    return _fold(folder, weights, max_positions)[2]
 
 
-def _folded(
+def _fold(
     folder: RunFolder, weights: str | int, max_positions: int | None
-) -> tuple[nn.Module, Config, Fold]:
-    """Return the plain model in float32 as its own configuration builds it, this configuration, and both
-    models' differences.
-    """
+) -> tuple[nn.Module, Config, FoldResult]:
+    """Return the plain model in float32 as its configuration builds it, that configuration, and the fold."""
     config = folder.config()
     _require_done(folder, config)
     chosen = weights_of(folder, weights)
-    task, model = _built(folder, config)
+    task, model = _build(folder, config)
     load_checkpoint(chosen.path, model, run=folder.id())
     asked = config.model
     if max_positions is not None:
@@ -141,13 +141,14 @@ def _folded(
     plain = replace(config, model=rewritten.config, forced="")
     plain = replace(plain, recipe=recipe_of(plain))
     plain = replace(plain, own_code=own_code(plain))
-    _, built = _built(folder, plain)
+    _, built = _build(folder, plain)
     built.load_state_dict(rewritten.model.state_dict())
-    calls = dev_inputs(task, model)
+    calls = calls_of(model, lambda: task.dev_scores(model), BATCHES)
+    model.eval()
     float32, _ = largest_difference(model, built, calls)
     float64, largest = largest_difference(deepcopy(model).double(), rewritten.model, calls)
     outputs = [task.dev_outputs(one) for one in (model, built)]
-    found = Fold(
+    result = FoldResult(
         run=folder.path.name,
         weights=chosen.description,
         before=config.recipe,
@@ -163,7 +164,7 @@ def _folded(
         parameters_after=sum(p.numel() for p in built.parameters()),
         positions=built.position_encoding.longest,
     )
-    return built, plain, found
+    return built, plain, result
 
 
 def _require_done(folder: RunFolder, config: Config) -> None:
@@ -176,38 +177,11 @@ def _require_done(folder: RunFolder, config: Config) -> None:
         )
 
 
-def _built(folder: RunFolder, config: Config) -> tuple[Task[Any, Any, Any], Any]:
+def _build(folder: RunFolder, config: Config) -> tuple[Task[Any, Any, Any], Any]:
     """Return a configuration's task on the run's text, and its initialised model in evaluation mode."""
     device = prepare_process(replace(config.machine, device="cpu"))
-    kind = TASKS[config.task]
-    data, corpus = kind.prepare(config.data, folder.path.parent / "data")
-    kind.check_text(config, corpus)
-    task = kind(replace(config, data=data), corpus, device)
+    task = load_task(config, folder.path.parent, device)
     return task, task.build().eval()
-
-
-class _EnoughError(Exception):
-    """All the calls that were wanted have been seen."""
-
-
-def dev_inputs(
-    task: Task[Any, Any, Any], model: nn.Module, batches: int = BATCHES
-) -> list[Mapping[str, Any]]:
-    """Return the arguments with which the task's dev scores first call the model, at most ``batches``."""
-    calls: list[Mapping[str, Any]] = []
-
-    def see(_: str, side: Side, values: Any) -> None:
-        if side == "input" and len(calls) == batches:
-            raise _EnoughError
-        if side == "input":
-            calls.append(arguments_of(model, values))
-
-    try:
-        with suppress(_EnoughError), forward_hooks({"": model}, see):
-            task.dev_scores(model)
-    finally:
-        model.eval()
-    return calls
 
 
 @torch.no_grad()
@@ -223,8 +197,8 @@ def largest_difference(
 
 
 def _outputs(model: nn.Module, call: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    found = model(**call)
-    return found if isinstance(found, tuple) else (found,)
+    output = model(**call)
+    return output if isinstance(output, tuple) else (output,)
 
 
 def recipe_of(config: Config) -> str:
@@ -235,5 +209,5 @@ def recipe_of(config: Config) -> str:
         dict.fromkeys(getattr(model, f"{stack}_placement") for stack, layers in stacks.items() if layers)
     )
     head = heads[0] if len(heads) == 1 else "enc:{}/dec:{}".format(*heads)
-    named = [axis.of(config) for axis in AXES if axis.of(config) != axis.of(DEFAULTS)]
-    return "+".join([head, *named, *["warmup"] * bool(config.optim.warmup_steps)])
+    parts = [axis.of(config) for axis in AXES if axis.of(config) != axis.of(DEFAULTS)]
+    return "+".join([head, *parts, *["warmup"] * bool(config.optim.warmup_steps)])

@@ -1,15 +1,14 @@
-"""The outcome of a run, judged by its rows of metrics."""
+"""The outcome of a run, judged by its rows of metrics, and the rules that stop it before its last step."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
+from normlab.config.config import Config
 from normlab.config.outcome import IGNORES_SOURCE, MOSTLY, Outcome
-
-Row = dict[str, Any]
+from normlab.runs.folder import Row
 
 WINDOW = 0.1
 """Share of the steps over which the median NLL is taken: batches of short and of long sentences differ by
@@ -56,7 +55,7 @@ def outcome(
 
     Once ``final``, the dev row of ``best_step`` decides, which was measured without dropout. These weights
     are kept, tested and compared; a worse end of the training, which the evidence then states, does not
-    change them. A run that has diverged stays so, whatever it had learnt before, as if it had been stopped.
+    change them. Divergence is final, even if the run had learned something first.
 
     - *diverged*: the dev NLL is above the start by ``DIVERGED_ABOVE``
     - *stuck*: it is above ``STUCK_ABOVE`` of the unigram entropy, unless the loss has fallen all the time
@@ -95,13 +94,11 @@ class _Course:
         self._late = sum(window[0]["step"] >= JUDGE_FROM * total_steps for window in windows)
 
     def _fell(self, back: int) -> bool:
-        """Whether, so many windows ago, the last two reached lower than all before, or could not tell."""
         seen = self.middles[back:]
         return len(seen) < 3 or min(seen[:2]) < min(seen[2:]) - FALLING_BY * self.entropy
 
     @property
     def falling(self) -> bool:
-        """Whether the loss falls, or there is too little to tell."""
         return self._fell(0)
 
     @property
@@ -124,17 +121,17 @@ def _ended(course: _Course, best: Row, *, has_source: bool) -> Outcome:
         return Outcome("stuck", course.step, _stuck(reached, course.entropy) + course.trend)
     gap, share = best.get("nll_exchanged", math.nan) - nll, best.get("repeated_share", 0.0)
     where = f" at step {best['step']:,}" if best["step"] != course.step else ""
-    found = [f"{reached} nats per token{where}, from {course.start:.2f} at the start"]
+    evidence = [f"{reached} nats per token{where}, from {course.start:.2f} at the start"]
     if not math.isnan(gap):
-        found.append(f"{gap:+.2f} with sources exchanged")
+        evidence.append(f"{gap:+.2f} with sources exchanged")
     elif has_source:
-        found.append("source not exchanged")
+        evidence.append("source not exchanged")
     if share > MOSTLY:
-        found.append(f"{math.floor(100 * share)}% of the outputs are one and the same")
+        evidence.append(f"{math.floor(100 * share)}% of the outputs are one and the same")
     if nll <= course.limit < course.now:
-        found.append(f"{course.now:.2f} at the end of training")
+        evidence.append(f"{course.now:.2f} at the end of training")
     state = IGNORES_SOURCE if gap < READS_BY or share > MOSTLY else "trained"
-    return Outcome(state, course.step, "; ".join(found) + course.trend)
+    return Outcome(state, course.step, "; ".join(evidence) + course.trend)
 
 
 def _above(reached: str, start: float) -> str:
@@ -148,10 +145,12 @@ def _stuck(reached: str, entropy: float) -> str:
 def _not_finite(metrics: Sequence[Row]) -> Outcome | None:
     """Return *diverged* for the first row, of training or of dev, that holds a value that is not finite."""
     for row in metrics:
-        for name, said in _NAMES.items():
+        for name, label in _NAMES.items():
             if not math.isfinite(row.get(name, 0.0)):
                 where = "dev " if row["kind"] == "dev" else ""
-                return Outcome("diverged", row["step"], f"{where}{said} is {row[name]} at step {row['step']}")
+                return Outcome(
+                    "diverged", row["step"], f"{where}{label} is {row[name]} at step {row['step']}"
+                )
     return None
 
 
@@ -163,7 +162,26 @@ def _windows(rows: Sequence[Row], total_steps: int) -> list[list[Row]]:
     first, last = rows[0]["step"], rows[-1]["step"]
     cadence = (last - first) / max(1, len(rows) - 1)
     width = max(WINDOW * total_steps, WINDOW_ROWS * cadence, 1)
-    found: dict[int, list[Row]] = {}
+    windows: dict[int, list[Row]] = {}
     for row in reversed(rows[1:]):
-        found.setdefault(int((last - row["step"]) / width), []).append(row)
-    return list(found.values())
+        windows.setdefault(int((last - row["step"]) / width), []).append(row)
+    return list(windows.values())
+
+
+def why_stop(config: Config, *, step: int, waited: int, next_lr: float) -> str:
+    """Return the reason to end the run after this step although nothing went wrong; empty if there is none.
+
+    The run ends once ``waited``, the number of validations since the best one, reaches
+    ``train.early_stopping_patience``, or, after the warm-up, once ``next_lr``, the learning rate of the next
+    step, is below ``optim.stop_lr``.
+
+    Both are rules of Nguyen and Salazar 2019, Appendix A (arXiv 1910.05895), whose limit is 1e-6 and whose
+    patience is 20 validations, 50 for their smallest pair.
+    """
+    patience, least = config.train.early_stopping_patience, config.optim.stop_lr
+    if patience and waited >= patience:
+        many = f"{waited} validations in a row" if waited > 1 else "a validation"
+        return f"{many} brought no new best dev score"
+    if step >= max(1, config.optim.warmup_steps) and next_lr < least:
+        return f"the learning rate fell to {next_lr:.3g}, below {least:.3g}"
+    return ""

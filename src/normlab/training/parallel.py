@@ -34,7 +34,6 @@ class MatrixView(NamedTuple):
     offset: int
 
     def of(self, whole: Tensor) -> Tensor:
-        """The matrix in a tensor of the shape of the parameter."""
         return whole.as_strided(self.size, self.stride, whole.storage_offset() + self.offset)
 
 
@@ -72,7 +71,6 @@ class Parallel(ABC):
         return norms_of(parts)
 
     def shapes(self) -> dict[str, torch.Size]:
-        """The shape of each whole parameter."""
         return {name: part.shape for name, part in self.parts.items()}
 
     def whole(self, name: str, part: Tensor) -> Tensor:
@@ -145,7 +143,7 @@ class DDP(Parallel):
         names = ("forward_sync_buffers", "broadcast_buffers")
         unsent = next(name for name in names if name in inspect.signature(ddp).parameters)
         self._ddp: nn.parallel.DistributedDataParallel = ddp(model, **{unsent: False})
-        self._ddp.register_comm_hook(None, lambda _, bucket: _summed(bucket))
+        self._ddp.register_comm_hook(None, lambda _, bucket: _sum(bucket))
         self.model = self._ddp
 
     def passing(self, *, last: bool) -> AbstractContextManager[None]:
@@ -236,13 +234,14 @@ class FSDP(Parallel):
 
 
 def _skeleton(model: nn.Module) -> tuple[nn.Module, dict[str, nn.Parameter]]:
-    """A copy of a model without its weights, and the placeholders of its parameters by name."""
-    named = dict(model.named_parameters())
-    hollow = {n: nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for n, p in named.items()}
-    return copy.deepcopy(model, {id(p): hollow[name] for name, p in named.items()}), hollow
+    parameters = dict(model.named_parameters())
+    hollow = {
+        n: nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for n, p in parameters.items()
+    }
+    return copy.deepcopy(model, {id(p): hollow[name] for name, p in parameters.items()}), hollow
 
 
-def _summed(bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
+def _sum(bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
     """Sum a bucket over the ranks; DDP would take the mean, and the loss is divided already."""
     work = distributed.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda done: done.value()[0])

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from normlab.errors import UserError
 from normlab.trace.setup import Declaration, Setup
 from normlab.trace.untouched import same_random_state
-from normlab.training.setups import Source, drawn_seed
+from normlab.training.setups import NamedSetup, draw_seed
 
 ROWS: Final = 4
 POSITIONS: Final = 24
@@ -28,7 +28,7 @@ COPIES: Final = 8
 Batch = dict[str, Tensor]
 
 
-def setup_from_folder(folder: Path, *, seed: int, trust_remote_code: bool = False) -> Source:
+def setup_from_folder(folder: Path, *, seed: int, trust_remote_code: bool = False) -> NamedSetup:
     """Build the model that ``config.json`` in a folder describes, with weights drawn from a seed.
 
     Nothing is downloaded and no weights are read. Raises UserError for a folder without a configuration, for
@@ -39,8 +39,8 @@ def setup_from_folder(folder: Path, *, seed: int, trust_remote_code: bool = Fals
         import transformers
     except ImportError as error:
         raise UserError("hf: needs transformers; type: pip install 'normlab[hf]'") from error
-    given = _read(folder)
-    if _names_code(given) and not trust_remote_code:
+    content = _read(folder)
+    if _names_code(content) and not trust_remote_code:
         raise UserError(
             f"{folder}/config.json names code of its own (auto_map), which would be run; read it first, then "
             "type --trust-remote-code"
@@ -50,11 +50,11 @@ def setup_from_folder(folder: Path, *, seed: int, trust_remote_code: bool = Fals
             str(folder), local_files_only=True, trust_remote_code=trust_remote_code
         )
     except Exception as error:
-        raise UserError(f"transformers cannot read {folder}/config.json: {_said(error)}") from error
+        raise UserError(f"transformers cannot read {folder}/config.json: {_line(error)}") from error
     build, head = _builder(transformers, config, trusted=trust_remote_code)
     _require_memory(build, folder)
     with same_random_state(seed):
-        model = _built(build, folder)
+        model = _build(build, folder)
         batch = HEADS[head](config, torch.Generator().manual_seed(seed))
     words = {name: _id(config, name) for name in ("pad_token_id", "eos_token_id")}
     declare = Declaration(
@@ -65,12 +65,12 @@ def setup_from_folder(folder: Path, *, seed: int, trust_remote_code: bool = Fals
     )
 
     def make() -> nn.Module:
-        torch.manual_seed(drawn_seed())
+        torch.manual_seed(draw_seed())
         return build()
 
     facts = {"configuration": str(folder), "weights": f"drawn from seed {seed}"}
     setup = Setup(model, batch, declare=replace(declare, init="class"), make=make)
-    return Source(f"{type(model).__name__} of {folder}", setup, facts)
+    return NamedSetup(f"{type(model).__name__} of {folder}", setup, facts)
 
 
 def _read(folder: Path) -> Mapping[str, Any]:
@@ -79,7 +79,7 @@ def _read(folder: Path) -> Mapping[str, Any]:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{file} cannot be read: {_said(error)}; name a folder that holds a config.json"
+            f"{file} cannot be read: {_line(error)}; name a folder that holds a config.json"
         ) from error
     if not isinstance(content, dict):
         raise UserError(f"{file} holds {type(content).__name__}, and must hold an object")
@@ -97,19 +97,19 @@ def _builder(library: Any, config: Any, *, trusted: bool) -> tuple[Callable[[], 
     """Return what draws the model, and the kind of its head: that of its architecture, or of the first kind
     that its type has.
     """
-    named = next(iter(config.architectures or ()), "")
+    architecture = next(iter(config.architectures or ()), "")
     ends = {"LMHeadModel": "CausalLM", **{f"For{head}": head for head in HEADS}}
-    kind = next((head for end, head in ends.items() if named.endswith(end)), "")
-    for head in [kind] if kind else [] if named else list(HEADS):
+    kind = next((head for end, head in ends.items() if architecture.endswith(end)), "")
+    for head in [kind] if kind else [] if architecture else list(HEADS):
         auto = getattr(library, f"AutoModelFor{_AUTO.get(head, head)}")
         remote = f"AutoModelFor{_AUTO.get(head, head)}" in (getattr(config, "auto_map", None) or {})
         if type(config) in auto._model_mapping or remote:
             return partial(auto.from_config, config, trust_remote_code=trusted), head
-    one = getattr(library, named, None)
+    one = getattr(library, architecture, None)
     if kind and isinstance(one, type) and issubclass(one, library.PreTrainedModel):
         return partial(one, config), kind
     raise UserError(
-        f"{named or type(config).__name__} has no head for which a batch can be made; name one in "
+        f"{architecture or type(config).__name__} has no head for which a batch can be made; name one in "
         f'"architectures" of config.json, that ends in For{", For".join(HEADS)}, or write a function setup()'
     )
 
@@ -129,14 +129,14 @@ def _require_memory(build: Callable[[], nn.Module], folder: Path) -> None:
         )
 
 
-def _built(build: Callable[[], nn.Module], folder: Path) -> nn.Module:
+def _build(build: Callable[[], nn.Module], folder: Path) -> nn.Module:
     try:
         return build()
     except Exception as error:
-        raise UserError(f"no model can be built from {folder}/config.json: {_said(error)}") from error
+        raise UserError(f"no model can be built from {folder}/config.json: {_line(error)}") from error
 
 
-def _said(error: Exception) -> str:
+def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 

@@ -1,4 +1,4 @@
-"""The progress of a run, and the clock of its training."""
+"""How far a run is: its progress, the clock of its training, and the phase in its ``status.json``."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import threading
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from normlab.config.fields import Count
 from normlab.config.io import from_plain
 from normlab.errors import UserError
 from normlab.optim import ValDecay
+from normlab.runs.folder import RunFolder
+from normlab.tasks.task import Task, unheeded
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """How far a run is. Weights that are kept alone have the step and nothing else."""
 
     step: Count = 0
@@ -41,7 +43,7 @@ class Progress:
         """Go on from ``state_dict()``. Raises UserError for anything else."""
         if "step" not in state:
             raise UserError("progress.step is missing")
-        vars(self).update(vars(from_plain(Progress, dict(state), "progress")))
+        vars(self).update(vars(from_plain(RunProgress, dict(state), "progress")))
 
 
 PAUSE_SECONDS: Final = 10.0
@@ -49,23 +51,21 @@ PAUSE_SECONDS: Final = 10.0
 _BEAT_SECONDS: Final = 1.0
 
 
-class Clock:
+class TrainingClock:
     """Measures the seconds of training, without the pauses between resumptions, and without those in which
     the process was stopped while it is ``watched``.
     """
 
-    def __init__(self, before: float) -> None:
+    def __init__(self, before: float = 0.0) -> None:
         self._seen = time.perf_counter()
         self._start = self._seen - before
         self._beating, self._lock = threading.Event(), threading.Lock()
 
     def seconds(self) -> float:
-        """The seconds so far, to the millisecond."""
         return round(self._beat() - self._start, 3)
 
     @contextmanager
     def stopped(self) -> Generator[None]:
-        """Stop the clock within this block."""
         began = self.seconds()
         yield
         self._start += self.seconds() - began
@@ -98,3 +98,35 @@ class Clock:
             if self._beating.is_set() and gap > PAUSE_SECONDS:
                 self._start += gap
             return now
+
+
+EVERY_SECONDS: Final = 1.0
+"""The least time between two writes."""
+
+
+class Phases:
+    """Writes the phase of a run, at most every ``EVERY_SECONDS``."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder, self._due, self._written = folder, 0.0, False
+
+    @contextmanager
+    def during(self, task: Task[Any, Any, Any], phase: str) -> Generator[None]:
+        """Write the phases that the task names within this block, beginning with ``phase``."""
+        task.advance = self._advance
+        try:
+            self._advance(phase, None)
+            yield
+        finally:
+            task.advance = unheeded
+            if self._written:
+                self._write("", None)
+                self._written = False
+
+    def _advance(self, phase: str, done: float | None) -> None:
+        if time.monotonic() >= self._due:
+            self._write(phase, done)
+            self._due, self._written = time.monotonic() + EVERY_SECONDS, True
+
+    def _write(self, phase: str, done: float | None) -> None:
+        self._folder.set_status(replace(self._folder.status(), phase=phase, phase_done=done))

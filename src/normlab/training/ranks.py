@@ -48,7 +48,6 @@ class Ranks:
         return self.index == 0
 
     def share(self, micro_batches: int) -> range:
-        """The indices of the micro-batches of a step that this rank computes."""
         return range(self.index, micro_batches, self.count)
 
     def sum(self, values: Tensor) -> Tensor:
@@ -58,11 +57,9 @@ class Ranks:
         return values
 
     def total(self, *numbers: int) -> list[int]:
-        """Sum each number over the ranks."""
         return self.sum(torch.tensor(numbers)).tolist()
 
     def any(self, flag: bool, /) -> bool:  # noqa: FBT001
-        """Whether the flag is set on any rank."""
         return self.total(int(flag)) != [0]
 
     def on_main(self, function: Callable[..., object], *args: Any) -> None:
@@ -99,10 +96,6 @@ class Ranks:
             self._shared(None)
             raise
         self._shared(results)
-
-    def row(self) -> dict[str, int]:
-        """Return the number of ranks for a row of metrics, if there are several."""
-        return {"ranks": self.count} if self.count > 1 else {}
 
     def parallel(self, model: nn.Module, optimiser: torch.optim.Optimizer, *, shard: bool) -> Parallel:
         """Spread the model over the ranks: whole on each or, with ``shard``, a part on each."""
@@ -149,7 +142,7 @@ def check_share(grad_accum_steps: int) -> None:
 
 
 @contextmanager
-def joined(device: torch.device) -> Generator[tuple[Ranks, torch.device]]:
+def join_processes(device: torch.device) -> Generator[tuple[Ranks, torch.device]]:
     """Join the processes that torchrun has started; give this process's ranks and its device. A process that
     is in a group already stays in it.
 
@@ -177,7 +170,6 @@ def joined(device: torch.device) -> Generator[tuple[Ranks, torch.device]]:
 
 
 def _own(device: torch.device) -> torch.device:
-    """Return the GPU of this rank."""
     if device.type != "cuda":
         return device
     if device.index is not None:

@@ -14,12 +14,10 @@ from torch import Tensor
 from normlab.diagnosis.probing.observe import Record
 from normlab.errors import UserError
 from normlab.runs.folder import RunFolder
-from normlab.tasks.registry import TASKS
-from normlab.training.callbacks.probing import Preset, Probing
 from normlab.training.checkpoint import Checkpoint, has_checkpoint, open_checkpoint
-from normlab.training.devices import prepare_process
+from normlab.training.probing import Preset, Probing
 from normlab.training.recipes.grammar import require_known
-from normlab.training.trainer import AnyTask, Trainer, no_hooks
+from normlab.training.trainer import AnyTask, Trainer, load_task, no_hooks
 from normlab.watching.fault import EVERYTHING, NOTHING, NOWHERE, Fault, fault
 from normlab.watching.meter import StepRecord
 from normlab.watching.recorder import RING, Replayed, Trigger, report_of
@@ -47,11 +45,8 @@ def examine(path: str | Path, step: int | None = None, *, watched: int = WATCHED
             f"step is {stop}, and the run {folder.path} has made {made}; give one from 1 to {made}"
         )
     require_known(config)
-    kind = TASKS[config.task]
-    device = prepare_process(config.machine)
-    _, corpus = kind.prepare(config.data, folder.path.parent / "data")
+    task = load_task(config, folder.path.parent)
     with folder.lock():
-        task = kind(config, corpus, device)
         answer = replay(task, folder, stop, watched=watched, history=folder.metrics())
         outcome = folder.status().outcome
         if outcome is not None and outcome.state == "trained" and answer.fault.sentence == NOWHERE:
@@ -83,7 +78,7 @@ def replay(
         if checkpoint is None:
             trainer.begin()
         else:
-            trainer.load_state_dict(checkpoint.state(trainer.shapes()))
+            trainer.load_state_dict(checkpoint.state(trainer.parallel.shapes()))
         start, there, names = trainer.progress.step, checkpoint is not None, trainer.meter.names
         if broken := _not_finite(dict(zip(names, trainer.meter.weights, strict=True))):
             sentence = f"the checkpoint of step {start} already holds the fault: {broken} is not finite"
@@ -129,7 +124,7 @@ def _again(trainer: Trainer, stop: int, watched: int, history: Sequence[Row]) ->
         yield record._replace(seen=tuple(seen))
         seen.clear()
         if record.step in validated:
-            trainer.validated(validated[record.step])
+            trainer.note_scores(validated[record.step])
 
 
 def _compared(

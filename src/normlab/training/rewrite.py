@@ -162,16 +162,16 @@ def _plain_config(config: ModelConfig, placements: Mapping[str, str], *, heads_f
         if not axis.of_branch:
             chosen[axis.field] = _plain_name(axis.names, getattr(config, axis.field))
             continue
-        found = {stack: getattr(completed[stack], axis.field) for stack in there}
+        choices = {stack: getattr(completed[stack], axis.field) for stack in there}
         if axis.field != "head_gain" or heads_folded:
-            found = {stack: _plain_name(axis.names, name) for stack, name in found.items()}
+            choices = {stack: _plain_name(axis.names, name) for stack, name in choices.items()}
         own = {stack: getattr(place, axis.field) for stack, place in now.items()}
-        if found != own and len(set(found.values())) > 1:
+        if choices != own and len(set(choices.values())) > 1:
             raise UserError(
-                f"the plain encoder has the {axis.name} {found['encoder']!r} and the decoder "
-                f"{found['decoder']!r}, and a config has one for both; use the run as it is"
+                f"the plain encoder has the {axis.name} {choices['encoder']!r} and the decoder "
+                f"{choices['decoder']!r}, and a config has one for both; use the run as it is"
             )
-        chosen[axis.field] = "" if found == own else found[there[0]]
+        chosen[axis.field] = "" if choices == own else choices[there[0]]
     return replace(config, **chosen)
 
 
@@ -180,7 +180,6 @@ def _plain_name(names: Mapping[str, object], name: str) -> str:
 
 
 def _fold_inputs(model: TokenModel, config: ModelConfig, first: Mapping[str, Tensor]) -> ModelConfig:
-    """Put the factor on each stack's input into its own embeddings and positions; return their config."""
     vocabulary, dim = model.embedding.weight.shape
     zeros = model.embedding.weight.new_zeros(1, config.max_positions, dim)
     added = bool(model.position_encoding(zeros).any())

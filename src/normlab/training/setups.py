@@ -11,7 +11,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module, util
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,25 +24,24 @@ from normlab.optim import ScheduleState, build_optimiser, schedule_factor
 from normlab.runs.folder import RunFolder
 from normlab.runs.manifest import committed
 from normlab.tasks.registry import TASKS
-from normlab.tasks.task import Task
 from normlab.trace.setup import Declaration, Setup
-from normlab.trace.tensors import unwrap
+from normlab.trace.tensors import Side, arguments_of, forward_hooks, unwrap
 from normlab.trace.untouched import same_random_state
 from normlab.training.checkpoint import has_checkpoint, load_checkpoint
 from normlab.training.devices import prepare_process
+from normlab.training.progress import RunProgress
 from normlab.training.recipes.grammar import describe, require_known
-from normlab.training.warm_start import initial_weights, with_start
-from normlab.training.weights import checkpoint_of
+from normlab.training.trainer import AnyTask
+from normlab.training.weights import checkpoint_of, initial_weights, with_start
 
 FIRST: Final = 0
 """Index of the training batch that is examined."""
 ANEW: Final = ("seed", "width", "depth")
 """Arguments that a function ``setup`` may declare."""
-DEFAULT: Final = "setup"
 
 
 @dataclass(frozen=True)
-class Source:
+class NamedSetup:
     """A setup, with what to call it and where it comes from."""
 
     title: str
@@ -53,7 +52,7 @@ class Source:
 
 
 @contextmanager
-def setup_from_file(reference: str, *, seed: int) -> Iterator[Source]:
+def setup_from_file(reference: str, *, seed: int) -> Iterator[NamedSetup]:
     """Run a file, or import a module, and call the function behind the colon, which returns the setup.
 
     The file runs once, not as ``__main__``, with its folder first on ``sys.path`` and its own name as
@@ -65,18 +64,18 @@ def setup_from_file(reference: str, *, seed: int) -> Iterator[Source]:
     path, arguments = list(sys.path), list(sys.argv)
     try:
         with redirect_stdout(sys.stderr), same_random_state(seed):
-            found = _attribute(_loaded(where), where, name if colon else DEFAULT)
-            setup = _called(found, reference, seed)
-        yield Source(f"{type(setup.model).__name__} of {reference}", setup)
+            value = _attribute(_load(where), where, name if colon else "setup")
+            setup = _call(value, reference, seed)
+        yield NamedSetup(f"{type(setup.model).__name__} of {reference}", setup)
     finally:
         sys.path[:], sys.argv[:] = path, arguments
 
 
-def _loaded(where: str) -> Any:
+def _load(where: str) -> Any:
     file = Path(where)
     if not where.endswith(".py"):
         sys.path.append(str(Path.cwd()))
-        return _guarded(lambda: import_module(where), f"the module {where!r}")
+        return _guard(lambda: import_module(where), f"the module {where!r}")
     if not file.is_file():
         raise UserError(f"there is no file {where}; give one that defines setup(), as in train.py:setup")
     name = file.stem if file.stem not in sys.modules and file.stem.isidentifier() else f"normlab_{file.stem}"
@@ -88,7 +87,7 @@ def _loaded(where: str) -> Any:
     sys.argv[:] = [where]
     run = spec.loader.exec_module
     try:
-        _guarded(lambda: run(module), where)
+        _guard(lambda: run(module), where)
     except BaseException:
         del sys.modules[name]
         raise
@@ -105,32 +104,26 @@ def _attribute(module: Any, where: str, name: str) -> Any:
     )
 
 
-def _called(found: Any, reference: str, seed: int) -> Setup:
-    if not callable(found) or isinstance(found, nn.Module):
-        return Setup.of(cast("Any", found))
-    parameters = _parameters(found, reference)
-    setup = Setup.of(_guarded(lambda: found(**({"seed": seed} if "seed" in parameters else {})), reference))
-    if "seed" not in parameters or setup.make is not None:
-        return setup
-    return replace(setup, make=lambda: Setup.of(found(seed=drawn_seed())).model)
-
-
-def _parameters(found: Callable[..., Any], reference: str) -> Mapping[str, inspect.Parameter]:
-    try:
-        parameters = inspect.signature(found).parameters
-    except (TypeError, ValueError):
-        return {}
+def _call(value: Any, reference: str, seed: int) -> Setup:
+    if not callable(value) or isinstance(value, nn.Module):
+        return Setup.of(cast("Any", value))
+    parameters: Mapping[str, inspect.Parameter] = {}
+    with suppress(TypeError, ValueError):  # of what is written in C
+        parameters = inspect.signature(value).parameters
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = [
-        n for n, p in parameters.items() if p.default is p.empty and p.kind not in kinds and n != "seed"
-    ]
+    needed = {n for n, p in parameters.items() if p.default is p.empty and p.kind not in kinds} - {"seed"}
     if needed:
-        rest = "give them defaults" if set(needed) <= set(ANEW) else f"it may declare {', '.join(ANEW)}"
-        raise UserError(f"{reference} needs the arguments {', '.join(needed)}; {rest}")
-    return parameters
+        rest = "give them defaults" if needed <= set(ANEW) else f"it may declare {', '.join(ANEW)}"
+        asked = ", ".join(n for n in parameters if n in needed)
+        raise UserError(f"{reference} needs the arguments {asked}; {rest}")
+    seeded = "seed" in parameters
+    setup = Setup.of(_guard(lambda: value(**({"seed": seed} if seeded else {})), reference))
+    if not seeded or setup.make is not None:
+        return setup
+    return replace(setup, make=lambda: Setup.of(value(seed=draw_seed())).model)
 
 
-def _guarded(run: Callable[[], Any], what: str) -> Any:
+def _guard(run: Callable[[], Any], what: str) -> Any:
     """Run the user's own code. Raises UserError with the exception, and the line of theirs that raised it."""
     try:
         return run()
@@ -147,12 +140,12 @@ def _guarded(run: Callable[[], Any], what: str) -> Any:
         raise UserError(f"{what} raised {type(error).__name__}: {error}{at}{hint}") from error
 
 
-def drawn_seed() -> int:
+def draw_seed() -> int:
     """A seed that depends on torch's random state alone, whatever the device on which tensors are made."""
     return int(torch.randint(2**31, (), device="cpu"))
 
 
-def setup_from_config(config: Config, root: Path, *, tokens: int) -> Source:
+def setup_from_config(config: Config, root: Path, *, tokens: int) -> NamedSetup:
     """The setup of a resolved configuration, in float32 on ``tokens`` positions of its text, at its start:
     drawn, or with the weights that ``train.init_from`` names.
 
@@ -165,61 +158,53 @@ def setup_from_config(config: Config, root: Path, *, tokens: int) -> Source:
         shapes = {name: p.shape for name, p in setup.model.named_parameters()}
         setup.model.load_state_dict(initial_weights(shapes, task)[1], strict=False)
         setup = replace(setup, declare=replace(setup.declare, trained=True))
-    return Source(title_of(config), setup, _facts(task))
+    return NamedSetup(title_of(config), setup, _facts(task))
 
 
-def setup_from_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> Source:
-    """The setup of a run at its checkpoint ``last``, ``best`` or ``average``, or at a step whose weights were
-    kept. At the last one the optimizer has the run's moments; the others keep none. Raises FileNotFoundError
-    for a run without that checkpoint.
+def setup_from_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> NamedSetup:
+    """The setup of a run at a checkpoint of ``training.weights``. At the last one the optimizer has the run's
+    moments; the others keep none. Raises FileNotFoundError for a run without that checkpoint.
     """
-    loaded = load_run(folder, checkpoint, tokens=tokens)
-    setup = _setup(loaded.task, loaded.model)
-    setup = replace(setup, declare=replace(setup.declare, trained=loaded.step > 0 or None), scheduler=None)
-    setup = replace(setup, optimizer=loaded.optimizer) if loaded.amid else setup
+    task, model, optimizer, progress = load_run(folder, checkpoint, tokens=tokens)
+    setup = _setup(task, model)
+    declare = replace(setup.declare, trained=progress.step > 0 or None)
+    setup = replace(setup, declare=declare, scheduler=None, optimizer=optimizer or setup.optimizer)
+    label = label_of(checkpoint, progress)
     name = f"step-{checkpoint}" if isinstance(checkpoint, int) else checkpoint
-    facts = {"run": folder.path.name, "checkpoint": loaded.label, **_facts(loaded.task)}
-    return Source(f"{title_of(loaded.task.config)}, {loaded.label}", setup, facts, name)
+    facts = {"run": folder.path.name, "checkpoint": label, **_facts(task)}
+    return NamedSetup(f"{title_of(task.config)}, {label}", setup, facts, name)
 
 
-class Loaded(NamedTuple):
-    """A run at a checkpoint."""
-
-    task: Task[Any, Any, Any]
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    """With the run's moments where it is ``amid`` its training."""
-    amid: bool
-    step: int
-    decays: int
-    """How often the rate has decayed after a validation."""
-    label: str
-
-
-def load_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> Loaded:
-    """Load a run's weights. Raises FileNotFoundError for a run without that checkpoint."""
+def load_run(
+    folder: RunFolder, checkpoint: str | int, *, tokens: int
+) -> tuple[AnyTask, nn.Module, torch.optim.Optimizer | None, RunProgress]:
+    """Load a run's weights and, where they were kept, its optimizer's moments. Raises FileNotFoundError for a
+    run without that checkpoint.
+    """
     path = committed(checkpoint_of(folder, checkpoint))
     task = task_of(folder.config(), folder.path.parent, tokens)
-    model = task.build()
-    optimizer = build_optimiser(model.parameters(), task.config.optim)
-    amid = (path / "optimiser.safetensors").exists()
-    progress = load_checkpoint(path, model, optimizer if amid else None, run=folder.id()).progress()
-    step = progress.step
-    label = f"step {step:,}" if isinstance(checkpoint, int) else f"{checkpoint}, step {step:,}"
-    return Loaded(task, model, optimizer, amid, step, progress.val_decay.decays, label)
+    model, optimizer = task.build(), None
+    if (path / "optimiser.safetensors").exists():
+        optimizer = build_optimiser(model.parameters(), task.config.optim)
+    return task, model, optimizer, load_checkpoint(path, model, optimizer, run=folder.id()).progress()
 
 
-def checkpoints(folder: RunFolder, named: Sequence[str] = (), step: int | None = None) -> list[str | int]:
+def label_of(checkpoint: str | int, progress: RunProgress) -> str:
+    """Name a checkpoint with its step."""
+    step = f"step {progress.step:,}"
+    return step if isinstance(checkpoint, int) else f"{checkpoint}, {step}"
+
+
+def checkpoints(folder: RunFolder, names: Sequence[str] = (), step: int | None = None) -> list[str | int]:
     """Return the checkpoints to examine: those that are named, and the step; without any, ``last``, and
     ``best`` if that is of another step, if they exist. Raises UserError for a run of an unknown recipe.
     """
     require_known(folder.config())
-    if named or step is not None:
-        return [*named, *([] if step is None else [step])]
+    if names or step is not None:
+        return [*names, *([] if step is None else [step])]
     status = folder.status()
-    found = [name for name in ("last", "best") if has_checkpoint(getattr(folder, name))]
-    wanted = found[:1] if status.step == status.best_step else found
-    return [*wanted] or ["last"]
+    there = [name for name in ("last", "best") if has_checkpoint(getattr(folder, name))]
+    return [*there[: 1 if status.step == status.best_step else 2]] or ["last"]
 
 
 def title_of(config: Config) -> str:
@@ -228,7 +213,7 @@ def title_of(config: Config) -> str:
     return f"{config.recipe}, {'+'.join(layers)} layers of width {config.model.dim}"
 
 
-def _facts(task: Task[Any, Any, Any]) -> dict[str, str]:
+def _facts(task: AnyTask) -> dict[str, str]:
     micro = task.batch(FIRST)
     return {
         "recipe": describe(task.config),
@@ -236,7 +221,7 @@ def _facts(task: Task[Any, Any, Any]) -> dict[str, str]:
     }
 
 
-def task_of(config: Config, root: Path, tokens: int) -> Task[Any, Any, Any]:
+def task_of(config: Config, root: Path, tokens: int) -> AnyTask:
     """Return the task of a configuration, in float32 with batches of so many positions."""
     kind = TASKS[config.task]
     kind.check(config)
@@ -249,14 +234,14 @@ def task_of(config: Config, root: Path, tokens: int) -> Task[Any, Any, Any]:
 class TrainingBatches:
     """The training batches of a task, without end."""
 
-    def __init__(self, task: Task[Any, Any, Any]) -> None:
+    def __init__(self, task: AnyTask) -> None:
         self.task = task
 
     def __iter__(self) -> Iterator[Any]:
         return map(self.task.batch, itertools.count(FIRST))
 
 
-def _setup(task: Task[Any, Any, Any], model: nn.Module) -> Setup:
+def _setup(task: AnyTask, model: nn.Module) -> Setup:
     config, optim = task.config, task.config.optim
     state = ScheduleState(optim, config.train.steps)
 
@@ -265,10 +250,7 @@ def _setup(task: Task[Any, Any, Any], model: nn.Module) -> Setup:
         return task.loss(model, own).loss / own.tokens
 
     def optimizer(model: nn.Module) -> torch.optim.Optimizer:
-        built = build_optimiser(model.parameters(), optim)
-        for group in built.param_groups:
-            group["lr"].fill_(optim.lr)
-        return built
+        return at_rate(build_optimiser(model.parameters(), optim), optim.lr)
 
     def scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
         return LambdaLR(optimizer, lambda step: schedule_factor(step + 1, state))
@@ -286,7 +268,7 @@ def _setup(task: Task[Any, Any, Any], model: nn.Module) -> Setup:
         return value
 
     def make() -> nn.Module:
-        seeds = replace(config.seeds, init=drawn_seed())
+        seeds = replace(config.seeds, init=draw_seed())
         with torch.device(task.device):  # the start may need numbers of a pass, which the meta device has not
             made = type(task)(replace(config, seeds=seeds), task.corpus, task.device).build()
         default = torch.get_default_device()
@@ -305,6 +287,32 @@ def _setup(task: Task[Any, Any, Any], model: nn.Module) -> Setup:
     )
 
 
+def at_rate(optimizer: torch.optim.Optimizer, lr: float) -> torch.optim.Optimizer:
+    """Set the learning rate of an optimizer of normlab's, and return it."""
+    for group in optimizer.param_groups:
+        group["lr"].fill_(lr)
+    return optimizer
+
+
+class _EnoughError(Exception):
+    """All calls that were wanted have been seen."""
+
+
+def calls_of(model: nn.Module, run: Callable[[], object], most: int | None = None) -> list[Mapping[str, Any]]:
+    """Return the arguments of a model's calls while a function runs, of the first ``most`` or of all."""
+    calls: list[Mapping[str, Any]] = []
+
+    def see(_: str, side: Side, values: Any) -> None:
+        if side == "input" and len(calls) == most:
+            raise _EnoughError
+        if side == "input":
+            calls.append(arguments_of(model, values))
+
+    with suppress(_EnoughError), forward_hooks({"": model}, see):
+        run()
+    return calls
+
+
 def sources(setup: Setup, places: Iterable[str]) -> dict[str, dict[str, str | int]]:
     """Return ``file`` and ``line`` of each place: of the function behind "loss", "step" and the like, or of
     the class of a module.
@@ -313,20 +321,16 @@ def sources(setup: Setup, places: Iterable[str]) -> dict[str, dict[str, str | in
     whose class is; where there is none, of the model's own class, as a file below its package.
     """
     model = unwrap(setup.model)
-    return {place: _of_function(setup, place) or _of_module(model, place) for place in places}
+    functions = {n: _line(getattr(setup, n)) for n in ("loss", "step", "optimizer", "scheduler")}
+    return {place: functions.get(place) or _line_of_module(model, place) for place in places}
 
 
-def _of_function(setup: Setup, place: str) -> dict[str, str | int] | None:
-    given = getattr(setup, place, None) if place in ("loss", "step", "optimizer", "scheduler") else None
-    return _line(given) if given is not None else None
-
-
-def _of_module(model: nn.Module, path: str) -> dict[str, str | int]:
+def _line_of_module(model: nn.Module, path: str) -> dict[str, str | int]:
     names = path.split(".") if path else []
     for kept in range(len(names), -1, -1):
         with suppress(AttributeError):  # no such module: a parameter, or an entry of the batch
-            if found := _line(type(model.get_submodule(".".join(names[:kept])))):
-                return found
+            if line := _line(type(model.get_submodule(".".join(names[:kept])))):
+                return line
     return {"file": f"{type(model).__module__.replace('.', '/')}.py", "line": 1}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,11 +20,19 @@ from normlab.errors import UserError
 from normlab.nn.sublayer import Sublayer
 from normlab.optim import ScheduleState, build_optimiser, schedule_factor
 from normlab.runs.folder import RunFolder
-from normlab.tasks.task import Task
 from normlab.trace.step import OptimizerFactory
-from normlab.trace.tensors import Side, arguments_of, forward_hooks
 from normlab.training.recipes.grammar import describe
-from normlab.training.setups import FIRST, Source, load_run, task_of, title_of
+from normlab.training.setups import (
+    FIRST,
+    NamedSetup,
+    at_rate,
+    calls_of,
+    label_of,
+    load_run,
+    task_of,
+    title_of,
+)
+from normlab.training.trainer import AnyTask
 
 MINI_BATCHES: Final = 4
 
@@ -80,31 +87,31 @@ def _structure(model: nn.Module, batch: Any) -> Structure | None:
             if seen.keys() >= ours:
                 return read
         with suppress(UserError):
-            named = read_structure(model, batch, branches=("f",))
-            return replace(named, stacks=tuple(seen.get(stack.name, stack) for stack in named.stacks))
+            by_branch = read_structure(model, batch, branches=("f",))
+            return replace(by_branch, stacks=tuple(seen.get(stack.name, stack) for stack in by_branch.stacks))
     return None
 
 
-def of_setup(source: Source, lr: float | None = None) -> Case:
+def of_setup(source: NamedSetup, lr: float | None = None) -> Case:
     """Examine a setup, stepped by its optimizer or, if it has none, by an Adam at a rate.
 
     Raises UserError for several optimizers, and for a rate where the optimizer brings its own.
     """
     setup = source.setup
-    made = setup.optimizer
-    if made is not None and lr is not None:
+    optimizer = setup.optimizer
+    if optimizer is not None and lr is not None:
         raise UserError("the setup's optimizer brings its own learning rate; leave --lr out")
-    if callable(made):
+    if callable(optimizer):
         try:
-            made = made(setup.model)
+            optimizer = optimizer(setup.model)
         except Exception as error:
             raise UserError(f"optimizer raised {type(error).__name__}: {error}") from error
-    if isinstance(made, (list, tuple)):
-        if len(made) > 1:
-            raise UserError(f"the setup has {len(made)} optimizers, and a diagnosis steps with one")
-        made = made[0] if made else None
-    rate_ = lr if made is None and lr is not None else setup.lr if made is None else None
-    return Case(source.title, setup.model, setup.batch, setup.loss, rate_, made, facts=source.facts)
+    if isinstance(optimizer, (list, tuple)):
+        if len(optimizer) > 1:
+            raise UserError(f"the setup has {len(optimizer)} optimizers, and a diagnosis steps with one")
+        optimizer = optimizer[0] if optimizer else None
+    own = None if optimizer is not None else setup.lr if lr is None else lr
+    return Case(source.title, setup.model, setup.batch, setup.loss, own, optimizer, facts=source.facts)
 
 
 def of_config(config: Config, root: Path, *, tokens: int) -> Case:
@@ -120,30 +127,27 @@ def of_config(config: Config, root: Path, *, tokens: int) -> Case:
 
 
 def of_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> Case:
-    """Examine a run on the first batch of its training text, at its checkpoint ``last``, ``best`` or
-    ``average``, or at a step whose weights were kept.
+    """Examine a run on the first batch of its training text, at a checkpoint of ``training.weights``.
 
-    At the last checkpoint, the step of the optimiser is the run's next one, with its moments and at its
-    learning rate; the other checkpoints keep no moments, so that the optimiser starts afresh. Raises
-    FileNotFoundError for a run without that checkpoint.
+    At the last checkpoint the optimiser makes the run's next step, with its moments and at its learning rate;
+    the others keep no moments, so that it starts afresh. Raises FileNotFoundError for a run without that
+    checkpoint.
     """
-    run = load_run(folder, checkpoint, tokens=tokens)
-    config = folder.config()
-    lr = config.optim.lr * schedule_factor(
-        run.step + 1, ScheduleState(config.optim, config.train.steps, run.decays)
-    )
-    facts = {"run": folder.path.name, "checkpoint": run.label, "recipe": describe(config)}
+    task, model, optimizer, progress = load_run(folder, checkpoint, tokens=tokens)
+    config, label = folder.config(), label_of(checkpoint, progress)
+    state = ScheduleState(config.optim, config.train.steps, progress.val_decay.decays)
+    lr = config.optim.lr * schedule_factor(progress.step + 1, state)
+    facts = {"run": folder.path.name, "checkpoint": label, "recipe": describe(config)}
     if not lr:
         facts["learning rate"] = f"0 by now, so that the peak of {rate(config.optim.lr)} is examined"
-    which = run.label if isinstance(checkpoint, int) else f"{checkpoint} checkpoint"
-    case = _case(f"{title_of(config)}, {which}", run.task, run.model, facts)
+    which = label if isinstance(checkpoint, int) else f"{checkpoint} checkpoint"
+    case = _case(f"{title_of(config)}, {which}", task, model, facts)
     case.plan.pop("warmup_steps", None)  # the rate is that of this step already
     lr = lr or config.optim.lr
-    make = _at(run.optimizer, lr) if run.amid else partial(_make, optim=config.optim, lr=lr)
-    return replace(case, optimiser=make)
+    return replace(case, optimiser=at_rate(optimizer, lr) if optimizer else _factory(config.optim, lr))
 
 
-def _case(title: str, task: Task[Any, Any, Any], model: nn.Module, facts: Mapping[str, str]) -> Case:
+def _case(title: str, task: AnyTask, model: nn.Module, facts: Mapping[str, str]) -> Case:
     train = replace(task.config.train, max_tokens=min(task.config.train.max_tokens, SMALL_TOKENS))
     small = type(task)(replace(task.config, train=train), task.corpus, task.device)
     micro = task.batch(FIRST)
@@ -152,44 +156,32 @@ def _case(title: str, task: Task[Any, Any, Any], model: nn.Module, facts: Mappin
         model=model,
         batch=task_inputs(task, model, micro),
         loss=mean_loss,
-        optimiser=partial(_make, optim=task.config.optim, lr=task.config.optim.lr),
+        optimiser=_factory(task.config.optim, task.config.optim.lr),
         batches=[task_inputs(small, model, small.batch(i)) for i in range(MINI_BATCHES)],
         facts=dict(facts) | {"tokens": f"{micro.tokens:,} predicted in {micro.padded_tokens:,} positions"},
         plan=Options(warmup_steps=task.config.optim.warmup_steps),
     )
 
 
-def _make(parameters: list[nn.Parameter], *, optim: OptimConfig, lr: float) -> torch.optim.Optimizer:
-    return _at(build_optimiser(parameters, optim), lr)
-
-
-def _at(optimiser: torch.optim.Optimizer, lr: float) -> torch.optim.Optimizer:
-    for group in optimiser.param_groups:
-        group["lr"].fill_(lr)
-    return optimiser
+def _factory(optim: OptimConfig, lr: float) -> OptimizerFactory:
+    return lambda parameters: at_rate(build_optimiser(parameters, optim), lr)
 
 
 class TaskInputs(dict[str, Any]):
     """The keyword arguments of a model, with the task and the micro-batch that give its loss."""
 
-    def __init__(self, task: Task[Any, Any, Any], batch: Any, arguments: Mapping[str, Any]) -> None:
+    def __init__(self, task: AnyTask, batch: Any, arguments: Mapping[str, Any]) -> None:
         super().__init__(arguments)
         self.task, self.batch = task, batch
 
 
-def task_inputs(task: Task[Any, Any, Any], model: nn.Module, batch: Any) -> TaskInputs:
+@torch.no_grad()
+def task_inputs(task: AnyTask, model: nn.Module, batch: Any) -> TaskInputs:
     """Find the arguments of a model by watching how the task's loss calls it on a micro-batch.
 
     Raises UserError if the loss does not call the model itself.
     """
-    calls: list[Mapping[str, Any]] = []
-
-    def see(_: str, side: Side, values: Any) -> None:
-        if side == "input":
-            calls.append(arguments_of(model, values))
-
-    with torch.no_grad(), forward_hooks({"": model}, see):
-        task.loss(model, batch)
+    calls = calls_of(model, lambda: task.loss(model, batch))
     if not calls:
         raise UserError(
             f"the loss of the task {task.name} does not call the model as a whole; diagnose the model from "

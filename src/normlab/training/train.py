@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import shlex
-import signal
-import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from torch import nn
@@ -23,24 +17,19 @@ from normlab.config.io import validated
 from normlab.errors import UserError
 from normlab.runs.examples import write_examples
 from normlab.runs.files import named
-from normlab.runs.folder import RunFolder, State, write_json_atomic, write_text_atomic
+from normlab.runs.folder import Row, RunFolder, State, write_json_atomic, write_text_atomic
 from normlab.runs.manifest import train_anew
 from normlab.tasks.registry import TASKS
-from normlab.tasks.task import Prepared
-from normlab.training.callbacks.base import Callback, Row, RowCallback
-from normlab.training.callbacks.log import Log, facts
-from normlab.training.callbacks.tensorboard import TensorBoard, require_tensorboard
 from normlab.training.checkpoint import has_checkpoint, load_checkpoint
 from normlab.training.devices import autocast, prepare_process, resolved_precision
-from normlab.training.phase import Phases
-from normlab.training.ranks import Ranks, check_share, joined
+from normlab.training.log import Log, TensorBoard, require_tensorboard
+from normlab.training.parts import OnRow, RunPart
+from normlab.training.progress import Phases
+from normlab.training.ranks import Ranks, check_share, join_processes
 from normlab.training.recipes.plugins import imported
 from normlab.training.run import Run
-from normlab.training.trainer import AnyTask, Trainer
-from normlab.training.warm_start import with_start
-from normlab.training.weights import checkpoint_of
-
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from normlab.training.trainer import AnyTask, Trainer, load_task
+from normlab.training.weights import checkpoint_of, with_start
 
 
 @validated
@@ -49,15 +38,14 @@ def train(
     root: str | Path,
     on_row: Callable[[Row], None] = lambda row: None,
     *,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[RunPart] = (),
 ) -> RunFolder:
     """Train one configuration under ``root`` and score it on its test text; return the run's folder.
 
-    A run that is done is returned as it is, unless its scores are missing, which are made again; an
-    interrupted one goes on from its last checkpoint. ``on_row``
-    is called with every metrics row as it is written, ``callbacks`` see all events. Ctrl-C saves a checkpoint
-    and raises KeyboardInterrupt. Under torchrun the processes share the micro-batches of a step, and the
-    first one alone writes.
+    A run that is done is returned as it is, or only scored if its scores are missing; an interrupted one goes
+    on from its last checkpoint. ``on_row`` is called with every metrics row as it is written; ``callbacks``
+    see all that happens. Ctrl-C saves a checkpoint and raises KeyboardInterrupt. Under torchrun the processes
+    share the micro-batches of a step, and the first one alone writes.
 
     Raises UserError for a task that nobody registered or that cannot do what the configuration asks for.
 
@@ -65,50 +53,63 @@ def train(
     >>> run.status().state
     'done'
     """
-    kind = TASKS[config.task]
-    kind.check(config)
+    root = Path(root)
+    TASKS[config.task].check(config)
     check_share(config.train.grad_accum_steps)
     if config.machine.tensorboard:
         require_tensorboard()
-    config, root = resolved_precision(config), Path(root)
-    with joined(prepare_process(config.machine)) as (ranks, device):
+    config = resolved_precision(config)
+    with join_processes(prepare_process(config.machine)) as (ranks, device):
         with ranks.main_first():
-            config = with_start(config, root)
-            data, corpus = kind.prepare(config.data, root / "data")
-            config = replace(config, data=data)
-            kind.check_text(config, corpus)
-        folder = RunFolder(root / run_id(config))
-        with contextlib.ExitStack() as held:
-            if ranks.from_main(lambda: _enter(folder, config, corpus, held)):
-                _work(kind(config, corpus, device), folder, [*callbacks, RowCallback(on_row)], ranks)
+            task = load_task(with_start(config, root), root, device)
+        with open_run(root, task, ranks) as (folder, finished):
+            if not finished:
+                observers = [Log(), *([TensorBoard()] if config.machine.tensorboard else [])]
+                _train_and_test(task, folder, [*observers, *callbacks, OnRow(on_row)], ranks)
     return folder
 
 
-def _enter(folder: RunFolder, config: Config, corpus: Prepared, held: contextlib.ExitStack) -> bool:
-    """Take the run's lock and furnish its folder, unless the run is done; return whether it is to be done.
-
-    A run that is done is still to be done as long as its scores are missing. Raises UserError for a folder
-    from which a part was removed.
+@contextmanager
+def open_run(root: Path, task: AnyTask, ranks: Ranks) -> Iterator[tuple[RunFolder, bool]]:
+    """Give a run's folder, and whether the run is finished; if not, the folder is complete, and locked within
+    this block. Raises UserError for a folder from which a part was removed.
     """
-    if _done(folder):
-        return False
+    folder = RunFolder(root / run_id(task.config))
+    with ExitStack() as held:
+        yield folder, ranks.from_main(lambda: _finished(folder) or not acquire_run(folder, task, held))
+
+
+def acquire_run(folder: RunFolder, task: AnyTask, held: ExitStack) -> bool:
+    """Lock a run and create its folder; return whether the run is still to be finished."""
     folder.path.mkdir(parents=True, exist_ok=True)
     held.enter_context(folder.lock())
-    if _done(folder):  # by another process, a moment ago
+    if _finished(folder):  # by another process, a moment ago
         return False
     checkpoints = (folder.last, folder.previous, folder.best, folder.average)
     if not folder.there() and any(map(has_checkpoint, checkpoints)):
-        raise _removed(folder)
-    _furnish(folder, config, corpus)
+        raise _no_config(folder)
+    create_run_folder(folder, task)
     return True
 
 
-def _done(folder: RunFolder) -> bool:
+def _finished(folder: RunFolder) -> bool:
     return folder.there() and folder.status().state == "done" and folder.scores.exists()
 
 
-def _removed(folder: RunFolder) -> UserError:
-    """The error about a folder that is gone, or in which the configuration is."""
+def create_run_folder(folder: RunFolder, task: AnyTask) -> None:
+    """Write the files that a run folder needs to be used without its corpus, the configuration last."""
+    if not folder.there():
+        with named(folder.tokenizer):
+            task.corpus.tokenizer.save(folder.tokenizer)
+        types = io.BytesIO()  # NumPy's own error of a full disk names no file
+        np.save(types, task.corpus.target_vocab, allow_pickle=False)
+        with named(folder.target_vocab):
+            folder.target_vocab.write_bytes(types.getbuffer())
+        RunFolder.create(folder.path, task.config, task.metrics, imported())
+
+
+def _no_config(folder: RunFolder) -> UserError:
+    """Return the error for a run folder whose config.json is missing."""
     rest = f"remove the rest, rm -r {shlex.quote(str(folder.path))}; then " if folder.path.exists() else ""
     return UserError(
         f"{folder.path / 'config.json'} was removed, and with it what the run needs; {rest}the same command "
@@ -116,42 +117,36 @@ def _removed(folder: RunFolder) -> UserError:
     )
 
 
-def _work(task: AnyTask, folder: RunFolder, callbacks: Sequence[Callback], ranks: Ranks) -> None:
-    """Train a run and score it; one that is done is only scored again."""
+def _train_and_test(task: AnyTask, folder: RunFolder, observers: Sequence[RunPart], ranks: Ranks) -> None:
+    """Train a run and test it; one that is done is only tested again."""
     if folder.status().state == "done":
-        ranks.from_main(lambda: _score_again(task, folder))
+        ranks.from_main(lambda: _test_again(task, folder))
         return
     try:
-        with contextlib.ExitStack() as stack:
-            with _polite_interrupt() as interrupted, contextlib.closing(Trainer(task, ranks)) as trainer:
-                run = Run(trainer, folder, [*_own_callbacks(trainer, folder), *callbacks])
-                stack.callback(run.callbacks.close)
-                stack.enter_context(run.clock.watched())
-                run.run(interrupted)
+        with ExitStack() as stack:
+            with closing(Trainer(task, ranks)) as trainer:
+                run = stack.enter_context(closing(Run(trainer, folder, observers)))
+                run.resume().train()
             model = trainer.parallel.plain()
             ranks.from_main(lambda: score_test(task, folder, model))
             ranks.on_main(_mark, folder, "done")
-            run.callbacks.tell(trainer.progress.step, ended=True)
+            run.end()
     except KeyboardInterrupt:
         ranks.on_main(_mark, folder, "interrupted")
         raise
     except Exception as error:
         ranks.on_main(_mark, folder, "failed", f"{type(error).__name__}: {error}")
         if not folder.there():
-            raise _removed(folder) from error
+            raise _no_config(folder) from error
         raise
 
 
-def _own_callbacks(trainer: Trainer, folder: RunFolder) -> list[Callback]:
-    log = Log(folder, partial(facts, folder, trainer.config, trainer.model, trainer.device))
-    return [log, TensorBoard(folder.tensorboard)] if trainer.config.machine.tensorboard else [log]
-
-
 def _mark(folder: RunFolder, state: State, error: str = "") -> None:
-    with contextlib.suppress(OSError):  # a full disk would hide what it stopped
+    with suppress(OSError):  # a full disk would hide what it stopped
         status = folder.status()
-        status = replace(status, state=state, phase="", phase_done=None)
-        folder.set_status(replace(status, error=error or status.error))
+        folder.set_status(
+            replace(status, state=state, phase="", phase_done=None, error=error or status.error)
+        )
 
 
 def score_test(task: AnyTask, folder: RunFolder, model: nn.Module) -> None:
@@ -164,8 +159,7 @@ def score_test(task: AnyTask, folder: RunFolder, model: nn.Module) -> None:
     phases = Phases(folder)
     for checkpoint, (outputs, examples, scores) in files.items():
         load_checkpoint(checkpoint, model, run=folder.id())
-        precision = autocast(task.device, task.config.train.precision)
-        with phases.during(task, "testing"), precision:
+        with phases.during(task, "testing"), autocast(task.device, task.config.train.precision):
             tested = task.test(model)
         if tested.outputs is not None:
             write_text_atomic(outputs, "".join(f"{line}\n" for line in tested.outputs))
@@ -175,7 +169,7 @@ def score_test(task: AnyTask, folder: RunFolder, model: nn.Module) -> None:
         write_json_atomic(scores, {**tested.scores, **signatures})
 
 
-def _score_again(task: AnyTask, folder: RunFolder) -> None:
+def _test_again(task: AnyTask, folder: RunFolder) -> None:
     """Test a run that is done and has lost its scores. Raises UserError if it has no weights either."""
     if not has_checkpoint(folder.best):
         raise UserError(
@@ -183,42 +177,3 @@ def _score_again(task: AnyTask, folder: RunFolder) -> None:
             f"{train_anew(folder.best)}"
         )
     score_test(task, folder, task.build())
-
-
-def _furnish(folder: RunFolder, config: Config, corpus: Prepared) -> None:
-    """Write the files that a run folder needs to be used without its corpus, the configuration last."""
-    if not folder.there():
-        with named(folder.tokenizer):
-            corpus.tokenizer.save(folder.tokenizer)
-        types = io.BytesIO()  # NumPy's own error of a full disk names no file
-        np.save(types, corpus.target_vocab, allow_pickle=False)
-        with named(folder.target_vocab):
-            folder.target_vocab.write_bytes(types.getbuffer())
-        RunFolder.create(folder.path, config, TASKS[config.task].metrics, imported())
-
-
-@contextmanager
-def _polite_interrupt() -> Iterator[threading.Event]:
-    """Let the first Ctrl-C, or a closed terminal, set an event, so that the step in progress is saved.
-
-    The second one interrupts at once. A signal that is ignored, as ``nohup`` has it, stays ignored.
-    """
-    event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event
-        return
-
-    def handle(number: int, frame: Any) -> None:
-        if event.is_set():
-            raise KeyboardInterrupt
-        event.set()
-        with contextlib.suppress(OSError, RuntimeError, AttributeError):  # gone, busy just now, or none
-            sys.stderr.write("\nsaving after this step; once more stops at once\n")
-
-    heard = (s for s in _STOPS if signal.getsignal(s) != signal.SIG_IGN)
-    before = {s: signal.signal(s, handle) for s in heard}
-    try:
-        yield event
-    finally:
-        for s, handler in before.items():
-            signal.signal(s, handler)

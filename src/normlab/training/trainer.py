@@ -1,29 +1,33 @@
-"""The trainer: one configuration's model, optimiser and progress, and the step that moves them."""
+"""The trainer: one configuration's model, optimiser and progress, the step that moves them, and its time."""
 
 from __future__ import annotations
 
 import copy
+import statistics
+import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Size, Tensor, nn
+from torch import Tensor, nn
 
+from normlab.config.config import Config
 from normlab.config.metric import NLL
 from normlab.config.randomness import derive
 from normlab.config.units import count
 from normlab.data.prefetch import Prefetch
 from normlab.errors import UserError
 from normlab.optim import ScheduleState, build_optimiser, keeps_tensors, schedule_factor
-from normlab.tasks.task import Task
+from normlab.tasks.registry import TASKS
+from normlab.tasks.task import Prepared, Task
 from normlab.training.checkpoint import State
-from normlab.training.devices import autocast
-from normlab.training.progress import Progress
+from normlab.training.devices import Scaling, autocast, prepare_process
+from normlab.training.progress import RunProgress
 from normlab.training.ranks import SINGLE_PROCESS, Ranks
-from normlab.training.scaling import Scaling
-from normlab.training.warm_start import InitialWeights, initial_weights
-from normlab.training.weights import Ema
+from normlab.training.weights import Ema, InitialWeights, initial_weights
 from normlab.watching.meter import Meter, StepRecord
 
 AnyTask = Task[Any, Any, Any]
@@ -34,6 +38,20 @@ Watch = Callable[[int, int], AbstractContextManager[None]]
 def no_hooks(step: int, micro_batch: int) -> AbstractContextManager[None]:
     """Watch nothing."""
     return nullcontext()
+
+
+def load_task(config: Config, root: Path, device: torch.device | None = None) -> AnyTask:
+    """Prepare a configuration's text below ``root``; return its task on a device, by default its own.
+
+    Raises UserError for a task that cannot do what the configuration asks for, and for a sentence too long.
+    """
+    kind = TASKS[config.task]
+    kind.check(config)
+    device = device or prepare_process(config.machine)
+    data, corpus = kind.prepare(config.data, root / "data")
+    config = replace(config, data=data)
+    kind.check_text(config, corpus)
+    return kind(config, corpus, device)
 
 
 class Trainer:
@@ -53,7 +71,7 @@ class Trainer:
         self.scaling = Scaling(self.parallel.scaler(self.device, enabled=enabled), self.device)
         self.ema = Ema(self.optimiser, self.config.train.ema_decay)
         self.meter = Meter(self.parallel)
-        self.progress = Progress()
+        self.progress = RunProgress()
         self.batches = Prefetch(
             lambda index: self.task.batch(index),
             workers=self.config.machine.num_workers,
@@ -62,7 +80,6 @@ class Trainer:
         )
 
     def close(self) -> None:
-        """Stop the threads that make batches."""
         self.batches.close()
 
     def step(self, watch: Watch = no_hooks) -> StepRecord:
@@ -82,7 +99,7 @@ class Trainer:
             with watch(p.step, i), self.parallel.passing(last=i == mine[-1]):
                 with autocast(self.device, config.train.precision):
                     sums = self.task.loss(self.parallel.model, batch)
-                self.scaling.scaled(sums.loss / tokens).backward()
+                self.scaling.scale(sums.loss / tokens).backward()
             loss, nll = loss + sums.loss.detach(), nll + sums.nll
         loss, nll = self.ranks.sum(torch.stack([loss, nll]))
         lr, norm, gradients, updates = self._update()
@@ -93,12 +110,11 @@ class Trainer:
         )
 
     def learning_rate(self, ahead: int = 0) -> float:
-        """The learning rate of this step, or of the one ``ahead`` steps later."""
         optim, p = self.config.optim, self.progress
         schedule = ScheduleState(optim, self.config.train.steps, p.val_decay.decays)
         return optim.lr * schedule_factor(p.step + ahead, schedule)
 
-    def validated(self, scores: Mapping[str, float]) -> bool:
+    def note_scores(self, scores: Mapping[str, float]) -> bool:
         """Take note of dev scores; return whether they are the best so far."""
         p, best = self.progress, self._is_best(scores)
         p.val_decay = p.val_decay.after(p.step, self.config.optim, improved=best)
@@ -123,16 +139,11 @@ class Trainer:
         return copy.deepcopy(self.parallel.plain())
 
     def begin(self) -> InitialWeights | None:
-        """Take over the weights of ``train.init_from`` where the configuration names any."""
         if not self.config.train.init_digest:
             return None
-        found, weights = initial_weights(self.shapes(), self.task)
+        initial, weights = initial_weights(self.parallel.shapes(), self.task)
         self.parallel.load_weights(weights)
-        return found
-
-    def shapes(self) -> dict[str, Size]:
-        """The shape of each parameter."""
-        return self.parallel.shapes()
+        return initial
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """The state of every part, as a single process has it."""
@@ -166,7 +177,6 @@ class Trainer:
         return lr, norm, gradients, updates
 
     def _clip(self, gradients: Tensor) -> Tensor:
-        """Scale gradients down to ``optim.max_grad_norm``; return their global norm before that."""
         norm = torch.linalg.vector_norm(gradients)
         largest = self.config.optim.max_grad_norm
         if largest:
@@ -181,3 +191,39 @@ class Trainer:
         decides = (self.task.decides(self.config), NLL)
         now, then = ([m.merit(of.get(m.name)) for m in decides] for of in (scores, p.best_dev))
         return now > then
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Seconds of one optimiser step, of one validation, and of a whole run."""
+
+    step: float
+    validation: float
+    run: float
+
+
+def measure(config: Config, corpus: Prepared, *, steps: int = 5) -> Seconds:
+    """Measure the median of ``steps`` steps after two warm-up steps, on ``machine.threads`` threads, and with
+    the task's rehearsal a validation and the test.
+
+    These are rough figures: other runs at the same time make them longer, and a model that has learnt to end
+    its sentences searches faster.
+    """
+    device = prepare_process(config.machine)
+    task = TASKS[config.task](config, corpus, device)
+    with closing(Trainer(task)) as trainer:
+        seconds = [_seconds_of_step(trainer) for _ in range(steps + 2)]
+    step = statistics.median(seconds[2:])
+    trainer.model.eval()
+    with autocast(device, config.train.precision):
+        validation, test = task.rehearse(trainer.model)
+    validations = -(-config.train.steps // config.train.validate_every_steps)
+    return Seconds(step, validation, step * config.train.steps + validations * validation + test)
+
+
+def _seconds_of_step(trainer: Trainer) -> float:
+    start = time.perf_counter()
+    trainer.step()
+    if trainer.device.type == "cuda":
+        torch.cuda.synchronize(trainer.device)
+    return time.perf_counter() - start

@@ -35,16 +35,15 @@ def translate(
 ) -> list[str]:
     """Translate raw lines with a run's weights, by its own tokenizer and search.
 
-    Each translation begins with its line's prefix. ``weights`` is ``average``, ``best``, ``last`` or a step
-    whose weights were kept; by default the weights that were tested. ``threads`` is 0 for all
-    cores, by default the run's own number. Raises FileNotFoundError for weights that do not exist, UserError
-    for a run of another task, and for a prefix that cannot be produced.
+    Each translation begins with its line's prefix. ``weights`` are those of ``training.weights``, by default
+    the tested ones; ``threads`` is 0 for all cores, by default the run's own number. Raises FileNotFoundError
+    for weights that do not exist, UserError for a run of another task and a prefix that cannot be produced.
 
     >>> len(normlab.translate(run, ["zwei", "drei"]))
     2
     """
-    found = n_best(run, lines, 1, decode, prefixes=prefixes, weights=weights, threads=threads)
-    return [candidates[0].text for candidates in found]
+    translations = n_best(run, lines, 1, decode, prefixes=prefixes, weights=weights, threads=threads)
+    return [candidates[0].text for candidates in translations]
 
 
 @validated
@@ -86,7 +85,6 @@ def n_best(
 
 
 def _require_finite(model: nn.Module, checkpoint: Path) -> None:
-    """Raise UserError for weights that compute no translation."""
     for name, weights in model.named_parameters():
         if bad := int((~weights.detach().isfinite()).sum()):
             raise UserError(

@@ -1,29 +1,25 @@
-"""Averages of a run's weights, and the weights that are kept in its folder."""
+"""The weights of a run: their moving average, those in its folder, and those that another run begins with."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import Size, Tensor
 
 from normlab.config.config import Config
-from normlab.config.units import steps_named
+from normlab.config.units import count, steps_named
 from normlab.errors import UserError, nearest
-from normlab.runs.folder import RunFolder
-from normlab.runs.manifest import recover
-from normlab.training.checkpoint import (
-    has_checkpoint,
-    load_checkpoint,
-    open_checkpoint,
-    save_checkpoint,
-    weights_state,
-)
+from normlab.runs.folder import RunFolder, find_run, write_json_atomic
+from normlab.tasks.task import Prepared, Task
+from normlab.trace.tensors import bytes_of
+from normlab.training.checkpoint import has_checkpoint, open_checkpoint
 
 EMA: Final = "ema"
 """The key of the moving average in an optimiser's state."""
@@ -78,69 +74,6 @@ class Ema:
             torch._foreach_copy_(means, before)
 
 
-class StepWeights:
-    """``runs/<id>/steps/<n>/``: the weights after step n, as a validation there scores them.
-
-    Those of ``machine.keep_checkpoints`` stay; those that only the average needs are deleted when it no
-    longer needs them. Weights that are there already are not written again.
-    """
-
-    def __init__(self, folder: RunFolder, config: Config) -> None:
-        self._folder, self._policy = folder, config.machine.keep_checkpoints
-        self._average_last = config.train.average_last
-
-    def wants(self, step: int, *, validated: bool = False, last: bool = False) -> bool:
-        """Whether the weights after a step should be kept."""
-        if validated and (self._policy == "all" or self._average_last):
-            return True
-        return self._stays(step) or (last and self._policy == "log")
-
-    def save(self, model: nn.Module, step: int) -> None:
-        """Keep the model's weights, unless they are there."""
-        path = step_folder(self._folder, step)
-        recover(path)
-        if not path.exists():
-            save_checkpoint(path, weights_state(model, step), run=self._folder.id())
-
-    def prune(self, saved: int, validated: Sequence[int]) -> None:
-        """Delete weights that no resumption from step ``saved`` or later can need again."""
-        needed = [step for step in validated if step <= saved][-self._average_last :]
-        if self._average_last:
-            self._delete(step for step in kept_steps(self._folder) if step <= saved and step not in needed)
-
-    def average(self, model: nn.Module, validated: Sequence[int]) -> list[int]:
-        r"""Give the model :math:`\bar\theta = \frac{1}{k} \sum_{i=1}^{k} \theta_{n_i}`, the mean of the
-        weights at its last k validations, and return the steps of these.
-
-        k is ``train.average_last``, or as many as there were. Vaswani et al. 2017, Section 6.1 (arXiv
-        1706.03762), who take the last 5 or 20 checkpoints.
-        """
-        steps = list(dict.fromkeys(validated))[-self._average_last :]
-        weights = [p.detach() for p in model.parameters()]
-        total = [torch.zeros_like(w) for w in weights]
-        for step in steps:
-            load_checkpoint(step_folder(self._folder, step), model, run=self._folder.id())
-            torch._foreach_add_(total, weights)
-        torch._foreach_div_(total, float(len(steps)))
-        torch._foreach_copy_(weights, total)
-        return steps
-
-    def finish(self) -> None:
-        """Delete the weights that only the average needed."""
-        if self._average_last and self._policy != "all":
-            last = max(kept_steps(self._folder), default=0)
-            self._delete(s for s in kept_steps(self._folder) if not (self._policy == "log" and s == last))
-
-    def _stays(self, step: int) -> bool:
-        return str(step) in self._policy.split(",") or (self._policy == "log" and step & (step - 1) == 0)
-
-    def _delete(self, steps: Iterator[int]) -> None:
-        for step in list(steps):
-            if self._policy != "all" and not self._stays(step):
-                recover(step_folder(self._folder, step))
-                shutil.rmtree(step_folder(self._folder, step))
-
-
 def step_folder(folder: RunFolder, step: int) -> Path:
     """The folder of the weights after a step."""
     return folder.steps / str(step)
@@ -153,7 +86,7 @@ def kept_steps(folder: RunFolder) -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal() and has_checkpoint(folder.steps / name))
 
 
-def tested(folder: RunFolder) -> str:
+def tested_name(folder: RunFolder) -> str:
     """The name of the weights that a run is tested with: ``average`` where it has one, else ``best``."""
     return "average" if has_checkpoint(folder.average) else "best"
 
@@ -170,41 +103,41 @@ class Weights:
 
 
 def weights_of(folder: RunFolder, name: str | int = "") -> Weights:
-    """The weights of that name, as ``checkpoint_of`` finds them, and which they are. Raises as that does."""
+    """Return the weights of that name, as ``checkpoint_of`` finds them. Raises as that does."""
     path = checkpoint_of(folder, name)
     checkpoint = open_checkpoint(path)
     step = checkpoint.progress().step
-    description = f"the weights after step {step:,}"
-    if path != folder.last and folder.config().train.ema_decay:
-        description = f"the moving average of the weights after step {step:,}"
     if path == folder.average:
         description = f"the average of the weights after {steps_named(checkpoint.averaged())}"
     elif path == folder.best:
         description = f"the best weights on dev, after step {step:,}"
-    return Weights(name or tested(folder), path, description, step)
+    elif path != folder.last and folder.config().train.ema_decay:
+        description = f"the moving average of the weights after step {step:,}"
+    else:
+        description = f"the weights after step {step:,}"
+    return Weights(name or tested_name(folder), path, description, step)
 
 
 def checkpoint_of(folder: RunFolder, weights: str | int = "") -> Path:
-    """The checkpoint of that name: ``best``, ``last``, ``average``, a step, or ``tested`` if empty.
+    """Return the checkpoint ``best``, ``last``, ``average``, of a step, or ``tested_name`` if empty.
 
-    Raises FileNotFoundError that lists the weights that are there and says what to type for others, and
-    UserError for another name.
+    Raises FileNotFoundError, with what is there and what to type for others, and UserError for another name.
     """
     if isinstance(weights, int):
-        path, steps = step_folder(folder, weights), kept_steps(folder)
+        steps = kept_steps(folder)
         if weights in steps:
-            return path
+            return step_folder(folder, weights)
         there = f"there are steps {', '.join(map(str, steps))}" if steps else "none were kept"
         raise FileNotFoundError(
             f"the run {folder.path} keeps no weights of step {weights}; {there}; train one with "
             "--keep-checkpoints log, all or 10,50, and in another --out: a run that is done is not done again"
         )
-    name = weights or tested(folder)
-    found: Mapping[str, Path] = {"best": folder.best, "last": folder.last, "average": folder.average}
-    if name not in found:
-        raise UserError(f"no weights are called {name!r}{nearest(name, found)}; a step is a whole number")
-    if has_checkpoint(found[name]):
-        return found[name]
+    name = weights or tested_name(folder)
+    paths = {"best": folder.best, "last": folder.last, "average": folder.average}
+    if name not in paths:
+        raise UserError(f"no weights are called {name!r}{nearest(name, paths)}; a step is a whole number")
+    if has_checkpoint(paths[name]):
+        return paths[name]
     if name == "average":
         raise FileNotFoundError(
             f"the run {folder.path} has no average; train one with --average-last 5, or leave --weights out"
@@ -213,3 +146,133 @@ def checkpoint_of(folder: RunFolder, weights: str | int = "") -> Path:
         f"the run {folder.path} has no checkpoint {name!r} yet; train it on: normlab train --config "
         f"{folder.path / 'config.json'}"
     )
+
+
+@dataclass(frozen=True)
+class InitialWeights:
+    """The names of the parameters that a run took over from another run, and of those that differ."""
+
+    run: str
+    """The other run's id."""
+    weights: str
+    """Which of its weights: ``average`` or ``best``."""
+    digest: str
+    taken: tuple[str, ...]
+    other_shape: tuple[str, ...]
+    """In both runs with different shapes. These, and those that are not there, are initialised anew."""
+    not_there: tuple[str, ...]
+    """Not in the other run."""
+    left_over: tuple[str, ...]
+    """In the other run alone."""
+
+    def sentence(self) -> str:
+        missed = {
+            "of another shape": self.other_shape,
+            "not in that run": self.not_there,
+            "not in this run": self.left_over,
+        }
+        return (
+            f"starts from the {self.weights} weights of {self.run}: {count(len(self.taken), 'tensor')} taken"
+            + "".join(f"; {words}: {', '.join(names)}" for words, names in missed.items() if names)
+        )
+
+
+def with_start(config: Config, root: Path) -> Config:
+    """Add the digest of the weights that ``train.init_from`` names to a configuration; it enters the run id.
+    An empty ``data.tokenizer`` becomes that run's.
+
+    A digest that is there already is kept, for ``initial_weights`` to check. Raises FileNotFoundError for a
+    run that does not exist or has no weights yet.
+    """
+    train = config.train
+    if not train.init_from or train.init_digest:
+        return config
+    source = find_run(train.init_from, root)
+    start = replace(train, init_from=str(source.path), init_digest=digest(_tested_weights(source)))
+    tokenizer = config.data.tokenizer or str(source.tokenizer)
+    return replace(config, train=start, data=replace(config.data, tokenizer=tokenizer))
+
+
+def initial_weights(
+    shapes: Mapping[str, Size], task: Task[Any, Any, Any]
+) -> tuple[InitialWeights, dict[str, Tensor]]:
+    """Return the weights of ``train.init_from`` that have the name and shape of one of ``shapes``, and what
+    was taken.
+
+    Raises UserError where the tokenizers differ, where nothing matches, or something that the task needs does
+    not, and where the weights are no longer those of ``train.init_digest``; FileNotFoundError where they are
+    gone.
+    """
+    train = task.config.train
+    folder = RunFolder(train.init_from)
+    _require_same_tokenizer(folder, task.corpus)
+    given = _tested_weights(folder)
+    if (now := digest(given)) != train.init_digest:
+        raise UserError(
+            f"the weights of {folder.path} have the digest {now}, and this run starts from "
+            f"{train.init_digest}; bring those back, or start another run from what is there: "
+            f"--init-from {folder.path}"
+        )
+    taken = {name: given[name] for name in shapes if name in given and shapes[name] == given[name].shape}
+    if not taken:
+        raise UserError(
+            f"no tensor of {folder.path} has both the name and the shape of one of this model's, so nothing "
+            f"would be taken; give the sizes of that run ({folder.path / 'config.json'}), or leave out "
+            "--init-from"
+        )
+    about = InitialWeights(
+        run=folder.path.resolve().name,
+        weights=tested_name(folder),
+        digest=now,
+        taken=tuple(taken),
+        other_shape=tuple(name for name in shapes if name in given and name not in taken),
+        not_there=tuple(name for name in shapes if name not in given),
+        left_over=tuple(name for name in given if name not in shapes),
+    )
+    if task.new_parameters is not None:
+        _require_exact(about, task, folder)
+    return about, taken
+
+
+def _require_exact(about: InitialWeights, task: Task[Any, Any, Any], folder: RunFolder) -> None:
+    """Raise UserError unless exactly the parameters that the task declares are new and left out."""
+    new, dropped = task.new_parameters or (), task.dropped_parameters
+    wrong = [f"{name} has another shape there" for name in about.other_shape]
+    wrong += [f"{name} is not there" for name in about.not_there if not name.startswith(new)]
+    wrong += [f"{name} is there alone" for name in about.left_over if not name.startswith(dropped)]
+    if wrong:
+        more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        raise UserError(
+            f"{folder.path} has another model than this {task.name}: {wrong[0]}{more}; give the recipe and "
+            f"the sizes of that run ({folder.path / 'config.json'})"
+        )
+
+
+def _require_same_tokenizer(folder: RunFolder, corpus: Prepared) -> None:
+    with TemporaryDirectory() as scratch:
+        own = Path(scratch) / folder.tokenizer.name
+        corpus.tokenizer.save(own)
+        if own.read_bytes() != folder.tokenizer.read_bytes():
+            raise UserError(
+                f"{folder.path} was trained with another tokenizer, so its embeddings are of other pieces; "
+                f"type --tokenizer {folder.tokenizer}, or leave out --init-from"
+            )
+
+
+def _tested_weights(folder: RunFolder) -> dict[str, Tensor]:
+    return open_checkpoint(checkpoint_of(folder), run=folder.id()).weights()
+
+
+def write_start(folder: RunFolder, initial: InitialWeights) -> None:
+    """Note in the run's folder which weights it began with."""
+    write_json_atomic(folder.start, {**asdict(initial), "sentence": initial.sentence()})
+
+
+def digest(weights: Mapping[str, Tensor]) -> str:
+    """Return the first 16 hex digits of the SHA-256 of names, shapes, dtypes and contents, sorted by name."""
+    sha = hashlib.sha256()
+    for name in sorted(weights):
+        tensor = weights[name]
+        sha.update(f"{name} {list(tensor.shape)} {tensor.dtype}\0".encode())
+        sha.update(bytes_of(tensor))
+    return sha.hexdigest()[:16]

@@ -8,7 +8,7 @@ from diagnosis.small import BATCH, labelled, translating
 from normlab.diagnosis import PRESETS, Probe, observe, read_structure
 from normlab.diagnosis.probing.observe import Site
 from normlab.diagnosis.probing.presets import MEASURED, stream_probes, weight_probes
-from normlab.training.callbacks.probing import preset_of
+from normlab.training.probing import preset_of
 
 X = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(1))
 UNSEEN = {"inside"}

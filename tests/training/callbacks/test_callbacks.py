@@ -1,56 +1,103 @@
-"""Callbacks see a run and cannot change its numbers."""
+"""Observers see a run and cannot change its numbers."""
 
 from __future__ import annotations
 
-import threading
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 
 import pytest
 import torch
 
-from normlab.training.callbacks.base import Callback
+from normlab.training.parts import RunPart
 from normlab.training.ranks import Ranks
 from normlab.training.train import train
 from training.test_train import files, without_seconds
-from training.tiny import run_of, tiny
+from training.tiny import PowerCutError, run_of, tiny
 
 WEIGHTS = ("last/model.safetensors", "last/optimiser.safetensors", "best/model.safetensors")
 
 
-class Noted(Callback):
-    """Keeps every event."""
+class Noted(RunPart):
+    """Keeps what it is told."""
 
     def __init__(self):
-        self.events, self.closed = [], 0
+        self.told, self.rows, self.probes, self.closed = [], [], [], 0
 
-    def on_event(self, event):
-        self.events.append(event)
+    def on_start(self, run):
+        self.run = run
+        self.tell("started")
+
+    def tell(self, what):
+        self.told.append((self.run.progress.step, what))
+
+    def on_step(self, record):
+        assert record.step == self.run.progress.step
+
+    def on_row(self, row):
+        self.rows.append(row)
+        self.tell("row")
+
+    def on_probes(self, rows):
+        self.probes += rows
+
+    def on_validation(self, row):
+        self.rows.append(row)
+        self.tell("validated")
+
+    def on_checkpoint(self, step):
+        assert step == self.run.progress.step
+        self.tell("saved")
+
+    def on_end(self):
+        self.tell("ended")
 
     def close(self):
         self.closed += 1
 
 
-class Vandal(Callback):
+class Vandal(RunPart):
     """Writes to everything that it is given, and draws random numbers."""
 
-    def on_event(self, event):
+    def on_start(self, run):
+        self.trainer = run.trainer
+        self.vandalise()
+
+    def vandalise(self, *rows):
         torch.manual_seed(0)
         torch.rand(7)
-        for p in event.model.parameters():
+        model = self.trainer.snapshot()
+        for p in model.parameters():
             p.data.fill_(torch.nan)
-        event.model.register_forward_hook(lambda *_: pytest.fail("the run computes with the copy"))
-        event.model.eval()
-        for row in (*event.rows, *event.probes):
+        model.register_forward_hook(lambda *_: pytest.fail("the run computes with the copy"))
+        model.eval()
+        for row in rows:
             row.clear()
-        with pytest.raises(FrozenInstanceError):
-            event.step = 0
+
+    def on_step(self, record):
+        self.vandalise()
+        with pytest.raises(AttributeError):
+            record.step = 0
+
+    def on_row(self, row):
+        self.vandalise(row)
+
+    def on_probes(self, rows):
+        self.vandalise(*rows)
+
+    def on_validation(self, row):
+        self.vandalise(row)
+
+    def on_checkpoint(self, step):
+        self.vandalise()
+
+    def on_end(self):
+        self.vandalise()
 
 
-def test_weights_and_metrics_are_bit_identical_with_all_callbacks_and_with_none(text, tmp_path):
+def test_weights_and_metrics_are_bit_identical_with_all_observers_and_with_none(text, tmp_path):
     config = tiny(text, validate_every_steps=4)
     bare = replace(config, machine=replace(config.machine, probes="", checkpoint_every_steps=5))
     run = run_of(bare, tmp_path / "none", name="run")
-    run.run(threading.Event())
+    run.train()
     machine = replace(bare.machine, probes="full", probe_every_steps=3, tensorboard=True)
     whole = train(replace(config, machine=machine), tmp_path / "all", callbacks=[Vandal(), Noted()])
     assert without_seconds(whole) == without_seconds(run.folder)
@@ -61,52 +108,79 @@ def test_weights_and_metrics_are_bit_identical_with_all_callbacks_and_with_none(
     assert files(whole) == files(alone), "what it wrote on the test text, too"
 
 
-def test_events_tell_what_happened_in_order(text, tmp_path):
+def test_observers_are_told_what_happened_in_order(text, tmp_path):
     config, noted = tiny(text, steps=6, validate_every_steps=3), Noted()
     machine = replace(config.machine, probe_every_steps=2, checkpoint_every_steps=4)
     folder = train(replace(config, machine=machine), tmp_path, callbacks=[noted])
     assert noted.closed == 1
-    flags = ("began", "validated", "saved", "ended")
-    told = [(e.step, *(name for name in flags if getattr(e, name))) for e in noted.events if not e.probes]
-    assert told == [
-        (0, "began"),
-        (1,),
-        (2,),
+    assert noted.told == [
+        (0, "started"),
+        (1, "row"),
+        (2, "row"),
         (3, "validated"),
-        (4,),
+        (4, "row"),
         (4, "saved"),
-        (6,),
+        (6, "row"),
         (6, "validated"),
         (6, "saved"),
         (6, "ended"),
     ]
-    assert [row for event in noted.events for row in event.rows] == folder.metrics()
-    assert [row for event in noted.events for row in event.probes] == folder.probes()
+    assert noted.rows == folder.metrics()
+    assert noted.probes == folder.probes() != []
 
 
-def test_the_model_of_an_event_has_the_weights_of_that_moment(text, tmp_path):
+def test_a_snapshot_has_the_weights_of_that_moment(text, tmp_path):
     norms = []
 
-    class Norms(Callback):
-        def on_event(self, event):
-            if event.rows and not event.validated:
-                norms.append(sum(float(p.detach().norm()) for p in event.model.parameters()))
+    class Norms(RunPart):
+        def on_start(self, run):
+            self.run = run
+
+        def on_row(self, row):
+            copy = self.run.trainer.snapshot()
+            norms.append(sum(float(p.detach().norm()) for p in copy.parameters()))
 
     train(tiny(text, steps=4), tmp_path, callbacks=[Norms()])
     assert len(norms) == len(set(norms)) == 3
 
 
-def test_a_callback_that_fails_ends_the_run_and_all_are_closed(text, tmp_path):
-    class Broken(Callback):
-        def on_event(self, event):
-            if event.step == 2:
+def test_an_observer_that_fails_ends_the_run_and_all_are_closed(text, tmp_path):
+    class Broken(RunPart):
+        def on_row(self, row):
+            if row["step"] == 2:
                 raise RuntimeError("no more room")
 
     noted = Noted()
     with pytest.raises(RuntimeError, match="no more room"):
         train(tiny(text), tmp_path, callbacks=[noted, Broken()])
     assert noted.closed == 1
-    assert noted.events[-1].step == 2
+    assert noted.told[-1] == (2, "row")
+
+
+def test_a_part_with_a_key_goes_on_from_its_own_state(text, tmp_path):
+    class Counting(RunPart):
+        key, steps = "counting", 0
+
+        def on_step(self, record):
+            self.steps += 1
+
+        def state_dict(self):
+            return {"steps": self.steps}
+
+        def load_state_dict(self, state):
+            self.steps = state["steps"]
+
+    def cut(row):
+        if row["step"] == 8:
+            raise PowerCutError
+
+    config = tiny(text)
+    config = replace(config, machine=replace(config.machine, checkpoint_every_steps=5))
+    with pytest.raises(PowerCutError):
+        train(config, tmp_path, cut, callbacks=[Counting()])
+    counting = Counting()
+    train(config, tmp_path, callbacks=[counting])
+    assert counting.steps == 12
 
 
 def test_no_process_of_a_sharded_run_has_the_model(text, tmp_path, monkeypatch):

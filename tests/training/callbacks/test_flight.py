@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-import threading
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 
 from normlab.runs import RunFolder
 from normlab.tasks.translation import Translation
-from normlab.training import run as runs
+from normlab.training import parts
 from normlab.training import trainer as module
 from normlab.training.replay import examine
 from normlab.training.run import Run
@@ -39,11 +38,11 @@ def started(prepared, folder, *, plant=lambda task: None, checkpoint=10, **train
     config = replace(config, machine=machine)
     task = Translation(config, corpus, torch.device("cpu"))
     plant(task)
-    return Run(Trainer(task), RunFolder.create(folder, config))
+    return Run(Trainer(task), RunFolder.create(folder, config)).resume()
 
 
 def flown(run):
-    run.run(threading.Event())
+    run.train()
     return run.folder.flights()
 
 
@@ -93,7 +92,7 @@ def test_a_nan_in_a_weight_is_found_by_its_module(prepared, tmp_path):
     assert report["verdict"]["sentence"].endswith(f"in step {FROM}: its weight is not finite")
     assert report["trigger"]["step"] == FROM
     assert report["replay"] == {"from_step": 10, "checkpoint": True, "agrees": True}
-    assert run.ending.outcome.state == "diverged"
+    assert run.stopping.outcome.state == "diverged"
 
 
 def test_without_a_checkpoint_the_replay_begins_at_the_start(prepared, tmp_path):
@@ -178,7 +177,7 @@ def test_a_spike_that_training_recovers_from_is_a_note_and_costs_no_replay(
         sums = loss()
         return replace(sums, loss=sums.loss * 2) if 40 <= step < 48 else sums
 
-    monkeypatch.setattr(runs, "replay", pytest.fail)
+    monkeypatch.setattr(parts, "replay", pytest.fail)
     (report,) = flown(
         started(
             prepared,
@@ -250,7 +249,7 @@ def test_a_replay_that_fails_ends_no_training(prepared, tmp_path, monkeypatch):
 
     run = started(prepared, tmp_path)
     run.step()
-    monkeypatch.setattr(runs, "replay", broken)
+    monkeypatch.setattr(parts, "replay", broken)
     assert asked(run)["verdict"]["sentence"] == "the replay failed: RuntimeError: out of memory"
     run.step()
     assert run.progress.step == 2
@@ -277,7 +276,7 @@ def test_a_report_in_the_middle_changes_nothing_of_the_training(prepared, tmp_pa
     asked(other)
     for run in both:
         run.step()
-        run.flush()
+        run.rows.flush()
     for a, b in zip(alone.trainer.model.parameters(), other.trainer.model.parameters(), strict=True):
         assert torch.equal(a, b)
         for key, value in alone.trainer.optimiser.state[a].items():

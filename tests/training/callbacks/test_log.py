@@ -25,8 +25,8 @@ from normlab.config.config import Config, DataConfig
 from normlab.config.io import from_json
 from normlab.data.pieces import SentencePieces
 from normlab.runs import RunFolder
-from normlab.training.callbacks import log
-from normlab.training.jobs.queue import Queue
+from normlab.training import log
+from normlab.training.jobs import Queue
 from normlab.training.train import train
 from training.test_train import interrupt_at, without_seconds
 from training.tiny import tiny

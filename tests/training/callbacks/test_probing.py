@@ -8,9 +8,9 @@ import torch
 
 from normlab.diagnosis import PRESETS, Record
 from normlab.runs import RunFolder
-from normlab.training.callbacks import probing
-from normlab.training.callbacks.probing import NOTHING, Probing
+from normlab.training import probing
 from normlab.training.parallel import SingleProcess
+from normlab.training.probing import NOTHING, Probing
 from normlab.training.train import train
 from normlab.watching.meter import Meter
 from training.tiny import PowerCutError, run_of, tiny
@@ -83,7 +83,7 @@ def test_only_steps_of_the_cadence_are_hooked_and_only_their_first_micro_batch(t
             assert not module._forward_hooks
             assert not module._forward_pre_hooks
     assert steps == [1, 3, 6]
-    run.flush()
+    run.rows.flush()
     rows = run.folder.probes()
     keys = [tuple(row[c] for c in KEY) for row in rows]
     assert len(keys) == len(set(keys)) > 100
@@ -94,7 +94,7 @@ def test_each_preset_measures_more_than_the_one_before(text, tmp_path):
     for preset in PRESETS:
         run = run_of(watched(tiny(text), preset), tmp_path / preset)
         run.step()
-        run.flush()
+        run.rows.flush()
         found[preset] = {probe_of(row) for row in run.folder.probes()}
     assert found["cheap"] < found["standard"] < found["full"]
     stack = "encoder.sublayers"
@@ -114,7 +114,7 @@ def test_what_is_measured_of_parameters_is_what_the_step_did(text, tmp_path):
         lambda *_: seen.append(torch.nn.utils.get_total_norm([p.grad for p in layer.parameters()]).item())
     )
     run.step()
-    run.flush()
+    run.rows.flush()
     rows = {probe_of(row): row["value"] for row in run.folder.probes()}
     after = [p.detach() for p in layer.parameters()]
     norm = torch.nn.utils.get_total_norm
@@ -133,7 +133,7 @@ def test_every_sublayer_of_a_deep_stack_is_measured(text, tmp_path):
     deep = replace(config, model=replace(config.model, encoder_layers=6))
     run = run_of(watched(deep, "cheap"), tmp_path)
     run.step()
-    run.flush()
+    run.rows.flush()
     rows = [row for row in run.folder.probes() if row["signal"] == "after"]
     measured = {(row["stack"], row["index"]) for row in rows}
     expected = [("encoder.sublayers", i) for i in range(12)] + [("decoder.sublayers", i) for i in range(3)]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from normlab.config.config import run_id
-from normlab.training.callbacks import tensorboard
+from normlab.training import log
 from normlab.training.train import train
 from training.tiny import PowerCutError, tiny
 
@@ -70,7 +70,7 @@ def test_a_resumed_run_has_each_step_once(config, tmp_path):
 
 
 def test_without_the_package_a_sentence_says_what_to_type(config, tmp_path, monkeypatch):
-    monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
+    monkeypatch.setattr(log, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="needs the package") as told:
         train(config, tmp_path)
     assert str(told.value) == (

@@ -26,8 +26,8 @@ from normlab.papers.studies.trained import trainings
 from normlab.runs.folder import RunFolder, find_run, read_scores
 from normlab.tasks.classification import Classification
 from normlab.training.devices import resolved_precision
-from normlab.training.jobs.queue import Queue, one_at_a_time
-from normlab.training.warm_start import with_start
+from normlab.training.jobs import Queue, one_at_a_time
+from normlab.training.weights import with_start
 
 BATCHES: Final = (16, 32)
 LRS: Final = (1e-5, 2e-5, 5e-5, 1e-4)

@@ -15,9 +15,9 @@ from normlab.training.recipes.grammar import (
     Axis,
     by_stack,
     describe,
+    empty_model,
     not_plain,
     paragraphs,
-    unfilled,
     uses_norm,
 )
 
@@ -26,25 +26,25 @@ def explain(config: Config) -> dict[str, str]:
     """Return labelled texts: equation and source of every choice that is not the plain one, the placement's
     factors on the initialisation of each matrix, and the number of parameters.
     """
-    model = unfilled(config.model, config.data.vocab_size)
-    said = {"in short": describe(config)}
+    model = empty_model(config.model, config.data.vocab_size)
+    texts = {"in short": describe(config)}
     plain: list[str] = []
     for axis in (PLACEMENT, *AXES):
         chosen = by_stack(axis, config) if axis is PLACEMENT else not_plain(axis, config)
         if axis.name == "norm" and not uses_norm(config.model):
-            said["norm"] = "not used"
+            texts["norm"] = "not used"
         elif chosen:
-            said |= {f"{axis.name} {stack}".strip(): _part(axis, name) for stack, name in chosen.items()}
+            texts |= {f"{axis.name} {stack}".strip(): _part(axis, name) for stack, name in chosen.items()}
         else:
             plain.append(axis.form.format(axis.plain))
     steps = config.optim.warmup_steps
-    said["warm-up"] = f"{steps} steps: {_text(WARM_UP['warmup'])}" if steps else "none"
-    said["plain choices"] = ", ".join(plain)
-    said["initialisation"] = "; ".join(_initialisation(model))
-    said["parameters"] = _parameters(config, model)
+    texts["warm-up"] = f"{steps} steps: {_text(WARM_UP['warmup'])}" if steps else "none"
+    texts["plain choices"] = ", ".join(plain)
+    texts["initialisation"] = "; ".join(_initialisation(model))
+    texts["parameters"] = _parameters(config, model)
     if config.forced:
-        said["forced"] = config.forced
-    return said
+        texts["forced"] = config.forced
+    return texts
 
 
 def _part(axis: Axis, name: str) -> str:
@@ -84,13 +84,13 @@ def gains(model: TokenModel) -> dict[tuple[str, float], list[str]]:
             site = sublayer.site
             for matrix in sublayer.f.matrices():
                 roles[site.stack, matrix][sublayer.place.gain(site, matrix)][site.role] = None
-    found: dict[tuple[str, float], list[str]] = defaultdict(list)
+    factors: dict[tuple[str, float], list[str]] = defaultdict(list)
     for (stack, matrix), by_factor in roles.items():
         for factor, where in by_factor.items():
             if factor != 1:
                 of = f" of {' and '.join(where)}" if len(by_factor) > 1 else ""
-                found[stack, factor].append(matrix + of)
-    return dict(found)
+                factors[stack, factor].append(matrix + of)
+    return dict(factors)
 
 
 def _parameters(config: Config, built: TokenModel) -> str:

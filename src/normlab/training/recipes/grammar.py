@@ -70,7 +70,6 @@ class Axis:
     """Format in which ``describe`` names the choice."""
 
     def of(self, config: Config) -> str:
-        """Return the name that a configuration chooses; empty if it is left to the placements."""
         return str(getattr(getattr(config, self.section), self.field))
 
     @property
@@ -104,7 +103,7 @@ WARM_UP: Mapping[str, object] = {"warmup": warmup}
 
 
 @dataclass(frozen=True)
-class Part:
+class RecipePart:
     """A name that a recipe may contain."""
 
     axis: str
@@ -113,24 +112,26 @@ class Part:
     """The class or function whose docstring holds the equation; see ``summary``."""
 
 
-def parts() -> list[Part]:
+def parts() -> list[RecipePart]:
     """Return everything registered, axis by axis. Raises UserError for a name on two axes."""
     axes = {axis.name: axis.names for axis in (PLACEMENT, *AXES)} | {"warm-up": WARM_UP}
-    found = [Part(axis, name, source) for axis, names in axes.items() for name, source in names.items()]
-    for name, number in Counter(part.name for part in found).items():
+    registered = [
+        RecipePart(axis, name, source) for axis, names in axes.items() for name, source in names.items()
+    ]
+    for name, number in Counter(part.name for part in registered).items():
         if number > 1:
-            homes = " and a ".join(part.axis for part in found if part.name == name)
+            homes = " and a ".join(part.axis for part in registered if part.name == name)
             raise UserError(f"{name!r} is the name of a {homes}; a recipe could mean either, rename one")
-    return found
+    return registered
 
 
-def listed() -> list[Part]:
+def listed() -> list[RecipePart]:
     """Return ``parts`` with, after the placements, their composition."""
-    found, end = parts(), len(PLACEMENT.names)
-    return [*found[:end], Part(PLACEMENT.name, "enc:A/dec:B", _placements), *found[end:]]
+    registered, end = parts(), len(PLACEMENT.names)
+    return [*registered[:end], RecipePart(PLACEMENT.name, "enc:A/dec:B", _placements), *registered[end:]]
 
 
-def summary(part: Part) -> tuple[str, str]:
+def summary(part: RecipePart) -> tuple[str, str]:
     """Return equation and source of a part: the first paragraph of its docstring, and the citation after it.
 
     A citation reads ``Author YEAR, Section (arXiv id)``; without one, the source is empty.
@@ -183,14 +184,14 @@ def resolve(name: str, base: Config, *, force: bool = False) -> Config:
 
 def describe(config: Config) -> str:
     """Describe a resolved recipe in one line, without plain choices other than norm, scheme and schedule."""
-    said = [", ".join(_labelled(by_stack(PLACEMENT, config)))]
+    words = [", ".join(_labels(by_stack(PLACEMENT, config)))]
     for axis in AXES:
         if axis.name == "norm" and not uses_norm(config.model):
-            said.append("no norm")
+            words.append("no norm")
         elif chosen := not_plain(axis, config):
-            said.append(axis.form.format(", ".join(_labelled(chosen))))
+            words.append(axis.form.format(", ".join(_labels(chosen))))
     steps = config.optim.warmup_steps
-    return f"{'; '.join(said)}, {f'{steps} warm-up steps' if steps else 'no warm-up'}"
+    return f"{'; '.join(words)}, {f'{steps} warm-up steps' if steps else 'no warm-up'}"
 
 
 def not_plain(axis: Axis, config: Config) -> dict[str, str]:
@@ -205,26 +206,26 @@ def by_stack(axis: Axis, config: Config) -> dict[str, str]:
     """Return each stack's choice on an axis, or a single one under an empty name if all are equal."""
     placements, chosen = _stacks(config.model), axis.of(config)
     if axis is PLACEMENT:
-        found = placements
+        choices = placements
     elif axis.of_branch:
-        found = {
+        choices = {
             stack: getattr(Placement.registry[name].complete(config.model), axis.field)
             for stack, name in placements.items()
         }
     else:
-        found = {"": chosen}
-    values = set(found.values())
-    return found if len(values) > 1 else {"": values.pop()}
+        choices = {"": chosen}
+    values = set(choices.values())
+    return choices if len(values) > 1 else {"": values.pop()}
 
 
 def uses_norm(model: ModelConfig) -> bool:
     """Whether a placement, a part of a branch or a head uses the model's norm."""
     if any(Placement.registry[name].normed for name in _stacks(model).values()):
         return True
-    return any(isinstance(module, Norm) for module in unfilled(_shallow(model), 1).modules())
+    return any(isinstance(module, Norm) for module in empty_model(_shallow(model), 1).modules())
 
 
-def unfilled(model: ModelConfig, vocab_size: int) -> TokenModel:
+def empty_model(model: ModelConfig, vocab_size: int) -> TokenModel:
     """Build the model without memory for its weights."""
     encodes, decodes = bool(model.encoder_layers), bool(model.decoder_layers)
     kind = MODELS.get((encodes, decodes), Seq2Seq)
@@ -244,7 +245,7 @@ def require_known(config: Config) -> None:
 def _require_sizes(model: ModelConfig) -> None:
     """Raise UserError if width and heads do not fit, before anything is prepared or written."""
     if model.encoder_layers or model.decoder_layers:
-        unfilled(_shallow(model), 1)
+        empty_model(_shallow(model), 1)
 
 
 def _shallow(model: ModelConfig) -> ModelConfig:
@@ -258,13 +259,13 @@ def own_code(config: Config) -> str:
     return code_digest([*chosen, *(task for name, task in TASKS.items() if name == config.task)])
 
 
-def _labelled(by_stack: Mapping[str, str]) -> list[str]:
+def _labels(by_stack: Mapping[str, str]) -> list[str]:
     return [f"{stack} {name}".strip() for stack, name in by_stack.items()]
 
 
 def _stacks(model: ModelConfig) -> dict[str, str]:
     """Return the placement of each stack that the model has."""
-    found = {
+    stacks = {
         stack: placement
         for stack, layers, placement in (
             ("encoder", model.encoder_layers, model.encoder_placement),
@@ -272,7 +273,7 @@ def _stacks(model: ModelConfig) -> dict[str, str]:
         )
         if layers
     }
-    return found or {"encoder": model.encoder_placement}
+    return stacks or {"encoder": model.encoder_placement}
 
 
 @dataclass(frozen=True)
@@ -314,21 +315,21 @@ class _Recipe:
             without = " and ".join(placement.__name__ for placement in placements)
             have = "has" if len(placements) == 1 else "have"
             reasons.append(f"{without} {have} no norm, so {model.norm} would do nothing")
-        found = [SCHEMES[model.scheme].conflict(model), *(p.conflict(model) for p in placements)]
-        return reasons + [why for why in found if why]
+        reasons_of_parts = [SCHEMES[model.scheme].conflict(model), *(p.conflict(model) for p in placements)]
+        return reasons + [why for why in reasons_of_parts if why]
 
     def without_conflict(self, base: Config) -> list[_Recipe]:
         """Return defined recipes one change away: one without a part, and one with another part."""
-        found: list[_Recipe] = []
+        defined: list[_Recipe] = []
         seen: list[Config] = []
         for kind in (self._without_one(), self._with_another()):
             for other in kind:
                 config = other.applied_to(base)
                 if config not in seen and not other.conflicts(config):
-                    found.append(other)
+                    defined.append(other)
                     seen.append(config)
                     break
-        return found
+        return defined
 
     def _without_one(self) -> Iterator[_Recipe]:
         for axis in reversed(list(self.named)):

@@ -79,9 +79,9 @@ def _import(name: str, asked_by: str) -> None:
             hint = f"; give a module instead of a file: --import {module}"
         elif missing and (name + ".").startswith(f"{getattr(error, 'name', '')}."):
             hint = f"; modules are searched in {Path.cwd()} and among the installed packages"
-        said = (
+        reason = (
             str(error) if isinstance(error, (ImportError, UserError)) else f"{type(error).__name__}: {error}"
         )
         if not name or name.startswith("."):
-            said = "it is no name of a module, such as my_package.my_module"
-        raise UserError(f"cannot import {name!r} ({asked_by}): {said}{hint}") from error
+            reason = "it is no name of a module, such as my_package.my_module"
+        raise UserError(f"cannot import {name!r} ({asked_by}): {reason}{hint}") from error

@@ -12,9 +12,9 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a run without a GPU asks for none
@@ -25,7 +25,7 @@ from ray.exceptions import RayError
 from normlab.config.config import Config, MachineConfig, run_id
 from normlab.config.io import from_json, to_json
 from normlab.errors import UserError
-from normlab.training.jobs.process import DiedError, Process, Worker
+from normlab.training.jobs import Backend, DiedError, Process, Worker
 from normlab.training.recipes.plugins import ENVIRONMENT
 
 _POLL_SECONDS, _REACH_SECONDS = 0.25, 10.0
@@ -33,7 +33,7 @@ _SENT: Final = (ENVIRONMENT, "PYTHONPATH", "HF_HOME", "HF_HUB_OFFLINE", "NORMLAB
 """Variables that a run has from the process that asks for it; all others are its node's."""
 
 
-class Ray:
+class Ray(Backend):
     """The Ray cluster at ``RAY_ADDRESS``, or the one that runs on this machine, else one that is started here
     for as long as this process lives.
     """
@@ -110,18 +110,18 @@ class _OnRay:
         host = actor.options(**wanted, max_restarts=0).remote(self.root, Path.cwd(), sent)
         try:
             with tempfile.NamedTemporaryFile(prefix=".shared-", dir=self.root) as mark:
-                refused = self._begun(host.refusal.remote(mark.name, to_json(config), run_id(config)))
-            if refused:
-                raise UserError(refused)
-            answered, said = self._ended(host, host.train.remote(to_json(config)))
+                asked = host.refusal.remote(mark.name, to_json(config), run_id(config))
+                if refused := self._wait(asked, self._give_up):
+                    raise UserError(refused)
+            answered, reply = self._wait(host.train.remote(to_json(config)), host.interrupt.remote)
         except RayError as error:
             lines = str(error).strip().splitlines()
             raise DiedError(f"its node or its process was lost: {lines[0] if lines else error!r}") from error
         finally:
             ray.kill(host)
         if not answered:
-            raise DiedError(said)
-        return said
+            raise DiedError(reply)
+        return reply
 
     def alive(self) -> bool:
         return not self._stopped.is_set()
@@ -132,19 +132,14 @@ class _OnRay:
     def close(self) -> None:
         """Nothing is left between two runs, and whoever called ``train`` waits for its end."""
 
-    def _begun(self, answer: Any) -> str:
+    def _wait(self, answer: Any, stop: Callable[[], object]) -> Any:
         while not ray.wait([answer], timeout=_POLL_SECONDS)[0]:
             if self._stopped.is_set():
-                raise DiedError("it was stopped before the cluster had room for it")
+                stop()
         return ray.get(answer)
 
-    def _ended(self, host: Any, answer: Any) -> tuple[bool, str]:
-        told = False
-        while not ray.wait([answer], timeout=_POLL_SECONDS)[0]:
-            if self._stopped.is_set() and not told:
-                host.interrupt.remote()
-                told = True
-        return ray.get(answer)
+    def _give_up(self) -> NoReturn:
+        raise DiedError("it was stopped before the cluster had room for it")
 
 
 class Host:

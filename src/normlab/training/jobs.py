@@ -1,4 +1,4 @@
-"""Runs many configurations in workers, on this machine or others.
+"""Many runs: a queue of configurations, and the workers that train them, here or on a Ray cluster.
 
 The run folders hold the whole state: a queue that was stopped is built again from them.
 """
@@ -7,17 +7,92 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
+from typing import Final, Protocol
 
-from normlab.config.config import Config, run_id
-from normlab.errors import UserError
+from normlab.config.config import Config, MachineConfig, run_id
+from normlab.config.io import to_json
+from normlab.errors import UserError, nearest
 from normlab.runs.folder import RunFolder
-from normlab.training.jobs.process import DiedError, Process, Worker
+
+
+class DiedError(Exception):
+    """A worker ended before it had answered."""
+
+
+class Worker(Protocol):
+    """Trains one configuration after the other, somewhere."""
+
+    def train(self, config: Config) -> str:
+        """Return the answer, "done" or the reason why not. Raises DiedError if the worker ends first."""
+        ...
+
+    def alive(self) -> bool:
+        """Whether it can train another configuration."""
+        ...
+
+    def interrupt(self) -> None:
+        """Ask it to save its run and end, without waiting."""
+        ...
+
+    def close(self) -> None:
+        """Let it end, once its run is saved."""
+        ...
+
+
+class Process:
+    """A ``normlab.training.worker`` process.
+
+    It imports nothing from its directory (``-P``) but the modules that ``--import`` names.
+    """
+
+    def __init__(
+        self, root: Path, *, cwd: Path | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "normlab.training.worker", str(root)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            cwd=cwd,
+            env=environment,
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._requests, self._answers = self.process.stdin, self.process.stdout
+
+    def train(self, config: Config) -> str:
+        with contextlib.suppress(BrokenPipeError):
+            self._requests.write(to_json(config) + "\n")
+            self._requests.flush()
+        answer = self._answers.readline()
+        if not answer.endswith("\n"):
+            raise DiedError(f"the worker process ended with code {self.process.wait()}")
+        return answer.strip()
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def interrupt(self) -> None:
+        if self.alive():
+            self.process.send_signal(signal.SIGTERM)
+
+    def close(self) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self._requests.close()
+        self.process.wait()
+        self._answers.close()
+
 
 Watch = Callable[[Sequence[RunFolder]], None]
 """Called at least twice a second with the folders of all runs that were added so far, finished or not."""
@@ -97,7 +172,6 @@ class Queue:
         return chosen
 
     def _idle(self, workers: list[Worker], busy: Sequence[Worker]) -> Worker:
-        """Return a living worker without a run; a new one if there is none."""
         for worker in [worker for worker in workers if worker not in busy]:
             if worker.alive():
                 return worker
@@ -108,14 +182,14 @@ class Queue:
 
     def _end(self, config: Config, answer: Future[str], done: Callable[[Config], None]) -> None:
         try:
-            said = answer.result()
+            reply = answer.result()
         except DiedError as died:
             if self._continues(config):
                 self.waiting.appendleft(config)
                 return
-            said = str(died)
-        if said != "done":
-            self._fail(config, said)
+            reply = str(died)
+        if reply != "done":
+            self._fail(config, reply)
         done(config)
 
     def _fail(self, config: Config, reason: str) -> None:
@@ -146,3 +220,51 @@ class Queue:
 def one_at_a_time(root: Path) -> Queue:
     """A queue that trains one run after the other on this machine."""
     return Queue(root, 1)
+
+
+def usable_cores() -> int:
+    """Return the number of processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def threads_each(jobs: int) -> int:
+    """Return the threads of each of so many processes side by side: an equal share of the usable cores."""
+    return max(1, usable_cores() // jobs)
+
+
+class Backend:
+    """Where runs are trained side by side: on this machine, unless a subclass names others."""
+
+    def share(self, jobs: int, machine: MachineConfig) -> tuple[int, int]:
+        """Return how many runs are trained at the same time, and the threads of each; what is given stays.
+
+        Here one run for each usable core, or a single one on a GPU, with an equal share of the cores each.
+        """
+        jobs = jobs or (usable_cores() if machine.device == "cpu" else 1)
+        return jobs, machine.threads or threads_each(jobs)
+
+    def start(self, root: Path) -> Worker:
+        """Return a new worker, which trains below ``root``."""
+        return Process(root)
+
+
+def _ray() -> Backend:
+    try:
+        from normlab.training.ray import Ray
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise UserError("--on ray needs Ray; type: pip install 'normlab[cluster]'") from error
+    return Ray()
+
+
+BACKENDS: Final[Mapping[str, Callable[[], Backend]]] = {"local": Backend, "ray": _ray}
+
+
+def backend(name: str) -> Backend:
+    """Return the backend of that name. Raises UserError for an unknown one, or where a library is missing."""
+    if name not in BACKENDS:
+        raise UserError(f"--on is {name!r}{nearest(name, BACKENDS)}")
+    return BACKENDS[name]()

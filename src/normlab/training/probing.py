@@ -14,7 +14,7 @@ from normlab.diagnosis.probing.presets import PRESETS, SublayerSite, preset_prob
 from normlab.nn.sublayer import Sublayer
 from normlab.trace.tensors import Tap
 from normlab.training.parallel import Parallel
-from normlab.watching.meter import Grouping, Meter, norms_of
+from normlab.watching.meter import Grouping, Meter, StepRecord, norms_of
 
 
 class Preset(NamedTuple):
@@ -67,7 +67,6 @@ class Probing:
 
     @contextmanager
     def passing(self, step: int, micro: int) -> Iterator[None]:
-        """Measure the forward and backward pass of a micro-batch that runs inside this block."""
         if micro or not self.due(step):
             yield
             return
@@ -75,13 +74,13 @@ class Probing:
             yield
             observer.flush(step)
 
-    def stepped(self, step: int, meter: Meter[Parallel], gradients: Tensor, updates: Tensor) -> None:
+    def measure_step(self, record: StepRecord, meter: Meter[Parallel]) -> None:
         """Keep the norms of an optimiser step for ``flush`` to fetch."""
-        if self._groups is not None and self.due(step):
-            self._late.append((step, *self._groups.measured(meter, gradients, updates)))
+        if self._groups is not None and self.due(record.step):
+            measured = self._groups.measured(meter, record.gradients, record.updates)
+            self._late.append((record.step, *measured))
 
     def flush(self) -> None:
-        """Fetch and emit the norms that are left on the device."""
         if not self._late:
             return
         fetched = torch.stack([values for *_, values in self._late]).tolist()
@@ -99,10 +98,10 @@ class _Groups:
     """Parameters by the sublayer that holds them, or by their module outside of all, and matrices by kind."""
 
     def __init__(self, model: nn.Module, *, kinds: bool) -> None:
-        named = dict(model.named_parameters())
+        parameters = dict(model.named_parameters())
         homes = [path for path, module in model.named_modules() if isinstance(module, Sublayer)]
-        owners = [next((h for h in homes if n.startswith(f"{h}.")), n.rpartition(".")[0]) for n in named]
-        self._grouping = Grouping(owners, next(iter(named.values())).device)
+        owners = [next((h for h in homes if n.startswith(f"{h}.")), n.rpartition(".")[0]) for n in parameters]
+        self._grouping = Grouping(owners, next(iter(parameters.values())).device)
         self._kinds, self._homes = kinds, homes
 
     @torch.no_grad()

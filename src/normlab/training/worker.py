@@ -45,7 +45,6 @@ def _stop_with(parent: int) -> None:
 
 
 def _serve() -> None:
-    """Train the configurations of standard input. Whatever a run prints goes to its own log."""
     root, answers = Path(sys.argv[1]), os.dup(1)
     for line in sys.stdin:
         answer = _answer(from_json(Config, line), root)

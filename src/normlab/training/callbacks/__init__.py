@@ -1,1 +1,0 @@
-"""Observers of a run, which cannot change its numbers."""

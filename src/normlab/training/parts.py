@@ -1,0 +1,270 @@
+"""The parts of a run: what it does with the steps that its trainer makes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, final
+
+import torch
+from torch import Tensor
+
+from normlab.config.io import from_plain
+from normlab.config.outcome import Outcome
+from normlab.training.outcome import Row, outcome, why_stop
+from normlab.training.probing import Probing, preset_of
+from normlab.training.replay import LATER, replay
+from normlab.watching.fault import Fault
+from normlab.watching.meter import StepRecord
+from normlab.watching.recorder import NATS, Recorder, Replayed
+
+if TYPE_CHECKING:
+    from normlab.training.run import Run
+
+_Steps = tuple[tuple[float, tuple[float, float, float]], ...]
+
+
+class RunPart:
+    """What a run does beside its steps, or an observer that a caller gives. An error that it raises ends the
+    run.
+
+    Observers live in the main process alone and cannot change the run's numbers: the rows that they get are
+    copies, as is the model that ``run.trainer.snapshot()`` returns.
+    """
+
+    key: ClassVar[str] = ""
+    """The name of its state in a checkpoint, if it has any."""
+
+    def on_start(self, run: Run) -> None:
+        """The run begins, or goes on, at ``run.progress.step``."""
+
+    def on_step(self, record: StepRecord) -> None:
+        """A step was made."""
+
+    def on_row(self, row: Row) -> None:
+        """A row about the steps since the one before was written."""
+
+    def on_probes(self, rows: list[Row]) -> None:
+        """Measurements of modules were written."""
+
+    def on_validation(self, row: Row) -> None:
+        """The weights were scored on dev."""
+
+    def before_checkpoint(self, *, interrupted: bool) -> None:
+        """A checkpoint is about to be saved."""
+
+    def on_checkpoint(self, step: int) -> None:
+        """A checkpoint was saved: the run will not go back behind this step."""
+
+    def on_end(self) -> None:
+        """The run is done, and scored on its test text."""
+
+    def close(self) -> None:
+        """Let go of what is open; called once, however the run ends."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """What the part needs to go on."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from ``state_dict()``, or from nothing. Raises UserError for anything else."""
+
+
+@final
+class OnRow(RunPart):
+    """Calls a function with every row of metrics."""
+
+    def __init__(self, function: Callable[[Row], None]) -> None:
+        self._function = function
+
+    def on_row(self, row: Row) -> None:
+        self._function(row)
+
+    def on_validation(self, row: Row) -> None:
+        self._function(row)
+
+
+class MetricRows(RunPart):
+    """The rows of ``metrics.jsonl`` so far, and the steps that are in no row yet."""
+
+    key = "rows"
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.written: list[Row] = []
+        self.pending: list[tuple[float, Tensor]] = []
+        """Learning rate, and `[3]` loss, NLL and gradient norm, of every step since the last row."""
+        self.sizes: dict[str, int] = {}
+        """Those of the files of rows, in bytes, when the state that was loaded was saved."""
+
+    def on_step(self, record: StepRecord) -> None:
+        self.pending.append((record.lr, record.values))
+
+    def flush(self) -> None:
+        """Fetch the pending steps from the device, and write a row for them.
+
+        Loss and NLL are means over the steps; the gradient norm is the last step's, or the first one that is
+        not finite.
+        """
+        run, p = self._run, self._run.progress
+        values = torch.stack([v for _, v in self.pending]).tolist()
+        norms = [v[2] for v in values]
+        p.seconds = run.clock.seconds()
+        row = {
+            "kind": "train",
+            "step": p.step,
+            "loss": sum(v[0] for v in values) / len(values),
+            "nll": sum(v[1] for v in values) / len(values),
+            "grad_norm_l2": next((n for n in norms if not math.isfinite(n)), norms[-1]),
+            "lr": self.pending[-1][0],
+            **{name: getattr(p, name) for name in ("tokens", "padded_tokens", "seconds")},
+            **run.trainer.scaling.row(),
+            **({"ranks": run.ranks.count} if run.ranks.count > 1 else {}),
+        }
+        self.pending.clear()
+        self.write(row)
+        for part in run.parts:
+            part.on_row(dict(row))
+
+    def write(self, row: Row) -> None:
+        """Append a row to the file."""
+        self.written.append(row)
+        self._run.ranks.on_main(self._run.folder.append_metrics, row)
+
+    def validations(self) -> list[int]:
+        return [row["step"] for row in self.written if row["kind"] == "dev"]
+
+    @property
+    def validated(self) -> bool:
+        """Whether the weights as they are were validated."""
+        return self._run.progress.step in self.validations()[-1:]
+
+    def state_dict(self) -> dict[str, Any]:
+        pending = [(lr, values.tolist()) for lr, values in self.pending]
+        return {"pending": pending, "sizes": self._run.folder.row_sizes()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pending: _Steps = from_plain(_Steps, state.get("pending", []), "rows.pending")
+        self.sizes = from_plain(dict[str, int], state.get("sizes", {}), "rows.sizes")
+        device = self._run.trainer.device
+        self.pending = [(lr, torch.tensor(values, device=device)) for lr, values in pending]
+
+
+class ProbeRows(RunPart):
+    """The measurements of modules in ``probes.jsonl``."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, machine, model = run, run.config.machine, run.trainer.model
+        self._rows: list[Row] = []
+        self._probing = Probing(
+            model,
+            preset_of(machine.probes, model),
+            machine.probe_every_steps,
+            lambda record: self._rows.append(record._asdict()),
+        )
+        self.passing = self._probing.passing
+
+    def on_step(self, record: StepRecord) -> None:
+        self._probing.measure_step(record, self._run.trainer.meter)
+
+    def on_row(self, row: Row) -> None:
+        self._write()
+
+    def before_checkpoint(self, *, interrupted: bool) -> None:
+        self._write()
+
+    def _write(self) -> None:
+        self._probing.flush()
+        if self._rows:
+            self._rows.sort(key=lambda row: row["step"])  # whenever they are fetched, in one order
+            self._run.ranks.on_main(self._run.folder.append_probes, self._rows)
+            for part in self._run.parts:
+                part.on_probes([dict(row) for row in self._rows])
+            self._rows.clear()
+
+
+class StoppingRule(RunPart):
+    """The outcome so far, and whether it, a rule or the last step ends the run."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.outcome: Outcome | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether the last step is made, or a rule has stopped the run."""
+        return self._run.progress.step >= self._run.config.train.steps or bool(self._run.progress.stopped)
+
+    @property
+    def reached(self) -> bool:
+        """Whether the run makes no further step: it is over, or it failed and stops early."""
+        failed = self.outcome is not None and self.outcome.state != "trained"
+        return self.over or (failed and self._run.config.train.stop_early)
+
+    def judge(self) -> None:
+        p, task = self._run.progress, self._run.trainer.task
+        self.outcome = outcome(
+            self._run.rows.written,
+            unigram_entropy_nats=task.corpus.unigram_entropy_nats,
+            total_steps=p.step if p.stopped else self._run.config.train.steps,
+            best_step=p.best_step,
+            has_source=task.has_source,
+            final=self.over,
+        )
+
+    def on_row(self, row: Row) -> None:
+        self.judge()
+
+    def on_validation(self, row: Row) -> None:
+        self.judge()
+
+    def consider(self) -> bool:
+        """Let the rules stop the run here; return whether it is ``reached``."""
+        p = self._run.progress
+        if not self.over:
+            lr = self._run.trainer.learning_rate(1)
+            p.stopped = why_stop(self._run.config, step=p.step, waited=p.waited, next_lr=lr)
+        return self.reached
+
+
+class FlightRecorder(RunPart):
+    """The recorder of the last steps. The time of its replays is no training time."""
+
+    key = "recorder"
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._recorder = Recorder(run.folder, limits=NATS, replay=self._replay)
+        self.report = self._recorder.report
+
+    def on_step(self, record: StepRecord) -> None:
+        self._recorder.add(record)
+
+    def on_row(self, row: Row) -> None:
+        self._recorder.fetch()
+        with self._run.clock.stopped():
+            outcome = self._run.stopping.outcome
+            self._run.ranks.on_main(self._recorder.check_steps, self._run.progress.step, outcome)
+
+    def before_checkpoint(self, *, interrupted: bool) -> None:
+        if not interrupted:
+            with self._run.clock.stopped():
+                self._run.ranks.on_main(self._recorder.report_spike, self._run.progress.step)
+
+    def on_checkpoint(self, step: int) -> None:
+        self._recorder.saved(step)
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return self._recorder.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._recorder.load_state_dict(state, self._run.trainer.meter.names, self._run.trainer.device)
+
+    def _replay(self, stop: int, losses: Mapping[int, float]) -> Replayed:
+        run = self._run
+        if run.ranks.count > 1:
+            return Replayed(
+                Fault(f"steps of several ranks are not done again while training; {LATER}", "none")
+            )
+        most, history = run.config.machine.checkpoint_every_steps, run.rows.written
+        return replay(run.trainer.task, run.folder, stop, most=most, losses=losses, history=history)
