@@ -15,9 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from normlab.comparison.scale import Scale
-from normlab.comparison.seeds import LEVEL, contrasts, detectable, mean_margin
-from normlab.comparison.trains import fisher
+from normlab.comparison.statistics import LEVEL, Scale, contrasts, detectable, fisher, mean_margin
 from normlab.config.metric import Metric
 
 ROOT = Path(__file__).parents[1]

@@ -26,8 +26,8 @@ from normlab.data.ragged import Ragged, TokenPairs
 from normlab.data.shapes import plan_shapes
 from normlab.nn import PAD
 from normlab.optim import build_optimiser
-from normlab.tasks.build import build_seq2seq
 from normlab.tasks.loss import label_smoothed
+from normlab.tasks.task import build_seq2seq
 from normlab.training.devices import autocast, hardware, prepare_process
 from peers import PEERS, installed
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from normlab.checks.report import Report
     from normlab.comparison.compare import compare
     from normlab.comparison.plan import plan
-    from normlab.comparison.request import CompareRequest
+    from normlab.comparison.result import CompareRequest
     from normlab.config.config import Config
     from normlab.diagnosis import Diagnosis, diagnose, read_structure
     from normlab.report.check import write_check_page
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "CompareRequest": "normlab.comparison.request",
+    "CompareRequest": "normlab.comparison.result",
     "Config": "normlab.config.config",
     "Diagnosis": "normlab.diagnosis",
     "RunFolder": "normlab.runs",

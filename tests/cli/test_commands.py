@@ -16,7 +16,7 @@ from normlab.cli.main import main
 from normlab.comparison.result import Comparison, Difference, Interval, RecipeResult, Trial
 from normlab.config.config import Config, OptimConfig
 from normlab.config.io import to_json
-from normlab.config.outcome import Outcome
+from normlab.config.metric import Outcome
 from normlab.runs import RunFolder, Runs, Status
 from normlab.runs.folder import write_json_atomic
 from normlab.tasks.translation import Translation

@@ -8,11 +8,9 @@ import pytest
 from normlab.comparison.judge import judge
 from normlab.comparison.result import Comparison, RecipeResult, Trial
 from normlab.config.config import Config
-from normlab.config.metric import NLL, Metric
-from normlab.config.outcome import Outcome
+from normlab.config.metric import NLL, Metric, Outcome
 from normlab.runs import RunFolder, Status
-from normlab.runs.examples import write_examples
-from normlab.runs.files import write_json_atomic
+from normlab.runs.files import write_examples, write_json_atomic
 from normlab.tasks.translation import Translation
 
 BLEU = Translation.metrics[0]

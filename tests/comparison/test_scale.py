@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from normlab.comparison.scale import Scale
+from normlab.comparison.statistics import Scale
 from normlab.config.metric import NLL, Metric
 
 SCORE = Metric("score", "score", least=0.0, most=100.0)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from normlab.config.randomness import derive
+from normlab.config.model import derive
 from normlab.data.batches import Batches, dev_batches, permutation
 from normlab.data.ragged import Ragged, TokenPairs
 from normlab.data.shapes import Shape, plan_shapes

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from normlab.data.batches import Batches
-from normlab.data.prefetch import AHEAD, Prefetch
+from normlab.data.batches import AHEAD, Batches, Prefetch
 from normlab.data.ragged import Ragged, TokenPairs
 from normlab.data.shapes import plan_shapes
 

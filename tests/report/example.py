@@ -19,7 +19,7 @@ from normlab.config.config import (
     SeedConfig,
     run_id,
 )
-from normlab.config.outcome import Outcome
+from normlab.config.metric import Outcome
 from normlab.runs.folder import RunFolder, Status, write_json_atomic
 from normlab.tasks.translation import Translation
 

@@ -30,9 +30,8 @@ from normlab.config.config import (
 )
 from normlab.config.fields import Count
 from normlab.config.io import from_json, from_plain, to_json, to_plain, validated
-from normlab.config.metric import NLL, Metric
+from normlab.config.metric import NLL, Metric, Outcome
 from normlab.config.model import ModelConfig
-from normlab.config.outcome import Outcome
 from normlab.errors import UserError
 from normlab.training.translate import n_best
 from normlab.watching.watch import Watch

@@ -24,12 +24,11 @@ from normlab.cli.reproduce import FAILED, Reproduce
 from normlab.cli.score import Score
 from normlab.cli.translate import Translate
 from normlab.cli.trial import Trial
-from normlab.comparison.request import CompareRequest
-from normlab.comparison.result import Comparison
+from normlab.comparison.result import CompareRequest, Comparison
 from normlab.config.config import Config
 from normlab.errors import UserError
 from normlab.runs import Runs as Store
-from normlab.runs.files import blamed, own, read_json, write_output
+from normlab.runs.files import blame, own, read_json, write_output
 from normlab.runs.folder import find_run, named_output
 
 
@@ -79,9 +78,9 @@ class Compare:
 
         from normlab.cli import show
         from normlab.comparison import compare, plan
-        from normlab.comparison.request import placed
+        from normlab.comparison.result import on_backend
 
-        request = placed(self.request(shlex.join(["normlab", *sys.argv[1:]])))
+        request = on_backend(self.request(shlex.join(["normlab", *sys.argv[1:]])))
         if self.plan:
             show.plan(plan.plan(request), jobs=request.jobs)
             return
@@ -155,7 +154,7 @@ class Train:
 
     def run(self) -> None:
         from normlab.cli import show
-        from normlab.tasks.registry import TASKS
+        from normlab.tasks import TASKS
         from normlab.training.ranks import leads
         from normlab.training.train import train
 
@@ -221,7 +220,7 @@ class Report:
             )
         page = self._page(stored, stored.with_suffix(".html"))
         content = read_json(stored)
-        with blamed(stored):
+        with blame(stored):
             comparison = from_plain(Comparison, content)
         return write_compare_page(comparison, stored.parent, page)
 

@@ -13,7 +13,7 @@ from normlab.cli import terminal
 from normlab.cli.progress import STYLES, Progress, state_of
 from normlab.comparison.result import Comparison
 from normlab.config.config import Config
-from normlab.config.metric import deciding, in_words
+from normlab.config.metric import in_words, selection_metric
 from normlab.config.tex import readable
 from normlab.config.units import duration, p_value, rate, steps_named
 from normlab.errors import UserError, nearest
@@ -112,7 +112,7 @@ def comparison(result: Comparison) -> None:
 def run(folder: RunFolder) -> None:
     """Print the outcome and the scores of a run."""
     status, metrics = folder.status(), folder.task_metrics()
-    decides = deciding(metrics, folder.config().train.best_by)
+    selection = selection_metric(metrics, folder.config().train.best_by)
     if folder.start.exists():
         terminal.write(read_json(folder.start)["sentence"])
     if status.outcome:
@@ -122,12 +122,12 @@ def run(folder: RunFolder) -> None:
     for report in folder.flights():
         terminal.write(f"flight recorder: {report['verdict']['sentence']}")
     if status.best_step is not None:
-        dev = decides.said(status.best_dev.get(decides.name))
+        dev = selection.with_label(status.best_dev.get(selection.name))
         terminal.write(f"best checkpoint: step {status.best_step}, dev {dev}")
     if folder.best_scores.exists():
         terminal.write(f"test {in_words(metrics, read_scores(folder.best_scores))}")
         average = read_state(committed(folder.average))
-        dev = decides.said(average["dev"].get(decides.name))
+        dev = selection.with_label(average["dev"].get(selection.name))
         terminal.write(f"average of {steps_named(average['average']['steps'])}: dev {dev}")
         terminal.write(f"its test {in_words(metrics, read_scores(folder.scores))}")
     elif folder.scores.exists():
@@ -171,7 +171,7 @@ def _forced(reasons: Mapping[str, str]) -> list[str]:
 def _run_cells(folder: RunFolder) -> list[str]:
     config, status, metrics = folder.config(), folder.status(), folder.task_metrics()
     scores = read_scores(folder.scores)
-    decides = deciding(metrics, config.train.best_by)
+    selection = selection_metric(metrics, config.train.best_by)
     host = folder.elsewhere() if status.state == "running" else ""
     state = f"running on {host}" if host else state_of(status)
     return [
@@ -181,7 +181,7 @@ def _run_cells(folder: RunFolder) -> list[str]:
         str(config.seeds.init),
         f"{status.step:,}/{config.train.steps:,}",
         ", ".join([state, *[STALE] * folder.stale(), *[FORCED] * bool(config.forced)]),
-        decides.said(status.best_dev.get(decides.name)),
+        selection.with_label(status.best_dev.get(selection.name)),
         in_words(metrics[:1], scores),
         duration(status.train_seconds),
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from normlab.errors import UserError, nearest
 
@@ -28,7 +29,7 @@ class Metric:
     on_dev: bool = True
     """Whether validations compute it; only such a metric can decide which checkpoint is best."""
 
-    def merit(self, value: float | None) -> float:
+    def sort_key(self, value: float | None) -> float:
         """The value such that more is better; none and NaN are worse than everything."""
         if value is None or math.isnan(value):
             return -math.inf
@@ -36,7 +37,7 @@ class Metric:
 
     def better(self, a: float | None, b: float | None) -> bool:
         """Whether ``a`` is better than ``b``; any value is better than none and than NaN."""
-        return self.merit(a) > self.merit(b)
+        return self.sort_key(a) > self.sort_key(b)
 
     @property
     def margin(self) -> float:
@@ -65,7 +66,7 @@ class Metric:
         small = size < 0.5 * 10.0**-self.digits
         return f"{size:.1g} {self.label}" if small and size else f"{self.shown(size)} {self.label}"
 
-    def said(self, value: float | None) -> str:
+    def with_label(self, value: float | None) -> str:
         """``NLL 3.125``; empty for no value."""
         return "" if value is None else f"{self.label} {self.shown(value)}"
 
@@ -79,7 +80,7 @@ NLL = Metric("nll", "NLL", "nats per token", higher_is_better=False, digits=3, l
 """Negative log-likelihood of what is predicted; every task has it on dev."""
 
 
-def named(name: str, metrics: Sequence[Metric], owner: str) -> Metric:
+def metric_named(name: str, metrics: Sequence[Metric], owner: str) -> Metric:
     """The metric of that name. Raises UserError with the nearest name, saying whose metrics they are."""
     by_name = {metric.name: metric for metric in metrics}
     if name not in by_name:
@@ -87,12 +88,32 @@ def named(name: str, metrics: Sequence[Metric], owner: str) -> Metric:
     return by_name[name]
 
 
-def deciding(metrics: Sequence[Metric], best_by: str) -> Metric:
+def selection_metric(metrics: Sequence[Metric], best_by: str) -> Metric:
     """The metric called ``best_by``, or the headline where that is empty or none of these."""
     return next((metric for metric in metrics if metric.name == best_by), metrics[0])
 
 
 def in_words(metrics: Sequence[Metric], scores: Mapping[str, object]) -> str:
     """Those metrics that ``scores`` holds, in the order of the metrics: ``NLL 3.125, perplexity 22.8``."""
-    found = ((metric, scores.get(metric.name)) for metric in metrics)
-    return ", ".join(metric.said(value) for metric, value in found if isinstance(value, int | float))
+    values = ((metric, scores.get(metric.name)) for metric in metrics)
+    return ", ".join(metric.with_label(value) for metric, value in values if isinstance(value, int | float))
+
+
+IGNORES_SOURCE: Final = "ignores its source"
+
+MOSTLY: Final = 0.5
+"""A share of the outputs; that one and the same output has more is a failure."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: ``normlab.training.outcome`` decides it, everything else reads it."""
+
+    state: str
+    """``trained``, ``stuck`` (at the unigram entropy), ``diverged`` (not finite, or above its start) or
+    ``ignores its source`` (the outputs hardly depend on the inputs).
+    """
+    step: int
+    """The step at which it was clear."""
+    evidence: str
+    """The numbers behind it, in a sentence without a full stop."""

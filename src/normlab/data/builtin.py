@@ -14,7 +14,7 @@ from functools import cache, lru_cache, partial
 from random import Random
 from typing import Any, NamedTuple
 
-from normlab.config.randomness import derive
+from normlab.config.model import derive
 from normlab.data.text import Pairs
 from normlab.errors import UserError
 

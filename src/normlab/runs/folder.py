@@ -14,13 +14,11 @@ from typing import Any, Literal
 from normlab.config.config import SEMANTICS, Config, run_id
 from normlab.config.fields import Count
 from normlab.config.io import NOT_FINITE, from_plain
-from normlab.config.metric import NLL, Metric
-from normlab.config.outcome import Outcome
+from normlab.config.metric import NLL, Metric, Outcome
 from normlab.errors import UserError
-from normlab.runs.busy import elsewhere, held, hold
 from normlab.runs.files import (
     append_rows,
-    blamed,
+    blame,
     read_json,
     regular,
     row_line,
@@ -28,6 +26,7 @@ from normlab.runs.files import (
     write_json_atomic,
     write_text_atomic,
 )
+from normlab.runs.lock import held, hold, other_host
 from normlab.runs.manifest import CheckpointError
 
 Row = dict[str, Any]
@@ -86,7 +85,7 @@ class RunFolder:
         """The model's outputs on the test text, one line an example, where the task writes any."""
         self.scores = self.path / "scores.json"
         self.examples = self.path / "test.examples.safetensors"
-        """The statistics of each test example, by metric, as ``store.examples`` reads them."""
+        """The statistics of each test example, by metric, as ``files.read_examples`` reads them."""
         self._row_files = (self.path / "metrics.jsonl", self.path / "probes.jsonl")
         self.lost = self.path / "rows.lost"
         """With this file in it the run continues although rows are lost."""
@@ -118,17 +117,19 @@ class RunFolder:
         """Whether the folder has the ``config.json`` of a run."""
         return (self.path / "config.json").exists()
 
+    def _recorded(self, name: str) -> Any:
+        """An entry of ``config.json`` beside the configuration; None without it."""
+        content = read_json(self.path / "config.json")
+        return content.get(name) if isinstance(content, dict) else None
+
     def id(self) -> str:
         """Return the run's id from its ``config.json``; empty if that names none."""
-        content = read_json(self.path / "config.json")
-        return str(content.get("id", "")) if isinstance(content, dict) else ""
+        return str(self._recorded("id") or "")
 
     def task_metrics(self) -> tuple[Metric, ...]:
         """The metrics of the run's task, the headline first; NLL alone where the folder does not say."""
-        path = self.path / "config.json"
-        content = read_json(path)
-        recorded = content.get("metrics") if isinstance(content, dict) else None
-        with blamed(path):
+        recorded = self._recorded("metrics")
+        with blame(self.path / "config.json"):
             return from_plain(tuple[Metric, ...], recorded, "metrics") if recorded else (NLL,)
 
     def repeat_command(self) -> str:
@@ -136,9 +137,8 @@ class RunFolder:
         file, here = (self.path / "config.json").absolute(), Path.cwd()
         shown = file.relative_to(here) if file.is_relative_to(here) else file
         words = ["normlab", "train", "--config", shown.as_posix(), "--out", "again"]
-        content = read_json(file)
-        imports = content.get("imports", []) if isinstance(content, dict) else []
-        return shlex.join([*words, *(word for name in imports for word in ("--import", str(name)))])
+        imports = [word for name in self._recorded("imports") or () for word in ("--import", str(name))]
+        return shlex.join([*words, *imports])
 
     def stale(self) -> bool:
         """Whether this version would give other numbers: the run's id is no longer that of its config."""
@@ -155,7 +155,7 @@ class RunFolder:
             content = read_json(path)
         except FileNotFoundError:
             return Status()
-        with blamed(path):
+        with blame(path):
             status: Status = from_plain(Status, content)
         if status.state == "running" and not held(self.path) and not self.elsewhere():
             return replace(status, state="interrupted")
@@ -163,7 +163,7 @@ class RunFolder:
 
     def elsewhere(self) -> str:
         """Return the other host whose process is in this run; empty if there is none."""
-        return elsewhere(self.path)
+        return other_host(self.path)
 
     def set_status(self, status: Status) -> None:
         write_json_atomic(self.path / "status.json", status)
@@ -264,11 +264,13 @@ class Runs:
         Raises UserError with the candidates if several do, FileNotFoundError with what there is if none.
         """
         ids = [folder.path.name for folder in self]
-        found = [prefix] if prefix in ids else [i for i in ids if i.startswith(prefix)]
-        if len(found) == 1:
-            return RunFolder(self.root / found[0])
-        if found:
-            raise UserError(f"{prefix!r} begins {len(found)} run ids, {_some(found)}; type more of it")
+        candidates = [prefix] if prefix in ids else [i for i in ids if i.startswith(prefix)]
+        if len(candidates) == 1:
+            return RunFolder(self.root / candidates[0])
+        if candidates:
+            raise UserError(
+                f"{prefix!r} begins {len(candidates)} run ids, {_some(candidates)}; type more of it"
+            )
         if not ids:
             raise FileNotFoundError(f"no runs in {self.root}; make one: normlab train")
         raise FileNotFoundError(
@@ -323,7 +325,7 @@ def read_scores(path: Path) -> dict[str, float]:
     content = read_json(path) if path.exists() else {}
     if isinstance(content, dict):
         content.pop("signatures", None)
-    with blamed(path):
+    with blame(path):
         return from_plain(dict[str, float], content)
 
 

@@ -13,7 +13,7 @@ from sacrebleu.significance import PairedTest, Result
 
 from normlab.config.io import validated
 from normlab.config.units import count, p_value
-from normlab.data.pretokenizer import primary
+from normlab.data.vocabulary import primary
 from normlab.errors import UserError
 
 Array = NDArray[np.float64]
@@ -119,8 +119,8 @@ def sentence_statistics(
     check_lengths(hypotheses, references)
     # effective_order concerns sentence scores alone, which nobody looks at
     metric = BLEU(effective_order=True, tokenize=bleu_tokens(target_lang))
-    found = [metric.sentence_score(h, [r]) for h, r in zip(hypotheses, references, strict=True)]
-    return np.array([[s.sys_len, s.ref_len, *s.counts, *s.totals] for s in found], dtype=np.float64)
+    scores = [metric.sentence_score(h, [r]) for h, r in zip(hypotheses, references, strict=True)]
+    return np.array([[s.sys_len, s.ref_len, *s.counts, *s.totals] for s in scores], dtype=np.float64)
 
 
 def bleu_of_sums(sums: Array) -> Array:
@@ -150,13 +150,13 @@ def against(
     if list(hypotheses) == list(baseline):  # sacreBLEU's p would be the least that there is
         return "nothing, the translations are the same"
     systems: list[tuple[str, Sequence[str]]] = [("baseline", list(baseline)), ("these", list(hypotheses))]
-    said = []
+    tests = []
     for kind, words in (("bs", "paired bootstrap"), ("ar", "approximate randomisation")):
         metrics = {"BLEU": BLEU(tokenize=bleu_tokens(target_lang), references=[list(references)])}
         _, scores = PairedTest(systems, metrics, references=None, test_type=kind)()
         theirs, ours = (result for result in scores["BLEU"] if isinstance(result, Result))
-        said.append(f"{words} {p_value(float(ours.p_value or 0.0))}")
-    return f"{ours.score - theirs.score:+z.2f} BLEU; {', '.join(said)}"
+        tests.append(f"{words} {p_value(float(ours.p_value or 0.0))}")
+    return f"{ours.score - theirs.score:+z.2f} BLEU; {', '.join(tests)}"
 
 
 def check_lengths(hypotheses: Sequence[str], references: Sequence[str]) -> None:

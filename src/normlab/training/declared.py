@@ -26,7 +26,7 @@ from normlab.errors import UserError, nearest
 from normlab.nn import Branch, TokenModel
 from normlab.nn.site import DECODER_LAYER, ENCODER_LAYER
 from normlab.nn.sublayer import Sublayer
-from normlab.tasks.build import build_model
+from normlab.tasks.task import build_model
 from normlab.trace.setup import Declaration, Setup
 from normlab.trace.starts import Start
 from normlab.trace.tensors import calling, unwrap

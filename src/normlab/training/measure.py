@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from normlab.config.config import Config
-from normlab.tasks.registry import TASKS
+from normlab.tasks import TASKS
 from normlab.tasks.task import Prepared
 from normlab.training.devices import autocast, prepare_process
 from normlab.training.trainer import Trainer

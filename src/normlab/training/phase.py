@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from normlab.runs.folder import RunFolder
-from normlab.tasks.task import Task, unheeded
+from normlab.tasks.task import Task, ignore_progress
 
 EVERY_SECONDS: Final = 1.0
 """The least time between two writes."""
@@ -30,7 +30,7 @@ class Phases:
                 self._advance(phase, None)
             yield
         finally:
-            task.advance = unheeded
+            task.advance = ignore_progress
             if self._written:
                 self._write("", None)
                 self._written = False

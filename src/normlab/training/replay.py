@@ -14,7 +14,7 @@ from torch import Tensor
 from normlab.diagnosis.probing.observe import Record
 from normlab.errors import UserError
 from normlab.runs.folder import RunFolder
-from normlab.tasks.registry import TASKS
+from normlab.tasks import TASKS
 from normlab.training.callbacks.probing import Preset, Probing
 from normlab.training.checkpoint import Checkpoint, has_checkpoint, open_checkpoint
 from normlab.training.devices import prepare_process

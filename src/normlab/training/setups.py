@@ -23,7 +23,7 @@ from normlab.errors import UserError
 from normlab.optim import ScheduleState, build_optimiser, schedule_factor
 from normlab.runs.folder import RunFolder
 from normlab.runs.manifest import committed
-from normlab.tasks.registry import TASKS
+from normlab.tasks import TASKS
 from normlab.tasks.task import Task
 from normlab.trace.setup import Declaration, Setup
 from normlab.trace.tensors import unwrap

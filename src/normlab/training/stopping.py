@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from normlab.config.config import Config
-from normlab.config.outcome import Outcome
+from normlab.config.metric import Outcome
 from normlab.training.outcome import outcome
 from normlab.training.rows import Rows
 from normlab.training.trainer import Trainer

@@ -21,11 +21,10 @@ from torch import nn
 from normlab.config.config import Config, run_id
 from normlab.config.io import validated
 from normlab.errors import UserError
-from normlab.runs.examples import write_examples
-from normlab.runs.files import named
+from normlab.runs.files import name_in_errors, write_examples
 from normlab.runs.folder import RunFolder, State, write_json_atomic, write_text_atomic
 from normlab.runs.manifest import train_anew
-from normlab.tasks.registry import TASKS
+from normlab.tasks import TASKS
 from normlab.tasks.task import Prepared
 from normlab.training.callbacks.base import Callback, Row, RowCallback
 from normlab.training.callbacks.log import Log, facts
@@ -184,11 +183,11 @@ def _score_again(task: AnyTask, folder: RunFolder) -> None:
 def _furnish(folder: RunFolder, config: Config, corpus: Prepared) -> None:
     """Write the files that a run folder needs to be used without its corpus, the configuration last."""
     if not folder.there():
-        with named(folder.tokenizer):
+        with name_in_errors(folder.tokenizer):
             corpus.tokenizer.save(folder.tokenizer)
         types = io.BytesIO()  # NumPy's own error of a full disk names no file
         np.save(types, corpus.target_vocab, allow_pickle=False)
-        with named(folder.target_vocab):
+        with name_in_errors(folder.target_vocab):
             folder.target_vocab.write_bytes(types.getbuffer())
         RunFolder.create(folder.path, config, TASKS[config.task].metrics, imported())
 

@@ -12,11 +12,9 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from normlab.comparison.result import Interval, learnt
-from normlab.comparison.scale import Scale
-from normlab.comparison.trains import share, share_gap
-from normlab.config.metric import Metric, named
-from normlab.config.outcome import MOSTLY
+from normlab.comparison.result import Interval, has_trained
+from normlab.comparison.statistics import Scale, share, share_gap
+from normlab.config.metric import MOSTLY, Metric, metric_named
 from normlab.papers.artefact import Measurement
 from normlab.papers.claim import Measure
 from normlab.papers.intervals import Array, mean, mean_ratio
@@ -47,7 +45,9 @@ class Trained:
 
     def metric(self, name: str) -> Metric:
         """The metric of that name; an empty name is the headline."""
-        return named(name or self.metrics[0].name, self.metrics, f"a measure wants {name!r}, and the runs")
+        return metric_named(
+            name or self.metrics[0].name, self.metrics, f"a measure wants {name!r}, and the runs"
+        )
 
     def scores(self, metric: Metric, cell: str) -> Array:
         """The test score of each seed; the worst one for a run without any."""
@@ -65,7 +65,7 @@ class Trained:
 
     def trained(self, cell: str) -> list[bool]:
         """Whether each seed trained."""
-        return [learnt(_outcome(folder)) for folder in self.cells[cell]]
+        return [has_trained(_outcome(folder)) for folder in self.cells[cell]]
 
     def trained_to_the_end(self, cell: str) -> list[bool]:
         """Whether each seed trained and reads its source and repeats no output at its last validation."""
@@ -236,7 +236,7 @@ def _cell(runs: Trained, metric: Metric, cell: str) -> Row:
     """A cell as the paper's table prints one, with every seed beside the mean."""
     scores, outcomes = runs.scores(metric, cell), [_outcome(folder) for folder in runs.cells[cell]]
     found = runs.mean_score(metric, runs.together(metric, cell))
-    shown = [metric.shown(float(s)) if learnt(o) else f"({metric.shown(float(s))})"
+    shown = [metric.shown(float(s)) if has_trained(o) else f"({metric.shown(float(s))})"
              for s, o in zip(scores, outcomes, strict=True)]  # fmt: skip
     return {
         "cell": cell,
@@ -244,7 +244,7 @@ def _cell(runs: Trained, metric: Metric, cell: str) -> Row:
         "low": found.low,
         "high": found.high,
         "seeds": ", ".join(shown),
-        "trained": f"{sum(map(learnt, outcomes))} of {len(outcomes)}",
+        "trained": f"{sum(map(has_trained, outcomes))} of {len(outcomes)}",
     }
 
 

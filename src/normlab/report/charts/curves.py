@@ -16,7 +16,7 @@ from typing import Any, Final
 import altair as alt
 import polars as pl
 
-from normlab.config.outcome import IGNORES_SOURCE
+from normlab.config.metric import IGNORES_SOURCE
 from normlab.report.charts.axes import nothing
 from normlab.report.charts.downsample import POINTS, downsample, spread
 from normlab.report.charts.theme import (
