@@ -55,7 +55,7 @@ RENAMES: Final[dict[str, Any]] = {
         "Config": ["normlab.config.config:Config"],
         "resolve": ["normlab.training.recipes.grammar:resolve", "normlab.run.recipes:resolve"],
         "train": ["normlab.training.train:train", "normlab.run.train:train"],
-        "build": ["normlab.tasks.task:build_model"],
+        "build": ["normlab.tasks.task:build_model", "normlab.tasks.build:build_model"],
         "Seq2Seq": ["normlab.nn:Seq2Seq"],
         "Encoder": ["normlab.nn:Encoder"],
         "generate": ["normlab.data.builtin:generate"],
