@@ -1,4 +1,4 @@
-"""Scores of a task as data: how one is called, in which unit, and which of two values is better."""
+"""Scores of a task and outcomes of a run as data: names, units, and which of two values is better."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Metric:
     """Whether validations compute it; only such a metric can decide which checkpoint is best."""
 
     def sort_key(self, value: float | None) -> float:
-        """The value such that more is better; none and NaN are worse than everything."""
+        """A number that is larger for a better value; none and NaN sort below everything."""
         if value is None or math.isnan(value):
             return -math.inf
         return value if self.higher_is_better else -value
@@ -41,9 +41,7 @@ class Metric:
 
     @property
     def margin(self) -> float:
-        """The smallest difference that matters where nobody says otherwise: ten units of the last digit
-        shown.
-        """
+        """The default smallest difference worth reporting: ten units in the last displayed digit."""
         return 10.0 ** (1 - self.digits)
 
     def bounded(self, value: float) -> float:
@@ -100,9 +98,8 @@ def in_words(metrics: Sequence[Metric], scores: Mapping[str, object]) -> str:
 
 
 IGNORES_SOURCE: Final = "ignores its source"
-
 MOSTLY: Final = 0.5
-"""A share of the outputs; that one and the same output has more is a failure."""
+"""A run has failed if one and the same output is more than this share of its outputs."""
 
 
 @dataclass(frozen=True)

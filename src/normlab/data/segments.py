@@ -74,10 +74,10 @@ class Spans:
 
     @classmethod
     def of(cls, stream: Ints, *, span_len: int) -> Spans:
-        """Cut a ``Stream`` of tokens. Documents are those of ``documents.document_sizes``; a rest of one
+        """Cut a ``Stream`` of tokens; documents are those of ``text.document_sizes``, and a remainder of one
         token is left out.
 
-        Raises UserError for a text of one document, for none of its segments could follow a random one.
+        Raises UserError for a text of one document, which has no other to draw a random segment from.
         """
         tokens = np.asarray(stream)
         sizes = np.diff(np.flatnonzero(tokens == EOS)) - 1

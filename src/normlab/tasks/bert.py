@@ -35,7 +35,7 @@ from normlab.errors import UserError
 from normlab.nn import PAD, Encoder
 from normlab.nn.model import evaluating
 from normlab.tasks.loss import LossSum, label_smoothed
-from normlab.tasks.task import Evaluation, Task, max_positions, rows_of
+from normlab.tasks.task import Evaluation, Task, rows_of
 
 Array = NDArray[np.float64]
 
@@ -106,8 +106,8 @@ class BertPretraining(Task[TextCorpus, Encoder, BertBatch], name="bert_pretraini
         self.begins = word_beginnings(corpus.tokenizer) if config.data.whole_word_masking else None
 
     @classmethod
-    def check_text(cls, config: Config, corpus: TextCorpus) -> None:
-        require_block_len(config.data, max_positions(config))
+    def check_lengths(cls, config: Config, corpus: TextCorpus, max_positions: int | None) -> None:
+        require_block_len(config.data, max_positions)
 
     @classmethod
     def check(cls, config: Config) -> None:

@@ -111,8 +111,8 @@ class Classification(Task[LabelledCorpus, PairClassifier, PairBatch], name="clas
         return label_smoothed(logits, batch.labels[:, None], self.config.optim.label_smoothing, None, -1)
 
     def dev_scores(self, model: PairClassifier) -> dict[str, float]:
-        """Return the scores on dev; ``nll_exchanged`` is that of the labels with the pair before each one's
-        own.
+        """Return the scores on dev; ``nll_exchanged`` is the NLL when each label is paired with the previous
+        example's sentences.
         """
         dev = self.corpus.dev
         log_p = self._log_p(model, dev)
@@ -165,7 +165,7 @@ def cut(first: list[int], second: list[int], most: int) -> tuple[list[int], list
 
 
 def examples_of(log_p: Array, labels: NDArray[np.int64]) -> dict[str, Array]:
-    """The sufficient statistics of each pair: right or wrong, kind of error, log-likelihood."""
+    """Return the sufficient statistics of each pair: right or wrong, kind of error, log-likelihood."""
     answers, last, ones = log_p.argmax(-1), log_p.shape[1] - 1, np.ones(len(labels))
     given, chosen = labels == last, answers == last
     nll = -np.take_along_axis(log_p, labels[:, None], 1)[:, 0]

@@ -29,7 +29,7 @@ from normlab.nn import PAD, Decoder
 from normlab.nn.decode import likeliest, nucleus
 from normlab.nn.model import evaluating
 from normlab.tasks.loss import LossSum, label_smoothed
-from normlab.tasks.task import Evaluation, Task, max_positions, rows_of
+from normlab.tasks.task import Evaluation, Task, rows_of
 
 Array = NDArray[np.float64]
 
@@ -85,8 +85,8 @@ class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model")
             )
 
     @classmethod
-    def check_text(cls, config: Config, corpus: TextCorpus) -> None:
-        require_block_len(config.data, max_positions(config))
+    def check_lengths(cls, config: Config, corpus: TextCorpus, max_positions: int | None) -> None:
+        require_block_len(config.data, max_positions)
 
     prepare = staticmethod(prepare_text)
 

@@ -130,6 +130,13 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
     @classmethod
     def check_text(cls, config: Config, corpus: CorpusT) -> None:
         """Raise UserError if a sentence is too long for the configuration's batches or its model."""
+        with torch.device("meta"):
+            longest = PositionEncoding.registry[config.model.position_encoding](config.model).longest
+        cls.check_lengths(config, corpus, longest)
+
+    @classmethod
+    def check_lengths(cls, config: Config, corpus: CorpusT, max_positions: int | None) -> None:
+        """Raise as ``check_text``; a model without a limit of its positions has None."""
 
     @staticmethod
     @abstractmethod
@@ -211,12 +218,6 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
 def rows_of(config: Config) -> int:
     """Return the rows of a micro-batch of ``data.block_len`` tokens each."""
     return max(1, config.train.max_tokens // config.data.block_len)
-
-
-def max_positions(config: Config) -> int | None:
-    """Return the most positions that a configuration's model takes; None for one without a limit."""
-    with torch.device("meta"):
-        return PositionEncoding.registry[config.model.position_encoding](config.model).longest
 
 
 def repeated_share(outputs: Sequence[str], references: Sequence[str]) -> float:

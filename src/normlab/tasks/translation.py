@@ -30,7 +30,7 @@ from normlab.nn.decode import EOS, FREE, Bounds, Hypothesis, sample, search
 from normlab.nn.model import evaluating
 from normlab.tasks.loss import LossSum, label_smoothed
 from normlab.tasks.scores import bleu_of_sums, corpus_bleu, require_bleu_tokens, score, sentence_statistics
-from normlab.tasks.task import Evaluation, Task, max_positions, repeated_share
+from normlab.tasks.task import Evaluation, Task, repeated_share
 
 _SEARCHED_SENTENCES = 200
 """About one batch of the search at full size: fewer sentences would each seem dearer than they are."""
@@ -66,9 +66,9 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         require_bleu_tokens(config.data.target_lang)
 
     @classmethod
-    def check_text(cls, config: Config, corpus: Corpus) -> None:
-        positions, max_tokens = max_positions(config), config.train.max_tokens
-        require_lengths(corpus, config.data, max_tokens=max_tokens, max_positions=positions)
+    def check_lengths(cls, config: Config, corpus: Corpus, max_positions: int | None) -> None:
+        max_tokens = config.train.max_tokens
+        require_lengths(corpus, config.data, max_tokens=max_tokens, max_positions=max_positions)
 
     prepare = staticmethod(prepare)
 
@@ -87,9 +87,9 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         return label_smoothed(logits, batch.target_out, smoothing, self.allowed, PAD)
 
     def dev_nlls(self, model: Seq2Seq) -> tuple[float, float]:
-        """Return the negative log-likelihood of dev in nats per token, without label smoothing; and what
-        the source of the sentence before in the place of each one's own adds to that of the first
-        ``train.dev_decode_sentences`` sentences, NaN where there is no other sentence.
+        """Return dev's negative log-likelihood in nats per token, without label smoothing, and the cost of
+        giving each of the first ``train.dev_decode_sentences`` sentences the source of the one before it; NaN
+        where there is no other sentence.
         """
         dev, count = self.corpus.dev, self.config.train.dev_decode_sentences
         first = np.arange(len(dev)) < max(count, 2)
