@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from normlab.config.config import MachineConfig, ModelConfig, OptimConfig
-from normlab.data.batches import Batch, Batches
+from normlab.data.batches import Batch, PairBatches
 from normlab.data.ragged import Ragged, TokenPairs
 from normlab.data.shapes import plan_shapes
 from normlab.nn import PAD
@@ -78,7 +78,7 @@ def batches(max_tokens: int, count: int) -> list[Batch]:
     pairs = TokenPairs(
         *(Ragged.of([rng.integers(4, VOCAB, n).tolist() for n in lengths]) for lengths in (source, target))
     )
-    made = Batches(pairs, plan_shapes(pairs, max_tokens), 1)
+    made = PairBatches(pairs, plan_shapes(pairs, max_tokens), 1)
     return [made.at(i) for i in range(min(count, made.steps_per_epoch))]
 
 

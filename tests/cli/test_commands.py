@@ -13,7 +13,7 @@ from rich.console import Console
 
 from normlab.cli import show, terminal
 from normlab.cli.main import main
-from normlab.comparison.result import Comparison, Difference, Interval, RecipeResult, Trial
+from normlab.comparison.result import Comparison, Interval, RecipeDifference, RecipeResult, SweepRun
 from normlab.config.config import Config, OptimConfig
 from normlab.config.io import to_json
 from normlab.config.metric import Outcome
@@ -52,7 +52,7 @@ def recipe(name, bleu, outcomes=("trained", "trained")):
     return RecipeResult(
         name=name,
         resolves_to=name,
-        trials=(Trial(1e-3, "r1", {"bleu": 20.0}, "trained"),),
+        trials=(SweepRun(1e-3, "r1", {"bleu": 20.0}, "trained"),),
         lr=1e-3,
         runs=("r1", "r2"),
         outcomes=outcomes,
@@ -79,7 +79,7 @@ COMPARISON = Comparison(
     recipes=(recipe("post", None, ("stuck", "stuck")), recipe("admin", 28.0), recipe("pre", 30.0)),
     margin=1.0,
     differences=(
-        Difference(
+        RecipeDifference(
             "pre",
             "admin",
             2,

@@ -248,7 +248,7 @@ def test_no_pair_left(tmp_path):
     reason="needs Multi30k in $NORMLAB_DATA/multi30k",
 )
 def test_multi30k_is_prepared_in_seconds_and_padded_little(tmp_path):
-    from normlab.data.batches import Batches
+    from normlab.data.batches import PairBatches
     from normlab.data.shapes import plan_shapes
 
     folder = Path(os.environ["NORMLAB_DATA"], "multi30k")
@@ -262,7 +262,7 @@ def test_multi30k_is_prepared_in_seconds_and_padded_little(tmp_path):
     _, corpus = prepare(DataConfig(**paths, vocab_size=8000), tmp_path)
     assert time.monotonic() - start < 20, "usually 2.5 s"
     assert (len(corpus.train), len(corpus.dev), len(corpus.test_text)) == (29_000, 1014, 1000)
-    batches = Batches(corpus.train, plan_shapes(corpus.train, 4096), seed=1)
+    batches = PairBatches(corpus.train, plan_shapes(corpus.train, 4096), seed=1)
     real = positions = 0
     for step in range(batches.steps_per_epoch):
         batch = batches.at(step)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from normlab.comparison.judge import judge
-from normlab.comparison.result import Comparison, RecipeResult, Sample, Trial
+from normlab.comparison.result import Comparison, RecipeResult, Sample, SweepRun
 from normlab.config.config import (
     Config,
     DataConfig,
@@ -83,7 +83,7 @@ def _recipe(root: Path, name: str, ends: tuple[float | str, ...], chosen: int, r
         name=name,
         resolves_to="pre norm, ScaleNorm, FixNorm embedding, SmallInit, inverse square root without warm-up",
         trials=tuple(
-            Trial(lr, run, _dev(e), e if isinstance(e, str) else "trained")
+            SweepRun(lr, run, _dev(e), e if isinstance(e, str) else "trained")
             for lr, run, e in zip(LRS, runs, ends, strict=True)
         ),
         lr=LRS[chosen],

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from normlab.comparison.judge import judge
-from normlab.comparison.plan import Grid
+from normlab.comparison.plan import RunGrid
 from normlab.comparison.result import CompareRequest, Comparison, RecipeResult, Sample
 from normlab.config.config import Config
 from normlab.config.io import to_json, validated
@@ -40,7 +40,7 @@ def compare(
     written into ``request.out`` and ``publish`` is called; until all recipes are finished the comparison
     names those that are not.
     """
-    grid = Grid(request)
+    grid = RunGrid(request)
     work = Queue(request.out, grid.request.jobs, watch, place(request.on).start)
     left = {recipe: {(lr, request.sweep_seed) for lr in grid.swept} for recipe in request.recipes}
     reported: set[str] = set()
@@ -76,7 +76,7 @@ def compare(
     return written()
 
 
-def conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> Comparison:
+def conclude(grid: RunGrid, recipes: Sequence[str], failed: Mapping[str, str]) -> Comparison:
     """Compare those recipes, whose runs have all ended."""
     request, task = grid.request, grid.task
     lrs = {r: grid.chosen_lr(r) for r in recipes}
@@ -111,7 +111,7 @@ def conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> C
     return judge(comparison, request.out, exchanges=request.exchanges)
 
 
-def _recipe(grid: Grid, name: str, lr: float, folders: Sequence[RunFolder]) -> RecipeResult:
+def _recipe(grid: RunGrid, name: str, lr: float, folders: Sequence[RunFolder]) -> RecipeResult:
     """A recipe as far as its runs do not say it."""
     config = grid.base[name]
     return RecipeResult(
@@ -142,7 +142,7 @@ def hardware(folders: Sequence[RunFolder]) -> str:
     return "; ".join(counts if len(counts) == 1 else each)
 
 
-def _test_is_dev(grid: Grid) -> bool:
+def _test_is_dev(grid: RunGrid) -> bool:
     """Whether all of the test text is dev text: it has the same sentences, or none was given for it."""
     if getattr(grid.corpus, "overlap", {}).get("test in dev") == 1:
         return True

@@ -12,13 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from normlab.comparison.result import Comparison, Difference, Interval, RecipeResult, Trial, has_trained
+from normlab.comparison.result import (
+    Comparison,
+    Interval,
+    RecipeDifference,
+    RecipeResult,
+    SweepRun,
+    has_trained,
+)
 from normlab.comparison.sentences import findings, of_difference, of_training
 from normlab.comparison.statistics import (
     LEVEL,
     Array,
     Contrasts,
-    Scale,
+    MetricScale,
     contrasts,
     fisher,
     mean_margin,
@@ -58,9 +65,9 @@ def _signatures(comparison: Comparison, root: Path) -> dict[str, str]:
     return {name: " or ".join(signatures) for name, signatures in by_metric.items()}
 
 
-def trial(run: str, lr: float, status: Status) -> Trial:
+def trial(run: str, lr: float, status: Status) -> SweepRun:
     """Return the result of a run of the sweep."""
-    return Trial(lr, run, status.best_dev, _outcome(status))
+    return SweepRun(lr, run, status.best_dev, _outcome(status))
 
 
 def _outcome(status: Status) -> str:
@@ -97,7 +104,7 @@ def _values(recipe: RecipeResult, metric: Metric) -> Array:
     scores = recipe.scores.get(metric.name, (None,) * len(recipe.runs))
     pairs = zip(scores, recipe.outcomes, strict=True)
     kept = np.array([s if s is not None and has_trained(o) else np.nan for s, o in pairs], dtype=np.float64)
-    return Scale(metric).values(np.where(np.isfinite(kept), kept, np.nan))
+    return MetricScale(metric).values(np.where(np.isfinite(kept), kept, np.nan))
 
 
 def _mean(recipe: RecipeResult, metric: Metric) -> Interval | None:
@@ -108,11 +115,13 @@ def _mean(recipe: RecipeResult, metric: Metric) -> Interval | None:
     mean, margin = map(float, mean_margin(values))
     if np.isnan(mean):
         return None
-    value, *ends = (float(Scale(metric).scores(np.array(v))) for v in (mean, mean - margin, mean + margin))
+    value, *ends = (
+        float(MetricScale(metric).scores(np.array(v))) for v in (mean, mean - margin, mean + margin)
+    )
     return Interval(value) if np.isnan(margin) else Interval(value, *ends)
 
 
-def _differences(comparison: Comparison, root: Path, exchanges: int) -> tuple[Difference, ...]:
+def _differences(comparison: Comparison, root: Path, exchanges: int) -> tuple[RecipeDifference, ...]:
     recipes, metric = comparison.ranked, comparison.headline
     if len(recipes) < 2:
         return ()
@@ -143,7 +152,7 @@ def _training(a: RecipeResult, b: RecipeResult, pairs: int) -> dict[str, Any]:
     return {"p_trains": p, "trains_sentence": of_training(a, b, p, settles)}
 
 
-def _answer(comparison: Comparison, contrast: Contrasts, index: int, values: Array) -> Difference:
+def _answer(comparison: Comparison, contrast: Contrasts, index: int, values: Array) -> RecipeDifference:
     """The answer about one pair, of which ``values`` holds both recipes, without names and words."""
     common, delta, margin = (
         int(contrast.common[index]),
@@ -151,8 +160,8 @@ def _answer(comparison: Comparison, contrast: Contrasts, index: int, values: Arr
         float(contrast.margin[index]),
     )
     if not contrast.given[index]:
-        return Difference("", "", common, "open")
-    scale, both = Scale(comparison.headline), values[:, np.isfinite(values).all(axis=0)]
+        return RecipeDifference("", "", common, "open")
+    scale, both = MetricScale(comparison.headline), values[:, np.isfinite(values).all(axis=0)]
 
     def points(moved: float) -> float:
         return float(scale.difference(both.mean(), np.array(moved)))
@@ -160,16 +169,16 @@ def _answer(comparison: Comparison, contrast: Contrasts, index: int, values: Arr
     interval = Interval(points(delta), points(delta - margin), points(delta + margin))
     p = float(contrast.p[index])
     if p < LEVEL:
-        return Difference("", "", common, "better", delta=interval, p=p)
+        return RecipeDifference("", "", common, "better", delta=interval, p=p)
     if interval.largest <= comparison.margin:
-        return Difference("", "", common, "equal", delta=interval, p=p)
+        return RecipeDifference("", "", common, "equal", delta=interval, p=p)
     effect = max(abs(interval.value), comparison.margin)
     wanted = abs(delta) if effect == abs(interval.value) else effect / abs(points(1e-3) / 1e-3)
     spread = float(contrast.spread[index])
     if common < 3:  # two differences say little of their spread, the recipes' own spreads a bit more
         spread = max(spread, float(np.sqrt(both.var(axis=1, ddof=1).sum())))
     enough = seeds_needed(len(comparison.recipes), wanted * 2**0.5 / spread, len(comparison.seeds) + 1)
-    return Difference("", "", common, "open", delta=interval, p=p, effect=effect, seeds_needed=enough)
+    return RecipeDifference("", "", common, "open", delta=interval, p=p, effect=effect, seeds_needed=enough)
 
 
 def _examples(recipe: RecipeResult, metric: Metric, root: Path) -> Mapping[int, Array]:

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from normlab.comparison.judge import trial
-from normlab.comparison.result import CompareRequest, Trial, choose, has_trained, on_backend
-from normlab.comparison.statistics import Scale, detectable
+from normlab.comparison.result import CompareRequest, SweepRun, choose, has_trained, on_backend
+from normlab.comparison.statistics import MetricScale, detectable
 from normlab.config.config import Config, SeedConfig, run_id
 from normlab.config.io import validated
 from normlab.config.metric import Metric
@@ -25,7 +25,7 @@ from normlab.training.measure import Seconds, measure
 from normlab.training.recipes.grammar import describe, resolve
 
 
-class Grid:
+class RunGrid:
     """The configurations of a comparison, by recipe, learning rate and seed."""
 
     def __init__(self, request: CompareRequest) -> None:
@@ -63,7 +63,7 @@ class Grid:
         """Return the folders of a recipe's sweep, one for each learning rate."""
         return [self.folder(recipe, lr, self.request.sweep_seed) for lr in self.swept]
 
-    def trials(self, recipe: str) -> tuple[Trial, ...]:
+    def trials(self, recipe: str) -> tuple[SweepRun, ...]:
         """Return the results of a recipe's sweep."""
         return tuple(
             trial(f.path.name, lr, f.status()) for f, lr in zip(self.sweep(recipe), self.swept, strict=True)
@@ -111,7 +111,7 @@ class Spread:
     def size(self, metric: Metric, deviations: float = 1.0) -> float:
         """A difference of so many standard deviations around ``centre``, as a score."""
         values = np.array(self.centre), np.array(deviations * self.sd)
-        return abs(float(Scale(metric).difference(*values)))
+        return abs(float(MetricScale(metric).difference(*values)))
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class ComparePlan:
                 f"No kept runs show how much {self.metric.label} differs between seeds, so sizes are in "
                 "standard deviations of a recipe over seeds"
             )
-        score = float(Scale(self.metric).scores(np.array(self.spread.centre)))
+        score = float(MetricScale(self.metric).scores(np.array(self.spread.centre)))
         sd = self.spread.size(self.metric)
         return (
             f"By {count(self.spread.recipes, 'recipe')} with several seeds in {self.spread.source}, around "
@@ -171,7 +171,7 @@ def plan(request: CompareRequest, kept: Sequence[Path] = (Path("results"),)) -> 
     tell, by the spread over seeds of the runs in ``request.out`` or, if there are none, in the folders
     ``kept``.
     """
-    grid = Grid(request)
+    grid = RunGrid(request)
     request = grid.request
     metric = grid.task.metrics[0]
     sweep = tuple(
@@ -196,7 +196,7 @@ def plan(request: CompareRequest, kept: Sequence[Path] = (Path("results"),)) -> 
 
 
 def power(
-    request: CompareRequest, grid: Grid, metric: Metric, seen: Spread | None, run_seconds: float
+    request: CompareRequest, grid: RunGrid, metric: Metric, seen: Spread | None, run_seconds: float
 ) -> Iterator[Power]:
     """Yield what some numbers of seeds could tell, the smallest first."""
     for seeds in sorted({*NUMBERS, request.seeds}):
@@ -221,7 +221,7 @@ def spread(root: Path, task: str, metric: Metric) -> Spread | None:
         if config.task == task and outcome and has_trained(outcome.state) and isinstance(score, int | float):
             key = run_id(replace(config, seeds=SeedConfig(0, 0, 0)))
             groups.setdefault(key, []).append(float(score))
-    several = [Scale(metric).values(np.array(scores)) for scores in groups.values() if len(scores) > 1]
+    several = [MetricScale(metric).values(np.array(scores)) for scores in groups.values() if len(scores) > 1]
     if not several:
         return None
     freedom = sum(len(values) - 1 for values in several)

@@ -123,7 +123,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Trial:
+class SweepRun:
     """One learning rate of one recipe, run with the seed of the sweep."""
 
     lr: float
@@ -133,14 +133,14 @@ class Trial:
     outcome: str
 
 
-def choose(trials: Sequence[Trial]) -> float:
+def choose(trials: Sequence[SweepRun]) -> float:
     """Return the learning rate with the lowest dev loss per token among the runs that trained, or among all
     if none did.
 
     Ties go to the smaller rate.
     """
 
-    def sort_key(trial: Trial) -> tuple[bool, float, float]:
+    def sort_key(trial: SweepRun) -> tuple[bool, float, float]:
         return has_trained(trial.outcome), NLL.sort_key(trial.dev.get(NLL.name)), -trial.lr
 
     return max(trials, key=sort_key).lr
@@ -153,7 +153,7 @@ class RecipeResult:
     name: str
     resolves_to: str
     """One line: placement, norm, embedding, scheme, schedule."""
-    trials: tuple[Trial, ...]
+    trials: tuple[SweepRun, ...]
     """The sweep, with a seed that is not reported; empty where there was one rate and no choice."""
     lr: float
     """The learning rate that the sweep chose."""
@@ -208,7 +208,7 @@ class RecipeResult:
 
 
 @dataclass(frozen=True)
-class Difference:
+class RecipeDifference:
     """Two recipes compared: how good each is when it trains, how often it trains, and their very models."""
 
     a: str
@@ -275,7 +275,7 @@ class Comparison:
     samples: tuple[Sample, ...]
     margin: float
     """The smallest difference of the headline that matters; a smaller one counts as none."""
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[RecipeDifference, ...] = ()
     sentences: tuple[str, ...] = ()
     """What was found, the headline first: pages and terminals say these sentences."""
     sweep_seed: int | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from normlab.comparison.result import Comparison, Difference, RecipeResult
+from normlab.comparison.result import Comparison, RecipeDifference, RecipeResult
 from normlab.comparison.statistics import LEVEL, MOST_SEEDS, fisher
 from normlab.config.metric import Metric
 from normlab.config.units import count, p_value
@@ -13,7 +13,7 @@ FEW = 4
 """More names than these are counted instead of listed."""
 
 
-def of_difference(difference: Difference, comparison: Comparison) -> str:
+def of_difference(difference: RecipeDifference, comparison: Comparison) -> str:
     """Return the answer about two recipes."""
     a, b, delta, metric = difference.a, difference.b, difference.delta, comparison.headline
     if delta is None or delta.low is None or delta.high is None or difference.p is None:
@@ -79,7 +79,7 @@ def _reaches(recipe: RecipeResult, metric: Metric) -> str:
     return f"{reaches} with one seed" if recipe.ended == 1 else f"{reaches}, the mean of {recipe.ended} seeds"
 
 
-def _standing(best: RecipeResult, others: Sequence[Difference], comparison: Comparison) -> str:
+def _standing(best: RecipeResult, others: Sequence[RecipeDifference], comparison: Comparison) -> str:
     """How the best recipe stands to each other one, in one clause for each kind of answer."""
     metric = comparison.headline
     ahead = [d for d in others if d.answer == "better" and _winner(d, metric) == best.name]
@@ -90,7 +90,7 @@ def _standing(best: RecipeResult, others: Sequence[Difference], comparison: Comp
     still = [d for d in others if d.answer == "open" and d not in often and _other(d, best.name) not in never]
     unable = [d for d in others if d not in often and _other(d, best.name) in never]
 
-    def others_in(some: Iterable[Difference]) -> str:
+    def others_in(some: Iterable[RecipeDifference]) -> str:
         return _listing(_other(d, best.name) for d in some)
 
     clauses = []
@@ -111,7 +111,7 @@ def _standing(best: RecipeResult, others: Sequence[Difference], comparison: Comp
     return "".join(f"; {clause}" for clause in clauses)
 
 
-def _open(best: RecipeResult, others: Sequence[Difference], comparison: Comparison) -> list[str]:
+def _open(best: RecipeResult, others: Sequence[RecipeDifference], comparison: Comparison) -> list[str]:
     """How many seeds would settle what is open about the best recipe."""
     most = max((d.seeds_needed or 0 for d in others if d.answer == "open"), default=0)
     so_far = f"so far there are {len(comparison.seeds)}"
@@ -134,11 +134,11 @@ def _chances(comparison: Comparison) -> list[str]:
     return [f"With {count(seeds, 'seed')} {never}; with {least} all against none would be"]
 
 
-def _winner(d: Difference, metric: Metric) -> str:
+def _winner(d: RecipeDifference, metric: Metric) -> str:
     return d.a if d.delta and metric.better(d.delta.value, 0.0) else d.b
 
 
-def _other(d: Difference, name: str) -> str:
+def _other(d: RecipeDifference, name: str) -> str:
     return d.b if d.a == name else d.a
 
 

@@ -2,7 +2,7 @@ r"""What scores and outcomes by seed say of recipes: means, differences, and wha
 
 Recipes are compared within seeds: runs of the same seed share the order of the data and, where shapes allow,
 their initial weights. Let :math:`d_s` be the difference of two recipes at seed :math:`s`, on a scale without
-edges (``Scale``). Its mean over the :math:`m` seeds at which both trained has the error
+edges (``MetricScale``). Its mean over the :math:`m` seeds at which both trained has the error
 :math:`\tilde s/\sqrt m` with
 
 .. math:: \tilde s^2 = \frac{d_0 \bar s^2 + (m - 1) s^2}{d_0 + m - 1}
@@ -190,7 +190,7 @@ def seeds_needed(recipes: int, effect: float, at_least: int = 2) -> int | None:
 
 
 @dataclass(frozen=True)
-class Scale:
+class MetricScale:
     """A scale without edges, on which scores of different seeds are averaged and compared.
 
     A score between two ends goes through the logit, one above a least value through the logarithm, one

@@ -21,11 +21,11 @@ _SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
 def readable(text: str) -> str:
     r"""Replace the formulas of a paragraph: ``\sqrt{d} \, x \leftarrow y`` becomes ``√d x ← y``."""
-    text = _MATH.sub(lambda match: _Reader(match[1]).whole(), " ".join(text.split()))
+    text = _MATH.sub(lambda match: _FormulaReader(match[1]).whole(), " ".join(text.split()))
     return text.replace("`", "")
 
 
-class _Reader:
+class _FormulaReader:
     """Read the tokens of one formula from left to right."""
 
     def __init__(self, formula: str) -> None:

@@ -58,7 +58,7 @@ class Batch(TensorBatch):
         return replace(self, tokens=target, source_tokens=source)
 
 
-class Batches:
+class PairBatches:
     """Endless training batches: index i is the i-th micro-batch over all epochs, so resuming needs only i.
 
     In every epoch each pair occurs once, in the smallest shape that holds it. Pairs that do not fill a batch

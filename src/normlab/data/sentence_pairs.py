@@ -70,7 +70,7 @@ class LabelledCorpus(PreparedCorpus):
 
 
 @dataclass(frozen=True)
-class Rows:
+class LabelledRows:
     """The columns of a table of pairs."""
 
     first: list[str]
@@ -80,8 +80,8 @@ class Rows:
     def __len__(self) -> int:
         return len(self.label)
 
-    def only(self, chosen: Sequence[int]) -> Rows:
-        return Rows(*([column[i] for i in chosen] for column in vars(self).values()))
+    def only(self, chosen: Sequence[int]) -> LabelledRows:
+        return LabelledRows(*([column[i] for i in chosen] for column in vars(self).values()))
 
 
 def prepare_labelled(config: DataConfig, root: str | Path) -> tuple[DataConfig, LabelledCorpus]:
@@ -99,7 +99,7 @@ def prepare_labelled(config: DataConfig, root: str | Path) -> tuple[DataConfig, 
     return config, replace(corpus, facts=origin | corpus.facts)
 
 
-def columns_of(spec: str) -> Rows:
+def columns_of(spec: str) -> LabelledRows:
     """Read the three columns that a path of pairs names, such as ``pairs.tsv#first,second,label``."""
     all_three = open_text(spec)
     texts: list[Column | HubColumn] = []
@@ -119,10 +119,10 @@ def columns_of(spec: str) -> Rows:
             f"the columns of {spec} have {len(first)}, {len(second)} and {len(label)} rows; give three of "
             "the same table, with at least one row"
         )
-    return Rows(first, second, label)
+    return LabelledRows(first, second, label)
 
 
-def _read(config: DataConfig) -> tuple[dict[str, Rows], dict[str, str]]:
+def _read(config: DataConfig) -> tuple[dict[str, LabelledRows], dict[str, str]]:
     """Return train, dev and test pairs, and facts about their origin."""
     paths = {name: getattr(config, f"{name}_pairs") for name in SPLITS}
     given = [f"{name}_pairs" for name in SPLITS if paths[name]]
@@ -140,7 +140,7 @@ def _read(config: DataConfig) -> tuple[dict[str, Rows], dict[str, str]]:
     return {name: rows[name] for name in SPLITS}, origin
 
 
-def _fill(work: Path, *, rows: dict[str, Rows], config: DataConfig) -> dict[str, Any]:
+def _fill(work: Path, *, rows: dict[str, LabelledRows], config: DataConfig) -> dict[str, Any]:
     labels = sorted(set(rows["train"].label))
     for name, split in rows.items():
         if unknown := sorted({*split.label} - {*labels}):

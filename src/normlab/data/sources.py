@@ -22,21 +22,21 @@ HUB: Final = "hf:"
 _PART: Final = re.compile(r"(.+)\[(\d*):(\d*)\]")
 _ROWS_AT_A_TIME: Final = 1000
 
-Text: TypeAlias = "TextFile | Column | HubColumn | Part"
+Text: TypeAlias = "TextFile | Column | HubColumn | LineRange"
 
 
 def open_lines(spec: str | Path) -> Text:
     """Return the text that a path of the configuration means; it is read when it is iterated.
 
     ``corpus.de``, a file; ``pairs.tsv#2`` and ``pairs.tsv#en``, a ``Column``;
-    ``hf:wmt14:de-en#train.translation.de``, a ``HubColumn``; ``corpus.de[:1000]``, a ``Part`` of any of
+    ``hf:wmt14:de-en#train.translation.de``, a ``HubColumn``; ``corpus.de[:1000]``, a ``LineRange`` of any of
     these. A file whose own name has a ``#`` or a part is a file. Raises UserError for a path of none of these
     forms.
     """
     text = str(spec)
     part = _PART.fullmatch(text)
     if part and not located(text).exists():
-        return Part(open_lines(part[1]), int(part[2] or 0), int(part[3]) if part[3] else None)
+        return LineRange(open_lines(part[1]), int(part[2] or 0), int(part[3]) if part[3] else None)
     if text.startswith(HUB):
         return HubColumn.of(text)
     if "#" not in text or located(text).exists():
@@ -65,7 +65,7 @@ def open_text(spec: str | Path) -> Text:
 
 def file_of(text: Text) -> Path | None:
     """Return the file that holds a text; None for a column of the Hub."""
-    if isinstance(text, Part):
+    if isinstance(text, LineRange):
         return file_of(text.text)
     return None if isinstance(text, HubColumn) else located(text.path)
 
@@ -130,7 +130,7 @@ class Column:
 
 @final
 @dataclass(frozen=True)
-class Part:
+class LineRange:
     """The lines of a text from one on up to another one, counted from 0 as in Python: ``[start:stop]``."""
 
     text: Text

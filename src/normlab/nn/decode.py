@@ -100,7 +100,7 @@ class Bounds:
         return log_p
 
 
-class Search(ABC):
+class Continuations(ABC):
     """K continuations of each unfinished sentence: ``tokens`` `[B', K, t]` and ``scores`` `[B', K]`, minus
     infinity for a continuation that has ended.
     """
@@ -146,7 +146,7 @@ class Search(ABC):
 @torch.inference_mode()
 @kept_copies()
 def decode(
-    model: Seq2Seq, source: Tensor, bounds: Bounds, begin: Callable[[Tensor], Search]
+    model: Seq2Seq, source: Tensor, bounds: Bounds, begin: Callable[[Tensor], Continuations]
 ) -> list[list[Hypothesis]]:
     """Run a search on source rows `[B, S]`; ``begin`` builds it from the limits `[B]` of the outputs.
 
@@ -186,13 +186,13 @@ def search(
     """
     penalty = LENGTH_PENALTIES[formula]
 
-    def begin(limits: Tensor) -> Search:
+    def begin(limits: Tensor) -> Continuations:
         return _Beams(limits, beams, lambda length: penalty(length, length_penalty))
 
     return decode(model, source, bounds, begin)
 
 
-class _Beams(Search):
+class _Beams(Continuations):
     """Beam search: the K best of all continuations of the previous K."""
 
     def __init__(self, limits: Tensor, width: int, penalty: Callable[[int], float]) -> None:
@@ -248,7 +248,7 @@ def sample(
     :math:`\log p(y \mid x)` of the model itself, whatever the sampling. Samples without an end are left out.
     """
 
-    def begin(limits: Tensor) -> Search:
+    def begin(limits: Tensor) -> Continuations:
         return _Samples(limits, seeds, temperature=temperature, top_k=top_k, top_p=top_p)
 
     return decode(model, source, bounds, begin)
@@ -278,7 +278,7 @@ def nucleus(log_p: Tensor, mass: float) -> Tensor:
     return log_p.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), float("-inf"))
 
 
-class _Samples(Search):
+class _Samples(Continuations):
     """Sampling: K independent outputs of each sentence."""
 
     def __init__(

@@ -1,7 +1,7 @@
 r"""Measures of trained runs, each a frozen dataclass of the cells that it reads: scores, differences between
 cells, and how many runs train.
 
-A score is averaged and compared over seeds on a scale without edges (``statistics.Scale``), so that no
+A score is averaged and compared over seeds on a scale without edges (``statistics.MetricScale``), so that no
 interval leaves the metric's range. A run without a score, such as one that diverged before its first
 validation, has the worst one: papers print such runs as 0 BLEU or as a failure, and leave none out.
 """

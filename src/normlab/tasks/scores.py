@@ -20,7 +20,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Scores:
+class TranslationScores:
     """Corpus scores of one translation, all from 0 to 100, each with sacreBLEU's signature."""
 
     bleu: float
@@ -75,7 +75,7 @@ def require_bleu_tokens(target_lang: str) -> None:
 @validated
 def score(
     hypotheses: Sequence[str], references: Sequence[str], *, tokenised: bool = False, target_lang: str = ""
-) -> Scores:
+) -> TranslationScores:
     """Compute the corpus scores of one translation against one reference.
 
     ``target_lang`` decides on the tokens of ``bleu``, and of ``bleu_tokenised`` for a language written
@@ -98,7 +98,7 @@ def score(
         BLEU(tokenize="none" if tokenised else raw, smooth_method="none", force=True),
     )
     bleu, chrf, own = (float(m.corpus_score(list(hypotheses), [list(references)]).score) for m in metrics)
-    return Scores(bleu, chrf, own, *(str(m.get_signature()) for m in metrics))
+    return TranslationScores(bleu, chrf, own, *(str(m.get_signature()) for m in metrics))
 
 
 def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str], *, target_lang: str = "") -> float:

@@ -18,7 +18,7 @@ from normlab.config.metric import NLL, Metric
 from normlab.config.model import derive
 from normlab.config.units import count as number_of
 from normlab.config.units import perplexity
-from normlab.data.batches import Batch, Batches, dev_batches
+from normlab.data.batches import Batch, PairBatches, dev_batches
 from normlab.data.parallel import LONGEST_SENTENCE, Corpus, prepare, require_lengths
 from normlab.data.ragged import Ragged, TokenPairs
 from normlab.data.shapes import plan_shapes
@@ -57,7 +57,7 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
     def __init__(self, config: Config, corpus: Corpus, device: torch.device) -> None:
         super().__init__(config, corpus, device)
         shapes = plan_shapes(corpus.train, config.train.max_tokens)
-        self.batches = Batches(corpus.train, shapes, config.seeds.data)
+        self.batches = PairBatches(corpus.train, shapes, config.seeds.data)
         self.allowed = allowed_types(config, corpus.target_vocab, device)
 
     @classmethod

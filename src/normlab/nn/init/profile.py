@@ -31,7 +31,7 @@ def profile_(model: nn.Module, forward: Callable[[], Any]) -> dict[str, float]:
     profiled = {name: module for name, module in sublayers if isinstance(module.place, ProfiledPlacement)}
     if not profiled:
         return {}
-    pass_ = _Pass()
+    pass_ = _ProfilingPass()
     hooks = []
     for name, sublayer in profiled.items():
         hooks.append(sublayer.register_forward_pre_hook(partial(pass_.before, name), with_kwargs=True))
@@ -68,7 +68,7 @@ def admin_(model: nn.Module, batch: Any) -> dict[str, float]:
     return profile_(model, lambda: model(*batch) if isinstance(batch, (tuple, list)) else model(batch))
 
 
-class _Pass:
+class _ProfilingPass:
     """One profiling pass, with the value carried along the stack that is running."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from normlab.comparison.result import Interval, has_trained
-from normlab.comparison.statistics import Scale, share, share_gap
+from normlab.comparison.statistics import MetricScale, share, share_gap
 from normlab.config.metric import MOSTLY, Metric, metric_named
 from normlab.papers.artefact import Measurement
 from normlab.papers.claim import Measure
@@ -81,23 +81,23 @@ class Trained:
     def together(self, metric: Metric, cells: Cells) -> Array:
         """The scores of each seed on the scale, averaged over cells."""
         names = [cells] if isinstance(cells, str) else cells
-        return np.mean([Scale(metric).values(self.scores(metric, cell)) for cell in names], axis=0)
+        return np.mean([MetricScale(metric).values(self.scores(metric, cell)) for cell in names], axis=0)
 
     def best(self, metric: Metric, cells: Sequence[str]) -> Array:
         """The best score of each seed in any of the cells, on the scale."""
         best = np.max if metric.higher_is_better else np.min
-        return Scale(metric).values(best([self.scores(metric, cell) for cell in cells], axis=0))
+        return MetricScale(metric).values(best([self.scores(metric, cell) for cell in cells], axis=0))
 
     def mean_score(self, metric: Metric, values: Array) -> Measure:
         """The mean of values on the scale, as a score."""
-        return _mapped(mean(values), Scale(metric).scores)
+        return _mapped(mean(values), MetricScale(metric).scores)
 
     def score_difference(self, metric: Metric, first: Array, second: Array) -> Measure:
         """The mean difference of values on the scale, as a difference of scores halfway between the two, a
         level that is taken as known.
         """
         centre = np.array(float((first + second).mean() / 2))
-        return _mapped(mean(first - second), lambda moved: Scale(metric).difference(centre, moved))
+        return _mapped(mean(first - second), lambda moved: MetricScale(metric).difference(centre, moved))
 
     mean = staticmethod(mean)
     mean_ratio = staticmethod(mean_ratio)
