@@ -65,6 +65,7 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self.config_file = self.path / "config.json"
         self.last = self.path / "last"
         """The last checkpoint, from which the run continues."""
         self.previous = self.path / "previous"
@@ -86,7 +87,10 @@ class RunFolder:
         self.scores = self.path / "scores.json"
         self.examples = self.path / "test.examples.safetensors"
         """The statistics of each test example, by metric, as ``files.read_examples`` reads them."""
-        self._row_files = (self.path / "metrics.jsonl", self.path / "probes.jsonl")
+        self._row_files = self._metrics, self._probes = (
+            self.path / "metrics.jsonl",
+            self.path / "probes.jsonl",
+        )
         self.lost = self.path / "rows.lost"
         """With this file in it the run continues although rows are lost."""
         self.best_outputs = self.path / "test-best.hyp.txt"
@@ -106,20 +110,20 @@ class RunFolder:
         folder.path.mkdir(parents=True, exist_ok=True)
         content = {"id": run_id(config), "semantics": SEMANTICS, "config": config}
         content |= {"metrics": list(metrics), "imports": list(imports)}
-        write_json_atomic(folder.path / "config.json", content)
+        write_json_atomic(folder.config_file, content)
         return folder
 
     def config(self) -> Config:
         """Read the resolved configuration. Raises UserError with the place of an error in it."""
-        return read_config(self.path / "config.json")
+        return read_config(self.config_file)
 
     def there(self) -> bool:
         """Whether the folder has the ``config.json`` of a run."""
-        return (self.path / "config.json").exists()
+        return self.config_file.exists()
 
     def _recorded(self, name: str) -> Any:
         """An entry of ``config.json`` beside the configuration; None without it."""
-        content = read_json(self.path / "config.json")
+        content = read_json(self.config_file)
         return content.get(name) if isinstance(content, dict) else None
 
     def id(self) -> str:
@@ -129,12 +133,12 @@ class RunFolder:
     def task_metrics(self) -> tuple[Metric, ...]:
         """The metrics of the run's task, the headline first; NLL alone where the folder does not say."""
         recorded = self._recorded("metrics")
-        with blame(self.path / "config.json"):
+        with blame(self.config_file):
             return from_plain(tuple[Metric, ...], recorded, "metrics") if recorded else (NLL,)
 
     def repeat_command(self) -> str:
         """The command that trains the run again, into the folder ``again`` of the current directory."""
-        file, here = (self.path / "config.json").absolute(), Path.cwd()
+        file, here = self.config_file.absolute(), Path.cwd()
         shown = file.relative_to(here) if file.is_relative_to(here) else file
         words = ["normlab", "train", "--config", shown.as_posix(), "--out", "again"]
         imports = [word for name in self._recorded("imports") or () for word in ("--import", str(name))]
@@ -170,22 +174,22 @@ class RunFolder:
 
     def append_metrics(self, row: Row) -> None:
         """Append a row; numbers that are not finite become "nan", "inf" and "-inf"."""
-        append_rows(self.path / "metrics.jsonl", [row])
+        append_rows(self._metrics, [row])
 
     def metrics(self) -> list[Row]:
         """Read all rows; a last line that a crash cut off is left out.
 
         Raises UserError naming the line where anything but the last one is damaged.
         """
-        return _rows(self.path / "metrics.jsonl")
+        return _rows(self._metrics)
 
     def append_probes(self, rows: Sequence[Row]) -> None:
         """Append rows as ``append_metrics`` does; each has ``step``, ``module``, ``probe`` and ``value``."""
-        append_rows(self.path / "probes.jsonl", rows)
+        append_rows(self._probes, rows)
 
     def probes(self) -> list[Row]:
         """Read the rows of the probes as ``metrics`` does; none if nothing was measured."""
-        return _rows(self.path / "probes.jsonl")
+        return _rows(self._probes)
 
     def add_flight(self, report: Mapping[str, Any]) -> None:
         """Add a report of the flight recorder, which has its ``step``."""
