@@ -102,7 +102,7 @@ def score(
 
 
 def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str], *, target_lang: str = "") -> float:
-    """Compute ``Scores.bleu`` alone, as validations need it."""
+    """Compute ``TranslationScores.bleu`` alone, as validations need it."""
     check_lengths(hypotheses, references)
     metric = BLEU(force=True, tokenize=bleu_tokens(target_lang))
     return float(metric.corpus_score(list(hypotheses), [list(references)]).score)
