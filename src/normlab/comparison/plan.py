@@ -64,7 +64,6 @@ class RunGrid:
         return [self.folder(recipe, lr, self.request.sweep_seed) for lr in self.swept]
 
     def trials(self, recipe: str) -> tuple[SweepRun, ...]:
-        """Return the results of a recipe's sweep."""
         return tuple(
             trial(f.path.name, lr, f.status()) for f, lr in zip(self.sweep(recipe), self.swept, strict=True)
         )

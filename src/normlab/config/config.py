@@ -236,7 +236,6 @@ class DecodeConfig:
             )
 
     def searching(self) -> DecodeConfig:
-        """Return the same configuration without sampling."""
         return DecodeConfig(
             self.beam, self.length_penalty, self.max_len_ratio, self.length_penalty_formula, self.min_length
         )

@@ -225,7 +225,6 @@ class Prefetch(Generic[T]):
         self._coming: dict[int, Future[T]] = {}
 
     def at(self, index: int) -> T:
-        """Return the batch of an index."""
         if self._workers is None:
             return self._make(index)
         wanted = [index, *range(index + self._stride, self._stop, self._stride)[: self._ahead]]

@@ -109,7 +109,6 @@ class Ragged:
         return np.diff(self.offsets)
 
     def only(self, chosen: NDArray[np.bool_]) -> Ragged:
-        """Return the sentences where ``chosen`` is true."""
         lengths = self.lengths
         offsets = np.append(0, lengths[chosen]).cumsum()
         return Ragged(self.tokens[np.repeat(chosen, lengths)], offsets)
@@ -149,7 +148,6 @@ class TokenPairs:
         return len(self.source)
 
     def only(self, chosen: NDArray[np.bool_]) -> TokenPairs:
-        """Return the pairs where ``chosen`` is true."""
         return TokenPairs(self.source.only(chosen), self.target.only(chosen))
 
     @property

@@ -228,7 +228,6 @@ class HubColumn:
 
     @classmethod
     def of(cls, spec: str) -> Self:
-        """Parse a path of this form. Raises UserError for any other."""
         name, _, place = spec.removeprefix(HUB).partition("#")
         split, *keys = place.split(".")
         if not name or not split or not keys or not all(keys):

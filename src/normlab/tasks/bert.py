@@ -65,7 +65,6 @@ class BertBatch(TensorBatch):
 
     @property
     def padded_tokens(self) -> int:
-        """Tokens of ``ids``, padding included."""
         return self.ids.numel()
 
     def parts(self, rows: int) -> Iterator[BertBatch]:

@@ -44,7 +44,6 @@ class PairBatch(TensorBatch):
 
     @property
     def padded_tokens(self) -> int:
-        """Tokens of ``ids``, padding included."""
         return self.ids.numel()
 
 

@@ -37,11 +37,9 @@ class TranslationScores:
     signature_tokenised: str
 
     def values(self) -> dict[str, float]:
-        """The scores by metric name."""
         return {name: getattr(self, name) for name in _METRICS}
 
     def signatures(self) -> dict[str, str]:
-        """sacreBLEU's signatures by metric name."""
         return dict(
             zip(_METRICS, (self.signature, self.signature_chrf, self.signature_tokenised), strict=True)
         )
