@@ -37,7 +37,7 @@ from normlab.nn import Encoder, Seq2Seq, TokenModel
 from normlab.nn.init import profile_
 from normlab.report.charts.diagnosis import growth
 from normlab.report.charts.theme import theme
-from normlab.tasks.build import build_model
+from normlab.tasks.task import build_model
 from normlab.training.devices import prepare_process
 
 ROOT = Path(__file__).resolve().parents[1]

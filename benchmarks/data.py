@@ -26,8 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from normlab.data.lines import LINES_AT_A_TIME as PART
-from normlab.data.word_cache import MOST_WORDS as KEPT
+from normlab.data.text import LINES_AT_A_TIME as PART
+from normlab.data.tokenizer import MOST_WORDS as KEPT
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results/data.json"
@@ -159,7 +159,7 @@ class Clock:
 
 def preparing(folder: Path) -> dict[str, Any]:
     """What ``normlab`` does with a new text before its first run."""
-    from normlab.data import prepare as module
+    from normlab.data import parallel as module
 
     clock, wanted = Clock(), config(folder)
     for name in ("survey", "vocabulary", "_encode_train"):
@@ -172,7 +172,7 @@ def training(folder: Path) -> dict[str, Any]:
     """Some steps on a prepared text, the order of the second epoch, and some of its batches at random."""
     from dataclasses import replace
 
-    from normlab.tasks.registry import TASKS
+    from normlab.tasks import TASKS
     from normlab.training.devices import hardware, prepare_process
     from normlab.training.trainer import Trainer
 

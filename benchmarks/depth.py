@@ -30,7 +30,7 @@ from normlab.data.tokenizer import EOS, BytePairs
 from normlab.nn import Decoder, Embedding, Placement
 from normlab.nn.init import profile_
 from normlab.optim import build_optimiser
-from normlab.tasks.build import build_model
+from normlab.tasks.task import build_model
 from normlab.training.devices import prepare_process
 
 ROOT = Path(__file__).resolve().parents[1]

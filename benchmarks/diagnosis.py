@@ -30,7 +30,7 @@ from normlab.config.config import MachineConfig, ModelConfig
 from normlab.diagnosis import diagnose
 from normlab.diagnosis.rules.fits import Fit, fits
 from normlab.nn import Encoder
-from normlab.tasks.build import build_model
+from normlab.tasks.task import build_model
 from normlab.training.devices import hardware, prepare_process
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -27,7 +27,7 @@ from normlab.config.config import Config, DataConfig, MachineConfig, ModelConfig
 from normlab.diagnosis import PRESETS
 from normlab.optim import build_optimiser
 from normlab.runs import RunFolder
-from normlab.tasks.registry import TASKS
+from normlab.tasks import TASKS
 from normlab.training import replay, trainer
 from normlab.training.devices import prepare_process
 from normlab.training.recipes.grammar import resolve

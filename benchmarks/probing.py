@@ -22,7 +22,7 @@ from torch import Tensor
 
 from normlab.config.config import Config, DataConfig, MachineConfig, ModelConfig, TrainConfig
 from normlab.diagnosis import PRESETS, Record
-from normlab.tasks.registry import TASKS
+from normlab.tasks import TASKS
 from normlab.training.devices import hardware, prepare_process
 from normlab.training.probing import Probing, preset_of
 from normlab.training.trainer import Trainer

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from normlab.config.config import Config, DataConfig, MachineConfig, ModelConfig, TrainConfig
-from normlab.tasks.registry import TASKS
+from normlab.tasks import TASKS
 from normlab.training.devices import hardware, prepare_process
 from normlab.training.ranks import SINGLE_PROCESS, Ranks, join_processes
 from normlab.training.recipes.grammar import resolve

@@ -15,9 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from normlab.comparison.scale import Scale
-from normlab.comparison.seeds import LEVEL, contrasts, detectable, mean_margin
-from normlab.comparison.trains import fisher
+from normlab.comparison.statistics import LEVEL, MetricScale, contrasts, detectable, fisher, mean_margin
 from normlab.config.metric import Metric
 
 ROOT = Path(__file__).parents[1]
@@ -56,7 +54,7 @@ def noise(
 def cell(recipes: int, seeds: int, condition: dict[str, float], draws: int = DRAWS) -> dict[str, float]:
     """Measure the errors of one number of recipes and seeds under one condition, as shares."""
     drawn = noise(recipes, seeds, **condition, draws=draws)
-    found, scale = contrasts(drawn), Scale(SCORE)
+    found, scale = contrasts(drawn), MetricScale(SCORE)
     level = np.linspace(*LEVELS, recipes)
     values = drawn + scale.values(level)[:, None]
     moved, (means, margins) = contrasts(values), mean_margin(values)

@@ -21,13 +21,13 @@ import torch
 from torch import nn
 
 from normlab.config.config import MachineConfig, ModelConfig, OptimConfig
-from normlab.data.batches import Batch, Batches
+from normlab.data.batches import Batch, PairBatches
 from normlab.data.ragged import Ragged, TokenPairs
 from normlab.data.shapes import plan_shapes
 from normlab.nn import PAD
 from normlab.optim import build_optimiser
-from normlab.tasks.build import build_seq2seq
 from normlab.tasks.loss import label_smoothed
+from normlab.tasks.task import build_seq2seq
 from normlab.training.devices import autocast, hardware, prepare_process
 from peers import PEERS, installed
 
@@ -78,7 +78,7 @@ def batches(max_tokens: int, count: int) -> list[Batch]:
     pairs = TokenPairs(
         *(Ragged.of([rng.integers(4, VOCAB, n).tolist() for n in lengths]) for lengths in (source, target))
     )
-    made = Batches(pairs, plan_shapes(pairs, max_tokens), 1)
+    made = PairBatches(pairs, plan_shapes(pairs, max_tokens), 1)
     return [made.at(i) for i in range(min(count, made.steps_per_epoch))]
 
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from statistics import fmean
 
-from normlab.comparison.result import learnt
+from normlab.comparison.result import has_trained
 from normlab.papers import ARTEFACTS
 from normlab.papers.results import KEPT, read_reproduction
 from normlab.papers.words import tallied
@@ -22,7 +22,7 @@ def bert_page() -> Iterator[str]:
         yield f"`{id_}`: {tallied(found.tally(ARTEFACTS[id_].claims))}"
         ends = {row["cell"]: f" [{row['low']:.2f}, {row['high']:.2f}]" for row in found.tables["cells"]}
         for cell, runs in itertools.groupby(found.tables["runs"], key=lambda row: row["cell"]):
-            seeds = [(learnt(row["outcome"]), *(row[name] for name in names)) for row in runs]
+            seeds = [(has_trained(row["outcome"]), *(row[name] for name in names)) for row in runs]
             trained, first, second = (fmean(x for x in c if x is not None) for c in zip(*seeds, strict=True))
             yield f"| {cell} | {trained:.0%} | {first:.2f}{ends[cell]} | {second:.2f} |"
         for cell in ends if id_ == "xiong2020.fig5bc" else ():

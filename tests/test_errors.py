@@ -17,8 +17,8 @@ from normlab.errors import UserError
 SRC = Path(normlab.__file__).parent
 
 PARSERS = {
-    "data/folder.py": "json",
-    "data/hub.py": "datasets raises ValueError for an unknown name or split",
+    "data/corpus.py": "json",
+    "data/sources.py": "datasets raises ValueError for an unknown name or split",
     "training/pretrained.py": "json",
     "training/setups.py": "inspect.signature raises ValueError for what has none",
     "training/jobs/ray.py": "ray.init raises ValueError for an address",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import judge_runs
-from normlab.config.outcome import IGNORES_SOURCE
+from normlab.config.metric import IGNORES_SOURCE
 from normlab.runs import RunFolder
 
 KEPT = Path(__file__).parents[1] / "results"

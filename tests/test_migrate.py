@@ -16,7 +16,7 @@ from normlab.comparison.result import Comparison
 from normlab.config.config import numbers, run_id
 from normlab.config.io import from_json
 from normlab.runs import RunFolder
-from normlab.runs.examples import read_examples
+from normlab.runs.files import read_examples
 from normlab.tasks.scores import bleu_of_sums, score
 
 OLD = Path(__file__).with_name("old_results")

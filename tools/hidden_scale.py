@@ -25,7 +25,7 @@ from normlab.nn import PAD, Seq2Seq
 from normlab.nn.init import profile_
 from normlab.report.charts.depth import hidden_scale
 from normlab.report.charts.theme import Mode, theme
-from normlab.tasks.build import build_seq2seq
+from normlab.tasks.task import build_seq2seq
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs/catalogue"
 KEPT = FOLDER / "scale.json"

@@ -14,11 +14,11 @@ from dataclasses import replace
 from os.path import expandvars
 from pathlib import Path
 
-from normlab.config.outcome import Outcome
+from normlab.config.metric import Outcome
 from normlab.data.text import read_lines
 from normlab.runs import RunFolder
 from normlab.runs.files import read_json
-from normlab.tasks.registry import TASKS
+from normlab.tasks import TASKS
 from normlab.tasks.task import repeated_share
 from normlab.training.outcome import outcome
 

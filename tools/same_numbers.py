@@ -59,7 +59,7 @@ RENAMES: Final[dict[str, Any]] = {
             "normlab.run.recipes:resolve",
         ],
         "train": ["normlab.training.train:train", "normlab.run.train:train"],
-        "build": ["normlab.tasks.build:build_model"],
+        "build": ["normlab.tasks.task:build_model", "normlab.tasks.build:build_model"],
         "Seq2Seq": ["normlab.nn:Seq2Seq"],
         "Encoder": ["normlab.nn:Encoder"],
         "generate": ["normlab.data.builtin:generate"],

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from normlab.config.config import Config, ModelConfig
 from normlab.nn import Decoder
-from normlab.tasks.build import build_model
+from normlab.tasks.task import build_model
 from normlab.training.recipes.grammar import resolve
 
 DIM, LAYERS, HEADS = 64, 4, 4

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from normlab.checks.check import check
     from normlab.comparison.compare import compare
     from normlab.comparison.plan import plan
-    from normlab.comparison.request import CompareRequest
+    from normlab.comparison.result import CompareRequest
     from normlab.config.config import Config
     from normlab.diagnosis import Finding, diagnose, read_structure
     from normlab.errors import UserError
@@ -47,7 +47,7 @@ _HOME = {
     "Config": "normlab.config.config",
     "train": "normlab.training.train",
     "compare": "normlab.comparison.compare",
-    "CompareRequest": "normlab.comparison.request",
+    "CompareRequest": "normlab.comparison.result",
     "plan": "normlab.comparison.plan",
     "Runs": "normlab.runs",
     "RunFolder": "normlab.runs",

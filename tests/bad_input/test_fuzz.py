@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from normlab.config.config import Config, OptimConfig, numbers
 from normlab.config.io import from_json, to_json
-from normlab.data.lines import require_parallel
-from normlab.data.text import read_lines
+from normlab.data.text import read_lines, require_parallel
 from normlab.runs.folder import read_config
 from normlab.training.recipes.grammar import describe, parts, resolve
 

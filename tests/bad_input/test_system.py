@@ -21,8 +21,9 @@ from bad_input.damage import MODEL
 from bad_input.disk import small_disk
 from bad_input.prompt import GOOD, lacking, refused
 from normlab.cli.main import main
-from normlab.data.arrays import ArrayWriter
-from normlab.runs import RunFolder, busy, files
+from normlab.data.ragged import ArrayWriter
+from normlab.runs import RunFolder, files
+from normlab.runs import lock as locks
 from normlab.training import checkpoint
 
 HOLD = """
@@ -150,7 +151,7 @@ def test_another_process_is_in_the_folder(run, trained, capsys):
 
 def test_another_host_is_in_the_folder(run, capsys, monkeypatch):
     """Its lock does not reach this host, and its clock goes backwards: only the file is touched."""
-    monkeypatch.setattr(busy, "_WATCH_SECONDS", 5.0)
+    monkeypatch.setattr(locks, "_WATCH_SECONDS", 5.0)
     lock, stop = run / "lock", threading.Event()
     lock.write_text("far-away 77")
 
@@ -170,7 +171,7 @@ def test_another_host_is_in_the_folder(run, capsys, monkeypatch):
 
 
 def test_a_host_that_is_gone_is_waited_for_and_followed(run, trained, monkeypatch):
-    monkeypatch.setattr(busy, "_WATCH_SECONDS", 0.1)
+    monkeypatch.setattr(locks, "_WATCH_SECONDS", 0.1)
     (run / "lock").write_text("far-away 77")
     assert main(GOOD) == 0
     assert _weights(Path("runs")) == _weights(trained)
@@ -178,7 +179,7 @@ def test_a_host_that_is_gone_is_waited_for_and_followed(run, trained, monkeypatc
 
 
 def test_whoever_is_in_a_folder_says_so_and_shows_that_it_lives(tmp_path, monkeypatch):
-    monkeypatch.setattr(busy, "_BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(locks, "_BEAT_SECONDS", 0.01)
     lock = tmp_path / "lock"
     with RunFolder(tmp_path).lock():
         assert lock.read_text() == f"{socket.gethostname()} {os.getpid()}"

@@ -11,7 +11,7 @@ from typing import Any
 from normlab.config.config import Config, ModelConfig, OptimConfig, TrainConfig
 from normlab.nn import Placement
 from normlab.nn.init import SCHEMES
-from normlab.tasks.registry import TASKS as KINDS
+from normlab.tasks import TASKS as KINDS
 from normlab.training.recipes.grammar import AXES, PLACEMENT
 
 BASE = Config(

@@ -16,10 +16,10 @@ from normlab.cli.compare import print_comparison
 from normlab.cli.main import main
 from normlab.cli.progress import progress as show_progress
 from normlab.cli.run import print_run, print_runs
-from normlab.comparison.result import Comparison, Difference, Interval, RecipeResult, Trial
+from normlab.comparison.result import Comparison, Interval, RecipeDifference, RecipeResult, SweepRun
 from normlab.config.config import Config, OptimConfig
 from normlab.config.io import to_json
-from normlab.config.outcome import Outcome
+from normlab.config.metric import Outcome
 from normlab.runs import RunFolder, Runs, Status
 from normlab.runs.folder import write_json_atomic
 from normlab.tasks.translation import Translation
@@ -55,7 +55,7 @@ def recipe(name, bleu, outcomes=("trained", "trained")):
     return RecipeResult(
         name=name,
         resolves_to=name,
-        trials=(Trial(1e-3, "r1", {"bleu": 20.0}, "trained"),),
+        trials=(SweepRun(1e-3, "r1", {"bleu": 20.0}, "trained"),),
         lr=1e-3,
         runs=("r1", "r2"),
         outcomes=outcomes,
@@ -82,7 +82,7 @@ COMPARISON = Comparison(
     recipes=(recipe("post", None, ("stuck", "stuck")), recipe("admin", 28.0), recipe("pre", 30.0)),
     margin=1.0,
     differences=(
-        Difference(
+        RecipeDifference(
             "pre",
             "admin",
             2,

@@ -13,7 +13,7 @@ import pytest
 from cli.typed import normlab
 from normlab.comparison.result import Comparison
 from normlab.config.io import from_json
-from normlab.config.outcome import IGNORES_SOURCE
+from normlab.config.metric import IGNORES_SOURCE
 from normlab.runs import Runs
 
 MODULE = r'''
@@ -34,8 +34,8 @@ from normlab.data.tokenizer import Tokenizer
 from normlab.nn import Context, ENCODER_LAYER, PAD, TokenModel, build_stack
 from normlab.config.config import Config, DataConfig, MachineConfig, ModelConfig, OptimConfig, TrainConfig
 from normlab.config.metric import NLL, Metric
-from normlab.config.randomness import derive
-from normlab.tasks.build import build_model
+from normlab.config.model import derive
+from normlab.tasks.task import build_model
 from normlab.tasks.loss import LossSum
 from normlab.tasks.task import Evaluation, Task
 

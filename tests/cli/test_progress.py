@@ -8,7 +8,7 @@ from rich.console import Console
 
 from normlab.cli.progress import ProgressDisplay, RunProgress, Tail
 from normlab.config.config import Config, OptimConfig, SeedConfig, TrainConfig
-from normlab.config.outcome import Outcome
+from normlab.config.metric import Outcome
 from normlab.runs import RunFolder, Status
 from normlab.tasks.translation import Translation
 

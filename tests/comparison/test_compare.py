@@ -7,16 +7,14 @@ from normlab.comparison import compare as module
 from normlab.comparison import plan as planning
 from normlab.comparison.compare import compare
 from normlab.comparison.plan import plan
-from normlab.comparison.request import CompareRequest
-from normlab.comparison.result import Comparison, choose
+from normlab.comparison.result import CompareRequest, Comparison, choose
 from normlab.config.config import DataConfig, run_id
 from normlab.config.io import from_json
-from normlab.config.outcome import Outcome
-from normlab.data.prepare import prepare
+from normlab.config.metric import Outcome
+from normlab.data.parallel import prepare
 from normlab.data.text import read_lines
 from normlab.runs import RunFolder, Runs, Status
-from normlab.runs.examples import read_examples, write_examples
-from normlab.runs.files import write_json_atomic, write_text_atomic
+from normlab.runs.files import read_examples, write_examples, write_json_atomic, write_text_atomic
 from normlab.tasks.scores import corpus_bleu, score, sentence_statistics
 from normlab.training.recipes.grammar import resolve
 from normlab.training.train import train

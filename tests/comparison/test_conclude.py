@@ -2,7 +2,7 @@
 
 import pytest
 
-from normlab.comparison.conclude import hardware
+from normlab.comparison.compare import hardware
 from normlab.config.config import Config
 from normlab.runs import RunFolder, Status
 

@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 
 from normlab.comparison.judge import judge
-from normlab.comparison.result import Comparison, RecipeResult, Trial
+from normlab.comparison.result import Comparison, RecipeResult, SweepRun
 from normlab.config.config import Config
-from normlab.config.metric import NLL, Metric
-from normlab.config.outcome import Outcome
+from normlab.config.metric import NLL, Metric, Outcome
 from normlab.runs import RunFolder, Status
-from normlab.runs.examples import write_examples
-from normlab.runs.files import write_json_atomic
+from normlab.runs.files import write_examples, write_json_atomic
 from normlab.tasks.translation import Translation
 
 BLEU = Translation.metrics[0]
@@ -55,7 +53,7 @@ def planted(root, name, ends, metrics):
         if score is not None:
             write_json_atomic(folder.scores, {metrics[0].name: score})
         runs.append(folder.path.name)
-    return RecipeResult(name, "", (Trial(1e-3, runs[0], {}, ""),), 1e-3, tuple(runs))
+    return RecipeResult(name, "", (SweepRun(1e-3, runs[0], {}, ""),), 1e-3, tuple(runs))
 
 
 CLEAR = {"pre": (35.1, 35.3, 35.5, 35.2, 35.4), "post": (22.1, 22.3, 21.8, 22.0, 22.2)}

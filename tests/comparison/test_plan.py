@@ -5,7 +5,7 @@ import pytest
 from comparison.test_compare import plant, request_of
 from normlab.comparison import plan as planning
 from normlab.comparison.plan import plan
-from normlab.comparison.seeds import detectable
+from normlab.comparison.statistics import detectable
 from normlab.runs import Runs
 from normlab.runs.files import write_json_atomic
 from normlab.training.trainer import Seconds

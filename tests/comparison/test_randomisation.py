@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sacrebleu.metrics import BLEU
 
-from normlab.comparison import randomisation
+from normlab.comparison import statistics
 from normlab.tasks import scores
 from normlab.tasks.scores import bleu_of_sums
 
@@ -17,7 +17,7 @@ def sentence_statistics(outputs, references):
 
 
 def paired_randomisation(a, b, *, trials=2000):
-    return randomisation.paired_randomisation(a, b, bleu_of_sums, trials=trials)
+    return statistics.paired_randomisation(a, b, bleu_of_sums, trials=trials)
 
 
 WORDS = [*"abcdefghijklmnopqrst", ".", ",", "don't", "(x)"]

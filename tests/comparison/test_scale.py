@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from normlab.comparison.scale import Scale
+from normlab.comparison.statistics import MetricScale
 from normlab.config.metric import NLL, Metric
 
 SCORE = Metric("score", "score", least=0.0, most=100.0)
@@ -19,7 +19,7 @@ REGRET = Metric("regret", "regret", most=1.0, digits=3)
     ],
 )
 def test_there_and_back(metric, scores):
-    scale, scores = Scale(metric), np.array(scores)
+    scale, scores = MetricScale(metric), np.array(scores)
     values = scale.values(scores)
     assert scale.scores(values) == pytest.approx(scores)
     assert (np.diff(values) > 0).all()
@@ -27,18 +27,20 @@ def test_there_and_back(metric, scores):
 
 @pytest.mark.parametrize("metric", [SCORE, NLL, GAIN, REGRET])
 def test_no_value_leaves_the_metrics_range(metric):
-    scores = Scale(metric).scores(np.array([-50.0, 0.0, 50.0]))
+    scores = MetricScale(metric).scores(np.array([-50.0, 0.0, 50.0]))
     assert all(metric.bounded(score) == score for score in scores)
 
 
 def test_a_score_at_an_end_is_half_a_digit_away_from_it():
-    assert Scale(SCORE).scores(Scale(SCORE).values(np.array([0.0, 100.0]))) == pytest.approx([0.05, 99.95])
-    assert Scale(NLL).scores(Scale(NLL).values(np.array([0.0]))) == pytest.approx([0.0005])
+    assert MetricScale(SCORE).scores(MetricScale(SCORE).values(np.array([0.0, 100.0]))) == pytest.approx(
+        [0.05, 99.95]
+    )
+    assert MetricScale(NLL).scores(MetricScale(NLL).values(np.array([0.0]))) == pytest.approx([0.0005])
 
 
 @pytest.mark.parametrize("metric", [SCORE, NLL, GAIN, REGRET])
 def test_a_difference_is_that_of_the_two_scores_and_turns_with_its_sign(metric):
-    scale = Scale(metric)
+    scale = MetricScale(metric)
     a, b = scale.values(np.array([0.8, 0.3]))
     found = scale.difference((a + b) / 2, a - b)
     assert found == pytest.approx(0.5)

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 from scipy.special import digamma
 
-from normlab.comparison.seeds import (
+from normlab.comparison.statistics import (
     LEVEL,
     POWER,
     contrasts,

@@ -1,7 +1,7 @@
 import pytest
 from scipy import stats
 
-from normlab.comparison.trains import fisher, seeds_for_shares, share, share_gap
+from normlab.comparison.statistics import fisher, seeds_for_shares, share, share_gap
 
 
 @pytest.mark.parametrize(("trained", "runs"), [(0, 3), (3, 3), (2, 3), (5, 5)])

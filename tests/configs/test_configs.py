@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from normlab.cli.presets import CONFIGS
-from normlab.comparison.request import CompareRequest
+from normlab.comparison.result import CompareRequest
 from normlab.config.config import Config, run_id
 from normlab.config.io import from_json, to_json
 from normlab.training.devices import resolved_precision

@@ -30,7 +30,7 @@ from normlab.nn import (
     TokenModel,
 )
 from normlab.nn.init import SCHEMES, profile_
-from normlab.tasks.build import build_model
+from normlab.tasks.task import build_model
 
 VOCAB = 13
 TOLERANCE = 1e-11

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from normlab.config.randomness import derive
-from normlab.data.batches import Batches, dev_batches, permutation
+from normlab.config.model import derive
+from normlab.data.batches import PairBatches, dev_batches, permutation
 from normlab.data.ragged import Ragged, TokenPairs
 from normlab.data.shapes import Shape, plan_shapes
 from normlab.data.tokenizer import BOS, EOS, PAD, UNK
@@ -43,7 +43,7 @@ def rows_of(batch):
 def test_an_epoch_is_every_pair_once(count, max_tokens):
     pairs = made_pairs(count)
     shapes = plan_shapes(pairs, max_tokens)
-    batches = Batches(pairs, shapes, seed=3)
+    batches = PairBatches(pairs, shapes, seed=3)
     for epoch in range(2):
         seen, short, plain = [], 0, {(s.rows, s.source, s.target) for s in shapes}
         for step in range(batches.steps_per_epoch):
@@ -68,7 +68,7 @@ def test_an_epoch_is_every_pair_once(count, max_tokens):
 def test_a_pair_goes_to_the_smallest_shape_that_holds_it_or_moves_up():
     pairs = made_pairs(2000)
     shapes = plan_shapes(pairs, 256)
-    batches = Batches(pairs, shapes, seed=0)
+    batches = PairBatches(pairs, shapes, seed=0)
     moved = Counter()
     for step in range(batches.steps_per_epoch):
         batch = batches.at(step)
@@ -83,7 +83,7 @@ def test_a_pair_goes_to_the_smallest_shape_that_holds_it_or_moves_up():
 def test_order_depends_on_seed_and_epoch_alone():
     pairs = made_pairs(300)
     shapes = plan_shapes(pairs, 256)
-    straight, jumping, other = (Batches(pairs, shapes, seed) for seed in (1, 1, 2))
+    straight, jumping, other = (PairBatches(pairs, shapes, seed) for seed in (1, 1, 2))
     steps = straight.steps_per_epoch
     first = [straight.at(i).source for i in range(3 * steps)]
     for i in (2 * steps + 1, 0, 3 * steps - 1, steps, 1):
@@ -98,11 +98,11 @@ def test_order_depends_on_seed_and_epoch_alone():
 def test_any_batch_of_any_epoch_is_reached_at_once():
     pairs = made_pairs(500)
     shapes = plan_shapes(pairs, 512)
-    straight = Batches(pairs, shapes, seed=4)
+    straight = PairBatches(pairs, shapes, seed=4)
     steps = straight.steps_per_epoch
     one_pass = [straight.at(i) for i in range(4 * steps)]
     for index in np.random.default_rng(0).integers(0, 4 * steps, 40).tolist():
-        fresh = Batches(pairs, shapes, seed=4).at(index)
+        fresh = PairBatches(pairs, shapes, seed=4).at(index)
         assert torch.equal(fresh.source, one_pass[index].source)
         assert torch.equal(fresh.target_out, one_pass[index].target_out)
 
@@ -143,7 +143,7 @@ def plan_at_once(pairs, shapes, seed, epoch):
 def test_the_plan_is_the_one_made_with_everything_in_memory(count, max_tokens, seed, epoch):
     pairs = made_pairs(count, seed=seed, longest=15)
     shapes = plan_shapes(pairs, max_tokens)
-    batches = Batches(pairs, shapes, seed)
+    batches = PairBatches(pairs, shapes, seed)
     plan = plan_at_once(pairs, shapes, seed, epoch)
     assert batches.steps_per_epoch == len(plan)
     for step, (shape, rows) in enumerate(plan):
@@ -155,13 +155,13 @@ def test_the_plan_is_the_one_made_with_everything_in_memory(count, max_tokens, s
 def test_order_never_changes():
     # Resumed runs rest on it; NumPy promises these bits for ever.
     pairs = made_pairs(12, longest=3)
-    batch = Batches(pairs, [Shape(4, 4, 4)], seed=1).at(5)
+    batch = PairBatches(pairs, [Shape(4, 4, 4)], seed=1).at(5)
     assert [source[0] - 4 for source, _ in rows_of(batch)] == [1, 3, 6, 10]
 
 
 def test_word_dropout():
     pairs = made_pairs(400, shortest=3)
-    batches = Batches(pairs, plan_shapes(pairs, 4096), seed=1)
+    batches = PairBatches(pairs, plan_shapes(pairs, 4096), seed=1)
     dropped = total = 0
     for step in range(batches.steps_per_epoch):
         whole, batch = batches.at(step), batches.at(step, word_dropout=0.3, seed=7)
@@ -182,7 +182,7 @@ def test_word_dropout():
 
 def test_word_dropout_draws_anew_for_every_batch():
     same = Ragged.of([[5] * 9] * 32)
-    batches = Batches(TokenPairs(same, same), [Shape(10, 10, 4)], seed=1)
+    batches = PairBatches(TokenPairs(same, same), [Shape(10, 10, 4)], seed=1)
     dropped = {batches.at(i, word_dropout=0.5, seed=7).source.numpy().tobytes() for i in range(16)}
     assert len(dropped) == 16
 
@@ -219,6 +219,6 @@ def test_to_device():
 def test_pairs_that_do_not_fit_are_refused():
     pairs = made_pairs(50)
     with pytest.raises(ValueError, match=r"5 \+ 5 .*plan_shapes"):
-        Batches(pairs, [Shape(5, 5, 3)], seed=0)
+        PairBatches(pairs, [Shape(5, 5, 3)], seed=0)
     with pytest.raises(ValueError, match="no pair"):
-        Batches(TokenPairs(Ragged.of([]), Ragged.of([])), [Shape(5, 5, 3)], seed=0)
+        PairBatches(TokenPairs(Ragged.of([]), Ragged.of([])), [Shape(5, 5, 3)], seed=0)

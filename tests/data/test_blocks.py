@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from normlab.data import arrays
-from normlab.data.blocks import Blocks, block_count, blocks_in_order
+from normlab.data import ragged
+from normlab.data.plain import Blocks, block_count, blocks_in_order
 from normlab.data.tokenizer import EOS, PAD, UNK
 
 
@@ -107,7 +107,7 @@ def test_in_order_every_block_comes_once_whatever_the_rows(rows):
 def test_a_large_stream_is_read_past_its_mapping_and_says_the_same(tmp_path, monkeypatch):
     np.save(tmp_path / "a.npy", stream_of(101))
     mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
-    monkeypatch.setattr(arrays, "LARGE_BYTES", 1)
+    monkeypatch.setattr(ragged, "LARGE_BYTES", 1)
     for index in range(12):
         small, large = (Blocks(s, block_len=8, rows=3, seed=2).at(index) for s in (stream_of(101), mapped))
         assert torch.equal(small.ids, large.ids)

@@ -1,12 +1,12 @@
 import numpy as np
 
-from normlab.data.documents import FEWEST, document_sizes
+from normlab.data.text import FEWEST_DOCUMENTS, document_sizes
 
 
 def test_blank_lines_separate_documents():
-    lines = ["", *["two words", "é", " ", ""] * FEWEST]
+    lines = ["", *["two words", "é", " ", ""] * FEWEST_DOCUMENTS]
     sizes = document_sizes(lines)
-    assert sizes.shape == (FEWEST, 3)
+    assert sizes.shape == (FEWEST_DOCUMENTS, 3)
     assert sizes[1].tolist() == [4, 3 + 2 + 1 + 1, 10 + 3 + 2 + 1]
     assert sizes[0].tolist() == [5, 8, 17], "the blank line before it is the first one's"
     assert sizes.sum(axis=0)[2] == len("\n".join([*lines, ""]).encode())

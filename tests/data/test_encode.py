@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from normlab.data import lines
-from normlab.data.prepare import _encode_train
+from normlab.data import text
+from normlab.data.parallel import _encode_train
 from normlab.data.ragged import Ragged
 from normlab.data.text import TextFile
 from normlab.data.tokenizer import EOS, BytePairs
@@ -23,7 +23,7 @@ def written(folder, pairs, at_a_time, max_len):
     sides = [list(side) for side in zip(*pairs, strict=True)]
     folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lines, "LINES_AT_A_TIME", at_a_time)
+        patch.setattr(text, "LINES_AT_A_TIME", at_a_time)
         tally = _encode_train(folder, TOKENIZER, (sides[0], sides[1]), max_len, {})
     return tally, {path.name: path.read_bytes() for path in folder.iterdir()}
 
@@ -61,16 +61,16 @@ def test_parts_are_read_as_they_are_encoded(tmp_path, monkeypatch):
         seen.append(len(read))
         return encode(part)
 
-    monkeypatch.setattr(lines, "LINES_AT_A_TIME", 2)
+    monkeypatch.setattr(text, "LINES_AT_A_TIME", 2)
     monkeypatch.setattr(TOKENIZER, "encode", counted)
     _encode_train(tmp_path, TOKENIZER, (side(), ["é z"] * 6), 9, {})
     assert seen == [2, 2, 4, 4, 6, 6], "both sides of each part"
 
 
 def test_a_line_that_is_not_utf_8_is_told_with_file_and_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(lines, "LINES_AT_A_TIME", 1000)
+    monkeypatch.setattr(text, "LINES_AT_A_TIME", 1000)
     path = tmp_path / "bad.txt"
     path.write_bytes(b"ab ba\n" * 4000 + b"a\xff\n")
     with pytest.raises(UserError) as error:
-        list(lines.parts(TextFile(path)))
+        list(text.parts(TextFile(path)))
     assert all(fact in str(error.value) for fact in (f"{path}, line 4001", "0xff", "UTF-8", "iconv"))

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from normlab.data import lines as module
-from normlab.data.lines import LONGEST_WORD, paired_parts, parts, require_parallel, survey
+from normlab.data import text as module
 from normlab.data.sources import open_lines
+from normlab.data.text import LONGEST_WORD, paired_parts, parts, require_parallel, survey
 from normlab.errors import UserError
 
 TEXTS = st.lists(st.text("aé \u2028", max_size=6), max_size=30)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from normlab.data.masking import mask_tokens, predictions, word_beginnings
-from normlab.data.pieces import SentencePieces
+from normlab.data.segments import mask_tokens, predictions, word_beginnings
+from normlab.data.sentencepiece import SentencePieces
 from normlab.data.tokenizer import BOS, EOS, PAD, UNK, BytePairs
 
 MASK = 50

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from normlab.config.config import DataConfig
-from normlab.data.overlap import Overlap, said, shares
+from normlab.data.parallel import prepare
 from normlab.data.plain import prepare_text
-from normlab.data.prepare import prepare
+from normlab.data.text import Overlap, describe_shares, overlap_shares
 
 
 def test_sentences_are_counted_as_often_as_they_are_wanted_and_empty_ones_are_not():
@@ -21,9 +21,9 @@ def test_sentences_are_counted_as_often_as_they_are_wanted_and_empty_ones_are_no
 
 
 def test_shares_have_names():
-    found = shares({"test": Overlap(["a", "b"]).see(["b"])}, ["a", "c"], ["a", "b", "c", "d"])
+    found = overlap_shares({"test": Overlap(["a", "b"]).see(["b"])}, ["a", "c"], ["a", "b", "c", "d"])
     assert found == {"test in training": 0.5, "test in dev": 0.5}
-    assert said(found) == "50.0% of test in training, 50.0% of test in dev"
+    assert describe_shares(found) == "50.0% of test in training, 50.0% of test in dev"
 
 
 @pytest.fixture

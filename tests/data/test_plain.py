@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from normlab.config.config import DataConfig
-from normlab.data import lines
+from normlab.data import text
 from normlab.data.builtin import generate
 from normlab.data.plain import TextCorpus, prepare_text
 from normlab.data.tokenizer import EOS, UNK
@@ -61,7 +61,7 @@ def test_a_stream_is_every_line_with_its_end(tmp_path):
     assert corpus.facts["Test size"].endswith("1 unknown characters")
     assert isinstance(corpus.train.tokens, np.memmap)
     assert corpus.train.tokens.dtype == np.uint16
-    assert corpus.train.predicted == len(corpus.train.tokens) - 1
+    assert len(corpus.train) == len(corpus.train.tokens) - 1
 
 
 def test_words_and_bytes_are_those_of_the_raw_text(tmp_path):
@@ -75,7 +75,7 @@ def test_words_and_bytes_are_those_of_the_raw_text(tmp_path):
 def test_a_long_text_is_encoded_in_parts_that_change_nothing(tmp_path, monkeypatch):
     config = files_config(tmp_path)
     whole = prepare_text(config, tmp_path / "a")[1]
-    monkeypatch.setattr(lines, "LINES_AT_A_TIME", 7)
+    monkeypatch.setattr(text, "LINES_AT_A_TIME", 7)
     parts = prepare_text(config, tmp_path / "b")[1]
     assert np.array_equal(whole.train.tokens, parts.train.tokens)
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from normlab.data.batches import Batches
-from normlab.data.prefetch import AHEAD, Prefetch
+from normlab.data.batches import AHEAD, PairBatches, Prefetch
 from normlab.data.ragged import Ragged, TokenPairs
 from normlab.data.shapes import plan_shapes
 
@@ -40,7 +39,7 @@ def test_batches_are_the_same_with_any_number_of_workers_over_several_epochs(str
     shapes = plan_shapes(pairs, 64, 4)
     seen = []
     for workers in WORKERS:
-        batches = Batches(pairs, shapes, 5)
+        batches = PairBatches(pairs, shapes, 5)
         stop = 4 * batches.steps_per_epoch
         ahead = Prefetch(
             lambda i, b=batches: b.at(i, word_dropout=0.2, seed=3), workers=workers, stop=stop, stride=stride

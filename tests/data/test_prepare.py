@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from normlab.config.config import DataConfig
-from normlab.data import folder
-from normlab.data import prepare as module
+from normlab.data import corpus as corpora
+from normlab.data import parallel as module
 from normlab.data.builtin import generate
-from normlab.data.prepare import Corpus, prepare
+from normlab.data.parallel import Corpus, prepare
 from normlab.data.text import read_lines
 from normlab.data.tokenizer import EOS
 from normlab.data.vocabulary import vocabulary
@@ -139,8 +139,8 @@ def test_what_a_killed_process_left_is_done_again(tmp_path):
 
 
 def test_a_file_that_was_changed_is_made_again_and_each_is_read_once(tmp_path, monkeypatch):
-    read, whole = [], folder._sha256
-    monkeypatch.setattr(folder, "_sha256", lambda path: read.append(path.name) or whole(path))
+    read, whole = [], corpora._sha256
+    monkeypatch.setattr(corpora, "_sha256", lambda path: read.append(path.name) or whole(path))
     config = files_config(tmp_path)
     _, corpus = prepare(config, tmp_path / "data")
     tokens = corpus.folder / "train.src.tokens.npy"
@@ -160,7 +160,7 @@ def test_what_killed_preparations_left_is_deleted_and_no_other_process_is_distur
     for place in (dead, alive, elsewhere):
         place.mkdir(parents=True)
         (place / "train.src.tokens.npy").write_bytes(b"half of it")
-    with folder._locked(alive):
+    with corpora._locked(alive):
         _, corpus = prepare(files_config(tmp_path), data)
     assert sorted(p.name for p in data.iterdir()) == sorted([alive.name, elsewhere.name, corpus.folder.name])
 
@@ -248,7 +248,7 @@ def test_no_pair_left(tmp_path):
     reason="needs Multi30k in $NORMLAB_DATA/multi30k",
 )
 def test_multi30k_is_prepared_in_seconds_and_padded_little(tmp_path):
-    from normlab.data.batches import Batches
+    from normlab.data.batches import PairBatches
     from normlab.data.shapes import plan_shapes
 
     folder = Path(os.environ["NORMLAB_DATA"], "multi30k")
@@ -262,7 +262,7 @@ def test_multi30k_is_prepared_in_seconds_and_padded_little(tmp_path):
     _, corpus = prepare(DataConfig(**paths, vocab_size=8000), tmp_path)
     assert time.monotonic() - start < 20, "usually 2.5 s"
     assert (len(corpus.train), len(corpus.dev), len(corpus.test_text)) == (29_000, 1014, 1000)
-    batches = Batches(corpus.train, plan_shapes(corpus.train, 4096), seed=1)
+    batches = PairBatches(corpus.train, plan_shapes(corpus.train, 4096), seed=1)
     real = positions = 0
     for step in range(batches.steps_per_epoch):
         batch = batches.at(step)

@@ -10,9 +10,9 @@ import pytest
 
 from normlab.cli.options import load as configuration
 from normlab.config.config import DataConfig
-from normlab.data.pretokenizer import Moses, PretokenizerChain, primary, split_both
 from normlab.data.sources import open_lines
 from normlab.data.tokenizer import BytePairs
+from normlab.data.vocabulary import Moses, PretokenizerChain, primary, vocabulary
 from normlab.errors import UserError
 from normlab.tasks.language_model import LanguageModel
 
@@ -55,8 +55,10 @@ def test_each_side_has_the_rules_of_its_language():
     assert chain.encode_target(["isn't."]) == inner.encode(["isn 't ."])
     assert chain.decode(inner.encode(["isn 't , ."])) == ["isn't,."]
     assert chain.vocab_size == inner.vocab_size
-    both = split_both("moses", ("fr", "en"), ["L'homme."], ["isn't."])
-    assert list(both) == ["L' homme .", "isn 't ."], "a vocabulary is learned from the same words"
+    config = DataConfig(pretokenizer="moses", source_lang="fr", target_lang="en", vocab_size=60)
+    learned = vocabulary(config, ["L'homme."], ["isn't."])
+    from_words = PretokenizerChain(BytePairs.train(["L' homme .", "isn 't ."], 60), "moses", ("fr", "en"))
+    assert learned.to_json() == from_words.to_json(), "a vocabulary is learned from the same words"
 
 
 def test_a_pretokenizer_needs_two_languages_and_a_known_name():

@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from normlab.data import arrays
 from normlab.data import ragged as module
-from normlab.data.arrays import ArrayWriter
-from normlab.data.ragged import Ragged, RaggedWriter, TokenPairs
+from normlab.data.ragged import ArrayWriter, Ragged, RaggedWriter, TokenPairs
 from normlab.data.tokenizer import PAD
 
 
@@ -81,7 +79,7 @@ def test_a_large_file_is_read_past_its_mapping_and_says_the_same(tmp_path_factor
         file.append(whole)
     rows = np.array(data.draw(st.lists(st.integers(0, len(sentences) - 1), min_size=1, max_size=9)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arrays, "LARGE_BYTES", 1)
+        patch.setattr(module, "LARGE_BYTES", 1)
         large = Ragged.mapped(folder / "a")
         found = large.padded(rows, 7)
         lengths = [part.tolist() for part, _ in TokenPairs(large, large).lengths_in_parts()]
@@ -95,8 +93,8 @@ def test_a_large_file_is_read_past_its_mapping_and_says_the_same(tmp_path_factor
 
 def large_reader(path):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arrays, "LARGE_BYTES", 1)
-        return arrays.reader_of(np.load(path, mmap_mode="r"))
+        patch.setattr(module, "LARGE_BYTES", 1)
+        return module.reader_of(np.load(path, mmap_mode="r"))
 
 
 def times_opened(path):
@@ -126,8 +124,8 @@ def test_a_file_that_was_cut_off_is_named(tmp_path):
 def test_small_files_and_arrays_in_memory_are_not_opened_again(tmp_path):
     path = tmp_path / "a.npy"
     np.save(path, np.arange(9))
-    for array in np.load(path, mmap_mode="r"), np.zeros(arrays.LARGE_BYTES, np.uint8):
+    for array in np.load(path, mmap_mode="r"), np.zeros(module.LARGE_BYTES, np.uint8):
         before = times_opened(path)
-        read = arrays.reader_of(array)
+        read = module.reader_of(array)
         assert read(2, 5).tolist() == array[2:5].tolist()
         assert times_opened(path) == before

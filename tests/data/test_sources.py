@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from normlab.config.config import DataConfig
+from normlab.data.parallel import prepare
 from normlab.data.plain import prepare_text
-from normlab.data.prepare import prepare
 from normlab.data.sources import file_of, open_lines
 from normlab.errors import UserError
 

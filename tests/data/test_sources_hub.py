@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from normlab.config.config import PARALLEL_TEXTS, DataConfig
-from normlab.data.named import by_name
-from normlab.data.prepare import prepare
+from normlab.data.datasets import by_name
+from normlab.data.parallel import prepare
 from normlab.data.sources import open_lines
 
 datasets = pytest.importorskip("datasets", reason="needs normlab[hf]")

@@ -10,9 +10,9 @@ import pytest
 
 from normlab.cli.options import ConfigFlags, config_name, load
 from normlab.config.config import PARALLEL_TEXTS, DataConfig
-from normlab.data.named import by_name
-from normlab.data.prepare import prepare
-from normlab.tasks.registry import TASKS
+from normlab.data.datasets import by_name
+from normlab.data.parallel import prepare
+from normlab.tasks import TASKS
 
 DE_EN = {"source_lang": "de", "target_lang": "en"}
 

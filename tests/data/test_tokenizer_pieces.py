@@ -9,7 +9,7 @@ import sys
 import pytest
 import sentencepiece
 
-from normlab.data.pieces import SentencePieces
+from normlab.data.sentencepiece import SentencePieces
 from normlab.data.tokenizer import BOS, EOS, PAD, UNK
 from normlab.errors import UserError
 
@@ -101,7 +101,7 @@ def test_too_small_a_vocabulary_says_what_is_needed(capfd):
 
 def test_training_is_the_same_in_every_process(pieces, tmp_path):
     program = (
-        "import sys; from normlab.data.pieces import SentencePieces;"
+        "import sys; from normlab.data.sentencepiece import SentencePieces;"
         f"SentencePieces.train({LINES * 5!r}, 60).save(sys.argv[1])"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "there.json")], check=True)

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from normlab.data import word_cache as module
-from normlab.data.tokenizer import BytePairs
-from normlab.data.word_cache import WordCache
+from normlab.data import tokenizer as module
+from normlab.data.tokenizer import BytePairs, WordCache
 
 TOKENIZER = BytePairs.train(["a bb abba  ba", "é e\u0301 ab\u2581a", "中文 baba [ pad ] a", "\u0301 ab"], 40)
 LINES = st.lists(st.text("ab é\u0301中x\u2581\t\xa0\u3000\u200b[]pd", max_size=12), max_size=8)

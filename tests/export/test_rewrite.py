@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+from beams import beam_search
 from contracts.outsiders import enrolled
 from contracts.variants import ALONE, CONFIG, SEQ2SEQ, VOCAB, inputs, kind_of, label, perturbed
 from normlab.config.config import Config
 from normlab.errors import UserError
 from normlab.nn import Norm, Placement, Seq2Seq
-from normlab.nn.decode import beam_search
 from normlab.training.recipes.grammar import resolve
 from normlab.training.rewrite import rewrite
 
@@ -166,7 +166,7 @@ def test_the_first_factor_goes_into_tokens_and_positions_of_its_own_stack():
 
 
 def test_a_separate_source_draws_its_own_start():
-    from normlab.tasks.build import build_seq2seq
+    from normlab.tasks.task import build_seq2seq
 
     config = replace(CONFIG, position_encoding="learned")
     shared, apart = (build_seq2seq(replace(config, separate_source=own), VOCAB, 1) for own in (False, True))

@@ -3,7 +3,7 @@ import sys
 import pytest
 
 from normlab.cli.main import main
-from normlab.comparison.request import CompareRequest, placed
+from normlab.comparison.result import CompareRequest, on_backend
 from normlab.config.config import Config, MachineConfig
 from normlab.errors import UserError
 from normlab.training.jobs import BACKENDS, Backend, backend
@@ -48,7 +48,7 @@ def test_a_request_that_is_placed_twice_is_the_same(monkeypatch):
             return jobs or 40, machine.threads or 1
 
     monkeypatch.setitem(BACKENDS, "ray", Cluster)  # pyrefly: ignore
-    found = placed(CompareRequest(on="ray", base=Config(machine=MachineConfig(threads=2))))
+    found = on_backend(CompareRequest(on="ray", base=Config(machine=MachineConfig(threads=2))))
     assert (found.jobs, found.base.machine.threads) == (40, 2)
-    assert placed(found) == found
-    assert placed(CompareRequest(on="ray", jobs=3)).jobs == 3
+    assert on_backend(found) == found
+    assert on_backend(CompareRequest(on="ray", jobs=3)).jobs == 3

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from normlab.config.config import Config, SeedConfig, run_id
-from normlab.data.prepare import prepare
+from normlab.data.parallel import prepare
 from normlab.runs import RunFolder, Status
 from normlab.training import jobs as module
 from normlab.training.jobs import Queue

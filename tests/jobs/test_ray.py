@@ -8,7 +8,7 @@ import pytest
 
 from normlab.config.config import run_id
 from normlab.config.io import to_json
-from normlab.data.prepare import prepare
+from normlab.data.parallel import prepare
 from normlab.runs import RunFolder
 from training.tiny import tiny
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from beams import beam_search
 from contracts.variants import CONFIG, build
 from normlab.nn import PositionEncoding
-from normlab.nn.decode import beam_search
 from normlab.nn.position import sinusoids
 
 ROPE, LEARNED = (PositionEncoding.registry[name] for name in ("rope", "learned"))

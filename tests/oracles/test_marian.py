@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from normlab.config.config import ModelConfig
 from normlab.nn import Seq2Seq
-from normlab.nn.decode import Bounds, Hypothesis, search
-from normlab.nn.sampling import likeliest, nucleus
+from normlab.nn.decode import Bounds, Hypothesis, likeliest, nucleus, search
 from scripts import script
 
 transformers = pytest.importorskip("transformers", reason="Hugging Face's Marian comes with the extra hf")

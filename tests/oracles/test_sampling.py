@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from contracts.variants import VOCAB
-from normlab.nn.decode import FREE, Bounds
-from normlab.nn.sampling import likeliest, nucleus, sample
+from normlab.nn.decode import FREE, Bounds, likeliest, nucleus, sample
 from oracles import searches
 from oracles.searches import Asked
 from oracles.test_searches import Bigrams, next_log_p, searcher, sources, table

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from beams import beam_search
 from contracts.variants import CONFIG, VOCAB, perturbed
 from normlab.config.config import DecodeConfig
 from normlab.nn import Cache, Seq2Seq
-from normlab.nn.decode import FREE, LENGTH_PENALTIES, MAX_LEN, Bounds, Hypothesis, beam_search, search
+from normlab.nn.decode import FREE, LENGTH_PENALTIES, MAX_LEN, Bounds, Hypothesis, search
 from normlab.tasks.translation import translate_lines
 from oracles import searches
 from oracles.searches import Asked

@@ -11,7 +11,7 @@ from normlab.papers import ARTEFACTS
 from normlab.papers.scales import Setting, at_each
 from normlab.papers.texts import SOURCES, named, source_of
 from normlab.papers.trainings import LAPTOP, SCALES, Trainings, changed, unlike
-from normlab.tasks.registry import TASKS
+from normlab.tasks import TASKS
 from normlab.training.recipes.grammar import resolve
 
 TRAINED = {id_: artefact for id_, artefact in ARTEFACTS.items() if artefact.trainings}

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from normlab.comparison.judge import judge
-from normlab.comparison.result import Comparison, RecipeResult, Sample, Trial
+from normlab.comparison.result import Comparison, RecipeResult, Sample, SweepRun
 from normlab.config.config import (
     Config,
     DataConfig,
@@ -19,7 +19,7 @@ from normlab.config.config import (
     SeedConfig,
     run_id,
 )
-from normlab.config.outcome import Outcome
+from normlab.config.metric import Outcome
 from normlab.runs.folder import RunFolder, Status, write_json_atomic
 from normlab.tasks.translation import Translation
 
@@ -83,7 +83,7 @@ def _recipe(root: Path, name: str, ends: tuple[float | str, ...], chosen: int, r
         name=name,
         resolves_to="pre norm, ScaleNorm, FixNorm embedding, SmallInit, inverse square root without warm-up",
         trials=tuple(
-            Trial(lr, run, _dev(e), e if isinstance(e, str) else "trained")
+            SweepRun(lr, run, _dev(e), e if isinstance(e, str) else "trained")
             for lr, run, e in zip(LRS, runs, ends, strict=True)
         ),
         lr=LRS[chosen],

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from normlab.comparison.result import Comparison, Interval, RecipeResult, Trial
+from normlab.comparison.result import Comparison, Interval, RecipeResult, SweepRun
 from normlab.report import wording
 from normlab.tasks.translation import Translation
 from report import example
@@ -15,7 +15,10 @@ def recipe(
     return RecipeResult(
         name=name,
         resolves_to="",
-        trials=(Trial(5e-4, "a", {"bleu": 1.0}, "trained"), Trial(1e-3, "b", {"bleu": 1.0}, outcomes[0])),
+        trials=(
+            SweepRun(5e-4, "a", {"bleu": 1.0}, "trained"),
+            SweepRun(1e-3, "b", {"bleu": 1.0}, outcomes[0]),
+        ),
         lr=lr,
         runs=("b", "c", "d"),
         outcomes=tuple(outcomes),
@@ -86,8 +89,8 @@ def test_failed_runs_and_missing_folders() -> None:
 
 def test_a_rate_that_dev_loss_would_not_have_chosen_is_named() -> None:
     trials = (
-        Trial(5e-4, "a", {"bleu": 2.4, "nll": 4.1}, "trained"),
-        Trial(1e-3, "b", {"bleu": 4.1, "nll": 4.4}, "trained"),
+        SweepRun(5e-4, "a", {"bleu": 2.4, "nll": 4.1}, "trained"),
+        SweepRun(1e-3, "b", {"bleu": 4.1, "nll": 4.4}, "trained"),
     )
     chosen = dataclasses.replace(recipe("post", 1.4), trials=trials)
     c = dataclasses.replace(comparison(chosen), rate_by="bleu")

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from normlab.config.config import Config, run_id
-from normlab.config.outcome import Outcome
+from normlab.config.metric import Outcome
 from normlab.errors import UserError
 from normlab.papers import ARTEFACTS
 from normlab.papers.claim import Measure, at_least
@@ -37,7 +37,7 @@ from normlab.papers.studies.learned import ROLES, by_layer, scales_of
 from normlab.papers.studies.trained import Trained, trainings
 from normlab.runs import RunFolder, Status
 from normlab.runs.files import write_json_atomic
-from normlab.tasks.registry import TASKS
+from normlab.tasks import TASKS
 from normlab.tasks.translation import Translation
 
 METRICS = Translation.metrics

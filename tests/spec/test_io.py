@@ -18,7 +18,7 @@ from torch import nn
 import normlab
 from normlab import diagnosis
 from normlab.cli.presets import demo
-from normlab.comparison.result import Comparison, Difference, Interval, RecipeResult, Sample, Trial
+from normlab.comparison.result import Comparison, Interval, RecipeDifference, RecipeResult, Sample, SweepRun
 from normlab.config.config import (
     Config,
     DataConfig,
@@ -30,9 +30,8 @@ from normlab.config.config import (
 )
 from normlab.config.fields import Count
 from normlab.config.io import from_json, from_plain, to_json, to_plain, validated
-from normlab.config.metric import NLL, Metric
+from normlab.config.metric import NLL, Metric, Outcome
 from normlab.config.model import ModelConfig
-from normlab.config.outcome import Outcome
 from normlab.errors import UserError
 from normlab.report.compare import write_compare_page
 from normlab.report.diagnosis import write_diagnosis
@@ -199,8 +198,8 @@ COMPARISON = Comparison(
             name="pre",
             resolves_to="pre; layernorm",
             trials=(
-                Trial(1e-3, "r1", {"f1": 0.2}, "trained"),
-                Trial(2e-3, "r2", {"nll": math.inf}, "diverged"),
+                SweepRun(1e-3, "r1", {"f1": 0.2}, "trained"),
+                SweepRun(2e-3, "r2", {"nll": math.inf}, "diverged"),
             ),
             lr=1e-3,
             runs=("r1", "r3"),
@@ -213,7 +212,7 @@ COMPARISON = Comparison(
         ),
     ),
     margin=0.01,
-    differences=(Difference("pre", "post", 2, "better", "so much", Interval(2.0, 0.5, 3.5), p=0.004),),
+    differences=(RecipeDifference("pre", "post", 2, "better", "so much", Interval(2.0, 0.5, 3.5), p=0.004),),
     sentences=("pre reaches 0.200 F1 with one seed",),
     samples=(Sample("ein", "a", {"pre": "a", "post": ""}),),
     failed=("r3: out of memory",),

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from normlab.config.metric import NLL, Metric, deciding, in_words, named
+from normlab.config.metric import NLL, Metric, in_words, metric_named, selection_metric
 from normlab.errors import UserError
 
 SCORE = Metric("score", "score", least=0.0, most=100.0)
@@ -28,8 +28,8 @@ def test_the_better_of_two_values(metric, a, b, better):
 
 
 def test_values_in_words():
-    assert SCORE.said(31.24) == "score 31.2"
-    assert SCORE.said(None) == SCORE.shown(None) == ""
+    assert SCORE.with_label(31.24) == "score 31.2"
+    assert SCORE.with_label(None) == SCORE.shown(None) == ""
     assert (SCORE.signed(1.26), SCORE.signed(-0.04), SCORE.signed(-1200.0)) == ("+1.3", "0.0", "-1,200.0")
     assert NLL.title == "NLL, nats per token"
     assert in_words((SCORE, NLL), {"nll": 1.5, "score": 3, "tokens": 7}) == "score 3.0, NLL 1.500"
@@ -41,8 +41,8 @@ def test_a_value_stays_on_its_scale():
 
 
 def test_a_metric_is_found_by_its_name():
-    assert named("nll", (SCORE, NLL), "it") == NLL
-    assert deciding((SCORE, NLL), "") == SCORE
-    assert deciding((SCORE, NLL), "nll") == NLL
+    assert metric_named("nll", (SCORE, NLL), "it") == NLL
+    assert selection_metric((SCORE, NLL), "") == SCORE
+    assert selection_metric((SCORE, NLL), "nll") == NLL
     with pytest.raises(UserError, match="did you mean 'score'"):
-        named("scores", (SCORE, NLL), "the task it")
+        metric_named("scores", (SCORE, NLL), "the task it")

@@ -1,4 +1,4 @@
-from normlab.config.randomness import derive
+from normlab.config.model import derive
 
 
 def test_values_never_change():

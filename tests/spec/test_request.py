@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from normlab.comparison.request import CompareRequest, placed
+from normlab.comparison.result import CompareRequest, on_backend
 from normlab.config.config import Config, MachineConfig, run_id
 from normlab.training.devices import resolved_precision
 from normlab.training.jobs import usable_cores
@@ -53,10 +53,10 @@ def test_what_people_type_is_tidied():
 
 def test_a_job_for_each_core_that_may_be_used_and_one_on_a_gpu(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {2, 5, 7}, raising=False)
-    assert usable_cores() == placed(CompareRequest()).jobs == 3
+    assert usable_cores() == on_backend(CompareRequest()).jobs == 3
     on_gpu = Config(machine=MachineConfig(device="cuda:1"))
-    assert placed(CompareRequest(base=on_gpu)).jobs == 1
-    assert placed(CompareRequest(base=on_gpu, jobs=2)).jobs == 2
+    assert on_backend(CompareRequest(base=on_gpu)).jobs == 1
+    assert on_backend(CompareRequest(base=on_gpu, jobs=2)).jobs == 2
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert usable_cores() == 1

@@ -12,7 +12,7 @@ import pytest
 
 from normlab.config import config as config_module
 from normlab.config.config import Config, DataConfig, MachineConfig, OptimConfig, run_id
-from normlab.config.outcome import Outcome
+from normlab.config.metric import Outcome
 from normlab.runs import RunBusyError, RunFolder, Runs, Status
 from normlab.runs.files import write_json_atomic
 from normlab.runs.folder import read_config

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from normlab.config.config import DataConfig
 from normlab.data.builtin import generate
-from normlab.data.labelled import columns_of
+from normlab.data.sentence_pairs import columns_of
 from normlab.data.tokenizer import BOS, EOS, PAD
 from normlab.errors import UserError
 from normlab.runs import RunFolder

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from normlab.config.config import DecodeConfig
-from normlab.data.prepare import prepare
+from normlab.data.parallel import prepare
 from normlab.data.ragged import Ragged
 from normlab.errors import UserError
 from normlab.tasks import translation as module

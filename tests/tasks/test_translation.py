@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from normlab.config.config import DecodeConfig
-from normlab.data.prepare import prepare
+from normlab.data.parallel import prepare
 from normlab.data.ragged import Ragged, TokenPairs
 from normlab.data.text import Pairs
 from normlab.data.tokenizer import BOS, EOS, PAD, UNK

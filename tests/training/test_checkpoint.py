@@ -15,7 +15,7 @@ from torch import nn
 
 from contracts.variants import CONFIG, VOCAB, perturbed
 from normlab.runs.manifest import CheckpointError
-from normlab.tasks.build import build_seq2seq
+from normlab.tasks.task import build_seq2seq
 from normlab.training import checkpoint
 from normlab.training.checkpoint import (
     FORMAT,

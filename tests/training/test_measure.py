@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from normlab.data.prepare import prepare
+from normlab.data.parallel import prepare
 from normlab.tasks import translation
 from normlab.tasks.translation import Translation
 from normlab.training import trainer as module

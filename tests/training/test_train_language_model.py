@@ -13,7 +13,7 @@ from normlab.config.io import to_json
 from normlab.config.metric import NLL
 from normlab.errors import UserError
 from normlab.runs import RunFolder
-from normlab.runs.examples import read_examples
+from normlab.runs.files import read_examples
 from normlab.tasks.language_model import LanguageModel
 from normlab.tasks.task import Evaluation, Task
 from normlab.training.train import train

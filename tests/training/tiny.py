@@ -19,7 +19,7 @@ from normlab.config.config import (
 )
 from normlab.data.builtin import generate
 from normlab.runs import RunFolder
-from normlab.tasks.registry import TASKS
+from normlab.tasks import TASKS
 from normlab.training.ranks import SINGLE_PROCESS, Ranks
 from normlab.training.recipes.grammar import resolve
 from normlab.training.run import Run

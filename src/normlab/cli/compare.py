@@ -15,8 +15,7 @@ from normlab.cli.options import ConfigFlags, ConfigParts, Imports, Switch, base_
 from normlab.cli.progress import STYLES, progress
 from normlab.cli.run import FORCED, forced_lines
 from normlab.cli.source import command_line
-from normlab.comparison.request import CompareRequest
-from normlab.comparison.result import Comparison
+from normlab.comparison.result import CompareRequest, Comparison
 from normlab.config.units import duration, p_value, rate
 from normlab.runs.files import own
 
@@ -64,9 +63,9 @@ class CompareCommand:
 
     def run(self) -> None:
         from normlab.comparison import compare, plan
-        from normlab.comparison.request import placed
+        from normlab.comparison.result import on_backend
 
-        request = placed(self.request(command_line()))
+        request = on_backend(self.request(command_line()))
         if self.plan:
             print_plan(plan.plan(request), jobs=request.jobs)
             return

@@ -25,8 +25,7 @@ from rich.text import Text
 
 from normlab.cli import terminal
 from normlab.config.config import Config
-from normlab.config.metric import NLL, Metric, deciding
-from normlab.config.outcome import IGNORES_SOURCE
+from normlab.config.metric import IGNORES_SOURCE, NLL, Metric, selection_metric
 from normlab.config.units import duration, rate
 from normlab.errors import UserError
 from normlab.runs import RunFolder, Runs, Status
@@ -103,7 +102,7 @@ class RunProgress:
     @classmethod
     def of(cls, config: Config, metrics: Sequence[Metric]) -> Self:
         name = f"{config.recipe} · {rate(config.optim.lr)} · seed {config.seeds.init}"
-        return cls(name, config.train.steps, deciding(metrics, config.train.best_by))
+        return cls(name, config.train.steps, selection_metric(metrics, config.train.best_by))
 
     def see(self, row: Mapping[str, Any]) -> None:
         """Add one row of the metrics; infinities may be strings."""

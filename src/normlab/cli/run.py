@@ -12,11 +12,11 @@ from tyro.conf import Positional, arg
 from normlab.cli import terminal
 from normlab.cli.options import RUNS, Imports
 from normlab.cli.progress import state_of
-from normlab.config.metric import deciding, in_words
+from normlab.config.metric import in_words, selection_metric
 from normlab.config.units import duration, rate, steps_named
 from normlab.errors import UserError
 from normlab.runs import RunFolder, Runs
-from normlab.runs.files import blamed, own, read_json, write_output
+from normlab.runs.files import blame, own, read_json, write_output
 from normlab.runs.folder import Status, find_run, named_output, read_scores
 from normlab.runs.manifest import committed, read_state
 
@@ -75,7 +75,7 @@ class ReportCommand:
             )
         page = self._page(stored, stored.with_suffix(".html"))
         content = read_json(stored)
-        with blamed(stored):
+        with blame(stored):
             comparison = from_plain(Comparison, content)
         return write_compare_page(comparison, stored.parent, page)
 
@@ -137,7 +137,7 @@ class FoldCommand:
 def print_run(folder: RunFolder) -> None:
     """Print the outcome and the scores of a run."""
     status, metrics = folder.status(), folder.task_metrics()
-    decides = deciding(metrics, folder.config().train.best_by)
+    selection = selection_metric(metrics, folder.config().train.best_by)
     if folder.start.exists():
         terminal.write(read_json(folder.start)["sentence"])
     if status.outcome:
@@ -147,12 +147,12 @@ def print_run(folder: RunFolder) -> None:
     for report in folder.flights():
         terminal.write(f"flight recorder: {report['verdict']['sentence']}")
     if status.best_step is not None:
-        dev = decides.said(status.best_dev.get(decides.name))
+        dev = selection.with_label(status.best_dev.get(selection.name))
         terminal.write(f"best checkpoint: step {status.best_step}, dev {dev}")
     if folder.best_scores.exists():
         terminal.write(f"test {in_words(metrics, read_scores(folder.best_scores))}")
         average = read_state(committed(folder.average))
-        dev = decides.said(average["dev"].get(decides.name))
+        dev = selection.with_label(average["dev"].get(selection.name))
         terminal.write(f"average of {steps_named(average['average']['steps'])}: dev {dev}")
         terminal.write(f"its test {in_words(metrics, read_scores(folder.scores))}")
     elif folder.scores.exists():
@@ -196,7 +196,7 @@ def forced_lines(reasons: Mapping[str, str]) -> list[str]:
 def _run_cells(folder: RunFolder) -> list[str]:
     config, status, metrics = folder.config(), folder.status(), folder.task_metrics()
     scores = read_scores(folder.scores)
-    decides = deciding(metrics, config.train.best_by)
+    selection = selection_metric(metrics, config.train.best_by)
     host = folder.elsewhere() if status.state == "running" else ""
     state = f"running on {host}" if host else state_of(status)
     return [
@@ -206,7 +206,7 @@ def _run_cells(folder: RunFolder) -> list[str]:
         str(config.seeds.init),
         f"{status.step:,}/{config.train.steps:,}",
         ", ".join([state, *[STALE] * folder.stale(), *[FORCED] * bool(config.forced)]),
-        decides.said(status.best_dev.get(decides.name)),
+        selection.with_label(status.best_dev.get(selection.name)),
         in_words(metrics[:1], scores),
         duration(status.train_seconds),
     ]

@@ -59,7 +59,7 @@ class TrainCommand:
     def run(self) -> None:
         from normlab.cli.progress import progress
         from normlab.cli.run import print_run
-        from normlab.tasks.registry import TASKS
+        from normlab.tasks import TASKS
         from normlab.training.ranks import leads
         from normlab.training.train import train
 

@@ -8,19 +8,36 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
-from normlab.comparison.randomisation import paired_randomisation
-from normlab.comparison.result import Comparison, Difference, Interval, RecipeResult, Trial, learnt
-from normlab.comparison.scale import Array, Scale
-from normlab.comparison.seeds import LEVEL, Contrasts, contrasts, mean_margin, seeds_needed
+from normlab.comparison.result import (
+    Comparison,
+    Interval,
+    RecipeDifference,
+    RecipeResult,
+    SweepRun,
+    has_trained,
+)
 from normlab.comparison.sentences import findings, of_difference, of_training
-from normlab.comparison.trains import fisher, seeds_for_shares, share
+from normlab.comparison.statistics import (
+    LEVEL,
+    Array,
+    Contrasts,
+    MetricScale,
+    contrasts,
+    fisher,
+    mean_margin,
+    paired_randomisation,
+    seeds_for_shares,
+    seeds_needed,
+    share,
+)
 from normlab.config.metric import Metric
-from normlab.runs.examples import Examples, read_examples
+from normlab.runs.files import read_examples
 from normlab.runs.folder import RunFolder, Status, read_json
-from normlab.tasks.registry import TASKS
+from normlab.tasks import TASKS
 
 
 def judge(comparison: Comparison, root: Path, *, exchanges: int = 2000) -> Comparison:
@@ -40,21 +57,17 @@ def judge(comparison: Comparison, root: Path, *, exchanges: int = 2000) -> Compa
 
 def _signatures(comparison: Comparison, root: Path) -> dict[str, str]:
     """The signature of each metric; of runs that were scored otherwise, all of them."""
-    found: dict[str, dict[str, None]] = {}
+    by_metric: dict[str, dict[str, None]] = {}
     for run in (run for recipe in comparison.recipes for run in recipe.runs):
         scores = RunFolder(root / run).scores
         for name, signature in (read_json(scores) if scores.exists() else {}).get("signatures", {}).items():
-            found.setdefault(name, {})[signature] = None
-    return {name: " or ".join(signatures) for name, signatures in found.items()}
+            by_metric.setdefault(name, {})[signature] = None
+    return {name: " or ".join(signatures) for name, signatures in by_metric.items()}
 
 
-def trial(folder: RunFolder, lr: float) -> Trial:
+def trial(run: str, lr: float, status: Status) -> SweepRun:
     """Return the result of a run of the sweep."""
-    return _trial(folder.path.name, lr, folder.status())
-
-
-def _trial(run: str, lr: float, status: Status) -> Trial:
-    return Trial(lr, run, status.best_dev, _outcome(status))
+    return SweepRun(lr, run, status.best_dev, _outcome(status))
 
 
 def _outcome(status: Status) -> str:
@@ -66,11 +79,11 @@ def _result(recipe: RecipeResult, comparison: Comparison, root: Path) -> RecipeR
     status = {run: RunFolder(root / run).status() for run in every}
     result = replace(
         recipe,
-        trials=tuple(_trial(t.run, t.lr, status[t.run]) for t in recipe.trials),
+        trials=tuple(trial(t.run, t.lr, status[t.run]) for t in recipe.trials),
         outcomes=tuple(_outcome(status[run]) for run in recipe.runs),
         scores=_scores(comparison.metrics, [RunFolder(root / run) for run in recipe.runs]),
         train_seconds=median(status[run].train_seconds for run in recipe.runs),
-        total_seconds=sum(found.train_seconds for found in status.values()),
+        total_seconds=sum(each.train_seconds for each in status.values()),
     )
     return replace(
         result,
@@ -82,110 +95,112 @@ def _result(recipe: RecipeResult, comparison: Comparison, root: Path) -> RecipeR
 def _scores(metrics: Sequence[Metric], folders: Sequence[RunFolder]) -> dict[str, tuple[float | None, ...]]:
     """The test scores by metric, one for each run; of the metrics that some run has."""
     read = [read_json(folder.scores) if folder.scores.exists() else {} for folder in folders]
-    found = {m.name: tuple(scores.get(m.name) for scores in read) for m in metrics}
-    return {name: values for name, values in found.items() if any(value is not None for value in values)}
+    scores = {m.name: tuple(of_run.get(m.name) for of_run in read) for m in metrics}
+    return {name: values for name, values in scores.items() if any(value is not None for value in values)}
 
 
 def _values(recipe: RecipeResult, metric: Metric) -> Array:
     """Scores on the metric's scale by seed; NaN where the run did not train or has no finite score."""
     scores = recipe.scores.get(metric.name, (None,) * len(recipe.runs))
     pairs = zip(scores, recipe.outcomes, strict=True)
-    kept = np.array([s if s is not None and learnt(o) else np.nan for s, o in pairs], dtype=np.float64)
-    return Scale(metric).values(np.where(np.isfinite(kept), kept, np.nan))
+    kept = np.array([s if s is not None and has_trained(o) else np.nan for s, o in pairs], dtype=np.float64)
+    return MetricScale(metric).values(np.where(np.isfinite(kept), kept, np.nan))
 
 
 def _mean(recipe: RecipeResult, metric: Metric) -> Interval | None:
     """The mean over the seeds that trained; None if there are none, or one of them has no score."""
     values = _values(recipe, metric)
-    if np.isnan(values[[learnt(outcome) for outcome in recipe.outcomes]]).any():
+    if np.isnan(values[[has_trained(outcome) for outcome in recipe.outcomes]]).any():
         return None
     mean, margin = map(float, mean_margin(values))
     if np.isnan(mean):
         return None
-    value, *ends = (float(Scale(metric).scores(np.array(v))) for v in (mean, mean - margin, mean + margin))
+    value, *ends = (
+        float(MetricScale(metric).scores(np.array(v))) for v in (mean, mean - margin, mean + margin)
+    )
     return Interval(value) if np.isnan(margin) else Interval(value, *ends)
 
 
-def _differences(comparison: Comparison, root: Path, exchanges: int) -> tuple[Difference, ...]:
+def _differences(comparison: Comparison, root: Path, exchanges: int) -> tuple[RecipeDifference, ...]:
     recipes, metric = comparison.ranked, comparison.headline
     if len(recipes) < 2:
         return ()
     values = np.stack([_values(recipe, metric) for recipe in recipes])
-    found, pairs = contrasts(values), list(itertools.combinations(range(len(recipes)), 2))
+    contrast, pairs = contrasts(values), list(itertools.combinations(range(len(recipes)), 2))
     examples = {recipe.name: _examples(recipe, metric, root) for recipe in recipes}
     judged = []
     for index, (i, j) in enumerate(pairs):
         a, b = recipes[i], recipes[j]
-        answer = _answer(comparison, found, index, values[[i, j]])
-        models, p_models = _models(examples[a.name], examples[b.name], comparison, exchanges)
-        p_trains, trains_sentence = _training(a, b, len(pairs))
         difference = replace(
-            answer,
+            _answer(comparison, contrast, index, values[[i, j]]),
             a=a.name,
             b=b.name,
-            p_trains=p_trains,
-            trains_sentence=trains_sentence,
-            models=models,
-            p_models=p_models,
+            **_training(a, b, len(pairs)),
+            **_models(examples[a.name], examples[b.name], comparison, exchanges),
         )
         judged.append(replace(difference, sentence=of_difference(difference, comparison)))
     return tuple(judged)
 
 
-def _training(a: RecipeResult, b: RecipeResult, pairs: int) -> tuple[float | None, str]:
+def _training(a: RecipeResult, b: RecipeResult, pairs: int) -> dict[str, Any]:
     """The p, corrected for the number of pairs, that both train equally often, and the answer in words."""
     if not a.ended or not b.ended:
-        return None, ""
+        return {}
     counts = (a.trained, a.ended), (b.trained, b.ended)
     p = min(1.0, pairs * fisher(*counts))
-    return p, of_training(a, b, p, seeds_for_shares(*counts, pairs) if p >= LEVEL else None)
+    settles = seeds_for_shares(*counts, pairs) if p >= LEVEL else None
+    return {"p_trains": p, "trains_sentence": of_training(a, b, p, settles)}
 
 
-def _answer(comparison: Comparison, found: Contrasts, index: int, values: Array) -> Difference:
+def _answer(comparison: Comparison, contrast: Contrasts, index: int, values: Array) -> RecipeDifference:
     """The answer about one pair, of which ``values`` holds both recipes, without names and words."""
-    common, delta, margin = int(found.common[index]), float(found.delta[index]), float(found.margin[index])
-    if not found.given[index]:
-        return Difference("", "", common, "open")
-    scale, both = Scale(comparison.headline), values[:, np.isfinite(values).all(axis=0)]
+    common, delta, margin = (
+        int(contrast.common[index]),
+        float(contrast.delta[index]),
+        float(contrast.margin[index]),
+    )
+    if not contrast.given[index]:
+        return RecipeDifference("", "", common, "open")
+    scale, both = MetricScale(comparison.headline), values[:, np.isfinite(values).all(axis=0)]
 
     def points(moved: float) -> float:
         return float(scale.difference(both.mean(), np.array(moved)))
 
     interval = Interval(points(delta), points(delta - margin), points(delta + margin))
-    p = float(found.p[index])
+    p = float(contrast.p[index])
     if p < LEVEL:
-        return Difference("", "", common, "better", delta=interval, p=p)
+        return RecipeDifference("", "", common, "better", delta=interval, p=p)
     if interval.largest <= comparison.margin:
-        return Difference("", "", common, "equal", delta=interval, p=p)
+        return RecipeDifference("", "", common, "equal", delta=interval, p=p)
     effect = max(abs(interval.value), comparison.margin)
     wanted = abs(delta) if effect == abs(interval.value) else effect / abs(points(1e-3) / 1e-3)
-    spread = float(found.spread[index])
+    spread = float(contrast.spread[index])
     if common < 3:  # two differences say little of their spread, the recipes' own spreads a bit more
         spread = max(spread, float(np.sqrt(both.var(axis=1, ddof=1).sum())))
     enough = seeds_needed(len(comparison.recipes), wanted * 2**0.5 / spread, len(comparison.seeds) + 1)
-    return Difference("", "", common, "open", delta=interval, p=p, effect=effect, seeds_needed=enough)
+    return RecipeDifference("", "", common, "open", delta=interval, p=p, effect=effect, seeds_needed=enough)
 
 
 def _examples(recipe: RecipeResult, metric: Metric, root: Path) -> Mapping[int, Array]:
     """The statistics of each test example under the headline metric, by the index of a seed that trained."""
-    found: dict[int, Examples] = {}
+    examples: dict[int, Array] = {}
     for index, (run, outcome) in enumerate(zip(recipe.runs, recipe.outcomes, strict=True)):
         kept = RunFolder(root / run).examples
-        if learnt(outcome) and kept.exists():
-            found[index] = read_examples(kept)
-    return {index: examples[metric.name] for index, examples in found.items() if metric.name in examples}
+        if has_trained(outcome) and kept.exists() and metric.name in (read := read_examples(kept)):
+            examples[index] = read[metric.name]
+    return examples
 
 
 def _models(
     a: Mapping[int, Array], b: Mapping[int, Array], comparison: Comparison, exchanges: int
-) -> tuple[float, float] | tuple[None, None]:
+) -> dict[str, Any]:
     """The difference between the very models of the seeds at which both trained, and its p."""
     seeds = sorted(a.keys() & b.keys())
     if not seeds:
-        return None, None
+        return {}
     first, second = (np.stack([rows[seed] for seed in seeds]) for rows in (a, b))
     combine = partial(TASKS[comparison.task].combine, comparison.headline.name)
     with np.errstate(all="ignore"):  # scores that are not finite
         delta = combine(first.sum(axis=1)).mean() - combine(second.sum(axis=1)).mean()
         p = paired_randomisation(first, second, combine, trials=exchanges)
-    return float(delta), p
+    return {"models": float(delta), "p_models": p}

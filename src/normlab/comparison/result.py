@@ -1,20 +1,95 @@
-"""The result of ``normlab compare`` as data: written after each recipe, drawn by the report."""
+"""What ``normlab compare`` is asked for and what it finds, as data: written after each recipe, drawn by the
+report.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
-from normlab.config.metric import NLL, Metric, deciding
+from annotated_types import Ge, Lt
+
+from normlab.config.config import Config, OptimConfig, TrainConfig
+from normlab.config.fields import Amount, Count, Positive, Size, no_flag
+from normlab.config.io import validated
+from normlab.config.metric import NLL, Metric, selection_metric
 from normlab.config.units import count
+from normlab.errors import UserError
+from normlab.training.jobs import backend
+
+
+def _base() -> Config:
+    return Config(optim=OptimConfig(warmup_steps=400), train=TrainConfig(precision="auto"))
+
+
+@validated
+@dataclass(frozen=True)
+class CompareRequest:
+    """Recipes to train at several learning rates with a seed of its own, and at the best one with others.
+
+    >>> normlab.CompareRequest(recipes=("post", "pre"), lrs=(1e-3,), seeds=3, base=config).seeds
+    3
+    """
+
+    title: str = "Comparison"
+    """Title of the page."""
+    recipes: tuple[str, ...] = ("post", "post+warmup", "pre", "pre+fixnorm+scalenorm")
+    """Names of recipes, such as post post+warmup enc:post/dec:pre; `normlab recipes` lists their parts."""
+    lrs: tuple[Positive, ...] = (1e-3, 2e-3)
+    """Peak learning rates to try; each recipe's own is chosen by dev loss with the sweep's seed."""
+    seeds: Size = 5
+    """Number of reported seeds, at the chosen learning rate: ``first_seed``, ``first_seed + 1`` and so on;
+    two cannot tell recipes apart, see --plan.
+    """
+    first_seed: Count = 1
+    """The first of the reported seeds."""
+    sweep_seed: Count = 0
+    """Seed with which learning rates are tried, and which is not reported."""
+    base: Config = field(default_factory=_base, metadata={"flag": False})
+    """Everything that is not a recipe's choice, a learning rate or a seed; `normlab.cli.presets` has more."""
+    jobs: Count = 0
+    """Runs to train at the same time; 0: one per usable core, or a single one on a GPU; on Ray as many as its
+    CPUs or GPUs have room for.
+    """
+    on: str = "local"
+    """Where runs are trained: local (this machine), or ray: the Ray cluster at RAY_ADDRESS, else the one that
+    runs on this machine, else a new one on this machine alone.
+    """
+    out: Path = Path("runs")
+    """Folder of the run folders, the prepared data, ``comparison.json`` and the page."""
+    margin: Amount = 0.0
+    """Smallest difference of the task's first metric that matters; 0: ten units of its last digit."""
+    exchanges: Annotated[int, Ge(100), Lt(2**63)] = 2000
+    """Random exchanges of outputs in the comparison of the very models."""
+    force: bool = False
+    """Also train combinations that their source does not define; their results are marked."""
+    command: str = no_flag("")
+    """The command as it was typed, for the page; empty when called from Python."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "recipes", tuple(name.strip() for name in self.recipes))
+        for name, given in (("recipes", self.recipes), ("lrs", self.lrs)):
+            if not given:
+                raise UserError(f"a comparison needs at least one of {name}, got none")
+            if len(set(given)) < len(given):
+                twice = next(item for item in given if given.count(item) > 1)
+                raise UserError(f"{name} hold {twice} twice; name each once")
+        if len(self.lrs) > 1 and self.first_seed <= self.sweep_seed < self.first_seed + self.seeds:
+            raise UserError(
+                f"sweep_seed is {self.sweep_seed}, and the reported seeds are {self.first_seed} to "
+                f"{self.first_seed + self.seeds - 1}; the seed that chooses a learning rate cannot be "
+                "reported, choose another --sweep-seed or --first-seed"
+            )
+
 
 NO_OUTCOME = ("new", "running", "done", "interrupted", "failed")
 """States of a run that has not ended by itself: it says nothing of its recipe."""
 
 
-def learnt(outcome: str) -> bool:
+def has_trained(outcome: str) -> bool:
     """Whether a run with this outcome trained."""
     return outcome.startswith("trained")
 
@@ -23,6 +98,13 @@ TEST_IS_DEV = (
     "The dev text serves as the test text, too. The scores called test were measured on the text on which "
     "learning rates and checkpoints were chosen, and flatter every recipe."
 )
+
+
+def on_backend(request: CompareRequest) -> CompareRequest:
+    """Return a request whose runs at the same time, and threads of each, are those of its place."""
+    machine = request.base.machine
+    jobs, threads = backend(request.on).share(request.jobs, machine)
+    return replace(request, jobs=jobs, base=replace(request.base, machine=replace(machine, threads=threads)))
 
 
 @dataclass(frozen=True)
@@ -45,7 +127,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Trial:
+class SweepRun:
     """One learning rate of one recipe, run with the seed of the sweep."""
 
     lr: float
@@ -55,17 +137,17 @@ class Trial:
     outcome: str
 
 
-def choose(trials: Sequence[Trial]) -> float:
+def choose(trials: Sequence[SweepRun]) -> float:
     """Return the learning rate with the lowest dev loss per token among the runs that trained, or among all
     if none did.
 
     Ties go to the smaller rate.
     """
 
-    def merit(trial: Trial) -> tuple[bool, float, float]:
-        return learnt(trial.outcome), NLL.merit(trial.dev.get(NLL.name)), -trial.lr
+    def sort_key(trial: SweepRun) -> tuple[bool, float, float]:
+        return has_trained(trial.outcome), NLL.sort_key(trial.dev.get(NLL.name)), -trial.lr
 
-    return max(trials, key=merit).lr
+    return max(trials, key=sort_key).lr
 
 
 @dataclass(frozen=True)
@@ -75,7 +157,7 @@ class RecipeResult:
     name: str
     resolves_to: str
     """One line: placement, norm, embedding, scheme, schedule."""
-    trials: tuple[Trial, ...]
+    trials: tuple[SweepRun, ...]
     """The sweep, with a seed that is not reported; empty where there was one rate and no choice."""
     lr: float
     """The learning rate that the sweep chose."""
@@ -109,14 +191,14 @@ class RecipeResult:
         scores = self.scores.get(metric.name, (None,) * len(self.runs))
         shown = [metric.shown(score) or "–" for score in scores]
         return ", ".join(
-            text if learnt(outcome) else f"({text})"
+            text if has_trained(outcome) else f"({text})"
             for text, outcome in zip(shown, self.outcomes, strict=True)
         )
 
     @property
     def trained(self) -> int:
         """The number of seeds that trained."""
-        return sum(map(learnt, self.outcomes))
+        return sum(map(has_trained, self.outcomes))
 
     @property
     def ended(self) -> int:
@@ -130,7 +212,7 @@ class RecipeResult:
 
 
 @dataclass(frozen=True)
-class Difference:
+class RecipeDifference:
     """Two recipes compared: how good each is when it trains, how often it trains, and their very models."""
 
     a: str
@@ -197,7 +279,7 @@ class Comparison:
     samples: tuple[Sample, ...]
     margin: float
     """The smallest difference of the headline that matters; a smaller one counts as none."""
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[RecipeDifference, ...] = ()
     sentences: tuple[str, ...] = ()
     """What was found, the headline first: pages and terminals say these sentences."""
     sweep_seed: int | None = None
@@ -234,11 +316,13 @@ class Comparison:
     @property
     def seen_before(self) -> str:
         """In words, that test text was read in training or for choices; empty if none of it was."""
-        said = [TEST_IS_DEV] if self.test_is_dev else []
+        warnings = [TEST_IS_DEV] if self.test_is_dev else []
         for where in ("training", "dev")[: 1 if self.test_is_dev else 2]:
             if share := self.overlap.get(f"test in {where}"):
-                said.append(f"{100 * share:.1f}% of the test sentences stand in the {where} text as well.")
-        return " ".join(said)
+                warnings.append(
+                    f"{100 * share:.1f}% of the test sentences stand in the {where} text as well."
+                )
+        return " ".join(warnings)
 
     @property
     def headline(self) -> Metric:
@@ -248,19 +332,19 @@ class Comparison:
     @property
     def dev_metric(self) -> Metric:
         """The dev metric by which checkpoints were chosen."""
-        return deciding(self.metrics, self.best_by)
+        return selection_metric(self.metrics, self.best_by)
 
     @property
     def rate_metric(self) -> Metric:
         """The dev metric by which learning rates were chosen."""
-        return deciding((NLL, *self.metrics), self.rate_by)
+        return selection_metric((NLL, *self.metrics), self.rate_by)
 
     @property
     def ranked(self) -> tuple[RecipeResult, ...]:
         """The recipes, those that trained at every seed first, then by their mean test score."""
 
         def place(r: RecipeResult) -> tuple[bool, float, int]:
-            return 0 < r.trained == r.ended, self.headline.merit(r.value(self.headline)), r.trained
+            return 0 < r.trained == r.ended, self.headline.sort_key(r.value(self.headline)), r.trained
 
         return tuple(sorted(self.recipes, key=place, reverse=True))
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from normlab.comparison.result import Comparison, Difference, RecipeResult
-from normlab.comparison.seeds import LEVEL, MOST_SEEDS
-from normlab.comparison.trains import fisher
+from normlab.comparison.result import Comparison, RecipeDifference, RecipeResult
+from normlab.comparison.statistics import LEVEL, MOST_SEEDS, fisher
 from normlab.config.metric import Metric
 from normlab.config.units import count, p_value
 
@@ -14,27 +13,29 @@ FEW = 4
 """More names than these are counted instead of listed."""
 
 
-def of_difference(found: Difference, comparison: Comparison) -> str:
+def of_difference(difference: RecipeDifference, comparison: Comparison) -> str:
     """Return the answer about two recipes."""
-    a, b, delta, metric = found.a, found.b, found.delta, comparison.headline
-    if delta is None or delta.low is None or delta.high is None or found.p is None:
+    a, b, delta, metric = difference.a, difference.b, difference.delta, comparison.headline
+    if delta is None or delta.low is None or delta.high is None or difference.p is None:
         common = (
-            f"both trained at {count(found.seeds, 'seed')}" if found.seeds else "no seed trained with both"
+            f"both trained at {count(difference.seeds, 'seed')}"
+            if difference.seeds
+            else "no seed trained with both"
         )
         few = f"{_say(len(comparison.seeds))} cannot tell {a} from {b}"
         return f"{few}: {common}, and a comparison takes two, better five"
     low, value, high = (metric.signed(v) for v in (delta.low, delta.value, delta.high))
-    shown = f"difference {value}, 95% interval {low} to {high}, {p_value(found.p)}"
-    if found.answer == "better":
+    shown = f"difference {value}, 95% interval {low} to {high}, {p_value(difference.p)}"
+    if difference.answer == "better":
         ahead, behind = (a, b) if metric.better(delta.value, 0.0) else (b, a)
         return f"{ahead} is better than {behind} by at least {metric.amount(delta.least)} ({shown})"
-    if found.answer == "equal":
+    if difference.answer == "equal":
         return f"no difference larger than {metric.amount(delta.largest)} between {a} and {b} ({shown})"
-    effect, needed = found.effect or comparison.margin, found.seeds_needed
+    effect, needed = difference.effect or comparison.margin, difference.seeds_needed
     seen = ", as large as that seen," if effect > comparison.margin else ""
     enough = f"more than {MOST_SEEDS:,} seeds" if needed is None else f"about {needed} seeds"
     takes = f"to show one of {metric.amount(effect)}{seen} takes {enough}"
-    return f"{_say(found.seeds)} cannot tell {a} from {b} ({shown}); {takes}"
+    return f"{_say(difference.seeds)} cannot tell {a} from {b} ({shown}); {takes}"
 
 
 def of_training(a: RecipeResult, b: RecipeResult, p: float, settles: int | None) -> str:
@@ -72,17 +73,13 @@ def _reaches(recipe: RecipeResult, metric: Metric) -> str:
     mean, often = recipe.value(metric), f"trained at {recipe.trained} of {count(recipe.ended, 'seed')}"
     if mean is None:
         return often
-    reached = f"{metric.shown(mean)} {metric.label}"
+    reaches = f"reaches {metric.shown(mean)} {metric.label}"
     if recipe.trained < recipe.ended:
-        return f"{often} and reaches {reached} there"
-    return (
-        f"reaches {reached} with one seed"
-        if recipe.ended == 1
-        else f"reaches {reached}, the mean of {recipe.ended} seeds"
-    )
+        return f"{often} and {reaches} there"
+    return f"{reaches} with one seed" if recipe.ended == 1 else f"{reaches}, the mean of {recipe.ended} seeds"
 
 
-def _standing(best: RecipeResult, others: Sequence[Difference], comparison: Comparison) -> str:
+def _standing(best: RecipeResult, others: Sequence[RecipeDifference], comparison: Comparison) -> str:
     """How the best recipe stands to each other one, in one clause for each kind of answer."""
     metric = comparison.headline
     ahead = [d for d in others if d.answer == "better" and _winner(d, metric) == best.name]
@@ -93,35 +90,33 @@ def _standing(best: RecipeResult, others: Sequence[Difference], comparison: Comp
     still = [d for d in others if d.answer == "open" and d not in often and _other(d, best.name) not in never]
     unable = [d for d in others if d not in often and _other(d, best.name) in never]
 
-    def named(some: Iterable[Difference]) -> str:
+    def others_in(some: Iterable[RecipeDifference]) -> str:
         return _listing(_other(d, best.name) for d in some)
 
     clauses = []
     if ahead:
         least = min(d.delta.least for d in ahead if d.delta)
-        clauses.append(f"it is better than {named(ahead)} by at least {metric.amount(least)}")
+        clauses.append(f"it is better than {others_in(ahead)} by at least {metric.amount(least)}")
     if behind:
-        clauses.append(f"{named(behind)} did better where it trained, but trained less often")
+        clauses.append(f"{others_in(behind)} did better where it trained, but trained less often")
     if often:
-        clauses.append(f"it trains more often than {named(often)}")
+        clauses.append(f"it trains more often than {others_in(often)}")
     if equal:
         most = max(d.delta.largest for d in equal if d.delta)
-        clauses.append(f"there is no difference larger than {metric.amount(most)} from {named(equal)}")
+        clauses.append(f"there is no difference larger than {metric.amount(most)} from {others_in(equal)}")
     if still:
-        clauses.append(f"{_say(len(comparison.seeds)).lower()} cannot tell it from {named(still)}")
+        clauses.append(f"{_say(len(comparison.seeds)).lower()} cannot tell it from {others_in(still)}")
     if unable:
-        clauses.append(f"no seed of {named(unable)} trained")
+        clauses.append(f"no seed of {others_in(unable)} trained")
     return "".join(f"; {clause}" for clause in clauses)
 
 
-def _open(best: RecipeResult, others: Sequence[Difference], comparison: Comparison) -> list[str]:
+def _open(best: RecipeResult, others: Sequence[RecipeDifference], comparison: Comparison) -> list[str]:
     """How many seeds would settle what is open about the best recipe."""
-    numbers = {_other(d, best.name): d.seeds_needed for d in others if d.answer == "open" and d.seeds_needed}
-    if not numbers:
-        return []
-    most = max(numbers.values())
+    most = max((d.seeds_needed or 0 for d in others if d.answer == "open"), default=0)
     so_far = f"so far there are {len(comparison.seeds)}"
-    return [f"About {most} seeds for each recipe would settle what is open about {best.name}; {so_far}"]
+    settles = f"About {most} seeds for each recipe would settle what is open about {best.name}; {so_far}"
+    return [settles] if most else []
 
 
 def _chances(comparison: Comparison) -> list[str]:
@@ -135,17 +130,15 @@ def _chances(comparison: Comparison) -> list[str]:
     least = next(n for n in range(2, MOST_SEEDS) if pairs * fisher((n, n), (0, n)) < LEVEL)
     if least <= seeds:
         return ["How often the recipes train does not differ by more than chance"]
-    never = (
-        f"With {count(seeds, 'seed')} no difference in how often {recipes} recipes train can be significant"
-    )
-    return [f"{never}; with {least} all against none would be"]
+    never = f"no difference in how often {recipes} recipes train can be significant"
+    return [f"With {count(seeds, 'seed')} {never}; with {least} all against none would be"]
 
 
-def _winner(d: Difference, metric: Metric) -> str:
+def _winner(d: RecipeDifference, metric: Metric) -> str:
     return d.a if d.delta and metric.better(d.delta.value, 0.0) else d.b
 
 
-def _other(d: Difference, name: str) -> str:
+def _other(d: RecipeDifference, name: str) -> str:
     return d.b if d.a == name else d.a
 
 

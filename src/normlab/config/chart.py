@@ -27,7 +27,6 @@ class StudyChart:
         StudyChart.kinds[cls.__name__] = cls
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the chart as a dict for JSON."""
         return {"kind": type(self).__name__, **to_plain(self)}
 
     @staticmethod

@@ -1,6 +1,6 @@
 """A run's configuration as frozen dataclasses, and the run id.
 
-The docstring of a field is the help text of its flag, see ``spec.fields``.
+The docstring of a field is the help text of its flag, see ``fields``.
 """
 
 from __future__ import annotations
@@ -236,7 +236,6 @@ class DecodeConfig:
             )
 
     def searching(self) -> DecodeConfig:
-        """Return the same configuration without sampling."""
         return DecodeConfig(
             self.beam, self.length_penalty, self.max_len_ratio, self.length_penalty_formula, self.min_length
         )
@@ -309,7 +308,7 @@ class Config:
     own_code: str = no_flag("")
     """Digest of the files outside this package that define parts of the recipe."""
     task: str = no_flag("translation")
-    """The name of a task in ``tasks.registry.TASKS``."""
+    """The name of a task in ``tasks.TASKS``."""
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     optim: OptimConfig = OptimConfig()
@@ -345,8 +344,8 @@ def run_id(config: Config) -> str:
             "train.precision is 'auto', so the run has no id yet; choose fp32 or bf16, or let "
             "normlab.training.devices.resolved_precision(config) choose"
         )
-    named = {*vars(config.model).values(), *vars(config.optim).values()} & REVISED.keys()
-    revised = {"revised": {name: REVISED[name] for name in named}} if named else {}
+    parts = {*vars(config.model).values(), *vars(config.optim).values()} & REVISED.keys()
+    revised = {"revised": {name: REVISED[name] for name in parts}} if parts else {}
     content = json.dumps({"semantics": SEMANTICS, **revised, **numbers(config)}, sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 

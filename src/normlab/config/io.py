@@ -1,6 +1,6 @@
 """The door: files and options are read strictly by pydantic; inside are plain frozen dataclasses.
 
-Bounds stand in annotations, see ``spec.fields``. Text is no number, a bool is no number, and an option that
+Bounds stand in annotations, see ``fields``. Text is no number, a bool is no number, and an option that
 does not exist is refused with the nearest that does. Numbers that are not finite, for which JSON has no word,
 are written as "nan", "inf" and "-inf". Pydantic is imported when something is read: ``--help`` needs none.
 """
@@ -81,14 +81,14 @@ def validated(target: C) -> C:
 
 def _kinds(function: Any, signature: inspect.Signature) -> dict[str, Any]:
     """The annotation of every option: those of ``**options: Unpack[Options]`` are options as well."""
-    hints, found = typing.get_type_hints(function, include_extras=True), dict[str, Any]()
+    hints, kinds = typing.get_type_hints(function, include_extras=True), dict[str, Any]()
     for name, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
-            found |= typing.get_type_hints(typing.get_args(hints[name])[0], include_extras=True)
+            kinds |= typing.get_type_hints(typing.get_args(hints[name])[0], include_extras=True)
         elif name != "self":
             kind = hints.get(name, Any)
-            found[name] = tuple[kind, ...] if parameter.kind is parameter.VAR_POSITIONAL else kind
-    return found
+            kinds[name] = tuple[kind, ...] if parameter.kind is parameter.VAR_POSITIONAL else kind
+    return kinds
 
 
 def _argument(name: str, value: Any, kind: Any) -> Any:

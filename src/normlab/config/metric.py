@@ -1,10 +1,11 @@
-"""Scores of a task as data: how one is called, in which unit, and which of two values is better."""
+"""Scores of a task and outcomes of a run as data: names, units, and which of two values is better."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from normlab.errors import UserError, nearest
 
@@ -28,21 +29,19 @@ class Metric:
     on_dev: bool = True
     """Whether validations compute it; only such a metric can decide which checkpoint is best."""
 
-    def merit(self, value: float | None) -> float:
-        """The value such that more is better; none and NaN are worse than everything."""
+    def sort_key(self, value: float | None) -> float:
+        """A number that is larger for a better value; none and NaN sort below everything."""
         if value is None or math.isnan(value):
             return -math.inf
         return value if self.higher_is_better else -value
 
     def better(self, a: float | None, b: float | None) -> bool:
         """Whether ``a`` is better than ``b``; any value is better than none and than NaN."""
-        return self.merit(a) > self.merit(b)
+        return self.sort_key(a) > self.sort_key(b)
 
     @property
     def margin(self) -> float:
-        """The smallest difference that matters where nobody says otherwise: ten units of the last digit
-        shown.
-        """
+        """The default smallest difference worth reporting: ten units in the last displayed digit."""
         return 10.0 ** (1 - self.digits)
 
     def bounded(self, value: float) -> float:
@@ -65,7 +64,7 @@ class Metric:
         small = size < 0.5 * 10.0**-self.digits
         return f"{size:.1g} {self.label}" if small and size else f"{self.shown(size)} {self.label}"
 
-    def said(self, value: float | None) -> str:
+    def with_label(self, value: float | None) -> str:
         """``NLL 3.125``; empty for no value."""
         return "" if value is None else f"{self.label} {self.shown(value)}"
 
@@ -79,7 +78,7 @@ NLL = Metric("nll", "NLL", "nats per token", higher_is_better=False, digits=3, l
 """Negative log-likelihood of what is predicted; every task has it on dev."""
 
 
-def named(name: str, metrics: Sequence[Metric], owner: str) -> Metric:
+def metric_named(name: str, metrics: Sequence[Metric], owner: str) -> Metric:
     """The metric of that name. Raises UserError with the nearest name, saying whose metrics they are."""
     by_name = {metric.name: metric for metric in metrics}
     if name not in by_name:
@@ -87,12 +86,31 @@ def named(name: str, metrics: Sequence[Metric], owner: str) -> Metric:
     return by_name[name]
 
 
-def deciding(metrics: Sequence[Metric], best_by: str) -> Metric:
+def selection_metric(metrics: Sequence[Metric], best_by: str) -> Metric:
     """The metric called ``best_by``, or the headline where that is empty or none of these."""
     return next((metric for metric in metrics if metric.name == best_by), metrics[0])
 
 
 def in_words(metrics: Sequence[Metric], scores: Mapping[str, object]) -> str:
     """Those metrics that ``scores`` holds, in the order of the metrics: ``NLL 3.125, perplexity 22.8``."""
-    found = ((metric, scores.get(metric.name)) for metric in metrics)
-    return ", ".join(metric.said(value) for metric, value in found if isinstance(value, int | float))
+    values = ((metric, scores.get(metric.name)) for metric in metrics)
+    return ", ".join(metric.with_label(value) for metric, value in values if isinstance(value, int | float))
+
+
+IGNORES_SOURCE: Final = "ignores its source"
+MOSTLY: Final = 0.5
+"""A run has failed if one and the same output is more than this share of its outputs."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: ``normlab.training.outcome`` decides it, everything else reads it."""
+
+    state: str
+    """``trained``, ``stuck`` (at the unigram entropy), ``diverged`` (not finite, or above its start) or
+    ``ignores its source`` (the outputs hardly depend on the inputs).
+    """
+    step: int
+    """The step at which it was clear."""
+    evidence: str
+    """The numbers behind it, in a sentence without a full stop."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -60,3 +61,13 @@ class ModelConfig:
         """Whether the model has an encoder and a decoder with different placements."""
         both = bool(self.encoder_layers and self.decoder_layers)
         return both and self.encoder_placement != self.decoder_placement
+
+
+def derive(seed: int, purpose: str, *counters: int) -> int:
+    """Return a seed in [0, 2**63): the first 63 bits of BLAKE2b over the arguments.
+
+    Different purposes or counters (step, micro-batch, epoch) give unrelated seeds; the same ones give the
+    same seed on every machine and Python version.
+    """
+    key = "\x1f".join([purpose, str(int(seed)), *(str(int(counter)) for counter in counters)])
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") >> 1

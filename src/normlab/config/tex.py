@@ -21,11 +21,11 @@ _SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
 def readable(text: str) -> str:
     r"""Replace the formulas of a paragraph: ``\sqrt{d} \, x \leftarrow y`` becomes ``√d x ← y``."""
-    text = _MATH.sub(lambda found: _Reader(found[1]).whole(), " ".join(text.split()))
+    text = _MATH.sub(lambda match: _FormulaReader(match[1]).whole(), " ".join(text.split()))
     return text.replace("`", "")
 
 
-class _Reader:
+class _FormulaReader:
     """Read the tokens of one formula from left to right."""
 
     def __init__(self, formula: str) -> None:
@@ -40,11 +40,11 @@ class _Reader:
             self.at += 1
             if token == "}":
                 break
-            parts.append(self._said(token))
+            parts.append(self._render(token))
         text = re.sub(r"\s+", " ", "".join(parts)).strip()
         return re.sub(r"(?<=[(⌊]) | (?=[)⌋])", "", text)
 
-    def _said(self, token: str) -> str:
+    def _render(self, token: str) -> str:
         if token == "{":
             return self.whole()
         if token in "^_":
@@ -59,7 +59,7 @@ class _Reader:
             self.at += 1
         token = self.tokens[self.at] if self.at < len(self.tokens) else ""
         self.at += 1
-        return self._said(token) if token else ""
+        return self._render(token) if token else ""
 
     def _command(self, name: str) -> str:
         if name == "frac":

@@ -4,22 +4,38 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, fields, replace
+from typing import Final, Generic, Self, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from normlab.config.randomness import derive
+from normlab.config.model import derive
 from normlab.data.ragged import Ints, TokenPairs
 from normlab.data.shapes import Shape
 from normlab.data.tokenizer import BOS, EOS, PAD, UNK
 
 
 @dataclass(frozen=True)
-class Batch:
-    """One micro-batch, int64. Empty rows are PAD throughout and count no token."""
+class TensorBatch:
+    """A micro-batch of int64 tensors. Empty rows are PAD throughout and count no token."""
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the tensors by the names of their fields."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+
+    def to(self, device: torch.device | str) -> Self:
+        moved = {name: tensor.to(device, non_blocking=True) for name, tensor in self.tensors().items()}
+        return replace(self, **moved)
+
+
+@dataclass(frozen=True)
+class Batch(TensorBatch):
+    """One micro-batch of pairs."""
 
     source: torch.Tensor
     """``[B, S]``: ids, EOS, PAD ..."""
@@ -36,18 +52,13 @@ class Batch:
         """Tokens of both sides, padding included."""
         return self.source.numel() + self.target_in.numel()
 
-    def to(self, device: torch.device | str) -> Batch:
-        sides = (self.source, self.target_in, self.target_out)
-        source, target_in, target_out = (side.to(device, non_blocking=True) for side in sides)
-        return replace(self, source=source, target_in=target_in, target_out=target_out)
-
     def recounted(self) -> Batch:
         """The same with its own numbers of tokens, where it is a part or a change of another."""
         target, source = (int((side != PAD).sum()) for side in (self.target_out, self.source))
         return replace(self, tokens=target, source_tokens=source)
 
 
-class Batches:
+class PairBatches:
     """Endless training batches: index i is the i-th micro-batch over all epochs, so resuming needs only i.
 
     In every epoch each pair occurs once, in the smallest shape that holds it. Pairs that do not fill a batch
@@ -191,3 +202,40 @@ def permutation(count: int, seed: int) -> Ints:
     """
     order = np.argsort(np.random.PCG64(seed).random_raw(count), kind="stable")
     return order.astype(np.uint32 if count <= 2**32 else np.int64)
+
+
+T = TypeVar("T")
+
+AHEAD: Final = 2
+"""Number of batches that each worker makes ahead."""
+
+
+class Prefetch(Generic[T]):
+    """Return ``make(index)`` from ``at(index)``, computed in advance.
+
+    The indices ``index + stride``, ``index + 2 stride`` … below ``stop`` are expected next; any other index
+    is computed when it is asked for. ``make`` must depend on the index alone and be safe to call from
+    ``workers`` threads at once; with 0 workers there is no thread. ``at`` raises the exceptions of ``make``.
+    """
+
+    def __init__(self, make: Callable[[int], T], *, workers: int, stop: int, stride: int = 1) -> None:
+        self._make, self._stop, self._stride = make, stop, stride
+        self._ahead = AHEAD * workers
+        self._workers = ThreadPoolExecutor(workers, "loader") if workers else None
+        self._coming: dict[int, Future[T]] = {}
+
+    def at(self, index: int) -> T:
+        if self._workers is None:
+            return self._make(index)
+        wanted = [index, *range(index + self._stride, self._stop, self._stride)[: self._ahead]]
+        for other in self._coming.keys() - set(wanted):
+            self._coming.pop(other).cancel()
+        for i in wanted:
+            if i not in self._coming:
+                self._coming[i] = self._workers.submit(self._make, i)
+        return self._coming.pop(index).result()
+
+    def close(self) -> None:
+        """Stop the threads once each has finished its batch."""
+        if self._workers is not None:
+            self._workers.shutdown(cancel_futures=True)

@@ -14,7 +14,7 @@ from functools import cache, lru_cache, partial
 from random import Random
 from typing import Any, NamedTuple
 
-from normlab.config.randomness import derive
+from normlab.config.model import derive
 from normlab.data.text import Pairs
 from normlab.errors import UserError
 
@@ -100,7 +100,6 @@ def _unzip(pairs: list[tuple[str, str]]) -> Pairs:
 
 @cache
 def _converter(language: str) -> Any:
-    """Return the object of num2words that writes numbers in one language."""
     from num2words import CONVERTER_CLASSES
 
     converter: Any = copy.copy(CONVERTER_CLASSES[language])
@@ -117,14 +116,12 @@ def _cardinal(n: int, language: str) -> str:
 
 @cache
 def _locale(language: str) -> Any:
-    """Return Babel's names and rules of one language."""
     from babel import Locale
 
     return Locale(language)
 
 
 def _weekday(weekday: int, language: str) -> str:
-    """Return the name of a weekday, from Monday = 0."""
     return _locale(language).days["format"]["wide"][weekday]
 
 

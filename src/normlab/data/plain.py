@@ -1,32 +1,51 @@
-"""Plain text for language models: one stream of tokens for each of train, dev and test, memory-mapped."""
+"""Plain text: one memory-mapped stream of tokens for each of train, dev and test, and its blocks for language
+models.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from normlab.config.config import DataConfig
-from normlab.data.arrays import ArrayWriter
+from normlab.config.model import derive
+from normlab.data.batches import TensorBatch, drop_words, permutation
 from normlab.data.builtin import generate
-from normlab.data.documents import document_sizes
-from normlab.data.folder import described, id_type, opened, prepared, with_digest
-from normlab.data.lines import parts, raw, require_texts, require_unchanged, survey
-from normlab.data.overlap import Overlap, said, shares
-from normlab.data.ragged import Ints, Ragged
+from normlab.data.corpus import (
+    PreparedCorpus,
+    count_facts,
+    id_type,
+    open_corpus,
+    prepare_folder,
+    with_digest,
+)
+from normlab.data.ragged import ArrayWriter, Ints, Ragged, Read, reader_of
 from normlab.data.sources import open_text
-from normlab.data.tokenizer import EOS, UNK, Tokenizer
-from normlab.data.vocabulary import digests, vocabulary
+from normlab.data.text import (
+    Overlap,
+    describe_shares,
+    document_sizes,
+    overlap_shares,
+    parts,
+    raw,
+    require_texts,
+    require_unchanged,
+    survey,
+)
+from normlab.data.tokenizer import EOS, PAD, UNK, Tokenizer
+from normlab.data.vocabulary import vocabulary
 from normlab.errors import UserError
 
 SPLITS = ("train", "dev", "test")
-
 _DOCUMENTS = "test.documents.npy"
 
 
@@ -44,37 +63,26 @@ class Stream:
     bytes: int
     """Bytes of the text in UTF-8, ends of lines included."""
 
-    @property
-    def predicted(self) -> int:
+    def __len__(self) -> int:
         """Number of tokens to predict."""
         return len(self.tokens) - 1
 
 
-@dataclass(frozen=True)
-class TextCorpus:
-    """A prepared plain text; tokens stay on disk until they are read."""
+@dataclass(frozen=True, kw_only=True)
+class TextCorpus(PreparedCorpus):
+    """A prepared plain text."""
 
-    folder: Path
-    tokenizer: Tokenizer
     train: Stream
     dev: Stream
     test: Stream
-    unigram_entropy_nats: float
-    """Entropy of the tokens' distribution in training, EOS included."""
-    target_vocab: NDArray[np.bool_]
-    """``[V]``: vocabulary entries that occur in training."""
-    facts: dict[str, str]
-    """Facts for the terminal and the page, by their labels."""
     documents: NDArray[np.int64]
     """Lines, words and bytes of each document of the test text, `[documents, 3]`."""
-    overlap: dict[str, float] = field(default_factory=dict)
-    """The shares of lines that stand in another text as well, as ``overlap.shares`` names them."""
 
     @classmethod
     def load(cls, folder: str | Path) -> TextCorpus:
         """Load a prepared text. Raises FileNotFoundError if the folder is missing or incomplete."""
         folder = Path(folder)
-        manifest, fields = opened(folder)
+        manifest, fields = open_corpus(folder)
         for name in SPLITS:
             tokens = np.load(folder / f"{name}.tokens.npy", mmap_mode="r", allow_pickle=False)
             fields[name] = Stream(tokens, **manifest["sizes"][name])
@@ -93,13 +101,12 @@ def prepare_text(config: DataConfig, root: str | Path) -> tuple[DataConfig, Text
     texts, origin = _read(config)
     paths = {name: getattr(config, f"{name}_text") for name in texts}
     surveys = {name: survey(lines, paths[name] or name) for name, lines in texts.items()}
-    for name, found in surveys.items():
-        if paths[name] and found.blank:
-            raise UserError(f"{paths[name]} holds no word; pass a file of text")
-    before = {name: found.digest for name, found in surveys.items()}
-    config = with_digest(config, [*before.values(), *digests(config)])
+    if wordless := [paths[name] for name, facts in surveys.items() if paths[name] and facts.blank]:
+        raise UserError(f"{wordless[0]} holds no word; pass a file of text")
+    before = {name: facts.digest for name, facts in surveys.items()}
+    config = with_digest(config, before.values())
     key = ["plain, documents", config.digest, config.vocab_size]
-    folder = prepared(root, key, partial(_fill, texts=texts, config=config, before=before))
+    folder = prepare_folder(root, key, partial(_fill, texts=texts, config=config, before=before))
     corpus = TextCorpus.load(folder)
     return config, replace(corpus, facts=origin | corpus.facts)
 
@@ -134,22 +141,22 @@ def _fill(
         require_unchanged(getattr(config, f"{name}_text"), before[name], now)
     documents = document_sizes(texts["test"])
     np.save(work / _DOCUMENTS, documents, allow_pickle=False)
-    read = {name: f"{size['words']:,} words, {size['bytes']:,} bytes" for name, size in sizes.items()}
-    told = described(counts["train"])
-    overlap = shares(again, texts["dev"], texts["test"])
+    amounts = {name: f"{size['words']:,} words, {size['bytes']:,} bytes" for name, size in sizes.items()}
+    train_facts = count_facts(counts["train"])
+    overlap = overlap_shares(again, texts["dev"], texts["test"])
     return {
         "digest": config.digest,
         "sizes": sizes,
         "overlap": overlap,
-        **told,
+        **train_facts,
         "facts": {
-            "Same lines": said(overlap),
-            "Training size": f"{read['train']}, {int(counts['train'].sum()):,} tokens",
-            "Dev size": f"{read['dev']}, {int(counts['dev'][UNK]):,} unknown characters",
-            "Test size": f"{read['test']}, {int(counts['test'][UNK]):,} unknown characters",
+            "Same lines": describe_shares(overlap),
+            "Training size": f"{amounts['train']}, {int(counts['train'].sum()):,} tokens",
+            "Dev size": f"{amounts['dev']}, {int(counts['dev'][UNK]):,} unknown characters",
+            "Test size": f"{amounts['test']}, {int(counts['test'][UNK]):,} unknown characters",
             "Test documents": f"{len(documents):,}",
             "Vocabulary": f"{tokenizer.vocab_size:,} entries, {tokenizer.kind}",
-            "Unigram entropy": f"{told['unigram_entropy_nats']:.3f} nats a token",
+            "Unigram entropy": f"{train_facts['unigram_entropy_nats']:.3f} nats a token",
         },
     }
 
@@ -176,3 +183,95 @@ def _encode(
             counts += np.bincount(stream, minlength=len(counts))
             file.append(stream)
     return {"words": words, "bytes": size}, counts, whole.digest()
+
+
+@dataclass(frozen=True)
+class TextBatch(TensorBatch):
+    """One micro-batch of blocks, `[B, L]`."""
+
+    ids: Tensor
+    """Inputs; the first of a row is the last target of the block before it."""
+    target: Tensor
+    """Targets: at each place the token that comes next."""
+    tokens: int
+    """Tokens of ``target``, PAD not counted."""
+
+    @property
+    def padded_tokens(self) -> int:
+        return self.ids.numel()
+
+    def recounted(self) -> TextBatch:
+        """The same with its own number of tokens, where it is a part or a change of another."""
+        return replace(self, tokens=int((self.target != PAD).sum()))
+
+
+class Blocks:
+    """Endless training batches: index i is the i-th micro-batch over all epochs, so resuming needs only i.
+
+    Block k has the tokens k L + 1 to (k + 1) L of the stream as targets; token 0 is an input alone. In every
+    epoch each block occurs once, so each token is predicted once; the end of the stream is padded. All
+    batches have ``rows`` rows, and only the last one of an epoch has empty ones.
+    """
+
+    def __init__(self, stream: Ints, *, block_len: int, rows: int, seed: int) -> None:
+        self.block_len, self.rows = block_len, rows
+        self._stream = stream
+        self._count = block_count(stream, block_len)
+        self._read = reader_of(stream)
+        self._order = lru_cache(2)(lambda epoch: permutation(self._count, derive(seed, "shuffle", epoch)))
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self._count // self.rows)
+
+    def at(self, index: int, *, word_dropout: float = 0.0, seed: int = 0) -> TextBatch:
+        """Return the micro-batch ``index``, counted from 0 over all epochs.
+
+        With ``word_dropout`` each input token becomes UNK with that probability, drawn from a generator of
+        (``seed``, ``index``); the targets are left as they are.
+        """
+        epoch, step = divmod(index, self.steps_per_epoch)
+        chosen = self._order(epoch)[step * self.rows : (step + 1) * self.rows].astype(np.int64)
+        ids, target = _cut(self._read, len(self._stream), chosen, self.block_len)
+        if word_dropout:
+            drop_words([ids], word_dropout, derive(seed, "word_dropout", index))
+        return _batch(ids, target, self.rows)
+
+
+def blocks_in_order(stream: Ints, *, block_len: int, rows: int) -> Iterator[TextBatch]:
+    """Yield every block once, ``rows`` at a time, from the beginning of the text to its end."""
+    read = reader_of(stream)
+    for start in range(0, block_count(stream, block_len), rows):
+        chosen = np.arange(start, min(start + rows, block_count(stream, block_len)))
+        yield _batch(*_cut(read, len(stream), chosen, block_len), len(chosen))
+
+
+def require_block_len(data: DataConfig, max_positions: int | None) -> None:
+    """Raise UserError for blocks that are longer than a model with ``max_positions``, None for no limit."""
+    if max_positions is not None and data.block_len > max_positions:
+        raise UserError(
+            f"a block has {data.block_len} tokens, and the model has learned {max_positions} positions; "
+            f"type --block-len {max_positions}, or --max-positions {data.block_len}"
+        )
+
+
+def block_count(stream: Ints, block_len: int) -> int:
+    """Return the number of blocks of a stream; the last one may be shorter."""
+    return -(-(len(stream) - 1) // block_len)
+
+
+def _cut(read: Read, length: int, chosen: Ints, block_len: int) -> tuple[Ints, Ints]:
+    """Return ``[B, L]`` inputs and targets of chosen blocks; after the stream's ``length`` tokens is PAD."""
+    window = np.full((len(chosen), block_len + 1), PAD, np.int64)
+    for line, start in zip(window, (chosen * block_len).tolist(), strict=True):
+        part = read(start, min(start + block_len + 1, length))
+        line[: len(part)] = part
+    ids, target = window[:, :-1].copy(), window[:, 1:].copy()
+    ids[target == PAD] = PAD
+    return ids, target
+
+
+def _batch(ids: Ints, target: Ints, rows: int) -> TextBatch:
+    empty = ((0, rows - len(ids)), (0, 0))
+    padded = (torch.from_numpy(np.pad(side, empty, constant_values=PAD)) for side in (ids, target))
+    return TextBatch(*padded, tokens=int((target != PAD).sum()))

@@ -64,7 +64,6 @@ class _Cells:
             yield -(-(np.stack(sides).astype(np.int64) + 1) // self.unit)
 
     def table(self) -> NDArray[np.int64]:
-        """Count the pairs of each cell."""
         shape = self.most + 1
         table = np.zeros(shape.prod(), np.int64)
         for source, target in self.parts():

@@ -1,34 +1,42 @@
-"""Texts from a file, a column of a table, or a column of a Hugging Face data set."""
+"""Texts from a file, a column of a table, or a column of a Hugging Face data set.
+
+Data sets are read by the library ``datasets``; no code of a data set is executed.
+"""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, final
+from types import ModuleType
+from typing import Any, Final, Self, TypeAlias, final
 
 from normlab.config.units import count
-from normlab.data.hub import HUB, HubColumn
-from normlab.data.text import TextFile, located
+from normlab.data.text import TextFile, filled_in, located
 from normlab.errors import UserError
 
+HUB: Final = "hf:"
 _PART: Final = re.compile(r"(.+)\[(\d*):(\d*)\]")
+_ROWS_AT_A_TIME: Final = 1000
+
+Text: TypeAlias = "TextFile | Column | HubColumn | LineRange"
 
 
-def open_lines(spec: str | Path) -> TextFile | Column | HubColumn | Part:
+def open_lines(spec: str | Path) -> Text:
     """Return the text that a path of the configuration means; it is read when it is iterated.
 
     ``corpus.de``, a file; ``pairs.tsv#2`` and ``pairs.tsv#en``, a ``Column``;
-    ``hf:wmt14:de-en#train.translation.de``, a ``HubColumn``; ``corpus.de[:1000]``, a ``Part`` of any of
+    ``hf:wmt14:de-en#train.translation.de``, a ``HubColumn``; ``corpus.de[:1000]``, a ``LineRange`` of any of
     these. A file whose own name has a ``#`` or a part is a file. Raises UserError for a path of none of these
     forms.
     """
     text = str(spec)
     part = _PART.fullmatch(text)
     if part and not located(text).exists():
-        return Part(open_lines(part[1]), int(part[2] or 0), int(part[3]) if part[3] else None)
+        return LineRange(open_lines(part[1]), int(part[2] or 0), int(part[3]) if part[3] else None)
     if text.startswith(HUB):
         return HubColumn.of(text)
     if "#" not in text or located(text).exists():
@@ -40,7 +48,7 @@ def open_lines(spec: str | Path) -> TextFile | Column | HubColumn | Part:
     return Column(text[:cut], text[cut + 1 :])
 
 
-def open_text(spec: str | Path) -> TextFile | Column | HubColumn | Part:
+def open_text(spec: str | Path) -> Text:
     """Return the text as ``open_lines`` does, for those who iterate it more than once.
 
     Raises UserError for a pipe or a device, whose lines can be read only once.
@@ -55,9 +63,9 @@ def open_text(spec: str | Path) -> TextFile | Column | HubColumn | Part:
     return text
 
 
-def file_of(text: TextFile | Column | HubColumn | Part) -> Path | None:
+def file_of(text: Text) -> Path | None:
     """Return the file that holds a text; None for a column of the Hub."""
-    if isinstance(text, Part):
+    if isinstance(text, LineRange):
         return file_of(text.text)
     return None if isinstance(text, HubColumn) else located(text.path)
 
@@ -88,10 +96,10 @@ class Column:
         if first is None:
             return
         names = first.split("\t")
-        numbered = self.column.isascii() and self.column.isdecimal()
-        place = self._numbered(len(names)) if numbered else self._named(names)
-        text = itertools.chain([first], rows) if numbered else rows
-        for number, row in enumerate(text, 1 if numbered else 2):
+        by_number = self.column.isascii() and self.column.isdecimal()
+        place = self._place_of_number(len(names)) if by_number else self._place_of_name(names)
+        text = itertools.chain([first], rows) if by_number else rows
+        for number, row in enumerate(text, 1 if by_number else 2):
             cells = row.split("\t")
             if len(cells) != len(names):
                 raise UserError(
@@ -100,7 +108,7 @@ class Column:
                 )
             yield cells[place]
 
-    def _numbered(self, columns: int) -> int:
+    def _place_of_number(self, columns: int) -> int:
         place = int(self.column)
         if not 1 <= place <= columns:
             raise UserError(
@@ -109,7 +117,7 @@ class Column:
             )
         return place - 1
 
-    def _named(self, names: list[str]) -> int:
+    def _place_of_name(self, names: list[str]) -> int:
         if names.count(self.column) != 1:
             again = "more than one column" if self.column in names else "no column"
             raise UserError(
@@ -122,10 +130,10 @@ class Column:
 
 @final
 @dataclass(frozen=True)
-class Part:
+class LineRange:
     """The lines of a text from one on up to another one, counted from 0 as in Python: ``[start:stop]``."""
 
-    text: TextFile | Column | HubColumn | Part
+    text: Text
     start: int
     stop: int | None
 
@@ -135,3 +143,167 @@ class Part:
 
     def __iter__(self) -> Iterator[str]:
         return itertools.islice(iter(self.text), self.start, self.stop)
+
+
+@final
+@dataclass(frozen=True)
+class HubSet:
+    """A data set of the Hub, or a folder of parquet, JSON lines or CSV files in the same layout."""
+
+    path: str
+    """``wmt14``, ``IWSLT/iwslt2017``, ``./folder``, ``$NORMLAB_DATA/folder``."""
+    config: str = ""
+
+    @classmethod
+    def of(cls, spec: str) -> Self:
+        """Parse ``[hf:]name[:config]``. Raises UserError if there is no name."""
+        path, _, config = spec.removeprefix(HUB).partition(":")
+        if not path:
+            raise UserError(f"{spec} names no data set; type {HUB}NAME or {HUB}NAME:CONFIG")
+        return cls(path, config)
+
+    def __str__(self) -> str:
+        return f"{HUB}{self.path}" + (f":{self.config}" if self.config else "")
+
+    def configs(self) -> list[str]:
+        with _library(self) as datasets:
+            return list(datasets.get_dataset_config_names(self._where))
+
+    def splits(self) -> list[str]:
+        try:
+            with _library(self) as datasets:
+                return list(datasets.get_dataset_split_names(self._where, self.config or None))
+        except UserError:
+            self._require_config()
+            raise
+
+    def table(self, split: str) -> Any:
+        """Return the rows of a split, memory-mapped. Raises UserError or OSError with one sentence."""
+        try:
+            with _library(self) as datasets:
+                return datasets.load_dataset(self._where, self.config or None, split=split)
+        except UserError:
+            self._require_config()
+            self._require_split(split)
+            raise
+
+    @property
+    def _where(self) -> str:
+        where = filled_in(self.path)
+        if where.startswith("~"):
+            where = str(Path(where).expanduser())
+        if where.startswith((".", "/", "$")) and not Path(where).exists():
+            raise FileNotFoundError(f"there is no folder {where}")
+        return where
+
+    def _require_config(self) -> None:
+        configs = self.configs()
+        if self.config not in (configs if len(configs) > 1 else ["", *configs]):
+            wrong = f"has no configuration {self.config!r}" if self.config else "has several configurations"
+            raise UserError(
+                f"{HUB}{self.path} {wrong}; it has {', '.join(configs)}; type {HUB}{self.path}:{configs[0]}#…"
+            )
+
+    def _require_split(self, split: str) -> None:
+        splits = self.splits()
+        if split.partition("[")[0] not in splits:
+            raise UserError(
+                f"{self} has no split {split!r}; it has {', '.join(splits)}; type {self}#{splits[0]}.…"
+            )
+
+
+@final
+@dataclass(frozen=True)
+class HubColumn:
+    """``hf:NAME[:CONFIG]#SPLIT.COLUMN[.KEY]``: the texts of one column, in order.
+
+    A line end inside a text becomes a space; numbers, such as labels, are written in decimals.
+    """
+
+    of_set: HubSet
+    split: str
+    """A split or a part of one: ``train[:1000]``."""
+    keys: tuple[str, ...]
+    """The column, and the language in it if it holds a translation."""
+
+    @classmethod
+    def of(cls, spec: str) -> Self:
+        name, _, place = spec.removeprefix(HUB).partition("#")
+        split, *keys = place.split(".")
+        if not name or not split or not keys or not all(keys):
+            raise UserError(
+                f"{spec} names no column of a data set; type hf:NAME#SPLIT.COLUMN or "
+                f"hf:NAME:CONFIG#SPLIT.COLUMN, for example hf:wmt14:de-en#train.translation.de"
+            )
+        return cls(HubSet.of(name), split, tuple(keys))
+
+    @property
+    def name(self) -> str:
+        return f"{self.of_set}#{self.split}.{'.'.join(self.keys)}"
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the texts. Raises UserError if the column does not exist or a row holds no text."""
+        table = self.of_set.table(self.split)
+        self._require_key(self.keys[0], table.column_names, f"{self.of_set}#{self.split}.")
+        parts = table.select_columns([self.keys[0]]).with_format("arrow").iter(batch_size=_ROWS_AT_A_TIME)
+        values = itertools.chain.from_iterable(part.column(0).to_pylist() for part in parts)
+        yield from map(self._text, values, itertools.count(1))
+
+    def _text(self, value: Any, row: int) -> str:
+        before = f"{self.of_set}#{self.split}.{self.keys[0]}."
+        for key in self.keys[1:]:
+            self._require_key(key, list(value) if isinstance(value, dict) else [], before)
+            value = value[key]
+            before += f"{key}."
+        if isinstance(value, dict):
+            self._require_key("", list(value), before)
+        if value is None or isinstance(value, (list, bytes)):
+            what = "nothing" if value is None else f"a {type(value).__name__}"
+            raise UserError(
+                f"row {row} of {self.name} has {what} where a text is needed; name another column"
+            )
+        return re.sub(r"\r\n|\n|\r", " ", str(value))
+
+    def _require_key(self, key: str, known: Sequence[str], before: str) -> None:
+        if key in known:
+            return
+        if not known:
+            raise UserError(f"{self.name} does not exist, {before[:-1]} is a text; type {before[:-1]}")
+        wrong = f"has no {key!r}" if key else "is no text"
+        raise UserError(f"{before[:-1]} {wrong}; it has {', '.join(known)}; type {before}{known[0]}")
+
+
+@contextmanager
+def _library(of_set: HubSet) -> Iterator[ModuleType]:
+    """Yield the library without progress bars, and turn its errors into one sentence each."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise FileNotFoundError(
+            f"{of_set} is a Hugging Face data set, and those need the package datasets; type: pip install "
+            f"'normlab[hf]'"
+        ) from error
+    bars = datasets.is_progress_bar_enabled()
+    datasets.disable_progress_bars()
+    try:
+        yield datasets
+    except RuntimeError as error:
+        if "scripts are no longer supported" not in str(error):
+            raise
+        raise UserError(
+            f"{of_set} is a script, and no code of a data set is executed; save its tables as parquet, JSON "
+            f"lines or CSV in a folder, and type hf:./folder#SPLIT.COLUMN"
+        ) from error
+    except ValueError as error:
+        raise UserError(
+            f"{of_set} cannot be read ({' '.join(str(error).split())}); check its name and the part of "
+            f"its split, such as train[:1000]"
+        ) from error
+    except (OSError, datasets.exceptions.DatasetsError) as error:
+        raise FileNotFoundError(
+            f"{of_set} was not found or cannot be read ({' '.join(str(error).split())}); check the name and "
+            f"the network, or give the folder of its files: hf:./folder#SPLIT.COLUMN"
+        ) from error
+    finally:
+        if bars:
+            datasets.enable_progress_bars()

@@ -1,17 +1,39 @@
-"""Text files: plain, ``.gz`` or ``.xz``, one sentence a line, strict UTF-8, read line by line."""
+"""Text, read line by line as often as needed, in constant memory: files, parts of them, facts about them."""
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import lzma
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar, final
 
+import numpy as np
+from numpy.typing import NDArray
+
+from normlab.config.fields import flag_name
+from normlab.config.units import count
 from normlab.errors import UserError
+
+LINES_AT_A_TIME = 8192
+"""The most lines of a part of a text: few enough that a part's memory does not matter."""
+CHARACTERS_AT_A_TIME = 2**21
+"""The most characters of a part, for texts with long lines; a line is never cut."""
+LONGEST_WORD = 2**15
+"""The most characters without white space between them: tokenizers take minutes over many more."""
+FEWEST_DOCUMENTS = 20
+"""Blank lines separate documents only where at least so many result."""
+
+_OPENERS = {".gz": gzip.open, ".xz": lzma.open}
+_DATA_FOLDER = re.compile(r"\$(NORMLAB_DATA\b|\{NORMLAB_DATA\})")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -38,7 +60,6 @@ class TextFile:
 
     @property
     def name(self) -> str:
-        """The path as it was given, for messages."""
         return str(self.path)
 
     def __iter__(self) -> Iterator[str]:
@@ -62,11 +83,6 @@ class TextFile:
             raise UserError(f"{path} is a folder; pass a text file, plain, .gz or .xz") from None
         except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError) as error:
             raise UserError(f"{path} cannot be unpacked as {path.suffix} ({error}); pack it again") from error
-
-
-_OPENERS = {".gz": gzip.open, ".xz": lzma.open}
-
-_DATA_FOLDER = re.compile(r"\$(NORMLAB_DATA\b|\{NORMLAB_DATA\})")
 
 
 def filled_in(path: str | Path) -> str:
@@ -94,3 +110,147 @@ def located(path: str | Path) -> Path:
 def read_lines(path: str | Path) -> list[str]:
     """Read all lines of a ``TextFile``, which defines lines and errors."""
     return list(TextFile(path))
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The number of lines of a text, whether all are white space, and the SHA-256 of its ``raw``."""
+
+    lines: int
+    blank: bool
+    digest: bytes
+
+
+def survey(lines: Iterable[str], name: str) -> Survey:
+    """Read a text once, in constant memory, and return the facts about it. Raises as ``require_words``."""
+    whole, count, blank = hashlib.sha256(), 0, True
+    for part in parts(lines):
+        require_words(part, name, first=count + 1)
+        whole.update(raw(part))
+        count += len(part)
+        blank = blank and not any(line.strip() for line in part)
+    return Survey(count, blank, whole.digest())
+
+
+def raw(part: Sequence[str]) -> bytes:
+    r"""Encode lines as UTF-8, each with ``\n`` at its end."""
+    return "\n".join([*part, ""]).encode()
+
+
+def parts(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the lines in lists of bounded size; no list is empty."""
+    return _parts(lines, len)
+
+
+def paired_parts(source: Iterable[str], target: Iterable[str]) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield both sides of a parallel text in lists of bounded size, line n beside line n.
+
+    The iteration ends with the shorter side.
+    """
+    both = zip(source, target, strict=False)
+    for part in _parts(both, lambda pair: len(pair[0]) + len(pair[1])):
+        yield [pair[0] for pair in part], [pair[1] for pair in part]
+
+
+def _parts(items: Iterable[T], characters: Callable[[T], int]) -> Iterator[list[T]]:
+    part: list[T] = []
+    size = 0
+    for item in items:
+        part.append(item)
+        size += characters(item)
+        if len(part) == LINES_AT_A_TIME or size >= CHARACTERS_AT_A_TIME:
+            yield part
+            part = list[T]()
+            size = 0
+    if part:
+        yield part
+
+
+def require_words(lines: Iterable[str], name: str, *, first: int = 1) -> None:
+    """Raise UserError for a word of more than ``LONGEST_WORD`` characters; ``first`` numbers the lines."""
+    for number, line in enumerate(lines, first):
+        if len(line) > LONGEST_WORD and (longest := max(map(len, line.split()), default=0)) > LONGEST_WORD:
+            raise UserError(
+                f"{name}, line {number:,} has a word of {longest:,} characters, and at most {LONGEST_WORD:,} "
+                "are allowed; put spaces into it, or leave the line out"
+            )
+
+
+def require_texts(given: Sequence[str], needed: Sequence[str], what: str) -> None:
+    """Raise UserError if a needed field of the configuration is not given; ``what`` says which are needed."""
+    if missing := [name for name in needed if name not in given]:
+        came, absent = (", ".join(map(flag_name, names)) for names in (given, missing))
+        raise UserError(f"only {came} came, but {what}; pass {absent}")
+
+
+def require_parallel(names: tuple[str, str], counts: tuple[int, int]) -> None:
+    """Raise UserError if a side of a parallel text is empty or the numbers of lines differ."""
+    for name, lines in zip(names, counts, strict=True):
+        if not lines:
+            raise UserError(f"{name} is empty; pass a file with one sentence a line")
+    if counts[0] != counts[1]:
+        raise UserError(
+            f"{names[0]} has {count(counts[0], 'line')} but {names[1]} has {counts[1]}; line n "
+            "of one must be the translation of line n of the other"
+        )
+
+
+def require_unchanged(name: str, before: bytes, now: bytes) -> None:
+    """Raise UserError if the digest of a text is no longer the one of its first reading."""
+    if before != now:
+        raise UserError(
+            f"{name} changed while it was prepared; type the command again when nothing writes to it any more"
+        )
+
+
+@final
+class Overlap:
+    """Counts how many sentences of one text, empty ones left out, were seen in another, read part by part."""
+
+    def __init__(self, sentences: Iterable[str]) -> None:
+        self._wanted = Counter(filter(None, map(_plain, sentences)))
+        self._seen: set[str] = set()
+
+    def see(self, sentences: Iterable[str]) -> Overlap:
+        """Read a part of the other text."""
+        self._seen |= self._wanted.keys() & set(map(_plain, sentences))
+        return self
+
+    @property
+    def share(self) -> float:
+        """The share of the sentences that were seen, 0 to 1."""
+        return sum(self._wanted[sentence] for sentence in self._seen) / max(1, self._wanted.total())
+
+
+def overlap_shares(train: Mapping[str, Overlap], dev: Iterable[str], test: Iterable[str]) -> dict[str, float]:
+    """Return the shares of dev and test that stand in training, in ``train``, and that of test in dev."""
+    in_training = {f"{name} in training": overlap.share for name, overlap in train.items()}
+    return {**in_training, "test in dev": Overlap(test).see(dev).share}
+
+
+def describe_shares(shares: Mapping[str, float]) -> str:
+    """``1.5% of test in training, 0.0% of test in dev``."""
+    return ", ".join(f"{100 * share:.1f}% of {name}" for name, share in shares.items())
+
+
+def _plain(sentence: str) -> str:
+    return " ".join(sentence.split())
+
+
+def document_sizes(lines: Iterable[str]) -> NDArray[np.int64]:
+    """Lines, words and bytes of each document, `[documents, 3]`; they add up to those of the text.
+
+    A document is what blank lines separate, or a line where that gives fewer than ``FEWEST_DOCUMENTS``. Blank
+    lines belong to the document before them, leading ones to the first. The end of a line counts as a word
+    and as a byte.
+    """
+    sizes = np.array([(1, len(line.split()) + 1, len(line.encode()) + 1) for line in lines], np.int64)
+    begins = document_starts(sizes[:, 1] == 1)
+    begins[0] = 0
+    return np.add.reduceat(sizes, begins, axis=0)
+
+
+def document_starts(blank: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """Return the first line with words of each document, given which lines are blank."""
+    begins = np.flatnonzero(~blank & np.concatenate([[True], blank[:-1]]))
+    return begins if len(begins) >= FEWEST_DOCUMENTS else np.flatnonzero(~blank)

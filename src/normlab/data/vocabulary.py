@@ -1,20 +1,25 @@
-"""The tokenizer that a configuration asks for, and tokenizers from files."""
+"""The tokenizer that a configuration asks for: learned or from a file, with or without a pretokenizer.
+
+A pretokenizer splits text into words before a tokenizer sees it, and joins the words again after it.
+Punctuation and contractions are split off by the rules of the language (English ones where Moses has none, as
+in Moses). Nothing is escaped: ``&`` stays ``&`` and an apostrophe an apostrophe. Hyphens stay inside words
+(the default of ``tokenizer.perl``, without ``-a``).
+"""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from normlab.config.config import DataConfig
 from normlab.config.io import from_plain, parsed
-from normlab.data import pieces, pretokenizer
-from normlab.data.pieces import SentencePieces
-from normlab.data.pretokenizer import PretokenizerChain, split_both
+from normlab.data.sentencepiece import KEY as SENTENCEPIECE
+from normlab.data.sentencepiece import SentencePieces
 from normlab.data.text import located
 from normlab.data.tokenizer import BytePairs, Tokenizer
 from normlab.errors import UserError
@@ -24,18 +29,97 @@ LEARNED: Mapping[str, Callable[[Iterable[str], int], Tokenizer]] = {
     "unigram": SentencePieces.train,
 }
 """Tokenizers learned from the training text. Any other ``DataConfig.tokenizer`` is the path of a file."""
+_PRETOKENIZER = "pretokenizer"
+"""Key of the pretokenizer in the JSON of a tokenizer that has one."""
+_FORMS = "--tokenizer bpe or --tokenizer unigram to learn one from the text, or name the file of a model"
+
+
+@final
+class Moses:
+    """The words of the Moses tokenizer (Koehn et al. 2007, P07-2045), by sacremoses."""
+
+    def __init__(self, language: str) -> None:
+        from sacremoses import MosesDetokenizer, MosesTokenizer
+
+        language = primary(language)
+        self._split: Any = MosesTokenizer(lang=language)
+        self._join: Any = MosesDetokenizer(lang=language)
+
+    def split(self, line: str) -> str:
+        """Return the words of a line with single spaces between them."""
+        return self._split.tokenize(line, aggressive_dash_splits=False, escape=False, return_str=True)
+
+    def join(self, line: str) -> str:
+        """Invert ``split``, as far as the rules go."""
+        return self._join.detokenize(line.split(), return_str=True, unescape=False)
+
+
+PRETOKENIZERS = {"moses": Moses}
+
+
+def primary(language: str) -> str:
+    """Return a language without its region: ``zh`` for ``zh-CN``, ``zh_TW`` and ``ZH``."""
+    return language.replace("_", "-").partition("-")[0].lower()
+
+
+@dataclass(frozen=True)
+class PretokenizerEntry:
+    """The pretokenizer in the JSON of a ``PretokenizerChain``."""
+
+    name: str
+    languages: tuple[str, str]
+
+
+@final
+class PretokenizerChain(Tokenizer):
+    """A tokenizer behind a pretokenizer: lines are split into words before it, and joined again after it."""
+
+    def __init__(self, inner: Tokenizer, name: str, languages: tuple[str, str]) -> None:
+        """``languages`` are source and target. Raises UserError for an unknown pretokenizer."""
+        if name not in PRETOKENIZERS:
+            raise UserError(f"there is no pretokenizer {name!r}; there is {', '.join(PRETOKENIZERS)}")
+        self.inner, self.name, self.languages = inner, name, languages
+        self._source, self._target = (PRETOKENIZERS[name](language) for language in languages)
+
+    @classmethod
+    def of_json(cls, fields: Mapping[str, Any]) -> PretokenizerChain:
+        entry: PretokenizerEntry = from_plain(PretokenizerEntry, fields[_PRETOKENIZER], _PRETOKENIZER)
+        if not isinstance(fields.get("tokenizer"), dict):
+            raise UserError("its JSON is damaged: it has no object 'tokenizer'")
+        return cls(parse(json.dumps(fields["tokenizer"]).encode()), entry.name, entry.languages)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.inner.vocab_size
+
+    @property
+    def kind(self) -> str:
+        return f"{self.inner.kind} of {self.name} words"
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        return self.inner.encode([self._source.split(line) for line in lines])
+
+    def encode_target(self, lines: Sequence[str]) -> list[list[int]]:
+        return self.inner.encode_target([self._target.split(line) for line in lines])
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        return [self._target.join(line) for line in self.inner.decode(ids)]
+
+    def to_json(self) -> str:
+        about = {"name": self.name, "languages": self.languages}
+        return json.dumps({_PRETOKENIZER: about, "tokenizer": json.loads(self.inner.to_json())})
 
 
 def vocabulary(config: DataConfig, source: Iterable[str], target: Iterable[str]) -> Tokenizer:
     """Learn the tokenizer of a configuration from both sides of a text, or read it from its file."""
     languages = (config.source_lang, config.target_lang)
     if config.tokenizer not in LEARNED:
-        inner = _ready(config)
+        inner = _from_file(config)
     else:
-        both = itertools.chain(source, target)
         if config.pretokenizer:
-            both = split_both(config.pretokenizer, languages, source, target)
-        inner = LEARNED[config.tokenizer](both, config.vocab_size)
+            words = [PRETOKENIZERS[config.pretokenizer](language) for language in languages]
+            source, target = map(words[0].split, source), map(words[1].split, target)
+        inner = LEARNED[config.tokenizer](itertools.chain(source, target), config.vocab_size)
     return PretokenizerChain(inner, config.pretokenizer, languages) if config.pretokenizer else inner
 
 
@@ -48,7 +132,7 @@ def digests(config: DataConfig) -> list[bytes]:
     return [hashlib.sha256(content).digest()]
 
 
-def _ready(config: DataConfig) -> Tokenizer:
+def _from_file(config: DataConfig) -> Tokenizer:
     """Return the tokenizer of a file that a user names, without its pretokenizer.
 
     Raises FileNotFoundError if there is no such file, and UserError if it is no tokenizer or has another
@@ -56,18 +140,18 @@ def _ready(config: DataConfig) -> Tokenizer:
     """
     path, content = config.tokenizer, _content(config.tokenizer)
     try:
-        found = parse(content)
+        tokenizer = parse(content)
     except UserError as error:
         raise UserError(f"{path} is no tokenizer: {error}; type {_FORMS}") from error
-    if not isinstance(found, PretokenizerChain):
-        return found
-    source, target = found.languages
-    if (config.pretokenizer, config.source_lang, config.target_lang) != (found.name, source, target):
+    if not isinstance(tokenizer, PretokenizerChain):
+        return tokenizer
+    name, (source, target) = tokenizer.name, tokenizer.languages
+    if (config.pretokenizer, config.source_lang, config.target_lang) != (name, source, target):
         raise UserError(
-            f"{path} has the pretokenizer {found.name} for {source} and {target}; type --pretokenizer "
-            f"{found.name} --source-lang {source} --target-lang {target} beside it"
+            f"{path} has the pretokenizer {name} for {source} and {target}; type --pretokenizer {name} "
+            f"--source-lang {source} --target-lang {target} beside it"
         )
-    return found.inner
+    return tokenizer.inner
 
 
 def load(path: str | Path) -> Tokenizer:
@@ -90,38 +174,16 @@ def parse(content: bytes) -> Tokenizer:
     if not content.lstrip().startswith(b"{"):
         return SentencePieces(content)
     try:
-        text = content.decode("utf-8")
+        fields = parsed(content.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise UserError(f"byte {error.start} is not UTF-8") from error
-    fields = parsed(text)
-    if pretokenizer.KEY in fields:
-        return _chain(fields)
-    if pieces.KEY in fields:
-        return SentencePieces.of_json(fields)
-    return BytePairs.of_json(fields)
+    if _PRETOKENIZER in fields:
+        return PretokenizerChain.of_json(fields)
+    return (SentencePieces if SENTENCEPIECE in fields else BytePairs).of_json(fields)
 
 
-@dataclass(frozen=True)
-class PretokenizerEntry:
-    """The pretokenizer in the JSON of a ``PretokenizerChain``."""
-
-    name: str
-    languages: tuple[str, str]
-
-
-def _chain(fields: dict[str, Any]) -> PretokenizerChain:
-    about: PretokenizerEntry = from_plain(PretokenizerEntry, fields[pretokenizer.KEY], pretokenizer.KEY)
-    if not isinstance(fields.get("tokenizer"), dict):
-        raise UserError("its JSON is damaged: it has no object 'tokenizer'")
-    inner = json.dumps(fields["tokenizer"])
-    return PretokenizerChain(parse(inner.encode()), about.name, about.languages)
-
-
-_FORMS = "--tokenizer bpe or --tokenizer unigram to learn one from the text, or name the file of a model"
-
-
-def _content(path: str | Path) -> bytes:
-    if not str(path):
+def _content(path: str) -> bytes:
+    if not path:
         raise UserError(f"the name of the tokenizer is empty; type {_FORMS}")
     file = located(path)
     if file.exists() and not (file.is_file() or file.is_dir()):

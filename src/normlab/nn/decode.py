@@ -1,9 +1,9 @@
-"""Beam search with caches, and the parts that all ways of decoding share."""
+"""Decoding with caches: beam search, and outputs sampled from the distribution of a model."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -100,7 +100,7 @@ class Bounds:
         return log_p
 
 
-class Search(ABC):
+class Continuations(ABC):
     """K continuations of each unfinished sentence: ``tokens`` `[B', K, t]` and ``scores`` `[B', K]`, minus
     infinity for a continuation that has ended.
     """
@@ -146,7 +146,7 @@ class Search(ABC):
 @torch.inference_mode()
 @kept_copies()
 def decode(
-    model: Seq2Seq, source: Tensor, bounds: Bounds, begin: Callable[[Tensor], Search]
+    model: Seq2Seq, source: Tensor, bounds: Bounds, begin: Callable[[Tensor], Continuations]
 ) -> list[list[Hypothesis]]:
     """Run a search on source rows `[B, S]`; ``begin`` builds it from the limits `[B]` of the outputs.
 
@@ -186,34 +186,19 @@ def search(
     """
     penalty = LENGTH_PENALTIES[formula]
 
-    def begin(limits: Tensor) -> Search:
+    def begin(limits: Tensor) -> Continuations:
         return _Beams(limits, beams, lambda length: penalty(length, length_penalty))
 
     return decode(model, source, bounds, begin)
 
 
-def beam_search(
-    model: Seq2Seq,
-    source: Tensor,
-    *,
-    beams: int = 5,
-    length_penalty: float = 1.0,
-    max_len_ratio: float = 1.5,
-    allowed: Tensor | None = None,
-) -> list[list[int]]:
-    """Return the best output of ``search`` for each source row, as ids; empty if it found none."""
-    bounds = Bounds(max_len_ratio, allowed=allowed)
-    found = search(model, source, bounds, beams=beams, length_penalty=length_penalty)
-    return [hypotheses[0].ids if hypotheses else [] for hypotheses in found]
-
-
-class _Beams(Search):
+class _Beams(Continuations):
     """Beam search: the K best of all continuations of the previous K."""
 
     def __init__(self, limits: Tensor, width: int, penalty: Callable[[int], float]) -> None:
         super().__init__(limits, width)
         self.penalty = penalty
-        self.found: list[list[Hypothesis]] = [[] for _ in range(len(limits))]
+        self.finished: list[list[Hypothesis]] = [[] for _ in range(len(limits))]
         self.scores[:, 1:] = float("-inf")
 
     def advance(self, log_p: Tensor) -> None:
@@ -231,7 +216,7 @@ class _Beams(Search):
             self.cache.reorder(parents)
 
     def results(self) -> list[list[Hypothesis]]:
-        return [sorted(found, key=lambda h: -h.score) for found in self.found]
+        return [sorted(hypotheses, key=lambda h: -h.score) for hypotheses in self.finished]
 
     def _collect(self, scores: Tensor, parents: Tensor, words: Tensor) -> None:
         """Store the hypotheses that end among the best K candidates with their sentence."""
@@ -239,8 +224,91 @@ class _Beams(Search):
         ends[:, self.width :] = False
         ends &= ~self.ended[:, None]
         for row, k in ends.nonzero().tolist():
-            found = self.found[int(self.rows[row])]
+            hypotheses = self.finished[int(self.rows[row])]
             ids = self.tokens[row, parents[row, k], 1:].tolist()
-            found.append(Hypothesis(ids, float(scores[row, k]) / self.penalty(self.length)))
-            if len(found) >= self.width:
+            hypotheses.append(Hypothesis(ids, float(scores[row, k]) / self.penalty(self.length)))
+            if len(hypotheses) >= self.width:
                 self.ended[row] = True
+
+
+def sample(
+    model: Seq2Seq,
+    source: Tensor,
+    seeds: Sequence[Sequence[int]],
+    bounds: Bounds,
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+) -> list[list[Hypothesis]]:
+    r"""Sample :math:`y_t \sim \mathrm{softmax}(\log p(\cdot \mid y_{<t}, x) / \tau)` for each source row,
+    from the ``top_k`` likeliest vocabulary entries and, of these, the nucleus of ``top_p``.
+
+    ``seeds`` `[B][K]`: one for each sample, which depends on its seed and sentence alone. The score is
+    :math:`\log p(y \mid x)` of the model itself, whatever the sampling. Samples without an end are left out.
+    """
+
+    def begin(limits: Tensor) -> Continuations:
+        return _Samples(limits, seeds, temperature=temperature, top_k=top_k, top_p=top_p)
+
+    return decode(model, source, bounds, begin)
+
+
+def likeliest(log_p: Tensor, count: int) -> Tensor:
+    """Return log-probabilities `[..., V]` with minus infinity in all but the ``count`` largest; 0 keeps all.
+
+    Entries as likely as the last of these are kept as well. Fan et al. 2018 (arXiv 1805.04833).
+    """
+    if not 0 < count < log_p.shape[-1]:
+        return log_p
+    least = log_p.topk(count, dim=-1).values[..., -1:]
+    return log_p.masked_fill(log_p < least, float("-inf"))
+
+
+def nucleus(log_p: Tensor, mass: float) -> Tensor:
+    """Return log-weights `[..., V]` with minus infinity in all but the fewest likeliest entries that together
+    have a probability of at least ``mass``.
+
+    Holtzman et al. 2020, Section 3.1 (arXiv 1904.09751).
+    """
+    if mass >= 1:
+        return log_p
+    weights, order = torch.softmax(log_p, -1).sort(dim=-1, descending=True, stable=True)
+    beyond = weights.cumsum(-1) - weights >= mass
+    return log_p.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), float("-inf"))
+
+
+class _Samples(Continuations):
+    """Sampling: K independent outputs of each sentence."""
+
+    def __init__(
+        self, limits: Tensor, seeds: Sequence[Sequence[int]], *, temperature: float, top_k: int, top_p: float
+    ) -> None:
+        super().__init__(limits, len(seeds[0]))
+        self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
+        self.finished: list[dict[int, Hypothesis]] = [{} for _ in range(len(limits))]
+        self.uniform = torch.stack(
+            [torch.stack([_uniform(int(limits.max()), seed) for seed in row]) for row in seeds]
+        ).to(limits.device)
+
+    def advance(self, log_p: Tensor) -> None:
+        log_weights = nucleus(likeliest(log_p.double() / self.temperature, self.top_k), self.top_p)
+        shares = torch.softmax(log_weights, -1).cumsum(-1)
+        point = self.uniform[self.rows, :, self.length - 1, None] * shares[..., -1:]
+        words = torch.searchsorted(shares, point, right=True).clamp(max=log_p.shape[-1] - 1)
+        self.scores = self.scores + log_p.gather(-1, words).squeeze(-1)
+        words = words.squeeze(-1)
+        ends = (words == EOS) & self.scores.isfinite()
+        for row, k in ends.nonzero().tolist():
+            hypothesis = Hypothesis(self.tokens[row, k, 1:].tolist(), float(self.scores[row, k]))
+            self.finished[int(self.rows[row])][k] = hypothesis
+        self.scores = self.scores.masked_fill(ends, float("-inf"))
+        self.tokens = torch.cat((self.tokens, words[:, :, None]), dim=2)
+
+    def results(self) -> list[list[Hypothesis]]:
+        return [[ended[k] for k in sorted(ended)] for ended in self.finished]
+
+
+def _uniform(count: int, seed: int) -> Tensor:
+    """Draw `[count]` numbers in [0, 1), the first of which are the same for every count."""
+    return torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -206,6 +208,18 @@ class PairClassifier(SegmentEncoder):
     def forward(self, ids: Tensor, segments: Tensor | None = None) -> Tensor:
         """Return the logits of the labels `[B, labels]`."""
         return self.classifier(self.dropout(self.pooled(self.hidden(ids, segments))))
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Generator[None]:
+    """Evaluate a model within a block, without dropout, and leave every module in the mode it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def _require(config: ModelConfig, *, encoder: bool, decoder: bool) -> None:

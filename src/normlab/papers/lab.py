@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from normlab.config.config import PARALLEL_TEXTS, Config, DataConfig, ModelConfig, SeedConfig, TrainConfig
-from normlab.config.randomness import derive
+from normlab.config.model import derive
 from normlab.data.batches import dev_batches, permutation
 from normlab.data.text import located
 from normlab.diagnosis.reading.structure import read_structure

@@ -1,7 +1,7 @@
 r"""Measures of trained runs, each a frozen dataclass of the cells that it reads: scores, differences between
 cells, and how many runs train.
 
-A score is averaged and compared over seeds on a scale without edges (``comparison.scale``), so that no
+A score is averaged and compared over seeds on a scale without edges (``statistics.MetricScale``), so that no
 interval leaves the metric's range. A run without a score, such as one that diverged before its first
 validation, has the worst one: papers print such runs as 0 BLEU or as a failure, and leave none out.
 """
@@ -217,7 +217,7 @@ class EdgeRatio(OfRuns):
 @dataclass(frozen=True)
 class ShareGap(OfRuns):
     """The share of the runs of the cells ``a`` that train minus that of ``b``, which are paired in order; its
-    interval is that of ``comparison.trains.share_gap``.
+    interval is that of ``statistics.share_gap``.
     """
 
     a: Sequence[str]

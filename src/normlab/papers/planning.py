@@ -19,7 +19,7 @@ from normlab.papers.lab import quiet
 from normlab.papers.missing import what_to_do
 from normlab.papers.trainings import LAPTOP, Scale, work
 from normlab.runs import RunFolder
-from normlab.tasks.registry import TASKS
+from normlab.tasks import TASKS
 from normlab.training.devices import resolved_precision
 from normlab.training.jobs import Process, Queue, Worker
 from normlab.training.recipes.grammar import resolve

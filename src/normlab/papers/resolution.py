@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from normlab.comparison.seeds import detectable
-from normlab.comparison.trains import share, share_gap
+from normlab.comparison.statistics import detectable, share, share_gap
 from normlab.config.units import count
 from normlab.papers import own_studies as studies
 from normlab.papers.artefact import Artefact

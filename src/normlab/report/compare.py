@@ -9,7 +9,7 @@ from typing import Final
 
 from markupsafe import Markup
 
-from normlab.comparison.result import Comparison, RecipeResult, Sample, learnt
+from normlab.comparison.result import Comparison, RecipeResult, Sample, has_trained
 from normlab.config.io import validated
 from normlab.config.metric import Metric
 from normlab.config.units import count, duration, p_value, rate
@@ -146,7 +146,7 @@ def _results(comparison: Comparison) -> Section:
     header = ("recipe", f"test {metrics[0].label}", "trained", "learning rate", "seeds")
     header += (*(metric.label for metric in metrics[1:]), "one run", "all runs")
     place = _places(comparison)
-    best = {m.name: max((m.merit(r.value(m)) for r in comparison.recipes), default=0.0) for m in metrics}
+    best = {m.name: max((m.sort_key(r.value(m)) for r in comparison.recipes), default=0.0) for m in metrics}
     rows = []
     for r in comparison.ranked:
         link = f"#{slug(r.name)}"
@@ -180,7 +180,7 @@ def _score(metric: Metric, recipe: RecipeResult, best: float) -> Cell:
         return Cell("none", recipe.by_seed(metric), link, "alarm")
     ends = [f"{metric.shown(mean.low)} to {metric.shown(mean.high)}"] if mean.low is not None else []
     small = Markup("<br>").join([*ends, recipe.by_seed(metric)])
-    return Cell(metric.shown(mean.value), small, link, "best" if metric.merit(mean.value) == best else "")
+    return Cell(metric.shown(mean.value), small, link, "best" if metric.sort_key(mean.value) == best else "")
 
 
 def _share(recipe: RecipeResult, link: str) -> Cell:
@@ -196,7 +196,7 @@ def _share(recipe: RecipeResult, link: str) -> Cell:
 def _seed_links(recipe: RecipeResult, seeds: Sequence[int]) -> Markup:
     form = Markup('<a href="#run-{}" title="run {}: {}">{}{}</a>')
     parts = [
-        form.format(run, run, outcome, seed, "" if learnt(outcome) else " ✕")
+        form.format(run, run, outcome, seed, "" if has_trained(outcome) else " ✕")
         for run, seed, outcome in zip(recipe.runs, seeds, recipe.outcomes, strict=False)
     ]
     return Markup(", ").join(parts)

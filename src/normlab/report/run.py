@@ -10,8 +10,7 @@ from typing import Any, Final
 import polars as pl
 from markupsafe import Markup
 
-from normlab.config.metric import NLL
-from normlab.config.outcome import IGNORES_SOURCE
+from normlab.config.metric import IGNORES_SOURCE, NLL
 from normlab.config.units import duration, rate
 from normlab.errors import UserError
 from normlab.report.charts.curves import CurveAxis

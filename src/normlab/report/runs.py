@@ -12,7 +12,7 @@ import polars as pl
 from markupsafe import Markup
 
 from normlab.config.config import Config
-from normlab.config.metric import NLL, Metric, deciding
+from normlab.config.metric import NLL, Metric, selection_metric
 from normlab.config.units import duration, rate
 from normlab.errors import UserError
 from normlab.report.page import Block, Cell, Code, Details, PageTable, Text
@@ -49,8 +49,8 @@ class RunView:
         """The best dev score by which the run was judged, in words; empty before the first validation."""
         if self.config is None or self.status is None:
             return ""
-        decides = deciding(self.task_metrics, self.config.train.best_by)
-        return decides.said(self.status.best_dev.get(decides.name))
+        selection = selection_metric(self.task_metrics, self.config.train.best_by)
+        return selection.with_label(self.status.best_dev.get(selection.name))
 
 
 def view(root: Path, run: str) -> RunView:

@@ -8,8 +8,8 @@ from typing import Final
 
 from markupsafe import Markup
 
-from normlab.comparison.result import Comparison, choose, learnt
-from normlab.config.outcome import IGNORES_SOURCE
+from normlab.comparison.result import Comparison, choose, has_trained
+from normlab.config.metric import IGNORES_SOURCE
 from normlab.config.units import count, rate
 from normlab.report.page import Text, breakable
 
@@ -80,7 +80,7 @@ def _trouble(comparison: Comparison) -> list[Text]:
     fine = []
     for recipe in comparison.recipes:
         parts = []
-        for state in dict.fromkeys(t.outcome for t in recipe.trials if not learnt(t.outcome)):
+        for state in dict.fromkeys(t.outcome for t in recipe.trials if not has_trained(t.outcome)):
             rates = [rate(t.lr) for t in recipe.trials if t.outcome == state]
             parts.append(Markup("{} at {}").format(VERBS.get(state, state), listing(rates)))
         if recipe.trained < len(recipe.outcomes):

@@ -12,10 +12,14 @@ import threading
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from normlab.config.io import parsed, to_plain
 from normlab.errors import UserError
+
+if TYPE_CHECKING:  # NumPy is imported when it is needed: --help needs none
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 def regular(path: str | Path, flags: int = os.O_RDONLY) -> int:
@@ -63,7 +67,7 @@ def read_json(path: Path) -> Any:
 
 
 @contextmanager
-def named(path: Path) -> Generator[None]:
+def name_in_errors(path: Path) -> Generator[None]:
     """Name a file in the errors of the operating system: that of a full disk names none."""
     try:
         yield
@@ -74,7 +78,7 @@ def named(path: Path) -> Generator[None]:
 
 
 @contextmanager
-def blamed(path: Path) -> Generator[None]:
+def blame(path: Path) -> Generator[None]:
     """Name a file in what is raised as UserError about its content."""
     try:
         yield
@@ -84,7 +88,7 @@ def blamed(path: Path) -> Generator[None]:
 
 def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Append rows, one a line, in a single write."""
-    with named(path), open(path, "a", encoding="utf-8", opener=regular) as file:
+    with name_in_errors(path), open(path, "a", encoding="utf-8", opener=regular) as file:
         file.write("".join(map(row_line, rows)))
 
 
@@ -104,7 +108,7 @@ def write_json_atomic(path: Path, content: Any, *, flat: bool = False) -> None:
     """
     text = json.dumps(to_plain(content), ensure_ascii=False, indent=1, allow_nan=False)
     if flat:  # newlines are between values alone: inside a string they are escaped
-        text = _INNERMOST.sub(lambda found: _BREAK.sub(" ", found[0]), text)
+        text = _INNERMOST.sub(lambda match: _BREAK.sub(" ", match[0]), text)
     write_text_atomic(path, text + "\n")
 
 
@@ -119,7 +123,7 @@ def write_output(path: Path, text: str) -> None:
         return
     if sys.stdout is not None:
         sys.stdout.flush()
-    with named(path), open(path if stream is None else stream, "wb", closefd=stream is None) as file:
+    with name_in_errors(path), open(path if stream is None else stream, "wb", closefd=stream is None) as file:
         file.write(text.encode())
 
 
@@ -138,7 +142,7 @@ def write_text_atomic(path: Path, text: str) -> None:
 def write_bytes_atomic(path: Path, content: bytes) -> None:
     """Write bytes as ``write_text_atomic`` writes text; a file that was there gives the new one its mode."""
     new = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    with named(path):
+    with name_in_errors(path):
         try:
             new.unlink(missing_ok=True)
             with new.open("xb") as file:
@@ -159,7 +163,29 @@ def sync(path: Path) -> None:
     """Wait until a file, or the list of a folder's names, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        with named(path):
+        with name_in_errors(path):
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_examples(path: Path, examples: Mapping[str, NDArray[np.float64]]) -> None:
+    """Write the statistics `[n, k]` of single test examples under every metric, so that a comparison can draw
+    examples again.
+    """
+    import numpy as np
+    from safetensors.numpy import save
+
+    write_bytes_atomic(path, save({name: np.ascontiguousarray(rows) for name, rows in examples.items()}))
+
+
+def read_examples(path: Path) -> dict[str, NDArray[np.float64]]:
+    """Return what ``write_examples`` wrote. Raises UserError where the file is damaged."""
+    import numpy as np
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        return {name: np.asarray(rows, dtype=np.float64) for name, rows in load(path.read_bytes()).items()}
+    except SafetensorError as error:
+        raise UserError(f"{path} is damaged ({error}); bring it back, or train the run again") from error

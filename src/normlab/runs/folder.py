@@ -14,13 +14,11 @@ from typing import Any, Literal
 from normlab.config.config import SEMANTICS, Config, run_id
 from normlab.config.fields import Count
 from normlab.config.io import NOT_FINITE, from_plain
-from normlab.config.metric import NLL, Metric
-from normlab.config.outcome import Outcome
+from normlab.config.metric import NLL, Metric, Outcome
 from normlab.errors import UserError
-from normlab.runs.busy import elsewhere, held, hold
 from normlab.runs.files import (
     append_rows,
-    blamed,
+    blame,
     read_json,
     regular,
     row_line,
@@ -28,6 +26,7 @@ from normlab.runs.files import (
     write_json_atomic,
     write_text_atomic,
 )
+from normlab.runs.lock import held, hold, other_host
 from normlab.runs.manifest import CheckpointError
 
 Row = dict[str, Any]
@@ -69,6 +68,7 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self.config_file = self.path / "config.json"
         self.last = self.path / "last"
         """The last checkpoint, from which the run continues."""
         self.previous = self.path / "previous"
@@ -89,8 +89,11 @@ class RunFolder:
         """The model's outputs on the test text, one line an example, where the task writes any."""
         self.scores = self.path / "scores.json"
         self.examples = self.path / "test.examples.safetensors"
-        """The statistics of each test example, by metric, as ``store.examples`` reads them."""
-        self._row_files = (self.path / "metrics.jsonl", self.path / "probes.jsonl")
+        """The statistics of each test example, by metric, as ``files.read_examples`` reads them."""
+        self._row_files = self._metrics, self._probes = (
+            self.path / "metrics.jsonl",
+            self.path / "probes.jsonl",
+        )
         self.lost = self.path / "rows.lost"
         """With this file in it the run continues although rows are lost."""
         self.best_outputs = self.path / "test-best.hyp.txt"
@@ -110,38 +113,39 @@ class RunFolder:
         folder.path.mkdir(parents=True, exist_ok=True)
         content = {"id": run_id(config), "semantics": SEMANTICS, "config": config}
         content |= {"metrics": list(metrics), "imports": list(imports)}
-        write_json_atomic(folder.path / "config.json", content)
+        write_json_atomic(folder.config_file, content)
         return folder
 
     def config(self) -> Config:
         """Read the resolved configuration. Raises UserError with the place of an error in it."""
-        return read_config(self.path / "config.json")
+        return read_config(self.config_file)
 
     def there(self) -> bool:
         """Whether the folder has the ``config.json`` of a run."""
-        return (self.path / "config.json").exists()
+        return self.config_file.exists()
+
+    def _recorded(self, name: str) -> Any:
+        """An entry of ``config.json`` beside the configuration; None without it."""
+        content = read_json(self.config_file)
+        return content.get(name) if isinstance(content, dict) else None
 
     def id(self) -> str:
         """Return the run's id from its ``config.json``; empty if that names none."""
-        content = read_json(self.path / "config.json")
-        return str(content.get("id", "")) if isinstance(content, dict) else ""
+        return str(self._recorded("id") or "")
 
     def task_metrics(self) -> tuple[Metric, ...]:
         """The metrics of the run's task, the headline first; NLL alone where the folder does not say."""
-        path = self.path / "config.json"
-        content = read_json(path)
-        recorded = content.get("metrics") if isinstance(content, dict) else None
-        with blamed(path):
+        recorded = self._recorded("metrics")
+        with blame(self.config_file):
             return from_plain(tuple[Metric, ...], recorded, "metrics") if recorded else (NLL,)
 
     def repeat_command(self) -> str:
         """The command that trains the run again, into the folder ``again`` of the current directory."""
-        file, here = (self.path / "config.json").absolute(), Path.cwd()
+        file, here = self.config_file.absolute(), Path.cwd()
         shown = file.relative_to(here) if file.is_relative_to(here) else file
         words = ["normlab", "train", "--config", shown.as_posix(), "--out", "again"]
-        content = read_json(file)
-        imports = content.get("imports", []) if isinstance(content, dict) else []
-        return shlex.join([*words, *(word for name in imports for word in ("--import", str(name)))])
+        imports = [word for name in self._recorded("imports") or () for word in ("--import", str(name))]
+        return shlex.join([*words, *imports])
 
     def stale(self) -> bool:
         """Whether this version would give other numbers: the run's id is no longer that of its config."""
@@ -158,7 +162,7 @@ class RunFolder:
             content = read_json(path)
         except FileNotFoundError:
             return Status()
-        with blamed(path):
+        with blame(path):
             status: Status = from_plain(Status, content)
         if status.state == "running" and not held(self.path) and not self.elsewhere():
             return replace(status, state="interrupted")
@@ -166,29 +170,29 @@ class RunFolder:
 
     def elsewhere(self) -> str:
         """Return the other host whose process is in this run; empty if there is none."""
-        return elsewhere(self.path)
+        return other_host(self.path)
 
     def set_status(self, status: Status) -> None:
         write_json_atomic(self.path / "status.json", status)
 
     def append_metrics(self, row: Row) -> None:
         """Append a row; numbers that are not finite become "nan", "inf" and "-inf"."""
-        append_rows(self.path / "metrics.jsonl", [row])
+        append_rows(self._metrics, [row])
 
     def metrics(self) -> list[Row]:
         """Read all rows; a last line that a crash cut off is left out.
 
         Raises UserError naming the line where anything but the last one is damaged.
         """
-        return _rows(self.path / "metrics.jsonl")
+        return _rows(self._metrics)
 
     def append_probes(self, rows: Sequence[Row]) -> None:
         """Append rows as ``append_metrics`` does; each has ``step``, ``module``, ``probe`` and ``value``."""
-        append_rows(self.path / "probes.jsonl", rows)
+        append_rows(self._probes, rows)
 
     def probes(self) -> list[Row]:
         """Read the rows of the probes as ``metrics`` does; none if nothing was measured."""
-        return _rows(self.path / "probes.jsonl")
+        return _rows(self._probes)
 
     def add_flight(self, report: Mapping[str, Any]) -> None:
         """Add a report of the flight recorder, which has its ``step``."""
@@ -271,11 +275,13 @@ class Runs:
         Raises UserError with the candidates if several do, FileNotFoundError with what there is if none.
         """
         ids = [folder.path.name for folder in self]
-        found = [prefix] if prefix in ids else [i for i in ids if i.startswith(prefix)]
-        if len(found) == 1:
-            return RunFolder(self.root / found[0])
-        if found:
-            raise UserError(f"{prefix!r} begins {len(found)} run ids, {_some(found)}; type more of it")
+        candidates = [prefix] if prefix in ids else [i for i in ids if i.startswith(prefix)]
+        if len(candidates) == 1:
+            return RunFolder(self.root / candidates[0])
+        if candidates:
+            raise UserError(
+                f"{prefix!r} begins {len(candidates)} run ids, {_some(candidates)}; type more of it"
+            )
         if not ids:
             raise FileNotFoundError(f"no runs in {self.root}; make one: normlab train")
         raise FileNotFoundError(
@@ -330,7 +336,7 @@ def read_scores(path: Path) -> dict[str, float]:
     content = read_json(path) if path.exists() else {}
     if isinstance(content, dict):
         content.pop("signatures", None)
-    with blamed(path):
+    with blame(path):
         return from_plain(dict[str, float], content)
 
 

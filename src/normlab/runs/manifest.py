@@ -124,11 +124,11 @@ def read_state(folder: Path, *, run: str = "") -> dict[str, Any]:
             raise UserError("it holds no object")
         if _MANIFEST not in state:
             raise UserError("it has no manifest")
-        said = state.pop(_MANIFEST)
-        manifest: Manifest = from_plain(Manifest, said, _MANIFEST)
+        plain = state.pop(_MANIFEST)
+        manifest: Manifest = from_plain(Manifest, plain, _MANIFEST)
     except (UserError, OSError) as error:
         raise CheckpointError(folder, f"{path} is damaged ({error})") from error
-    if manifest.state != _digest(state, said):
+    if manifest.state != _digest(state, plain):
         raise CheckpointError(folder, f"{path} was edited: it no longer has the SHA-256 of its manifest")
     if run and manifest.run and manifest.run != run:
         raise CheckpointError(folder, f"{folder} belongs to the run {manifest.run}, and this is {run}")
@@ -154,20 +154,20 @@ def _write_state(folder: Path, state: Mapping[str, Any], run: str) -> None:
 
 
 def _digest(state: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
-    said = json.dumps([state, manifest.get("run"), manifest.get("files")], sort_keys=True)
-    return hashlib.sha256(said.encode()).hexdigest()
+    content = json.dumps([state, manifest.get("run"), manifest.get("files")], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _check(path: Path, written: _File) -> None:
     if not path.exists():
-        raise CheckpointError(path.parent, f"{path} is missing")
-    found = path.stat().st_size
-    if found < written.bytes:
-        raise CheckpointError(path.parent, f"{path} is shorter than it was written: cut off, or another file")
-    if found > written.bytes or _sha256(path) != written.sha256:
-        raise CheckpointError(
-            path.parent, f"{path} was edited: it no longer has the SHA-256 that {STATE} gives"
-        )
+        wrong = "is missing"
+    elif path.stat().st_size < written.bytes:
+        wrong = "is shorter than it was written: cut off, or another file"
+    elif path.stat().st_size > written.bytes or _sha256(path) != written.sha256:
+        wrong = f"was edited: it no longer has the SHA-256 that {STATE} gives"
+    else:
+        return
+    raise CheckpointError(path.parent, f"{path} {wrong}")
 
 
 def _sha256(path: Path) -> str:

@@ -1,1 +1,14 @@
-"""Tasks: one file for the batches, model, loss and metrics of each."""
+"""What models are trained for: each task's batches, loss and scores.
+
+A task of your own is registered when the module of its class is imported.
+"""
+
+from normlab.tasks.bert import BertPretraining
+from normlab.tasks.classification import Classification
+from normlab.tasks.language_model import LanguageModel
+from normlab.tasks.task import Task
+from normlab.tasks.translation import Translation
+
+TASKS = Task.registry
+
+__all__ = ["TASKS", "BertPretraining", "Classification", "LanguageModel", "Translation"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,25 +16,33 @@ from torch import Tensor
 
 from normlab.config.config import Config, DataConfig
 from normlab.config.metric import NLL, Metric
-from normlab.config.randomness import derive
-from normlab.data.arrays import Ints
-from normlab.data.masking import MASKED, Masked, mask_tokens, word_beginnings
-from normlab.data.plain import Stream, TextCorpus, prepare_text
-from normlab.data.segments import SPECIAL_TOKENS, SegmentPairs, Shuffled, Spans
+from normlab.config.model import derive
+from normlab.data.batches import TensorBatch
+from normlab.data.plain import Stream, TextCorpus, prepare_text, require_block_len
+from normlab.data.ragged import Ints
+from normlab.data.segments import (
+    MASKED,
+    SPECIAL_TOKENS,
+    Masked,
+    SegmentPairs,
+    Shuffled,
+    Spans,
+    mask_tokens,
+    word_beginnings,
+)
 from normlab.data.tokenizer import EOS
 from normlab.errors import UserError
 from normlab.nn import PAD, Encoder
-from normlab.nn.init import profile_
-from normlab.tasks.build import build_model
+from normlab.nn.model import evaluating
 from normlab.tasks.loss import LossSum, label_smoothed
-from normlab.tasks.task import Evaluation, Task
+from normlab.tasks.task import Evaluation, Task, rows_of
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class BertBatch:
-    """One micro-batch, int64."""
+class BertBatch(TensorBatch):
+    """One micro-batch of pairs of segments."""
 
     ids: Tensor
     """`[B, W]`: [CLS] A [SEP] B [SEP], masked."""
@@ -58,18 +65,11 @@ class BertBatch:
 
     @property
     def padded_tokens(self) -> int:
-        """Tokens of ``ids``, padding included."""
         return self.ids.numel()
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.ids, self.segments, self.positions, self.targets, self.random
-
-    def to(self, device: torch.device | str) -> BertBatch:
-        return BertBatch(*(t.to(device, non_blocking=True) for t in self.tensors()), tokens=self.tokens)
 
     def parts(self, rows: int) -> Iterator[BertBatch]:
         """Yield the batch in batches of so many rows."""
-        for part in zip(*(t.split(rows) for t in self.tensors()), strict=True):
+        for part in zip(*(tensor.split(rows) for tensor in self.tensors().values()), strict=True):
             yield BertBatch(*part, tokens=0).recounted()
 
     def recounted(self) -> BertBatch:
@@ -87,7 +87,7 @@ class BertPretraining(Task[TextCorpus, Encoder, BertBatch], name="bert_pretraini
     at every step, from (seed, purpose, step), and once and for all on dev and test. There every token to
     predict is masked: of those that training leaves as they are, a model that knows no context but copies
     gets half right. Ends of lines are no tokens here. Scores are resampled by document, see
-    ``data.documents``.
+    ``text.document_sizes``.
     """
 
     texts = ("train_text", "dev_text", "test_text")
@@ -101,8 +101,12 @@ class BertPretraining(Task[TextCorpus, Encoder, BertBatch], name="bert_pretraini
     def __init__(self, config: Config, corpus: TextCorpus, device: torch.device) -> None:
         super().__init__(config, corpus, device)
         self.spans = self._spans(corpus.train)
-        self.order = Shuffled(len(self.spans), rows=_rows(config), seed=config.seeds.data)
+        self.order = Shuffled(len(self.spans), rows=rows_of(config), seed=config.seeds.data)
         self.begins = word_beginnings(corpus.tokenizer) if config.data.whole_word_masking else None
+
+    @classmethod
+    def check_lengths(cls, config: Config, corpus: TextCorpus, max_positions: int | None) -> None:
+        require_block_len(config.data, max_positions)
 
     @classmethod
     def check(cls, config: Config) -> None:
@@ -142,12 +146,8 @@ class BertPretraining(Task[TextCorpus, Encoder, BertBatch], name="bert_pretraini
         """Build the initialised model, with data-dependent initialisation on the first batch. Its vocabulary
         has one more entry, the mask.
         """
-        vocabulary = self.corpus.tokenizer.vocab_size + 1
-        model = build_model(Encoder, self.config.model, vocabulary, self.config.seeds.init)
-        model.to(self.device)
         first = self.batch(0)
-        profile_(model, lambda: model.hidden(first.ids, first.segments))
-        return model
+        return self.initialised(Encoder, self.corpus.tokenizer.vocab_size + 1, first.ids, first.segments)
 
     def batch(self, index: int) -> BertBatch:
         seed = self.config.seeds.data
@@ -163,7 +163,7 @@ class BertPretraining(Task[TextCorpus, Encoder, BertBatch], name="bert_pretraini
         )
 
     def dev_scores(self, model: Encoder) -> dict[str, float]:
-        return self._scores(self._examples(model, self._dev))
+        return self.scores_of(self._examples(model, self._dev))
 
     def test(self, model: Encoder) -> Evaluation:
         """Score the test text by document."""
@@ -174,13 +174,7 @@ class BertPretraining(Task[TextCorpus, Encoder, BertBatch], name="bert_pretraini
             name: np.stack([np.bincount(document, column).astype(np.float64) for column in rows.T], axis=1)
             for name, rows in examples.items()
         }
-        return Evaluation(self._scores(examples), examples=by_document)
-
-    def rehearse(self, model: Encoder) -> tuple[float, float]:
-        start = time.perf_counter()
-        self.dev_scores(model)
-        validation = time.perf_counter() - start
-        return validation, validation * self.corpus.test.predicted / self.corpus.dev.predicted
+        return Evaluation(self.scores_of(examples), examples=by_document)
 
     def _spans(self, stream: Stream) -> Spans:
         return Spans.of(stream.tokens, span_len=self.config.data.block_len - SPECIAL_TOKENS)
@@ -204,27 +198,17 @@ class BertPretraining(Task[TextCorpus, Encoder, BertBatch], name="bert_pretraini
     @torch.inference_mode()
     def _examples(self, model: Encoder, whole: BertBatch) -> dict[str, Array]:
         """The sum and the weight of each score in each row, `[rows, 2]`."""
-        was_training = model.training
-        model.eval()
-        found: list[Tensor] = []
-        for batch in whole.parts(2 * _rows(self.config)):
-            batch = batch.to(self.device)
-            logits, sentence_logits = model(batch.ids, batch.segments, batch.positions)
-            given = batch.targets != PAD
-            each = F.cross_entropy(logits.float().transpose(1, 2), batch.targets, reduction="none")
-            right = (logits.argmax(-1) == batch.targets) & given
-            known = sentence_logits.argmax(-1) == batch.random
-            of_row = ((each * given).double().sum(1), given.sum(1), 100 * right.sum(1), 100 * known)
-            found.append(torch.stack([column.double() for column in of_row], 1).cpu())
-        model.train(was_training)
-        nll, count, right, known = torch.cat(found).numpy().T
+        rows: list[Tensor] = []
+        with evaluating(model):
+            for batch in whole.parts(2 * rows_of(self.config)):
+                batch = batch.to(self.device)
+                logits, sentence_logits = model(batch.ids, batch.segments, batch.positions)
+                given = batch.targets != PAD
+                each = F.cross_entropy(logits.float().transpose(1, 2), batch.targets, reduction="none")
+                right = (logits.argmax(-1) == batch.targets) & given
+                known = sentence_logits.argmax(-1) == batch.random
+                of_row = ((each * given).double().sum(1), given.sum(1), 100 * right.sum(1), 100 * known)
+                rows.append(torch.stack([column.double() for column in of_row], 1).cpu())
+        nll, count, right, known = torch.cat(rows).numpy().T
         columns = zip(self.metrics, ((nll, count), (right, count), (known, np.ones_like(known))), strict=True)
         return {metric.name: np.stack(pair, axis=1) for metric, pair in columns}
-
-    def _scores(self, examples: dict[str, Array]) -> dict[str, float]:
-        return {name: float(self.combine(name, rows.sum(0))) for name, rows in examples.items()}
-
-
-def _rows(config: Config) -> int:
-    """The number of rows of a micro-batch."""
-    return max(1, config.train.max_tokens // config.data.block_len)

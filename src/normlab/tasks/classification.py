@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,24 +12,24 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from normlab.config.config import Config, DataConfig
+from normlab.config.config import Config
 from normlab.config.metric import NLL, Metric
-from normlab.data.arrays import Ints
-from normlab.data.labelled import Labelled, LabelledCorpus, prepare_labelled
+from normlab.data.batches import TensorBatch
+from normlab.data.ragged import Ints
 from normlab.data.segments import SPECIAL_TOKENS, Shuffled, joined
+from normlab.data.sentence_pairs import Labelled, LabelledCorpus, prepare_labelled
 from normlab.errors import UserError
 from normlab.nn import PairClassifier
-from normlab.nn.init import profile_
-from normlab.tasks.build import build_model
+from normlab.nn.model import evaluating
 from normlab.tasks.loss import LossSum, label_smoothed
-from normlab.tasks.task import Evaluation, Task
+from normlab.tasks.task import Evaluation, Task, rows_of
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class PairBatch:
-    """One micro-batch, int64."""
+class PairBatch(TensorBatch):
+    """One micro-batch of pairs of sentences."""
 
     ids: Tensor
     """`[B, W]`: [CLS] first [SEP] second [SEP]."""
@@ -46,12 +44,7 @@ class PairBatch:
 
     @property
     def padded_tokens(self) -> int:
-        """Tokens of ``ids``, padding included."""
         return self.ids.numel()
-
-    def to(self, device: torch.device | str) -> PairBatch:
-        sides = (self.ids, self.segments, self.labels)
-        return PairBatch(*(side.to(device, non_blocking=True) for side in sides))
 
 
 class Classification(Task[LabelledCorpus, PairClassifier, PairBatch], name="classification"):
@@ -76,7 +69,7 @@ class Classification(Task[LabelledCorpus, PairClassifier, PairBatch], name="clas
 
     def __init__(self, config: Config, corpus: LabelledCorpus, device: torch.device) -> None:
         super().__init__(config, corpus, device)
-        self.order = Shuffled(len(corpus.train), rows=_rows(config), seed=config.seeds.data)
+        self.order = Shuffled(len(corpus.train), rows=rows_of(config), seed=config.seeds.data)
 
     @classmethod
     def check(cls, config: Config) -> None:
@@ -99,21 +92,15 @@ class Classification(Task[LabelledCorpus, PairClassifier, PairBatch], name="clas
                 "--max-tokens"
             )
 
-    @staticmethod
-    def prepare(config: DataConfig, root: str | Path) -> tuple[DataConfig, LabelledCorpus]:
-        return prepare_labelled(config, root)
+    prepare = staticmethod(prepare_labelled)
 
     def build(self) -> PairClassifier:
         """Build the initialised model, with data-dependent initialisation on the first batch. Its vocabulary
         has the mask of the pre-training.
         """
         kind = partial(PairClassifier, labels=len(self.corpus.labels))
-        vocabulary = self.corpus.tokenizer.vocab_size + 1
-        model = build_model(kind, self.config.model, vocabulary, self.config.seeds.init)
-        model.to(self.device)
         first = self.batch(0)
-        profile_(model, lambda: model.hidden(first.ids, first.segments))
-        return model
+        return self.initialised(kind, self.corpus.tokenizer.vocab_size + 1, first.ids, first.segments)
 
     def batch(self, index: int) -> PairBatch:
         return self._batch(self.corpus.train, self.order.at(index)).to(self.device)
@@ -123,20 +110,20 @@ class Classification(Task[LabelledCorpus, PairClassifier, PairBatch], name="clas
         return label_smoothed(logits, batch.labels[:, None], self.config.optim.label_smoothing, None, -1)
 
     def dev_scores(self, model: PairClassifier) -> dict[str, float]:
-        """Return the scores on dev; ``nll_exchanged`` is that of the labels with the pair before each one's
-        own.
+        """Return the scores on dev; ``nll_exchanged`` is the NLL when each label is paired with the previous
+        example's sentences.
         """
         dev = self.corpus.dev
         log_p = self._log_p(model, dev)
         shifted = examples_of(np.roll(log_p, 1, axis=0), dev.labels)
-        exchanged = {"nll_exchanged": self._scores(shifted)["nll"]} if len(dev) > 1 else {}
-        return self._scores(examples_of(log_p, dev.labels)) | exchanged
+        exchanged = {"nll_exchanged": self.scores_of(shifted)["nll"]} if len(dev) > 1 else {}
+        return self.scores_of(examples_of(log_p, dev.labels)) | exchanged
 
     def test(self, model: PairClassifier) -> Evaluation:
         log_p = self._log_p(model, self.corpus.test)
         examples = examples_of(log_p, self.corpus.test.labels)
         outputs = [self.corpus.labels[i] for i in log_p.argmax(-1)]
-        return Evaluation(self._scores(examples), outputs, examples)
+        return Evaluation(self.scores_of(examples), outputs, examples)
 
     @classmethod
     def test_examples(cls, config: Config, corpus: LabelledCorpus) -> Sequence[tuple[str, str]]:
@@ -152,56 +139,37 @@ class Classification(Task[LabelledCorpus, PairClassifier, PairBatch], name="clas
         right, false, missed = (sums[..., i] for i in range(3))
         return 200 * right / np.maximum(2 * right + false + missed, 1)
 
-    def rehearse(self, model: PairClassifier) -> tuple[float, float]:
-        start = time.perf_counter()
-        self.dev_scores(model)
-        validation = time.perf_counter() - start
-        return validation, validation * len(self.corpus.test) / len(self.corpus.dev)
-
-    def _scores(self, examples: dict[str, Array]) -> dict[str, float]:
-        return {name: float(self.combine(name, rows.sum(0))) for name, rows in examples.items()}
-
     def _batch(self, split: Labelled, chosen: Ints) -> PairBatch:
         most = self.config.data.block_len
         first, second = split.pairs.source, split.pairs.target
         pairs = [cut(first[row], second[row], most - SPECIAL_TOKENS) for row in chosen.tolist()]
         return PairBatch(*map(torch.from_numpy, (*joined(pairs, most=most), split.labels[chosen])))
 
-    def _batches(self, split: Labelled) -> Iterator[PairBatch]:
-        rows = 2 * _rows(self.config)
-        for start in range(0, len(split), rows):
-            yield self._batch(split, np.arange(start, min(start + rows, len(split)))).to(self.device)
-
     @torch.inference_mode()
     def _log_p(self, model: PairClassifier, split: Labelled) -> Array:
         """The log-probability of each label of each pair, `[pairs, labels]`."""
-        was_training = model.training
-        model.eval()
-        logits = [model(batch.ids, batch.segments).double().cpu() for batch in self._batches(split)]
-        model.train(was_training)
+        rows = 2 * rows_of(self.config)
+        numbers = (np.arange(start, min(start + rows, len(split))) for start in range(0, len(split), rows))
+        batches = (self._batch(split, chosen).to(self.device) for chosen in numbers)
+        with evaluating(model):
+            logits = [model(batch.ids, batch.segments).double().cpu() for batch in batches]
         return F.log_softmax(torch.cat(logits), -1).numpy()
 
 
 def cut(first: list[int], second: list[int], most: int) -> tuple[list[int], list[int]]:
     """Return both sentences with at most so many tokens together; the longer one loses its last ones."""
     while len(first) + len(second) > most:
-        longer = first if len(first) > len(second) else second
-        longer.pop()
+        (first if len(first) > len(second) else second).pop()
     return first, second
 
 
 def examples_of(log_p: Array, labels: NDArray[np.int64]) -> dict[str, Array]:
-    """The sufficient statistics of each pair: right or wrong, kind of error, log-likelihood."""
-    said, last, ones = log_p.argmax(-1), log_p.shape[1] - 1, np.ones(len(labels))
-    given, found = labels == last, said == last
+    """Return the sufficient statistics of each pair: right or wrong, kind of error, log-likelihood."""
+    answers, last, ones = log_p.argmax(-1), log_p.shape[1] - 1, np.ones(len(labels))
+    given, chosen = labels == last, answers == last
     nll = -np.take_along_axis(log_p, labels[:, None], 1)[:, 0]
     return {
-        "accuracy": np.stack([100.0 * (said == labels), ones], 1),
-        "f1": np.stack([given & found, found & ~given, given & ~found], 1).astype(np.float64),
+        "accuracy": np.stack([100.0 * (answers == labels), ones], 1),
+        "f1": np.stack([given & chosen, chosen & ~given, given & ~chosen], 1).astype(np.float64),
         "nll": np.stack([nll, ones], 1),
     }
-
-
-def _rows(config: Config) -> int:
-    """The number of pairs of a micro-batch."""
-    return max(1, config.train.max_tokens // config.data.block_len)

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from itertools import groupby
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from normlab.config.config import Config, DataConfig, DecodeConfig
+from normlab.config.config import Config, DecodeConfig
 from normlab.config.metric import NLL, Metric
-from normlab.config.randomness import derive
-from normlab.data.blocks import Blocks, TextBatch, blocks_in_order
-from normlab.data.plain import Stream, TextCorpus, prepare_text
+from normlab.config.model import derive
+from normlab.data.plain import (
+    Blocks,
+    Stream,
+    TextBatch,
+    TextCorpus,
+    blocks_in_order,
+    prepare_text,
+    require_block_len,
+)
 from normlab.data.tokenizer import EOS
 from normlab.errors import UserError
 from normlab.nn import PAD, Decoder
-from normlab.nn.init import profile_
-from normlab.nn.sampling import likeliest, nucleus
-from normlab.tasks.build import build_model
+from normlab.nn.decode import likeliest, nucleus
+from normlab.nn.model import evaluating
 from normlab.tasks.loss import LossSum, label_smoothed
-from normlab.tasks.task import Evaluation, Task
+from normlab.tasks.task import Evaluation, Task, rows_of
 
 Array = NDArray[np.float64]
 
@@ -42,7 +46,7 @@ class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model")
     first token is predicted from the one before it alone, in training as on dev and test, so that a
     perplexity belongs to its ``data.block_len``.
 
-    Scores are resampled by document: the text between blank lines, or a line, see ``data.documents``.
+    Scores are resampled by document: the text between blank lines, or a line, see ``text.document_sizes``.
     """
 
     texts = ("train_text", "dev_text", "test_text")
@@ -58,13 +62,13 @@ class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model")
     def __init__(self, config: Config, corpus: TextCorpus, device: torch.device) -> None:
         super().__init__(config, corpus, device)
         self.blocks = Blocks(
-            corpus.train.tokens, block_len=config.data.block_len, rows=_rows(config), seed=config.seeds.data
+            corpus.train.tokens, block_len=config.data.block_len, rows=rows_of(config), seed=config.seeds.data
         )
 
     @classmethod
     def check(cls, config: Config) -> None:
         super().check(config)
-        if not _rows(config):
+        if config.train.max_tokens < config.data.block_len:
             raise UserError(
                 f"max_tokens is {config.train.max_tokens}, less than one block of {config.data.block_len}; "
                 f"raise --max-tokens or lower --block-len"
@@ -80,19 +84,14 @@ class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model")
                 "set data.target_vocab_mask to false"
             )
 
-    @staticmethod
-    def prepare(config: DataConfig, root: str | Path) -> tuple[DataConfig, TextCorpus]:
-        return prepare_text(config, root)
+    @classmethod
+    def check_lengths(cls, config: Config, corpus: TextCorpus, max_positions: int | None) -> None:
+        require_block_len(config.data, max_positions)
+
+    prepare = staticmethod(prepare_text)
 
     def build(self) -> Decoder:
-        """Build the initialised model, with data-dependent initialisation on the first batch."""
-        model = build_model(
-            Decoder, self.config.model, self.corpus.tokenizer.vocab_size, self.config.seeds.init
-        )
-        model.to(self.device)
-        first = self.blocks.at(0).to(self.device)
-        profile_(model, lambda: model.hidden(first.ids))
-        return model
+        return self.initialised(Decoder, self.corpus.tokenizer.vocab_size, self.blocks.at(0).ids)
 
     def batch(self, index: int) -> TextBatch:
         seed = derive(self.config.seeds.data, "word_dropout")
@@ -111,7 +110,7 @@ class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model")
         scores = self._scores(model, text, of_tokens)
         self.advance("sampling", 0.0)
         return Evaluation(
-            scores={**scores, "tokens": text.predicted},
+            scores={**scores, "tokens": len(text)},
             outputs=self._continuations(model),
             examples=self._by_document(np.concatenate(of_tokens)),
         )
@@ -145,42 +144,31 @@ class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model")
     def _continuations(self, model: Decoder) -> list[str]:
         """Sample a continuation of each prompt; it depends on the sampling seed and its number alone."""
         decode, length = self.config.decode, self.config.data.block_len
-        was_training = model.training
-        model.eval()
-        found = [
-            continued(model, ids, decode, seed=derive(decode.sample_seed, "continue", i), window=length)
-            for i, ids in enumerate(_prompts(self.corpus, length))
-        ]
-        model.train(was_training)
-        return _texts(self.corpus, found)
-
-    def rehearse(self, model: Decoder) -> tuple[float, float]:
-        start = time.perf_counter()
-        self.dev_scores(model)
-        validation = time.perf_counter() - start
-        return validation, validation * self.corpus.test.predicted / self.corpus.dev.predicted
+        with evaluating(model):
+            continuations = [
+                continued(model, ids, decode, seed=derive(decode.sample_seed, "continue", i), window=length)
+                for i, ids in enumerate(_prompts(self.corpus, length))
+            ]
+        return _texts(self.corpus, continuations)
 
     @torch.inference_mode()
     def _scores(self, model: Decoder, text: Stream, of_tokens: list[Array] | None = None) -> dict[str, float]:
         """Compute ``nll`` and ``perplexity`` per token, and ``word_perplexity`` and ``bits_per_byte``, which
         do not depend on the tokenizer. The nats of every token are appended to ``of_tokens``.
         """
-        was_training = model.training
-        model.eval()
         nll = torch.zeros((), dtype=torch.float64, device=self.device)
-        for batch in blocks_in_order(
-            text.tokens, block_len=self.config.data.block_len, rows=2 * _rows(self.config)
-        ):
-            batch = batch.to(self.device)
-            logits = model(batch.ids)
-            nll += label_smoothed(logits, batch.target, 0.0, None, PAD).nll
-            if of_tokens is not None:
-                each = F.cross_entropy(logits.float().flatten(0, 1), batch.target.flatten(), reduction="none")
-                of_tokens.append(each[batch.target.flatten() != PAD].double().cpu().numpy())
-        model.train(was_training)
+        length, rows = self.config.data.block_len, 2 * rows_of(self.config)
+        with evaluating(model):
+            for batch in blocks_in_order(text.tokens, block_len=length, rows=rows):
+                batch = batch.to(self.device)
+                logits, target = model(batch.ids), batch.target.flatten()
+                nll += label_smoothed(logits, batch.target, 0.0, None, PAD).nll
+                if of_tokens is not None:
+                    each = F.cross_entropy(logits.float().flatten(0, 1), target, reduction="none")
+                    of_tokens.append(each[target != PAD].double().cpu().numpy())
         return {
-            "nll": float(nll / text.predicted),
-            "perplexity": float((nll / text.predicted).exp()),
+            "nll": float(nll / len(text)),
+            "perplexity": float((nll / len(text)).exp()),
             "word_perplexity": float((nll / text.words).exp()),
             "bits_per_byte": float(nll / text.bytes / math.log(2)),
         }
@@ -226,8 +214,3 @@ def continued(
         weights = torch.softmax(nucleus(likeliest(log_p, decode.top_k), decode.top_p), -1)
         ids.append(int(torch.multinomial(weights, 1, generator=generator)))
     return ids[len(prompt) :]
-
-
-def _rows(config: Config) -> int:
-    """The number of blocks in a micro-batch."""
-    return config.train.max_tokens // config.data.block_len

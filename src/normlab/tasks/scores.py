@@ -13,14 +13,14 @@ from sacrebleu.significance import PairedTest, Result
 
 from normlab.config.io import validated
 from normlab.config.units import count, p_value
-from normlab.data.pretokenizer import primary
+from normlab.data.vocabulary import primary
 from normlab.errors import UserError
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Scores:
+class TranslationScores:
     """Corpus scores of one translation, all from 0 to 100, each with sacreBLEU's signature."""
 
     bleu: float
@@ -37,11 +37,9 @@ class Scores:
     signature_tokenised: str
 
     def values(self) -> dict[str, float]:
-        """The scores by metric name."""
         return {name: getattr(self, name) for name in _METRICS}
 
     def signatures(self) -> dict[str, str]:
-        """sacreBLEU's signatures by metric name."""
         return dict(
             zip(_METRICS, (self.signature, self.signature_chrf, self.signature_tokenised), strict=True)
         )
@@ -75,7 +73,7 @@ def require_bleu_tokens(target_lang: str) -> None:
 @validated
 def score(
     hypotheses: Sequence[str], references: Sequence[str], *, tokenised: bool = False, target_lang: str = ""
-) -> Scores:
+) -> TranslationScores:
     """Compute the corpus scores of one translation against one reference.
 
     ``target_lang`` decides on the tokens of ``bleu``, and of ``bleu_tokenised`` for a language written
@@ -101,11 +99,11 @@ def score(
         BLEU(tokenize="none" if tokenised else raw, smooth_method="none", force=True),
     )
     bleu, chrf, own = (float(m.corpus_score(list(hypotheses), [list(references)]).score) for m in metrics)
-    return Scores(bleu, chrf, own, *(str(m.get_signature()) for m in metrics))
+    return TranslationScores(bleu, chrf, own, *(str(m.get_signature()) for m in metrics))
 
 
 def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str], *, target_lang: str = "") -> float:
-    """Compute ``Scores.bleu`` alone, as validations need it."""
+    """Compute ``TranslationScores.bleu`` alone, as validations need it."""
     check_lengths(hypotheses, references)
     metric = BLEU(force=True, tokenize=bleu_tokens(target_lang))
     return float(metric.corpus_score(list(hypotheses), [list(references)]).score)
@@ -122,8 +120,8 @@ def sentence_statistics(
     check_lengths(hypotheses, references)
     # effective_order concerns sentence scores alone, which nobody looks at
     metric = BLEU(effective_order=True, tokenize=bleu_tokens(target_lang))
-    found = [metric.sentence_score(h, [r]) for h, r in zip(hypotheses, references, strict=True)]
-    return np.array([[s.sys_len, s.ref_len, *s.counts, *s.totals] for s in found], dtype=np.float64)
+    scores = [metric.sentence_score(h, [r]) for h, r in zip(hypotheses, references, strict=True)]
+    return np.array([[s.sys_len, s.ref_len, *s.counts, *s.totals] for s in scores], dtype=np.float64)
 
 
 def bleu_of_sums(sums: Array) -> Array:
@@ -153,13 +151,13 @@ def against(
     if list(hypotheses) == list(baseline):  # sacreBLEU's p would be the least that there is
         return "nothing, the translations are the same"
     systems: list[tuple[str, Sequence[str]]] = [("baseline", list(baseline)), ("these", list(hypotheses))]
-    said = []
+    tests = []
     for kind, words in (("bs", "paired bootstrap"), ("ar", "approximate randomisation")):
         metrics = {"BLEU": BLEU(tokenize=bleu_tokens(target_lang), references=[list(references)])}
         _, scores = PairedTest(systems, metrics, references=None, test_type=kind)()
         theirs, ours = (result for result in scores["BLEU"] if isinstance(result, Result))
-        said.append(f"{words} {p_value(float(ours.p_value or 0.0))}")
-    return f"{ours.score - theirs.score:+z.2f} BLEU; {', '.join(said)}"
+        tests.append(f"{words} {p_value(float(ours.p_value or 0.0))}")
+    return f"{ours.score - theirs.score:+z.2f} BLEU; {', '.join(tests)}"
 
 
 def check_lengths(hypotheses: Sequence[str], references: Sequence[str]) -> None:

@@ -2,43 +2,40 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 import torch
 from numpy import bool_, float64
 from numpy.typing import NDArray
+from torch import Tensor
 
-from normlab.config.config import Config, DataConfig
+from normlab.config.config import Config, DataConfig, ModelConfig
 from normlab.config.fields import flag_name
-from normlab.config.metric import NLL, Metric, named
-from normlab.data.room import require_room
+from normlab.config.metric import NLL, Metric, metric_named
+from normlab.config.model import derive
 from normlab.data.tokenizer import Tokenizer
 from normlab.errors import UserError
-from normlab.nn import PositionEncoding, TokenModel
+from normlab.nn import PositionEncoding, Seq2Seq, TokenModel
+from normlab.nn.init import initialise_, profile_
 from normlab.nn.registry import Registry
 from normlab.tasks.loss import LossSum
 
 
 class Prepared(Protocol):
-    """The interface of a prepared corpus."""
+    """What a task needs of a corpus, see ``data.corpus.PreparedCorpus``."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...
     @property
-    def target_vocab(self) -> NDArray[bool_]:
-        """The vocabulary entries that occur among the predicted tokens of training, ``[V]``."""
-        ...
-
+    def target_vocab(self) -> NDArray[bool_]: ...
     @property
-    def unigram_entropy_nats(self) -> float:
-        """The loss of a model that knows only how frequent each token is."""
-        ...
-
+    def unigram_entropy_nats(self) -> float: ...
     @property
     def facts(self) -> dict[str, str]: ...
 
@@ -47,14 +44,9 @@ class MicroBatch(Protocol):
     """The interface of a micro-batch."""
 
     @property
-    def tokens(self) -> int:
-        """The number of tokens that are predicted."""
-        ...
-
+    def tokens(self) -> int: ...  # that are predicted
     @property
-    def padded_tokens(self) -> int:
-        """The number of input positions, padding included."""
-        ...
+    def padded_tokens(self) -> int: ...  # input positions, padding included
 
 
 @dataclass(frozen=True)
@@ -73,7 +65,7 @@ class Evaluation:
     """The signatures that a library gives its scores, by metric name."""
 
 
-def unheeded(phase: str, done: float | None) -> None:
+def ignore_progress(phase: str, done: float | None) -> None:
     """Take no notice of progress."""
 
 
@@ -110,37 +102,41 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
     def __init_subclass__(cls, *, name: str, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.name = name
-        named(NLL.name, [m for m in cls.metrics if m.on_dev], f"on dev the task {name}")
+        metric_named(NLL.name, [m for m in cls.metrics if m.on_dev], f"on dev the task {name}")
         Task.registry[name] = cls
 
     def __init__(self, config: Config, corpus: CorpusT, device: torch.device) -> None:
         self.config, self.corpus, self.device = config, corpus, device
-        self.advance: Callable[[str, float | None], None] = unheeded
+        self.advance: Callable[[str, float | None], None] = ignore_progress
         """Called during long work with its name, such as ``translating``, and the share that is done."""
 
     @classmethod
-    def decides(cls, config: Config) -> Metric:
+    def selection_metric(cls, config: Config) -> Metric:
         """Return the dev metric that chooses the best checkpoint and learning rate, see ``train.best_by``.
 
         Raises UserError with the nearest name if the task has no such metric on dev.
         """
         on_dev = tuple(metric for metric in cls.metrics if metric.on_dev)
         name = config.train.best_by or cls.metrics[0].name
-        return named(name, on_dev, f"train.best_by is {name!r}, and on dev the task {cls.name}")
+        return metric_named(name, on_dev, f"train.best_by is {name!r}, and on dev the task {cls.name}")
 
     @classmethod
     def check(cls, config: Config) -> None:
         """Raise UserError if a configuration asks for something that the task does not have."""
         _check_stacks(cls, config)
         _check_texts(cls, config.data)
-        cls.decides(config)
+        cls.selection_metric(config)
 
     @classmethod
     def check_text(cls, config: Config, corpus: CorpusT) -> None:
         """Raise UserError if a sentence is too long for the configuration's batches or its model."""
         with torch.device("meta"):
             longest = PositionEncoding.registry[config.model.position_encoding](config.model).longest
-        require_room(corpus, config.data, max_tokens=config.train.max_tokens, max_positions=longest)
+        cls.check_lengths(config, corpus, longest)
+
+    @classmethod
+    def check_lengths(cls, config: Config, corpus: CorpusT, max_positions: int | None) -> None:
+        """Raise as ``check_text``; a model without a limit of its positions has None."""
 
     @staticmethod
     @abstractmethod
@@ -197,9 +193,31 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
         """
         return sums[..., 0] / sums[..., 1]
 
-    @abstractmethod
     def rehearse(self, model: ModelT) -> tuple[float, float]:
-        """Measure the seconds of one validation and of the test, on part of the text if that is enough."""
+        """Measure the seconds of one validation, and estimate those of the test by its length."""
+        start = time.perf_counter()
+        self.dev_scores(model)
+        seconds, corpus = time.perf_counter() - start, cast("Any", self.corpus)
+        return seconds, seconds * len(corpus.test) / len(corpus.dev)
+
+    def scores_of(self, examples: Mapping[str, NDArray[float64]]) -> dict[str, float]:
+        """Return the scores of all examples together, from ``Evaluation.examples``."""
+        return {name: float(self.combine(name, rows.sum(0))) for name, rows in examples.items()}
+
+    def initialised(
+        self, kind: Callable[[ModelConfig, int], ModelT], vocab_size: int, *inputs: Tensor
+    ) -> ModelT:
+        """Build the initialised model on the device; where a part is initialised from data, it is from what
+        ``hidden`` computes of the inputs.
+        """
+        model: Any = build_model(kind, self.config.model, vocab_size, self.config.seeds.init).to(self.device)
+        profile_(model, lambda: model.hidden(*(tensor.to(self.device) for tensor in inputs)))
+        return model
+
+
+def rows_of(config: Config) -> int:
+    """Return the rows of a micro-batch of ``data.block_len`` tokens each."""
+    return max(1, config.train.max_tokens // config.data.block_len)
 
 
 def repeated_share(outputs: Sequence[str], references: Sequence[str]) -> float:
@@ -218,8 +236,7 @@ def _check_stacks(task: type[Task[Any, Any, Any]], config: Config) -> None:
             raise UserError(
                 f"{stack}_layers is {layers}, and a model of the task {task.name} {needs}; type {wanted}"
             )
-    one_stack = len(task.stacks) == 1
-    if one_stack and model.encoder_placement != model.decoder_placement:
+    if len(task.stacks) == 1 and model.encoder_placement != model.decoder_placement:
         raise UserError(
             f"a model of the task {task.name} has one stack, and the placements are two, encoder "
             f"{model.encoder_placement} and decoder {model.decoder_placement}; name one placement for both"
@@ -233,9 +250,30 @@ def _check_texts(task: type[Task[Any, Any, Any]], data: DataConfig) -> None:
             readers.setdefault(text, []).append(name)
     for text in (f.name for f in fields(data)):
         if text in readers and text not in task.texts and getattr(data, text):
-            flags = ", ".join(flag_name(name) for name in task.texts)
-            owner = "task " + " or ".join(readers[text])
+            flags, owner = ", ".join(map(flag_name, task.texts)), f"task {' or '.join(readers[text])}"
             raise UserError(
                 f"{flag_name(text)} is for the {owner}, and this configuration's is {task.name}, which "
                 f"reads {flags}; give those, or with --config a configuration of the {owner}"
             )
+
+
+Model = TypeVar("Model", bound=TokenModel)
+
+
+def build_model(
+    kind: Callable[[ModelConfig, int], Model], config: ModelConfig, vocab_size: int, seed: int
+) -> Model:
+    """Build an initialised model. An initialisation that needs data is set afterwards, by ``init.profile_``.
+
+    Parameters that no scheme initialises, such as those of a head of your own, depend on the seed as well.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(seed, "build"))
+        model = kind(config, vocab_size)
+    initialise_(model, config.scheme, seed)
+    return model
+
+
+def build_seq2seq(config: ModelConfig, vocab_size: int, seed: int) -> Seq2Seq:
+    """Build an initialised encoder-decoder."""
+    return build_model(Seq2Seq, config, vocab_size, seed)

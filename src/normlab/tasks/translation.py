@@ -7,30 +7,27 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from normlab.config.config import PARALLEL_TEXTS, Config, DataConfig, DecodeConfig
+from normlab.config.config import PARALLEL_TEXTS, Config, DecodeConfig
 from normlab.config.metric import NLL, Metric
-from normlab.config.randomness import derive
-from normlab.config.units import count, perplexity
-from normlab.data.batches import Batch, Batches, dev_batches
-from normlab.data.lines import require_words
-from normlab.data.prepare import Corpus, prepare
+from normlab.config.model import derive
+from normlab.config.units import count as number_of
+from normlab.config.units import perplexity
+from normlab.data.batches import Batch, PairBatches, dev_batches
+from normlab.data.parallel import LONGEST_SENTENCE, Corpus, prepare, require_lengths
 from normlab.data.ragged import Ragged, TokenPairs
-from normlab.data.room import LONGEST_SENTENCE
 from normlab.data.shapes import plan_shapes
+from normlab.data.text import require_words
 from normlab.data.tokenizer import UNK, Tokenizer
 from normlab.errors import UserError
 from normlab.nn import PAD, Seq2Seq
-from normlab.nn.decode import EOS, FREE, Bounds, Hypothesis, search
-from normlab.nn.init import profile_
-from normlab.nn.sampling import sample
-from normlab.tasks.build import build_seq2seq
+from normlab.nn.decode import EOS, FREE, Bounds, Hypothesis, sample, search
+from normlab.nn.model import evaluating
 from normlab.tasks.loss import LossSum, label_smoothed
 from normlab.tasks.scores import bleu_of_sums, corpus_bleu, require_bleu_tokens, score, sentence_statistics
 from normlab.tasks.task import Evaluation, Task, repeated_share
@@ -60,7 +57,7 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
     def __init__(self, config: Config, corpus: Corpus, device: torch.device) -> None:
         super().__init__(config, corpus, device)
         shapes = plan_shapes(corpus.train, config.train.max_tokens)
-        self.batches = Batches(corpus.train, shapes, config.seeds.data)
+        self.batches = PairBatches(corpus.train, shapes, config.seeds.data)
         self.allowed = allowed_types(config, corpus.target_vocab, device)
 
     @classmethod
@@ -68,34 +65,31 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         super().check(config)
         require_bleu_tokens(config.data.target_lang)
 
-    @staticmethod
-    def prepare(config: DataConfig, root: str | Path) -> tuple[DataConfig, Corpus]:
-        return prepare(config, root)
+    @classmethod
+    def check_lengths(cls, config: Config, corpus: Corpus, max_positions: int | None) -> None:
+        max_tokens = config.train.max_tokens
+        require_lengths(corpus, config.data, max_tokens=max_tokens, max_positions=max_positions)
+
+    prepare = staticmethod(prepare)
 
     def build(self) -> Seq2Seq:
-        """Build the initialised model, with data-dependent initialisation on the first batch."""
-        model = build_seq2seq(self.config.model, self.corpus.tokenizer.vocab_size, self.config.seeds.init)
-        model.to(self.device)
-        first = self.batches.at(0).to(self.device)
-        profile_(model, lambda: model.hidden(first.source, first.target_in))
-        return model
+        first = self.batches.at(0)
+        return self.initialised(Seq2Seq, self.corpus.tokenizer.vocab_size, first.source, first.target_in)
 
     def batch(self, index: int) -> Batch:
-        """Return the ``index``-th micro-batch of training on the device."""
         seed = derive(self.config.seeds.data, "word_dropout")
         batch = self.batches.at(index, word_dropout=self.config.data.word_dropout, seed=seed)
         return batch.to(self.device)
 
     def loss(self, model: Seq2Seq, batch: Batch) -> LossSum:
-        """Return the loss, summed over the target tokens without padding."""
         logits = model(batch.source, batch.target_in)
         smoothing = self.config.optim.label_smoothing
         return label_smoothed(logits, batch.target_out, smoothing, self.allowed, PAD)
 
     def dev_nlls(self, model: Seq2Seq) -> tuple[float, float]:
-        """Return the negative log-likelihood of dev in nats per token, without label smoothing; and what
-        the source of the sentence before in the place of each one's own adds to that of the first
-        ``train.dev_decode_sentences`` sentences, NaN where there is no other sentence.
+        """Return dev's negative log-likelihood in nats per token, without label smoothing, and the cost of
+        giving each of the first ``train.dev_decode_sentences`` sentences the source of the one before it; NaN
+        where there is no other sentence.
         """
         dev, count = self.corpus.dev, self.config.train.dev_decode_sentences
         first = np.arange(len(dev)) < max(count, 2)
@@ -114,28 +108,24 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
 
         Tokens that the mask rules out are left out: they would make both infinite for every model.
         """
-        was_training = model.training
-        model.eval()
         nll, loss = (torch.zeros((), device=self.device) for _ in range(2))
         tokens = torch.zeros((), dtype=torch.int64, device=self.device)
-        for batch in dev_batches(pairs, 2 * self.config.train.max_tokens):
-            batch = batch.to(self.device)
-            logits = model(batch.source, batch.target_in)
-            target = batch.target_out
-            if self.allowed is not None:
-                target = target.masked_fill(~self.allowed[target], PAD)
-            sums = label_smoothed(logits, target, smoothing, self.allowed, PAD)
-            nll, loss = nll + sums.nll, loss + sums.loss
-            tokens += (target != PAD).sum()
-        model.train(was_training)
+        with evaluating(model):
+            for batch in dev_batches(pairs, 2 * self.config.train.max_tokens):
+                batch = batch.to(self.device)
+                logits = model(batch.source, batch.target_in)
+                target = batch.target_out
+                if self.allowed is not None:
+                    target = target.masked_fill(~self.allowed[target], PAD)
+                sums = label_smoothed(logits, target, smoothing, self.allowed, PAD)
+                nll, loss = nll + sums.nll, loss + sums.loss
+                tokens += (target != PAD).sum()
         return np.array([float(nll), float(loss), int(tokens)])
 
     def dev_outputs(self, model: Seq2Seq, count: int | None = None) -> list[str]:
-        """Return greedy translations of the first ``count`` dev sentences, by default
-        ``train.dev_decode_sentences``.
-        """
+        """Return greedy translations of dev sentences, by default ``train.dev_decode_sentences`` of them."""
         source = self.corpus.dev_text.source[: count or self.config.train.dev_decode_sentences]
-        return self._translated(model, source, DecodeConfig(beam=1))
+        return self._translate(model, source, DecodeConfig(beam=1))
 
     def dev_bleu(self, outputs: Sequence[str]) -> float:
         """Return sacreBLEU of translations of the first dev sentences."""
@@ -153,7 +143,7 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
     def test(self, model: Seq2Seq) -> Evaluation:
         """Score the translations of the test text, and compute the perplexity of its references."""
         pairs, language = self.corpus.test_text, self.config.data.target_lang
-        hypotheses = self._translated(model, pairs.source, self.config.decode)
+        hypotheses = self._translate(model, pairs.source, self.config.decode)
         self.advance("scoring", 0.0)
         scores = score(hypotheses, pairs.target, target_lang=language)
         return Evaluation(
@@ -172,15 +162,9 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
     def test_examples(cls, config: Config, corpus: Corpus) -> Sequence[tuple[str, str]]:
         return list(zip(corpus.test_text.source, corpus.test_text.target, strict=True))
 
-    def _translated(self, model: Seq2Seq, lines: Sequence[str], decode: DecodeConfig) -> list[str]:
-        return translate_lines(
-            model,
-            self.corpus.tokenizer,
-            lines,
-            decode,
-            allowed=self.allowed,
-            on_done=partial(self.advance, "translating"),
-        )
+    def _translate(self, model: Seq2Seq, lines: Sequence[str], decode: DecodeConfig) -> list[str]:
+        on_done, allowed = partial(self.advance, "translating"), self.allowed
+        return translate_lines(model, self.corpus.tokenizer, lines, decode, allowed=allowed, on_done=on_done)
 
     def _perplexities(self, model: Seq2Seq) -> dict[str, float]:
         r"""Return ``nll`` in nats per test token, ``perplexity`` :math:`e^{nll}`, and
@@ -235,8 +219,8 @@ def translate_lines(
 
     ``on_done`` is called with the share of the lines that are translated, after each batch.
     """
-    found = n_best_lines(model, tokenizer, lines, decode, count=1, allowed=allowed, on_done=on_done)
-    return [candidates[0].text for candidates in found]
+    best = n_best_lines(model, tokenizer, lines, decode, count=1, allowed=allowed, on_done=on_done)
+    return [candidates[0].text for candidates in best]
 
 
 @dataclass(frozen=True)
@@ -271,34 +255,27 @@ def n_best_lines(
     require_words(lines, "the text")
     encoded = tokenizer.encode(list(lines))
     forced = _prefix_ids(tokenizer, [""] * len(lines) if prefixes is None else prefixes, allowed)
-    _require_one_for_each(lines, forced)
+    if len(forced) != len(lines):
+        given = f"{len(forced):,} prefix{'es' * (len(forced) != 1)}"
+        raise UserError(f"{number_of(len(lines), 'line')} but {given}; give one for each, '' for none")
     _require_short(encoded, "")
     _require_short(forced, " in its prefix")
     device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
     outputs = [[Candidate("", 0.0)] for _ in lines]
     finished = 0
-    for rows, source in _search_batches(encoded, SEARCH_POSITIONS // width):
-        bounds = Bounds(
-            decode.max_len_ratio, decode.min_length, _prefix([forced[row] for row in rows], device), allowed
-        )
-        found = _search(model, source.to(device), decode, bounds, [(row, width) for row in rows])
-        for row, hypotheses in zip(rows, found, strict=True):
-            best = hypotheses[:count]
-            texts = tokenizer.decode([h.ids for h in best])
-            candidates = [Candidate(text, h.score) for text, h in zip(texts, best, strict=True)]
-            outputs[row] = candidates or [Candidate("", -math.inf)]
-        finished += len(rows)
-        on_done(finished / len(lines))
-    model.train(was_training)
+    with evaluating(model):
+        for rows, source in _search_batches(encoded, SEARCH_POSITIONS // width):
+            prefix = _prefix([forced[row] for row in rows], device)
+            bounds = Bounds(decode.max_len_ratio, decode.min_length, prefix, allowed)
+            hypotheses = _search(model, source.to(device), decode, bounds, rows, width)
+            for row, of_row in zip(rows, hypotheses, strict=True):
+                best = of_row[:count]
+                texts = tokenizer.decode([h.ids for h in best])
+                candidates = [Candidate(text, h.score) for text, h in zip(texts, best, strict=True)]
+                outputs[row] = candidates or [Candidate("", -math.inf)]
+            finished += len(rows)
+            on_done(finished / len(lines))
     return outputs
-
-
-def _require_one_for_each(lines: Sequence[str], prefixes: Sequence[object]) -> None:
-    if len(prefixes) != len(lines):
-        given = f"{len(prefixes):,} prefix{'es' * (len(prefixes) != 1)}"
-        raise UserError(f"{count(len(lines), 'line')} but {given}; give one for each, '' for none")
 
 
 def _require_short(sentences: Sequence[Sequence[int]], where: str) -> None:
@@ -328,19 +305,13 @@ def _width(decode: DecodeConfig, count: int) -> int:
 
 
 def _search(
-    model: Seq2Seq, source: Tensor, decode: DecodeConfig, bounds: Bounds, draws: list[tuple[int, int]]
+    model: Seq2Seq, source: Tensor, decode: DecodeConfig, bounds: Bounds, lines: list[int], width: int
 ) -> list[list[Hypothesis]]:
-    """Return the hypotheses of each source row; ``draws`` holds each line's number and its sample count."""
+    """Return up to ``width`` hypotheses of each source row, whose numbers are ``lines``."""
     if not decode.sample:
-        return search(
-            model,
-            source,
-            bounds,
-            beams=decode.beam,
-            length_penalty=decode.length_penalty,
-            formula=decode.length_penalty_formula,
-        )
-    seeds = [[derive(decode.sample_seed, "sample", line, k) for k in range(count)] for line, count in draws]
+        alpha, formula = decode.length_penalty, decode.length_penalty_formula
+        return search(model, source, bounds, beams=decode.beam, length_penalty=alpha, formula=formula)
+    seeds = [[derive(decode.sample_seed, "sample", line, k) for k in range(width)] for line in lines]
     return sample(
         model, source, seeds, bounds, temperature=decode.temperature, top_k=decode.top_k, top_p=decode.top_p
     )

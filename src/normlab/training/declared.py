@@ -31,7 +31,7 @@ from normlab.nn import Branch, TokenModel
 from normlab.nn.site import DECODER_LAYER, ENCODER_LAYER
 from normlab.nn.sublayer import Sublayer
 from normlab.runs.files import read_json
-from normlab.tasks.build import build_model
+from normlab.tasks.task import build_model
 from normlab.trace.setup import Declaration, Setup
 from normlab.trace.starts import Start
 from normlab.trace.tensors import calling, unwrap

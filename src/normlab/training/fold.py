@@ -17,7 +17,7 @@ from normlab.config.io import validated
 from normlab.errors import UserError
 from normlab.runs.files import write_json_atomic
 from normlab.runs.folder import RunFolder
-from normlab.tasks.registry import TASKS
+from normlab.tasks import TASKS
 from normlab.tasks.task import Task
 from normlab.training.checkpoint import load_checkpoint, save_checkpoint, weights_state
 from normlab.training.devices import prepare_process

@@ -22,13 +22,12 @@ from torch import nn
 from normlab.config.config import SEMANTICS, Config
 from normlab.config.io import to_json
 from normlab.config.units import duration, printable
-from normlab.data.hub import HUB
-from normlab.data.sources import file_of, open_lines
+from normlab.data.sources import HUB, file_of, open_lines
 from normlab.data.vocabulary import LEARNED
 from normlab.errors import UserError
 from normlab.runs.files import regular
 from normlab.runs.folder import Row, RunFolder
-from normlab.tasks.registry import TASKS
+from normlab.tasks import TASKS
 from normlab.training.devices import hardware
 from normlab.training.parts import RunPart
 from normlab.training.recipes.grammar import describe

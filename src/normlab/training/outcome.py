@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from normlab.config.config import Config
-from normlab.config.outcome import IGNORES_SOURCE, MOSTLY, Outcome
+from normlab.config.metric import IGNORES_SOURCE, MOSTLY, Outcome
 from normlab.runs.folder import Row
 
 WINDOW = 0.1

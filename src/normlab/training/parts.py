@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from normlab.config.io import from_plain
-from normlab.config.outcome import Outcome
+from normlab.config.metric import Outcome
 from normlab.training.outcome import Row, outcome, why_stop
 from normlab.training.probing import Probing, preset_of
 from normlab.training.replay import LATER, replay

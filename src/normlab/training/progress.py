@@ -14,7 +14,7 @@ from normlab.config.io import from_plain
 from normlab.errors import UserError
 from normlab.optim import ValDecay
 from normlab.runs.folder import RunFolder
-from normlab.tasks.task import Task, unheeded
+from normlab.tasks.task import Task, ignore_progress
 
 
 @dataclass
@@ -118,7 +118,7 @@ class Phases:
             self._advance(phase, None)
             yield
         finally:
-            task.advance = unheeded
+            task.advance = ignore_progress
             if self._written:
                 self._write("", None)
                 self._written = False

@@ -23,7 +23,7 @@ from normlab.errors import UserError
 from normlab.optim import ScheduleState, build_optimiser, schedule_factor
 from normlab.runs.folder import RunFolder
 from normlab.runs.manifest import committed
-from normlab.tasks.registry import TASKS
+from normlab.tasks import TASKS
 from normlab.trace.setup import Declaration, Setup
 from normlab.trace.tensors import Side, arguments_of, forward_hooks, unwrap
 from normlab.trace.untouched import same_random_state

@@ -15,11 +15,10 @@ from torch import nn
 from normlab.config.config import Config, run_id
 from normlab.config.io import validated
 from normlab.errors import UserError
-from normlab.runs.examples import write_examples
-from normlab.runs.files import named
+from normlab.runs.files import name_in_errors, write_examples
 from normlab.runs.folder import Row, RunFolder, State, write_json_atomic, write_text_atomic
 from normlab.runs.manifest import train_anew
-from normlab.tasks.registry import TASKS
+from normlab.tasks import TASKS
 from normlab.training.checkpoint import has_checkpoint, load_checkpoint
 from normlab.training.devices import autocast, prepare_process, resolved_precision
 from normlab.training.log import Log, TensorBoard, require_tensorboard
@@ -99,11 +98,11 @@ def _finished(folder: RunFolder) -> bool:
 def create_run_folder(folder: RunFolder, task: AnyTask) -> None:
     """Write the files that a run folder needs to be used without its corpus, the configuration last."""
     if not folder.there():
-        with named(folder.tokenizer):
+        with name_in_errors(folder.tokenizer):
             task.corpus.tokenizer.save(folder.tokenizer)
         types = io.BytesIO()  # NumPy's own error of a full disk names no file
         np.save(types, task.corpus.target_vocab, allow_pickle=False)
-        with named(folder.target_vocab):
+        with name_in_errors(folder.target_vocab):
             folder.target_vocab.write_bytes(types.getbuffer())
         RunFolder.create(folder.path, task.config, task.metrics, imported())
 

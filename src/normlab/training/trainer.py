@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from normlab.config.config import Config
 from normlab.config.metric import NLL
-from normlab.config.randomness import derive
+from normlab.config.model import derive
 from normlab.config.units import count
-from normlab.data.prefetch import Prefetch
+from normlab.data.batches import Prefetch
 from normlab.errors import UserError
 from normlab.optim import ScheduleState, build_optimiser, keeps_tensors, schedule_factor
-from normlab.tasks.registry import TASKS
+from normlab.tasks import TASKS
 from normlab.tasks.task import Prepared, Task
 from normlab.training.checkpoint import State
 from normlab.training.devices import Scaling, autocast, prepare_process
@@ -188,8 +188,8 @@ class Trainer:
         p = self.progress
         if p.best_step is None:
             return True
-        decides = (self.task.decides(self.config), NLL)
-        now, then = ([m.merit(of.get(m.name)) for m in decides] for of in (scores, p.best_dev))
+        decides = (self.task.selection_metric(self.config), NLL)
+        now, then = ([m.sort_key(of.get(m.name)) for m in decides] for of in (scores, p.best_dev))
         return now > then
 
 

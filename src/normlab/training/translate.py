@@ -16,7 +16,7 @@ from normlab.config.units import count
 from normlab.data.vocabulary import load
 from normlab.errors import UserError
 from normlab.runs.folder import RunFolder
-from normlab.tasks.build import build_seq2seq
+from normlab.tasks.task import build_seq2seq
 from normlab.tasks.translation import Candidate, Translation, n_best_lines
 from normlab.training.checkpoint import load_checkpoint
 from normlab.training.devices import autocast, prepare_process

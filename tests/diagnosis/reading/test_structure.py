@@ -12,7 +12,7 @@ from diagnosis.following import alike, follow, shape_of
 from normlab.config.config import ModelConfig
 from normlab.diagnosis import read_structure
 from normlab.nn import Decoder, DeepNorm, Encoder, sites
-from normlab.tasks.build import build_model
+from normlab.tasks.task import build_model
 
 X = torch.randn(3, 7, 16, generator=torch.Generator().manual_seed(2))
 PLACEMENTS = {

@@ -22,7 +22,7 @@ from normlab.diagnosis.studies.output_change import (
 from normlab.diagnosis.table import Table
 from normlab.nn import Context, Encoder
 from normlab.nn.init import profile_
-from normlab.tasks.build import build_model
+from normlab.tasks.task import build_model
 
 ADAM = partial(torch.optim.Adam, lr=1e-3)
 

@@ -23,7 +23,7 @@ import normlab
 from normlab.cli.main import main
 from normlab.config.config import Config, DataConfig
 from normlab.config.io import from_json
-from normlab.data.pieces import SentencePieces
+from normlab.data.sentencepiece import SentencePieces
 from normlab.runs import RunFolder
 from normlab.training import log
 from normlab.training.jobs import Queue
@@ -125,7 +125,7 @@ def test_a_column_of_a_data_set_is_named_with_the_package_that_reads_it(tmp_path
 
 def _model(folder):
     from normlab.data.vocabulary import load
-    from normlab.tasks.build import build_seq2seq
+    from normlab.tasks.task import build_seq2seq
 
     config = folder.config()
     return build_seq2seq(config.model, load(folder.tokenizer).vocab_size, config.seeds.init)

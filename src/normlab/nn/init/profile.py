@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from normlab.errors import UserError
 from normlab.nn import Context, ProfiledPlacement, Sublayer
+from normlab.nn.model import evaluating
 
 
 @torch.no_grad()
@@ -30,18 +31,17 @@ def profile_(model: nn.Module, forward: Callable[[], Any]) -> dict[str, float]:
     profiled = {name: module for name, module in sublayers if isinstance(module.place, ProfiledPlacement)}
     if not profiled:
         return {}
-    pass_ = _Pass()
+    pass_ = _ProfilingPass()
     hooks = []
     for name, sublayer in profiled.items():
         hooks.append(sublayer.register_forward_pre_hook(partial(pass_.before, name), with_kwargs=True))
         hooks.append(sublayer.f.register_forward_hook(partial(pass_.after, sublayer), with_kwargs=True))
-    modes = [(module, module.training) for module in model.modules()]
     kept = [(p, p.clone()) for sublayer in profiled.values() for p in sublayer.place.parameters()]
     for sublayer in profiled.values():
         sublayer.place.init_(1.0)  # an initialised model is profiled as a new one is
-    model.eval()
     try:
-        forward()
+        with evaluating(model):
+            forward()
         missed = profiled.keys() - pass_.given.keys()
         if missed:
             raise UserError(f"the profiling pass did not run {sorted(missed)}; give it a batch that does")
@@ -50,8 +50,6 @@ def profile_(model: nn.Module, forward: Callable[[], Any]) -> dict[str, float]:
             parameter.copy_(value)
         raise
     finally:
-        for module, training in modes:
-            module.training = training
         for hook in hooks:
             hook.remove()
     for name, sublayer in profiled.items():
@@ -70,7 +68,7 @@ def admin_(model: nn.Module, batch: Any) -> dict[str, float]:
     return profile_(model, lambda: model(*batch) if isinstance(batch, (tuple, list)) else model(batch))
 
 
-class _Pass:
+class _ProfilingPass:
     """One profiling pass, with the value carried along the stack that is running."""
 
     def __init__(self) -> None:

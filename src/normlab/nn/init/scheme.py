@@ -8,8 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from normlab.config.model import ModelConfig
-from normlab.config.randomness import derive
+from normlab.config.model import ModelConfig, derive
 from normlab.nn import Activation, Branch, Embedding, PositionEncoding, ReLU, SegmentEncoder, Sublayer
 from normlab.nn.registry import Registered, Registry
 

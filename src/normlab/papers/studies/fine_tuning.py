@@ -13,7 +13,7 @@ import numpy as np
 from normlab.config.config import Config, SeedConfig, run_id
 from normlab.config.metric import NLL
 from normlab.config.units import count
-from normlab.data.labelled import LabelledCorpus
+from normlab.data.sentence_pairs import LabelledCorpus
 from normlab.errors import SpentError, UserError
 from normlab.papers.artefact import Measurement
 from normlab.papers.bases import GLUE
@@ -206,4 +206,4 @@ def _trained(configs: Sequence[Config], queue: Queue) -> dict[str, RunFolder]:
 def _merit(folder: RunFolder) -> tuple[float, float]:
     """The best dev accuracy of a run, and where that is equal, its NLL."""
     dev = folder.status().best_dev
-    return dev.get("accuracy", -1.0), NLL.merit(dev.get("nll"))
+    return dev.get("accuracy", -1.0), NLL.sort_key(dev.get("nll"))

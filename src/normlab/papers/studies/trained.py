@@ -12,11 +12,9 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from normlab.comparison.result import Interval, learnt
-from normlab.comparison.scale import Scale
-from normlab.comparison.trains import share, share_gap
-from normlab.config.metric import Metric, named
-from normlab.config.outcome import MOSTLY
+from normlab.comparison.result import Interval, has_trained
+from normlab.comparison.statistics import MetricScale, share, share_gap
+from normlab.config.metric import MOSTLY, Metric, metric_named
 from normlab.papers.artefact import Measurement
 from normlab.papers.claim import Measure
 from normlab.papers.intervals import Array, mean, mean_ratio
@@ -47,7 +45,9 @@ class Trained:
 
     def metric(self, name: str) -> Metric:
         """The metric of that name; an empty name is the headline."""
-        return named(name or self.metrics[0].name, self.metrics, f"a measure wants {name!r}, and the runs")
+        return metric_named(
+            name or self.metrics[0].name, self.metrics, f"a measure wants {name!r}, and the runs"
+        )
 
     def scores(self, metric: Metric, cell: str) -> Array:
         """The test score of each seed; the worst one for a run without any."""
@@ -65,7 +65,7 @@ class Trained:
 
     def trained(self, cell: str) -> list[bool]:
         """Whether each seed trained."""
-        return [learnt(_outcome(folder)) for folder in self.cells[cell]]
+        return [has_trained(_outcome(folder)) for folder in self.cells[cell]]
 
     def trained_to_the_end(self, cell: str) -> list[bool]:
         """Whether each seed trained and reads its source and repeats no output at its last validation."""
@@ -81,23 +81,23 @@ class Trained:
     def together(self, metric: Metric, cells: Cells) -> Array:
         """The scores of each seed on the scale, averaged over cells."""
         names = [cells] if isinstance(cells, str) else cells
-        return np.mean([Scale(metric).values(self.scores(metric, cell)) for cell in names], axis=0)
+        return np.mean([MetricScale(metric).values(self.scores(metric, cell)) for cell in names], axis=0)
 
     def best(self, metric: Metric, cells: Sequence[str]) -> Array:
         """The best score of each seed in any of the cells, on the scale."""
         best = np.max if metric.higher_is_better else np.min
-        return Scale(metric).values(best([self.scores(metric, cell) for cell in cells], axis=0))
+        return MetricScale(metric).values(best([self.scores(metric, cell) for cell in cells], axis=0))
 
     def mean_score(self, metric: Metric, values: Array) -> Measure:
         """The mean of values on the scale, as a score."""
-        return _mapped(mean(values), Scale(metric).scores)
+        return _mapped(mean(values), MetricScale(metric).scores)
 
     def score_difference(self, metric: Metric, first: Array, second: Array) -> Measure:
         """The mean difference of values on the scale, as a difference of scores halfway between the two, a
         level that is taken as known.
         """
         centre = np.array(float((first + second).mean() / 2))
-        return _mapped(mean(first - second), lambda moved: Scale(metric).difference(centre, moved))
+        return _mapped(mean(first - second), lambda moved: MetricScale(metric).difference(centre, moved))
 
     mean = staticmethod(mean)
     mean_ratio = staticmethod(mean_ratio)
@@ -236,7 +236,7 @@ def _cell(runs: Trained, metric: Metric, cell: str) -> Row:
     """A cell as the paper's table prints one, with every seed beside the mean."""
     scores, outcomes = runs.scores(metric, cell), [_outcome(folder) for folder in runs.cells[cell]]
     found = runs.mean_score(metric, runs.together(metric, cell))
-    shown = [metric.shown(float(s)) if learnt(o) else f"({metric.shown(float(s))})"
+    shown = [metric.shown(float(s)) if has_trained(o) else f"({metric.shown(float(s))})"
              for s, o in zip(scores, outcomes, strict=True)]  # fmt: skip
     return {
         "cell": cell,
@@ -244,7 +244,7 @@ def _cell(runs: Trained, metric: Metric, cell: str) -> Row:
         "low": found.low,
         "high": found.high,
         "seeds": ", ".join(shown),
-        "trained": f"{sum(map(learnt, outcomes))} of {len(outcomes)}",
+        "trained": f"{sum(map(has_trained, outcomes))} of {len(outcomes)}",
     }
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import altair as alt
 import polars as pl
 
-from normlab.config.outcome import IGNORES_SOURCE
+from normlab.config.metric import IGNORES_SOURCE
 from normlab.report.charts.axes import log_or_linear, nothing
 from normlab.report.charts.downsample import POINTS, downsample, spread
 from normlab.report.charts.theme import (

@@ -13,7 +13,7 @@ import altair as alt
 import polars as pl
 import polars.selectors as cs
 
-from normlab.config.outcome import IGNORES_SOURCE
+from normlab.config.metric import IGNORES_SOURCE
 
 Mode = Literal["light", "dark"]
 Drawn = alt.LayerChart | alt.FacetChart

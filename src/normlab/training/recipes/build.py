@@ -12,7 +12,7 @@ from normlab.config.model import ModelConfig
 from normlab.config.randomness import derive
 from normlab.nn import Decoder, TokenModel
 from normlab.nn.init import profile_
-from normlab.tasks.build import build_model
+from normlab.tasks.task import build_model
 from normlab.training.recipes.grammar import MODELS, resolve
 
 DECODER: Final[dict[str, Any]] = {"encoder_layers": 0, "decoder_layers": 4, "dropout": 0.0}

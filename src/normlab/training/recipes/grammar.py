@@ -32,7 +32,7 @@ from normlab.nn import (
 from normlab.nn.init import SCHEMES
 from normlab.optim import OPTIMISERS, SCHEDULES, warmup
 from normlab.optim.schedule import check_schedule
-from normlab.tasks.registry import TASKS
+from normlab.tasks import TASKS
 from normlab.training.recipes.plugins import HINT, code_digest
 
 CITATION = re.compile(

@@ -12,20 +12,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normlab.config.config import DataConfig
-from normlab.config.randomness import derive
+from normlab.config.model import derive
 from normlab.config.units import count
 from normlab.data.batches import permutation
-from normlab.data.folder import described, id_type, opened, prepared, with_digest
-from normlab.data.hub import HubColumn
-from normlab.data.lines import require_texts, survey
+from normlab.data.corpus import (
+    PreparedCorpus,
+    count_facts,
+    id_type,
+    open_corpus,
+    prepare_folder,
+    with_digest,
+)
+from normlab.data.plain import SPLITS
 from normlab.data.ragged import Ragged, RaggedWriter, TokenPairs
-from normlab.data.sources import Column, open_text
-from normlab.data.text import Pairs, read_lines
-from normlab.data.tokenizer import Tokenizer
-from normlab.data.vocabulary import digests, vocabulary
+from normlab.data.sources import Column, HubColumn, open_text
+from normlab.data.text import Pairs, raw, read_lines, require_texts, survey
+from normlab.data.vocabulary import vocabulary
 from normlab.errors import UserError
 
-SPLITS = ("train", "dev", "test")
+_SIDES = ("first", "second")
 HELD_OUT = 0.1
 """The share of the training pairs that are dev if no other is given."""
 
@@ -41,39 +46,31 @@ class Labelled:
         return len(self.labels)
 
 
-@dataclass(frozen=True)
-class LabelledCorpus:
-    """Prepared pairs; tokens stay on disk until they are read."""
+@dataclass(frozen=True, kw_only=True)
+class LabelledCorpus(PreparedCorpus):
+    """Prepared pairs; the unigram entropy is that of the labels."""
 
-    folder: Path
-    tokenizer: Tokenizer
     train: Labelled
     dev: Labelled
     test: Labelled
     test_text: Pairs
     labels: tuple[str, ...]
     """The labels of the training pairs in alphabetical order, by which they are numbered."""
-    unigram_entropy_nats: float
-    """Entropy of the labels' distribution in training."""
-    target_vocab: NDArray[np.bool_]
-    """``[V]``: vocabulary entries that occur in training."""
-    facts: dict[str, str]
-    overlap: dict[str, float]
 
     @classmethod
     def load(cls, folder: Path) -> LabelledCorpus:
         """Load prepared pairs. Raises FileNotFoundError if the folder is missing or incomplete."""
-        manifest, fields = opened(folder)
+        manifest, fields = open_corpus(folder)
         for name in SPLITS:
-            pairs = TokenPairs(*(Ragged.mapped(folder / f"{name}.{side}") for side in ("first", "second")))
+            pairs = TokenPairs(*(Ragged.mapped(folder / f"{name}.{side}") for side in _SIDES))
             labels = np.load(folder / f"{name}.labels.npy", allow_pickle=False)
             fields[name] = Labelled(pairs, labels)
-        text = Pairs(*(read_lines(folder / f"test.{side}.txt") for side in ("first", "second")))
+        text = Pairs(*(read_lines(folder / f"test.{side}.txt") for side in _SIDES))
         return cls(test_text=text, labels=tuple(manifest["labels"]), **fields)
 
 
 @dataclass(frozen=True)
-class Rows:
+class LabelledRows:
     """The columns of a table of pairs."""
 
     first: list[str]
@@ -83,8 +80,8 @@ class Rows:
     def __len__(self) -> int:
         return len(self.label)
 
-    def only(self, chosen: Sequence[int]) -> Rows:
-        return Rows(*([column[i] for i in chosen] for column in vars(self).values()))
+    def only(self, chosen: Sequence[int]) -> LabelledRows:
+        return LabelledRows(*([column[i] for i in chosen] for column in vars(self).values()))
 
 
 def prepare_labelled(config: DataConfig, root: str | Path) -> tuple[DataConfig, LabelledCorpus]:
@@ -96,20 +93,21 @@ def prepare_labelled(config: DataConfig, root: str | Path) -> tuple[DataConfig, 
     """
     rows, origin = _read(config)
     surveys = [survey(column, name) for name, split in rows.items() for column in vars(split).values()]
-    config = with_digest(config, [*(found.digest for found in surveys), *digests(config)])
+    config = with_digest(config, [facts.digest for facts in surveys])
     key = ["labelled pairs", config.digest, config.vocab_size]
-    corpus = LabelledCorpus.load(prepared(root, key, partial(_fill, rows=rows, config=config)))
+    corpus = LabelledCorpus.load(prepare_folder(root, key, partial(_fill, rows=rows, config=config)))
     return config, replace(corpus, facts=origin | corpus.facts)
 
 
-def columns_of(spec: str) -> Rows:
+def columns_of(spec: str) -> LabelledRows:
     """Read the three columns that a path of pairs names, such as ``pairs.tsv#first,second,label``."""
-    found = open_text(spec)
+    all_three = open_text(spec)
     texts: list[Column | HubColumn] = []
-    if isinstance(found, Column):
-        texts += [replace(found, column=name) for name in found.column.split(",")]
-    elif isinstance(found, HubColumn):
-        texts += [replace(found, keys=(*found.keys[:-1], name)) for name in found.keys[-1].split(",")]
+    if isinstance(all_three, Column):
+        texts += [replace(all_three, column=name) for name in all_three.column.split(",")]
+    elif isinstance(all_three, HubColumn):
+        *outer, names = all_three.keys
+        texts += [replace(all_three, keys=(*outer, name)) for name in names.split(",")]
     if len(texts) != 3:
         raise UserError(
             f"{spec} names {count(len(texts), 'column')}, and a classification needs the first sentence, the "
@@ -121,10 +119,10 @@ def columns_of(spec: str) -> Rows:
             f"the columns of {spec} have {len(first)}, {len(second)} and {len(label)} rows; give three of "
             "the same table, with at least one row"
         )
-    return Rows(first, second, label)
+    return LabelledRows(first, second, label)
 
 
-def _read(config: DataConfig) -> tuple[dict[str, Rows], dict[str, str]]:
+def _read(config: DataConfig) -> tuple[dict[str, LabelledRows], dict[str, str]]:
     """Return train, dev and test pairs, and facts about their origin."""
     paths = {name: getattr(config, f"{name}_pairs") for name in SPLITS}
     given = [f"{name}_pairs" for name in SPLITS if paths[name]]
@@ -142,7 +140,7 @@ def _read(config: DataConfig) -> tuple[dict[str, Rows], dict[str, str]]:
     return {name: rows[name] for name in SPLITS}, origin
 
 
-def _fill(work: Path, *, rows: dict[str, Rows], config: DataConfig) -> dict[str, Any]:
+def _fill(work: Path, *, rows: dict[str, LabelledRows], config: DataConfig) -> dict[str, Any]:
     labels = sorted(set(rows["train"].label))
     for name, split in rows.items():
         if unknown := sorted({*split.label} - {*labels}):
@@ -157,7 +155,7 @@ def _fill(work: Path, *, rows: dict[str, Rows], config: DataConfig) -> dict[str,
     dtype = id_type(tokenizer.vocab_size)
     seen = np.zeros(tokenizer.vocab_size, np.int64)
     for name, split in rows.items():
-        for side in ("first", "second"):
+        for side in _SIDES:
             ragged = Ragged.of(tokenizer.encode(getattr(split, side)), dtype)
             with RaggedWriter.open(work / f"{name}.{side}", dtype) as file:
                 file.append(ragged)
@@ -165,12 +163,11 @@ def _fill(work: Path, *, rows: dict[str, Rows], config: DataConfig) -> dict[str,
                 seen += np.bincount(ragged.tokens, minlength=len(seen))
         numbers = np.array([labels.index(label) for label in split.label], np.int64)
         np.save(work / f"{name}.labels.npy", numbers, allow_pickle=False)
-    for side in ("first", "second"):
-        text = "".join(f"{line}\n" for line in getattr(rows["test"], side))
-        (work / f"test.{side}.txt").write_text(text, "utf-8", newline="\n")
+    for side in _SIDES:
+        (work / f"test.{side}.txt").write_bytes(raw(getattr(rows["test"], side)))
     shares = {name: [split.label.count(label) for label in labels] for name, split in rows.items()}
-    told = described(np.array(shares["train"]))
-    told |= {"target_vocab": np.flatnonzero(seen).tolist(), "vocab_size": len(seen)}
+    counts = count_facts(np.array(shares["train"]))
+    counts |= {"target_vocab": np.flatnonzero(seen).tolist(), "vocab_size": len(seen)}
     sizes = {
         f"{name.capitalize()} labels": ", ".join(
             f"{n:,} {label}" for n, label in zip(numbers, labels, strict=True)
@@ -178,4 +175,4 @@ def _fill(work: Path, *, rows: dict[str, Rows], config: DataConfig) -> dict[str,
         for name, numbers in shares.items()
     }
     vocab = {"Vocabulary": f"{tokenizer.vocab_size:,} entries, {tokenizer.kind}"}
-    return {"digest": config.digest, "labels": labels, "overlap": {}, **told, "facts": sizes | vocab}
+    return {"digest": config.digest, "labels": labels, "overlap": {}, **counts, "facts": sizes | vocab}

@@ -1,8 +1,8 @@
-r"""What scores by seed say of recipes: means, differences, and what a number of seeds can tell.
+r"""What scores and outcomes by seed say of recipes: means, differences, and what a number of seeds can tell.
 
 Recipes are compared within seeds: runs of the same seed share the order of the data and, where shapes allow,
 their initial weights. Let :math:`d_s` be the difference of two recipes at seed :math:`s`, on a scale without
-edges (``comparison.scale``). Its mean over the :math:`m` seeds at which both trained has the error
+edges (``MetricScale``). Its mean over the :math:`m` seeds at which both trained has the error
 :math:`\tilde s/\sqrt m` with
 
 .. math:: \tilde s^2 = \frac{d_0 \bar s^2 + (m - 1) s^2}{d_0 + m - 1}
@@ -16,34 +16,42 @@ of them together; both come from the same t, so that p is below 0.05 exactly whe
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from scipy.special import digamma, polygamma
-from scipy.stats import norm
+from scipy.special import digamma, expit, logit, polygamma
+from scipy.stats import binomtest, fisher_exact, norm
 from scipy.stats import t as student_t
 
-from normlab.comparison.scale import Array
+from normlab.comparison.result import Interval
+from normlab.config.metric import Metric
+from normlab.errors import UserError
+
+Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+Combine = Callable[[Array], Array]
+"""Sums of statistics `[..., k]` to scores `[...]`."""
 
 LEVEL = 0.05
 """Errors that are allowed: a p below it is significant, and intervals cover the rest."""
-
 POWER = 0.8
 """The probability with which a difference that is called detectable is found."""
-
 CAUTION = 2.0
 """Factor on the spread of variances over pairs before it is believed to be chance: pairs share recipes, so
 their variances resemble each other, and a few pairs tell little. At 1, one recipe of six that spreads five
 times as much as the others makes false positives of 9% with three seeds; at 2 at most 7%
 (docs/statistics.md).
 """
-
 MOST_DRAWN = 20
 """Up to so many seeds, what is detectable is found by drawing."""
-
 MOST_SEEDS = 1000
 """No larger number of seeds is suggested."""
+_SEED = 20050629
+_ROUNDING = 1e-9
+"""Scores of the same examples in another order differ by rounding, far less than any exchange does."""
+_CHUNK = 512
+"""Exchanges drawn at a time: bounds memory at some 10 kB an example."""
 
 
 @dataclass(frozen=True)
@@ -162,8 +170,8 @@ def detectable(recipes: int, seeds: int) -> float:
         pairs = recipes * (recipes - 1) / 2
         return float((student_t.isf(LEVEL / 2 / pairs, seeds - 1) + norm.isf(1 - POWER)) * np.sqrt(2 / seeds))
     draws = max(500, 400_000 // (recipes**2 * seeds))
-    found = contrasts(np.random.default_rng(0).standard_normal((draws, recipes, seeds)))
-    return float(np.quantile((found.margin - found.delta)[:, 0], POWER))
+    drawn = contrasts(np.random.default_rng(0).standard_normal((draws, recipes, seeds)))
+    return float(np.quantile((drawn.margin - drawn.delta)[:, 0], POWER))
 
 
 def seeds_needed(recipes: int, effect: float, at_least: int = 2) -> int | None:
@@ -179,3 +187,114 @@ def seeds_needed(recipes: int, effect: float, at_least: int = 2) -> int | None:
         middle = (low + high) // 2
         low, high = (low, middle) if detectable(recipes, middle) <= effect else (middle, high)
     return high
+
+
+@dataclass(frozen=True)
+class MetricScale:
+    """A scale without edges, on which scores of different seeds are averaged and compared.
+
+    A score between two ends goes through the logit, one above a least value through the logarithm, one
+    without ends stays as it is. What is found there is carried back, so that no interval leaves the metric's
+    range. A score at an end is taken as half a unit of the last digit that its metric shows away from it.
+    """
+
+    metric: Metric
+
+    def values(self, scores: Array) -> Array:
+        """Return scores on the scale."""
+        low, high, edge = self.metric.least, self.metric.most, 0.5 * 10.0**-self.metric.digits
+        if low is not None and high is not None:
+            return logit((np.clip(scores, low + edge, high - edge) - low) / (high - low))
+        if low is not None:
+            return np.log(np.maximum(scores - low, edge))
+        return scores if high is None else -np.log(np.maximum(high - scores, edge))
+
+    def scores(self, values: Array) -> Array:
+        """Return values of the scale as scores."""
+        low, high = self.metric.least, self.metric.most
+        if low is not None and high is not None:
+            return low + (high - low) * expit(values)
+        if low is not None:
+            return low + np.exp(values)
+        return values if high is None else high - np.exp(-values)
+
+    def difference(self, centre: Array, delta: Array) -> Array:
+        """Return a difference of two values as that of their scores, where ``centre`` is halfway between the
+        two.
+        """
+        return self.scores(centre + delta / 2) - self.scores(centre - delta / 2)
+
+
+def share(trained: int, runs: int) -> Interval:
+    """The share of runs that trained with its 95% interval (Clopper and Pearson 1934), from 0 to 1."""
+    return Interval(trained / runs, *_ends(trained, runs))
+
+
+def share_gap(only_first: int, only_second: int, pairs: int) -> Interval:
+    """The share of pairs of which the first run alone trained minus that of the second alone, -1 to 1.
+
+    Its sign is that of McNemar's exact test (1947): of the pairs whose runs differ, one half would be no gap.
+    The ends of that share's exact interval are multiplied by the share of pairs that differ, of whose exact
+    interval the end is taken that makes the result wider.
+    """
+    differing = only_first + only_second
+    low, high = (2 * p - 1 for p in (_ends(only_first, differing) if differing else (0.0, 1.0)))
+    few, many = _ends(differing, pairs)
+    ends = low * (many if low < 0 else few), high * (many if high > 0 else few)
+    return Interval((only_first - only_second) / pairs, *ends)
+
+
+def _ends(successes: int, runs: int) -> tuple[float, float]:
+    ends = binomtest(successes, runs).proportion_ci(1 - LEVEL, method="exact")
+    return float(ends.low), float(ends.high)
+
+
+@cache
+def fisher(a: tuple[int, int], b: tuple[int, int]) -> float:
+    """The two-sided p that two recipes, each (trained, runs), train equally often."""
+    return float(fisher_exact([[k, n - k] for k, n in (a, b)]).pvalue)
+
+
+def seeds_for_shares(a: tuple[int, int], b: tuple[int, int], pairs: int) -> int | None:
+    """The smallest number of seeds at which the same two shares differ significantly among so many pairs;
+    None if it takes more than ``MOST_SEEDS``.
+    """
+    for seeds in range(2, MOST_SEEDS + 1):
+        counts = [(round(k / n * seeds), seeds) for k, n in (a, b)]
+        if pairs * fisher(counts[0], counts[1]) < LEVEL:
+            return seeds
+    return None
+
+
+def paired_randomisation(a: Array, b: Array, combine: Combine, *, trials: int) -> float:
+    r"""Two-sided p of no difference, :math:`(1 + \#\{|d_r| \ge |d|\}) / (1 + R)`, d being the mean score of
+    ``a`` minus that of ``b``.
+
+    In each of R trials every example's outputs of ``a`` and of ``b``, those of all seeds together, are
+    exchanged with a probability of one half. Both are statistics `[seeds, examples, k]` of the same examples;
+    the k-th seed of one takes the place of the k-th of the other. Raises UserError for different numbers of
+    seeds or examples. Riezler and Maxwell 2005, Figure 1 (W05-0908).
+    """
+    if a.shape != b.shape:
+        raise UserError(
+            f"a has {a.shape[0]} seeds of {a.shape[1]} examples and b {b.shape[0]} of {b.shape[1]}, but all "
+            f"outputs for an example are exchanged at once; give as many seeds and examples of both"
+        )
+    seeds, examples, width = a.shape
+    sum_a, sum_b = a.sum(axis=1), b.sum(axis=1)
+    seen = abs(combine(sum_a).mean() - combine(sum_b).mean())
+    surplus = (a - b).transpose(1, 0, 2).reshape(examples, seeds * width)
+    as_large = 0
+    for exchanged in _exchanges(examples, trials):
+        moved = (exchanged @ surplus).reshape(-1, seeds, width)
+        difference = combine(sum_a - moved).mean(axis=1) - combine(sum_b + moved).mean(axis=1)
+        as_large += int((np.abs(difference) >= seen - _ROUNDING).sum())
+    return (1 + as_large) / (1 + trials)
+
+
+def _exchanges(examples: int, trials: int) -> Iterator[Array]:
+    """1 where an example's outputs are exchanged, `[chunk, examples]`; the same for every pair."""
+    random = np.random.default_rng(_SEED)
+    for start in range(0, trials, _CHUNK):
+        rows = min(_CHUNK, trials - start)
+        yield random.integers(2, size=(rows, examples)).astype(np.float64)

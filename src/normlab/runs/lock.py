@@ -36,7 +36,7 @@ def hold(folder: Path) -> Generator[None]:
     path = folder / "lock"
     with open(path, "a+", encoding="utf-8", opener=regular) as file:
         _take(file, folder)
-        holder = _said(path)
+        holder = _holder_of(path)
         if holder and holder.partition(" ")[0] != socket.gethostname() and _beats(path):
             raise RunBusyError(_busy(folder, holder))
         _write(file, f"{socket.gethostname()} {os.getpid()}")
@@ -64,14 +64,14 @@ def held(folder: Path) -> bool:
     return False
 
 
-def elsewhere(folder: Path) -> str:
+def other_host(folder: Path) -> str:
     """Return the other host whose process has just touched the folder's lock; empty if there is none.
 
     It is also empty if the two clocks are further apart than a holder may be silent.
     """
     lock = folder / "lock"
     with suppress(FileNotFoundError):
-        host = _said(lock).partition(" ")[0]
+        host = _holder_of(lock).partition(" ")[0]
         silent = abs(time.time() - _touched(lock) / 1e9)
         if host != socket.gethostname() and silent < _WATCH_SECONDS:
             return host
@@ -85,7 +85,7 @@ def _take(file: TextIO, folder: Path) -> None:
             return
         except BlockingIOError:
             if not remaining:
-                raise RunBusyError(_busy(folder, _said(folder / "lock"))) from None
+                raise RunBusyError(_busy(folder, _holder_of(folder / "lock"))) from None
             time.sleep(_PAUSE_SECONDS)
 
 
@@ -95,7 +95,7 @@ def _busy(folder: Path, holder: str) -> str:
     return f"another process is training {folder}{who}; wait for it, or stop it and try again"
 
 
-def _said(path: Path) -> str:
+def _holder_of(path: Path) -> str:
     with open(path, encoding="utf-8", errors="replace", opener=regular) as file:
         return file.read().strip()
 

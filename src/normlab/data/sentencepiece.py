@@ -68,9 +68,9 @@ class SentencePieces(Tokenizer):
                 minloglevel=2,
             )
         except RuntimeError as error:
-            found = re.search(rf"\b{max(vocab_size, len(SPECIALS))} vs (\d+)", str(error))
-            if found:
-                require_room_for_characters(vocab_size, least=int(found[1]))
+            match = re.search(rf"\b{max(vocab_size, len(SPECIALS))} vs (\d+)", str(error))
+            if match:
+                require_room_for_characters(vocab_size, least=int(match[1]))
             raise UserError(f"no unigram model can be learned from this text ({error})") from error
         return cls(model.getvalue())
 
@@ -93,8 +93,8 @@ class SentencePieces(Tokenizer):
         return "SentencePiece"
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        found = self._backend.encode(list(lines), out_type=int)
-        return [self._ours[ids].tolist() if ids else [] for ids in found]
+        encoded = self._backend.encode(list(lines), out_type=int)
+        return [self._ours[ids].tolist() if ids else [] for ids in encoded]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Invert ``encode`` up to the model's normalisation and unknown characters."""

@@ -1,13 +1,13 @@
-"""Prepares parallel text: a folder with the tokenizer, memory-mapped tokens and facts about them."""
+"""Parallel text: prepared as memory-mapped tokens of both sides, and checked against a model's limits."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,51 +15,53 @@ from numpy.typing import NDArray
 from normlab.config.config import PARALLEL_TEXTS, DataConfig
 from normlab.config.units import count
 from normlab.data.builtin import generate
-from normlab.data.folder import described, id_type, opened, prepared, with_digest
-from normlab.data.lines import (
+from normlab.data.corpus import (
+    PreparedCorpus,
+    count_facts,
+    id_type,
+    open_corpus,
+    prepare_folder,
+    with_digest,
+)
+from normlab.data.datasets import SIDES, by_name
+from normlab.data.ragged import Ragged, RaggedWriter, TokenPairs
+from normlab.data.sources import open_text
+from normlab.data.text import (
+    Overlap,
+    Pairs,
     Survey,
+    describe_shares,
+    overlap_shares,
     paired_parts,
     raw,
+    read_lines,
     require_parallel,
     require_texts,
     require_unchanged,
     survey,
 )
-from normlab.data.named import SIDES, by_name
-from normlab.data.overlap import Overlap, said, shares
-from normlab.data.ragged import Ragged, RaggedWriter, TokenPairs
-from normlab.data.sources import open_text
-from normlab.data.text import Pairs, read_lines
 from normlab.data.tokenizer import EOS, Tokenizer
-from normlab.data.vocabulary import digests, vocabulary
+from normlab.data.vocabulary import vocabulary
 from normlab.errors import UserError
 
+LONGEST_SENTENCE: Final = 4096
+"""Most tokens of a sentence that is translated, its end included: time and memory grow with their square."""
 
-@dataclass(frozen=True)
-class Corpus:
-    """A prepared parallel text; token arrays stay on disk until they are read."""
 
-    folder: Path
-    tokenizer: Tokenizer
+@dataclass(frozen=True, kw_only=True)
+class Corpus(PreparedCorpus):
+    """A prepared parallel text; what it says of predicted tokens is of the target side."""
+
     train: TokenPairs
     dev: TokenPairs
     dev_text: Pairs
     test_text: Pairs
-    unigram_entropy_nats: float
-    """Entropy of the target tokens' distribution in training, EOS included: the loss of a model that knows
-    only how frequent each token is."""
-    target_vocab: NDArray[np.bool_]
-    """``[V]``: vocabulary entries of the target side in training, and EOS."""
-    facts: dict[str, str]
-    """Facts for the terminal and the page, by their labels."""
-    overlap: dict[str, float] = field(default_factory=dict)
-    """The shares of source sentences that stand in another text as well, as ``overlap.shares`` names them."""
 
     @classmethod
     def load(cls, folder: str | Path) -> Corpus:
         """Load a prepared text. Raises FileNotFoundError if the folder is missing or incomplete."""
         folder = Path(folder)
-        _, fields = opened(folder)
+        _, fields = open_corpus(folder)
         return cls(
             train=TokenPairs(*(Ragged.mapped(folder / f"train.{side}") for side in SIDES)),
             dev=TokenPairs(*(Ragged.mapped(folder / f"dev.{side}") for side in SIDES)),
@@ -82,19 +84,19 @@ def prepare(config: DataConfig, root: str | Path) -> tuple[DataConfig, Corpus]:
     their number of lines, if dev or test text has no word, if no training pair is left, or if the text
     changes meanwhile.
     """
-    config, named = by_name(config)
+    config, dataset = by_name(config)
     texts, origin = _read(config)
     surveys = {name: survey(lines, getattr(config, name) or name) for name, lines in texts.items()}
     if config.train_src:
         _require_sound(config, surveys)
-    texts_digests = [found.digest for found in surveys.values()]
-    config = with_digest(config, [*texts_digests, *digests(config)])
+    digests = [facts.digest for facts in surveys.values()]
+    config = with_digest(config, digests)
     key = [config.digest, config.vocab_size, config.max_len]
     if config.pretokenizer:
         key += [config.pretokenizer, config.source_lang, config.target_lang]
-    folder = prepared(root, key, partial(_fill, texts=texts, config=config, train=texts_digests[:2]))
+    folder = prepare_folder(root, key, partial(_fill, texts=texts, config=config, train=digests[:2]))
     corpus = Corpus.load(folder)
-    return config, replace(corpus, facts=named | origin | corpus.facts)
+    return config, replace(corpus, facts=dataset | origin | corpus.facts)
 
 
 def _read(config: DataConfig) -> tuple[dict[str, Iterable[str]], dict[str, str]]:
@@ -125,12 +127,12 @@ def _require_sound(config: DataConfig, surveys: dict[str, Survey]) -> None:
         paths = getattr(config, source), getattr(config, target)
         if not paths[0]:
             continue
-        require_parallel(paths, (surveys[source].lines, surveys[target].lines))
-        for path, found in zip(paths, (surveys[source], surveys[target]), strict=True):
-            if source != "train_src" and found.blank:
-                empty = "is empty" if found.lines == 1 else "are all empty"
-                lines = count(found.lines, "line")
-                raise UserError(f"the {lines} of {path} {empty}; give text with words")
+        sides = surveys[source], surveys[target]
+        require_parallel(paths, (sides[0].lines, sides[1].lines))
+        for path, side in zip(paths, sides, strict=True):
+            if source != "train_src" and side.blank:
+                empty = "is empty" if side.lines == 1 else "are all empty"
+                raise UserError(f"the {count(side.lines, 'line')} of {path} {empty}; give text with words")
 
 
 def _fill(
@@ -142,7 +144,13 @@ def _fill(
     tally = _encode_train(work, tokenizer, (texts["train_src"], texts["train_tgt"]), config.max_len, again)
     for name, before, now in zip(PARALLEL_TEXTS[:2], train, tally.digests, strict=True):
         require_unchanged(getattr(config, name), before, now)
-    _require_some(config, tally)
+    empty, too_long = tally.left_out.values()
+    if not tally.kept:
+        hint = f"type a larger --max-len than {config.max_len}" if too_long else "give text with words"
+        raise UserError(
+            f"none of the {tally.read} training pairs is left: {empty} have an empty side, {too_long} are "
+            f"longer than max_len; {hint}"
+        )
     for name in PARALLEL_TEXTS[2:]:
         (work / f"{name.replace('_', '.')}.txt").write_bytes(raw(list(texts[name])))
     dtype = id_type(tokenizer.vocab_size)
@@ -150,23 +158,22 @@ def _fill(
         with RaggedWriter.open(work / f"dev.{side}", dtype) as file:
             file.append(Ragged.of(encode(list(texts[f"dev_{side}"])), dtype))
     sizes = [len(list(texts[f"{name}_src"])) for name in ("dev", "test")]
-    told = described(tally.target_counts)
-    overlap = shares(again, texts["dev_src"], texts["test_src"])
+    counts = count_facts(tally.target_counts)
+    overlap = overlap_shares(again, texts["dev_src"], texts["test_src"])
     return {
         "digest": config.digest,
         "max_len": config.max_len,
         "pairs": {"read": tally.read, "kept": tally.kept, "left out": tally.left_out},
         "overlap": overlap,
-        **told,
+        **counts,
         "facts": {
-            "Training pairs": f"{tally.kept:,} kept of {tally.read:,}; left out: "
-            f"{tally.left_out['empty side']:,} with an empty side, {tally.left_out['too long']:,} with a "
-            f"side over {config.max_len} tokens",
+            "Training pairs": f"{tally.kept:,} kept of {tally.read:,}; left out: {empty:,} with an empty "
+            f"side, {too_long:,} with a side over {config.max_len} tokens",
             "Dev and test pairs": f"{sizes[0]:,} and {sizes[1]:,}",
-            "Same source sentences": said(overlap),
+            "Same source sentences": describe_shares(overlap),
             "Training tokens": f"{tally.tokens[0]:,} source, {tally.tokens[1]:,} target",
             "Vocabulary": f"{tokenizer.vocab_size:,} entries, joint {tokenizer.kind}",
-            "Unigram entropy": f"{told['unigram_entropy_nats']:.3f} nats a target token",
+            "Unigram entropy": f"{counts['unigram_entropy_nats']:.3f} nats a target token",
         },
     }
 
@@ -222,12 +229,40 @@ def _encode_train(
     return _Tally(read, kept, left_out, tokens, counts, [hashed.digest() for hashed in whole])
 
 
-def _require_some(config: DataConfig, tally: _Tally) -> None:
-    if tally.kept:
-        return
-    too_long = tally.left_out["too long"]
-    hint = f"type a larger --max-len than {config.max_len}" if too_long else "give text with words"
-    raise UserError(
-        f"none of the {tally.read} training pairs is left: {tally.left_out['empty side']} have an empty "
-        f"side, {too_long} are longer than max_len; {hint}"
-    )
+def require_lengths(corpus: Corpus, data: DataConfig, *, max_tokens: int, max_positions: int | None) -> None:
+    """Raise UserError at the first sentence that is too long for a batch of ``max_tokens``, or for a model
+    with ``max_positions``, None for one without a limit.
+
+    Of a test text only the source is checked.
+    """
+    longest = [0, 0]
+    for source, target in corpus.train.lengths_in_parts():
+        row = int(np.argmax(source + target))
+        if source[row] + target[row] + 2 > sum(longest):
+            longest = [int(source[row]) + 1, int(target[row]) + 1]
+    if (needed := sum(longest)) > max_tokens:
+        raise UserError(
+            f"the longest training pair has {longest[0]} + {longest[1]} tokens, and a batch holds "
+            f"--max-tokens {max_tokens}; type --max-tokens {needed}, or leave such pairs out with --max-len "
+            f"{max(2, max_tokens // 2)}"
+        )
+    if max_positions is not None:
+        most = max(int(max(s.max(), t.max())) + 1 for s, t in corpus.train.lengths_in_parts())
+        if most > max_positions:
+            raise UserError(
+                f"the longest training sentence has {most} tokens, and the model has learned {max_positions} "
+                f"positions; type --max-positions {most}, or leave longer ones out: --max-len {max_positions}"
+            )
+    limit, why = LONGEST_SENTENCE, f"a translation takes at most {LONGEST_SENTENCE:,}"
+    advice = "split it into sentences"
+    if max_positions is not None and max_positions <= limit:
+        limit, why = max_positions, f"the model has learned {max_positions} positions"
+        advice = "type --max-positions {}, or shorten the line"
+    tested = np.array([len(ids) for ids in corpus.tokenizer.encode(corpus.test_text.source)])
+    for name, lengths in zip(("dev_src", "dev_tgt", "test_src"), (*corpus.dev.lengths, tested), strict=True):
+        line = int(np.argmax(lengths))
+        if (length := int(lengths[line]) + 1) > limit:
+            file = Path(getattr(data, name)).name or name
+            raise UserError(
+                f"{file}, line {line + 1} has {length} tokens, and {why}; {advice.format(length)}"
+            )

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from normlab.config.config import DataConfig
-from normlab.data.hub import HUB, HubSet
+from normlab.data.sources import HUB, HubSet
 from normlab.errors import UserError
 
-ROLES = ("train", "dev", "test")
 SIDES = ("src", "tgt")
 
 _NAMES = {
@@ -38,16 +37,18 @@ def by_name(config: DataConfig) -> tuple[DataConfig, dict[str, str]]:
     """
     if not config.dataset:
         return config, {}
-    wanted = [role for role in ROLES if not _given(config, role)]
+    roles = [role for role in _NAMES if not _given(config, role)]
     languages = _languages(config)
     root = os.environ.get("NORMLAB_DATA", "")
     where = _folder(config.dataset, languages, root)
-    texts = _of_folder(where, languages, wanted) if where else _of_hub(config, languages, wanted, root)
-    found: dict[str, Any] = {
-        f"{role}_{side}": spec for role in texts for side, spec in zip(SIDES, texts[role], strict=True)
+    starts = _starts_of_folder(where, languages) if where else _starts_of_hub(config, languages, root)
+    texts: dict[str, Any] = {
+        f"{role}_{side}": start + language
+        for role, start in _choose(*starts, roles, languages).items()
+        for side, language in zip(SIDES, languages, strict=True)
     }
     origin = {"Data set": f"{Path(config.dataset).name}, {languages[0]} to {languages[1]}"}
-    return replace(config, **found, dataset=""), origin
+    return replace(config, **texts, dataset=""), origin
 
 
 def _folder(name: str, languages: tuple[str, str], root: str) -> str:
@@ -67,11 +68,11 @@ def _folder(name: str, languages: tuple[str, str], root: str) -> str:
 
 def _splits(folder: Path) -> dict[str, set[str]]:
     """Return for each language the splits that a folder has in it."""
-    found: dict[str, set[str]] = {}
+    splits: dict[str, set[str]] = {}
     for file in filter(Path.is_file, folder.iterdir()):
         split, _, language = re.sub(r"\.(gz|xz)$", "", file.name).rpartition(".")
-        found.setdefault(language, set()).add(split)
-    return found
+        splits.setdefault(language, set()).add(split)
+    return splits
 
 
 def _given(config: DataConfig, role: str) -> bool:
@@ -101,16 +102,16 @@ def _languages(config: DataConfig) -> tuple[str, str]:
     return config.source_lang, config.target_lang
 
 
-def _of_folder(where: str, languages: tuple[str, str], roles: Sequence[str]) -> dict[str, tuple[str, str]]:
+def _starts_of_folder(where: str, languages: tuple[str, str]) -> tuple[str, dict[str, str]]:
+    """Return the folder, and each split's path of its texts up to the language."""
     by_language = _splits(Path(os.path.expandvars(where)))
     _require_languages(where, languages, sorted(by_language))
     splits = sorted(by_language[languages[0]] & by_language[languages[1]])
-    return _texts(where, {split: f"{where}/{split}." for split in splits}, roles, languages)
+    return where, {split: f"{where}/{split}." for split in splits}
 
 
-def _of_hub(
-    config: DataConfig, languages: tuple[str, str], roles: Sequence[str], root: str
-) -> dict[str, tuple[str, str]]:
+def _starts_of_hub(config: DataConfig, languages: tuple[str, str], root: str) -> tuple[str, dict[str, str]]:
+    """Return the data set, and each split's path of its texts up to the language."""
     try:
         of_set = _configured(HubSet.of(config.dataset), languages)
         splits = of_set.splits()
@@ -124,7 +125,7 @@ def _of_hub(
         both = table.features[_BOTH_SIDES]
         prefix, known = f"{_BOTH_SIDES}.", list(getattr(both, "languages", None) or both)
     _require_languages(str(of_set), languages, known)
-    return _texts(str(of_set), {split: f"{of_set}#{split}.{prefix}" for split in splits}, roles, languages)
+    return str(of_set), {split: f"{of_set}#{split}.{prefix}" for split in splits}
 
 
 def _configured(of_set: HubSet, languages: tuple[str, str]) -> HubSet:
@@ -142,38 +143,38 @@ def _configured(of_set: HubSet, languages: tuple[str, str]) -> HubSet:
     )
 
 
-def _texts(
+def _choose(
     where: str, starts: Mapping[str, str], roles: Sequence[str], languages: tuple[str, str]
-) -> dict[str, tuple[str, str]]:
-    """Return both sides of each role. ``starts`` holds each split's path of its texts up to the language.
-
-    Raises UserError for a role that no split could have, or several.
+) -> dict[str, str]:
+    """Return the start of the paths of each role's texts. Raises UserError for a role that no split could
+    have, or several.
     """
     candidates = _candidates(sorted(starts))
     for role in roles:
         if len(candidates[role]) != 1:
             several = ", ".join(candidates[role])
-            said = f"several {role} texts, {several}" if several else f"no {role} text"
+            wrong = f"several {role} texts, {several}" if several else f"no {role} text"
             among = "" if several or not starts else f"; in both languages it has {', '.join(sorted(starts))}"
             start = starts[candidates[role][0]] if several else next(iter(starts.values()), "FILE.")
             raise UserError(
-                f"{where} has {said}{among}; say which, for example --{role}-src {start}{languages[0]} "
+                f"{where} has {wrong}{among}; say which, for example --{role}-src {start}{languages[0]} "
                 f"--{role}-tgt {start}{languages[1]}"
             )
-    found = {role: starts[candidates[role][0]] for role in roles}
-    return {role: (start + languages[0], start + languages[1]) for role, start in found.items()}
+    return {role: starts[candidates[role][0]] for role in roles}
 
 
 def _candidates(splits: Sequence[str]) -> dict[str, list[str]]:
     """Return the splits that could be train, dev and test; one of just that name is the only one."""
-    found = {role: [s for s in splits if name.fullmatch(s)] for role, name in _NAMES.items()}
-    found = {role: [role] if role in names and role != "dev" else names for role, names in found.items()}
+    candidates = {role: [s for s in splits if name.fullmatch(s)] for role, name in _NAMES.items()}
+    candidates = {
+        role: [role] if role in names and role != "dev" else names for role, names in candidates.items()
+    }
     dated = [split for split in splits if _DATED.fullmatch(split)]
-    if not found["dev"] and not found["test"] and len(dated) == 2:
-        found["dev"], found["test"] = [[split] for split in dated]
+    if not candidates["dev"] and not candidates["test"] and len(dated) == 2:
+        candidates["dev"], candidates["test"] = [[split] for split in dated]
     for role in ("dev", "test"):
-        found[role] = found[role] or dated
-    return found
+        candidates[role] = candidates[role] or dated
+    return candidates
 
 
 def _require_languages(where: str, languages: tuple[str, str], known: Sequence[str]) -> None:

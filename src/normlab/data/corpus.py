@@ -1,4 +1,6 @@
-"""Folders of prepared corpora, each named after its text and written once as a whole."""
+"""Prepared corpora: folders with a tokenizer, tokens and facts, each named after its text and written once
+as a whole.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ import socket
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +23,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normlab.config.config import DataConfig
-from normlab.data.vocabulary import load
+from normlab.data.tokenizer import Tokenizer
+from normlab.data.vocabulary import digests, load
 from normlab.errors import UserError
 
 FORMAT = 3
 """Version of prepared folders. Raise it when their files or the meaning of these change."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class PreparedCorpus:
+    """What every prepared corpus holds; its tokens stay on disk until they are read."""
+
+    folder: Path
+    tokenizer: Tokenizer
+    unigram_entropy_nats: float
+    """Entropy of what is predicted in training: the loss of a model that knows only how frequent each is."""
+    target_vocab: NDArray[np.bool_]
+    """``[V]``: vocabulary entries that training predicts, EOS included."""
+    facts: dict[str, str]
+    """Facts for the terminal and the page, by their labels."""
+    overlap: dict[str, float] = field(default_factory=dict)
+    """The shares of sentences that stand in another text as well, see ``text.overlap_shares``."""
+
+
 def with_digest(config: DataConfig, texts: Iterable[bytes]) -> DataConfig:
-    """Fill the digest of its texts into a configuration: SHA-256 over the SHA-256 of each, so that no text
-    can run into the next.
+    """Fill the digest of its texts and tokenizer into a configuration: SHA-256 over the SHA-256 of each, so
+    that no text can run into the next.
 
     Raises UserError if the configuration already has the digest of another text.
     """
-    whole = hashlib.sha256(b"".join(texts))
-    digest = whole.hexdigest()
+    digest = hashlib.sha256(b"".join([*texts, *digests(config)])).hexdigest()
     if config.digest not in ("", digest):
         raise UserError(
             f"the text has digest {digest}, but the configuration was made with {config.digest}; bring that "
@@ -44,7 +62,7 @@ def with_digest(config: DataConfig, texts: Iterable[bytes]) -> DataConfig:
     return replace(config, digest=digest)
 
 
-def prepared(root: str | Path, key: Sequence[Any], fill: Callable[[Path], dict[str, Any]]) -> Path:
+def prepare_folder(root: str | Path, key: Sequence[Any], fill: Callable[[Path], dict[str, Any]]) -> Path:
     """Return the folder under ``root`` for a key that covers its content; ``fill`` writes it if it is
     missing, or if a file in it is no longer the one that was written.
 
@@ -67,22 +85,22 @@ def prepared(root: str | Path, key: Sequence[Any], fill: Callable[[Path], dict[s
     return folder
 
 
-def opened(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the manifest of a folder, and the fields of every prepared corpus.
+def open_corpus(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the manifest of a folder, and the fields of its ``PreparedCorpus``.
 
     Raises FileNotFoundError if the folder is missing or incomplete.
     """
-    manifest = manifest_of(folder)
+    manifest = _read_manifest(folder)
     if manifest is None:
         raise FileNotFoundError(f"{folder} is no complete prepared corpus; prepare the data again")
     tokenizer = load(folder / "tokenizer.json")
     target_vocab = np.zeros(tokenizer.vocab_size, bool)
     target_vocab[manifest["target_vocab"]] = True
-    told = {key: manifest[key] for key in ("unigram_entropy_nats", "facts", "overlap")}
-    return manifest, {"folder": folder, "tokenizer": tokenizer, "target_vocab": target_vocab, **told}
+    fields = {key: manifest[key] for key in ("unigram_entropy_nats", "facts", "overlap")}
+    return manifest, {"folder": folder, "tokenizer": tokenizer, "target_vocab": target_vocab, **fields}
 
 
-def described(counts: NDArray[np.int64]) -> dict[str, Any]:
+def count_facts(counts: NDArray[np.int64]) -> dict[str, Any]:
     """Return what a manifest says of how often each vocabulary entry occurs."""
     share = counts[counts > 0] / counts.sum()
     return {
@@ -92,7 +110,7 @@ def described(counts: NDArray[np.int64]) -> dict[str, Any]:
     }
 
 
-def manifest_of(folder: Path) -> dict[str, Any] | None:
+def _read_manifest(folder: Path) -> dict[str, Any] | None:
     """Read the manifest of a folder; None if the folder is missing or incomplete."""
     try:
         manifest = json.loads((folder / "manifest.json").read_bytes())
@@ -106,7 +124,7 @@ def manifest_of(folder: Path) -> dict[str, Any] | None:
 
 def _whole(folder: Path) -> bool:
     """Whether every file of a folder has the SHA-256 of its manifest."""
-    manifest = manifest_of(folder)
+    manifest = _read_manifest(folder)
     return manifest is not None and all(_sha256(folder / n) == sha for n, sha in manifest["files"].items())
 
 
