@@ -163,8 +163,10 @@ class Scan:
         answer, first = self.answer(steps), self.course.rate
         if longer and not answer.learns:
             return []
-        scores = {round(math.log2(t.rate / first)): round(self.scale.nats(t.loss), DIGITS) for t in done}
-        octave = next_octave(scores, self.scale.reference)
+        at = {t.rate: round(math.log2(t.rate / first)) for t in done}
+        scores = {at[rate]: round(answer.losses[rate], DIGITS) for rate in at}
+        errors = {at[rate]: answer.errors[rate] for rate in at if answer.errors}
+        octave = next_octave(scores, self.scale.reference, errors)
         stuck = not (answer.learns or answer.unmoved or answer.rates[0].falls) if done else False
         if octave is None and stuck and min(scores) > -FARTHEST:
             octave = min(scores) - 2  # all are on a plateau: one that is still on its way there may leave it

@@ -51,6 +51,13 @@ class Trial:
         last = self.losses[-self.window :]
         return stdev(last) / len(last) ** 0.5 if len(last) > 1 else 0.0
 
+    def error(self, other: Trial) -> float:
+        """The standard error of the difference of both losses, which are of the same batches."""
+        if self.stopped or other.stopped:
+            return 0.0
+        pairs = zip(self.losses[-self.window :], other.losses[-other.window :], strict=True)
+        return stdev([a - b for a, b in pairs]) / self.window**0.5 if self.window > 1 else 0.0
+
     @property
     def falls(self) -> bool:
         """Whether the loss still falls: the last quarter is below the third by two standard errors."""
@@ -112,7 +119,7 @@ class Trials:
         """The lowest rate tried, and the highest that trains within 5% of the best, as all between do."""
         if not self.learns:
             return None
-        return self.rates[0].rate, highest_usable(self._scores, self.scale.reference)
+        return self.rates[0].rate, highest_usable(self.losses, self.scale.reference, self.errors)
 
     @property
     def edge(self) -> str:
@@ -132,12 +139,19 @@ class Trials:
         return self.scale.nats(trial.loss)
 
     def is_usable(self, trial: Trial) -> bool:
-        """Whether a trial is within 5% of what the best has learnt."""
-        return is_usable(self._scores, trial.rate, self.scale.reference)
+        """Whether a trial is within 5% of what the best has learnt, as far as its batches tell."""
+        return is_usable(self.losses, trial.rate, self.scale.reference, self.errors)
 
     @property
-    def _scores(self) -> dict[float, float]:
+    def losses(self) -> dict[float, float]:
+        """By rate, in nats a target where targets are known."""
         return {t.rate: self.nats(t) for t in self.rates}
+
+    @property
+    def errors(self) -> dict[float, float]:
+        """By rate, the standard errors of the losses' differences from the best."""
+        best = self.best
+        return {t.rate: t.error(best) / self.scale.weight for t in self.rates} if best else {}
 
     # ------------------------------------------------------------------------------------------- sentences
     @property
