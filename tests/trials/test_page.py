@@ -35,7 +35,7 @@ def trials() -> Trials:
         today=1e-3,
         scale=Scale(start=4.0, unigram=3.2, uniform=4.0, targets=900),
         tried=(trial(1e-3, 3.9, steps=20), *tried),
-        plan="10 min 00 s hold 20 trials of 40 steps, 30 s each: enough for a range",
+        plan="10 min 00 s allows 20 trials of 40 steps, 30 s each: enough for a range",
         seconds=80.0,
         facts={"warm-up": "none"},
     )
@@ -48,7 +48,7 @@ def test_the_page_says_the_sentence_and_holds_every_rate(tmp_path: Path):
         "Up to 8e-3 trains",
         "1.6e-2 is worse",
         "not finite at step 20",
-        "hold 20 trials",
+        "allows 20 trials",
         "lower ones",
     ):
         assert part in text

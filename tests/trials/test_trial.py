@@ -182,7 +182,7 @@ def test_a_budget_is_kept_and_its_plan_announced():
     assert time.monotonic() - start < 2.5 * 1.1 + 0.5
     assert len(plans) == 1
     assert answer.plan == plans[0]
-    assert re.search(r"hold \d+ trials of \d+ steps", plans[0])
+    assert re.search(r"allows \d+ trials of \d+ steps", plans[0])
     assert "the 5,000 steps" in plans[0]
     assert answer.cut or len(answer.rates) >= 5
 

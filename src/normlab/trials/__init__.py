@@ -3,4 +3,4 @@
 from typing import Final
 
 STEPS: Final = 100
-"""Of a trial, unless something else is asked for."""
+"""Steps of a trial by default."""

@@ -15,7 +15,7 @@ from normlab.trace.setup import Setup, refuse_unknown, shown
 from normlab.trace.untouched import untouched
 
 Changes = str | Sequence[str] | Mapping[str, Setup | None]
-"""What to change: ``warmup=500``, ``betas=0.9,0.95``, or the name of another setup, with that."""
+"""What to change: ``warmup=500``, ``betas=0.9,0.95``, or names with other setups."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ FILE: Final = "trials.jsonl"
 
 
 class Journal:
-    """The rows of a folder's file, of which the first says what the setup was; in memory without a folder."""
+    """Rows of trials, kept in a folder's file or else in memory; the first one describes the setup."""
 
     def __init__(self, folder: Path | None, setup: dict[str, str]) -> None:
         """Raises UserError for a folder whose rows are of another setup, or are not rows."""

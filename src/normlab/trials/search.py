@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any, Final
 
 LAST: Final = 8
-"""Losses whose mean stands for a trial at a step."""
+"""How many of the last losses are averaged to judge a trial at a step."""
 ABOVE_START_NATS: Final = 0.5
 BEHIND: Final = 0.1
 """The share of the best trial's fall by which another may be behind it."""

@@ -137,7 +137,7 @@ def _planned(plan: Plan, share: float, took: float, scan: Scan) -> tuple[int, st
             f"{duration(max(left, 0.0))} are left; a budget of {enough} would give a range"
         )
     scan.about = min(WHOLE, trials := int(left / (steps * step_s)))
-    text = f"{duration(left)} hold {trials} trials of {steps} steps, {duration(steps * step_s)} each"
+    text = f"{duration(left)} allows {trials} trials of {steps} steps, {duration(steps * step_s)} each"
     if planned:
         share = trials * steps / planned
         part = f"{share:.1%} of" if share < 1 else f"{share:.1f} times"

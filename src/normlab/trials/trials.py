@@ -209,9 +209,7 @@ class Trials:
             return f"The loss stays at ln V = {uniform:.3f} nats {span}: {why}; run normlab check"
         pairs = zip(*(t.losses for t in whole), strict=True)
         if len(whole) > 1 and all(max(row) - min(row) <= SAME * abs(row[0]) for row in pairs):
-            return (
-                f"The loss is the same {span}: the steps do not reach what it is made of; run normlab check"
-            )
+            return f"The loss is the same {span}: no step changes what it is computed from; run normlab check"
         return ""
 
     def lines(self) -> Iterator[str]:

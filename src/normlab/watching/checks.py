@@ -94,7 +94,7 @@ SILENT: Final = ("recovered", "flat", "idle")
 
 
 class Warned:
-    """Keeps the reports of a watch, and warns of those that are no notes."""
+    """Collects the reports of a watch, and warns about each that is more than a note."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn

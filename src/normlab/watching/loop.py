@@ -48,7 +48,7 @@ class _Gradient:
     kept: Tensor | None = None
     """Its norm in the last step."""
     carried: Tensor | None = None
-    """Whether backward has added to just that."""
+    """Whether backward has added to that very gradient since."""
     left: Tensor | None = None
     """Its norm after the last clip; where it had no gradient, 0."""
     clipped: bool = False
@@ -233,7 +233,7 @@ class Loop:
         if not math.isfinite(total) or round(total) != len(pair):  # each has the weight 1
             return None
         count = len(own)
-        words = f"the losses of {count} micro-batches are added: the gradient is {count} times their mean's"
+        words = f"the losses of {count} micro-batches are added: the gradient is {count} times too large"
         return Finding("step", words, f"divide each by {count}; give watch.loss() what is not divided")
 
 
