@@ -38,6 +38,29 @@ def test_an_own_rate_above_the_range_is_said_to_be():
     assert "your 3 is above" in answer.sentence
 
 
+def both(model: nn.Module) -> list[torch.optim.Optimizer]:
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    rest = [p for p in model.parameters() if p.ndim < 2]
+    return [torch.optim.Muon(matrices, lr=0.02), AdamW(rest, lr=0.005)]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "scheduler", "today"),
+    [
+        (lambda m: SGD(m.parameters(), lr=0.5, momentum=0.9), None, 0.5),
+        (lambda m: SGD(m.parameters(), lr=0.5), warmed, 0.5),
+        (both, None, 0.02),
+    ],
+)
+def test_each_kind_of_optimizer_is_scanned_from_its_largest_rate(
+    optimizer: Any, scheduler: Any, today: float
+):
+    answer = normlab.trial(setup(optimizer=optimizer, scheduler=scheduler), steps=32)
+    assert answer.today == pytest.approx(today, rel=0.05)
+    assert answer.learns
+    assert len(answer.rates) >= 4
+
+
 def test_rates_may_be_given_and_an_edge_not_be_reached():
     answer = normlab.trial(setup(0.02), steps=40, rates=[0.02, 0.04])
     assert [t.rate for t in answer.rates] == [0.02, 0.04]

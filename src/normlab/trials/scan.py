@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -64,20 +65,15 @@ class Plan:
             raise UserError(f"rates has {shown(wrong[0])}, and must hold numbers above 0, as in 1e-4 1e-3")
 
 
-@dataclass
-class Batches:
-    """The batches of a training from its start; those of a shorter one are the first of them."""
+def batches_of(setup: Setup, seed: int) -> Callable[[int], list[Any]]:
+    """A function of a number to so many batches of a training, always from its start."""
 
-    setup: Setup
-    seed: int
-    read: list[Any] = field(default_factory=list)
+    @lru_cache(maxsize=2)  # of trials that grow, the last ones
+    def first(number: int) -> list[Any]:
+        with untouched(setup), same_random_state(seed):
+            return list(islice(setup.stream(), number))
 
-    def first(self, number: int) -> list[Any]:
-        """So many, read from the start each time that more are asked for."""
-        if len(self.read) < number:
-            with untouched(self.setup), same_random_state(self.seed):
-                self.read = list(islice(self.setup.stream(), number))
-        return self.read[:number]
+    return first
 
 
 @dataclass
@@ -86,7 +82,7 @@ class Scan:
 
     variant: Variant
     plan: Plan
-    batches: Batches
+    batches: Callable[[int], list[Any]]
     journal: Journal
     deadline: float
     about: int = 0
@@ -106,7 +102,7 @@ class Scan:
             if (warmup := self.variant.warmup_steps) is not None:
                 course = replace(course, warmup=warmup / (setup.declare.steps or steps), longest=warmup)
             limit = MEASURING * self.plan.budget_s
-            scale = read_scale(setup, self.batches.first(steps), limit, seen.losses[0])
+            scale = read_scale(setup, self.batches(steps), limit, seen.losses[0])
             row = dict[str, Any](measured=name, course=asdict(course), scale=asdict(scale))
             row["step_s"] = median(seen.seconds[1:] or seen.seconds)
             row["seconds"] = self.journal.seconds - start
@@ -124,7 +120,7 @@ class Scan:
             return "seen" if late or len(seen.rates) >= OWN_STEPS else ""
 
         try:
-            seen = self._train(self.batches.first(self.plan.steps)[:SHOWN], None, enough)
+            seen = self._train(self.batches(self.plan.steps)[:SHOWN], None, enough)
         except UserError:
             raise
         except Exception as error:
@@ -216,7 +212,7 @@ class Scan:
                 return LATE
             return hopeless(seen.losses, steps, leads.losses if leads else (), self.scale.weight)
 
-        return self._train(self.batches.first(steps), self.course.at(rate, steps), enough)
+        return self._train(self.batches(steps), self.course.at(rate, steps), enough)
 
     def _train(self, batches: Sequence[Any], rate_of: RateOf | None, enough: Enough) -> Training:
         setup, options = self.variant.setup, self.variant.options

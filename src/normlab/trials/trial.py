@@ -15,7 +15,7 @@ from normlab.trace.untouched import same_globals
 from normlab.trials import STEPS
 from normlab.trials.change import Changes, Variant, variants
 from normlab.trials.journal import Journal, fingerprint
-from normlab.trials.scan import LEAST_STEPS, Batches, Plan, Scan
+from normlab.trials.scan import LEAST_STEPS, Plan, Scan, batches_of
 from normlab.trials.trials import INTERRUPTED, Trials
 
 FEWEST: Final = 3
@@ -62,11 +62,11 @@ def trial(
 
 def _walk(every: Sequence[Variant], plan: Plan) -> Trials:
     """Plan, scan and answer, for the setup and for each change of it, on the same batches."""
-    batches, held = Batches(every[0].setup, plan.seed), dict[str, str]()
+    batches, held = batches_of(every[0].setup, plan.seed), dict[str, str]()
     if plan.folder is not None:
         asked = {"steps": plan.steps, "seed": plan.seed, "rates": plan.rates}
         asked["change"] = [one.change for one in every]
-        held = fingerprint(every[0].setup, batches.first(plan.steps), **asked)
+        held = fingerprint(every[0].setup, batches(plan.steps), **asked)
     journal, share = Journal(plan.folder, held), plan.budget_s / len(every)
     scans = [Scan(one, plan, batches, journal, share * (i + 1)) for i, one in enumerate(every)]
     steps, sentence = _planned(plan, scans[0])
