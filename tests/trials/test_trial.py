@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from typing import Any
@@ -234,6 +235,20 @@ def test_an_interrupt_gives_the_answer_so_far():
     assert "interrupted" in str(answer)
     with pytest.raises(KeyboardInterrupt):
         normlab.trial(setup(), steps=32, progress=lambda *_: interrupts("", 2, 0))
+
+
+def test_an_interrupt_before_the_first_trial_of_a_change_keeps_what_is_done():
+    calls = itertools.count()
+
+    def stops(*args: Any) -> Any:
+        if next(calls) == 4 + 16:  # the own steps, and the one rate
+            raise KeyboardInterrupt
+        return stepped(*args)
+
+    answer = normlab.trial(setup(step=stops), steps=16, rates=[0.01], change="betas=0.5,0.6")
+    assert [t.rate for t in answer.tried] == [0.01]
+    assert answer.interrupted
+    assert answer.beside == ()
 
 
 def test_the_facts_of_an_answer_are_plain_values():

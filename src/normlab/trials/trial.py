@@ -80,9 +80,12 @@ def _walk(every: Sequence[Variant], plan: Plan) -> Trials:
             scan.measure()
             answers.append(scan.run(steps))
         except KeyboardInterrupt:
-            if not scan.tried and not answers:
+            if scan.tried:
+                answers.append(scan.answer(steps, INTERRUPTED))
+            elif answers:
+                answers[-1] = replace(answers[-1], cut=INTERRUPTED)
+            else:
                 raise
-            answers.append(scan.answer(steps, INTERRUPTED))
             break
     return replace(answers[0], plan=sentence, beside=tuple(answers[1:]), seconds=journal.seconds)
 
