@@ -23,9 +23,9 @@ Scores = Mapping[Any, float]
 NONE: Final[Scores] = {}
 
 
-def level(losses: Sequence[float], count: int = LAST) -> float:
+def level(losses: Sequence[float]) -> float:
     """The mean of the last losses."""
-    return fmean(losses[-count:])
+    return fmean(losses[-LAST:])
 
 
 def hopeless(losses: Sequence[float], steps: int, best: Sequence[float], nats: float) -> str:

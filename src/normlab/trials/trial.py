@@ -64,8 +64,8 @@ def _walk(every: Sequence[Variant], plan: Plan) -> Trials:
     """Plan, scan and answer, for the setup and for each change of it, on the same batches."""
     batches, held = batches_of(every[0].setup, plan.seed), dict[str, str]()
     if plan.folder is not None:
-        asked = {"steps": plan.steps, "seed": plan.seed, "rates": plan.rates}
-        asked["change"] = [one.change for one in every]
+        changes = [one.change for one in every]
+        asked = {"steps": plan.steps, "seed": plan.seed, "rates": plan.rates, "change": changes}
         held = fingerprint(every[0].setup, batches(plan.steps), **asked)
     journal, share = Journal(plan.folder, held), plan.budget_s / len(every)
     scans = [Scan(one, plan, batches, journal, share * (i + 1)) for i, one in enumerate(every)]

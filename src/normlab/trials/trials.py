@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from html import escape
 from pathlib import Path
-from statistics import stdev
+from statistics import fmean, stdev
 from typing import Any, Final
 
 from normlab.spec.units import short_rate
 from normlab.trials.scale import LEARNT_NATS, Scale
-from normlab.trials.search import LAST, highest_usable, is_usable, level
+from normlab.trials.search import LAST, highest_usable, is_usable
 
 MODELS, USABLE_ENDS, NEAR_ENDS = 9, 6, 3
 """Of so many models, how often the end that trials named was usable in a long training, and how often it was
@@ -43,7 +43,7 @@ class Trial:
     @property
     def loss(self) -> float:
         """The mean of the last losses; infinite where it ended early."""
-        return math.inf if self.stopped else level(self.last, len(self.last))
+        return math.inf if self.stopped else fmean(self.last)
 
     def error(self, other: Trial | None = None) -> float:
         """The standard error of the loss, or of its difference from another's on the same batches."""
@@ -59,7 +59,7 @@ class Trial:
             return False
         third, last = self.losses[-2 * quarter : -quarter], self.losses[-quarter:]
         error = math.hypot(stdev(third), stdev(last)) / quarter**0.5
-        return level(third, quarter) - level(last, quarter) > 2 * error
+        return fmean(third) - fmean(last) > 2 * error
 
 
 @dataclass(frozen=True, repr=False)
@@ -187,8 +187,8 @@ class Trials:
 
     def _too_short(self, trial: Trial) -> str:
         best, where = self.losses[trial.rate], f"{short_rate(trial.rate)} in {self.steps} steps"
-        more = "it still falls there" if trial.falls else "it no longer falls there"
-        advice = f"try {4 * self.steps} steps" if trial.falls else "run normlab check, or try more steps"
+        more = "it no longer falls there: run normlab check, or try more steps"
+        more = f"it still falls there: try {4 * self.steps} steps" if trial.falls else more
         if self.unigram is None or self.scale.start < self.unigram - LEARNT_NATS:
             what = f"the best loss is {best:.4g} at {where}, from {self.scale.start:.4g} at the start"
         else:
@@ -196,7 +196,7 @@ class Trials:
                 f"the best loss is {best:.3f} nats at {where}, not {LEARNT_NATS} below the unigram entropy "
                 f"of the targets, {self.unigram:.3f}"
             )
-        return f"Too short, or it does not train: {what}; {more}: {advice}"
+        return f"Too short, or it does not train: {what}; {more}"
 
     @property
     def unmoved(self) -> str:
