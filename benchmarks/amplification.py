@@ -25,6 +25,7 @@ import torch.nn.functional as F
 import vl_convert
 from torch import Tensor, nn
 
+from normlab.config.config import MachineConfig, ModelConfig
 from normlab.data.builtin import generate
 from normlab.data.tokenizer import EOS, UNK, BytePairs
 from normlab.diagnosis.reading.structure import Structure, read_structure
@@ -32,11 +33,10 @@ from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.rules.fits import Fit
 from normlab.diagnosis.studies.output_change import SIZE, output_change, output_change_fit
 from normlab.diagnosis.table import Table
-from normlab.figures.diagnosis import growth
-from normlab.figures.theme import theme
-from normlab.init import profile_
 from normlab.nn import Encoder, Seq2Seq, TokenModel
-from normlab.spec.config import MachineConfig, ModelConfig
+from normlab.nn.init import profile_
+from normlab.report.charts.diagnosis import growth
+from normlab.report.charts.theme import theme
 from normlab.tasks.build import build_model
 from normlab.training.devices import prepare_process
 

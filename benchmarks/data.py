@@ -110,8 +110,8 @@ def write_text(folder: Path, pairs: int) -> None:
 
 def config(folder: Path) -> Any:
     """A Transformer that is too small to matter, on the text of a folder."""
-    from normlab.recipes.grammar import resolve
-    from normlab.spec.config import Config, DataConfig, MachineConfig, ModelConfig, TrainConfig
+    from normlab.config.config import Config, DataConfig, MachineConfig, ModelConfig, TrainConfig
+    from normlab.training.recipes.grammar import resolve
 
     names = [f"{name}_{side}" for name in ("train", "dev", "test") for side in ("src", "tgt")]
     return resolve(

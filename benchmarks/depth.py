@@ -24,12 +24,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normlab.config.config import MachineConfig, ModelConfig, OptimConfig
 from normlab.data.builtin import generate
 from normlab.data.tokenizer import EOS, BytePairs
-from normlab.init import profile_
 from normlab.nn import Decoder, Embedding, Placement
+from normlab.nn.init import profile_
 from normlab.optim import build_optimiser
-from normlab.spec.config import MachineConfig, ModelConfig, OptimConfig
 from normlab.tasks.build import build_model
 from normlab.training.devices import prepare_process
 

@@ -26,10 +26,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from normlab.config.config import MachineConfig, ModelConfig
 from normlab.diagnosis import diagnose
 from normlab.diagnosis.rules.fits import Fit, fits
 from normlab.nn import Encoder
-from normlab.spec.config import MachineConfig, ModelConfig
 from normlab.tasks.build import build_model
 from normlab.training.devices import hardware, prepare_process
 

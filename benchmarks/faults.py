@@ -24,14 +24,14 @@ import torch
 from torch import nn
 
 import probing
+from normlab.config.config import Config, DataConfig, MachineConfig, ModelConfig, OptimConfig, TrainConfig
 from normlab.diagnosis import PRESETS
 from normlab.optim import build_optimiser
-from normlab.recipes.grammar import resolve
-from normlab.spec.config import Config, DataConfig, MachineConfig, ModelConfig, OptimConfig, TrainConfig
-from normlab.store import RunFolder
+from normlab.runs import RunFolder
 from normlab.tasks.registry import TASKS
 from normlab.training import replay, trainer
 from normlab.training.devices import prepare_process
+from normlab.training.recipes.grammar import resolve
 from normlab.training.run import Run
 from normlab.training.trainer import AnyTask, Trainer
 from normlab.watching import fault as rules

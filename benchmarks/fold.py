@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 
-from normlab.configs import demo
-from normlab.export.fold import BOUND, measure_fold
+from normlab.cli.presets import demo
+from normlab.config.config import Config, MachineConfig
 from normlab.nn import Norm, Placement
-from normlab.recipes.grammar import resolve
-from normlab.spec.config import Config, MachineConfig
-from normlab.store.folder import read_scores
+from normlab.runs.folder import read_scores
+from normlab.training.fold import BOUND, measure_fold
+from normlab.training.recipes.grammar import resolve
 from normlab.training.train import train
 
 ROOT = Path(__file__).resolve().parents[1]

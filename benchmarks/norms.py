@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from normlab.config.config import MachineConfig
 from normlab.nn import Norm, reference
-from normlab.spec.config import MachineConfig
 from normlab.training.devices import prepare_process
 from step import machine, quartiles
 

@@ -14,9 +14,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from normlab.config.config import ModelConfig
 from normlab.nn import PAD, Embedding, Seq2Seq
 from normlab.nn.position import sinusoids
-from normlab.spec.config import ModelConfig
 
 LONGEST = 256
 """Positions of every model."""

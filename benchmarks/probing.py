@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from normlab.config.config import Config, DataConfig, MachineConfig, ModelConfig, TrainConfig
 from normlab.diagnosis import PRESETS, Record
-from normlab.spec.config import Config, DataConfig, MachineConfig, ModelConfig, TrainConfig
 from normlab.tasks.registry import TASKS
 from normlab.training.callbacks.probing import Probing, preset_of
 from normlab.training.devices import hardware, prepare_process

@@ -26,11 +26,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normlab.recipes.grammar import resolve
-from normlab.spec.config import Config, DataConfig, MachineConfig, ModelConfig, TrainConfig
+from normlab.config.config import Config, DataConfig, MachineConfig, ModelConfig, TrainConfig
 from normlab.tasks.registry import TASKS
 from normlab.training.devices import hardware, prepare_process
 from normlab.training.ranks import SINGLE_PROCESS, Ranks, joined
+from normlab.training.recipes.grammar import resolve
 from normlab.training.trainer import Trainer
 
 PAGE = Path(__file__).parents[1] / "docs/ranks.md"

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from normlab.store.folder import RunFolder, Runs
+from normlab.runs.folder import RunFolder, Runs
 from normlab.watching.checks import Warned
 from normlab.watching.meter import StepRecord
 from normlab.watching.recorder import Recorder

@@ -18,7 +18,7 @@ import numpy as np
 from normlab.comparison.scale import Scale
 from normlab.comparison.seeds import LEVEL, contrasts, detectable, mean_margin
 from normlab.comparison.trains import fisher
-from normlab.spec.metric import Metric
+from normlab.config.metric import Metric
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results/seeds.json"

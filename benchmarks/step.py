@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from normlab.config.config import MachineConfig, ModelConfig, OptimConfig
 from normlab.data.batches import Batch, Batches
 from normlab.data.ragged import Ragged, TokenPairs
 from normlab.data.shapes import plan_shapes
 from normlab.nn import PAD
 from normlab.optim import build_optimiser
-from normlab.spec.config import MachineConfig, ModelConfig, OptimConfig
 from normlab.tasks.build import build_seq2seq
 from normlab.tasks.loss import label_smoothed
 from normlab.training.devices import autocast, hardware, prepare_process

@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Iterator
 from statistics import fmean
 
+from normlab.comparison.result import learnt
 from normlab.papers import ARTEFACTS
+from normlab.papers.results import KEPT, read_reproduction
 from normlab.papers.words import tallied
-from normlab.spec.comparison import learnt
-from normlab.store.reproductions import KEPT, read_reproduction
 from test_quoted import prose
 
 SCORES = {"xiong2020.fig5a": ("nll", "masked_accuracy"), "xiong2020.fig5bc": ("accuracy", "f1")}

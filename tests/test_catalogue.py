@@ -15,7 +15,7 @@ import hidden_scale
 import variant_facts
 from normlab.nn import Placement
 from normlab.nn.registry import Registry
-from normlab.recipes.grammar import PLACEMENT, Part
+from normlab.training.recipes.grammar import PLACEMENT, Part
 from variant_facts import Recipe, refusals, shipped
 
 STALE = f"docs/catalogue.md is not what the code says; type: {catalogue.COMMAND}"

@@ -12,11 +12,11 @@ import pytest
 
 import migrate_results
 from normlab.cli.main import main
-from normlab.spec.comparison import Comparison
-from normlab.spec.config import numbers, run_id
-from normlab.spec.io import from_json
-from normlab.store import RunFolder
-from normlab.store.examples import read_examples
+from normlab.comparison.result import Comparison
+from normlab.config.config import numbers, run_id
+from normlab.config.io import from_json
+from normlab.runs import RunFolder
+from normlab.runs.examples import read_examples
 from normlab.tasks.scores import bleu_of_sums, score
 
 OLD = Path(__file__).with_name("old_results")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from normlab.papers import ARTEFACTS
-from normlab.spec.trainings import LAPTOP
+from normlab.papers.trainings import LAPTOP
 from pilots import BATCHES, FIRST_SEED, KEPT, kept, key
 
 

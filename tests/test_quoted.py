@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 
 from normlab.comparison.judge import judge
+from normlab.comparison.result import Comparison
+from normlab.config.io import from_plain
 from normlab.papers import ARTEFACTS
+from normlab.papers.artefact import Reproduction
+from normlab.papers.claim import Claim, Measure, together
+from normlab.papers.results import KEPT, read_reproduction, superseded
 from normlab.papers.words import tallied
-from normlab.spec.artefact import Reproduction
-from normlab.spec.claim import Claim, Measure, together
-from normlab.spec.comparison import Comparison
-from normlab.spec.io import from_plain
-from normlab.store import RunFolder
-from normlab.store.reproductions import KEPT, read_reproduction, superseded
+from normlab.runs import RunFolder
 
 ROOT = Path(__file__).parents[1]
 QUOTATIONS: list[tuple[str, Callable[[], Iterator[str]]]] = []

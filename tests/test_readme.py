@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-import normlab.configs
+from normlab.cli import presets
 from normlab.cli.main import main
+from normlab.config.config import Config
 from normlab.data.builtin import generate
-from normlab.spec.config import Config
-from normlab.store import Runs
+from normlab.runs import Runs
 
 README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
 SMALL = (
@@ -96,7 +96,7 @@ def test_the_first_example_prints_what_is_shown(capsys: pytest.CaptureFixture[st
 
 
 def test_the_python_works(texts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    whole = normlab.configs.demo()
+    whole = presets.demo()
 
     def small() -> Config:
         model = replace(whole.model, dim=16, ffn_dim=32, heads=2, encoder_layers=1, decoder_layers=1)
@@ -104,7 +104,7 @@ def test_the_python_works(texts: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
         data = replace(whole.data, builtin_pairs=300)
         return replace(whole, model=model, train=train, data=data, decode=replace(whole.decode, beam=2))
 
-    monkeypatch.setattr(normlab.configs, "demo", small)
+    monkeypatch.setattr(presets, "demo", small)
     exec(blocks("python")[1], {})  # noqa: S102 (the README's own code)
     printed = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in printed[:2]] == ["post", "pre"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import rescore
-from normlab.spec.config import Config, DataConfig
-from normlab.store import RunFolder
-from normlab.store.files import read_json, write_json_atomic
+from normlab.config.config import Config, DataConfig
+from normlab.runs import RunFolder
+from normlab.runs.files import read_json, write_json_atomic
 from normlab.tasks.scores import score
 
 LINES = ["the cat sat on the mat today", "a dog ran over the green hill"]

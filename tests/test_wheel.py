@@ -12,7 +12,7 @@ from zipfile import ZipFile
 import pytest
 
 from normlab.papers import ARTEFACTS
-from normlab.store.reproductions import KEPT, SUPERSEDED
+from normlab.papers.results import KEPT, SUPERSEDED
 
 HOME = Path(__file__).parents[1]
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import hidden_scale
 from normlab.nn import Placement
-from normlab.recipes.grammar import PLACEMENT, Part, paragraphs, resolve, summary
+from normlab.training.recipes.grammar import PLACEMENT, Part, paragraphs, resolve, summary
 from variant_facts import (
     BASE,
     MODEL_AXES,

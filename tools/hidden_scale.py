@@ -16,15 +16,15 @@ import torch
 import vl_convert
 from torch import Tensor, nn
 
+from normlab.config.config import ModelConfig
 from normlab.data.batches import Batch, dev_batches
 from normlab.data.builtin import generate
 from normlab.data.ragged import Ragged, TokenPairs
 from normlab.data.tokenizer import BytePairs
-from normlab.figures.depth import hidden_scale
-from normlab.figures.theme import Mode, theme
-from normlab.init import profile_
 from normlab.nn import PAD, Seq2Seq
-from normlab.spec.config import ModelConfig
+from normlab.nn.init import profile_
+from normlab.report.charts.depth import hidden_scale
+from normlab.report.charts.theme import Mode, theme
 from normlab.tasks.build import build_seq2seq
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs/catalogue"

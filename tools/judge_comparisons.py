@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from normlab.comparison.judge import judge
+from normlab.comparison.result import Comparison, RecipeResult
+from normlab.config.io import from_plain, to_json
+from normlab.config.metric import Metric
 from normlab.report.compare import compare_page
-from normlab.spec.comparison import Comparison, RecipeResult
-from normlab.spec.io import from_plain, to_json
-from normlab.spec.metric import Metric
-from normlab.store.files import read_json, write_text_atomic
+from normlab.runs.files import read_json, write_text_atomic
 
 Json = dict[str, Any]
 

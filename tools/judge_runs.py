@@ -14,10 +14,10 @@ from dataclasses import replace
 from os.path import expandvars
 from pathlib import Path
 
+from normlab.config.outcome import Outcome
 from normlab.data.text import read_lines
-from normlab.spec.outcome import Outcome
-from normlab.store import RunFolder
-from normlab.store.files import read_json
+from normlab.runs import RunFolder
+from normlab.runs.files import read_json
 from normlab.tasks.registry import TASKS
 from normlab.tasks.task import repeated_share
 from normlab.training.outcome import outcome

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from normlab.papers import ARTEFACTS
-from normlab.spec.trainings import LAPTOP, SCALES
-from normlab.store.reproductions import named
+from normlab.papers.results import named
+from normlab.papers.trainings import LAPTOP, SCALES
 
 LOCK = Path(__file__).parents[1] / "tests" / "papers" / "claims.json"
 

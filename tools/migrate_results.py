@@ -19,12 +19,12 @@ from typing import Any, Final
 import numpy as np
 
 from judge_comparisons import today, write
+from normlab.config.config import SEMANTICS, Config, run_id
+from normlab.config.io import from_plain, to_plain
 from normlab.data.text import read_lines
-from normlab.spec.config import SEMANTICS, Config, run_id
-from normlab.spec.io import from_plain, to_plain
-from normlab.store.examples import write_examples
-from normlab.store.files import read_json, row_line, write_json_atomic, write_text_atomic
-from normlab.store.folder import RunFolder
+from normlab.runs.examples import write_examples
+from normlab.runs.files import read_json, row_line, write_json_atomic, write_text_atomic
+from normlab.runs.folder import RunFolder
 from normlab.tasks.registry import TASKS
 from normlab.tasks.scores import sentence_statistics
 from same_numbers import RENAMES

@@ -97,7 +97,7 @@ MUTATIONS = (
     ),
     Mutation(
         "padding in Admin's profile",
-        "init/profile.py",
+        "nn/init/profile.py",
         (("            x = x[context.padding_mask]\n", "            pass\n"),),
     ),
     Mutation("causal mask off by one", "nn/kernels/ops.py", ((".tril()", ".tril(1)"),)),
@@ -143,7 +143,7 @@ MUTATIONS = (
     ),
     Mutation(
         "SmallInit with 4d",
-        "init/scheme.py",
+        "nn/init/scheme.py",
         (("(2 / (5 * weight.shape[1]))", "(2 / (4 * weight.shape[1]))"),),
     ),
     Mutation(

@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from normlab.config.units import count
 from normlab.papers import ARTEFACTS, PAPERS, Paper
+from normlab.papers.claim import Claim, Verdict
+from normlab.papers.results import KEPT, Standing, standing
 from normlab.papers.words import basis, earlier, measured, overall, standing_in_words, undecided
-from normlab.spec.claim import Claim, Verdict
-from normlab.spec.units import count
-from normlab.store.reproductions import KEPT, Standing, standing
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs/papers"
 COMMAND = "python tools/papers.py"

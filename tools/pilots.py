@@ -21,14 +21,13 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
+from normlab.config.config import Config, DataConfig, MachineConfig, SeedConfig, numbers, parallel_files
 from normlab.papers.bases import LAPTOP
-from normlab.recipes.grammar import resolve
-from normlab.reproduce.learned import OUTPUT, ROLES, by_layer, scales_of
-from normlab.spec.config import Config, DataConfig, MachineConfig, SeedConfig, numbers
-from normlab.spec.local_data import parallel_files
-from normlab.spec.trainings import changed
-from normlab.store.folder import RunFolder, read_scores
+from normlab.papers.studies.learned import OUTPUT, ROLES, by_layer, scales_of
+from normlab.papers.trainings import changed
+from normlab.runs.folder import RunFolder, read_scores
 from normlab.training.devices import hardware
+from normlab.training.recipes.grammar import resolve
 from normlab.training.train import train
 
 HOME: Final = Path(__file__).resolve().parent.parent

@@ -25,9 +25,9 @@ from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.studies.dependency import dependency, residual_dependency
 from normlab.diagnosis.studies.gradients import parameter_gradients
 from normlab.diagnosis.studies.output_change import output_changes
-from normlab.examine.subjects import mean_loss
 from normlab.nn import Sublayer
-from normlab.reproduce.lab import READING_TOKENS, Lab, padding_masks, size
+from normlab.papers.lab import READING_TOKENS, Lab, padding_masks, size
+from normlab.training.subjects import mean_loss
 from pilots import FIRST_SEED, KEPT, provenance
 
 DEPTHS: Final = (6, 9, 12, 15, 18)

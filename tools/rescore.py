@@ -12,8 +12,8 @@ from os.path import expandvars
 from pathlib import Path
 
 from normlab.data.text import read_lines
-from normlab.store import RunFolder
-from normlab.store.files import read_json, write_json_atomic
+from normlab.runs import RunFolder
+from normlab.runs.files import read_json, write_json_atomic
 from normlab.tasks.scores import score
 
 

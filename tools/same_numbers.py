@@ -52,22 +52,37 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 RENAMES: Final[dict[str, Any]] = {
     # what the driver uses -> where it is, newest place first: module:name
     "homes": {
-        "Config": ["normlab.spec.config:Config"],
-        "resolve": ["normlab.recipes.grammar:resolve", "normlab.run.recipes:resolve"],
+        "Config": ["normlab.config.config:Config", "normlab.spec.config:Config"],
+        "resolve": [
+            "normlab.training.recipes.grammar:resolve",
+            "normlab.recipes.grammar:resolve",
+            "normlab.run.recipes:resolve",
+        ],
         "train": ["normlab.training.train:train", "normlab.run.train:train"],
         "build": ["normlab.tasks.build:build_model"],
         "Seq2Seq": ["normlab.nn:Seq2Seq"],
         "Encoder": ["normlab.nn:Encoder"],
         "generate": ["normlab.data.builtin:generate"],
-        "case": ["normlab.examine.subjects:of_config", "normlab.run.diagnose:of_config"],
-        "diagnosed": ["normlab.examine.subjects:Case.diagnosed", "normlab.run.diagnose:Case.diagnosed"],
+        "case": [
+            "normlab.training.subjects:of_config",
+            "normlab.examine.subjects:of_config",
+            "normlab.run.diagnose:of_config",
+        ],
+        "diagnosed": [
+            "normlab.training.subjects:Case.diagnosed",
+            "normlab.examine.subjects:Case.diagnosed",
+            "normlab.run.diagnose:Case.diagnosed",
+        ],
         "diagnose": ["normlab.diagnosis:diagnose"],
         "read_structure": ["normlab.diagnosis:read_structure"],
         "watch": ["normlab.watching.watch:watch", "normlab.integrations.watch:watch"],
-        "presets": ["normlab.configs:CONFIGS"],
-        "run_id": ["normlab.spec.config:run_id"],
+        "presets": ["normlab.cli.presets:CONFIGS", "normlab.configs:CONFIGS"],
+        "run_id": ["normlab.config.config:run_id", "normlab.spec.config:run_id"],
         "artefacts": ["normlab.papers:ARTEFACTS"],
-        "fingerprint": ["normlab.spec.artefact:Artefact.fingerprint"],
+        "fingerprint": [
+            "normlab.papers.artefact:Artefact.fingerprint",
+            "normlab.spec.artefact:Artefact.fingerprint",
+        ],
     },
     # field of Config, as the configurations name it -> older names
     "fields": {

@@ -10,8 +10,8 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from normlab.papers import artefact
-from normlab.store.reproductions import KEPT, read_reproduction, write_superseded
+from normlab.papers import find_artefact
+from normlab.papers.results import KEPT, read_reproduction, write_superseded
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("--date", default="", help="day of the claims, where they do not say it themselves")
     args = parser.parse_args()
     for id_ in args.ids:
-        one, path = artefact(id_), KEPT / f"{id_}.json"
+        one, path = find_artefact(id_), KEPT / f"{id_}.json"
         found = read_reproduction(path)
         if found.fingerprint != one.fingerprint():
             raise SystemExit(

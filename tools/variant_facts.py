@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from normlab.config.config import Config, ModelConfig, OptimConfig
 from normlab.nn import DECODER_LAYER, ENCODER_LAYER, Placement, Seq2Seq, Site, sites
-from normlab.recipes.explain import gains as matrix_gains
-from normlab.recipes.grammar import AXES, PLACEMENT, Axis, Part, parts, resolve
-from normlab.spec.config import Config, ModelConfig, OptimConfig
+from normlab.training.recipes.explain import gains as matrix_gains
+from normlab.training.recipes.grammar import AXES, PLACEMENT, Axis, Part, parts, resolve
 
 SIZE = ModelConfig(dim=512, ffn_dim=2048, heads=8, encoder_layers=6, decoder_layers=6, max_positions=1000)
 """The model whose parameters are counted: Transformer base, and no two sizes alike."""

@@ -314,7 +314,7 @@ def picture() -> str:
     import polars as pl
     import vl_convert
 
-    from normlab.figures.theme import theme
+    from normlab.report.charts.theme import theme
 
     every = [r for r in rows(PROCEDURES) if r["procedure"] == "ramp"]
     lines = [

@@ -11,21 +11,21 @@ if TYPE_CHECKING:
     from normlab.checks.report import Report
     from normlab.comparison.compare import compare
     from normlab.comparison.plan import plan
+    from normlab.comparison.request import CompareRequest
+    from normlab.config.config import Config
     from normlab.diagnosis import Diagnosis, diagnose, read_structure
-    from normlab.recipes.grammar import resolve
-    from normlab.recipes.plugins import load_plugins
     from normlab.report.check import write_check_page
     from normlab.report.compare import write_compare_page
     from normlab.report.diagnosis import write_diagnosis
     from normlab.report.flight import write_probes_page
     from normlab.report.trial import write_trial_page
-    from normlab.spec.config import Config
-    from normlab.spec.request import CompareRequest
-    from normlab.store import RunFolder, Runs
+    from normlab.runs import RunFolder, Runs
     from normlab.tasks.scores import score
     from normlab.trace.record import record
     from normlab.trace.setup import Setup
     from normlab.trace.trace import Trace
+    from normlab.training.recipes.grammar import resolve
+    from normlab.training.recipes.plugins import load_plugins
     from normlab.training.train import train
     from normlab.training.translate import translate
     from normlab.trials.trial import trial
@@ -35,23 +35,23 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "CompareRequest": "normlab.spec.request",
-    "Config": "normlab.spec.config",
+    "CompareRequest": "normlab.comparison.request",
+    "Config": "normlab.config.config",
     "Diagnosis": "normlab.diagnosis",
-    "RunFolder": "normlab.store",
+    "RunFolder": "normlab.runs",
     "Report": "normlab.checks.report",
-    "Runs": "normlab.store",
+    "Runs": "normlab.runs",
     "Setup": "normlab.trace.setup",
     "Trace": "normlab.trace.trace",
     "Trials": "normlab.trials.trials",
     "check": "normlab.checks.check",
     "compare": "normlab.comparison.compare",
     "diagnose": "normlab.diagnosis",
-    "load_plugins": "normlab.recipes.plugins",
+    "load_plugins": "normlab.training.recipes.plugins",
     "plan": "normlab.comparison.plan",
     "read_structure": "normlab.diagnosis",
     "record": "normlab.trace.record",
-    "resolve": "normlab.recipes.grammar",
+    "resolve": "normlab.training.recipes.grammar",
     "score": "normlab.tasks.scores",
     "train": "normlab.training.train",
     "translate": "normlab.training.translate",

@@ -15,9 +15,9 @@ from torch import Tensor
 from bad_input.cases import TRAIN_ANEW
 from bad_input.prompt import GOOD
 from normlab.data.tokenizer import BytePairs
-from normlab.store import manifest
-from normlab.store.files import read_json, write_json_atomic
-from normlab.store.manifest import commit, read_state
+from normlab.runs import manifest
+from normlab.runs.files import read_json, write_json_atomic
+from normlab.runs.manifest import commit, read_state
 
 Damage = Callable[[Path], object]
 TRANSLATE = ["translate", "{run}", "dev_src.txt"]

@@ -12,12 +12,12 @@ from typing import Any
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from normlab.config.config import Config, OptimConfig, numbers
+from normlab.config.io import from_json, to_json
 from normlab.data.lines import require_parallel
 from normlab.data.text import read_lines
-from normlab.recipes.grammar import describe, parts, resolve
-from normlab.spec.config import Config, OptimConfig, numbers
-from normlab.spec.io import from_json, to_json
-from normlab.store.folder import read_config
+from normlab.runs.folder import read_config
+from normlab.training.recipes.grammar import describe, parts, resolve
 
 FEW = settings(
     max_examples=60,

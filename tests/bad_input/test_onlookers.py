@@ -12,7 +12,7 @@ from bad_input.damage import MODEL
 from bad_input.prompt import GOOD, runs_made
 from normlab.cli.main import main
 from normlab.cli.streams import keep
-from normlab.store import RunFolder
+from normlab.runs import RunFolder
 
 NORMLAB = [sys.executable, "-m", "normlab"]
 

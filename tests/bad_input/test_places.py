@@ -14,7 +14,7 @@ import pytest
 from bad_input.damage import MODEL
 from bad_input.prompt import GOOD, lacking, refused
 from normlab.cli.main import main
-from normlab.store.files import write_output, write_text_atomic
+from normlab.runs.files import write_output, write_text_atomic
 
 
 @contextmanager

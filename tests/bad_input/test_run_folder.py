@@ -10,7 +10,7 @@ import pytest
 from bad_input.damage import DAMAGED, MODEL, before
 from bad_input.prompt import GOOD, lacking, refused
 from normlab.cli.main import main
-from normlab.store import RunFolder
+from normlab.runs import RunFolder
 
 
 @pytest.mark.parametrize(("words", "damage", "facts"), DAMAGED.values(), ids=list(DAMAGED))

@@ -22,7 +22,7 @@ from bad_input.disk import small_disk
 from bad_input.prompt import GOOD, lacking, refused
 from normlab.cli.main import main
 from normlab.data.arrays import ArrayWriter
-from normlab.store import RunFolder, busy, files
+from normlab.runs import RunFolder, busy, files
 from normlab.training import checkpoint
 
 HOLD = """

@@ -8,11 +8,11 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
-from normlab.init import SCHEMES
+from normlab.config.config import Config, ModelConfig, OptimConfig, TrainConfig
 from normlab.nn import Placement
-from normlab.recipes.grammar import AXES, PLACEMENT
-from normlab.spec.config import Config, ModelConfig, OptimConfig, TrainConfig
+from normlab.nn.init import SCHEMES
 from normlab.tasks.registry import TASKS as KINDS
+from normlab.training.recipes.grammar import AXES, PLACEMENT
 
 BASE = Config(
     model=ModelConfig(dim=16, ffn_dim=32, heads=2, encoder_layers=2, decoder_layers=2, dropout=0.0),

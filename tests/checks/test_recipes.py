@@ -8,10 +8,10 @@ import pytest
 
 from checks.design import BASE, TASKS, config_of, design, label
 from normlab import check
-from normlab.examine.setups import setup_from_config
+from normlab.config.config import DataConfig
 from normlab.nn import Placement
-from normlab.recipes.grammar import resolve
-from normlab.spec.config import DataConfig
+from normlab.training.recipes.grammar import resolve
+from normlab.training.setups import setup_from_config
 from normlab.training.train import train
 from tasks.test_classification import write_pairs
 from training.tiny import write_plain, write_text

@@ -3,7 +3,7 @@
 import pytest
 
 from normlab.cli.main import main
-from normlab.store import Runs
+from normlab.runs import Runs
 from tasks.test_classification import write_pairs
 from training.tiny import write_plain
 

@@ -13,14 +13,14 @@ from rich.console import Console
 
 from normlab.cli import show, terminal
 from normlab.cli.main import main
-from normlab.recipes.grammar import listed
-from normlab.spec.comparison import Comparison, Difference, Interval, RecipeResult, Trial
-from normlab.spec.config import Config, OptimConfig
-from normlab.spec.io import to_json
-from normlab.spec.outcome import Outcome
-from normlab.store import RunFolder, Runs, Status
-from normlab.store.folder import write_json_atomic
+from normlab.comparison.result import Comparison, Difference, Interval, RecipeResult, Trial
+from normlab.config.config import Config, OptimConfig
+from normlab.config.io import to_json
+from normlab.config.outcome import Outcome
+from normlab.runs import RunFolder, Runs, Status
+from normlab.runs.folder import write_json_atomic
 from normlab.tasks.translation import Translation
+from normlab.training.recipes.grammar import listed
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ import tyro
 from normlab.cli.commands import COMMANDS, Compare, RequestFlags, Train
 from normlab.cli.common import config_name, flag
 from normlab.cli.flags import ConfigFlags, flags_of, load
+from normlab.cli.presets import CONFIGS
 from normlab.cli.translate import DecodeFlags
-from normlab.configs import CONFIGS
-from normlab.spec.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
-from normlab.spec.fields import no_flag
-from normlab.store import RunFolder
+from normlab.config.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
+from normlab.config.fields import no_flag
+from normlab.runs import RunFolder
 
 DATA = (
     "train_src train_tgt dev_src dev_tgt test_src test_tgt train_text dev_text test_text train_pairs "

@@ -1,7 +1,7 @@
 """A language model at the prompt: train, replay, list, its page, and what is refused."""
 
 from normlab.cli.main import main
-from normlab.store import Runs
+from normlab.runs import Runs
 from training.tiny import write_plain
 
 SMALL = ["--dim", "16", "--ffn-dim", "32", "--heads", "2", "--decoder-layers", "1", "--max-tokens", "256"]

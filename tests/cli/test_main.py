@@ -173,7 +173,7 @@ def test_help_imports_nothing_heavy(args):
 
 
 def test_defaults_shown_in_help_are_those_of_the_configuration(capsys):
-    from normlab.configs import CONFIGS
+    from normlab.cli.presets import CONFIGS
 
     steps = CONFIGS["multi30k"]().train.steps
     assert steps != CONFIGS["demo"]().train.steps

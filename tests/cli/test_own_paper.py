@@ -16,8 +16,8 @@ from normlab.papers import Artefact, Claim, Drawing, Measurement, publish
 
 
 def positive_share(lab, *, dims, seeds):
-    from normlab.reproduce.intervals import mean
-    from normlab.reproduce.lab import generator
+    from normlab.papers.intervals import mean
+    from normlab.papers.lab import generator
 
     def share(dim, seed):
         return (torch.randn(dim, generator=generator(seed=seed)) > 0).double().mean().item()

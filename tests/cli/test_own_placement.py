@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 from cli.typed import TINY, normlab
-from normlab.store import Runs
+from normlab.runs import Runs
 
 MODULE = r'''
 import torch

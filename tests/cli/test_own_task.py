@@ -11,10 +11,10 @@ import shlex
 import pytest
 
 from cli.typed import normlab
-from normlab.spec.comparison import Comparison
-from normlab.spec.io import from_json
-from normlab.spec.outcome import IGNORES_SOURCE
-from normlab.store import Runs
+from normlab.comparison.result import Comparison
+from normlab.config.io import from_json
+from normlab.config.outcome import IGNORES_SOURCE
+from normlab.runs import Runs
 
 MODULE = r'''
 """Does a row of number words hold an even number? Accuracy and F1 of an encoder's answer."""
@@ -29,12 +29,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from normlab.configs import CONFIGS
+from normlab.cli.presets import CONFIGS
 from normlab.data.tokenizer import Tokenizer
 from normlab.nn import Context, ENCODER_LAYER, PAD, TokenModel, build_stack
-from normlab.spec.config import Config, DataConfig, MachineConfig, ModelConfig, OptimConfig, TrainConfig
-from normlab.spec.metric import NLL, Metric
-from normlab.spec.randomness import derive
+from normlab.config.config import Config, DataConfig, MachineConfig, ModelConfig, OptimConfig, TrainConfig
+from normlab.config.metric import NLL, Metric
+from normlab.config.randomness import derive
 from normlab.tasks.build import build_model
 from normlab.tasks.loss import LossSum
 from normlab.tasks.task import Evaluation, Task

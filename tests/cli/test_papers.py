@@ -11,15 +11,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from normlab import papers
 from normlab.cli.main import main
 from normlab.cli.reproduce import Reproduce
 from normlab.errors import UserError
+from normlab.papers import registry
+from normlab.papers import results as reproductions_store
+from normlab.papers.artefact import Artefact, Reproduction
 from normlab.papers.bases import LAPTOP
-from normlab.spec.artefact import Artefact, Reproduction
-from normlab.spec.trainings import Trainings
-from normlab.store import reproductions as reproductions_store
-from normlab.store.reproductions import write_reproduction, write_superseded
+from normlab.papers.results import write_reproduction, write_superseded
+from normlab.papers.trainings import Trainings
 from report import reproductions
 from report.reproductions import ARTEFACT, changed
 
@@ -60,8 +60,8 @@ def measured(monkeypatch, tmp_path) -> list[tuple]:
         in_time = artefacts if time.monotonic() <= until else ()
         return ((artefact, partial(reproduce, artefact, data, root, say)) for artefact in in_time)
 
-    monkeypatch.setitem(sys.modules, "normlab.reproduce", SimpleNamespace(each=each))
-    monkeypatch.setattr(papers, "ARTEFACTS", {a.id: a for a in (PLAIN, FAILING, BARE)})
+    monkeypatch.setitem(sys.modules, "normlab.papers.reproduce", SimpleNamespace(each=each))
+    monkeypatch.setattr(registry, "ARTEFACTS", {a.id: a for a in (PLAIN, FAILING, BARE)})
     monkeypatch.setenv("NORMLAB_DATA", "")  # so that what --data makes of it is undone
     monkeypatch.delenv("NORMLAB_DATA")
     monkeypatch.chdir(tmp_path)
@@ -73,8 +73,8 @@ def test_the_list_has_every_artefact_and_counts_states(capsys, monkeypatch, tmp_
     monkeypatch.setattr(reproductions_store, "KEPT", tmp_path)
     assert main(["papers"]) == 0
     *lines, footer = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["artefact", *papers.ARTEFACTS]
-    assert all(a.study for a in papers.ARTEFACTS.values())
+    assert [line.split()[0] for line in lines] == ["artefact", *registry.ARTEFACTS]
+    assert all(a.study for a in registry.ARTEFACTS.values())
     assert footer == "59 artefacts: none measured yet, 59 artefacts not run"
     assert main(["papers", "apx"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
@@ -131,7 +131,7 @@ def test_an_earlier_version_is_shown_with_its_verdicts_wherever_the_new_one_is(
     monkeypatch.setattr(reproductions_store, "KEPT", tmp_path / "kept")
     write_superseded(replace(PLAIN, date="2001-01-01"), found())
     second = replace(changed(PLAIN), version=2, date="2002-02-02", reason="The bound was ours.")
-    monkeypatch.setitem(papers.ARTEFACTS, PLAIN.id, second)
+    monkeypatch.setitem(registry.ARTEFACTS, PLAIN.id, second)
     write_reproduction(replace(found(), fingerprint=second.fingerprint()), tmp_path / "runs" / "papers")
     for command in (["papers", PLAIN.id], ["reproduce", PLAIN.id]):
         assert main(command) == 0
@@ -230,7 +230,7 @@ def test_what_the_budget_leaves_is_said_and_measured_by_the_same_command(measure
 
 def test_what_rests_on_runs_that_the_budget_leaves_is_left_too(measured, capsys, monkeypatch):
     resting = replace(PLAIN, id="example.rests", rests_on=[LARGE.id])
-    monkeypatch.setattr(papers, "ARTEFACTS", {a.id: a for a in (LARGE, resting)})
+    monkeypatch.setattr(registry, "ARTEFACTS", {a.id: a for a in (LARGE, resting)})
     monkeypatch.setattr(Reproduce, "_train", lambda self, todo, until: [])
     main(["reproduce", "example", "--budget", "1h"])
     said = capsys.readouterr()
@@ -241,7 +241,7 @@ def test_what_rests_on_runs_that_the_budget_leaves_is_left_too(measured, capsys,
 
 def test_results_that_disagree_about_a_run_are_named(measured, capsys, monkeypatch, tmp_path):
     both = [replace(PLAIN, id=id_) for id_ in ("example.one", "example.two")]
-    monkeypatch.setattr(papers, "ARTEFACTS", {a.id: a for a in both})
+    monkeypatch.setattr(registry, "ARTEFACTS", {a.id: a for a in both})
     for artefact, bleu in zip(both, (20.25, 21.5), strict=True):
         rows = [{"cell": "post", "seed": 1, "run": "0123abcd4567", "bleu": bleu}]
         write_reproduction(replace(found(artefact), tables={"runs": rows}), tmp_path / "runs" / "papers")
@@ -266,7 +266,7 @@ def test_an_accelerator_that_is_not_there_is_refused_before_a_run_begins(
 ):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     trained = replace(LARGE, trainings={"gpu": LARGE.trainings["laptop"]})
-    monkeypatch.setitem(papers.ARTEFACTS, LARGE.id, trained)
+    monkeypatch.setitem(registry.ARTEFACTS, LARGE.id, trained)
     assert main(["reproduce", LARGE.id, "--scale", "gpu", "--runs", str(tmp_path), *given]) == 2
     assert "1 run of the gpu scale would be trained on cuda" in (said := capsys.readouterr().err)
     assert "type --device cpu" in said
@@ -274,7 +274,7 @@ def test_an_accelerator_that_is_not_there_is_refused_before_a_run_begins(
 
 
 def test_a_result_of_another_scale_is_listed_shown_and_named(measured, capsys, monkeypatch, tmp_path):
-    monkeypatch.setitem(papers.ARTEFACTS, LARGE.id, LARGE)
+    monkeypatch.setitem(registry.ARTEFACTS, LARGE.id, LARGE)
     result = replace(found(LARGE), scale="gpu", fingerprint=LARGE.fingerprint("gpu"))
     write_reproduction(result, tmp_path / "runs" / "papers")
     assert main(["papers", LARGE.id]) == 0

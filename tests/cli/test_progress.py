@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 
 from normlab.cli.progress import Progress, Tail, View
-from normlab.spec.config import Config, OptimConfig, SeedConfig, TrainConfig
-from normlab.spec.outcome import Outcome
-from normlab.store import RunFolder, Status
+from normlab.config.config import Config, OptimConfig, SeedConfig, TrainConfig
+from normlab.config.outcome import Outcome
+from normlab.runs import RunFolder, Status
 from normlab.tasks.translation import Translation
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from cli.test_soak import descendants, timeless_page
 from cli.typed import NORMLAB, TINY, normlab
-from normlab.store import Runs
+from normlab.runs import Runs
 
 pytest.importorskip("ray", reason="needs Ray: pip install 'normlab[cluster]'")
 

@@ -12,9 +12,9 @@ import tyro
 
 from normlab.cli.commands import COMMANDS, Train
 from normlab.cli.main import main
+from normlab.config.io import to_json
 from normlab.report.run import run_page
-from normlab.spec.io import to_json
-from normlab.store import RunFolder, Runs
+from normlab.runs import RunFolder, Runs
 from normlab.training.train import train
 from training.tiny import tiny, write_text
 

@@ -5,8 +5,8 @@ import os
 import pytest
 
 from normlab.cli.main import main
-from normlab.spec.config import Config, DecodeConfig
-from normlab.store import RunFolder
+from normlab.config.config import Config, DecodeConfig
+from normlab.runs import RunFolder
 from normlab.tasks.translation import Candidate
 from normlab.training import translate as module
 from normlab.training.checkpoint import save_checkpoint

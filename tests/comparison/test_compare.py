@@ -7,20 +7,19 @@ from normlab.comparison import compare as module
 from normlab.comparison import plan as planning
 from normlab.comparison.compare import compare
 from normlab.comparison.plan import plan
+from normlab.comparison.request import CompareRequest
+from normlab.comparison.result import Comparison, choose
+from normlab.config.config import DataConfig, run_id
+from normlab.config.io import from_json
+from normlab.config.outcome import Outcome
 from normlab.data.prepare import prepare
 from normlab.data.text import read_lines
-from normlab.recipes.grammar import resolve
-from normlab.spec import request as request_module
-from normlab.spec.comparison import Comparison, choose
-from normlab.spec.config import DataConfig, run_id
-from normlab.spec.io import from_json
-from normlab.spec.outcome import Outcome
-from normlab.spec.request import CompareRequest
-from normlab.store import RunFolder, Runs, Status
-from normlab.store.examples import read_examples, write_examples
-from normlab.store.files import write_json_atomic, write_text_atomic
+from normlab.runs import RunFolder, Runs, Status
+from normlab.runs.examples import read_examples, write_examples
+from normlab.runs.files import write_json_atomic, write_text_atomic
 from normlab.tasks.scores import corpus_bleu, score, sentence_statistics
 from normlab.training.measure import Seconds
+from normlab.training.recipes.grammar import resolve
 from normlab.training.train import train
 from normlab.training.translate import translate
 from training.tiny import tiny, tiny_language_model, write_plain
@@ -342,7 +341,7 @@ def test_one_recipe_under_two_names_is_refused(text, tmp_path):
 
 
 def test_cores_are_shared_among_the_jobs(text, tmp_path, in_process, monkeypatch):
-    monkeypatch.setattr(request_module, "usable_cores", lambda: 8)
+    monkeypatch.setattr("normlab.training.jobs.place.usable_cores", lambda: 8)
     base = tiny(text)
     free = replace(base, machine=replace(base.machine, threads=0))
     monkeypatch.setattr(f"{__name__}.train", lambda config, root: None)

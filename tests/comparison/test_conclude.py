@@ -3,8 +3,8 @@
 import pytest
 
 from normlab.comparison.conclude import hardware
-from normlab.spec.config import Config
-from normlab.store import RunFolder, Status
+from normlab.config.config import Config
+from normlab.runs import RunFolder, Status
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from normlab.comparison.judge import judge
-from normlab.spec.comparison import Comparison, RecipeResult, Trial
-from normlab.spec.config import Config
-from normlab.spec.metric import NLL, Metric
-from normlab.spec.outcome import Outcome
-from normlab.store import RunFolder, Status
-from normlab.store.examples import write_examples
-from normlab.store.files import write_json_atomic
+from normlab.comparison.result import Comparison, RecipeResult, Trial
+from normlab.config.config import Config
+from normlab.config.metric import NLL, Metric
+from normlab.config.outcome import Outcome
+from normlab.runs import RunFolder, Status
+from normlab.runs.examples import write_examples
+from normlab.runs.files import write_json_atomic
 from normlab.tasks.translation import Translation
 
 BLEU = Translation.metrics[0]

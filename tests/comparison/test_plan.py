@@ -6,8 +6,8 @@ from comparison.test_compare import plant, request_of
 from normlab.comparison import plan as planning
 from normlab.comparison.plan import plan
 from normlab.comparison.seeds import detectable
-from normlab.store import Runs
-from normlab.store.files import write_json_atomic
+from normlab.runs import Runs
+from normlab.runs.files import write_json_atomic
 from normlab.training.measure import Seconds
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from normlab.comparison.scale import Scale
-from normlab.spec.metric import NLL, Metric
+from normlab.config.metric import NLL, Metric
 
 SCORE = Metric("score", "score", least=0.0, most=100.0)
 GAIN = Metric("gain", "gain")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from normlab.configs import CONFIGS
-from normlab.recipes.grammar import resolve
-from normlab.spec.config import Config, run_id
-from normlab.spec.io import from_json, to_json
-from normlab.spec.request import CompareRequest
+from normlab.cli.presets import CONFIGS
+from normlab.comparison.request import CompareRequest
+from normlab.config.config import Config, run_id
+from normlab.config.io import from_json, to_json
 from normlab.training.devices import resolved_precision
+from normlab.training.recipes.grammar import resolve
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.init import SCHEMES, Scheme
+from normlab.config.config import ModelConfig
 from normlab.nn import (
     HEAD_GAINS,
     INNER_NORMS,
@@ -28,7 +28,7 @@ from normlab.nn import (
     Stack,
     TokenModel,
 )
-from normlab.spec.config import ModelConfig
+from normlab.nn.init import SCHEMES, Scheme
 
 
 class Lanes(Placement, name="lanes"):

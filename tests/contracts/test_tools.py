@@ -22,8 +22,8 @@ from contracts.variants import (
     perturbed,
     started,
 )
+from normlab.config.config import ModelConfig
 from normlab.nn import Decoder, TokenModel
-from normlab.spec.config import ModelConfig
 
 DECODERS = [c for c in ALONE if kind_of(c) is Decoder]
 # The package that turns graphs into machine code imports torch's own deprecated parts.

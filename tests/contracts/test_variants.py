@@ -24,8 +24,8 @@ from contracts.variants import (
     started,
     uniform,
 )
-from normlab.init import SCHEMES, profile_
 from normlab.nn import Branch, Placement, Sublayer
+from normlab.nn.init import SCHEMES, profile_
 from normlab.training.checkpoint import load_checkpoint, save_checkpoint
 from normlab.training.parallel import SingleProcess
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from contracts.outsiders import NAMES, ForeignConfig, enrolled
-from normlab.init import SCHEMES, profile_
+from normlab.config.config import ModelConfig
 from normlab.nn import (
     BIASES,
     HEAD_GAINS,
@@ -29,7 +29,7 @@ from normlab.nn import (
     Seq2Seq,
     TokenModel,
 )
-from normlab.spec.config import ModelConfig
+from normlab.nn.init import SCHEMES, profile_
 from normlab.tasks.build import build_model
 
 VOCAB = 13

@@ -16,9 +16,9 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from normlab.init import initialise_
+from normlab.config.model import ModelConfig
 from normlab.nn import PAD, Seq2Seq
-from normlab.spec.model import ModelConfig
+from normlab.nn.init import initialise_
 
 from .case import Arguments, Case
 

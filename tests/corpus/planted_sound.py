@@ -10,9 +10,9 @@ import transformers as tf
 from torch import nn
 from torch.optim import Adafactor, Adam, AdamW
 
-from normlab.init import initialise_
+from normlab.config.model import ModelConfig
 from normlab.nn import PAD, Seq2Seq
-from normlab.spec.model import ModelConfig
+from normlab.nn.init import initialise_
 
 from .case import Case
 from .planted_models import (

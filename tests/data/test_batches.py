@@ -6,11 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from normlab.config.randomness import derive
 from normlab.data.batches import Batches, dev_batches, permutation
 from normlab.data.ragged import Ragged, TokenPairs
 from normlab.data.shapes import Shape, plan_shapes
 from normlab.data.tokenizer import BOS, EOS, PAD, UNK
-from normlab.spec.randomness import derive
 
 
 def made_pairs(count=1000, seed=0, longest=40, shortest=1):

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from normlab.config.config import DataConfig
 from normlab.data.overlap import Overlap, said, shares
 from normlab.data.plain import prepare_text
 from normlab.data.prepare import prepare
-from normlab.spec.config import DataConfig
 
 
 def test_sentences_are_counted_as_often_as_they_are_wanted_and_empty_ones_are_not():

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from normlab.config.config import DataConfig
 from normlab.data import lines
 from normlab.data.builtin import generate
 from normlab.data.plain import TextCorpus, prepare_text
 from normlab.data.tokenizer import EOS, UNK
-from normlab.spec.config import DataConfig
 
 LINES = {
     "train": ["One day, one night.", "", "Two days and two nights.", "one two  three", "fünf days"] * 40,

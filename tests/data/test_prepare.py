@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from normlab.config.config import DataConfig
 from normlab.data import folder
 from normlab.data import prepare as module
 from normlab.data.builtin import generate
@@ -19,7 +20,6 @@ from normlab.data.prepare import Corpus, prepare
 from normlab.data.text import read_lines
 from normlab.data.tokenizer import EOS
 from normlab.data.vocabulary import vocabulary
-from normlab.spec.config import DataConfig
 
 NAMES = ("train_src", "train_tgt", "dev_src", "dev_tgt", "test_src", "test_tgt")
 

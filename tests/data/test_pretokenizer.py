@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from normlab.cli.flags import load as configuration
+from normlab.config.config import DataConfig
 from normlab.data.pretokenizer import Moses, PretokenizerChain, primary, split_both
 from normlab.data.sources import open_lines
 from normlab.data.tokenizer import BytePairs
 from normlab.errors import UserError
-from normlab.spec.config import DataConfig
 from normlab.tasks.language_model import LanguageModel
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from normlab.config.config import DataConfig
 from normlab.data.plain import prepare_text
 from normlab.data.prepare import prepare
 from normlab.data.sources import file_of, open_lines
 from normlab.errors import UserError
-from normlab.spec.config import DataConfig
 
 TABLE = 'gl\ten\nola\t"hi"\nadeus\t\n'
 

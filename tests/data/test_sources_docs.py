@@ -13,7 +13,7 @@ import pytest
 from normlab.cli.main import main
 from normlab.data.builtin import generate
 from normlab.data.pieces import SentencePieces
-from normlab.store import Runs
+from normlab.runs import Runs
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
 SMALL = (

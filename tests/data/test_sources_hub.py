@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from normlab.config.config import PARALLEL_TEXTS, DataConfig
 from normlab.data.named import by_name
 from normlab.data.prepare import prepare
 from normlab.data.sources import open_lines
-from normlab.spec.config import PARALLEL_TEXTS, DataConfig
 
 datasets = pytest.importorskip("datasets", reason="needs normlab[hf]")
 

@@ -10,9 +10,9 @@ import pytest
 
 from normlab.cli.common import config_name
 from normlab.cli.flags import ConfigFlags, load
+from normlab.config.config import PARALLEL_TEXTS, DataConfig
 from normlab.data.named import by_name
 from normlab.data.prepare import prepare
-from normlab.spec.config import PARALLEL_TEXTS, DataConfig
 from normlab.tasks.registry import TASKS
 
 DE_EN = {"source_lang": "de", "target_lang": "en"}

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from normlab.config.config import DataConfig, MachineConfig
 from normlab.data.tokenizer import BOS, EOS, PAD, SPECIALS, UNK, BytePairs, _library_errors
 from normlab.data.vocabulary import load, parse
 from normlab.errors import UserError
-from normlab.spec.config import DataConfig, MachineConfig
 
 LINES = [
     "Ein Mann mit einem <unk> Hut .",

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from normlab.config.config import Config, DataConfig, DecodeConfig, ModelConfig, TrainConfig, run_id
 from normlab.data.pieces import SentencePieces
 from normlab.data.prepare import prepare
 from normlab.data.pretokenizer import PretokenizerChain
 from normlab.data.tokenizer import BytePairs
 from normlab.data.vocabulary import load, vocabulary
 from normlab.errors import UserError
-from normlab.spec.config import Config, DataConfig, DecodeConfig, ModelConfig, TrainConfig, run_id
 from normlab.training.train import train
 from normlab.training.translate import translate
 

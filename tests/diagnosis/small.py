@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contracts.variants import CONFIG, build, uniform
+from normlab.config.config import ModelConfig
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.table import Table
 from normlab.nn import ENCODER_LAYER, PAD, Context, build_stack
-from normlab.spec.config import ModelConfig
 
 SOURCE = torch.tensor([[4, 8, 11, 6, 8, 10], [12, 9, 8, 12, 0, 0], [12, 10, 7, 0, 0, 0], [5, 3, 9, 9, 4, 0]])
 TARGET = torch.tensor([[2, 10, 7, 8, 9], [2, 11, 6, 0, 0], [2, 9, 4, 5, 0], [2, 6, 5, 11, 8]])

@@ -11,10 +11,10 @@ import transformers as tf
 from torch import nn
 
 from diagnosis.small import BATCH, labelled, translating, untouched
+from normlab.config.io import to_plain
 from normlab.diagnosis import Table, diagnose, read_structure, registered, study
 from normlab.diagnosis.table import Row
 from normlab.errors import UserError
-from normlab.spec.io import to_plain
 
 
 class Residual(nn.Module):

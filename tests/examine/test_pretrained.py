@@ -8,7 +8,7 @@ import transformers as tf
 
 import normlab
 from normlab.errors import UserError
-from normlab.examine.pretrained import setup_from_folder
+from normlab.training.pretrained import setup_from_folder
 
 SIZES = {
     "hidden_size": 16,

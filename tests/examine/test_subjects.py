@@ -9,14 +9,14 @@ from torch import nn
 
 from contracts.variants import CONFIG, build
 from diagnosis.small import BATCH, labelled
+from normlab.config.config import Config
 from normlab.errors import UserError
-from normlab.examine.setups import Source, checkpoints
-from normlab.examine.subjects import SMALL_TOKENS, Case, of_config, of_run, of_setup
 from normlab.nn import Placement
-from normlab.spec.config import Config
-from normlab.store import RunFolder
+from normlab.runs import RunFolder
 from normlab.trace.setup import Setup
 from normlab.training.checkpoint import load_checkpoint
+from normlab.training.setups import Source, checkpoints
+from normlab.training.subjects import SMALL_TOKENS, Case, of_config, of_run, of_setup
 from normlab.training.train import train
 from training.tiny import tiny, tiny_language_model, write_plain
 

@@ -11,15 +11,15 @@ import torch
 from safetensors.torch import load_file
 
 from normlab.cli.main import main
+from normlab.config.config import Config
+from normlab.config.io import from_json
 from normlab.data.text import read_lines
 from normlab.errors import UserError
-from normlab.export import fold as module
-from normlab.export.fold import BOUND, fold, measure_fold, recipe_of
-from normlab.recipes.grammar import resolve
-from normlab.spec.config import Config
-from normlab.spec.io import from_json
-from normlab.store import RunFolder, Runs
+from normlab.runs import RunFolder, Runs
+from normlab.training import fold as module
 from normlab.training.checkpoint import save_checkpoint, weights_state
+from normlab.training.fold import BOUND, fold, measure_fold, recipe_of
+from normlab.training.recipes.grammar import resolve
 from normlab.training.train import train
 from normlab.training.translate import translate
 from scripts import script

@@ -11,12 +11,12 @@ from torch import nn
 
 from contracts.outsiders import enrolled
 from contracts.variants import ALONE, CONFIG, SEQ2SEQ, VOCAB, inputs, kind_of, label, perturbed
+from normlab.config.config import Config
 from normlab.errors import UserError
-from normlab.export.rewrite import rewrite
 from normlab.nn import Norm, Placement, Seq2Seq
 from normlab.nn.decode import beam_search
-from normlab.recipes.grammar import resolve
-from normlab.spec.config import Config
+from normlab.training.recipes.grammar import resolve
+from normlab.training.rewrite import rewrite
 
 FLOAT64, FLOAT32 = 1e-12, 1e-5
 """The largest difference of logits relative to the largest logit."""

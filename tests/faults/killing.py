@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from normlab.store import folder as folders
+from normlab.runs import folder as folders
 from normlab.training import checkpoint
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT

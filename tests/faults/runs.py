@@ -12,10 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from normlab.data.builtin import generate
-from normlab.data.text import Pairs
-from normlab.recipes.grammar import resolve
-from normlab.spec.config import (
+from normlab.config.config import (
     Config,
     DataConfig,
     DecodeConfig,
@@ -24,7 +21,10 @@ from normlab.spec.config import (
     OptimConfig,
     TrainConfig,
 )
-from normlab.store import RunFolder
+from normlab.data.builtin import generate
+from normlab.data.text import Pairs
+from normlab.runs import RunFolder
+from normlab.training.recipes.grammar import resolve
 from training.tiny import NAMES
 
 

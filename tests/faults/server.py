@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from faults.killing import Operations
-from normlab.spec.config import Config
-from normlab.spec.io import from_json
+from normlab.config.config import Config
+from normlab.config.io import from_json
 from normlab.training.checkpoint import save_checkpoint
 from normlab.training.parallel import SingleProcess
 from normlab.training.train import train

@@ -10,7 +10,7 @@ import pytest
 
 from bad_input.damage import changed
 from faults.runs import CASES, configuration, differences, outcome, write_text
-from normlab.store import RunFolder
+from normlab.runs import RunFolder
 from normlab.training.train import train
 
 

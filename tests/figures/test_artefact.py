@@ -8,7 +8,7 @@ from io import StringIO
 import polars as pl
 import pytest
 
-from normlab.figures.artefact import colours, panels
+from normlab.report.charts.artefact import colours, panels
 from normlab.report.studies import frame
 from report.reproductions import ARTEFACT, PLACEMENTS, found
 

@@ -6,8 +6,8 @@ import polars as pl
 import pytest
 import vl_convert
 
-from normlab.figures.curves import Axis, curve
-from normlab.figures.theme import MANY, theme
+from normlab.report.charts.curves import Axis, curve
+from normlab.report.charts.theme import MANY, theme
 
 LOSS = Axis("nll", "nats")
 RECIPES = ["pre", "enc:post/dec:pre", "v1.5[a]"]

@@ -1,8 +1,8 @@
 import polars as pl
 import vl_convert
 
-from normlab.figures.depth import hidden_scale
-from normlab.figures.theme import theme
+from normlab.report.charts.depth import hidden_scale
+from normlab.report.charts.theme import theme
 
 FRAME = pl.DataFrame(
     {

@@ -4,9 +4,9 @@ import polars as pl
 import pytest
 import vl_convert
 
-from normlab.figures.scores import score_dots, sensitivity, time_bars
-from normlab.figures.theme import Drawn, theme
-from normlab.spec.metric import Metric
+from normlab.config.metric import Metric
+from normlab.report.charts.scores import score_dots, sensitivity, time_bars
+from normlab.report.charts.theme import Drawn, theme
 
 RECIPES = ["post", "pre", "admin"]
 SCORE = Metric("score", "score", least=0.0, most=100.0)

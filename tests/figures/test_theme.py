@@ -4,7 +4,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from normlab.figures.theme import DASHES, INK, PALETTE, Mode, colour, dash, rows, theme
+from normlab.report.charts.theme import DASHES, INK, PALETTE, Mode, colour, dash, rows, theme
 
 # Machado, Oliveira and Fernandes 2009, severity 1.0, on linear RGB.
 SIGHT = {

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from contracts.variants import CONFIG, VOCAB, tokens
-from normlab.init import admin_, profile_
 from normlab.nn import Placement, Seq2Seq, stack_of, wrap
+from normlab.nn.init import admin_, profile_
 from normlab.tasks.build import build_seq2seq
 
 ADMIN = replace(CONFIG, encoder_placement="admin", decoder_placement="admin", dropout=0.3)

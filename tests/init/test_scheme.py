@@ -9,8 +9,8 @@ import torch
 
 from contracts.outsiders import NAMES
 from contracts.variants import CONFIG, VOCAB, build, perturbed
-from normlab.init import SCHEMES, initialise_
 from normlab.nn import Sublayer
+from normlab.nn.init import SCHEMES, initialise_
 
 XAVIER = {"attention": (2 / (64 + 64)) ** 0.5, "ffn": (2 / (64 + 192)) ** 0.5}
 DEVIATIONS = {

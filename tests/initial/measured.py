@@ -11,9 +11,9 @@ import torch
 from scipy.stats import chi2
 from scipy.stats import norm as gaussian
 
-from normlab.init import SCHEMES, initialise_
+from normlab.config.config import ModelConfig
 from normlab.nn import Decoder, Encoder, Placement, Seq2Seq, TokenModel
-from normlab.spec.config import ModelConfig
+from normlab.nn.init import SCHEMES, initialise_
 from oracles import adapter, initial
 from oracles.adapter import Array, Bundle, Choices, Weights
 from oracles.comparing import ours_alone

@@ -16,8 +16,8 @@ from initial.measured import (
     started,
     sublayers,
 )
+from normlab.config.config import ModelConfig
 from normlab.nn import BIASES
-from normlab.spec.config import ModelConfig
 from oracles import adapter, initial
 from oracles.adapter import Array
 from oracles.comparing import ours_alone

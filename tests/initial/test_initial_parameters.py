@@ -15,7 +15,6 @@ from initial.measured import (
     started,
     sublayers,
 )
-from normlab.init import initialise_
 from normlab.nn import (
     HEAD_GAINS,
     Embedding,
@@ -27,6 +26,7 @@ from normlab.nn import (
     Sublayer,
     sites,
 )
+from normlab.nn.init import initialise_
 from oracles import adapter, initial, norms
 from oracles.adapter import Weights
 from oracles.comparing import arrays_of, ours_alone

@@ -3,10 +3,10 @@ import sys
 import pytest
 
 from normlab.cli.main import main
+from normlab.comparison.request import CompareRequest, placed
+from normlab.config.config import Config, MachineConfig
 from normlab.errors import UserError
-from normlab.jobs.place import PLACES, Local, place, placed
-from normlab.spec.config import Config, MachineConfig
-from normlab.spec.request import CompareRequest
+from normlab.training.jobs.place import PLACES, Local, place
 
 
 def test_an_unknown_place_is_refused_with_the_nearest_one():
@@ -25,14 +25,13 @@ def test_a_command_refuses_it_before_it_writes_anything(command, tmp_path, capsy
 
 def test_a_missing_library_is_named_with_what_to_type(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "normlab.jobs.ray", raising=False)
+    monkeypatch.delitem(sys.modules, "normlab.training.jobs.ray", raising=False)
     with pytest.raises(UserError, match=r"pip install 'normlab\[cluster\]'"):
         place("ray")
 
 
 def test_a_number_that_is_given_stays(monkeypatch):
-    monkeypatch.setattr("normlab.jobs.place.usable_cores", lambda: 8)
-    monkeypatch.setattr("normlab.spec.request.usable_cores", lambda: 8)
+    monkeypatch.setattr("normlab.training.jobs.place.usable_cores", lambda: 8)
     local = Local()
     assert local.share(0, MachineConfig()) == (8, 1)
     assert local.share(3, MachineConfig()) == (3, 2)

@@ -6,11 +6,11 @@ import time
 
 import pytest
 
+from normlab.config.config import Config, SeedConfig, run_id
 from normlab.data.prepare import prepare
-from normlab.jobs import process as module
-from normlab.jobs.queue import Queue
-from normlab.spec.config import Config, SeedConfig, run_id
-from normlab.store import RunFolder, Status
+from normlab.runs import RunFolder, Status
+from normlab.training.jobs import process as module
+from normlab.training.jobs.queue import Queue
 from training.tiny import tiny
 
 
@@ -51,7 +51,7 @@ def stand_in(monkeypatch, workers):
     whole = module.subprocess.Popen
 
     def popen(command, **kwargs):
-        assert command[1:4] == ["-P", "-m", "normlab.jobs.worker"]
+        assert command[1:4] == ["-P", "-m", "normlab.training.jobs.worker"]
         return whole([command[0], "-c", STAND_IN], **kwargs)
 
     monkeypatch.setattr(module.subprocess, "Popen", popen)
@@ -93,9 +93,9 @@ def test_a_run_goes_on_in_another_worker_while_it_gets_further(workers, monkeypa
 import json, os, signal, sys
 from pathlib import Path
 from dataclasses import replace
-from normlab.spec.config import Config, run_id
-from normlab.spec.io import from_json
-from normlab.store import RunFolder, Status
+from normlab.config.config import Config, run_id
+from normlab.config.io import from_json
+from normlab.runs import RunFolder, Status
 for line in sys.stdin:
     folder = RunFolder(Path(sys.argv[1]) / run_id(from_json(Config, line)))
     step = folder.status().step + 1

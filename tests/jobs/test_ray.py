@@ -6,16 +6,16 @@ import time
 
 import pytest
 
+from normlab.config.config import run_id
+from normlab.config.io import to_json
 from normlab.data.prepare import prepare
-from normlab.spec.config import run_id
-from normlab.spec.io import to_json
-from normlab.store import RunFolder
+from normlab.runs import RunFolder
 from training.tiny import tiny
 
 
 def test_a_node_that_would_not_train_the_same_run_says_why(text, tmp_path):
     pytest.importorskip("ray", reason="needs Ray: pip install 'normlab[cluster]'")
-    from normlab.jobs.ray import Host
+    from normlab.training.jobs.ray import Host
 
     config = tiny(text, steps=4)
     mark = tmp_path / "mark"
@@ -30,7 +30,7 @@ def test_a_node_that_would_not_train_the_same_run_says_why(text, tmp_path):
 
 def test_a_host_passes_on_the_answer_and_stops_before_it_begins(text, tmp_path):
     pytest.importorskip("ray", reason="needs Ray: pip install 'normlab[cluster]'")
-    from normlab.jobs.ray import Host
+    from normlab.training.jobs.ray import Host
 
     data, _ = prepare(text, tmp_path / "data")
     config = tiny(data, steps=4)
@@ -45,9 +45,9 @@ def test_a_host_passes_on_the_answer_and_stops_before_it_begins(text, tmp_path):
 PARENT = """
 import sys
 from pathlib import Path
-from normlab.jobs.process import Process
-from normlab.spec.config import Config
-from normlab.spec.io import from_json
+from normlab.training.jobs.process import Process
+from normlab.config.config import Config
+from normlab.config.io import from_json
 Process(Path(sys.argv[1])).train(from_json(Config, sys.argv[2]))
 """
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from normlab.config.config import run_id
+from normlab.config.io import to_json
 from normlab.data.prepare import prepare
-from normlab.spec.config import run_id
-from normlab.spec.io import to_json
-from normlab.store import RunFolder
+from normlab.runs import RunFolder
 from normlab.training.train import train
 from training.tiny import tiny
 
@@ -24,7 +24,7 @@ def test_one_line_in_one_line_out(ready, tmp_path):
     broken = replace(good, model=replace(good.model, heads=3))
     other = tiny(ready, steps=5)
     lines = "".join(to_json(c) + "\n" for c in (good, broken, other))
-    command = [sys.executable, "-m", "normlab.jobs.worker", str(tmp_path)]
+    command = [sys.executable, "-m", "normlab.training.jobs.worker", str(tmp_path)]
     ended = subprocess.run(command, input=lines, capture_output=True, text=True, check=False)
     assert ended.returncode == 0
     first, second, third = ended.stdout.splitlines()
@@ -42,7 +42,7 @@ def test_one_line_in_one_line_out(ready, tmp_path):
 
 CHATTY = """
 import os, sys
-from normlab.jobs import worker
+from normlab.training.jobs import worker
 
 def train(config, root):
     print("from Python")

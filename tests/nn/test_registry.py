@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from normlab.errors import nearest
-from normlab.init import SCHEMES
 from normlab.nn import Embedding, LayerNorm, Norm, Placement, PlainEmbedding
+from normlab.nn.init import SCHEMES
 from normlab.nn.registry import Registry
 from normlab.optim import OPTIMISERS, SCHEDULES
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from normlab.config.config import OptimConfig
 from normlab.errors import UserError
 from normlab.optim import OPTIMISERS, build_optimiser
-from normlab.spec.config import OptimConfig
 
 BETAS, EPS, MOMENTUM = (0.8, 0.9), 1e-3, 0.7
 RATES = (0.1, 0.03, 0.2, 0.0, 0.05, 0.1, 0.07, 0.1, 0.02, 0.1)

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from normlab.config.config import OptimConfig
 from normlab.optim import SCHEDULES, ScheduleState, ValDecay, schedule_factor
-from normlab.spec.config import OptimConfig
 
 
 def factors(name, steps, total_steps=10, decays=0, **optim):

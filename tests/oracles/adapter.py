@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from normlab.spec.config import ModelConfig
+from normlab.config.config import ModelConfig
 from oracles import branches, embeddings, initial, norms, placements
 
 Array = np.ndarray

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from normlab.init import initialise_, profile_
 from normlab.nn import Decoder, Norm, Seq2Seq, TokenModel
+from normlab.nn.init import initialise_, profile_
 from oracles import initial, norms
 from oracles.adapter import NORMS, StackOracle, Weights, embed, norm_bundle, roles_of
 from oracles.comparing import arrays_of, ours_alone

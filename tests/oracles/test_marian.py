@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from normlab.config.config import ModelConfig
 from normlab.nn import Seq2Seq
 from normlab.nn.decode import Bounds, Hypothesis, search
 from normlab.nn.sampling import likeliest, nucleus
-from normlab.spec.config import ModelConfig
 from scripts import script
 
 transformers = pytest.importorskip("transformers", reason="Hugging Face's Marian comes with the extra hf")

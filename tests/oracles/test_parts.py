@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from normlab.init import SCHEMES
+from normlab.config.config import ModelConfig
 from normlab.nn import (
     BIASES,
     HEAD_GAINS,
@@ -25,8 +25,8 @@ from normlab.nn import (
     PositionEncoding,
     QueryKeyNorm,
 )
+from normlab.nn.init import SCHEMES
 from normlab.nn.position import sinusoids
-from normlab.spec.config import ModelConfig
 from oracles import adapter, embeddings, norms
 from oracles.adapter import Choices, Weights
 from oracles.comparing import compare, ours_alone, scattered

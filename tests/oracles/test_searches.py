@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from contracts.variants import CONFIG, VOCAB, perturbed
+from normlab.config.config import DecodeConfig
 from normlab.nn import Cache, Seq2Seq
 from normlab.nn.decode import FREE, LENGTH_PENALTIES, MAX_LEN, Bounds, Hypothesis, beam_search, search
-from normlab.spec.config import DecodeConfig
 from normlab.tasks.translation import translate_lines
 from oracles import searches
 from oracles.searches import Asked

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
+from normlab.config.config import ModelConfig
 from normlab.nn import (
     DECODER_LAYER,
     ENCODER_LAYER,
@@ -22,7 +23,6 @@ from normlab.nn import (
     Seq2Seq,
     build_stack,
 )
-from normlab.spec.config import ModelConfig
 from oracles import adapter
 from oracles.adapter import StackOracle, Weights
 from oracles.comparing import compare, ours_alone, scattered

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from normlab.config.config import ModelConfig
 from normlab.nn import TokenModel
-from normlab.spec.config import ModelConfig
 from oracles import embeddings
 from oracles.comparing import scattered
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from normlab import nn as ours
-from normlab.papers import artefact
+from normlab.papers import find_artefact
 
-BLOCKS = artefact("apx.blocks")
+BLOCKS = find_artefact("apx.blocks")
 SHAPE = (32, 10, 512)
 
 

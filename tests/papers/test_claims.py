@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from lock_claims import LOCK, fingerprints
-from normlab.reproduce.lock import locked_in
-from normlab.spec.artefact import Reproduction
-from normlab.store.reproductions import KEPT, named, read_reproduction
+from normlab.papers.artefact import Reproduction
+from normlab.papers.lock import locked_in
+from normlab.papers.results import KEPT, named, read_reproduction
 
 CARRIED = json.loads(LOCK.with_name("carried.json").read_text(encoding="utf-8"))
 """Fingerprint to the one that covered less of the same claims."""
@@ -100,7 +100,7 @@ def test_the_lock_bites(tmp_path):
         "new.one",
         "old.one",
     ]
-    from normlab.store.reproductions import write_reproduction
+    from normlab.papers.results import write_reproduction
     from report.reproductions import ARTEFACT, found
 
     write_reproduction(found(), tmp_path)

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from normlab.config.config import ModelConfig
 from normlab.nn import Seq2Seq
-from normlab.papers import artefact
-from normlab.spec.config import ModelConfig
+from normlab.papers import find_artefact
 
-PARAMETERS = artefact("liu2020.parameters")
+PARAMETERS = find_artefact("liu2020.parameters")
 SMALL = ModelConfig(dim=512, ffn_dim=1024, heads=4, encoder_layers=6, decoder_layers=6)
 BASE = replace(SMALL, ffn_dim=2048, heads=8)
 EN_DE, EN_FR = 37_000, 44_500

@@ -8,9 +8,9 @@ from math import isfinite
 
 import pytest
 
-from normlab.papers import ARTEFACTS, artefact, chosen, keys
+from normlab.papers import ARTEFACTS, chosen, find_artefact, keys
 from normlab.papers.cells import PrintedTable
-from normlab.store.reproductions import superseded
+from normlab.papers.results import superseded
 
 
 def test_there_are_59_artefacts_in_the_papers_order():
@@ -126,7 +126,7 @@ def test_cells_are_those_of_the_papers():
 
 
 def test_artefacts_are_found_by_id_key_and_all():
-    assert artefact("liu2020.fig4").id == "liu2020.fig4"
+    assert find_artefact("liu2020.fig4").id == "liu2020.fig4"
     assert [a.id for a in chosen(["apx", "liu2020.fig4", "apx.blocks"])] == [
         "apx.blocks",
         "apx.claims",
@@ -140,7 +140,7 @@ def test_artefacts_are_found_by_id_key_and_all():
     [("liu2020.fig44", "did you mean liu2020.fig4?"), ("###", "normlab papers lists all of them")],
 )
 def test_an_unknown_one_names_the_nearest(name, hint):
-    for look in (artefact, lambda one: chosen([one])):
+    for look in (find_artefact, lambda one: chosen([one])):
         with pytest.raises(ValueError, match="there is no artefact") as refused:
             look(name)
         assert hint in str(refused.value)

@@ -7,7 +7,7 @@ from normlab.papers import ARTEFACTS
 from normlab.papers.bases import LAPTOP
 from normlab.papers.measures import EdgeRatio, ShareGap
 from normlab.papers.resolution import resolution
-from normlab.spec.trainings import Trainings
+from normlab.papers.trainings import Trainings
 
 
 def test_differences_and_shares_that_its_seeds_resolve():

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from normlab.config.config import Config
 from normlab.papers import ARTEFACTS
 from normlab.papers.scales import Setting, at_each
 from normlab.papers.texts import SOURCES, named, source_of
-from normlab.recipes.grammar import resolve
-from normlab.spec.config import Config
-from normlab.spec.trainings import LAPTOP, SCALES, Trainings, changed, unlike
+from normlab.papers.trainings import LAPTOP, SCALES, Trainings, changed, unlike
 from normlab.tasks.registry import TASKS
+from normlab.training.recipes.grammar import resolve
 
 TRAINED = {id_: artefact for id_, artefact in ARTEFACTS.items() if artefact.trainings}
 LARGE = [scale for scale in SCALES if scale != LAPTOP]

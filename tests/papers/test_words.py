@@ -3,6 +3,9 @@ from dataclasses import replace
 import pytest
 
 from normlab.papers import ARTEFACTS
+from normlab.papers.artefact import Reproduction, Superseded
+from normlab.papers.claim import Measure, at_least
+from normlab.papers.results import Standing
 from normlab.papers.words import (
     basis,
     command,
@@ -16,9 +19,6 @@ from normlab.papers.words import (
     standing_in_words,
     undecided,
 )
-from normlab.spec.artefact import Reproduction, Superseded
-from normlab.spec.claim import Measure, at_least
-from normlab.store.reproductions import Standing
 from report.reproductions import ARTEFACT, changed, found
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from normlab.init import initialise_
+from normlab.config.config import ModelConfig
 from normlab.nn import ENCODER_LAYER, Decoder, Encoder, Placement, Seq2Seq, stack_of
-from normlab.spec.config import ModelConfig
+from normlab.nn.init import initialise_
 from parity.arrays import below, case, equal, located
 
 MATRICES = ("self.q", "self.k", "self.v", "self.out", "ffn.in", "ffn.out")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from normlab.config.config import OptimConfig
 from normlab.optim import OPTIMISERS, ScheduleState, schedule_factor
-from normlab.spec.config import OptimConfig
 from parity.arrays import case, equal
 
 RADAM, RATES = case("radam"), case("inverse_sqrt")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from normlab.configs import demo
-from normlab.recipes.explain import explain
-from normlab.recipes.grammar import describe, resolve
-from normlab.spec.config import Config, DataConfig, ModelConfig
+from normlab.cli.presets import demo
+from normlab.config.config import Config, DataConfig, ModelConfig
 from normlab.tasks.build import build_seq2seq
+from normlab.training.recipes.explain import explain
+from normlab.training.recipes.grammar import describe, resolve
 
 
 def test_everything_that_is_not_plain_has_its_equation_and_the_rest_its_name():

@@ -8,10 +8,19 @@ from types import SimpleNamespace
 
 import pytest
 
+from normlab.config.config import Config, ModelConfig, OptimConfig, run_id
 from normlab.nn import Norm, Placement, PreNorm
-from normlab.recipes.explain import explain
-from normlab.recipes.grammar import CITATION, Part, describe, listed, parts, require_known, resolve, summary
-from normlab.spec.config import Config, ModelConfig, OptimConfig, run_id
+from normlab.training.recipes.explain import explain
+from normlab.training.recipes.grammar import (
+    CITATION,
+    Part,
+    describe,
+    listed,
+    parts,
+    require_known,
+    resolve,
+    summary,
+)
 
 BASE = Config(
     model=ModelConfig(dim=64, norm="rmsnorm", scheme="smallinit", embedding="fixnorm", bias="nobias"),

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from normlab.nn import PreNorm
-from normlab.recipes import plugins
-from normlab.recipes.plugins import ENVIRONMENT, code_digest, load_plugins
+from normlab.training.recipes import plugins
+from normlab.training.recipes.plugins import ENVIRONMENT, code_digest, load_plugins
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from normlab.spec.comparison import Comparison
+from normlab.comparison.result import Comparison
 from report import example
 
 

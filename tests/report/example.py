@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from normlab.comparison.judge import judge
-from normlab.spec.comparison import Comparison, RecipeResult, Sample, Trial
-from normlab.spec.config import (
+from normlab.comparison.result import Comparison, RecipeResult, Sample, Trial
+from normlab.config.config import (
     Config,
     DataConfig,
     MachineConfig,
@@ -19,8 +19,8 @@ from normlab.spec.config import (
     SeedConfig,
     run_id,
 )
-from normlab.spec.outcome import Outcome
-from normlab.store.folder import RunFolder, Status, write_json_atomic
+from normlab.config.outcome import Outcome
+from normlab.runs.folder import RunFolder, Status, write_json_atomic
 from normlab.tasks.translation import Translation
 
 METRICS = Translation.metrics

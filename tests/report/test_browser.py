@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from normlab.comparison.result import Comparison
 from normlab.report.compare import write_compare_page
 from normlab.report.run import run_page
-from normlab.spec.comparison import Comparison
 from report import example
 
 sync_api = pytest.importorskip("playwright.sync_api")

@@ -10,10 +10,10 @@ import pytest
 from markupsafe import Markup
 
 from normlab.comparison.judge import judge
+from normlab.comparison.result import Comparison
 from normlab.report.compare import compare_page, write_compare_page
 from normlab.report.page import LIMIT_BYTES
 from normlab.report.words import slug
-from normlab.spec.comparison import Comparison
 from report import example
 
 VOID = {"meta", "link", "br", "hr", "wbr", "line"}

@@ -6,13 +6,13 @@ import polars as pl
 import pytest
 
 from normlab.cli.commands import Report
+from normlab.config.config import Config
 from normlab.errors import UserError
-from normlab.figures.probes import by_depth
+from normlab.report.charts.probes import by_depth
 from normlab.report.flight import flown, watched, write_probes_page
 from normlab.report.page import Chart, Grid, Notes, Text
 from normlab.report.run import run_page
-from normlab.spec.config import Config
-from normlab.store.folder import RunFolder, Status
+from normlab.runs.folder import RunFolder, Status
 
 OUTSIDE = {"step": 1, "stack": None, "index": None, "module": "embedding", "value": 1.0}
 OUTSIDE |= {"signal": "grad", "statistic": "l2"}

@@ -6,8 +6,8 @@ import pytest
 from markupsafe import Markup
 
 from normlab.errors import UserError
-from normlab.figures.theme import MANY, Drawn, finish, rows
 from normlab.report import page
+from normlab.report.charts.theme import MANY, Drawn, finish, rows
 from normlab.report.page import Cell, Chart, Code, Details, Grid, Html, Notes, Page, Section, Table, Text
 
 

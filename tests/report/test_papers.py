@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from normlab.config.config import Config
 from normlab.papers import ARTEFACTS
+from normlab.papers.artefact import Artefact
+from normlab.papers.results import Standing, at_other_scales, standing, write_reproduction
+from normlab.papers.trainings import Trainings
 from normlab.report.papers import papers_page, write_papers_page
 from normlab.report.reproduction import write_reproduction_page
-from normlab.spec.artefact import Artefact
-from normlab.spec.config import Config
-from normlab.spec.trainings import Trainings
-from normlab.store.reproductions import Standing, at_other_scales, standing, write_reproduction
 from report.reproductions import ARTEFACT, found
 
 

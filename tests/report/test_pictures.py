@@ -1,8 +1,8 @@
 import dataclasses
 
-from normlab.figures.downsample import POINTS
+from normlab.comparison.result import Comparison
 from normlab.report import pictures
-from normlab.spec.comparison import Comparison
+from normlab.report.charts.downsample import POINTS
 
 
 def test_a_chart_for_every_question(comparison: Comparison) -> None:

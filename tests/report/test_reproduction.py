@@ -6,11 +6,11 @@ import re
 from dataclasses import replace
 from html import unescape
 
+from normlab.papers.artefact import Superseded
 from normlab.papers.cells import PrintedTable
+from normlab.papers.claim import Measure
+from normlab.papers.results import Standing, standing, write_reproduction
 from normlab.report.reproduction import reproduction_page, write_reproduction_page
-from normlab.spec.artefact import Superseded
-from normlab.spec.claim import Measure
-from normlab.store.reproductions import Standing, standing, write_reproduction
 from report.reproductions import ARTEFACT, changed, found
 
 

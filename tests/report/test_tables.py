@@ -3,9 +3,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from normlab.comparison.result import Comparison
 from normlab.report import tables
 from normlab.report.runs import view
-from normlab.spec.comparison import Comparison
 from report import example
 
 

@@ -3,8 +3,8 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
+from normlab.comparison.result import Comparison, Interval, RecipeResult, Trial
 from normlab.report import words
-from normlab.spec.comparison import Comparison, Interval, RecipeResult, Trial
 from normlab.tasks.translation import Translation
 from report import example
 

@@ -6,11 +6,11 @@ import pytest
 
 from normlab.errors import UserError
 from normlab.papers import ARTEFACTS
-from normlab.reproduce.answers import answers
-from normlab.reproduce.lab import Lab
-from normlab.spec.artefact import Reproduction
-from normlab.spec.claim import Measure
-from normlab.store import reproductions
+from normlab.papers import results as reproductions
+from normlab.papers.artefact import Reproduction
+from normlab.papers.claim import Measure
+from normlab.papers.lab import Lab
+from normlab.papers.studies.answers import answers
 
 ID = "liu2020.warmup"
 SHARE = Measure(0.1, 0.0, 0.3, 8)

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from normlab.configs import CONFIGS
+from normlab.cli.presets import CONFIGS
+from normlab.config.config import Config, DataConfig, SeedConfig
 from normlab.errors import SpentError, UserError
-from normlab.jobs.queue import Queue
+from normlab.papers.lab import Lab
 from normlab.papers.measures import Difference
-from normlab.reproduce import fine_tuning
-from normlab.reproduce.fine_tuning import fine_tuned, search
-from normlab.reproduce.lab import Lab
-from normlab.spec.config import Config, DataConfig, SeedConfig
-from normlab.store import Runs
+from normlab.papers.studies import fine_tuning
+from normlab.papers.studies.fine_tuning import fine_tuned, search
+from normlab.runs import Runs
+from normlab.training.jobs.queue import Queue
 from normlab.training.train import train
 from tasks.test_classification import write_pairs
 from training.tiny import tiny_bert, write_plain

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from normlab.reproduce import intervals
-from normlab.reproduce.intervals import (
+from normlab.papers import intervals
+from normlab.papers.claim import Measure
+from normlab.papers.intervals import (
     geometric,
     highest,
     jackknife,
@@ -22,7 +23,6 @@ from normlab.reproduce.intervals import (
     simultaneous,
     slope,
 )
-from normlab.spec.claim import Measure
 
 
 def test_a_mean_has_student_s_interval():

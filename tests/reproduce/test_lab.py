@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from normlab.reproduce.lab import Lab, describe, size
+from normlab.papers.lab import Lab, describe, size
 
 
 @pytest.fixture

@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import pytest
 
+from normlab.config.config import DataConfig, run_id
+from normlab.config.units import seconds_of
 from normlab.errors import UserError
-from normlab.papers import Artefact, studies
+from normlab.papers import Artefact, planning
+from normlab.papers import own_studies as studies
 from normlab.papers.bases import LAPTOP
+from normlab.papers.claim import at_least
 from normlab.papers.measures import ShareTrained
-from normlab.reproduce import planning
-from normlab.reproduce.planning import Training, plan
-from normlab.spec.claim import at_least
-from normlab.spec.config import DataConfig, run_id
-from normlab.spec.trainings import Trainings, changed
-from normlab.spec.units import seconds_of
-from normlab.store import RunFolder, Status
+from normlab.papers.planning import Training, plan
+from normlab.papers.trainings import Trainings, changed
+from normlab.runs import RunFolder, Status
 
 BASE = replace(
     LAPTOP,

@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from normlab.examine.subjects import of_run
+from normlab.config.config import DataConfig
 from normlab.papers.bases import LAPTOP
 from normlab.papers.measures import ConstantRatio, FoldDifference, ScoreRatio, TrainPerplexityRatio
-from normlab.recipes.grammar import resolve
-from normlab.reproduce.restored import TRAINING_BATCHES
-from normlab.reproduce.trained import Trained
-from normlab.spec.config import DataConfig
+from normlab.papers.studies.restored import TRAINING_BATCHES
+from normlab.papers.studies.trained import Trained
 from normlab.tasks.translation import Translation
+from normlab.training.recipes.grammar import resolve
+from normlab.training.subjects import of_run
 from normlab.training.train import train
 
 BASE = replace(

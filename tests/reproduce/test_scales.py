@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 import bert_text
+from normlab.config.config import MachineConfig
 from normlab.errors import UserError
 from normlab.papers import ARTEFACTS
+from normlab.papers.planning import Training, plan
 from normlab.papers.texts import paths_of
-from normlab.reproduce.planning import Training, plan
-from normlab.spec.config import MachineConfig
-from normlab.spec.trainings import changed
+from normlab.papers.trainings import changed
 
 LINES = 60
 SPLITS = ("train", "validation", "test")

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from normlab.config.config import DataConfig
 from normlab.nn import Placement
-from normlab.papers import ARTEFACTS, studies
-from normlab.reproduce import each, lab, reproduce
-from normlab.spec.config import DataConfig
+from normlab.papers import ARTEFACTS, lab
+from normlab.papers import own_studies as studies
+from normlab.papers.reproduce import each, reproduce
 
 SMALL: dict[str, Any] = {
     "dim": 16, "dims": (16, 32, 64), "layers": 3, "tokens": 128, "seeds": 2, "seed": 0, "batches": 2,
@@ -88,7 +89,7 @@ def test_every_study_belongs_to_an_artefact():
     own = {study for study in vars(studies).values() if isinstance(study, studies.OwnStudy)}
     assert {artefact.study for artefact in ARTEFACTS.values() if artefact.study} == own
     for study in own:
-        assert callable(getattr(import_module(f"normlab.reproduce.{study.module}"), study.__name__))
+        assert callable(getattr(import_module(f"normlab.papers.studies.{study.module}"), study.__name__))
 
 
 def test_a_wrong_block_disagrees(root, monkeypatch):

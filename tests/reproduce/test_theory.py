@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from normlab.reproduce.statements import norm_factors
-from normlab.reproduce.theory import Setting, mean_field_scales
+from normlab.papers.studies.statements import norm_factors
+from normlab.papers.studies.theory import Setting, mean_field_scales
 
 
 def test_attention_is_uniform_and_feed_forwards_have_no_bias():

@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from normlab.config.config import Config, run_id
+from normlab.config.outcome import Outcome
 from normlab.errors import UserError
 from normlab.papers import ARTEFACTS
+from normlab.papers.claim import Measure, at_least
+from normlab.papers.lab import Lab
 from normlab.papers.learned_scales import ScaleChange, ScaleGrowth
 from normlab.papers.measures import (
     BestDifference,
@@ -29,14 +33,10 @@ from normlab.papers.measures import (
     SpikesDifference,
     StepsRatio,
 )
-from normlab.reproduce.lab import Lab
-from normlab.reproduce.learned import ROLES, by_layer, scales_of
-from normlab.reproduce.trained import Trained, trainings
-from normlab.spec.claim import Measure, at_least
-from normlab.spec.config import Config, run_id
-from normlab.spec.outcome import Outcome
-from normlab.store import RunFolder, Status
-from normlab.store.files import write_json_atomic
+from normlab.papers.studies.learned import ROLES, by_layer, scales_of
+from normlab.papers.studies.trained import Trained, trainings
+from normlab.runs import RunFolder, Status
+from normlab.runs.files import write_json_atomic
 from normlab.tasks.registry import TASKS
 from normlab.tasks.translation import Translation
 
@@ -211,7 +211,7 @@ def on_cpu(config):
     "artefact", [a for a in ARTEFACTS.values() if a.trainings], ids=lambda artefact: artefact.id
 )
 def test_every_cell_of_an_artefact_can_be_trained_and_every_measure_reads_cells(artefact):
-    from normlab.recipes.grammar import resolve
+    from normlab.training.recipes.grammar import resolve
 
     for trainings_ in artefact.trainings.values():
         resolved = [resolve(c.recipe, on_cpu(c), force=True) for _, _, c in trainings_.configs()]

@@ -2,12 +2,12 @@ from dataclasses import fields, replace
 
 import pytest
 
+from normlab.papers.artefact import Artefact, Drawing, Reproduction, Tally
 from normlab.papers.bases import LAPTOP
+from normlab.papers.claim import Claim, Measure
 from normlab.papers.measures import Difference, OfRuns, Score, ShareTrained
-from normlab.papers.studies import OwnStudy
-from normlab.spec.artefact import Artefact, Drawing, Reproduction, Tally
-from normlab.spec.claim import Claim, Measure
-from normlab.spec.trainings import Trainings
+from normlab.papers.own_studies import OwnStudy
+from normlab.papers.trainings import Trainings
 
 
 def first(lab, *, dims):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from normlab.spec.claim import VERDICTS, Claim, Measure, at_least, at_most, together, within
+from normlab.papers.claim import VERDICTS, Claim, Measure, at_least, at_most, together, within
 
 BAND = Claim("m is between 1 and 2", "m", at_least=1.0, at_most=2.0)
 

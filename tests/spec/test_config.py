@@ -6,9 +6,8 @@ from typing import get_type_hints
 
 import pytest
 
-from normlab.errors import UserError
-from normlab.spec import config as module
-from normlab.spec.config import (
+from normlab.config import config as module
+from normlab.config.config import (
     Config,
     DataConfig,
     DecodeConfig,
@@ -22,7 +21,8 @@ from normlab.spec.config import (
     run_id,
     since,
 )
-from normlab.spec.io import from_json, to_json
+from normlab.config.io import from_json, to_json
+from normlab.errors import UserError
 
 STAYS_OUT = {
     "recipe",

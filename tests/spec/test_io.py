@@ -17,10 +17,9 @@ from torch import nn
 
 import normlab
 from normlab import diagnosis
-from normlab.configs import demo
-from normlab.errors import UserError
-from normlab.spec.comparison import Comparison, Difference, Interval, RecipeResult, Sample, Trial
-from normlab.spec.config import (
+from normlab.cli.presets import demo
+from normlab.comparison.result import Comparison, Difference, Interval, RecipeResult, Sample, Trial
+from normlab.config.config import (
     Config,
     DataConfig,
     DecodeConfig,
@@ -29,11 +28,12 @@ from normlab.spec.config import (
     SeedConfig,
     TrainConfig,
 )
-from normlab.spec.fields import Count
-from normlab.spec.io import from_json, from_plain, to_json, to_plain, validated
-from normlab.spec.metric import NLL, Metric
-from normlab.spec.model import ModelConfig
-from normlab.spec.outcome import Outcome
+from normlab.config.fields import Count
+from normlab.config.io import from_json, from_plain, to_json, to_plain, validated
+from normlab.config.metric import NLL, Metric
+from normlab.config.model import ModelConfig
+from normlab.config.outcome import Outcome
+from normlab.errors import UserError
 from normlab.training.translate import n_best
 from normlab.watching.watch import Watch
 

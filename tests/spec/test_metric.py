@@ -2,8 +2,8 @@ import math
 
 import pytest
 
+from normlab.config.metric import NLL, Metric, deciding, in_words, named
 from normlab.errors import UserError
-from normlab.spec.metric import NLL, Metric, deciding, in_words, named
 
 SCORE = Metric("score", "score", least=0.0, most=100.0)
 

@@ -1,4 +1,4 @@
-from normlab.spec.randomness import derive
+from normlab.config.randomness import derive
 
 
 def test_values_never_change():

@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from normlab.jobs.place import placed
-from normlab.recipes.grammar import resolve
-from normlab.spec.config import Config, MachineConfig, run_id
-from normlab.spec.request import CompareRequest, usable_cores
+from normlab.comparison.request import CompareRequest, placed
+from normlab.config.config import Config, MachineConfig, run_id
 from normlab.training.devices import resolved_precision
+from normlab.training.jobs.place import usable_cores
+from normlab.training.recipes.grammar import resolve
 
 
 @pytest.mark.parametrize(

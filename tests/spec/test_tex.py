@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from normlab.spec.tex import readable
+from normlab.config.tex import readable
 
 SHOWN = {
     r"Post-LN: :math:`x \leftarrow \mathrm{LN}(x + f(x))`": "Post-LN: x ← LN(x + f(x))",

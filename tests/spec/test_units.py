@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from normlab.spec.units import duration, p_value, perplexity, rate, steps_named
+from normlab.config.units import duration, p_value, perplexity, rate, steps_named
 
 
 @pytest.mark.parametrize(

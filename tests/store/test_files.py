@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from normlab.store import files
-from normlab.store.files import read_json, write_json_atomic, write_text_atomic
+from normlab.runs import files
+from normlab.runs.files import read_json, write_json_atomic, write_text_atomic
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import pytest
 
-from normlab.spec import config as config_module
-from normlab.spec.config import Config, DataConfig, MachineConfig, OptimConfig, run_id
-from normlab.spec.outcome import Outcome
-from normlab.store import RunBusyError, RunFolder, Runs, Status
-from normlab.store.files import write_json_atomic
-from normlab.store.folder import read_config
-from normlab.store.manifest import CheckpointError
+from normlab.config import config as config_module
+from normlab.config.config import Config, DataConfig, MachineConfig, OptimConfig, run_id
+from normlab.config.outcome import Outcome
+from normlab.runs import RunBusyError, RunFolder, Runs, Status
+from normlab.runs.files import write_json_atomic
+from normlab.runs.folder import read_config
+from normlab.runs.manifest import CheckpointError
 
 CONFIG = Config(
     recipe="pre",
@@ -164,7 +164,7 @@ def test_rows_that_are_gone_since_a_checkpoint_are_told(folder):
 
 HOLD = """
 import sys, time
-from normlab.store import RunFolder
+from normlab.runs import RunFolder
 with RunFolder(sys.argv[1]).lock():
     print("held", flush=True)
     time.sleep(60)

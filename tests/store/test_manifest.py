@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from normlab.store import manifest
-from normlab.store.manifest import CheckpointError, commit, committed, read_state, recover
+from normlab.runs import manifest
+from normlab.runs.manifest import CheckpointError, commit, committed, read_state, recover
 
 
 def write(folder: Path, text: str, **more) -> None:

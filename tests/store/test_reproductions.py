@@ -9,10 +9,10 @@ import math
 import pytest
 
 from normlab.papers import ARTEFACTS
-from normlab.spec.artefact import Artefact, Reproduction
-from normlab.spec.claim import Measure
-from normlab.store import reproductions
-from normlab.store.reproductions import (
+from normlab.papers import results as reproductions
+from normlab.papers.artefact import Artefact, Reproduction
+from normlab.papers.claim import Measure
+from normlab.papers.results import (
     KEPT,
     SUPERSEDED,
     Disagreement,

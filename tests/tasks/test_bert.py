@@ -13,8 +13,8 @@ import torch
 from normlab.data.tokenizer import EOS, PAD
 from normlab.errors import UserError
 from normlab.nn import Encoder
-from normlab.store import RunFolder
-from normlab.store.examples import read_examples
+from normlab.runs import RunFolder
+from normlab.runs.examples import read_examples
 from normlab.tasks.bert import BertPretraining
 from normlab.training.train import train
 from training.test_train import interrupt_at, without_seconds

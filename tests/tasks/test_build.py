@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from contracts.variants import CHOICES, CONFIG, VOCAB
-from normlab.init import SCHEMES
 from normlab.nn import Decoder, Encoder, FixNormEmbedding, Norm, Placement, Seq2Seq, Stack
+from normlab.nn.init import SCHEMES
 from normlab.tasks.build import build_model, build_seq2seq
 
 REGISTRIES = {"norm": Norm.registry, "encoder_placement": Placement.registry, "scheme": SCHEMES, **CHOICES}

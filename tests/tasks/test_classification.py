@@ -12,12 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from normlab.config.config import DataConfig
 from normlab.data.builtin import generate
 from normlab.data.labelled import columns_of
 from normlab.data.tokenizer import BOS, EOS, PAD
 from normlab.errors import UserError
-from normlab.spec.config import DataConfig
-from normlab.store import RunFolder
+from normlab.runs import RunFolder
 from normlab.tasks.classification import Classification, cut
 from normlab.training.train import train
 from training.test_train import interrupt_at, without_seconds

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from normlab.config.config import DecodeConfig
 from normlab.data.prepare import prepare
 from normlab.data.ragged import Ragged
 from normlab.errors import UserError
-from normlab.spec.config import DecodeConfig
 from normlab.tasks import translation as module
 from normlab.tasks.translation import Translation, n_best_lines
 from training.tiny import tiny, write_text

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from normlab.spec.config import Config, DataConfig
+from normlab.config.config import Config, DataConfig
 from normlab.tasks.scores import bleu_of_sums, bleu_tokens, corpus_bleu, score, sentence_statistics
 from normlab.tasks.translation import Translation
 

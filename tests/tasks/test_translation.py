@@ -6,11 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from normlab.config.config import DecodeConfig
 from normlab.data.prepare import prepare
 from normlab.data.ragged import Ragged, TokenPairs
 from normlab.data.text import Pairs
 from normlab.data.tokenizer import BOS, EOS, PAD, UNK
-from normlab.spec.config import DecodeConfig
 from normlab.tasks import translation as module
 from normlab.tasks.scores import corpus_bleu
 from normlab.tasks.task import repeated_share

@@ -17,9 +17,9 @@ import torch
 from safetensors.numpy import save_file
 
 import same_numbers
-from normlab.configs import CONFIGS
+from normlab.cli.presets import CONFIGS
 from normlab.papers import ARTEFACTS
-from normlab.spec.trainings import SCALES
+from normlab.papers.trainings import SCALES
 from same_numbers_comparing import Names, difference, load, same, shared
 from same_numbers_configurations import CONFIGURATIONS, DiagnosisOf, Starts, Training, Watched
 from same_numbers_driver import TABLES, Driver, collected, configured, shuffle_generators, without_prose

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from normlab.spec.config import Config
-from normlab.spec.io import to_json
-from normlab.store import RunFolder
+from normlab.config.config import Config
+from normlab.config.io import to_json
+from normlab.runs import RunFolder
 
 TORCHRUN = (sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from contracts.variants import CONFIG, VOCAB, perturbed
-from normlab.store.manifest import CheckpointError
+from normlab.runs.manifest import CheckpointError
 from normlab.tasks.build import build_seq2seq
 from normlab.training import checkpoint
 from normlab.training.checkpoint import (

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from normlab.store import RunFolder
+from normlab.runs import RunFolder
 from normlab.training.train import train
 from training.tiny import PowerCutError, tiny
 

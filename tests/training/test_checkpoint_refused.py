@@ -27,8 +27,8 @@ from bad_input.damage import (
     states,
 )
 from bad_input.prompt import held as every_file
-from normlab.store import RunFolder
-from normlab.store.files import row_line
+from normlab.runs import RunFolder
+from normlab.runs.files import row_line
 from normlab.training.checkpoint import resume
 from normlab.training.train import train
 from normlab.training.trainer import Trainer

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from normlab.spec.config import Config, MachineConfig, TrainConfig, run_id
+from normlab.config.config import Config, MachineConfig, TrainConfig, run_id
 from normlab.training.devices import autocast, best_precision, hardware, prepare_process, resolved_precision
 
 CPU = torch.device("cpu")

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from normlab.config.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
 from normlab.optim import build_optimiser, schedule_factor
 from normlab.optim.schedule import ScheduleState
-from normlab.recipes.grammar import PLACEMENT, listed, resolve
-from normlab.spec.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
 from normlab.tasks.translation import Translation
+from normlab.training.recipes.grammar import PLACEMENT, listed, resolve
 
 STEPS = 50
 BASE = Config(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from normlab.store import RunFolder
+from normlab.runs import RunFolder
 from normlab.training import phase
 from normlab.training.train import train
 from training.tiny import tiny

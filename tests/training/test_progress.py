@@ -11,7 +11,7 @@ import torch
 
 from normlab.errors import nearest
 from normlab.optim import ValDecay
-from normlab.store.manifest import STATE, CheckpointError
+from normlab.runs.manifest import STATE, CheckpointError
 from normlab.training.checkpoint import FORMAT, Checkpoint, open_checkpoint, save_checkpoint
 from normlab.training.progress import Clock, Progress
 from normlab.training.rows import Rows

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import distributed
 
-from normlab.store import RunFolder
+from normlab.runs import RunFolder
 from normlab.tasks.translation import Translation
 from normlab.training.ranks import SINGLE_PROCESS, OtherRankError, Ranks, check_share, joined
 from normlab.training.replay import examine

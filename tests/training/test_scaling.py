@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import distributed
 
-from normlab.spec.config import TrainConfig
+from normlab.config.config import TrainConfig
 from normlab.training.checkpoint import open_checkpoint
 from normlab.training.parallel import FSDP, SingleProcess
 from normlab.training.scaling import Scaling

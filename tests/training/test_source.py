@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from normlab.config.config import DataConfig
 from normlab.report.run import run_page
-from normlab.spec.config import DataConfig
 from normlab.tasks.translation import Translation
 from normlab.training.train import train
 from training.tiny import NAMES, tiny

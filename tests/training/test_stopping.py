@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from normlab.recipes.grammar import resolve
-from normlab.spec.config import Config, OptimConfig, TrainConfig
+from normlab.config.config import Config, OptimConfig, TrainConfig
 from normlab.tasks.translation import Translation
+from normlab.training.recipes.grammar import resolve
 from normlab.training.stopping import why_stop
 from normlab.training.train import train
 from training.test_train import files, interrupt_at, without_seconds

@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from normlab.config.config import run_id
+from normlab.config.io import to_json
 from normlab.errors import UserError
-from normlab.spec.config import run_id
-from normlab.spec.io import to_json
-from normlab.store import RunBusyError, RunFolder, Status
+from normlab.runs import RunBusyError, RunFolder, Status
 from normlab.tasks.translation import Translation
 from normlab.training import train as module
 from normlab.training.train import train

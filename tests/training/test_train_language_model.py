@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from normlab.config.config import run_id
+from normlab.config.io import to_json
+from normlab.config.metric import NLL
 from normlab.errors import UserError
-from normlab.spec.config import run_id
-from normlab.spec.io import to_json
-from normlab.spec.metric import NLL
-from normlab.store import RunFolder
-from normlab.store.examples import read_examples
+from normlab.runs import RunFolder
+from normlab.runs.examples import read_examples
 from normlab.tasks.language_model import LanguageModel
 from normlab.tasks.task import Evaluation, Task
 from normlab.training.measure import measure
@@ -97,7 +97,7 @@ def test_the_worker_trains_it(plain, tmp_path):
     good = tiny_language_model(data, steps=4)
     refused = replace(good, model=replace(good.model, encoder_layers=1))
     lines = "".join(to_json(config) + "\n" for config in (good, refused))
-    command = [sys.executable, "-m", "normlab.jobs.worker", str(tmp_path)]
+    command = [sys.executable, "-m", "normlab.training.jobs.worker", str(tmp_path)]
     ended = subprocess.run(command, input=lines, capture_output=True, text=True, check=False)
     first, second = ended.stdout.splitlines()
     assert first == "done"

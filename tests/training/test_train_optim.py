@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from normlab.optim import OPTIMISERS
-from normlab.store import RunFolder
+from normlab.runs import RunFolder
 from normlab.tasks.translation import Translation
 from normlab.training.train import train
 from training.test_train import files, interrupt_at, without_seconds

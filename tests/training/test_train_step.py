@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from normlab.spec.config import SeedConfig
+from normlab.config.config import SeedConfig
 from normlab.tasks.translation import Translation
 from normlab.training.trainer import Trainer
 from training.tiny import run_of, tiny

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from normlab.config.config import DecodeConfig
 from normlab.data.text import read_lines
 from normlab.errors import UserError
-from normlab.spec.config import DecodeConfig
-from normlab.store import RunFolder
-from normlab.store.folder import read_json
+from normlab.runs import RunFolder
+from normlab.runs.folder import read_json
 from normlab.tasks.scores import score
 from normlab.training import translate as module
 from normlab.training.train import train

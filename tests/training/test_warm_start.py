@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from bad_input.damage import EDITED, changed, foreign
 from keep import keep_run
-from normlab.spec.config import run_id
-from normlab.store import RunFolder
+from normlab.config.config import run_id
+from normlab.runs import RunFolder
 from normlab.training.replay import examine
 from normlab.training.train import train
 from normlab.training.warm_start import digest, with_start

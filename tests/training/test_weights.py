@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from bad_input.damage import foreign
+from normlab.config.config import OptimConfig, TrainConfig, run_id
 from normlab.optim import OPTIMISERS, build_optimiser
-from normlab.spec.config import OptimConfig, TrainConfig, run_id
-from normlab.store import RunFolder
+from normlab.runs import RunFolder
 from normlab.training.train import train
 from normlab.training.weights import Ema, checkpoint_of, kept_steps, weights_of
 from normlab.watching.recorder import Trigger

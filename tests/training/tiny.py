@@ -7,9 +7,7 @@ from pathlib import Path
 
 import torch
 
-from normlab.data.builtin import generate
-from normlab.recipes.grammar import resolve
-from normlab.spec.config import (
+from normlab.config.config import (
     Config,
     DataConfig,
     DecodeConfig,
@@ -19,9 +17,11 @@ from normlab.spec.config import (
     SeedConfig,
     TrainConfig,
 )
-from normlab.store import RunFolder
+from normlab.data.builtin import generate
+from normlab.runs import RunFolder
 from normlab.tasks.registry import TASKS
 from normlab.training.ranks import SINGLE_PROCESS, Ranks
+from normlab.training.recipes.grammar import resolve
 from normlab.training.run import Run
 from normlab.training.trainer import Trainer
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from normlab.config.io import to_plain
 from normlab.errors import UserError
-from normlab.figures.rates import loss_by_rate
+from normlab.report.charts.rates import loss_by_rate
 from normlab.report.trial import trial_page, write_trial_page
-from normlab.spec.io import to_plain
 from normlab.trials.scale import Scale
 from normlab.trials.trials import Trial, Trials
 

@@ -51,7 +51,7 @@ def check(
         stack.enter_context(same_globals())
         stack.enter_context(same_random_state(0))
         if given.declare.init not in (None, "class") and not isinstance(given.declare.init, tuple):
-            given = import_module("normlab.examine.declaring").resolved_init(given)  # recipes lie above
+            given = import_module("normlab.training.declared").resolved_init(given)  # recipes lie above
         return examine(Step(given, budget_s=budget_s), properties(), progress)
 
 

@@ -28,12 +28,12 @@ from normlab.cli.common import (
 )
 from normlab.cli.flags import ConfigFlags, load
 from normlab.errors import UserError
-from normlab.store.folder import find_run
+from normlab.runs.folder import find_run
 
 if TYPE_CHECKING:
     from normlab.checks.report import Report
-    from normlab.examine.setups import Source
-    from normlab.spec.config import Config
+    from normlab.config.config import Config
+    from normlab.training.setups import Source
 
 FAILS: Final = 3
 """Exit code where a property fails."""
@@ -154,7 +154,7 @@ class Check:
 
     def _sources(self) -> Iterator[tuple[Source, bool]]:
         """Yield what is to be tested, and whether it is one of several."""
-        from normlab.examine import setups
+        from normlab.training import setups
 
         kind = kind_of(self.source)
         if kind == "file":
@@ -162,7 +162,7 @@ class Check:
             with setups.setup_from_file(self.source, seed=self.seed) as source:
                 yield source, False
         elif kind == "hf":
-            from normlab.examine.pretrained import setup_from_folder
+            from normlab.training.pretrained import setup_from_folder
 
             folder = Path(self.source.removeprefix("hf:"))
             yield setup_from_folder(folder, seed=self.seed, trust_remote_code=self.trust_remote_code), False
@@ -180,8 +180,8 @@ class Check:
     # ------------------------------------------------------------------------------------------------ answers
     def _tested(self, source: Source, progress: Any) -> tuple[Report, Any]:
         from normlab.checks.check import check
-        from normlab.examine import baseline
-        from normlab.examine.declaring import declared
+        from normlab.training import baseline
+        from normlab.training.declared import declared
 
         setup, given = source.setup, self.declared
         beside = Path(self.source.removeprefix("hf:")) / "normlab.toml"
@@ -196,9 +196,9 @@ class Check:
         return report, setup
 
     def _plain(self, source: Source, report: Report, setup: Any) -> dict[str, Any]:
-        from normlab.examine.baseline import parameters_of
-        from normlab.examine.setups import sources
-        from normlab.spec.io import to_plain
+        from normlab.config.io import to_plain
+        from normlab.training.baseline import parameters_of
+        from normlab.training.setups import sources
 
         places = {found.module for found in (*report.failures, *report.notes)}
         plain: dict[str, Any] = to_plain(report.to_dict() | {"title": source.title})
@@ -214,7 +214,7 @@ class Check:
 
     def _write_for_programs(self, reports: Sequence[Mapping[str, Any]]) -> None:
         from normlab.report.machines import junit, sarif
-        from normlab.store.folder import write_text_atomic
+        from normlab.runs.folder import write_text_atomic
 
         for path, write in ((self.junit, junit), (self.sarif, sarif)):
             if path is not None:
@@ -280,7 +280,7 @@ def _say(source: Source, report: Report) -> None:
     from rich.text import Text
 
     from normlab.cli import terminal
-    from normlab.spec.units import duration
+    from normlab.config.units import duration
 
     console = terminal.console()
     for line in report.lines():

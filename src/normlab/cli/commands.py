@@ -24,13 +24,13 @@ from normlab.cli.reproduce import FAILED, Reproduce
 from normlab.cli.score import Score
 from normlab.cli.translate import Translate
 from normlab.cli.trial import Trial
+from normlab.comparison.request import CompareRequest
+from normlab.comparison.result import Comparison
+from normlab.config.config import Config
 from normlab.errors import UserError
-from normlab.spec.comparison import Comparison
-from normlab.spec.config import Config
-from normlab.spec.request import CompareRequest
-from normlab.store import Runs as Store
-from normlab.store.files import blamed, own, read_json, write_output
-from normlab.store.folder import find_run, named_output
+from normlab.runs import Runs as Store
+from normlab.runs.files import blamed, own, read_json, write_output
+from normlab.runs.folder import find_run, named_output
 
 
 class Command(Protocol):
@@ -79,7 +79,7 @@ class Compare:
 
         from normlab.cli import show
         from normlab.comparison import compare, plan
-        from normlab.jobs.place import placed
+        from normlab.comparison.request import placed
 
         request = placed(self.request(shlex.join(["normlab", *sys.argv[1:]])))
         if self.plan:
@@ -211,8 +211,8 @@ class Report:
             page = self._page(folder.path, folder.path / "run.html")
             write_output(page, run_page(folder.path))
             return page
+        from normlab.config.io import from_plain
         from normlab.report.compare import write_compare_page
-        from normlab.spec.io import from_plain
 
         stored = Path(self.of or self.runs / "comparison.json")
         if not stored.is_file():
@@ -250,7 +250,7 @@ class Recipes:
 
     def run(self) -> None:
         from normlab.cli import show
-        from normlab.recipes.grammar import resolve
+        from normlab.training.recipes.grammar import resolve
 
         if not self.names:
             show.recipes(self.axis)

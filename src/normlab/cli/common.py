@@ -10,10 +10,10 @@ from typing import Annotated
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, UseAppendAction, arg
 
 from normlab.cli.flags import ConfigFlags, is_file_name, load
+from normlab.config.config import Config, SeedConfig
+from normlab.config.fields import flag_name
+from normlab.config.io import is_utf8
 from normlab.errors import UserError
-from normlab.spec.config import Config, SeedConfig
-from normlab.spec.fields import flag_name
-from normlab.spec.io import is_utf8
 
 RUNS = Path("runs")
 Switch = FlagCreatePairsOff[bool]
@@ -92,7 +92,7 @@ def base_of(argv: Sequence[str]) -> tuple[str, Config]:
     Modules given with ``--import`` are imported first, because they may define it.
     """
     if imports := flags(argv, "--import"):
-        from normlab.recipes.plugins import load_plugins
+        from normlab.training.recipes.plugins import load_plugins
 
         load_plugins(*imports)
     name = config_name(argv)
@@ -104,8 +104,8 @@ def resolved(name: str, flags: ConfigFlags, *, recipe: str, lr: float, seed: int
 
     The file of a run is changed only by what is typed.
     """
-    from normlab.recipes.grammar import own_code, require_known, resolve
     from normlab.training.devices import resolved_precision
+    from normlab.training.recipes.grammar import own_code, require_known, resolve
 
     base = load(name)
     config = flags.applied_to(base)

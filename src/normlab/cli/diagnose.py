@@ -26,15 +26,15 @@ from normlab.cli.common import (
     resolved,
 )
 from normlab.cli.flags import ConfigFlags, load
+from normlab.config.config import Config, run_id
+from normlab.config.fields import flag_name
+from normlab.config.units import count
 from normlab.errors import UserError
-from normlab.spec.config import Config, run_id
-from normlab.spec.fields import flag_name
-from normlab.spec.units import count
-from normlab.store.folder import find_run
+from normlab.runs.folder import find_run
 
 if TYPE_CHECKING:
     from normlab.diagnosis import Diagnosis
-    from normlab.examine.subjects import Case
+    from normlab.training.subjects import Case
 
 GATE_CLOSED = 3
 """Exit code where ``--fail-on problem`` was typed and there is a problem."""
@@ -104,8 +104,8 @@ class Diagnose:
         if self.flight:
             self._say_flight()
             return
+        from normlab.config.io import to_plain
         from normlab.report.diagnosis import write_diagnosis
-        from normlab.spec.io import to_plain
 
         problems, everything = 0, list[dict[str, Any]]()
         with ExitStack() as stack:
@@ -170,9 +170,9 @@ class Diagnose:
     def _say_flight(self) -> None:
         """Print the flight recorder's report on a run that is over or interrupted, and write its page."""
         from normlab.cli import terminal
+        from normlab.config.io import to_plain
         from normlab.report.run import run_page
-        from normlab.spec.io import to_plain
-        from normlab.store.folder import write_text_atomic
+        from normlab.runs.folder import write_text_atomic
         from normlab.training.replay import examine
 
         folder = find_run(self._run, self.runs)
@@ -202,7 +202,7 @@ class Diagnose:
 
     def _cases(self, stack: ExitStack) -> list[tuple[Case, Path, str]]:
         """Return each case to examine, with the folder and the name of its page."""
-        from normlab.examine import setups, subjects
+        from normlab.training import setups, subjects
 
         if self._of_file:  # it is at home on ``sys.path`` until the stack is closed
             failures.write(f"running {self.source}")
@@ -246,8 +246,8 @@ def _say(case: Case, diagnosis: Diagnosis, page: Path) -> None:
     from rich.text import Text
 
     from normlab.cli import terminal
+    from normlab.config.units import duration
     from normlab.diagnosis.rules.finding import told
-    from normlab.spec.units import duration
 
     console, cause = terminal.console(), diagnosis.cause
     facts = {**diagnosis.facts, **case.facts}

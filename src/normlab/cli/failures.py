@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from normlab.config.units import printable
 from normlab.errors import UserError
-from normlab.spec.units import printable
 
 USAGE_ERROR, BUG = 2, 1
 """Exit codes."""

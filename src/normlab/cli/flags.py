@@ -17,11 +17,11 @@ from typing import Annotated, Any, Self, get_type_hints
 
 from tyro.conf import arg
 
-from normlab.configs import CONFIGS
+from normlab.cli.presets import CONFIGS
+from normlab.config.config import PARALLEL_TEXTS, Config
+from normlab.config.fields import changes_numbers, flag_name, is_flag
 from normlab.errors import UserError, nearest
-from normlab.spec.config import PARALLEL_TEXTS, Config
-from normlab.spec.fields import changes_numbers, flag_name, is_flag
-from normlab.store.folder import read_config
+from normlab.runs.folder import read_config
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from normlab.cli.common import RUNS, Imports
-from normlab.store.folder import find_run
+from normlab.runs.folder import find_run
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Fold:
     imports: Imports = ()
 
     def run(self) -> None:
-        from normlab.export.fold import BOUND, fold
-        from normlab.recipes.grammar import require_known
+        from normlab.training.fold import BOUND, fold
+        from normlab.training.recipes.grammar import require_known
 
         folder = find_run(self.run_folder, self.runs)
         require_known(folder.config())

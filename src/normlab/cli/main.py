@@ -67,7 +67,7 @@ def _dispatch(args: Sequence[str]) -> None:
     options: dict[str, Any] = {"default": defaults(rest)} if defaults else {}
     typed = tyro.cli(command, prog=f"normlab {name}", args=rest, **options)
     if hasattr(typed, "imports"):
-        from normlab.recipes.plugins import load_plugins
+        from normlab.training.recipes.plugins import load_plugins
 
         load_plugins(*typed.imports)
     typed.run()

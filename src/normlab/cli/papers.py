@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from tyro.conf import Positional, arg
 
 from normlab.cli.common import RUNS, Imports, Switch
-from normlab.spec.trainings import LAPTOP, Scale
-from normlab.store.reproductions import Standing, at_other_scales, disagreements, folders, standing
+from normlab.papers.results import Standing, at_other_scales, disagreements, folders, standing
+from normlab.papers.trainings import LAPTOP, Scale
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from normlab.spec.artefact import Artefact
-    from normlab.spec.claim import Claim, Measure
+    from normlab.papers.artefact import Artefact
+    from normlab.papers.claim import Claim, Measure
 
 STYLES: Final = {
     "agrees": "green",
@@ -64,8 +64,8 @@ def standings_of(artefacts: Iterable[Artefact], runs: Path, scale: Scale = LAPTO
 
 def _plain(standing: Standing) -> dict[str, Any]:
     """An artefact as plain data for JSON; earlier versions without their tables."""
+    from normlab.config.io import to_plain
     from normlab.papers.words import standing_in_words
-    from normlab.spec.io import to_plain
 
     artefact, found = standing.artefact, standing.found
     measures = {} if found is None else found.measures

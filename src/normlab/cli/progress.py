@@ -23,12 +23,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from normlab.config.config import Config
+from normlab.config.metric import NLL, Metric, deciding
+from normlab.config.outcome import IGNORES_SOURCE
+from normlab.config.units import duration, rate
 from normlab.errors import UserError
-from normlab.spec.config import Config
-from normlab.spec.metric import NLL, Metric, deciding
-from normlab.spec.outcome import IGNORES_SOURCE
-from normlab.spec.units import duration, rate
-from normlab.store import RunFolder, Runs, Status
+from normlab.runs import RunFolder, Runs, Status
 
 LOG_EVERY_SECONDS = 30.0
 """Without a terminal, a run logs its progress this often, and at every validation."""

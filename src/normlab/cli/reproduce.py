@@ -16,13 +16,13 @@ from tyro.conf import Positional, arg
 from normlab.cli import failures
 from normlab.cli.common import RUNS, Imports, Switch
 from normlab.cli.papers import print_verdicts, standings_of
+from normlab.config.units import count, seconds_of
 from normlab.errors import SpentError, UserError
-from normlab.spec.trainings import LAPTOP, Scale
-from normlab.spec.units import count, seconds_of
-from normlab.store.reproductions import at_other_scales, folders, standing, write_reproduction
+from normlab.papers.results import at_other_scales, folders, standing, write_reproduction
+from normlab.papers.trainings import LAPTOP, Scale
 
 if TYPE_CHECKING:
-    from normlab.spec.artefact import Artefact, Reproduction
+    from normlab.papers.artefact import Artefact, Reproduction
 
 FAILED: Final = 1
 """Exit code where something could not be measured."""
@@ -64,9 +64,9 @@ class Reproduce:
 
     def run(self) -> None:
         """Raises SystemExit with code 1 where something could not be measured."""
-        from normlab.jobs.place import place
         from normlab.papers import ARTEFACTS
         from normlab.report.papers import write_papers_page
+        from normlab.training.jobs.place import place
 
         if not self.names:
             raise UserError(
@@ -125,8 +125,8 @@ class Reproduce:
 
     def _measure(self, todo: Sequence[Artefact], until: float = math.inf) -> list[str]:
         """Measure artefacts that need no training; return the ids of those that could not be measured."""
-        from normlab.reproduce import each
-        from normlab.spec.request import usable_cores
+        from normlab.papers.reproduce import each
+        from normlab.training.jobs.place import usable_cores
 
         jobs = min(self.jobs or usable_cores(), len(todo))
         done, failed = list[str](), list[str]()
@@ -141,11 +141,11 @@ class Reproduce:
         """Train what the artefacts need, and measure each as soon as its runs have ended; return the ids of
         those that could not be measured.
         """
-        from normlab.jobs.place import place
-        from normlab.jobs.queue import Queue
-        from normlab.reproduce import reproduce
-        from normlab.reproduce.planning import Training, plan
-        from normlab.spec.config import MachineConfig
+        from normlab.config.config import MachineConfig
+        from normlab.papers.planning import Training, plan
+        from normlab.papers.reproduce import reproduce
+        from normlab.training.jobs.place import place
+        from normlab.training.jobs.queue import Queue
 
         where = place(self.on)
         machine = MachineConfig(device=self.device or ("cpu" if self.scale == LAPTOP else "cuda"))

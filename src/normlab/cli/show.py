@@ -11,15 +11,15 @@ from rich.text import Text
 
 from normlab.cli import terminal
 from normlab.cli.progress import STYLES, Progress, state_of
+from normlab.comparison.result import Comparison
+from normlab.config.config import Config
+from normlab.config.metric import deciding, in_words
+from normlab.config.tex import readable
+from normlab.config.units import duration, p_value, rate, steps_named
 from normlab.errors import UserError, nearest
-from normlab.spec.comparison import Comparison
-from normlab.spec.config import Config
-from normlab.spec.metric import deciding, in_words
-from normlab.spec.tex import readable
-from normlab.spec.units import duration, p_value, rate, steps_named
-from normlab.store import RunFolder, Runs
-from normlab.store.folder import Status, read_json, read_scores
-from normlab.store.manifest import committed, read_state
+from normlab.runs import RunFolder, Runs
+from normlab.runs.folder import Status, read_json, read_scores
+from normlab.runs.manifest import committed, read_state
 
 if TYPE_CHECKING:
     from normlab.comparison.plan import ComparePlan
@@ -189,7 +189,7 @@ def _run_cells(folder: RunFolder) -> list[str]:
 
 def recipes(axis: str = "") -> None:
     """Print all parts, or those of one axis. Raises UserError for an unknown axis."""
-    from normlab.recipes.grammar import listed, summary
+    from normlab.training.recipes.grammar import listed, summary
 
     found = listed()
     axes = dict.fromkeys(part.axis for part in found)
@@ -217,7 +217,7 @@ def recipes(axis: str = "") -> None:
 
 def recipe(config: Config) -> None:
     """Print the parts that a recipe resolves to."""
-    from normlab.recipes.explain import explain
+    from normlab.training.recipes.explain import explain
 
     table = terminal.table("", "")
     table.show_header = False

@@ -9,7 +9,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from normlab.spec.units import printable
+from normlab.config.units import printable
 
 
 class PlainConsole(Console):

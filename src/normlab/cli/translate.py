@@ -12,12 +12,12 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 from normlab.cli import failures
 from normlab.cli.common import RUNS, Imports, files_of, lines_of
 from normlab.cli.flags import flags_of
+from normlab.config.config import DecodeConfig
+from normlab.config.fields import flag_name
+from normlab.config.units import printable
 from normlab.errors import UserError
-from normlab.spec.config import DecodeConfig
-from normlab.spec.fields import flag_name
-from normlab.spec.units import printable
-from normlab.store.files import write_output
-from normlab.store.folder import find_run, named_output
+from normlab.runs.files import write_output
+from normlab.runs.folder import find_run, named_output
 
 DecodeFlags: Any = flags_of(DecodeConfig, optional=True)
 
@@ -92,7 +92,7 @@ class Translate:
             )
 
     def run(self) -> None:
-        from normlab.recipes.grammar import require_known
+        from normlab.training.recipes.grammar import require_known
         from normlab.training.translate import n_best, translate
         from normlab.training.weights import weights_of
 

@@ -17,14 +17,14 @@ from normlab.cli import failures
 from normlab.cli.check import kind_of, progress_line, recipe_flags, recipe_of, require_one
 from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, base_of
 from normlab.cli.flags import ConfigFlags, load
+from normlab.config.units import seconds_of
 from normlab.errors import UserError
-from normlab.spec.units import seconds_of
 from normlab.trials import STEPS
 
 if TYPE_CHECKING:
-    from normlab.examine.setups import Source
-    from normlab.spec.config import Config
+    from normlab.config.config import Config
     from normlab.trace.setup import Setup
+    from normlab.training.setups import Source
     from normlab.trials.trials import Trials
 
 WHAT: Final = """normlab trial trains copies of a model at several rates. Name what to train:
@@ -86,7 +86,7 @@ class Trial:
 
     def run(self) -> None:
         """Raises KeyboardInterrupt after the answer so far, where the trials were interrupted."""
-        from normlab.spec.io import to_plain
+        from normlab.config.io import to_plain
         from normlab.trials.trial import trial
 
         budget_s = seconds_of(self.budget, "--budget")
@@ -128,7 +128,7 @@ class Trial:
     @contextmanager
     def _source(self) -> Iterator[Source]:
         """Yield what is to be tried. Raises UserError if that is nothing, or flags that nothing reads."""
-        from normlab.examine import setups
+        from normlab.training import setups
 
         kind = kind_of(self.source)
         of_recipe = recipe_flags(self, _with_steps(load(self.config), self._steps))
@@ -143,7 +143,7 @@ class Trial:
             yield source
 
     def _recipe(self, name: str) -> Source:
-        from normlab.examine import setups
+        from normlab.training import setups
 
         base = load(self.config)
         config = recipe_of(replace(self, recipe=name), base)
@@ -170,7 +170,7 @@ def _say(plain: Mapping[str, Any], answer: Trials) -> None:
     from rich.text import Text
 
     from normlab.cli import terminal
-    from normlab.spec.units import count, duration, short_rate
+    from normlab.config.units import count, duration, short_rate
 
     console = terminal.console()
     first, *rest = answer.lines()

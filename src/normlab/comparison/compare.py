@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 from normlab.comparison.conclude import conclude
 from normlab.comparison.grid import Grid
-from normlab.jobs.place import place
-from normlab.jobs.queue import Queue, Watch
-from normlab.spec.comparison import Comparison
-from normlab.spec.config import Config
-from normlab.spec.io import to_json, validated
-from normlab.spec.request import CompareRequest
-from normlab.store.folder import write_text_atomic
+from normlab.comparison.request import CompareRequest
+from normlab.comparison.result import Comparison
+from normlab.config.config import Config
+from normlab.config.io import to_json, validated
+from normlab.runs.folder import write_text_atomic
+from normlab.training.jobs.place import place
+from normlab.training.jobs.queue import Queue, Watch
 
 Publish = Callable[[Comparison], None]
 

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 
 from normlab.comparison.grid import Grid
 from normlab.comparison.judge import judge
+from normlab.comparison.result import Comparison, RecipeResult, Sample
+from normlab.config.metric import NLL
+from normlab.config.units import count
 from normlab.data.text import read_lines
-from normlab.recipes.explain import explain
-from normlab.recipes.grammar import describe
-from normlab.spec.comparison import Comparison, RecipeResult, Sample
-from normlab.spec.metric import NLL
-from normlab.spec.units import count
-from normlab.store.folder import RunFolder
+from normlab.runs.folder import RunFolder
+from normlab.training.recipes.explain import explain
+from normlab.training.recipes.grammar import describe
 
 SAMPLES = 8
 

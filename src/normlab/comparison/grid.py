@@ -7,15 +7,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from normlab.comparison.judge import trial
+from normlab.comparison.request import CompareRequest, placed
+from normlab.comparison.result import Trial, choose
+from normlab.config.config import Config, SeedConfig, run_id
 from normlab.errors import UserError
-from normlab.jobs.place import placed
-from normlab.recipes.grammar import resolve
-from normlab.spec.comparison import Trial, choose
-from normlab.spec.config import Config, SeedConfig, run_id
-from normlab.spec.request import CompareRequest
-from normlab.store.folder import RunFolder
+from normlab.runs.folder import RunFolder
 from normlab.tasks.registry import TASKS
 from normlab.training.devices import resolved_precision
+from normlab.training.recipes.grammar import resolve
 
 
 class Grid:

@@ -12,14 +12,14 @@ from statistics import median
 import numpy as np
 
 from normlab.comparison.randomisation import paired_randomisation
+from normlab.comparison.result import Comparison, Difference, Interval, RecipeResult, Trial, learnt
 from normlab.comparison.scale import Array, Scale
 from normlab.comparison.seeds import LEVEL, Contrasts, contrasts, mean_margin, seeds_needed
 from normlab.comparison.sentences import findings, of_difference, of_training
 from normlab.comparison.trains import fisher, seeds_for_shares, share
-from normlab.spec.comparison import Comparison, Difference, Interval, RecipeResult, Trial, learnt
-from normlab.spec.metric import Metric
-from normlab.store.examples import Examples, read_examples
-from normlab.store.folder import RunFolder, Status, read_json
+from normlab.config.metric import Metric
+from normlab.runs.examples import Examples, read_examples
+from normlab.runs.folder import RunFolder, Status, read_json
 from normlab.tasks.registry import TASKS
 
 

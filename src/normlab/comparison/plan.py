@@ -11,18 +11,18 @@ from pathlib import Path
 import numpy as np
 
 from normlab.comparison.grid import Grid
+from normlab.comparison.request import CompareRequest
+from normlab.comparison.result import learnt
 from normlab.comparison.scale import Scale
 from normlab.comparison.seeds import detectable
+from normlab.config.config import SeedConfig, run_id
+from normlab.config.io import validated
+from normlab.config.metric import Metric
+from normlab.config.units import count
 from normlab.errors import UserError
-from normlab.recipes.grammar import describe
-from normlab.spec.comparison import learnt
-from normlab.spec.config import SeedConfig, run_id
-from normlab.spec.io import validated
-from normlab.spec.metric import Metric
-from normlab.spec.request import CompareRequest
-from normlab.spec.units import count
-from normlab.store.folder import RunFolder, read_json
+from normlab.runs.folder import RunFolder, read_json
 from normlab.training.measure import Seconds, measure
+from normlab.training.recipes.grammar import describe
 
 NUMBERS = (2, 3, 5, 10)
 """Numbers of seeds of which a plan speaks, beside the one asked for."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import expit, logit
 
-from normlab.spec.metric import Metric
+from normlab.config.metric import Metric
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 

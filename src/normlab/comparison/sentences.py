@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from normlab.comparison.result import Comparison, Difference, RecipeResult
 from normlab.comparison.seeds import LEVEL, MOST_SEEDS
 from normlab.comparison.trains import fisher
-from normlab.spec.comparison import Comparison, Difference, RecipeResult
-from normlab.spec.metric import Metric
-from normlab.spec.units import count, p_value
+from normlab.config.metric import Metric
+from normlab.config.units import count, p_value
 
 FEW = 4
 """More names than these are counted instead of listed."""

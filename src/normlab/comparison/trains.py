@@ -6,8 +6,8 @@ from functools import cache
 
 from scipy.stats import binomtest, fisher_exact
 
+from normlab.comparison.result import Interval
 from normlab.comparison.seeds import LEVEL, MOST_SEEDS
-from normlab.spec.comparison import Interval
 
 
 def share(trained: int, runs: int) -> Interval:

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from normlab.config.randomness import derive
 from normlab.data.ragged import Ints, TokenPairs
 from normlab.data.shapes import Shape
 from normlab.data.tokenizer import BOS, EOS, PAD, UNK
-from normlab.spec.randomness import derive
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from normlab.config.randomness import derive
 from normlab.data.arrays import Ints, Read, reader_of
 from normlab.data.batches import drop_words, permutation
 from normlab.data.tokenizer import PAD
-from normlab.spec.randomness import derive
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from functools import cache, lru_cache, partial
 from random import Random
 from typing import Any, NamedTuple
 
+from normlab.config.randomness import derive
 from normlab.data.text import Pairs
 from normlab.errors import UserError
-from normlab.spec.randomness import derive
 
 HELD_OUT = 500
 """Number of pairs of dev text, and of test text."""

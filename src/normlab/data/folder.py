@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from normlab.config.config import DataConfig
 from normlab.data.vocabulary import load
 from normlab.errors import UserError
-from normlab.spec.config import DataConfig
 
 FORMAT = 3
 """Version of prepared folders. Raise it when their files or the meaning of these change."""

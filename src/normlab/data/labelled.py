@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from normlab.config.config import DataConfig
+from normlab.config.randomness import derive
+from normlab.config.units import count
 from normlab.data.batches import permutation
 from normlab.data.folder import described, id_type, opened, prepared, with_digest
 from normlab.data.hub import HubColumn
@@ -21,9 +24,6 @@ from normlab.data.text import Pairs, read_lines
 from normlab.data.tokenizer import Tokenizer
 from normlab.data.vocabulary import digests, vocabulary
 from normlab.errors import UserError
-from normlab.spec.config import DataConfig
-from normlab.spec.randomness import derive
-from normlab.spec.units import count
 
 SPLITS = ("train", "dev", "test")
 HELD_OUT = 0.1

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from normlab.config.fields import flag_name
+from normlab.config.units import count
 from normlab.errors import UserError
-from normlab.spec.fields import flag_name
-from normlab.spec.units import count
 
 LINES_AT_A_TIME = 8192
 """The most lines of a part of a text: few enough that a part's memory does not matter."""

@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from normlab.config.config import DataConfig
 from normlab.data.hub import HUB, HubSet
 from normlab.errors import UserError
-from normlab.spec.config import DataConfig
 
 ROLES = ("train", "dev", "test")
 SIDES = ("src", "tgt")

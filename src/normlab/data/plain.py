@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from normlab.config.config import DataConfig
 from normlab.data.arrays import ArrayWriter
 from normlab.data.builtin import generate
 from normlab.data.documents import document_sizes
@@ -23,7 +24,6 @@ from normlab.data.sources import open_text
 from normlab.data.tokenizer import EOS, UNK, Tokenizer
 from normlab.data.vocabulary import digests, vocabulary
 from normlab.errors import UserError
-from normlab.spec.config import DataConfig
 
 SPLITS = ("train", "dev", "test")
 

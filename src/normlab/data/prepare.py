@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from normlab.config.config import PARALLEL_TEXTS, DataConfig
+from normlab.config.units import count
 from normlab.data.builtin import generate
 from normlab.data.folder import described, id_type, opened, prepared, with_digest
 from normlab.data.lines import (
@@ -31,8 +33,6 @@ from normlab.data.text import Pairs, read_lines
 from normlab.data.tokenizer import EOS, Tokenizer
 from normlab.data.vocabulary import digests, vocabulary
 from normlab.errors import UserError
-from normlab.spec.config import PARALLEL_TEXTS, DataConfig
-from normlab.spec.units import count
 
 
 @dataclass(frozen=True)

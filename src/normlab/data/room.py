@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
+from normlab.config.config import DataConfig
 from normlab.data.plain import TextCorpus
 from normlab.data.prepare import Corpus
 from normlab.data.ragged import TokenPairs
 from normlab.errors import UserError
-from normlab.spec.config import DataConfig
 
 LONGEST_SENTENCE: Final = 4096
 """Most tokens of a sentence that is translated, its end included: time and memory grow with their square."""

@@ -10,12 +10,12 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from normlab.config.randomness import derive
 from normlab.data.arrays import Ints
 from normlab.data.batches import permutation, uniform
 from normlab.data.documents import document_starts
 from normlab.data.tokenizer import BOS, EOS, PAD
 from normlab.errors import UserError
-from normlab.spec.randomness import derive
 
 SPECIAL_TOKENS = 3
 """[CLS], which is BOS, and two [SEP], which are EOS, in each row."""

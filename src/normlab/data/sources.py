@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
 
+from normlab.config.units import count
 from normlab.data.hub import HUB, HubColumn
 from normlab.data.text import TextFile, located
 from normlab.errors import UserError
-from normlab.spec.units import count
 
 _PART: Final = re.compile(r"(.+)\[(\d*):(\d*)\]")
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from normlab.config.config import DataConfig
+from normlab.config.io import from_plain, parsed
 from normlab.data import pieces, pretokenizer
 from normlab.data.pieces import SentencePieces
 from normlab.data.pretokenizer import PretokenizerChain, split_both
 from normlab.data.text import located
 from normlab.data.tokenizer import BytePairs, Tokenizer
 from normlab.errors import UserError
-from normlab.spec.config import DataConfig
-from normlab.spec.io import from_plain, parsed
 
 LEARNED: Mapping[str, Callable[[Iterable[str], int], Tokenizer]] = {
     "bpe": BytePairs.train,

@@ -1,5 +1,6 @@
 """Measure any ``nn.Module``: read its residual stream, probe its signals, run studies, conclude."""
 
+from normlab.config.chart import ByDepth, Growth, HeatMap, Lines, Strips
 from normlab.diagnosis import studies as studies
 from normlab.diagnosis.diagnose import diagnose
 from normlab.diagnosis.probing.observe import STATISTICS, Observer, Probe, Record, Statistic, measure, observe
@@ -10,7 +11,6 @@ from normlab.diagnosis.result import Diagnosis
 from normlab.diagnosis.rules.finding import Finding, Tables
 from normlab.diagnosis.study import Study, StudyContext, find, register, registered
 from normlab.diagnosis.table import Table
-from normlab.spec.chart import ByDepth, Growth, HeatMap, Lines, Strips
 from normlab.trace.tensors import Tap
 
 __all__ = [

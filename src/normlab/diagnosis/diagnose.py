@@ -14,6 +14,8 @@ from typing import Any, Final, NamedTuple, Unpack, cast
 import torch
 from torch import Tensor, nn
 
+from normlab.config.fields import Positive
+from normlab.config.io import validated
 from normlab.diagnosis.reading.structure import Structure, pointed_out, read_structure, unregistered
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.result import Diagnosis
@@ -21,8 +23,6 @@ from normlab.diagnosis.rules.finding import SEVERITIES, Finding
 from normlab.diagnosis.study import Plan, Study, StudyContext, find, named, registered
 from normlab.diagnosis.table import Table
 from normlab.errors import UserError
-from normlab.spec.fields import Positive
-from normlab.spec.io import validated
 from normlab.trace.setup import Loss, Setup
 from normlab.trace.step import OptimizerFactory, made
 from normlab.trace.tensors import Call, calling, tensors_in, unwrap

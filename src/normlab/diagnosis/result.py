@@ -9,12 +9,12 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from normlab.config.io import to_plain
+from normlab.config.units import count
 from normlab.diagnosis.reading.structure import Structure
 from normlab.diagnosis.rules.finding import SEVERITIES, Finding, Tables, at_least, told
 from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Table
-from normlab.spec.io import to_plain
-from normlab.spec.units import count
 
 if TYPE_CHECKING:
     import polars as pl
@@ -62,7 +62,7 @@ class Diagnosis:
         return at_least(self.findings, severity)
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the diagnosis as dicts and lists; see ``normlab.spec.io.to_plain`` for JSON."""
+        """Return the diagnosis as dicts and lists; see ``normlab.config.io.to_plain`` for JSON."""
         cause = self.cause
         return {
             "verdict": self.verdict,

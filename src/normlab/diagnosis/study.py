@@ -9,14 +9,14 @@ from typing import Any, Final, TypedDict
 
 from torch.optim import Optimizer
 
+from normlab.config.chart import StudyChart
+from normlab.config.fields import Count
 from normlab.diagnosis.probing.passes import BackwardPass, backward_pass, padding_masks_of
 from normlab.diagnosis.probing.presets import PRESETS, require_preset
 from normlab.diagnosis.reading.subject import PaddingMasks, Subject, cropped
 from normlab.diagnosis.rules.finding import SEVERITIES, Finding, Rule, Tables
 from normlab.diagnosis.table import Table
 from normlab.errors import UserError, nearest
-from normlab.spec.chart import StudyChart
-from normlab.spec.fields import Count
 from normlab.trace.step import OptimizerFactory
 
 SMALL_TOKENS: Final = 256

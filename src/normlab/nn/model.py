@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normlab.config.model import ModelConfig
 from normlab.errors import UserError
 from normlab.nn.context import Cache, Context
 from normlab.nn.embedding import Embedding, PlainEmbedding
@@ -16,7 +17,6 @@ from normlab.nn.norm import Norm
 from normlab.nn.position import PositionEncoding
 from normlab.nn.site import DECODER_LAYER, ENCODER_LAYER, LANGUAGE_LAYER
 from normlab.nn.stack import build_stack
-from normlab.spec.model import ModelConfig
 
 PAD = 0
 """Token id of padding."""

@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normlab.config.model import ModelConfig
 from normlab.nn.kernels.fused import scaled_to
 from normlab.nn.kernels.linear import Linear, linear
 from normlab.nn.norm import Norm
 from normlab.nn.registry import Registered, Registry
-from normlab.spec.model import ModelConfig
 
 Packed = Callable[[int, Sequence[int]], nn.Linear]
 """``linear(in, (out, …))`` with one packed weight `[sum of outs, in]` for one or several matrices."""

@@ -9,9 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from normlab.config.model import ModelConfig
 from normlab.errors import UserError
 from normlab.nn.registry import Registered, Registry
-from normlab.spec.model import ModelConfig
 
 
 class PositionEncoding(Registered, nn.Module, ABC):

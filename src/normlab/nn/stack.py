@@ -7,12 +7,12 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from normlab.config.model import ModelConfig
 from normlab.errors import UserError
 from normlab.nn.norm import Norm
 from normlab.nn.placement.base import Placement
 from normlab.nn.site import Site, sites
 from normlab.nn.sublayer import BRANCHES, Sublayer
-from normlab.spec.model import ModelConfig
 
 
 class Stack(nn.Module):

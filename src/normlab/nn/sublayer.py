@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normlab.config.model import ModelConfig
 from normlab.errors import UserError
 from normlab.nn.context import Context
 from normlab.nn.kernels import ops
@@ -18,7 +19,6 @@ from normlab.nn.options import BIASES, HEAD_GAINS, Activation, QueryKeyNorm, inn
 from normlab.nn.placement.base import Placement, Stream
 from normlab.nn.position import PositionEncoding
 from normlab.nn.site import Site
-from normlab.spec.model import ModelConfig
 
 
 class Sublayer(nn.Module):

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normlab.config.config import OptimConfig
 from normlab.errors import UserError
 from normlab.nn.registry import Registry
 from normlab.optim.schedule import check_schedule
-from normlab.spec.config import OptimConfig
 
 Groups = list[dict[str, Any]]
 """Parameters by group, each with the options that differ from the configuration's."""

@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from normlab.config.config import OptimConfig
 from normlab.errors import UserError
 from normlab.nn.registry import Registry
-from normlab.spec.config import OptimConfig
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,23 @@
 """The papers' tables and figures as data, one module a paper; no torch.
 
 A module of your own adds a paper by ``publish``, each artefact with the function that measures it;
-``normlab papers --import my_module`` then lists it and ``normlab reproduce`` measures it.
+``normlab papers --import my_module`` then lists it and ``normlab reproduce`` measures it. The papers are read
+when a name is first used, so that a command line which only needs a scale does not wait for them.
 """
 
-from __future__ import annotations
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-import difflib
-from collections.abc import Iterable
-from typing import Final, NoReturn
+if TYPE_CHECKING:
+    from normlab.papers.artefact import Artefact, Drawing, Measurement, Paper
+    from normlab.papers.claim import Claim, Measure
+    from normlab.papers.registry import ARTEFACTS, PAPERS, chosen, find_artefact, keys, publish
 
-from normlab.errors import UserError
-from normlab.papers import apx, liu2020, nguyen2019, xiong2020
-from normlab.spec.artefact import Artefact, Drawing, Measurement, Paper
-from normlab.spec.claim import Claim, Measure
+_HOME = {
+    **dict.fromkeys(("Artefact", "Drawing", "Measurement", "Paper"), "artefact"),
+    **dict.fromkeys(("Claim", "Measure"), "claim"),
+    **dict.fromkeys(("ARTEFACTS", "PAPERS", "chosen", "find_artefact", "keys", "publish"), "registry"),
+}
 
 __all__ = [
     "ARTEFACTS",
@@ -24,59 +28,15 @@ __all__ = [
     "Measure",
     "Measurement",
     "Paper",
-    "artefact",
     "chosen",
+    "find_artefact",
     "keys",
     "publish",
 ]
 
-ARTEFACTS: Final[dict[str, Artefact]] = {
-    found.id: found
-    for module in (*xiong2020.MODULES, *nguyen2019.MODULES, *liu2020.MODULES, apx)
-    for found in vars(module).values()
-    if isinstance(found, Artefact)
-}
-"""Every artefact that the papers' modules define, by its id."""
-PAPERS: Final[dict[str, Paper]] = {
-    paper.key: paper for paper in (xiong2020.PAPER, nguyen2019.PAPER, liu2020.PAPER, apx.PAPER)
-}
-"""The papers by key."""
 
-
-def publish(*artefacts: Artefact) -> None:
-    """Add the artefacts of a paper. Raises UserError for an id that is taken."""
-    for new in artefacts:
-        if ARTEFACTS.setdefault(new.id, new) is not new:
-            raise UserError(f"the artefact id {new.id!r} is taken; give yours another one")
-
-
-def artefact(id_: str) -> Artefact:
-    """The artefact of that id. Raises UserError with the nearest one."""
-    if id_ not in ARTEFACTS:
-        _refuse(id_, ARTEFACTS)
-    return ARTEFACTS[id_]
-
-
-def keys() -> list[str]:
-    """The papers' keys, such as liu2020."""
-    return list(dict.fromkeys(id_.partition(".")[0] for id_ in ARTEFACTS))
-
-
-def chosen(names: Iterable[str]) -> list[Artefact]:
-    """Artefacts by id, by their paper's key, or all of them by ``all``; each once, as they were named.
-
-    Raises UserError with the nearest id or key for a name that is none.
-    """
-    found: dict[str, Artefact] = {}
-    for name in names:
-        group = {i: a for i, a in ARTEFACTS.items() if name in (i, i.partition(".")[0], "all")}
-        if not group:
-            _refuse(name, (*ARTEFACTS, *keys(), "all"))
-        found |= group
-    return list(found.values())
-
-
-def _refuse(name: str, allowed: Iterable[str]) -> NoReturn:
-    close = difflib.get_close_matches(name, list(allowed), 1)
-    hint = f"did you mean {close[0]}?" if close else "normlab papers lists all of them"
-    raise UserError(f"there is no artefact {name!r}; {hint}")
+def __getattr__(name: str) -> object:
+    """Import a name from its home (PEP 562)."""
+    if name not in _HOME:
+        raise AttributeError(f"normlab.papers has no {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(f"normlab.papers.{_HOME[name]}"), name)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from normlab.papers import studies
+from normlab.papers import own_studies as studies
+from normlab.papers.artefact import Artefact, Paper
 from normlab.papers.bases import CONVERGED
 from normlab.papers.cells import printed
-from normlab.spec.artefact import Artefact, Paper
-from normlab.spec.claim import ORDER, at_least, at_most, within
+from normlab.papers.claim import ORDER, at_least, at_most, within
 
 PAPER: Final = Paper(
     "apx",

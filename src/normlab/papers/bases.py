@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
+from normlab.config.config import Config, DataConfig, DecodeConfig, ModelConfig, OptimConfig, TrainConfig
+from normlab.papers.artefact import Drawing
 from normlab.papers.texts import IWSLT14, WMT14_DE
-from normlab.spec.artefact import Drawing
-from normlab.spec.config import Config, DataConfig, DecodeConfig, ModelConfig, OptimConfig, TrainConfig
 
 LAPTOP: Final = Config(
     model=ModelConfig(dim=64, ffn_dim=256, heads=4, encoder_layers=6, decoder_layers=6, dropout=0.0),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from normlab.papers.claim import Measure
 from normlab.papers.measures import OfRuns
-from normlab.spec.claim import Measure
 
 if TYPE_CHECKING:
-    from normlab.reproduce.trained import Trained
+    from normlab.papers.studies.trained import Trained
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from dataclasses import dataclass, fields, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from normlab.spec.claim import Measure
+from normlab.papers.claim import Measure
 
 if TYPE_CHECKING:
-    from normlab.reproduce.trained import Trained
+    from normlab.papers.studies.trained import Trained
 
 Cells: TypeAlias = str | Sequence[str]
 """A cell, or several of which the mean on the metric's scale is taken."""

@@ -6,11 +6,11 @@ import math
 
 from normlab.comparison.seeds import detectable
 from normlab.comparison.trains import share, share_gap
-from normlab.papers import studies
+from normlab.config.units import count
+from normlab.papers import own_studies as studies
+from normlab.papers.artefact import Artefact
 from normlab.papers.measures import ShareGap, ShareTrained, ShareTrainedToTheEnd
-from normlab.spec.artefact import Artefact
-from normlab.spec.trainings import Scale
-from normlab.spec.units import count
+from normlab.papers.trainings import Scale
 
 
 def resolution(artefact: Artefact, scale: Scale) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from normlab.spec.config import Config
-from normlab.spec.trainings import Scale, Trainings
+from normlab.config.config import Config
+from normlab.papers.trainings import Scale, Trainings
 
 Cells: TypeAlias = Mapping[str, Mapping[str, Any]]
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from normlab.spec.config import PARALLEL_TEXTS, DataConfig
-from normlab.spec.local_data import parallel_files
+from normlab.config.config import PARALLEL_TEXTS, DataConfig, parallel_files
 
 LOCAL: Final = "$NORMLAB_DATA/"
 """The beginning of the paths of local data sets."""

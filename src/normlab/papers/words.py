@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from normlab.spec.artefact import Artefact, Reproduction, Superseded, Tally
-from normlab.spec.claim import VERDICTS, Claim, Measure, Verdict
-from normlab.spec.trainings import LAPTOP, Scale, Trainings, work
-from normlab.spec.units import count
-from normlab.store.reproductions import STATES, Disagreement, Standing, State
+from normlab.config.units import count
+from normlab.papers.artefact import Artefact, Reproduction, Superseded, Tally
+from normlab.papers.claim import VERDICTS, Claim, Measure, Verdict
+from normlab.papers.results import STATES, Disagreement, Standing, State
+from normlab.papers.trainings import LAPTOP, Scale, Trainings, work
 
 VERBS: Final[Mapping[Verdict, str]] = {"agrees": "agree", "disagrees": "disagree"}
 

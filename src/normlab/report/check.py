@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from normlab.config.io import validated
+from normlab.config.units import count, duration
 from normlab.errors import UserError
 from normlab.report.page import Block, Cell, Code, Details, Page, Section, Table, Text, write_page
-from normlab.spec.io import validated
-from normlab.spec.units import count, duration
 
 PARTS: Final = ("model", "failures", "notes", "holds", "untestable", "statements", "seconds", "facts")
 """Parts without which a report cannot be drawn."""

@@ -9,17 +9,17 @@ from typing import Final
 
 from markupsafe import Markup
 
-from normlab.figures.downsample import POINTS
+from normlab.comparison.result import Comparison, RecipeResult, Sample, learnt
+from normlab.config.io import validated
+from normlab.config.metric import Metric
+from normlab.config.units import count, duration, p_value, rate
 from normlab.report import tables
+from normlab.report.charts.downsample import POINTS
 from normlab.report.page import Block, Cell, Code, Details, Html, Page, Section, Table, Text, swatch
 from normlab.report.pictures import pictures
 from normlab.report.runs import RunView, run_details, settings_table, shared, tag, view
 from normlab.report.words import breakable, linked, names, notes, sentence, slug
-from normlab.spec.comparison import Comparison, RecipeResult, Sample, learnt
-from normlab.spec.io import validated
-from normlab.spec.metric import Metric
-from normlab.spec.units import count, duration, p_value, rate
-from normlab.store.files import write_output, write_text_atomic
+from normlab.runs.files import write_output, write_text_atomic
 
 CHOICE: Final = (
     "Each recipe was trained at every learning rate with seed {seed}, which is not reported; of the rates "

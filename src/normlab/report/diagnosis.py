@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
+from normlab.config.io import NOT_FINITE, validated
+from normlab.config.units import count, duration
 from normlab.errors import UserError
 from normlab.report.page import Block, Cell, Chart, Code, Details, Grid, Html, Page, Section, Table, Text
 from normlab.report.studies import Row, View, anchor, folded, pictured, pictures
-from normlab.spec.io import NOT_FINITE, validated
-from normlab.spec.units import count, duration
-from normlab.store.folder import write_text_atomic
+from normlab.runs.folder import write_text_atomic
 
 TOP: Final = "scales"
 """The study whose charts stand at the top: the scale of the stream by layer."""

@@ -11,11 +11,11 @@ from typing import Any, Final
 import polars as pl
 from markupsafe import Markup
 
+from normlab.config.units import count
 from normlab.errors import UserError
-from normlab.figures.probes import by_depth
+from normlab.report.charts.probes import by_depth
 from normlab.report.page import Block, Chart, Grid, Notes, Page, Section, Text
 from normlab.report.studies import anchor
-from normlab.spec.units import count
 
 CURVES: Final = {
     ("after", "rms"): ("Stream", "rms", "After each sublayer."),
@@ -79,7 +79,7 @@ def write_probes_page(file: Path, page: Path) -> Path:
 
     Raises UserError for a file that does not hold such rows, and FileNotFoundError if there is none.
     """
-    from normlab.store.files import read_json, write_output
+    from normlab.runs.files import read_json, write_output
 
     rows = list(_rows(file))
     flight = file.with_suffix(".flight.json")

@@ -19,9 +19,9 @@ import polars as pl
 from markupsafe import Markup
 
 from normlab.errors import UserError
-from normlab.figures.downsample import POINTS
-from normlab.figures.theme import MANY, Drawn, colour, dash, theme
-from normlab.store.files import write_output
+from normlab.report.charts.downsample import POINTS
+from normlab.report.charts.theme import MANY, Drawn, colour, dash, theme
+from normlab.runs.files import write_output
 
 LIMIT_BYTES: Final = 5_000_000
 """No page is larger."""

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from normlab.config.units import count
+from normlab.papers.results import Standing, disagreements, named
 from normlab.papers.words import disagreeing, in_short, overall, pace, standing_in_words
 from normlab.report.page import Cell, Page, Section, Table, Text
 from normlab.report.reproduction import state_cell
-from normlab.spec.units import count
-from normlab.store.folder import write_text_atomic
-from normlab.store.reproductions import Standing, disagreements, named
+from normlab.runs.folder import write_text_atomic
 
 
 def write_papers_page(standings: Sequence[Standing], folder: Path, others: Sequence[Standing] = ()) -> Path:

@@ -8,15 +8,15 @@ from typing import Any, Final
 
 import polars as pl
 
-from normlab.figures.curves import Axis, curve
-from normlab.figures.downsample import POINTS
-from normlab.figures.scores import score_dots, sensitivity, time_bars
+from normlab.comparison.result import Comparison
+from normlab.config.metric import NLL, Metric
 from normlab.report import tables
+from normlab.report.charts.curves import Axis, curve
+from normlab.report.charts.downsample import POINTS
+from normlab.report.charts.scores import score_dots, sensitivity, time_bars
 from normlab.report.page import Chart, Grid, Notes, Section, Text
 from normlab.report.runs import RunView
 from normlab.report.words import rate
-from normlab.spec.comparison import Comparison
-from normlab.spec.metric import NLL, Metric
 
 SPIKY_POINTS: Final = 60
 """Of a curve that is mostly noise: few points make its mean readable, the band keeps every spike."""

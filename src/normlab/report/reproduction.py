@@ -9,10 +9,13 @@ from typing import Any, Final
 import polars as pl
 from markupsafe import Markup
 
+from normlab.config.units import count, duration
 from normlab.errors import UserError
-from normlab.figures.artefact import colours, panels
+from normlab.papers.artefact import Artefact, Drawing, Reproduction
 from normlab.papers.cells import PrintedTable
+from normlab.papers.claim import Claim, Measure
 from normlab.papers.resolution import resolution
+from normlab.papers.results import Standing, State, named
 from normlab.papers.words import (
     basis,
     command,
@@ -23,13 +26,10 @@ from normlab.papers.words import (
     stood_in,
     undecided,
 )
+from normlab.report.charts.artefact import colours, panels
 from normlab.report.page import Block, Cell, Chart, Code, Details, Grid, Page, Section, Table, Text
 from normlab.report.studies import anchor, frame
-from normlab.spec.artefact import Artefact, Drawing, Reproduction
-from normlab.spec.claim import Claim, Measure
-from normlab.spec.units import count, duration
-from normlab.store.folder import write_text_atomic
-from normlab.store.reproductions import Standing, State, named
+from normlab.runs.folder import write_text_atomic
 
 ROWS: Final = 400
 """Rows of a table on the page, at most; the file beside it holds all."""

@@ -10,16 +10,16 @@ from typing import Any, Final
 import polars as pl
 from markupsafe import Markup
 
+from normlab.config.metric import NLL
+from normlab.config.outcome import IGNORES_SOURCE
+from normlab.config.units import duration, rate
 from normlab.errors import UserError
-from normlab.figures.curves import Axis
+from normlab.report.charts.curves import Axis
 from normlab.report.flight import flown, watched
 from normlab.report.page import Cell, Chart, Grid, Page, Section, Table
 from normlab.report.pictures import LOSS, NORM, SPIKY_POINTS, curves, dev_axis
 from normlab.report.runs import RunView, marks, metrics_frame, run_details, seed_of, view
-from normlab.spec.metric import NLL
-from normlab.spec.outcome import IGNORES_SOURCE
-from normlab.spec.units import duration, rate
-from normlab.store.folder import RunFolder, read_scores
+from normlab.runs.folder import RunFolder, read_scores
 
 SIDES: Final = ("training", "dev", "dev, sources exchanged")
 

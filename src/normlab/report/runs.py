@@ -11,12 +11,12 @@ from typing import Any
 import polars as pl
 from markupsafe import Markup
 
+from normlab.config.config import Config
+from normlab.config.metric import NLL, Metric, deciding
+from normlab.config.units import duration, rate
 from normlab.errors import UserError
 from normlab.report.page import Block, Cell, Code, Details, Table, Text
-from normlab.spec.config import Config
-from normlab.spec.metric import NLL, Metric, deciding
-from normlab.spec.units import duration, rate
-from normlab.store.folder import RunFolder, Status, read_scores
+from normlab.runs.folder import RunFolder, Status, read_scores
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import polars as pl
 
-from normlab.figures.diagnosis import by_depth, growth, heat_map, lines, strips
+from normlab.config.chart import ByDepth, Growth, HeatMap, Lines, Strips, StudyChart
+from normlab.config.io import NOT_FINITE
+from normlab.report.charts.diagnosis import by_depth, growth, heat_map, lines, strips
 from normlab.report.page import Chart, Grid, Section
 from normlab.report.words import slug
-from normlab.spec.chart import ByDepth, Growth, HeatMap, Lines, Strips, StudyChart
-from normlab.spec.io import NOT_FINITE
 
 ROLES: Final = {
     "self_attention": "self-attention",

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import polars as pl
 
+from normlab.comparison.result import Comparison
+from normlab.config.metric import NLL
+from normlab.config.units import duration
 from normlab.report.runs import RunView, metrics_frame
-from normlab.spec.comparison import Comparison
-from normlab.spec.metric import NLL
-from normlab.spec.units import duration
 
 TRAIN = ("nll", "grad_norm_l2", "tokens")
 WHO = {"recipe": pl.String, "run": pl.String, "seed": pl.String, "outcome": pl.String}

@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import polars as pl
 
+from normlab.config.io import validated
+from normlab.config.units import count, duration, short_rate
 from normlab.errors import UserError
-from normlab.figures.curves import Axis, curve
-from normlab.figures.rates import loss_by_rate
+from normlab.report.charts.curves import Axis, curve
+from normlab.report.charts.rates import loss_by_rate
 from normlab.report.page import Block, Cell, Chart, Code, Grid, Notes, Page, Section, Table, Text, write_page
-from normlab.spec.io import validated
-from normlab.spec.units import count, duration, short_rate
 
 PARTS: Final = (
     "model",

@@ -8,10 +8,10 @@ from typing import Final
 
 from markupsafe import Markup
 
+from normlab.comparison.result import Comparison, choose, learnt
+from normlab.config.outcome import IGNORES_SOURCE
+from normlab.config.units import count, rate
 from normlab.report.page import Text
-from normlab.spec.comparison import Comparison, choose, learnt
-from normlab.spec.outcome import IGNORES_SOURCE
-from normlab.spec.units import count, rate
 
 VERBS: Final = {"stuck": "was stuck", IGNORES_SOURCE: "ignored its source"}
 """What a run with an outcome did, where that is not the outcome's own word."""

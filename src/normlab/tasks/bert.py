@@ -15,17 +15,17 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from normlab.config.config import Config, DataConfig
+from normlab.config.metric import NLL, Metric
+from normlab.config.randomness import derive
 from normlab.data.arrays import Ints
 from normlab.data.masking import MASKED, Masked, mask_tokens, word_beginnings
 from normlab.data.plain import Stream, TextCorpus, prepare_text
 from normlab.data.segments import SPECIAL_TOKENS, SegmentPairs, Shuffled, Spans
 from normlab.data.tokenizer import EOS
 from normlab.errors import UserError
-from normlab.init import profile_
 from normlab.nn import PAD, Encoder
-from normlab.spec.config import Config, DataConfig
-from normlab.spec.metric import NLL, Metric
-from normlab.spec.randomness import derive
+from normlab.nn.init import profile_
 from normlab.tasks.build import build_model
 from normlab.tasks.loss import LossSum, label_smoothed
 from normlab.tasks.task import Evaluation, Task

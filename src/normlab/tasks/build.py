@@ -7,10 +7,10 @@ from typing import TypeVar
 
 import torch
 
-from normlab.init import initialise_
+from normlab.config.config import ModelConfig
+from normlab.config.randomness import derive
 from normlab.nn import Seq2Seq, TokenModel
-from normlab.spec.config import ModelConfig
-from normlab.spec.randomness import derive
+from normlab.nn.init import initialise_
 
 Model = TypeVar("Model", bound=TokenModel)
 

@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from normlab.config.config import Config, DataConfig
+from normlab.config.metric import NLL, Metric
 from normlab.data.arrays import Ints
 from normlab.data.labelled import Labelled, LabelledCorpus, prepare_labelled
 from normlab.data.segments import SPECIAL_TOKENS, Shuffled, joined
 from normlab.errors import UserError
-from normlab.init import profile_
 from normlab.nn import PairClassifier
-from normlab.spec.config import Config, DataConfig
-from normlab.spec.metric import NLL, Metric
+from normlab.nn.init import profile_
 from normlab.tasks.build import build_model
 from normlab.tasks.loss import LossSum, label_smoothed
 from normlab.tasks.task import Evaluation, Task

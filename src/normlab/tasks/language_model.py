@@ -13,16 +13,16 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
+from normlab.config.config import Config, DataConfig, DecodeConfig
+from normlab.config.metric import NLL, Metric
+from normlab.config.randomness import derive
 from normlab.data.blocks import Blocks, TextBatch, blocks_in_order
 from normlab.data.plain import Stream, TextCorpus, prepare_text
 from normlab.data.tokenizer import EOS
 from normlab.errors import UserError
-from normlab.init import profile_
 from normlab.nn import PAD, Decoder
+from normlab.nn.init import profile_
 from normlab.nn.sampling import likeliest, nucleus
-from normlab.spec.config import Config, DataConfig, DecodeConfig
-from normlab.spec.metric import NLL, Metric
-from normlab.spec.randomness import derive
 from normlab.tasks.build import build_model
 from normlab.tasks.loss import LossSum, label_smoothed
 from normlab.tasks.task import Evaluation, Task

@@ -11,10 +11,10 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest, Result
 
+from normlab.config.io import validated
+from normlab.config.units import count, p_value
 from normlab.data.pretokenizer import primary
 from normlab.errors import UserError
-from normlab.spec.io import validated
-from normlab.spec.units import count, p_value
 
 Array = NDArray[np.float64]
 

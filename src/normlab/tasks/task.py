@@ -13,14 +13,14 @@ import torch
 from numpy import bool_, float64
 from numpy.typing import NDArray
 
+from normlab.config.config import Config, DataConfig
+from normlab.config.fields import flag_name
+from normlab.config.metric import NLL, Metric, named
 from normlab.data.room import require_room
 from normlab.data.tokenizer import Tokenizer
 from normlab.errors import UserError
 from normlab.nn import PositionEncoding, TokenModel
 from normlab.nn.registry import Registry
-from normlab.spec.config import Config, DataConfig
-from normlab.spec.fields import flag_name
-from normlab.spec.metric import NLL, Metric, named
 from normlab.tasks.loss import LossSum
 
 

@@ -14,6 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from normlab.config.config import PARALLEL_TEXTS, Config, DataConfig, DecodeConfig
+from normlab.config.metric import NLL, Metric
+from normlab.config.randomness import derive
+from normlab.config.units import count, perplexity
 from normlab.data.batches import Batch, Batches, dev_batches
 from normlab.data.lines import require_words
 from normlab.data.prepare import Corpus, prepare
@@ -22,14 +26,10 @@ from normlab.data.room import LONGEST_SENTENCE
 from normlab.data.shapes import plan_shapes
 from normlab.data.tokenizer import UNK, Tokenizer
 from normlab.errors import UserError
-from normlab.init import profile_
 from normlab.nn import PAD, Seq2Seq
 from normlab.nn.decode import EOS, FREE, Bounds, Hypothesis, search
+from normlab.nn.init import profile_
 from normlab.nn.sampling import sample
-from normlab.spec.config import PARALLEL_TEXTS, Config, DataConfig, DecodeConfig
-from normlab.spec.metric import NLL, Metric
-from normlab.spec.randomness import derive
-from normlab.spec.units import count, perplexity
 from normlab.tasks.build import build_seq2seq
 from normlab.tasks.loss import LossSum, label_smoothed
 from normlab.tasks.scores import bleu_of_sums, corpus_bleu, require_bleu_tokens, score, sentence_statistics

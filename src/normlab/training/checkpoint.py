@@ -19,10 +19,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Size, Tensor, nn
 
+from normlab.config.io import from_plain
+from normlab.config.units import count
 from normlab.errors import UserError
-from normlab.spec.io import from_plain
-from normlab.spec.units import count
-from normlab.store.manifest import STATE, CheckpointError, commit, committed, move, read_state, recover
+from normlab.runs.manifest import STATE, CheckpointError, commit, committed, move, read_state, recover
 from normlab.training.parallel import SingleProcess
 from normlab.training.progress import Progress
 

@@ -12,8 +12,8 @@ from typing import Final, Literal
 
 import torch
 
+from normlab.config.config import Config, MachineConfig
 from normlab.errors import UserError
-from normlab.spec.config import Config, MachineConfig
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _HALVES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}

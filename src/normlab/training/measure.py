@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from normlab.spec.config import Config
+from normlab.config.config import Config
 from normlab.tasks.registry import TASKS
 from normlab.tasks.task import Prepared
 from normlab.training.devices import autocast, prepare_process

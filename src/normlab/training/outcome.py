@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from normlab.spec.outcome import IGNORES_SOURCE, MOSTLY, Outcome
+from normlab.config.outcome import IGNORES_SOURCE, MOSTLY, Outcome
 
 Row = dict[str, Any]
 

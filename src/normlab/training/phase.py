@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
-from normlab.store.folder import RunFolder
+from normlab.runs.folder import RunFolder
 from normlab.tasks.task import Task, unheeded
 
 EVERY_SECONDS: Final = 1.0

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from normlab.config.fields import Count
+from normlab.config.io import from_plain
 from normlab.errors import UserError
 from normlab.optim import ValDecay
-from normlab.spec.fields import Count
-from normlab.spec.io import from_plain
 
 
 @dataclass

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from normlab.diagnosis.probing.observe import Record
 from normlab.errors import UserError
-from normlab.recipes.grammar import require_known
-from normlab.store.folder import RunFolder
+from normlab.runs.folder import RunFolder
 from normlab.tasks.registry import TASKS
 from normlab.training.callbacks.probing import Preset, Probing
 from normlab.training.checkpoint import Checkpoint, has_checkpoint, open_checkpoint
 from normlab.training.devices import prepare_process
+from normlab.training.recipes.grammar import require_known
 from normlab.training.trainer import AnyTask, Trainer, no_hooks
 from normlab.watching.fault import EVERYTHING, NOTHING, NOWHERE, Fault, fault
 from normlab.watching.meter import StepRecord

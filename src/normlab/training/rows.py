@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normlab.spec.io import from_plain
-from normlab.store.folder import RunFolder
+from normlab.config.io import from_plain
+from normlab.runs.folder import RunFolder
 from normlab.training.callbacks.base import Row
 from normlab.watching.meter import StepRecord
 

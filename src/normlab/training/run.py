@@ -11,11 +11,11 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from normlab.config.units import printable
 from normlab.errors import UserError
-from normlab.spec.units import printable
-from normlab.store.files import regular
-from normlab.store.folder import RunFolder, State, Status
-from normlab.store.manifest import committed, read_state
+from normlab.runs.files import regular
+from normlab.runs.folder import RunFolder, State, Status
+from normlab.runs.manifest import committed, read_state
 from normlab.training.callbacks.base import Callback, Callbacks, Row
 from normlab.training.callbacks.probing import Probing, preset_of
 from normlab.training.checkpoint import open_checkpoint, resume, save_checkpoint

@@ -8,8 +8,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from normlab.config.io import from_plain
 from normlab.errors import UserError
-from normlab.spec.io import from_plain
 
 _SKIPPED: Final = "skipped_steps"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from normlab.spec.config import Config
-from normlab.spec.outcome import Outcome
+from normlab.config.config import Config
+from normlab.config.outcome import Outcome
 from normlab.training.outcome import outcome
 from normlab.training.rows import Rows
 from normlab.training.trainer import Trainer

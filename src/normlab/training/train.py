@@ -18,14 +18,13 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from normlab.config.config import Config, run_id
+from normlab.config.io import validated
 from normlab.errors import UserError
-from normlab.recipes.plugins import imported
-from normlab.spec.config import Config, run_id
-from normlab.spec.io import validated
-from normlab.store.examples import write_examples
-from normlab.store.files import named
-from normlab.store.folder import RunFolder, State, write_json_atomic, write_text_atomic
-from normlab.store.manifest import train_anew
+from normlab.runs.examples import write_examples
+from normlab.runs.files import named
+from normlab.runs.folder import RunFolder, State, write_json_atomic, write_text_atomic
+from normlab.runs.manifest import train_anew
 from normlab.tasks.registry import TASKS
 from normlab.tasks.task import Prepared
 from normlab.training.callbacks.base import Callback, Row, RowCallback
@@ -35,6 +34,7 @@ from normlab.training.checkpoint import has_checkpoint, load_checkpoint
 from normlab.training.devices import autocast, prepare_process, resolved_precision
 from normlab.training.phase import Phases
 from normlab.training.ranks import Ranks, check_share, joined
+from normlab.training.recipes.plugins import imported
 from normlab.training.run import Run
 from normlab.training.trainer import AnyTask, Trainer
 from normlab.training.warm_start import with_start

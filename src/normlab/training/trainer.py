@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Size, Tensor, nn
 
+from normlab.config.metric import NLL
+from normlab.config.randomness import derive
+from normlab.config.units import count
 from normlab.data.prefetch import Prefetch
 from normlab.errors import UserError
 from normlab.optim import ScheduleState, build_optimiser, keeps_tensors, schedule_factor
-from normlab.spec.metric import NLL
-from normlab.spec.randomness import derive
-from normlab.spec.units import count
 from normlab.tasks.task import Task
 from normlab.training.checkpoint import State
 from normlab.training.devices import autocast

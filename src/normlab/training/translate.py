@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from normlab.config.config import DecodeConfig
+from normlab.config.io import validated
+from normlab.config.units import count
 from normlab.data.vocabulary import load
 from normlab.errors import UserError
-from normlab.spec.config import DecodeConfig
-from normlab.spec.io import validated
-from normlab.spec.units import count
-from normlab.store.folder import RunFolder
+from normlab.runs.folder import RunFolder
 from normlab.tasks.build import build_seq2seq
 from normlab.tasks.translation import Candidate, Translation, n_best_lines
 from normlab.training.checkpoint import load_checkpoint

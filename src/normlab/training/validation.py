@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from normlab.store.folder import RunFolder
-from normlab.store.manifest import recover
+from normlab.runs.folder import RunFolder
+from normlab.runs.manifest import recover
 from normlab.training.checkpoint import has_checkpoint, save_checkpoint, weights_state
 from normlab.training.phase import Phases
 from normlab.training.progress import Clock

@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Size, Tensor
 
+from normlab.config.config import Config
 from normlab.errors import UserError
-from normlab.spec.config import Config
-from normlab.store.folder import RunFolder, find_run, write_json_atomic
+from normlab.runs.folder import RunFolder, find_run, write_json_atomic
 from normlab.tasks.task import Prepared, Task
 from normlab.trace.tensors import bytes_of
 from normlab.training.checkpoint import open_checkpoint

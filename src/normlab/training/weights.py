@@ -12,11 +12,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from normlab.config.config import Config
+from normlab.config.units import steps_named
 from normlab.errors import UserError, nearest
-from normlab.spec.config import Config
-from normlab.spec.units import steps_named
-from normlab.store.folder import RunFolder
-from normlab.store.manifest import recover
+from normlab.runs.folder import RunFolder
+from normlab.runs.manifest import recover
 from normlab.training.checkpoint import (
     has_checkpoint,
     load_checkpoint,

@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from normlab.config.io import parsed
 from normlab.errors import UserError
-from normlab.spec.io import parsed
-from normlab.store.files import append_rows, regular
+from normlab.runs.files import append_rows, regular
 from normlab.trace.optimizers import copied
 from normlab.trace.rehearsal import groups_of
 from normlab.trace.setup import Setup

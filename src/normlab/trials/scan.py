@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from normlab.config.units import count, duration, short_rate
 from normlab.errors import UserError
-from normlab.spec.units import count, duration, short_rate
 from normlab.trace.setup import Setup, positive, shown
 from normlab.trace.tensors import refusal, unwrap
 from normlab.trace.untouched import same_random_state, untouched

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from torch import nn
 
+from normlab.config.units import duration
 from normlab.errors import UserError
-from normlab.spec.units import duration
 from normlab.trace.setup import Loss, Setup, setup_of
 from normlab.trace.untouched import same_globals
 from normlab.trials import STEPS

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Final
 
-from normlab.spec.units import short_rate
+from normlab.config.units import short_rate
 from normlab.trials.scale import LEARNT_NATS, Scale
 from normlab.trials.search import LAST, highest_usable, is_usable
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
 from typing import Final
 
-from normlab.spec.outcome import Outcome
+from normlab.config.outcome import Outcome
 
 RECENT: Final = 5
 """Losses whose median stands for one: one bad batch is no rise."""

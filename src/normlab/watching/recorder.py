@@ -17,8 +17,8 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor
 
+from normlab.config.outcome import Outcome
 from normlab.errors import UserError
-from normlab.spec.outcome import Outcome
 from normlab.watching.fault import FEW, LEFT, Fault, fault
 from normlab.watching.loss_curve import RECENT, SPIKE_ABOVE, LossCurve
 from normlab.watching.meter import StepRecord

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from normlab.diagnosis import Record
-from normlab.store.files import append_rows, write_json_atomic, write_text_atomic
+from normlab.runs.files import append_rows, write_json_atomic, write_text_atomic
 from normlab.watching.observation import Place
 
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from normlab.config.io import validated
 from normlab.diagnosis import Probe, Record, Structure
 from normlab.errors import UserError
-from normlab.spec.io import validated
 from normlab.trace.tensors import compiles, unwrap
 from normlab.watching.checks import Checks, Warned
 from normlab.watching.losses import Losses

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from contracts.variants import BY_PLACEMENT, CONFIG, build, inputs, label, perturbed, uniform
 from diagnosis.following import alike, follow, shape_of
+from normlab.config.config import ModelConfig
 from normlab.diagnosis import read_structure
 from normlab.nn import Decoder, DeepNorm, Encoder, sites
-from normlab.spec.config import ModelConfig
 from normlab.tasks.build import build_model
 
 X = torch.randn(3, 7, 16, generator=torch.Generator().manual_seed(2))

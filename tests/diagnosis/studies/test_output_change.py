@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contracts.variants import build, inputs, loss_of, tokens, uniform
+from normlab.config.config import ModelConfig
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.rules.fits import Fit
 from normlab.diagnosis.studies.output_change import (
@@ -19,9 +20,8 @@ from normlab.diagnosis.studies.output_change import (
     random_change,
 )
 from normlab.diagnosis.table import Table
-from normlab.init import profile_
 from normlab.nn import Context, Encoder
-from normlab.spec.config import ModelConfig
+from normlab.nn.init import profile_
 from normlab.tasks.build import build_model
 
 ADAM = partial(torch.optim.Adam, lr=1e-3)

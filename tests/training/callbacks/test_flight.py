@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from normlab.store import RunFolder
+from normlab.runs import RunFolder
 from normlab.tasks.translation import Translation
 from normlab.training import run as runs
 from normlab.training import trainer as module

@@ -21,12 +21,12 @@ import torch
 
 import normlab
 from normlab.cli.main import main
+from normlab.config.config import Config, DataConfig
+from normlab.config.io import from_json
 from normlab.data.pieces import SentencePieces
-from normlab.jobs.queue import Queue
-from normlab.spec.config import Config, DataConfig
-from normlab.spec.io import from_json
-from normlab.store import RunFolder
+from normlab.runs import RunFolder
 from normlab.training.callbacks import log
+from normlab.training.jobs.queue import Queue
 from normlab.training.train import train
 from training.test_train import interrupt_at, without_seconds
 from training.tiny import tiny
@@ -178,7 +178,7 @@ import os, sys, torch
 from pathlib import Path
 from dataclasses import replace
 from normlab.training.devices import prepare_process
-from normlab.spec.config import MachineConfig
+from normlab.config.config import MachineConfig
 import tokenizers
 prepare_process(MachineConfig(threads=int(sys.argv[1])))
 before = len(os.listdir("/proc/self/task"))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from normlab.diagnosis import PRESETS, Record
-from normlab.store import RunFolder
+from normlab.runs import RunFolder
 from normlab.training.callbacks import probing
 from normlab.training.callbacks.probing import NOTHING, Probing
 from normlab.training.parallel import SingleProcess

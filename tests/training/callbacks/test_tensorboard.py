@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from normlab.spec.config import run_id
+from normlab.config.config import run_id
 from normlab.training.callbacks import tensorboard
 from normlab.training.train import train
 from training.tiny import PowerCutError, tiny

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
+from normlab.config.io import validated
 from normlab.diagnosis.reading.block import Block, Norms, Step, candidates, role_of
 from normlab.diagnosis.reading.recording import Recording, awake, record
 from normlab.diagnosis.reading.relations import Factor, Sum, refit
 from normlab.errors import UserError
-from normlab.spec.io import validated
 from normlab.trace.setup import Setup
 from normlab.trace.tensors import Call, Tap, call_model, unwrap
 from normlab.trace.untouched import untouched

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from normlab.config.chart import ByDepth
 from normlab.diagnosis.reading.structure import StackView
 from normlab.diagnosis.reading.subject import PaddingMasks, Subject, find_padding_masks
 from normlab.diagnosis.rules.finding import Finding, Tables, mean, number, numbers, said
 from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Row, Table
 from normlab.errors import UserError
-from normlab.spec.chart import ByDepth
 from normlab.trace.tensors import Side, Tap, at, forward_hooks
 
 SATURATED: Final = 100.0

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from normlab.config.chart import HeatMap
 from normlab.diagnosis.probing.passes import ForwardPass, forward_pass
 from normlab.diagnosis.reading.structure import StackView, SublayerView
 from normlab.diagnosis.reading.subject import PaddingMasks, Subject, find_padding_masks, rows
@@ -18,7 +19,6 @@ from normlab.diagnosis.rules.finding import LIU, Finding, Tables, mean, numbers,
 from normlab.diagnosis.study import SMALL_BATCH, Study, StudyContext
 from normlab.diagnosis.table import Row, Table, Value
 from normlab.errors import UserError
-from normlab.spec.chart import HeatMap
 from normlab.trace.tensors import Tap
 
 ASKED: Final = 32

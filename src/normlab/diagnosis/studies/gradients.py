@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from normlab.config.chart import ByDepth
 from normlab.diagnosis.probing.passes import BackwardPass, backward_pass, parts_of
 from normlab.diagnosis.reading.parameters import Part
 from normlab.diagnosis.reading.structure import SublayerView
@@ -19,7 +20,6 @@ from normlab.diagnosis.rules.finding import LIU, XIONG, Finding, Tables, extreme
 from normlab.diagnosis.study import MINI_BATCHES, Study
 from normlab.diagnosis.table import Row, Table
 from normlab.errors import UserError
-from normlab.spec.chart import ByDepth
 from normlab.trace.step import FROZEN, trainable
 
 VANISHED: Final = 0.01

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from normlab.config.chart import Growth
 from normlab.diagnosis.probing.passes import BackwardPass, ForwardPass, forward_pass
 from normlab.diagnosis.reading.structure import StackView
 from normlab.diagnosis.reading.subject import PaddingMasks, Subject, find_padding_masks, rows
@@ -18,7 +19,6 @@ from normlab.diagnosis.studies.dependency import depends_strongly
 from normlab.diagnosis.study import SMALL_BATCH, Study, StudyContext
 from normlab.diagnosis.table import Row, Table
 from normlab.errors import UserError
-from normlab.spec.chart import Growth
 from normlab.trace.step import OptimizerFactory, Weights, trainable
 from normlab.trace.tensors import Tap
 from normlab.trace.trace import at_weights

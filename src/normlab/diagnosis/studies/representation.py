@@ -8,6 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from normlab.config.chart import ByDepth
 from normlab.diagnosis.probing.passes import ForwardPass, forward_pass
 from normlab.diagnosis.reading.parameters import Owner, norms_of
 from normlab.diagnosis.reading.subject import PaddingMasks, Subject, find_padding_masks
@@ -15,7 +16,6 @@ from normlab.diagnosis.rules.finding import Finding, Tables, cosine, number, sai
 from normlab.diagnosis.studies.attention import is_sequence_first
 from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Row, Table
-from normlab.spec.chart import ByDepth
 
 ALIKE: Final = 0.95
 """Mean cosine of two tokens' states beyond which less than a tenth of their energy distinguishes tokens."""

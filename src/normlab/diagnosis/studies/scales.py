@@ -8,6 +8,7 @@ from typing import Final
 
 from torch import Tensor
 
+from normlab.config.chart import ByDepth
 from normlab.diagnosis.probing.passes import ForwardPass, forward_pass
 from normlab.diagnosis.reading.structure import StackView
 from normlab.diagnosis.reading.subject import PaddingMasks, Subject, find_padding_masks, rows
@@ -15,7 +16,6 @@ from normlab.diagnosis.rules.finding import XIONG, Finding, Tables, number, said
 from normlab.diagnosis.rules.theory import LEMMA_2, bounded_fraction, ffn_gain, hidden_scales
 from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Row, Table
-from normlab.spec.chart import ByDepth
 from normlab.trace.tensors import Tap
 
 GROWN: Final = 10.0

@@ -7,6 +7,7 @@ from typing import Final
 
 from torch.optim import Optimizer
 
+from normlab.config.chart import Strips
 from normlab.diagnosis.probing.observe import measure
 from normlab.diagnosis.probing.passes import BackwardPass, backward_pass, parts_of
 from normlab.diagnosis.reading.parameters import Part
@@ -14,7 +15,6 @@ from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.rules.finding import LIU, Finding, Tables, extremes, percent, said, warmed
 from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Row, Table
-from normlab.spec.chart import Strips
 from normlab.trace.step import OptimizerFactory, trainable
 
 MATRICES: Final = ("query", "key", "value", "output", "ffn_in", "ffn_out")

@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from normlab.config.model import ModelConfig
 from normlab.errors import UserError
 from normlab.nn.registry import Registered, Registry
 from normlab.nn.site import Site
-from normlab.spec.model import ModelConfig
 
 Stream = Any
 """The residual stream from sublayer to sublayer: a tensor `[B, T, D]`, or a tuple of them."""

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from normlab.config.model import ModelConfig
 from normlab.nn.options import INNER_NORMS
 from normlab.nn.placement.base import XAVIER, Placement, Plain, Stream
 from normlab.nn.site import Site
-from normlab.spec.model import ModelConfig
 
 NORMED_BRANCH = "the norm behind a branch divides by a statistic of each token, which no weights can hold"
 TWO_TENSORS = "its stream has two tensors, and no plainer stream holds both"

@@ -9,11 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from normlab.config.model import ModelConfig
 from normlab.nn.embedding import Embedding
 from normlab.nn.placement.base import XAVIER, Placement, Plain, ProfiledPlacement, Stream
 from normlab.nn.placement.normed import NormedInput, OneNorm
 from normlab.nn.site import Site
-from normlab.spec.model import ModelConfig
 
 
 class WeightedShortcut(OneNorm, ABC):

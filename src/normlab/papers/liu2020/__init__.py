@@ -5,8 +5,8 @@ of the output, ``training`` its tables of BLEU, ``deep`` the trainings of 18 lay
 rescaled initial weights, plain forms and sizes.
 """
 
+from normlab.papers.artefact import Paper
 from normlab.papers.liu2020 import deep, dependency, gradients, training, variants
-from normlab.spec.artefact import Paper
 
 MODULES = (gradients, dependency, training, deep, variants)
 

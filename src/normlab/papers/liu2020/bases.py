@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from normlab.config.config import Config
 from normlab.papers.bases import BASE, DATES, LAPTOP, SMALL, TO_THE_END
 from normlab.papers.scales import Setting
 from normlab.papers.texts import IWSLT14_PART, MULTI30K_DE, MULTI30K_FR, WMT14_FR
-from normlab.spec.config import Config
-from normlab.spec.trainings import Scale
+from normlab.papers.trainings import Scale
 
 _INSIDE: Final = "model.attention_dropout", "model.ffn_dropout"
 

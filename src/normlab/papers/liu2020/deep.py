@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from normlab.papers import studies
+from normlab.papers import own_studies as studies
+from normlab.papers.artefact import Artefact
 from normlab.papers.bases import CONVERGED, CURVES
 from normlab.papers.cells import printed
+from normlab.papers.claim import ORDER, at_least, at_most
 from normlab.papers.liu2020.bases import EN_DE
 from normlab.papers.measures import DevAt, Difference, Score, ShareTrained
 from normlab.papers.scales import at_each
-from normlab.spec.artefact import Artefact
-from normlab.spec.claim import ORDER, at_least, at_most
 
 _HYBRIDS: Final = "enc:post/dec:post", "enc:post/dec:pre", "enc:pre/dec:pre"
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from normlab.papers import studies
+from normlab.papers import own_studies as studies
+from normlab.papers.artefact import Artefact, Drawing
 from normlab.papers.cells import printed
+from normlab.papers.claim import at_least, at_most, within
 from normlab.papers.liu2020.bases import EN_DE
 from normlab.papers.measures import Score
 from normlab.papers.scales import at_each
-from normlab.spec.artefact import Artefact, Drawing
-from normlab.spec.claim import at_least, at_most, within
 
 _ON_WMT: Final = {"text": "wmt14.en-de", "model": "base"}
 _STACKS: Final = ("encoder", "decoder")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from normlab.papers import studies
+from normlab.papers import own_studies as studies
+from normlab.papers.artefact import Artefact, Drawing
 from normlab.papers.bases import CONVERGED, CURVES, TO_THE_END
 from normlab.papers.cells import printed
+from normlab.papers.claim import ORDER, at_least, within
 from normlab.papers.liu2020.bases import EDGE, EN_DE, EN_FR, IWSLT, Training
 from normlab.papers.measures import Difference, Edge, EdgeRatio, PairsBetter, Score, ShareTrained
 from normlab.papers.scales import Cells, at_each
-from normlab.spec.artefact import Artefact, Drawing
-from normlab.spec.claim import ORDER, at_least, within
-from normlab.spec.trainings import unlike
+from normlab.papers.trainings import unlike
 
 _SMALL: Final = "IWSLT'14 6L-6L small"
 _DEEP_DE: Final = "WMT'14 En-De 18L-18L"

@@ -4,8 +4,8 @@
 its figures, what it says of speed, and a conjecture.
 """
 
+from normlab.papers.artefact import Paper
 from normlab.papers.nguyen2019 import figures, large, tables
-from normlab.spec.artefact import Paper
 
 MODULES = (tables, large, figures)
 

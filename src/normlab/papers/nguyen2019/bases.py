@@ -6,12 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from normlab.config.config import (
+    Config,
+    DataConfig,
+    DecodeConfig,
+    ModelConfig,
+    OptimConfig,
+    TrainConfig,
+    parallel_files,
+)
 from normlab.papers.bases import BASE, DATES, LAPTOP
 from normlab.papers.scales import Setting
 from normlab.papers.texts import EN_VI, MULTI30K_DE
-from normlab.spec.config import Config, DataConfig, DecodeConfig, ModelConfig, OptimConfig, TrainConfig
-from normlab.spec.local_data import parallel_files
-from normlab.spec.trainings import Scale
+from normlab.papers.trainings import Scale
 
 MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "Post+LN": {"recipe": "post+smallinit+warmup"},

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from normlab.papers import studies
+from normlab.papers import own_studies as studies
+from normlab.papers.artefact import Artefact, Drawing
 from normlab.papers.bases import CONVERGED, CURVES
 from normlab.papers.cells import printed
+from normlab.papers.claim import ORDER, RATIO, at_least, at_most, within
 from normlab.papers.learned_scales import ScaleChange, ScaleGrowth
 from normlab.papers.measures import (
     DevAt,
@@ -17,8 +19,6 @@ from normlab.papers.measures import (
 )
 from normlab.papers.nguyen2019.bases import MODELS, TED
 from normlab.papers.scales import at_each
-from normlab.spec.artefact import Artefact, Drawing
-from normlab.spec.claim import ORDER, RATIO, at_least, at_most, within
 
 FIG1: Final = Artefact(
     id="nguyen2019.fig1",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from normlab.papers import studies
+from normlab.papers import own_studies as studies
+from normlab.papers.artefact import Artefact
 from normlab.papers.bases import CONVERGED, CURVES
 from normlab.papers.cells import printed
+from normlab.papers.claim import ORDER, RATIO, at_least, at_most, within
 from normlab.papers.measures import Difference, ScoreRatio, TrainPerplexityRatio
 from normlab.papers.nguyen2019.bases import MODELS, TED, WMT
 from normlab.papers.scales import at_each
-from normlab.spec.artefact import Artefact
-from normlab.spec.claim import ORDER, RATIO, at_least, at_most, within
 
 TABLE6: Final = Artefact(
     id="nguyen2019.table6",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from normlab.papers import studies
+from normlab.papers import own_studies as studies
+from normlab.papers.artefact import Artefact
 from normlab.papers.bases import CONVERGED, CURVES, TO_THE_END
 from normlab.papers.cells import printed
+from normlab.papers.claim import MOST, ORDER, at_least, at_most, within
 from normlab.papers.measures import Difference, ShareBetter, ShareTrainedToTheEnd
 from normlab.papers.nguyen2019.bases import EDGE, GL_EN_AT, MODELS, TED, Ted
 from normlab.papers.scales import Cells, at_each
-from normlab.spec.artefact import Artefact
-from normlab.spec.claim import MOST, ORDER, at_least, at_most, within
 
 _VARIANT: Final = "(4) Pre+FixNorm+ScaleNorm"
 _ROWS: Final = "(1) Post+LN", "(2) Pre+LN", "(3) Pre+FixNorm+LN", _VARIANT

@@ -5,8 +5,8 @@
 more about settings.
 """
 
+from normlab.papers.artefact import Paper
 from normlab.papers.xiong2020 import gradients, large, theory, training
-from normlab.spec.artefact import Paper
 
 MODULES = (theory, gradients, training, large)
 

@@ -9,7 +9,7 @@ from typing import Final
 from normlab.papers.bases import BASE, BERT, BERT_BASE, BERT_SHORT, DATES, LAPTOP, SMALL, TO_THE_END
 from normlab.papers.scales import Cells, Setting
 from normlab.papers.texts import IWSLT14_PART, MULTI30K_DE
-from normlab.spec.trainings import Scale
+from normlab.papers.trainings import Scale
 
 _GUESS: Final = "By a guess, a run takes {} minutes on an H200."
 _DECODE: Final = replace(SMALL.decode, length_penalty=1.2)

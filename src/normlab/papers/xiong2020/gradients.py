@@ -5,10 +5,10 @@ from __future__ import annotations
 from math import log
 from typing import Final
 
-from normlab.papers import studies
+from normlab.papers import own_studies as studies
+from normlab.papers.artefact import Artefact, Drawing
 from normlab.papers.cells import printed
-from normlab.spec.artefact import Artefact, Drawing
-from normlab.spec.claim import at_least, at_most, within
+from normlab.papers.claim import at_least, at_most, within
 
 _ON_IWSLT: Final = {"text": "iwslt14.de-en", "model": "small"}
 _MATRICES: Final = [(stack, matrix) for stack in ("encoder", "decoder") for matrix in ("W1", "W2")]

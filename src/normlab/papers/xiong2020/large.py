@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from normlab.papers import studies
+from normlab.papers import own_studies as studies
+from normlab.papers.artefact import Artefact, Drawing
 from normlab.papers.bases import CONVERGED, CURVES, TO_THE_END
 from normlab.papers.cells import printed
+from normlab.papers.claim import ORDER, RATIO, at_least, at_most, within
 from normlab.papers.measures import DevAt, Difference, Score, ShareGap, StepsRatio
 from normlab.papers.scales import Cells, at_each
 from normlab.papers.xiong2020.bases import IWSLT, PRETRAINING, WMT, Bert, Iwslt, Wmt
-from normlab.spec.artefact import Artefact, Drawing
-from normlab.spec.claim import ORDER, RATIO, at_least, at_most, within
 
 _RATES: Final = "7e-4", "1.5e-3"
 """The paper's learning rates on WMT'14."""

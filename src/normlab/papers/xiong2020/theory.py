@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from normlab.papers import studies
+from normlab.papers import own_studies as studies
+from normlab.papers.artefact import Artefact, Drawing
 from normlab.papers.cells import printed
-from normlab.spec.artefact import Artefact, Drawing
-from normlab.spec.claim import at_least, at_most, within
+from normlab.papers.claim import at_least, at_most, within
 
 _WRITTEN: Final = "our stack and the table's equations differ by the rounding of float64 alone"
 _IDENTITY: Final = "an identity of integrals, which sampling can only confirm; 1% is left for the sampling"

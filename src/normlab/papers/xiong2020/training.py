@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from normlab.papers import studies
+from normlab.papers import own_studies as studies
+from normlab.papers.artefact import Artefact, Drawing
 from normlab.papers.bases import CURVES
 from normlab.papers.cells import printed
+from normlab.papers.claim import MOST, ORDER, RATIO, Claim, at_least, at_most, within
 from normlab.papers.measures import (
     BestDifference,
     BestScore,
@@ -31,8 +33,6 @@ from normlab.papers.xiong2020.bases import (
     small_rate,
     some,
 )
-from normlab.spec.artefact import Artefact, Drawing
-from normlab.spec.claim import MOST, ORDER, RATIO, Claim, at_least, at_most, within
 
 LONGER: Final = (
     "It had 200 steps, which cannot show who fails; docs/pilots.md says how the regime was chosen, by seeds "

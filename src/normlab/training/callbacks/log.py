@@ -17,18 +17,18 @@ from typing import Final, final
 import torch
 from torch import nn
 
+from normlab.config.config import SEMANTICS, Config
+from normlab.config.io import to_json
+from normlab.config.units import duration
 from normlab.data.hub import HUB
 from normlab.data.sources import file_of, open_lines
 from normlab.data.vocabulary import LEARNED
-from normlab.recipes.grammar import describe
-from normlab.spec.config import SEMANTICS, Config
-from normlab.spec.io import to_json
-from normlab.spec.units import duration
-from normlab.store.files import regular
-from normlab.store.folder import RunFolder, Status
+from normlab.runs.files import regular
+from normlab.runs.folder import RunFolder, Status
 from normlab.tasks.registry import TASKS
 from normlab.training.callbacks.base import Callback, Event
 from normlab.training.devices import hardware
+from normlab.training.recipes.grammar import describe
 
 _TEXT: Final = ("tokenizers", "sentencepiece", "sacremoses", "sacrebleu")
 PACKAGES: Final = ("torch", "numpy", *_TEXT, "safetensors")

@@ -1,0 +1,62 @@
+"""The description of a model, from which ``normlab.nn`` builds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Lt
+
+from normlab.config.fields import Count, Share, Size, no_flag
+from normlab.config.io import validated
+
+
+@validated
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes and parts of a Transformer; a recipe chooses the parts."""
+
+    dim: Size = 256
+    """Width of the residual stream."""
+    ffn_dim: Size = 1024
+    """Inner width of the feed-forward branches."""
+    heads: Size = 4
+    """Attention heads."""
+    encoder_layers: Count = 3
+    """Layers of the encoder; 0 for a model without one."""
+    decoder_layers: Count = 3
+    """Layers of the decoder; 0 for a model without one."""
+    encoder_placement: str = no_flag("post")
+    decoder_placement: str = no_flag("post")
+    norm: str = no_flag("layernorm")
+    embedding: str = no_flag("plain")
+    scheme: str = no_flag("xavier")
+    dropout: Share = 0.1
+    """Dropout on the embeddings and on the output of every branch."""
+    attention_dropout: Share = no_flag(0.0)
+    """Dropout on the attention weights."""
+    ffn_dropout: Share = no_flag(0.0)
+    """Dropout after the activation of the feed-forward branches."""
+    kv_heads: Count = 0
+    """Heads of keys and values, each shared by several heads of queries; 0: as many as heads."""
+    position_encoding: str = no_flag("sinusoidal")
+    max_positions: Size = 1024
+    """Number of positions that learned position encodings have; no input may be longer."""
+    separate_source: bool = no_flag(False)
+    """Whether an encoder beside a decoder has embeddings and positions of its own, with one vocabulary."""
+    embedding_norm: bool = no_flag(False)
+    """Normalise the sum of the embeddings, as BERT does."""
+    activation: str = no_flag("relu")
+    qk_norm: str = no_flag("")
+    """An empty name, here and in the next three, leaves the choice to the placement of each stack."""
+    bias: str = no_flag("")
+    inner_norm: str = no_flag("")
+    head_gain: str = no_flag("")
+    qk_norm_len: Annotated[int, Ge(2), Lt(2**63)] = 64
+    """97.5th percentile of the training sentences' lengths in tokens, which sets qknorm's initial scale."""
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether the model has an encoder and a decoder with different placements."""
+        both = bool(self.encoder_layers and self.decoder_layers)
+        return both and self.encoder_placement != self.decoder_placement

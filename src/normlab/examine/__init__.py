@@ -1,1 +1,0 @@
-"""Configurations, runs and checkpoints of normlab as subjects of a diagnosis."""

@@ -1,6 +1,0 @@
-"""Initialisation: schemes that fill matrices, and parameters that are profiled on data."""
-
-from normlab.init.profile import admin_, profile_
-from normlab.init.scheme import SCHEMES, Scheme, initialise_
-
-__all__ = ["SCHEMES", "Scheme", "admin_", "initialise_", "profile_"]

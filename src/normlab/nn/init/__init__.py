@@ -1,0 +1,6 @@
+"""Initialisation: schemes that fill matrices, and parameters that are profiled on data."""
+
+from normlab.nn.init.profile import admin_, profile_
+from normlab.nn.init.scheme import SCHEMES, Scheme, initialise_
+
+__all__ = ["SCHEMES", "Scheme", "admin_", "initialise_", "profile_"]

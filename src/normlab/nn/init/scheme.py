@@ -1,0 +1,156 @@
+"""Init schemes. A scheme fills one matrix; biases are always initialised with 0."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from normlab.config.model import ModelConfig
+from normlab.config.randomness import derive
+from normlab.nn import Activation, Branch, Embedding, PositionEncoding, ReLU, SegmentEncoder, Sublayer
+from normlab.nn.registry import Registered, Registry
+
+SCHEMES: Registry[type[Scheme]] = Registry("scheme")
+
+
+class Scheme(Registered, ABC):
+    """Base of all schemes; a subclass registers itself under ``name``."""
+
+    registry: ClassVar[Registry[type[Scheme]]] = SCHEMES
+
+    @staticmethod
+    @abstractmethod
+    def fill_(weight: Tensor, matrix: str, gain: float, generator: torch.Generator) -> None:
+        """Fill a weight `[out, in]` in place; ``gain`` is the placement's factor on the standard deviation.
+
+        ``matrix`` is a name in ``Branch.matrices``, or ``"head"`` for the matrices of an encoder's heads.
+        """
+
+    @classmethod
+    def conflict(cls, config: ModelConfig) -> str | None:
+        """Return the reason why the scheme is not defined in a model of these choices, or None."""
+        return None
+
+
+class Xavier(Scheme, name="xavier"):
+    r"""Xavier normal: :math:`N(0, 2 g^2/(n_{in} + n_{out}))` with the placement's gain g.
+
+    Each projection of a packed matrix counts as a matrix of its own. Glorot and Bengio 2010, Equation 16;
+    Xiong et al. 2020, Section 3.3 (arXiv 2002.04745).
+    """
+
+    @staticmethod
+    def fill_(weight: Tensor, matrix: str, gain: float, generator: torch.Generator) -> None:
+        weight.normal_(0.0, gain * (2 / sum(weight.shape)) ** 0.5, generator=generator)
+
+
+class XavierUniform(Scheme, name="xavier_uniform"):
+    r"""Xavier uniform: :math:`U(-a, a)` with :math:`a = g \sqrt{6/(n_{in} + n_{out})}` and the placement's
+    gain g.
+
+    Glorot and Bengio 2010, Equation 16; Nguyen and Salazar 2019, Appendix C (arXiv 1910.05895).
+    """
+
+    @staticmethod
+    def fill_(weight: Tensor, matrix: str, gain: float, generator: torch.Generator) -> None:
+        bound = gain * (6 / sum(weight.shape)) ** 0.5
+        weight.uniform_(-bound, bound, generator=generator)
+
+
+class SmallInit(Scheme, name="smallinit"):
+    r"""SmallInit: attention matrices :math:`N(0, 2/(d + 4d))`, the others Xavier normal.
+
+    Nguyen and Salazar 2019, Section 2.2 (arXiv 1910.05895).
+    """
+
+    @staticmethod
+    def fill_(weight: Tensor, matrix: str, gain: float, generator: torch.Generator) -> None:
+        if matrix in ("query", "key", "value", "output"):
+            weight.normal_(0.0, gain * (2 / (5 * weight.shape[1])) ** 0.5, generator=generator)
+        else:
+            Xavier.fill_(weight, matrix, gain, generator)
+
+
+class LookLinear(Scheme, name="looklinear"):
+    r"""LookLinear: :math:`W_1 = [W; -W], W_2 = [V, -V]`, so that a ReLU feed-forward is initially the
+    linear map :math:`V W`.
+
+    W and V have the deviation of Xavier normal for the whole matrices, as do the attention matrices.
+    Balduzzi et al. 2017, Section 4 (arXiv 1702.08591).
+    """
+
+    @staticmethod
+    def fill_(weight: Tensor, matrix: str, gain: float, generator: torch.Generator) -> None:
+        Xavier.fill_(weight, matrix, gain, generator)
+        mirrored = {"ffn_in": 0, "ffn_out": 1}
+        if matrix in mirrored:
+            half, mirror = weight.chunk(2, mirrored[matrix])
+            mirror.copy_(-half)
+
+    @classmethod
+    def conflict(cls, config: ModelConfig) -> str | None:
+        if Activation.registry[config.activation] is not ReLU:
+            return f"LookLinear is defined for ReLU only, not for {config.activation}"
+        if config.ffn_dim % 2:
+            return f"LookLinear mirrors one half of the feed-forward, and its width {config.ffn_dim} is odd"
+        return None
+
+
+class UniformAttention(Scheme, name="uniformattention"):
+    r"""Uniform attention: :math:`W_Q = W_K = 0`, the others Xavier normal.
+
+    The gradient of either matrix is a product with the other one, so that both stay 0 in training, and every
+    query attends to all keys alike. Xiong et al. 2020, Section 3.3 (arXiv 2002.04745).
+    """
+
+    @staticmethod
+    def fill_(weight: Tensor, matrix: str, gain: float, generator: torch.Generator) -> None:
+        if matrix in ("query", "key"):
+            weight.zero_()
+        else:
+            Xavier.fill_(weight, matrix, gain, generator)
+
+
+@torch.no_grad()
+def initialise_(model: nn.Module, scheme: str, seed: int) -> None:
+    """Initialise every branch by the scheme, and embeddings, position encoding and heads by their own rules.
+
+    Each matrix has its own generator, derived from (seed, site, name): two models that differ only in
+    placement or norm have the same initial weights.
+    """
+    fill_ = SCHEMES[scheme].fill_
+    sublayers = [m for m in model.modules() if isinstance(m, Sublayer)]
+    for sublayer in sublayers:
+        if isinstance(sublayer.f, Branch):
+            site = sublayer.site
+            for i, (name, weight) in enumerate(sublayer.f.matrices().items()):
+                generator = _generator(weight, derive(seed, f"init.{site.stack}", site.index, i))
+                fill_(weight, name, sublayer.place.gain(site, name), generator)
+            _zero_biases(sublayer.f)
+    gains = [(s.place.embedding_gain(s.site), s.place.classifier_gain(s.site)) for s in sublayers]
+    gain, classifier_gain = (min(column) for column in zip(*gains or [(1.0, 1.0)], strict=True))
+    for path, module in model.named_modules():
+        own = (1,) if path.startswith("source.") else ()  # an encoder's own tables have their own draws
+        if isinstance(module, Embedding):
+            generator = _generator(module.weight, derive(seed, "init.embedding", *own))
+            module.init_(generator, gain=gain, classifier_gain=classifier_gain)
+        elif isinstance(module, PositionEncoding):
+            device = next(model.parameters()).device
+            module.init_(torch.Generator(device).manual_seed(derive(seed, "init.positions", *own)))
+        elif isinstance(module, SegmentEncoder):
+            for i, head in enumerate(module.heads()):
+                fill_(head.weight, "head", 1.0, _generator(head.weight, derive(seed, "init.head", i)))
+                _zero_biases(head)
+
+
+def _zero_biases(module: nn.Module) -> None:
+    for linear in module.modules():
+        if isinstance(linear, nn.Linear) and linear.bias is not None:
+            linear.bias.zero_()
+
+
+def _generator(weight: Tensor, seed: int) -> torch.Generator:
+    return torch.Generator(weight.device).manual_seed(seed)

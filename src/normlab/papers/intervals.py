@@ -1,0 +1,160 @@
+"""Means, slopes and fits over independent runs, with the intervals that decide claims."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+
+from normlab.diagnosis.rules.fits import Fit, fits, half_width
+from normlab.papers.claim import Measure
+
+Array: TypeAlias = NDArray[np.float64]
+
+LEVEL: Final = 0.95
+"""The probability with which an interval, or a set of simultaneous ones, holds what it is for."""
+DRAWS: Final = 20_000
+"""Simulated samples for the quantile of a largest t."""
+
+
+def mean(values: Iterable[float]) -> Measure:
+    r"""The mean of independent values, :math:`\pm t_{n-1} s / \sqrt n`; one value alone is exact."""
+    kept = list(values)
+    center = fmean(kept)
+    if len(kept) < 2:
+        return Measure.exact(center)
+    spread = half_width(kept)
+    return Measure(center, center - spread, center + spread, len(kept))
+
+
+def mean_ratio(values: Iterable[float]) -> Measure:
+    """The geometric mean of independent ratios, with the interval of the mean of their logarithms."""
+    return exponential(mean(math.log(v) for v in values))
+
+
+def exponential(found: Measure) -> Measure:
+    """The measure of a logarithm as that of the number."""
+    return Measure(math.exp(found.value), math.exp(found.low), math.exp(found.high), found.runs)
+
+
+def slope(x: Sequence[float], curves: Iterable[Sequence[float]]) -> Measure:
+    """Least squares' slope of y over x, its mean over independent curves y."""
+    middle = fmean(x)
+    below = sum((a - middle) ** 2 for a in x)
+    return mean(sum((a - middle) * b for a, b in zip(x, y, strict=True)) / below for y in curves)
+
+
+def log_slope(x: Sequence[float], curves: Iterable[Sequence[float]]) -> Measure:
+    """The exponent p of y = b x^p, its mean over independent curves."""
+    return slope([math.log(a) for a in x], ([math.log(b) for b in y] for y in curves))
+
+
+def geometric(values: Iterable[float]) -> float:
+    """The geometric mean of positive numbers."""
+    return math.exp(fmean(math.log(v) for v in values))
+
+
+def simultaneous(runs: ArrayLike) -> list[Measure]:
+    r"""The means of the columns of ``runs`` `[n, k]`, n independent runs of k quantities, with limits that
+    hold for all of them together: :math:`\bar x_j \pm c \, s_j / \sqrt n`, c the 95% quantile of
+    :math:`\max_j |t_j|` (max-t).
+
+    The quantile is that of n normal draws with the columns' correlations. These are shrunk towards 0 by as
+    much as n runs leave them uncertain (Schäfer and Strimmer 2005, Section 2.4): few runs give wider limits.
+    """
+    x = np.asarray(runs, float)
+    n, k = x.shape
+    if n < 2:
+        return [Measure.exact(float(value)) for value in x[0]]
+    spread = x.std(0, ddof=1) / math.sqrt(n)
+    factor = _largest_t(_correlations(x), n) if k > 1 else float(stats.t.ppf((1 + LEVEL) / 2, n - 1))
+    return [
+        Measure(m, m - factor * s, m + factor * s, n)
+        for m, s in zip(x.mean(0).tolist(), spread.tolist(), strict=True)
+    ]
+
+
+def _correlations(x: Array) -> Array:
+    centred = x - x.mean(0)
+    length = np.linalg.norm(centred, axis=0)
+    r = (unit := centred / np.where(length > 0, length, 1.0)).T @ unit
+    apart = ~np.eye(len(r), dtype=bool)
+    uncertain = ((1 - r[apart] ** 2) ** 2).sum() / (len(x) - 1)
+    weight = min(1.0, uncertain / max(float((r[apart] ** 2).sum()), 1e-300))
+    return np.where(apart, (1 - weight) * r, 1.0)
+
+
+def _largest_t(correlations: Array, n: int) -> float:
+    values, vectors = np.linalg.eigh(correlations)
+    root = vectors * np.sqrt(values.clip(min=0))
+    random = np.random.default_rng(0)
+    largest: list[Array] = []
+    for _ in range(0, DRAWS, part := max(1, 2_000_000 // (n * len(root)))):
+        drawn = random.standard_normal((part, n, len(root))) @ root.T
+        t = drawn.mean(1) / (drawn.std(1, ddof=1) / math.sqrt(n))
+        largest.append(np.abs(t).max(1))
+    return float(np.quantile(np.concatenate(largest), LEVEL))
+
+
+def lowest(found: Iterable[Measure]) -> Measure:
+    """The least of several simultaneous measures: a bound from below holds for it where it does for all."""
+    some = list(found)
+    return Measure(*(min(ends) for ends in zip(*map(_ends, some), strict=True)), runs=some[0].runs)
+
+
+def highest(found: Iterable[Measure]) -> Measure:
+    """The largest of several simultaneous measures: a bound from above holds for it where it does for all."""
+    some = list(found)
+    return Measure(*(max(ends) for ends in zip(*map(_ends, some), strict=True)), runs=some[0].runs)
+
+
+def _ends(found: Measure) -> tuple[float, float, float]:
+    return found.value, found.low, found.high
+
+
+def jackknife(runs: ArrayLike, statistic: Callable[[Array], float]) -> Measure:
+    r"""A statistic of all n runs `[n, ...]`, such as one of their mean curve, :math:`\pm t_{n-1}` times its
+    standard error, :math:`\sqrt{\frac{n-1}{n} \sum_i (\theta_{-i} - \bar\theta)^2}` over the n samples that
+    leave one run out.
+    """
+    x = np.asarray(runs, float)
+    n, value = len(x), statistic(x)
+    if n < 3:
+        return Measure.exact(value)
+    left_out = np.array([statistic(np.delete(x, i, axis=0)) for i in range(n)])
+    error = math.sqrt((n - 1) / n * float(np.square(left_out - left_out.mean()).sum()))
+    spread = float(stats.t.ppf((1 + LEVEL) / 2, n - 1)) * error
+    return Measure(value, value - spread, value + spread, n)
+
+
+def r_squared(runs: ArrayLike, quality: Callable[[Array], float]) -> Measure:
+    """The R² that ``quality`` finds on the mean curve, jackknifed as ln(1 − R²), which has no edge at 1."""
+    found = jackknife(runs, lambda x: math.log(max(1 - quality(x.mean(0)), 1e-12)))
+    one = exponential(found)
+    return replace(one, value=1 - one.value, low=1 - one.high, high=1 - one.low)
+
+
+def laws(depths: Sequence[float], curves: Sequence[Sequence[float]]) -> dict[str, Measure]:
+    """R² of a line in N and of one in log N on the mean curve, by how much AIC prefers log N to N there, and
+    the exponent, which is the mean of those of the curves.
+    """
+
+    def fit(curve: Array) -> dict[str, Fit]:
+        return {one.law: one for one in fits(depths, curve)}
+
+    def preference(x: Array) -> float:
+        found = fit(x.mean(0))
+        return found["linear"].aic - found["log"].aic
+
+    return {
+        "linear_r2": r_squared(curves, lambda y: fit(y)["linear"].r2),
+        "log_r2": r_squared(curves, lambda y: fit(y)["log"].r2),
+        "log_over_linear_aic": jackknife(curves, preference),
+        "exponent": log_slope(depths, curves),
+    }

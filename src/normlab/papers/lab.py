@@ -1,0 +1,201 @@
+"""The tools of every study of an artefact: text, initialised models, and tables of rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import torch
+from torch import nn
+
+from normlab.config.config import PARALLEL_TEXTS, Config, DataConfig, ModelConfig, SeedConfig, TrainConfig
+from normlab.config.randomness import derive
+from normlab.data.batches import dev_batches, permutation
+from normlab.data.text import located
+from normlab.diagnosis.reading.structure import read_structure
+from normlab.diagnosis.reading.subject import PaddingMasks, Subject
+from normlab.errors import UserError
+from normlab.nn import PAD, Seq2Seq
+from normlab.papers.trainings import LAPTOP, Scale
+from normlab.runs import RunFolder
+from normlab.tasks.translation import Translation
+from normlab.training.devices import prepare_process
+from normlab.training.jobs.queue import Queue, one_at_a_time
+from normlab.training.subjects import TaskInputs, mean_loss
+
+Row: TypeAlias = Mapping[str, Any]
+
+SIZES: Final = {
+    "small": ModelConfig(dim=512, ffn_dim=1024, heads=4),
+    "base": ModelConfig(dim=512, ffn_dim=2048, heads=8),
+}
+"""Transformer-small and Transformer-base of the papers, without their depth."""
+TEXTS: Final = {
+    "iwslt14.de-en": ("de", "en", ("train.partial", "valid", "test")),
+    "wmt14.en-de": ("en", "de", ("train.10k", "newstest2014.500", "newstest2014.500")),
+}
+"""Folder of local data to source and target language, and the names of train, dev and test."""
+VOCABULARY: Final = 10_000
+"""Vocabulary entries: as many as some ten thousand pairs can fill."""
+READING_TOKENS: Final = 256
+"""Positions of the batch on which the structure of a model is read."""
+
+
+def quiet(line: str) -> None:
+    """Report progress to nobody."""
+
+
+@dataclass
+class Lab:
+    """The source of text and models for studies."""
+
+    root: Path
+    """Text is prepared below it."""
+    data: Path | None = None
+    """Folder of local data sets; None: what ``$NORMLAB_DATA`` says."""
+    say: Callable[[str], None] = quiet
+    runs: Mapping[str, Sequence[RunFolder]] = field(default_factory=dict)
+    """The artefact's finished trainings, by cell, in the order of their seeds."""
+    scale: Scale = LAPTOP
+    """The scale of these trainings."""
+    queue: Callable[[Path], Queue] = one_at_a_time
+    """Makes the queue in which a study trains runs of its own below a folder."""
+    _tasks: dict[tuple[str, int], Translation] = field(default_factory=dict)
+
+    def model(self, config: ModelConfig, text: str, *, seed: int, tokens: int) -> Seq2Seq:
+        """A model as ``seed`` initialises it; data-dependent parts read the first batch of the text."""
+        self.say(f"{describe(config)}, seed {seed}")
+        task = self._task(text, tokens)
+        own = replace(task.config, model=config, seeds=SeedConfig(init=seed))
+        return Translation(own, task.corpus, task.device).build()
+
+    def subject(self, config: ModelConfig, text: str, *, seed: int, tokens: int) -> Subject:
+        """``model`` on the first batch of ``tokens`` padded positions, its residual stream read.
+
+        Seeds draw the weights; batches are the same for all of them.
+        """
+        model = self.model(config, text, seed=seed, tokens=tokens)
+        structure = read_structure(model, self.batches(text, READING_TOKENS, 1)[0])
+        return Subject(model, self.batches(text, tokens, 1)[0], mean_loss, structure)
+
+    def batches(self, text: str, tokens: int, count: int) -> list[TaskInputs]:
+        """The first ``count`` batches of a text."""
+        task = self._task(text, tokens)
+        batches = (task.batch(i) for i in range(count))
+        return [TaskInputs(task, b, {"source": b.source, "target_in": b.target_in}) for b in batches]
+
+    def random_batches(self, text: str, tokens: int, count: int) -> list[TaskInputs]:
+        """``count`` batches of at most ``tokens`` padded positions, of sentences drawn whatever their length.
+
+        No sentence is in two of them.
+        """
+        task = self._task(text, tokens)
+        pairs = task.corpus.train
+        source, target = (lengths + 1 for lengths in pairs.lengths)
+        order = permutation(len(pairs), derive(0, "random_batches"))
+        found: list[TaskInputs] = []
+        while len(found) < count:
+            widest = np.maximum.accumulate(source[order]) + np.maximum.accumulate(target[order])
+            size = int(np.searchsorted(widest * np.arange(1, len(order) + 1), tokens, side="right"))
+            if not size:
+                raise UserError(f"{text} has no sentences left for {count} batches of {tokens} positions")
+            chosen = np.isin(np.arange(len(pairs)), order[:size])
+            some = pairs.only(chosen)
+            (batch,) = dev_batches(some, tokens)
+            found.append(TaskInputs(task, batch, {"source": batch.source, "target_in": batch.target_in}))
+            order = order[size:]
+        return found
+
+    def facts(self, text: str, tokens: int, seeds: int) -> dict[str, str]:
+        """What a study was measured on."""
+        return {"text": self.text(text), "batch": f"{tokens:,} positions, {seeds} seeds"}
+
+    def missing(self) -> str:
+        """The name of a text that a study asked for and that was not there; empty where all were."""
+        return next((name for name, _ in self._tasks if self._folder(name) is None), "")
+
+    def text(self, name: str) -> str:
+        """A description of the text."""
+        if self._folder(name) is None:
+            return f"the built-in corpus, because {name} is not there; set NORMLAB_DATA to its folder"
+        return f"{name}, {TEXTS[name][2][0]}; a joint BPE of {VOCABULARY:,} vocabulary entries learnt on it"
+
+    def _folder(self, name: str) -> Path | None:
+        home = self.data or os.environ.get("NORMLAB_DATA")
+        if not home:
+            return None
+        source, _, (train, *_) = TEXTS[name]
+        folder = Path(home) / name
+        return folder if located(folder / f"{train}.{source}").exists() else None
+
+    def _task(self, text: str, tokens: int) -> Translation:
+        if (text, tokens) not in self._tasks:
+            config = Config(train=TrainConfig(max_tokens=tokens))
+            device = prepare_process(config.machine)
+            data, corpus = Translation.prepare(self._data(text), self.root / "data")
+            self._tasks[text, tokens] = Translation(replace(config, data=data), corpus, device)
+        return self._tasks[text, tokens]
+
+    def _data(self, text: str) -> DataConfig:
+        folder = self._folder(text)
+        if folder is None:
+            return DataConfig()
+        source, target, splits = TEXTS[text]
+        files = (str(folder / f"{split}.{side}") for split in splits for side in (source, target))
+        paths: dict[str, Any] = dict(zip(PARALLEL_TEXTS, files, strict=True))
+        return replace(DataConfig(vocab_size=VOCABULARY), **paths)
+
+
+def size(name: str, placement: str, layers: int) -> ModelConfig:
+    """A model of ``layers`` + ``layers`` layers under one placement."""
+    parts = {"encoder_placement": placement, "decoder_placement": placement}
+    return replace(SIZES[name], encoder_layers=layers, decoder_layers=layers, **parts)
+
+
+def describe(model: ModelConfig) -> str:
+    """``post 6-6``."""
+    return f"{model.decoder_placement} {model.encoder_layers}-{model.decoder_layers}"
+
+
+def padding_masks(subject: Subject) -> PaddingMasks:
+    """Return the padding mask of each stack: the source's for the encoder, the target's for the decoder."""
+    encoder, decoder = subject.structure.stacks
+    return {encoder.name: subject.batch["source"] != PAD, decoder.name: subject.batch["target_in"] != PAD}
+
+
+def train_only(model: nn.Module, *paths: str) -> None:
+    """Freeze all of a model but its embedding, where its streams begin, and the parameters of these paths, so
+    that a pass back computes no gradients that nobody reads.
+    """
+    for path, parameter in model.named_parameters():
+        parameter.requires_grad_(path in {"embedding.weight", *paths})
+
+
+def apart(rows: Iterable[Row], *columns: str) -> dict[str, list[Row]]:
+    """Split rows into tables that are named by the values of some columns, such as ``encoder_W1``."""
+    tables: dict[str, list[Row]] = {}
+    for row in rows:
+        tables.setdefault("_".join(str(row[column]) for column in columns), []).append(row)
+    return tables
+
+
+def having(rows: Iterable[Row], **equal: Any) -> list[Row]:
+    """The rows that have these values."""
+    return [row for row in rows if all(row[column] == value for column, value in equal.items())]
+
+
+def curves(
+    rows: Iterable[Row], y: str, x: str, values: Sequence[float], seeds: int, **equal: Any
+) -> list[list[float]]:
+    """For each seed the column ``y`` where ``x`` has each of ``values``, of the rows that have ``equal``."""
+    found = {(row[x], row["seed"]): float(row[y]) for row in having(rows, **equal)}
+    return [[found[value, seed] for value in values] for seed in range(seeds)]
+
+
+def generator(*, seed: int) -> torch.Generator:
+    """A generator of a study's random numbers."""
+    return torch.Generator().manual_seed(seed)

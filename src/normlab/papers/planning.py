@@ -1,0 +1,220 @@
+"""The trainings that artefacts ask for: each distinct run once, the most informative ones first."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from pathlib import Path
+from typing import Final
+
+from normlab.config.config import Config, DataConfig, MachineConfig, run_id
+from normlab.config.units import count, duration
+from normlab.errors import UserError
+from normlab.papers import results as reproductions
+from normlab.papers.artefact import Artefact
+from normlab.papers.lab import quiet
+from normlab.papers.missing import what_to_do
+from normlab.papers.trainings import LAPTOP, Scale, work
+from normlab.runs import RunFolder
+from normlab.tasks.registry import TASKS
+from normlab.training.devices import resolved_precision
+from normlab.training.jobs.process import Process, Worker
+from normlab.training.jobs.queue import Queue
+from normlab.training.recipes.grammar import resolve
+
+Cells = dict[str, tuple[RunFolder, ...]]
+"""The run folders of each cell of an artefact, one for each seed."""
+KEPT: Final = reproductions.KEPT.parent
+"""Finished runs that a checkout keeps, as ``<name>/<id>``."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The runs of some artefacts at one scale."""
+
+    cells: Mapping[str, Cells]
+    """The run folders by the artefact's id and its cell."""
+    todo: Mapping[str, Config]
+    """The configurations that are still to be trained, by run id, the most informative ones first."""
+    least: Mapping[str, int]
+    """The number of seeds that are enough to measure an artefact, by its id."""
+    without_text: Mapping[str, str] = field(default_factory=dict)
+    """The artefacts that cannot be trained because a text is not there, and what to do about it."""
+
+    def whole(self, id_: str) -> Cells:
+        """The runs of an artefact by cell, of the seeds that every cell has finished; none where they are too
+        few.
+        """
+        done = [len(list(takewhile(_done, some))) for some in self.cells[id_].values()]
+        seeds = min(done)
+        return {c: some[:seeds] for c, some in self.cells[id_].items()} if seeds >= self.least[id_] else {}
+
+    def runs(self, id_: str) -> dict[str, RunFolder]:
+        """The runs of an artefact by id, whether they are done or not."""
+        return {folder.path.name: folder for some in self.cells[id_].values() for folder in some}
+
+    def open_runs(self, id_: str) -> list[str]:
+        """The ids of the runs that an artefact still lacks."""
+        return [run for run, folder in self.runs(id_).items() if not _done(folder)]
+
+
+@dataclass
+class _Prepared:
+    """Data that were prepared below one folder, by what was asked for."""
+
+    root: Path
+    _found: dict[tuple[str, DataConfig], DataConfig | FileNotFoundError] = field(default_factory=dict)
+
+    def of(self, config: Config) -> DataConfig:
+        asked = config.task, config.data
+        if asked not in self._found:
+            task = TASKS[config.task]
+            task.check(config)
+            try:
+                self._found[asked], corpus = task.prepare(config.data, self.root / "data")
+                task.check_text(config, corpus)
+            except FileNotFoundError as error:
+                self._found[asked] = error
+        found = self._found[asked]
+        if isinstance(found, FileNotFoundError):
+            raise found
+        return found
+
+
+def plan(
+    artefacts: Sequence[Artefact], root: Path, *, scale: Scale = LAPTOP, machine: MachineConfig | None = None
+) -> Plan:
+    """Resolve the runs of those artefacts that have trainings at this scale, each with the device and the
+    threads of ``machine``, and prepare their data.
+
+    A run that is done below ``root``, or that a checkout keeps, is not planned again; one that several
+    artefacts share is planned once. Artefacts with the fewest missing runs for each of their claims come
+    first, and within an artefact every cell has its first seed before any has its second.
+
+    One whose text is not there is left out. Raises UserError for a cell that cannot be built.
+    """
+    prepared, machine = _Prepared(root), machine or MachineConfig()
+    cells: dict[str, Cells] = {}
+    configs: dict[str, dict[str, Config]] = {}
+    without_text: dict[str, str] = {}
+    for artefact in artefacts:
+        if scale not in artefact.trainings:
+            continue
+        folders: dict[str, list[RunFolder]] = {}
+        own: list[tuple[int, str, Config]] = []
+        for cell, seed, asked in artefact.trainings[scale].configs():
+            try:
+                config = _resolved(asked, prepared, machine)
+            except UserError as error:
+                raise UserError(f"{artefact.id}, {cell}: {error}") from error
+            except FileNotFoundError as error:
+                without_text[artefact.id] = what_to_do(artefact, scale, asked.data, error)
+                break
+            own.append((seed, run_id(config), config))
+            folders.setdefault(cell, []).append(_folder(run_id(config), root))
+        if artefact.id in without_text:
+            continue
+        cells[artefact.id] = {cell: tuple(some) for cell, some in folders.items()}
+        configs[artefact.id] = {run: config for _, run, config in sorted(own, key=lambda one: one[0])}
+    least = {a.id: t.least or t.seeds for a in artefacts if (t := a.trainings.get(scale))}
+    found = Plan(cells, {}, least, without_text)
+    open_ = {run for id_ in cells for run in found.open_runs(id_)}
+    missing = {id_: {run: c for run, c in own.items() if run in open_} for id_, own in configs.items()}
+    return replace(found, todo=_ordered(missing, {a.id: max(1, len(a.claims)) for a in artefacts}))
+
+
+def _resolved(asked: Config, prepared: _Prepared, machine: MachineConfig) -> Config:
+    own = replace(asked.machine, device=machine.device, threads=machine.threads)
+    config = resolve(asked.recipe, resolved_precision(replace(asked, machine=own)), force=True)
+    return replace(config, data=prepared.of(config))
+
+
+def _folder(run: str, root: Path) -> RunFolder:
+    """The run below ``root``; where it has not begun there, a kept one."""
+    own = RunFolder(root / run)
+    kept = (RunFolder(path.parent) for path in KEPT.glob(f"*/{run}/status.json"))
+    return own if own.path.exists() else next(kept, own)
+
+
+def _done(folder: RunFolder) -> bool:
+    return folder.status().state == "done"
+
+
+def _ordered(missing: Mapping[str, Mapping[str, Config]], claims: Mapping[str, int]) -> dict[str, Config]:
+    """The missing runs, those of the artefact with the least work for each claim first; each run once."""
+    left, ordered = dict(missing), dict[str, Config]()
+    while left:
+        works = {i: sum(work(c) for run, c in own.items() if run not in ordered) for i, own in left.items()}
+        id_ = min(left, key=lambda i: (works[i] / claims[i], i))
+        ordered |= left.pop(id_)
+    return ordered
+
+
+@dataclass
+class Training:
+    """Trains a plan within a budget, and says when the runs of an artefact have all ended."""
+
+    plan: Plan
+    root: Path
+    jobs: int
+    until: float = math.inf
+    """The time of ``time.monotonic`` after which no run is started that would not end in time, by the pace of
+    those that have.
+    """
+    say: Callable[[str], None] = quiet
+    failed: dict[str, str] = field(default_factory=dict)
+    """Run id to the reason why it could not be trained."""
+    left: int = 0
+    """Runs that the budget left out."""
+    start: Callable[[Path], Worker] = Process
+    """Makes the workers, see ``Place.start``."""
+
+    def run(self, ended: Callable[[str], None]) -> None:
+        """Train; ``ended`` is called with the id of each artefact as soon as it has all its runs, and in the
+        end with those that have enough of them.
+        """
+        start, open_, ended_runs = time.monotonic(), set(self.plan.cells), list[Config]()
+        queue = Queue(
+            self.root, self.jobs, lambda folders: self._stop_in_time(queue, start, ended_runs), self.start
+        )
+
+        def after(config: Config) -> None:
+            ended_runs.append(config)
+            self._tell(ended_runs, start)
+            whole({i for i in open_ if run_id(config) in self.plan.runs(i)})
+
+        def whole(among: Iterable[str]) -> None:
+            for id_ in sorted(i for i in among if not self.plan.open_runs(i)):
+                open_.remove(id_)
+                ended(id_)
+
+        whole(list(open_))
+        for config in self.plan.todo.values():
+            queue.add(config)
+        queue.run(after)
+        self.failed = queue.failed
+        for id_ in sorted(id_ for id_ in open_ if self.plan.whole(id_)):
+            ended(id_)
+
+    def _stop_in_time(self, queue: Queue, start: float, ended_runs: Sequence[Config]) -> None:
+        if not queue.waiting:
+            return
+        now, done = time.monotonic(), sum(map(work, ended_runs))
+        one = self.jobs * (now - start) / done * work(queue.waiting[0]) if done else 0.0
+        if now + one > self.until:
+            self.left = len(queue.waiting)
+            queue.waiting.clear()
+
+    def _tell(self, ended_runs: Sequence[Config], start: float) -> None:
+        config = ended_runs[-1]
+        status = RunFolder(self.root / run_id(config)).status()
+        outcome = status.outcome.state if status.outcome else status.state
+        done, whole = (sum(map(work, some)) for some in (ended_runs, self.plan.todo.values()))
+        rest = (time.monotonic() - start) * (whole - done) / done
+        self.say(
+            f"{len(ended_runs)} of {count(len(self.plan.todo), 'run')}, {duration(rest)} left: "
+            f"{config.recipe}, lr {config.optim.lr:g}, seed {config.seeds.init}: {outcome}"
+        )

@@ -1,0 +1,107 @@
+"""Measures what the papers' artefacts assert, each by its study, a function of a ``Lab`` and the settings."""
+
+from __future__ import annotations
+
+import math
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from datetime import UTC, datetime
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+
+from normlab.errors import UserError
+from normlab.papers.artefact import Artefact, Reproduction
+from normlab.papers.lab import Lab, quiet
+from normlab.papers.lock import locked_in
+from normlab.papers.planning import Cells
+from normlab.papers.trainings import LAPTOP, Scale
+from normlab.training.devices import hardware
+from normlab.training.jobs.place import threads_each
+from normlab.training.jobs.queue import Queue, one_at_a_time
+from normlab.training.recipes.plugins import load_plugins
+
+
+def reproduce(
+    artefact: Artefact,
+    data: Path | None,
+    root: Path,
+    say: Callable[[str], None] = quiet,
+    *,
+    scale: Scale = LAPTOP,
+    runs: Cells | None = None,
+    queue: Callable[[Path], Queue] = one_at_a_time,
+) -> Reproduction:
+    """Run the study of an artefact with its settings. ``data`` is the folder of local data sets, else
+    ``$NORMLAB_DATA``; text is prepared below ``root``; ``say`` is told what is done as it is done; ``runs``
+    are its finished trainings of that scale, see ``plan``; a study that trains others does so in a ``queue``.
+
+    Raises UserError for an artefact that has no study yet.
+    """
+    if not artefact.study:
+        raise UserError(f"{artefact.id} has no study yet; `normlab papers` lists those that have one")
+    start = time.perf_counter()
+    folders = (folder for cell in (runs or {}).values() for folder in cell)
+    began = [time.time(), *((folder.path / "config.json").stat().st_mtime for folder in folders)]
+    lab = Lab(root, data, say, runs or {}, scale, queue)
+    found = artefact.study(lab, **artefact.settings_at(scale))
+    seconds = time.perf_counter() - start
+    machine = hardware(torch.device("cpu"))
+    versions = f"torch {torch.__version__}, Python {platform.python_version()}"
+    facts = {**found.facts, "machine": machine, "versions": versions}
+    fingerprint = artefact.fingerprint(scale)
+    return Reproduction(
+        artefact.id,
+        fingerprint,
+        found.measures,
+        found.tables,
+        facts,
+        seconds,
+        lab.missing(),
+        scale,
+        locked_in(fingerprint),
+        datetime.fromtimestamp(min(began), UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _prepare_worker(threads: int) -> None:
+    torch.set_num_threads(threads)
+    load_plugins()
+
+
+def each(
+    artefacts: Sequence[Artefact],
+    data: Path | None,
+    root: Path,
+    say: Callable[[str], None] = quiet,
+    *,
+    jobs: int = 1,
+    until: float = math.inf,
+) -> Iterator[tuple[Artefact, Callable[[], Reproduction]]]:
+    """Artefacts, each with a function that gives its reproduction or raises what its study raised.
+
+    With several ``jobs`` so many processes measure side by side, a share of the cores each, and artefacts
+    come as they are done; those that measure time come last, one after the other in this process. None is
+    started after ``until``, a time of ``time.monotonic``.
+    """
+    together = [a for a in artefacts if not a.alone] if jobs > 1 and time.monotonic() <= until else []
+    if together:
+        threads = threads_each(jobs)
+        pool = ProcessPoolExecutor(
+            jobs, get_context("spawn"), initializer=_prepare_worker, initargs=(threads,)
+        )
+        with pool:
+            futures = {pool.submit(reproduce, artefact, data, root, say): artefact for artefact in together}
+            for future in as_completed(futures):
+                if time.monotonic() > until:
+                    for waiting in futures:
+                        waiting.cancel()
+                if not future.cancelled():
+                    yield futures[future], future.result
+    for artefact in artefacts:
+        if artefact not in together and time.monotonic() <= until:
+            yield artefact, partial(reproduce, artefact, data, root, say)

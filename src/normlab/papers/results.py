@@ -1,0 +1,200 @@
+"""Reproductions as files: ``<folder>/<id>.json``, in the runs and among the results that normlab keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+from normlab.config.io import NOT_FINITE, from_plain
+from normlab.errors import UserError
+from normlab.papers.artefact import Artefact, Reproduction, Superseded
+from normlab.papers.claim import VERDICTS, Verdict
+from normlab.papers.trainings import LAPTOP, SCALES, Scale
+from normlab.runs.files import read_json, write_json_atomic
+
+_PACKAGE: Final = Path(__file__).parents[1]
+INSTALLED: Final = _PACKAGE / "papers" / "results"
+KEPT: Final = INSTALLED if INSTALLED.is_dir() else _PACKAGE.parents[1] / "results" / "papers"
+"""Kept results: a wheel holds them inside the package, a checkout in its folder ``results/papers``."""
+SUPERSEDED: Final = "superseded"
+"""Folder of the results for earlier versions of claims, below that of the kept ones."""
+State: TypeAlias = Verdict | Literal["checked", "stale", "damaged", "no study yet"]
+"""``checked``: an artefact whose claims are all checks, and all pass."""
+STATES: Final[tuple[State, ...]] = (*reversed(VERDICTS), "checked", "stale", "damaged", "no study yet")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """An artefact with its state and the measurement behind it."""
+
+    artefact: Artefact
+    state: State
+    found: Reproduction | None = None
+    path: Path | None = None
+    """The file that was read, or that cannot be read."""
+    trouble: str = ""
+    """Why the file cannot be read."""
+    scale: Scale = LAPTOP
+    """The scale of the trainings that are asked for, or were measured."""
+    before: tuple[Superseded, ...] = ()
+    """Earlier versions of the claims, the first one first."""
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the result was measured for today's claim, and on the text that the claim is about."""
+        found = self.found
+        return found is not None and not found.stand_in and _current(self.artefact, found)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the result is ``fresh`` and has all of its trainings."""
+        found = self.found
+        if not self.fresh or found is None or found.scale not in self.artefact.trainings:
+            return self.fresh
+        trainings = self.artefact.trainings[found.scale]
+        own = [row for row in found.tables.get("runs", ()) if row["cell"] in trainings.cells]
+        others = len(found.tables.get("runs", ())) - len(own)  # a study's own, such as fine-tunings
+        return len(own) == len(trainings.cells) * trainings.seeds or others > 0
+
+
+def folders(runs: Path) -> tuple[Path, ...]:
+    """The folders that are searched for reproductions, in this order."""
+    return runs / "papers", KEPT
+
+
+def write_reproduction(found: Reproduction, folder: Path) -> Path:
+    """Write ``<folder>/<id>.json``, or ``<id>@<scale>.json``, and return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{named(found.id, found.scale)}.json"
+    write_json_atomic(path, found, flat=True)
+    return path
+
+
+def read_reproduction(path: Path) -> Reproduction:
+    """Read a file of ``write_reproduction``.
+
+    Raises UserError where the file is damaged, or holds another artefact than its name says.
+    """
+    try:
+        stored: Reproduction = from_plain(Reproduction, read_json(path))
+    except UserError as error:
+        raise UserError(f"{path} holds no reproduction: {error}; delete it, then: {again(path)}") from error
+    name = named(stored.id, stored.scale)
+    if name != path.stem:
+        raise UserError(
+            f"{path} holds the reproduction of {name}; name it {name}.json, or delete it and type: "
+            f"{again(path)}"
+        )
+    tables = {
+        name: tuple({key: float(v) if v in NOT_FINITE else v for key, v in row.items()} for row in rows)
+        for name, rows in stored.tables.items()
+    }
+    return replace(stored, tables=tables)
+
+
+def named(id_: str, scale: Scale) -> str:
+    """The name of a reproduction's files without their ending."""
+    return id_ if scale == LAPTOP else f"{id_}@{scale}"
+
+
+def standing(artefact: Artefact, where: Sequence[Path], scale: Scale = LAPTOP) -> Standing:
+    """The artefact's state at a scale, or at the laptop's where it trains nothing there: by the first folder
+    with a result for today's claim, else by the first with one.
+
+    ``where`` is what ``folders`` gives. A file that cannot be read counts where there is no other.
+    """
+    before = superseded(artefact.id)
+    scale = scale if scale in artefact.trainings else LAPTOP
+    if not artefact.study:
+        return Standing(artefact, "no study yet", before=before)
+    file = f"{named(artefact.id, scale)}.json"
+    seen = [_read(artefact, path) for folder in where if (path := folder / file).is_file()]
+    order = (lambda s: s.fresh), (lambda s: s.found is not None), (lambda s: True)
+    found = next((s for wanted in order for s in seen if wanted(s)), Standing(artefact, "not run"))
+    return replace(found, scale=scale, before=before)
+
+
+def at_other_scales(
+    artefacts: Iterable[Artefact], where: Sequence[Path], shown: Scale = LAPTOP
+) -> list[Standing]:
+    """The artefacts with a result at another scale than ``shown``, scale by scale."""
+    asked = [(a, scale) for scale in SCALES if scale != shown for a in artefacts if scale in a.trainings]
+    return [found for a, scale in asked if (found := standing(a, where, scale)).found is not None]
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """A run of which two results hold different scores."""
+
+    run: str
+    artefacts: tuple[str, str]
+    score: str
+    """The first column of their tables of runs that differs."""
+    values: tuple[object, object]
+
+
+def disagreements(standings: Iterable[Standing]) -> Iterator[Disagreement]:
+    """The runs that two results for today's claims share by content and disagree about, once for each pair of
+    artefacts: one of them was made from another training of the same configuration.
+    """
+    seen: dict[str, tuple[str, Mapping[str, object]]] = {}
+    told = set[tuple[str, str]]()
+    for standing in standings:
+        if standing.found is None or not standing.fresh:
+            continue
+        for row in standing.found.tables.get("runs", ()):
+            run = str(row.get("run"))
+            first, other = seen.setdefault(run, (standing.artefact.id, row))
+            pair = first, standing.artefact.id
+            # Cells and seeds are the artefact's names for the run, and time is not a score.
+            names = [name for name in row if name in other and name not in ("cell", "seed", "seconds")]
+            differing = next((name for name in names if repr(row[name]) != repr(other[name])), None)
+            if differing is not None and pair not in told:
+                told.add(pair)
+                yield Disagreement(run, pair, differing, (other[differing], row[differing]))
+
+
+def superseded(id_: str) -> tuple[Superseded, ...]:
+    """The earlier versions of an artefact's claims, kept under their fingerprints.
+
+    Raises UserError for a damaged file.
+    """
+    paths = (KEPT / SUPERSEDED).glob(f"{id_}.*.json")
+    found: list[Superseded] = [from_plain(Superseded, read_json(path)) for path in paths]
+    return tuple(sorted(found, key=lambda one: one.version))
+
+
+def write_superseded(artefact: Artefact, found: Reproduction) -> Path:
+    """Write the artefact's claims and what was measured for them as an earlier version; return the path."""
+    fields = (artefact.version, artefact.date, artefact.reason, artefact.asserts, artefact.claims)
+    path = KEPT / SUPERSEDED / f"{artefact.id}.{found.fingerprint}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json_atomic(path, Superseded(*fields, found), flat=True)
+    return path
+
+
+def again(path: Path) -> str:
+    """The command that measures anew what a file should hold."""
+    id_, _, scale = path.stem.partition("@")
+    return f"normlab reproduce {id_}" + (f" --scale {scale}" if scale else "")
+
+
+def _current(artefact: Artefact, found: Reproduction) -> bool:
+    return found.fingerprint == artefact.fingerprint(found.scale)
+
+
+def _read(artefact: Artefact, path: Path) -> Standing:
+    try:
+        found = read_reproduction(path)
+    except UserError as error:
+        return Standing(artefact, "damaged", path=path, trouble=str(error))
+    state: State = _state(artefact, found) if _current(artefact, found) else "stale"
+    return Standing(artefact, state, found, path)
+
+
+def _state(artefact: Artefact, found: Reproduction) -> State:
+    tally = found.tally(artefact.claims)
+    only_checks = not tally.claims and tally.passed == tally.checks > 0
+    return "checked" if only_checks and not found.stand_in else found.verdict(artefact.claims)

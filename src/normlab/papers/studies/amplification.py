@@ -1,0 +1,279 @@
+"""Dependency on branches and what it does to a change of the weights: Liu et al. 2020, Section 4."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from statistics import fmean
+
+import numpy as np
+import torch
+from scipy import stats
+
+from normlab.config.config import ModelConfig
+from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.studies.dependency import dependency, residual_dependency
+from normlab.diagnosis.studies.output_change import output_change, output_changes
+from normlab.nn import Sublayer
+from normlab.papers.artefact import Measurement
+from normlab.papers.claim import Measure
+from normlab.papers.intervals import (
+    Array,
+    exponential,
+    jackknife,
+    laws,
+    log_slope,
+    mean,
+    mean_ratio,
+    r_squared,
+    slope,
+)
+from normlab.papers.lab import Lab, Row, apart, curves, having, padding_masks, size
+from normlab.trace.step import OptimizerFactory
+from normlab.training.subjects import mean_loss
+
+PLACEMENTS = ("post", "pre", "admin")
+
+
+def over_depth(
+    lab: Lab,
+    *,
+    text: str,
+    model: str,
+    depths: Sequence[int],
+    deepest: int,
+    tokens: int,
+    lr: float,
+    nested: Mapping[str, int],
+) -> Measurement:
+    """Figure 4: the change of an encoder's output over its depth, for a random change of its sublayers'
+    matrices and for one Adam update of them. The first N layers of an encoder are an encoder of N layers. Of
+    encoders as deep as the last of ``depths`` there are ``nested`` models, and the curve of one is its mean
+    over batches and over changes in each; of the ``deepest`` there are so many, with one draw.
+    """
+    rows: list[Row] = []
+    adam = partial(torch.optim.Adam, lr=lr)
+    once = {**nested, "batches": 1, "changes": 1}
+    seeds = nested["models"], nested["deepest"]
+    sizes = (("", depths[-1], seeds[0], nested), ("_deepest", deepest, seeds[1], once))
+    for placement in PLACEMENTS:
+        for _, layers, count, draws in sizes:
+            for seed in range(count):
+                config = size(model, placement, layers)
+                moved = _moved(_drawn(lab, config, text, seed, tokens, draws), draws["changes"], adam)
+                named = {"placement": placement, "encoder": f"{layers} layers", "seed": seed}
+                rows += [
+                    {**named, "layers": layer, "kind": kind, "change": float(curve[2 * layer - 1])}
+                    for kind, curve in moved.items()
+                    for layer in range(1, layers + 1)
+                ]
+    measures: dict[str, Measure] = {}
+    shallow = having(rows, encoder=f"{depths[-1]} layers")
+    for placement in PLACEMENTS:
+        for kind in ("random", "update"):
+            found = curves(shallow, "change", "layers", depths, seeds[0], placement=placement, kind=kind)
+            measures |= {f"{placement}_{kind}_{law}": measure for law, measure in laws(depths, found).items()}
+    for name, layers, count, _ in sizes:
+        ends = {"kind": "update", "encoder": f"{layers} layers"}
+        post, pre, admin = (
+            curves(rows, "change", "layers", (layers,), count, placement=p, **ends) for p in PLACEMENTS
+        )
+        for above, moved in (("post", post), ("admin", admin)):
+            ratios = (a / b for (a,), (b,) in zip(moved, pre, strict=True))
+            measures[f"{above}_over_pre_update{name}"] = mean_ratio(ratios)
+    admin_, pre_ = (
+        [log_slope(depths, [c]).value for c in curves(shallow, "change", "layers", depths, seeds[0], **where)]
+        for where in ({"placement": "admin", "kind": "random"}, {"placement": "pre", "kind": "random"})
+    )
+    measures["admin_minus_pre_exponent"] = mean(a - b for a, b in zip(admin_, pre_, strict=True))
+    counts = f"{seeds[0]} models of {depths[-1]} layers and {seeds[1]} of {deepest}, {_said(nested)}"
+    facts = {"text": lab.text(text), "batch": f"{tokens:,} positions, {counts}", "update": f"Adam, lr {lr:g}"}
+    return Measurement(measures, apart(rows, "kind"), facts)
+
+
+def _encoder(lab: Lab, config: ModelConfig, text: str, *, seed: int, tokens: int) -> Subject:
+    """An encoder before a decoder of one layer; only the matrices of its sublayers are free to move."""
+    subject = lab.subject(replace(config, decoder_layers=1), text, seed=seed, tokens=tokens)
+    subject.model.requires_grad_(False)
+    for sublayer in subject.model.get_submodule("encoder").modules():
+        if isinstance(sublayer, Sublayer):
+            for parameter in sublayer.f.parameters():
+                parameter.requires_grad_(parameter.ndim > 1)
+    return subject
+
+
+def _said(nested: Mapping[str, int]) -> str:
+    return "{batches} batches of a model and {changes} changes in each, seeds from {first}".format(**nested)
+
+
+def _drawn(
+    lab: Lab, config: ModelConfig, text: str, seed: int, tokens: int, nested: Mapping[str, int]
+) -> Iterator[Subject]:
+    """``_encoder`` on one batch of sentences of any length after the other."""
+    subject = _encoder(lab, config, text, seed=nested["first"] + seed, tokens=tokens)
+    for batch in lab.random_batches(text, tokens, nested["batches"]):
+        yield Subject(subject.model, batch, mean_loss, subject.structure)
+
+
+def _moved(
+    drawn: Iterable[Subject], changes: int, optimiser: OptimizerFactory | None = None
+) -> dict[str, Array]:
+    """The mean change of the encoder's output after every sublayer, by kind: over batches, and the random one
+    over several in each.
+    """
+    found: dict[str, list[list[float]]] = {}
+    for number, subject in enumerate(drawn):
+        seeds = range(changes * number, changes * (number + 1))
+        stacks, masks = subject.structure.stacks[:1], padding_masks(subject)
+        table = output_changes(subject, stacks, optimiser=optimiser, seeds=seeds, padding_masks=masks)
+        for kind in ("random", "update") if optimiser else ("random",):
+            rows = table.where(kind=kind)
+            for seed in dict.fromkeys(rows.column("seed")):
+                found.setdefault(kind, []).append([float(r["change"] or 0) for r in rows.where(seed=seed)])
+    return {kind: np.mean(curves_, axis=0) for kind, curves_ in found.items()}
+
+
+def dependencies(
+    lab: Lab, *, text: str, model: str, depths: Sequence[int], tokens: int, followed: int, seeds: int
+) -> Measurement:
+    """Figures 7 and 8 at initialisation: the shares β_ij² of every branch in every sublayer's output, of the
+    encoder. ``own_times_i`` is i β_ii² over the upper half, 1 where a layer leans evenly on all before it.
+    """
+    shares: list[Row] = []
+    own: list[Row] = []
+    for placement in PLACEMENTS:
+        for layers in depths:
+            for seed in range(seeds):
+                config = replace(size(model, placement, layers), decoder_layers=1)
+                subject = lab.subject(config, text, seed=seed, tokens=tokens)
+                table = dependency(subject, tokens=followed, padding_masks=padding_masks(subject))
+                table = table.where(stack=subject.structure.stacks[0].name)
+                named = {"placement": placement, "layers": layers, "seed": seed}
+                if not seed:
+                    shares += [
+                        {**named, **{name: r[name] for name in ("of", "on", "beta_sq")}} for r in table
+                    ]
+                for r in residual_dependency(subject, table):
+                    i = int(r["index"] or 0) + 1
+                    own.append({**named, "i": i, "role": r["role"], "own": r["beta_sq"], "total": r["total"]})
+    measures: dict[str, Measure] = {}
+    for placement in PLACEMENTS:
+        for layers in depths:
+            mine = [having(own, placement=placement, layers=layers, seed=seed) for seed in range(seeds)]
+            measures[f"{placement}_{layers}_own_times_i"] = mean(
+                fmean(r["i"] * r["own"] for r in one if r["i"] > layers) for one in mine
+            )
+            measures[f"{placement}_{layers}_total"] = mean(fmean(r["total"] for r in one) for one in mine)
+    facts = {"text": lab.text(text), "tokens": f"{followed} of {tokens:,}, {seeds} seeds"}
+    tables = {f"shares_{layers}": having(shares, layers=layers) for layers in depths}
+    return Measurement(measures, {**tables, "own": own}, facts)
+
+
+def prefixes(
+    lab: Lab,
+    *,
+    text: str,
+    model: str,
+    layers: int,
+    tokens: int,
+    followed: int,
+    models: Mapping[str, int],
+    nested: Mapping[str, int],
+) -> Measurement:
+    """Theorem 2 on the prefixes of one encoder: 1/β_ii² against i, and the output change after N sublayers
+    against C times the sum of β_ii² up to N, C fitted where N is at most half of all. There are so many
+    ``models`` of each placement; each is a mean over batches, and over changes in each, as in ``over_depth``.
+    """
+    rows: list[Row] = []
+    for placement, count in models.items():
+        for seed in range(count):
+            drawn = [*_drawn(lab, size(model, placement, layers), text, seed, tokens, nested)]
+            moved = _moved(drawn, nested["changes"])["random"]
+            own = [_own(subject, followed) for subject in drawn]
+            for depth, shares in enumerate(zip(*own, strict=True), 1):
+                betas = [beta for _, beta in shares]
+                sums = [sum(beta for _, beta in one[:depth]) for one in own]
+                named = {"placement": placement, "seed": seed, "depth": depth, "role": shares[0][0]}
+                means = {"inverse": fmean(1 / beta for beta in betas), "sum_own": fmean(sums)}
+                rows.append({**named, **means, "change": float(moved[depth - 1])})
+    measures: dict[str, Measure] = {}
+    tables: dict[str, list[Row]] = {"changes": []}
+    depths = list(range(1, 2 * layers + 1))
+    for placement, some in apart(rows, "placement").items():
+        count = models[placement]
+        inverse = np.array(curves(some, "inverse", "depth", depths, count))
+        both = np.stack([curves(some, y, "depth", depths, count) for y in ("sum_own", "change")], 1)
+        measures |= {f"{placement}_{name}": m for name, m in _shares(inverse).items()}
+        measures |= {f"{placement}_{name}": m for name, m in _theorem(both).items()}
+        measures |= {f"{placement}_{name}": m for name, m in laws(depths, both[:, 1].tolist()).items()}
+        factor = _factor(both.mean(0))
+        tables["changes"] += [{**row, "predicted": factor * row["sum_own"]} for row in some]
+    counts = ", ".join(f"{count} {placement}" for placement, count in models.items())
+    network = f"encoder of {layers} layers, {tokens:,} positions, {counts}, {_said(nested)}"
+    return Measurement(measures, tables, {"text": lab.text(text), "network": network})
+
+
+def _own(subject: Subject, followed: int) -> list[tuple[str, float]]:
+    """Role and β_ii² of every sublayer of the encoder."""
+    encoder, masks = subject.structure.stacks[0].name, padding_masks(subject)
+    table = dependency(subject, tokens=followed, padding_masks=masks).where(stack=encoder)
+    return [(str(r["role"]), float(r["beta_sq"] or 0)) for r in residual_dependency(subject, table)]
+
+
+def _shares(inverse: Array) -> dict[str, Measure]:
+    """How 1/β_ii² `[seeds, sublayers]` goes with i: R² of a line for each role and for all, the slope through
+    all, and the last layer's over the first one's.
+    """
+
+    def quality(which: slice) -> Measure:
+        i = np.arange(inverse.shape[1])[which]
+        return r_squared(inverse[:, which], lambda y: float(stats.linregress(i, y).rvalue) ** 2)
+
+    return {
+        "inverse_self_attention_r2": quality(slice(0, None, 2)),
+        "inverse_ffn_r2": quality(slice(1, None, 2)),
+        "inverse_r2": quality(slice(None)),
+        "inverse_slope": slope(range(1, inverse.shape[1] + 1), inverse.tolist()),
+        "inverse_last_over_first": mean_ratio(inverse[:, -2:].mean(1) / inverse[:, :2].mean(1)),
+    }
+
+
+def _theorem(both: Array) -> dict[str, Measure]:
+    """C Σ β_ii² against the change, of sums and changes `[seeds, 2, depths]`: the predicted change over the
+    measured one in the deep half, and R² at all depths.
+    """
+
+    def quality(mean_of: Array) -> float:
+        sums, changes = mean_of
+        return 1 - float(np.square(changes - _factor(mean_of) * sums).sum()) / float(
+            np.square(changes - changes.mean()).sum()
+        )
+
+    def log_ratio(x: Array) -> float:
+        sums, changes = (m := x.mean(0))[:, m.shape[1] // 2 :]
+        return math.log(_factor(m) * float(sums.mean()) / float(changes.mean()))
+
+    return {
+        "predicted_over_measured": exponential(jackknife(both, log_ratio)),
+        "r2_of_sum": r_squared(both, quality),
+    }
+
+
+def _factor(mean_of: Array) -> float:
+    """C by least squares at the shallow half of the depths, of the mean sums and changes `[2, depths]`."""
+    sums, changes = mean_of[:, : mean_of.shape[1] // 2]
+    return float((sums * changes).sum() / np.square(sums).sum())
+
+
+def theorem_constant(subject: Subject, *, tokens: int, seed: int) -> float:
+    """C of Theorem 2 by least squares over the whole encoder, for a random change of 1% of each matrix's root
+    mean square.
+    """
+    masks, encoder = padding_masks(subject), subject.structure.stacks[0].name
+    changes = output_change(subject, seed=seed, stack=encoder, padding_masks=masks)
+    table = dependency(subject, tokens=tokens, padding_masks=masks).where(stack=encoder)
+    sums = np.cumsum([float(row["beta_sq"] or 0) for row in residual_dependency(subject, table)])
+    measured = np.array([float(row["change"] or 0) for row in changes])
+    return float((sums * measured).sum() / np.square(sums).sum())

@@ -1,0 +1,209 @@
+"""The search of a fine-tuning over batch, learning rate and epochs, and its best cell with other seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from normlab.config.config import Config, SeedConfig, run_id
+from normlab.config.metric import NLL
+from normlab.config.units import count
+from normlab.data.labelled import LabelledCorpus
+from normlab.errors import SpentError, UserError
+from normlab.papers.artefact import Measurement
+from normlab.papers.bases import GLUE
+from normlab.papers.bases import fine_tuning as of_pairs
+from normlab.papers.claim import Measure
+from normlab.papers.intervals import mean
+from normlab.papers.lab import Lab
+from normlab.papers.measures import OfRuns
+from normlab.papers.studies.trained import trainings
+from normlab.runs.folder import RunFolder, find_run, read_scores
+from normlab.tasks.classification import Classification
+from normlab.training.devices import resolved_precision
+from normlab.training.jobs.queue import Queue, one_at_a_time
+from normlab.training.warm_start import with_start
+
+BATCHES: Final = (16, 32)
+LRS: Final = (1e-5, 2e-5, 5e-5, 1e-4)
+EPOCHS: Final = (3, 4, 5, 6, 7, 8)
+"""The paper's ranges; which rates between 1e-5 and 1e-4 it does not say."""
+SEEDS: Final = 6
+SEARCH_SEED: Final = 0
+"""A seed that is not reported; those that are begin with 1."""
+
+
+@dataclass(frozen=True)
+class FineTuned:
+    """The best cell of a search, and the accuracy of its model on the test pairs over seeds."""
+
+    chosen: Config
+    runs: tuple[RunFolder, ...]
+    majority: float
+    """The accuracy of always giving the commonest label of the training pairs, in percent."""
+
+    @property
+    def scores(self) -> tuple[float, ...]:
+        return tuple(read_scores(folder.scores)["accuracy"] for folder in self.runs)
+
+    @property
+    def accuracy(self) -> Measure:
+        """In percent, with its 95% interval over seeds."""
+        return mean(self.scores)
+
+    @property
+    def beats_majority(self) -> bool:
+        """Whether the whole interval is above the commonest label's accuracy."""
+        return self.accuracy.low > self.majority
+
+
+def fine_tuning(
+    lab: Lab,
+    *,
+    tasks: Sequence[str],
+    measures: Mapping[str, OfRuns],
+    batches: Sequence[int] = BATCHES,
+    lrs: Sequence[float] = LRS,
+    epochs: Sequence[int] = EPOCHS,
+) -> Measurement:
+    """Measures of the fine-tuned runs, as of ``trainings``: the cells are called by the task in ``GLUE`` and
+    by that of the pre-trained run, of which the first seed is fine-tuned, as in ``fine_tuned``.
+    """
+    ranges = {"batches": batches, "lrs": lrs, "epochs": epochs}
+    asked = {
+        f"{task} {cell}": searched(source.path, of_pairs(GLUE[task], steps=100), lab.root, **ranges)
+        for task in tasks
+        for cell, (source, *_) in lab.runs.items()
+    }
+    lab.say(f"fine-tuning {', '.join(asked)}")
+    found = _fine_tuned(asked, SEEDS, lab.queue(lab.root), lab.queue(lab.root))
+    cells, facts = dict[str, tuple[RunFolder, ...]](), dict[str, str]()
+    for name, one in found.items():
+        cells[name], chosen = one.runs, one.chosen
+        batch = chosen.train.max_tokens // chosen.data.block_len
+        facts[name] = (
+            f"batch {batch}, lr {chosen.optim.lr:g}, {chosen.train.steps} steps; the commonest label is "
+            f"{one.majority:.1f}% of the test pairs"
+        )
+    measured = trainings(replace(lab, runs=cells), measures=measures)
+    return replace(measured, facts={**measured.facts, **facts})
+
+
+def fine_tuned(
+    pretrained: str | Path,
+    base: Config,
+    root: Path,
+    *,
+    batches: Sequence[int] = BATCHES,
+    lrs: Sequence[float] = LRS,
+    epochs: Sequence[int] = EPOCHS,
+    seeds: int = SEEDS,
+    queue: Callable[[Path], Queue] = one_at_a_time,
+) -> FineTuned:
+    """Fine-tune a pre-trained run in every cell of the search with a seed that is not reported, and in the
+    cell that is best on dev with ``seeds`` others. Runs that are done are not done again.
+
+    Xiong et al. 2020, Appendix A.3 (arXiv 2002.04745): batches of 16 and 32, rates 1e-5 to 1e-4, 3 to 8
+    epochs, six seeds. There the cell is chosen, and scored, on GLUE's dev pairs.
+    """
+    asked = searched(pretrained, base, root, batches=batches, lrs=lrs, epochs=epochs)
+    return _fine_tuned({"": asked}, seeds, queue(root), queue(root))[""]
+
+
+@dataclass(frozen=True)
+class Search:
+    """The cells of a search, and its pairs."""
+
+    cells: tuple[Config, ...]
+    corpus: LabelledCorpus
+
+
+def searched(
+    pretrained: str | Path,
+    base: Config,
+    root: Path,
+    *,
+    batches: Sequence[int] = BATCHES,
+    lrs: Sequence[float] = LRS,
+    epochs: Sequence[int] = EPOCHS,
+) -> Search:
+    """Prepare the search for the fine-tuning of a run, see ``fine_tuned``; nothing is trained yet."""
+    source = find_run(str(pretrained), root)
+    given = source.config()
+    recipe = "+".join(dict.fromkeys([*given.recipe.split("+"), *base.recipe.split("+")[1:]]))
+    base = replace(base, recipe=recipe, model=given.model, machine=given.machine)
+    base = with_start(replace(base, train=replace(base.train, init_from=str(source.path))), root)
+    data, corpus = Classification.prepare(base.data, root / "data")
+    base = resolved_precision(replace(base, data=data))
+    return Search(tuple(search(base, len(corpus.train), batches=batches, lrs=lrs, epochs=epochs)), corpus)
+
+
+def _fine_tuned(
+    searches: Mapping[str, Search], seeds: int, searching: Queue, reporting: Queue
+) -> dict[str, FineTuned]:
+    """Train the cells of all searches, then those that are best on dev with other seeds."""
+    swept = _trained([config for one in searches.values() for config in one.cells], searching)
+    chosen = {
+        name: max(one.cells, key=lambda config: _merit(swept[run_id(config)]))
+        for name, one in searches.items()
+    }
+    reported = {
+        name: [replace(config, seeds=SeedConfig(seed, seed, seed)) for seed in range(1, 1 + seeds)]
+        for name, config in chosen.items()
+    }
+    runs = _trained([config for own in reported.values() for config in own], reporting)
+    found = {}
+    for name, one in searches.items():
+        commonest = int(np.bincount(one.corpus.train.labels).argmax())
+        majority = 100 * float(np.mean(one.corpus.test.labels == commonest))
+        own = tuple(runs[run_id(config)] for config in reported[name])
+        found[name] = FineTuned(chosen[name], own, majority)
+    return found
+
+
+def search(
+    base: Config,
+    pairs: int,
+    *,
+    batches: Sequence[int] = BATCHES,
+    lrs: Sequence[float] = LRS,
+    epochs: Sequence[int] = EPOCHS,
+) -> Iterator[Config]:
+    """Yield the configurations of the search on so many training pairs; a tenth of the steps warms up."""
+    for batch, lr, passes in product(batches, lrs, epochs):
+        each = -(-pairs // batch)
+        warmup_steps = passes * each // 10 if base.optim.warmup_steps else 0
+        train = replace(
+            base.train, steps=passes * each, validate_every_steps=each, max_tokens=batch * base.data.block_len
+        )
+        yield replace(
+            base,
+            optim=replace(base.optim, lr=lr, warmup_steps=warmup_steps),
+            train=train,
+            seeds=SeedConfig(SEARCH_SEED, SEARCH_SEED, SEARCH_SEED),
+        )
+
+
+def _trained(configs: Sequence[Config], queue: Queue) -> dict[str, RunFolder]:
+    """Train what is not done yet; return the folders by the ids of their runs."""
+    folders = {run_id(config): RunFolder(queue.root / run_id(config)) for config in configs}
+    for config in configs:
+        if folders[run_id(config)].status().state != "done":
+            queue.add(config)
+    queue.run()
+    for run, reason in queue.failed.items():
+        raise UserError(f"run {run} could not be fine-tuned: {reason}")
+    if left := [folder for folder in folders.values() if folder.status().state != "done"]:
+        raise SpentError(f"the budget is spent; {len(left)} of {count(len(folders), 'fine-tuning')} left")
+    return folders
+
+
+def _merit(folder: RunFolder) -> tuple[float, float]:
+    """The best dev accuracy of a run, and where that is equal, its NLL."""
+    dev = folder.status().best_dev
+    return dev.get("accuracy", -1.0), NLL.merit(dev.get("nll"))

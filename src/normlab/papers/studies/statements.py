@@ -1,0 +1,216 @@
+"""Lemmas and bounds of Xiong et al. 2020 (arXiv 2002.04745), measured on what they speak of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from normlab.diagnosis.rules.theory import (
+    chi_square_tail,
+    ffn_gain,
+    layer_norm_jacobian,
+    relu_mean_square,
+    rms_norm_jacobian,
+)
+from normlab.diagnosis.studies.jacobian import spectral_norm, token_jacobian
+from normlab.nn import LayerNorm
+from normlab.papers.artefact import Measurement
+from normlab.papers.claim import Measure
+from normlab.papers.intervals import exponential, highest, log_slope, mean, simultaneous
+from normlab.papers.lab import Lab, Row, apart, curves, generator, having
+from normlab.papers.studies.theory import Setting, mean_field_scales
+
+
+def relu_scale(
+    lab: Lab, *, dims: Sequence[int], sigmas: Sequence[float], draws: int, seeds: int
+) -> Measurement:
+    """Lemma 1: the mean of ‖ReLU(X)‖² over what the lemma says, at every width and deviation."""
+    rows: list[Row] = []
+    for dim in dims:
+        for sigma in sigmas:
+            expected = relu_mean_square(sigma**2) * dim
+            drawn = (sigma * torch.randn(draws, dim, generator=generator(seed=s)) for s in range(seeds))
+            found = mean(x.relu().square().sum(-1).mean().item() / expected for x in drawn)
+            setting = {"d": dim, "sigma": sigma, "expected": expected}
+            rows.append({**setting, "ratio": found.value, "low": found.low, "high": found.high})
+    extremes = {
+        "lowest_ratio": min(rows, key=lambda r: r["low"]),
+        "highest_ratio": max(rows, key=lambda r: r["high"]),
+    }
+    measures = {name: Measure(r["ratio"], r["low"], r["high"]) for name, r in extremes.items()}
+    return Measurement(measures, {"ratios": rows}, {"draws": f"{seeds} times {draws:,} vectors"})
+
+
+LEMMA_2: Final[Mapping[str, Callable[[int, float], tuple[float, float]]]] = {
+    "post": lambda layer, gain: (1 + gain, 1 + gain),
+    "pre": lambda layer, gain: (1 + layer / 2, 1 + 3 * layer / 2),
+}
+"""Bounds of the mean square behind layer l, with the gain of a feed-forward."""
+
+
+def hidden_scales(
+    lab: Lab, *, dim: int, layers: int, tokens: int, seeds: int, ffn_dims: Sequence[int]
+) -> Measurement:
+    """Lemma 2, and the formula for other widths of the feed-forward: mean squares over d by layer."""
+    rows: list[Row] = []
+    measures: dict[str, Measure] = {}
+    for placement, ffn_dim in [("post", dim), ("pre", dim), *(("post", f) for f in ffn_dims)]:
+        lab.say(f"{placement}, d_ff {ffn_dim}")
+        settings = (
+            Setting(placement, layers=layers, dim=dim, tokens=tokens, seed=s, ffn_dim=ffn_dim)
+            for s in range(seeds)
+        )
+        seen = [[total.square().mean().item() for total in setting.totals()] for setting in settings]
+        by_layer = [mean(values) for values in zip(*seen, strict=True)]
+        gain = ffn_gain(dim, ffn_dim)
+        for layer, found in enumerate(by_layer, start=1):
+            low, high = LEMMA_2[placement](layer, gain)
+            where = {"placement": placement, "d_ff": ffn_dim, "layer": layer}
+            ends = {"interval_low": found.low, "interval_high": found.high}
+            rows.append({**where, "mean_square": found.value, **ends, "theory_low": low, "theory_high": high})
+        own = rows[-layers:]
+        name = placement if ffn_dim == dim else f"post_d_ff_{ffn_dim}"
+        measures[f"{name}_lowest"] = _worst(own, "theory_low", lowest=True)
+        measures[f"{name}_highest"] = _worst(own, "theory_high", lowest=False)
+    return Measurement(
+        measures, {"scales": rows}, {"network": f"d {dim}, {layers} layers, {tokens} tokens, {seeds} seeds"}
+    )
+
+
+def _worst(rows: Sequence[Row], bound: str, *, lowest: bool) -> Measure:
+    """The mean square over its bound, of the layer where it is lowest or highest."""
+    row = (min if lowest else max)(rows, key=lambda r: r["mean_square"] / r[bound])
+    return Measure(*(row[name] / row[bound] for name in ("mean_square", "interval_low", "interval_high")))
+
+
+def norm_jacobian(
+    lab: Lab, *, dims: Sequence[int], lengths: Sequence[float], mean_over_sd: float, seeds: int
+) -> Measurement:
+    """Lemma 3 on full Jacobian matrices in float64: its exact form, and the published one."""
+    rows: list[Row] = []
+    for dim in dims:
+        norm = LayerNorm(dim).double()
+        norm.eps = 0.0
+        for seed in range(seeds):
+            drawn = torch.randn(len(lengths), dim, generator=generator(seed=seed), dtype=torch.float64)
+            drawn = drawn - drawn.mean(-1, keepdim=True)
+            scaled = (
+                drawn / drawn.norm(dim=-1, keepdim=True) * torch.tensor(lengths, dtype=torch.float64)[:, None]
+            )
+            for shift in (0.0, mean_over_sd):
+                x = scaled + shift * scaled.square().mean(-1, keepdim=True).sqrt()
+                rows += [_jacobian_row(norm, one, seed=seed, shift=shift) for one in x]
+    slopes = [
+        [r["spectral"] for r in having(rows, d=dim, seed=s, shift=0.0)] for dim in dims for s in range(seeds)
+    ]
+    farthest = max(abs(r["spectral"] / r["exact"] - 1) for r in rows)
+    plain = [r["spectral"] / r["published"] for r in rows if not r["shift"]]
+    moved = [r["spectral"] / r["published"] for r in rows if r["shift"]]
+    return Measurement(
+        {
+            "exact_error": Measure.exact(farthest),
+            "slope": log_slope(lengths, slopes),
+            "published_ratio_centred": Measure.exact(max(plain)),
+            "published_ratio_shifted": Measure.exact(min(moved)),
+        },
+        {"jacobians": rows},
+        {"vectors": f"d {', '.join(map(str, dims))}; mean 0 or {mean_over_sd:g} deviations; float64"},
+    )
+
+
+def _jacobian_row(norm: LayerNorm, x: Tensor, *, seed: int, shift: float) -> Row:
+    measured = spectral_norm(token_jacobian(norm, x)[None]).item()
+    return {
+        "d": len(x),
+        "seed": seed,
+        "shift": shift,
+        "length": (x - x.mean()).norm().item(),
+        "spectral": measured,
+        "exact": layer_norm_jacobian(x).item(),
+        "published": rms_norm_jacobian(x).item(),
+    }
+
+
+def last_gradient(
+    lab: Lab, *, depths: Sequence[int], dims: Sequence[int], dim: int, tokens: int, seeds: int
+) -> Measurement:
+    """Theorem 1: the gradient of the last feed-forward matrix over depth, Pre-LN's over Post-LN's of the same
+    draws at each depth, and over width; beside it the scale of what the last norm reads.
+    """
+    rows: list[Row] = []
+    grid = [(layers, dim) for layers in depths] + [(depths[0], d) for d in dims if d != dim]
+    for placement in ("post", "pre"):
+        for layers, width in grid:
+            lab.say(f"{placement}, {layers} layers, d {width}")
+            for seed in range(seeds):
+                setting = Setting(placement, layers=layers, dim=width, tokens=tokens, seed=seed)
+                (found,) = torch.autograd.grad(setting(), [setting.outer()[-1]])
+                where = {"placement": placement, "layers": layers, "d": width, "seed": seed}
+                inverse_rms = setting.totals()[-1].square().mean().item() ** -0.5
+                rows.append({**where, "grad_l2": found.norm().item(), "inverse_rms": inverse_rms})
+    measures: dict[str, Measure] = {}
+    by_layer: dict[str, list[list[float]]] = {}
+    for placement, own in apart(rows, "placement").items():
+        by_layer[placement] = curves(own, "grad_l2", "layers", depths, seeds, d=dim)
+        scales = curves(own, "inverse_rms", "layers", depths, seeds, d=dim)
+        widths = curves(own, "grad_l2", "d", dims, seeds, layers=depths[0])
+        measures[f"{placement}_exponent_in_layers"] = log_slope(depths, by_layer[placement])
+        measures[f"{placement}_exponent_of_inverse_rms"] = log_slope(depths, scales)
+        measures[f"{placement}_exponent_in_d"] = log_slope(dims, widths)
+    logs = np.log(by_layer["pre"]) - np.log(by_layer["post"])
+    ratios = [exponential(m) for m in simultaneous(logs)]
+    bounds = [math.sqrt(1.5 / (1 + layers / 2)) for layers in depths]
+    measures["pre_over_post_over_bound"] = highest(_over(m, b) for m, b in zip(ratios, bounds, strict=True))
+    predicted = [math.sqrt(1.5 / scale) for scale in mean_field_scales(tokens, depths)]
+    measures["mean_field_exponent"] = log_slope(depths, [predicted])
+    shown = [
+        {"layers": n, "what": what, "ratio": m.value, "low": m.low, "high": m.high}
+        for what, values in (
+            ("measured", ratios),
+            ("at most, by the proof", map(Measure.exact, bounds)),
+            ("mean field", map(Measure.exact, predicted)),
+        )
+        for n, m in zip(depths, values, strict=True)
+    ]
+    facts = {"network": f"{tokens} tokens, {seeds} seeds, 1,000 classes"}
+    return Measurement(measures, {"ratios": shown, "gradients": rows}, facts)
+
+
+def _over(found: Measure, bound: float) -> Measure:
+    return replace(found, value=found.value / bound, low=found.low / bound, high=found.high / bound)
+
+
+def chi_square(lab: Lab, *, dim: int, epsilon: float, draws: int, seeds: int) -> Measurement:
+    """Appendix G: how often ‖Y‖² of a normal vector is beyond (1 + ε)d, and the bound for it."""
+    bound = chi_square_tail(dim, epsilon)
+    tails = []
+    for seed in range(seeds):
+        lengths = torch.randn(draws, dim, generator=generator(seed=seed)).square().sum(-1)
+        tails.append((lengths >= (1 + epsilon) * dim).double().mean().item())
+    found = mean(tails)
+    return Measurement(
+        {"bound": Measure.exact(bound), "tail": found, "tail_over_bound": mean(t / bound for t in tails)},
+        {"tails": [{"seed": s, "tail": t, "bound": bound} for s, t in enumerate(tails)]},
+        {"draws": f"{seeds} times {draws:,} vectors of width {dim}, epsilon {epsilon:g}"},
+    )
+
+
+def norm_factors(*, layers: int, dim: int, tokens: int, seeds: int) -> list[Measure]:
+    r"""Appendix F: the mean of ‖J_LN‖² where a Post-LN feed-forward sum is normed, in every layer
+    simultaneously, over :math:`\frac{2}{3}(1 + \frac{2}{d})`, its value for d_ff = d up to :math:`O(1/d^2)`.
+
+    With x of length √d and mean 0, and f given its hidden layer normal of variance a, :math:`\|x + f\|^2 / d`
+    without its mean is :math:`1 + 2 g \sqrt{a/d} + a \chi^2_{d-1}/d`: mean 3/2 − 1/(2d), variance 15/(4d).
+    """
+    expected = 2 / 3 * (1 + 2 / dim)
+    found: list[list[float]] = []
+    for seed in range(seeds):
+        totals = Setting("post", layers=layers, dim=dim, tokens=tokens, seed=seed).totals()
+        found.append([layer_norm_jacobian(x).square().mean().item() / expected for x in totals])
+    return simultaneous(found)

@@ -1,0 +1,303 @@
+"""Trained runs as the measures of ``papers.measures`` read them, and the study that takes these."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import takewhile
+from operator import itemgetter
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from normlab.comparison.result import Interval, learnt
+from normlab.comparison.scale import Scale
+from normlab.comparison.trains import share, share_gap
+from normlab.config.metric import Metric, named
+from normlab.config.outcome import MOSTLY
+from normlab.papers.artefact import Measurement
+from normlab.papers.claim import Measure
+from normlab.papers.intervals import Array, mean, mean_ratio
+from normlab.papers.lab import Lab, Row
+from normlab.papers.measures import Cells, OfRuns
+from normlab.papers.studies import learned, restored
+from normlab.runs.folder import RunFolder, read_scores
+from normlab.training.fold import measure_fold
+from normlab.training.outcome import READS_BY
+
+Runs: TypeAlias = Mapping[str, Sequence[RunFolder]]
+Curve: TypeAlias = list[tuple[int, float]]
+SPIKE: Final = 3.0
+"""A gradient norm of so many times the median of the steps around it is a spike."""
+AROUND: Final = 25
+"""Rows of the log before and after a step with which its gradient norm is compared."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The finished runs of an artefact, by cell, in the order of their seeds."""
+
+    cells: Runs
+
+    @cached_property
+    def metrics(self) -> tuple[Metric, ...]:
+        return next(iter(self.cells.values()))[0].task_metrics()
+
+    def metric(self, name: str) -> Metric:
+        """The metric of that name; an empty name is the headline."""
+        return named(name or self.metrics[0].name, self.metrics, f"a measure wants {name!r}, and the runs")
+
+    def scores(self, metric: Metric, cell: str) -> Array:
+        """The test score of each seed; the worst one for a run without any."""
+        found = [_test_score(folder, metric) for folder in self.cells[cell]]
+        return np.array([_worst(metric, folder) if score is None else score
+                         for score, folder in zip(found, self.cells[cell], strict=True)])  # fmt: skip
+
+    def on_dev(self, metric: str, cell: str) -> list[Curve]:
+        """The dev scores of each seed by step; values that are not finite are left out."""
+        return [
+            [(int(row["step"]), float(row[metric])) for row in folder.metrics() if row["kind"] == "dev"
+             and isinstance(row.get(metric), (int, float)) and math.isfinite(row[metric])]
+            for folder in self.cells[cell]
+        ]  # fmt: skip
+
+    def trained(self, cell: str) -> list[bool]:
+        """Whether each seed trained."""
+        return [learnt(_outcome(folder)) for folder in self.cells[cell]]
+
+    def trained_to_the_end(self, cell: str) -> list[bool]:
+        """Whether each seed trained and reads its source and repeats no output at its last validation."""
+        both = zip(self.trained(cell), self.cells[cell], strict=True)
+        return [trained and _reads(folder) for trained, folder in both]
+
+    def edges(self, cells: Sequence[str], rates: Sequence[float]) -> list[float]:
+        """The largest rate up to which each seed trains to its end; 0 where it does not at the first."""
+        by_seed = zip(*map(self.trained_to_the_end, cells), strict=True)
+        return [max([0.0, *(rate for rate, _ in takewhile(itemgetter(1), zip(rates, seed, strict=True)))])
+                for seed in by_seed]  # fmt: skip
+
+    def together(self, metric: Metric, cells: Cells) -> Array:
+        """The scores of each seed on the scale, averaged over cells."""
+        names = [cells] if isinstance(cells, str) else cells
+        return np.mean([Scale(metric).values(self.scores(metric, cell)) for cell in names], axis=0)
+
+    def best(self, metric: Metric, cells: Sequence[str]) -> Array:
+        """The best score of each seed in any of the cells, on the scale."""
+        best = np.max if metric.higher_is_better else np.min
+        return Scale(metric).values(best([self.scores(metric, cell) for cell in cells], axis=0))
+
+    def mean_score(self, metric: Metric, values: Array) -> Measure:
+        """The mean of values on the scale, as a score."""
+        return _mapped(mean(values), Scale(metric).scores)
+
+    def score_difference(self, metric: Metric, first: Array, second: Array) -> Measure:
+        """The mean difference of values on the scale, as a difference of scores halfway between the two, a
+        level that is taken as known.
+        """
+        centre = np.array(float((first + second).mean() / 2))
+        return _mapped(mean(first - second), lambda moved: Scale(metric).difference(centre, moved))
+
+    mean = staticmethod(mean)
+    mean_ratio = staticmethod(mean_ratio)
+
+    def share(self, found: Sequence[bool]) -> Measure:
+        """A share with its exact interval."""
+        return replace(_measured(share(sum(found), len(found)), len(found)), share=True)
+
+    def share_gap(self, first: Sequence[bool], second: Sequence[bool]) -> Measure:
+        """The difference of two shares of runs that are paired."""
+        pairs = list(zip(first, second, strict=True))
+        gap = share_gap(sum(x and not y for x, y in pairs), sum(y and not x for x, y in pairs), len(pairs))
+        return _measured(gap, len(pairs))
+
+    def curves_of(self, metric: str, a: str, b: str) -> Iterator[tuple[Curve, Curve]]:
+        """``on_dev`` of two cells by seed."""
+        return zip(self.on_dev(metric, a), self.on_dev(metric, b), strict=True)
+
+    def spikes(self, cell: str) -> list[float]:
+        """The share of logged steps, in per cent, whose gradient norm is a spike, of each seed."""
+        return [_spikes(norms) for norms in _gradient_norms(self, cell)]
+
+    def median_gradients(self, cell: str) -> list[float]:
+        """The median gradient norm of each seed."""
+        return [float(np.median(norms)) for norms in _gradient_norms(self, cell)]
+
+    def scale_growths(self, cell: str, role: str) -> list[float]:
+        """``learned.growth`` of each seed."""
+        return [learned.growth(folder, role) for folder in self.cells[cell]]
+
+    def scales(self, cell: str, where: str) -> list[float]:
+        """``learned.scale_at`` of each seed."""
+        return [learned.scale_at(folder, where) for folder in self.cells[cell]]
+
+    def training_losses(self, cell: str) -> list[float]:
+        """The label-smoothed loss on the training text, of each seed."""
+        return [restored.training_loss(folder) for folder in self.cells[cell]]
+
+    def fold_differences(self, cell: str) -> list[float]:
+        """The largest difference of a logit of the plain form, over the largest logit, of each seed."""
+        folds = map(measure_fold, self.cells[cell])
+        return [found.float32 / found.largest_logit for found in folds]
+
+    def constant_ratios(self, cell: str) -> list[float]:
+        """``restored.constant_ratio`` of each seed."""
+        return [restored.constant_ratio(folder, seed) for seed, folder in enumerate(self.cells[cell], 1)]
+
+
+def trainings(
+    lab: Lab,
+    *,
+    measures: Mapping[str, OfRuns],
+    gpu: Mapping[str, OfRuns] | None = None,
+    paper: Mapping[str, OfRuns] | None = None,
+    shown: str = "",
+) -> Measurement:
+    """Measures of the artefact's runs.
+
+    ``gpu`` are measures that need trainings to convergence, and are left out at the laptop scale; ``paper``
+    are those that need the paper's own settings, at which alone they are taken. ``shown`` names the metric
+    of the table of cells; empty: the headline.
+    """
+    runs = Trained(lab.runs)
+    large = {"gpu": gpu or {}, "paper": {**(gpu or {}), **(paper or {})}}
+    wanted = {**measures, **large.get(lab.scale, {})}
+    found = {name: one.measure(runs) for name, one in wanted.items()}
+    metric = runs.metric(shown)
+    tables = {
+        "cells": [_cell(runs, metric, cell) for cell in runs.cells],
+        "runs": list(_runs(runs)),
+        "curves": list(_curves(runs)),
+    }
+    if any(one.of_gradients for one in wanted.values()):
+        tables["gradients"] = list(_gradients(runs))
+    return Measurement(found, tables, _facts(runs))
+
+
+def learned_scales(lab: Lab, *, gpu: Mapping[str, OfRuns]) -> Measurement:
+    """``trainings`` with the table of the scales that every run has learned."""
+    found = trainings(lab, measures={}, gpu=gpu)
+    return replace(found, tables={**found.tables, "scales": list(learned.scale_rows(lab.runs))})
+
+
+def _measured(found: Interval, runs: int) -> Measure:
+    assert found.low is not None
+    assert found.high is not None
+    return Measure(found.value, found.low, found.high, runs)
+
+
+def _mapped(found: Measure, back: Callable[[Array], Array]) -> Measure:
+    value, low, high = (float(back(np.array(v))) for v in (found.value, found.low, found.high))
+    return Measure(value, low, high, found.runs)
+
+
+def _reads(folder: RunFolder) -> bool:
+    """Whether a run at its last validation does what ``training.outcome`` asks of the best one."""
+    last = [row for row in folder.metrics() if row["kind"] == "dev"][-1]
+    gap, repeated = last.get("nll_exchanged", math.inf) - last["nll"], last.get("repeated_share", 0.0)
+    return bool(gap >= READS_BY and repeated <= MOSTLY)
+
+
+def _test_score(folder: RunFolder, metric: Metric) -> float | None:
+    if not folder.scores.exists():
+        return None
+    score = read_scores(folder.scores).get(metric.name)
+    return score if score is not None and math.isfinite(score) else None
+
+
+def _worst(metric: Metric, folder: RunFolder) -> float:
+    """The score of a run without one: the metric's worst, or its first on dev where there is no worst."""
+    edge = metric.least if metric.higher_is_better else metric.most
+    if edge is not None:
+        return edge
+    rows = [row[metric.name] for row in folder.metrics() if row["kind"] == "dev" and metric.name in row]
+    finite = [float(value) for value in rows if isinstance(value, (int, float)) and math.isfinite(value)]
+    return max(finite) if finite else math.inf
+
+
+def _outcome(folder: RunFolder) -> str:
+    status = folder.status()
+    return status.outcome.state if status.outcome else status.state
+
+
+def _gradient_norms(runs: Trained, cell: str) -> Iterator[Array]:
+    for folder in runs.cells[cell]:
+        norms = [row.get("grad_norm_l2") for row in folder.metrics() if row["kind"] == "train"]
+        yield np.array([v for v in norms if isinstance(v, (int, float)) and math.isfinite(v)], float)
+
+
+def _spikes(norms: Array) -> float:
+    around = [np.median(norms[max(0, i - AROUND) : i + AROUND + 1]) for i in range(len(norms))]
+    return 100.0 * float((norms > SPIKE * np.array(around)).mean())
+
+
+def _cell(runs: Trained, metric: Metric, cell: str) -> Row:
+    """A cell as the paper's table prints one, with every seed beside the mean."""
+    scores, outcomes = runs.scores(metric, cell), [_outcome(folder) for folder in runs.cells[cell]]
+    found = runs.mean_score(metric, runs.together(metric, cell))
+    shown = [metric.shown(float(s)) if learnt(o) else f"({metric.shown(float(s))})"
+             for s, o in zip(scores, outcomes, strict=True)]  # fmt: skip
+    return {
+        "cell": cell,
+        metric.label: found.value,
+        "low": found.low,
+        "high": found.high,
+        "seeds": ", ".join(shown),
+        "trained": f"{sum(map(learnt, outcomes))} of {len(outcomes)}",
+    }
+
+
+def _runs(runs: Trained) -> Iterator[Row]:
+    for cell, folders in runs.cells.items():
+        for seed, folder in enumerate(folders, 1):
+            status = folder.status()
+            yield {
+                "cell": cell,
+                "seed": seed,
+                "run": folder.path.name,
+                "outcome": _outcome(folder),
+                **{m.name: _test_score(folder, m) for m in runs.metrics},
+                **{f"dev_{name}": value for name, value in status.best_dev.items()},
+                "seconds": status.train_seconds,
+            }
+
+
+def _curves(runs: Trained) -> Iterator[Row]:
+    """The dev scores through training, which the drawings show."""
+    wanted = [metric.name for metric in runs.metrics if metric.on_dev]
+    for cell, folders in runs.cells.items():
+        for seed, folder in enumerate(folders, 1):
+            for row in folder.metrics():
+                if row["kind"] == "dev":
+                    scores = {name: row.get(name) for name in wanted}
+                    yield {"cell": cell, "seed": seed, "step": int(row["step"]), **scores}
+
+
+def _gradients(runs: Trained) -> Iterator[Row]:
+    """The global gradient norm of logged steps."""
+    for cell, folders in runs.cells.items():
+        for seed, folder in enumerate(folders, 1):
+            for row in folder.metrics():
+                if row["kind"] == "train":
+                    yield {
+                        "cell": cell,
+                        "seed": seed,
+                        "step": int(row["step"]),
+                        "grad_norm_l2": row.get("grad_norm_l2"),
+                    }
+
+
+def _facts(runs: Trained) -> dict[str, str]:
+    """Text, models, steps and machines of all runs, each said once."""
+    facts: dict[str, dict[str, None]] = {"text": {}, "model": {}, "training": {}, "trained on": {}}
+    for folder in (folder for folders in runs.cells.values() for folder in folders):
+        config = folder.config()
+        data, model, train = config.data, config.model, config.train
+        layers = f"{model.encoder_layers}+{model.decoder_layers} layers of width {model.dim}"
+        text = data.train_src or data.train_text or data.train_pairs or data.dataset
+        facts["text"][text or f"the built-in corpus {data.builtin}"] = None
+        facts["model"][layers] = None
+        facts["training"][f"{train.steps:,} steps of {train.max_tokens:,} positions"] = None
+        facts["trained on"][folder.status().hardware] = None
+    return {name: "; ".join(filter(None, said)) for name, said in facts.items()}

@@ -1,0 +1,90 @@
+"""The runs that decide an artefact, as data: cells of a table or curves of a figure, each with some seeds."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+from normlab.config.config import Config, SeedConfig, numbers
+from normlab.errors import UserError, nearest
+
+Scale: TypeAlias = Literal["laptop", "gpu", "paper"]
+"""``laptop``: two cores and minutes; ``gpu``: one accelerator and hours; ``paper``: the paper's settings."""
+LAPTOP: Final[Scale] = "laptop"
+SCALES: Final[tuple[Scale, ...]] = get_args(Scale)
+
+
+@dataclass(frozen=True)
+class Trainings:
+    """Every cell of an artefact, trained with every seed, at one scale."""
+
+    base: Config
+    """The part of the configuration that all cells share."""
+    cells: Mapping[str, Mapping[str, Any]]
+    """Cell to its recipe, under ``recipe``, and to what else it changes, under names like ``optim.lr``."""
+    seeds: int = 3
+    """Runs a cell: the seeds 1, 2 and so on draw the weights, the order of the data and dropout."""
+    differs: str = ""
+    """How this scale differs from the paper's settings, and what it keeps of them, in a sentence."""
+    least: int = 0
+    """Seeds that are enough for a first measurement, while the others are still missing; 0: all of them."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the study at this scale, in place of the artefact's."""
+
+    def configs(self) -> Iterator[tuple[str, int, Config]]:
+        """Each cell and seed with its configuration, whose recipe is a name that is not resolved yet.
+
+        Raises UserError for a cell that changes a field which no configuration has.
+        """
+        for cell, changes in self.cells.items():
+            config = changed(self.base, changes)
+            for seed in range(1, self.seeds + 1):
+                yield cell, seed, replace(config, seeds=SeedConfig(seed, seed, seed))
+
+    def content(self) -> dict[str, Any]:
+        """What decides the numbers, as plain data."""
+        cells = {cell: dict(changes) for cell, changes in self.cells.items()}
+        base = {"recipe": self.base.recipe, **numbers(self.base)}
+        own = {"seeds": self.seeds, "least": self.least, "settings": dict(self.settings)}
+        return {"base": base, "cells": cells, **own}
+
+
+def work(config: Config) -> float:
+    """The size of a training, to which its time is roughly proportional: positions x layers x width."""
+    model, train = config.model, config.train
+    positions = train.steps * train.grad_accum_steps * train.max_tokens
+    return float(positions * (model.encoder_layers + model.decoder_layers) * model.dim)
+
+
+def changed(config: Config, changes: Mapping[str, Any]) -> Config:
+    """A configuration with other values under names like ``recipe`` and ``optim.lr``.
+
+    Raises UserError with the nearest name for a field that there is none of.
+    """
+    for name, value in changes.items():
+        section, _, field = name.rpartition(".")
+        part = getattr(config, section, None) if section else config
+        known = {f.name for f in fields(part)} if is_dataclass(part) else set[str]()
+        if part is None or field not in known:
+            raise UserError(f"a configuration has no {name!r}{nearest(name, _names(config))}")
+        inner: Any = replace(part, **{field: value})
+        within: dict[str, Any] = {section: inner}
+        config = replace(config, **within) if section else inner
+    return config
+
+
+def unlike(config: Config, other: Config) -> dict[str, Any]:
+    """The changes that make one configuration another one, under names like ``optim.lr``."""
+    return {name: value for name in _names(config) if (value := _at(other, name)) != _at(config, name)}
+
+
+def _at(config: Config, name: str) -> Any:
+    return functools.reduce(getattr, name.split("."), config)
+
+
+def _names(config: Config) -> list[str]:
+    sections = {f.name: getattr(config, f.name) for f in fields(config)}
+    inner = [f"{s}.{f.name}" for s, part in sections.items() if is_dataclass(part) for f in fields(part)]
+    return [*(s for s, part in sections.items() if not is_dataclass(part)), *inner]

@@ -1,0 +1,6 @@
+"""Run folders, which hold the whole state of every run."""
+
+from normlab.runs.busy import RunBusyError
+from normlab.runs.folder import RunFolder, Runs, Status
+
+__all__ = ["RunBusyError", "RunFolder", "Runs", "Status"]

@@ -1,0 +1,165 @@
+"""Files that no reader sees half written, and that are regular files wherever a run folder came from."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import stat
+import sys
+import threading
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+from normlab.config.io import parsed, to_plain
+from normlab.errors import UserError
+
+
+def regular(path: str | Path, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file, as an ``opener`` of ``open``; a symlink is followed for reading alone.
+
+    A folder from elsewhere may hold a pipe, which never opens, or a symlink to a file outside of it. Raises
+    UserError for these.
+    """
+    nofollow = os.O_NOFOLLOW if flags & os.O_ACCMODE != os.O_RDONLY else 0
+    try:
+        file = os.open(path, flags | nofollow | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):
+            raise
+    else:
+        mode = os.fstat(file).st_mode
+        if stat.S_ISREG(mode) or stat.S_ISDIR(mode):  # a folder has an error of its own
+            return file
+        os.close(file)
+    raise _irregular(path)
+
+
+def own(path: Path) -> Path:
+    """Return a path that nobody typed. Raises UserError if it is there and no regular file."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise _irregular(path)
+    return path
+
+
+def _irregular(path: str | Path) -> UserError:
+    return UserError(f"{path} is a symlink, a pipe or a device in place of a regular file; delete it")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file. Raises UserError with line and column if it is not JSON, or not UTF-8 text."""
+    try:
+        with open(path, encoding="utf-8", opener=regular) as file:
+            text = file.read()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text: byte {error.start}; mend or delete it") from error
+    try:
+        return parsed(text)
+    except UserError as error:
+        raise UserError(f"{path} is {error}; mend or delete it") from error
+
+
+@contextmanager
+def named(path: Path) -> Generator[None]:
+    """Name a file in the errors of the operating system: that of a full disk names none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
+def blamed(path: Path) -> Generator[None]:
+    """Name a file in what is raised as UserError about its content."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{path}: {error}; mend or delete it") from error
+
+
+def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Append rows, one a line, in a single write."""
+    with named(path), open(path, "a", encoding="utf-8", opener=regular) as file:
+        file.write("".join(map(row_line, rows)))
+
+
+def row_line(row: Mapping[str, Any]) -> str:
+    """Return a row as a line of JSON; numbers that are not finite become "nan", "inf" and "-inf"."""
+    return json.dumps(to_plain(row), allow_nan=False) + "\n"
+
+
+_INNERMOST: Final = re.compile(r"\{[^{}]*\}")
+_BREAK: Final = re.compile(r"\s*\n\s*")
+
+
+def write_json_atomic(path: Path, content: Any, *, flat: bool = False) -> None:
+    """Write dataclasses, dicts, lists and scalars; numbers that are not finite as in ``row_line``.
+
+    ``flat`` writes the innermost objects, such as the rows of tables, on a line each.
+    """
+    text = json.dumps(to_plain(content), ensure_ascii=False, indent=1, allow_nan=False)
+    if flat:  # newlines are between values alone: inside a string they are escaped
+        text = _INNERMOST.sub(lambda found: _BREAK.sub(" ", found[0]), text)
+    write_text_atomic(path, text + "\n")
+
+
+def write_output(path: Path, text: str) -> None:
+    """Write text to a path that a person named: to a symlink's target, and into a device or a pipe.
+
+    A regular file is replaced as ``write_text_atomic`` does it, unless it is where this process prints.
+    """
+    stream = next((stream for stream in (1, 2) if _is_open_as(path, stream)), None)
+    if stream is None and (path.is_file() or not path.exists()):
+        write_text_atomic(path.resolve(), text)
+        return
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    with named(path), open(path if stream is None else stream, "wb", closefd=stream is None) as file:
+        file.write(text.encode())
+
+
+def _is_open_as(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except OSError:
+        return False
+
+
+def write_text_atomic(path: Path, text: str) -> None:
+    """Write beside the file, sync and rename: a reader sees the old text or the new one, never a part."""
+    write_bytes_atomic(path, text.encode())
+
+
+def write_bytes_atomic(path: Path, content: bytes) -> None:
+    """Write bytes as ``write_text_atomic`` writes text; a file that was there gives the new one its mode."""
+    new = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    with named(path):
+        try:
+            new.unlink(missing_ok=True)
+            with new.open("xb") as file:
+                if path.is_file() and not path.is_symlink():
+                    os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                new.unlink(missing_ok=True)
+            raise
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the list of a folder's names, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        with named(path):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

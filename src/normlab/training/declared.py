@@ -1,0 +1,305 @@
+"""Declarations in a file or by a recipe: what no step can show, and how parameters are meant to start."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext, suppress
+from copy import deepcopy
+from dataclasses import dataclass, fields, replace
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from normlab.config.config import Config, ModelConfig
+from normlab.diagnosis import Structure, read_structure
+from normlab.diagnosis.probing.passes import forward_pass, parts_of
+from normlab.diagnosis.reading.block import layer_of
+from normlab.diagnosis.reading.parameters import Part
+from normlab.diagnosis.reading.subject import Subject
+from normlab.errors import UserError, nearest
+from normlab.nn import Branch, TokenModel
+from normlab.nn.site import DECODER_LAYER, ENCODER_LAYER
+from normlab.nn.sublayer import Sublayer
+from normlab.tasks.build import build_model
+from normlab.trace.setup import Declaration, Setup
+from normlab.trace.starts import Start
+from normlab.trace.tensors import calling, unwrap
+from normlab.trace.trace import output_loss
+from normlab.training.recipes.grammar import MODELS, resolve
+
+DEPTHS: Final = ("none", "total", "layer")
+ROLES: Final = tuple("embedding query key value output ffn_in ffn_gate ffn_out head norm".split())
+"""Roles of matrices; ``norm`` is that of gains. A gate is also of ``ffn_in``."""
+ENTRY: Final = ("std", "value", "depth", "truncated_at")
+FORM: Final = (
+    "a table has a role or a glob of paths for its name, and std or value, depth and truncated_at: "
+    '[ffn_out] with std = 0.02 and depth = "total"'
+)
+FILE: Final = "declare the deviations by role in a TOML file instead, as in --declared init.toml"
+Entries = Mapping[str, Mapping[str, Any]]
+
+
+def declared(given: str, setup: Setup) -> Setup:
+    """Return the setup with what a TOML file declares, or with a recipe as the declaration of its starts.
+
+    Raises UserError for a name that is neither, and for a file that says something else.
+    """
+    if not given.endswith(".toml") and not Path(given).is_file():
+        return replace(setup, declare=replace(setup.declare, init=starts_of_recipe(given, setup)))
+    words, entries = read_declaration(Path(given))
+    own = {f.name: getattr(setup.declare, f.name) for f in fields(Declaration)}
+    declare = Declaration.of({k: v for k, v in own.items() if v is not None and v != ()} | words)
+    if entries:
+        declare = replace(declare, init=resolved_starts(entries, setup, given))
+    return replace(setup, declare=declare)
+
+
+def resolved_init(setup: Setup) -> Setup:
+    """Return the setup with a start for each parameter, where ``declare["init"]`` names a file or a recipe,
+    or maps roles and globs to what is declared of them.
+    """
+    init = setup.declare.init
+    if isinstance(init, Mapping):
+        entries = {str(k): v if isinstance(v, Mapping) else {"std": v} for k, v in init.items()}
+        starts = resolved_starts(entries, setup, "declare['init']")
+        return replace(setup, declare=replace(setup.declare, init=starts))
+    if isinstance(init, (str, Path)) and init != "class":
+        return declared(str(init), setup)
+    return setup
+
+
+def read_declaration(path: Path) -> tuple[dict[str, Any], Entries]:
+    """Read the words of a ``Declaration``, and a table for each role or glob of parameters, from TOML.
+
+    Raises UserError for a file that cannot be read, and for a word that declares nothing.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"{path} cannot be read as TOML: {error}; {FORM}") from error
+    entries = {name: value for name, value in content.items() if isinstance(value, dict)}
+    words = {name: value for name, value in content.items() if name not in entries}
+    if "truncated_at" in words:  # of every draw
+        most = {"truncated_at": words.pop("truncated_at")}
+        entries = {name: (most if "std" in entry else {}) | entry for name, entry in entries.items()}
+    known = [f.name for f in fields(Declaration)]
+    for name in words:
+        if name not in known:
+            raise UserError(f"{path} has {name!r}, which declares nothing{nearest(name, known)}; {FORM}")
+    return words, entries
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A parameter, or one part of it, and where it stands in its stack."""
+
+    path: str
+    part: Part
+    shape: tuple[int, ...]
+    stack: str
+    index: int | None
+    layer: int | None
+    layers: int
+    """Of the stack."""
+
+    @property
+    def matrix(self) -> bool:
+        return len(self.shape) >= 2
+
+
+def _read(setup: Setup, *, stream: bool = False) -> tuple[Structure, list[_Place]]:
+    """Read the residual stream, without which ``stream`` gives up, and the parts of all parameters."""
+    model, batch, structure = deepcopy(unwrap(setup.model)), setup.batch, Structure((), ("nothing was read",))
+    with torch.enable_grad(), calling(model, setup.loss):
+        with nullcontext() if stream else suppress(UserError):
+            structure = read_structure(model, batch)
+        subject = Subject(model, batch, setup.loss or output_loss, structure)
+        forward = forward_pass(subject)
+        parts = parts_of(subject, forward)
+    layers = {s.name: s.sublayers[-1].layer + 1 for s in structure.stacks}
+    places = []
+    for path, p in model.named_parameters():
+        owner = forward.owned[path]
+        layer = layer_of(path) if owner.layer is None else owner.layer
+        for part in parts[path]:
+            shape = tuple(part.of(p.detach()).shape)
+            known = layers.get(owner.stack or "", 0)
+            places.append(_Place(path, part, shape, owner.stack or "", owner.index, layer, known))
+    vocabulary = max((p.shape[0] for p in places if p.part.kind == "embedding" and p.matrix), default=0)
+    heads = (p.matrix and p.part.kind == "other" and vocabulary in p.shape for p in places)
+    head = Part("head")
+    return structure, [
+        replace(p, part=head) if is_head else p for p, is_head in zip(places, heads, strict=True)
+    ]
+
+
+def resolved_starts(entries: Entries, setup: Setup, where: str) -> tuple[Start, ...]:
+    """Return the start of every parameter that an entry fits; the last that does decides.
+
+    A name is a role of matrices (``norm``: of gains), a glob of paths, or both: ``value in *.c_attn.weight``.
+    Raises UserError for an entry that says nothing, and for one that fits no parameter.
+    """
+    for name, entry in entries.items():
+        _require_entry(name, entry, where)
+    found, used = list[Start](), set[str]()
+    _, places = _read(setup)
+    for place in places:
+        fits = [name for name in entries if _fits(name, place)]
+        used |= {*fits}
+        if fits and (start := _start(entries[fits[-1]], place)) is not None:
+            found.append(start)
+    if idle := [name for name in entries if name not in used and name not in ROLES]:
+        roles = sorted({p.part.kind for p in places} & {*ROLES})
+        raise UserError(
+            f"[{idle[0]}] in {where} fits no parameter; the roles here are {', '.join(roles)}, and the paths "
+            f"begin {', '.join(p.path for p in places[:4])}"
+        )
+    return tuple(found)
+
+
+def _require_entry(name: str, entry: Mapping[str, Any], where: str) -> None:
+    for key, value in entry.items():
+        if key not in ENTRY:
+            raise UserError(f"[{name}] in {where} has {key!r}{nearest(str(key), ENTRY)}; {FORM}")
+        if key == "depth" and value not in DEPTHS:
+            raise UserError(f"depth of [{name}] in {where} is {value!r}; it is {', '.join(DEPTHS)}")
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if key != "depth" and not (number and (key == "value" or value >= 0)):
+            raise UserError(f"{key} of [{name}] in {where} is {value!r}; give a number")
+    if ("std" in entry) == ("value" in entry):
+        raise UserError(f"[{name}] in {where} must say one of std and value; {FORM}")
+
+
+def _fits(name: str, place: _Place) -> bool:
+    kind = place.part.kind
+    own = kind if place.matrix or (kind == "norm" and not place.path.endswith("bias")) else None
+    role, _, where = name.rpartition(" in ")
+    return where == own or (role in ("", own) and fnmatchcase(place.path, where))
+
+
+def _start(entry: Mapping[str, Any], place: _Place) -> Start | None:
+    part = place.part
+    slice_ = {"axis": part.axis, "begin": part.start, "end": part.stop}
+    if "value" in entry:
+        return Start(place.path, value=float(entry["value"]), **slice_)
+    by = {"total": place.layers, "layer": None if place.layer is None else place.layer + 1}
+    number = by.get(entry.get("depth", "none"))
+    std = float(entry["std"]) / math.sqrt(2 * number) if number else float(entry["std"])
+    most = entry.get("truncated_at") if place.matrix else None
+    return Start(place.path, std=std, truncated_at=most or None, **slice_)
+
+
+def starts_of_recipe(recipe: str, setup: Setup) -> tuple[Start, ...]:
+    """Return the starts of a model's matrices, were it initialised as a recipe.
+
+    The recipe is built with the layers, the widths and the vocabulary of the model. Raises UserError for a
+    recipe that does not exist, and where these sizes cannot be read.
+    """
+    try:
+        resolve(recipe, Config())
+    except UserError as error:
+        raise UserError(
+            f"{recipe!r} declares nothing: it is neither a file nor a recipe that is defined: {error}"
+        ) from error
+    structure, places = _read(setup, stream=True)
+    sizes = _Sizes(structure, tuple(places))
+    config = resolve(recipe, replace(Config(), model=sizes.config)).model
+    kind = MODELS[bool(config.encoder_layers), bool(config.decoder_layers)]
+    drawn = dict(_draws(build_model(kind, config, sizes.vocabulary, 0)))
+    wanted = [(p, sizes.key(p)) for p in sizes.matrices] + [(sizes.embedding, ("", 0, "embedding"))]
+    return tuple(
+        Start(p.path, std=size, entries=n, axis=p.part.axis, begin=p.part.start, end=p.part.stop)
+        for p, key in wanted
+        if key in drawn
+        for size, n in [drawn[key]]
+    )
+
+
+def _draws(model: TokenModel) -> Iterator[tuple[tuple[str, int | None, str], tuple[float, int]]]:
+    """Yield the size and the entries of the matrices of a model of ours by stack, sublayer and role."""
+    for m in model.modules():
+        if isinstance(m, Sublayer) and isinstance(f := m.f, Branch):
+            for name, weight in f.matrices().items():
+                yield (m.site.stack, m.site.index, name), _size(weight)
+    yield ("", 0, "embedding"), _size(model.embedding.vectors())
+
+
+def _size(x: Tensor) -> tuple[float, int]:
+    return x.detach().double().square().mean().sqrt().item(), x.numel()
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """The sizes of any model, from its residual streams and the shapes of its matrices."""
+
+    structure: Structure
+    places: tuple[_Place, ...]
+
+    @cached_property
+    def matrices(self) -> list[_Place]:
+        """The matrices of the sublayers."""
+        return [p for p in self.places if p.matrix and p.stack]
+
+    @cached_property
+    def stacks(self) -> dict[str, str]:
+        """Our name of each stack: one alone is a decoder without an encoder."""
+        names = ["decoder"] if len(self.structure.stacks) == 1 else ["encoder", "decoder"]
+        wanted = {"encoder": ENCODER_LAYER, "decoder": DECODER_LAYER if len(names) == 2 else ENCODER_LAYER}
+        stacks = dict(zip((s.name for s in self.structure.stacks), names, strict=False))
+        for stack in self.structure.stacks:
+            layers = stack.sublayers[-1].layer + 1
+            if stack.name not in stacks or len(stack.sublayers) != layers * len(wanted[stacks[stack.name]]):
+                raise UserError(
+                    f"the {len(stack.sublayers)} sublayers in {layers} layers of {stack.name!r} are not "
+                    f"those of an encoder, a decoder or both; {FILE}"
+                )
+        return stacks
+
+    @cached_property
+    def embedding(self) -> _Place:
+        """The largest table of embeddings."""
+        tables = [p for p in self.places if p.part.kind == "embedding" and p.matrix]
+        if not tables:
+            raise UserError(f"the model has no embedding matrix, whose rows are the vocabulary; {FILE}")
+        return max(tables, key=lambda p: max(p.shape))
+
+    @property
+    def vocabulary(self) -> int:
+        return max(self.embedding.shape)
+
+    @property
+    def config(self) -> ModelConfig:
+        """The widths and the layers. As many heads as of keys and values are one, which changes no shape."""
+        dim = min(self.embedding.shape)
+        query, key = (self._width(role, dim) for role in ("query", "key"))
+        layers = {self.stacks[s.name]: s.sublayers[-1].layer + 1 for s in self.structure.stacks}
+        return replace(
+            Config().model,
+            dim=dim,
+            ffn_dim=self._width("ffn_out", dim),
+            heads=query // key if query % key == 0 else 1,
+            kv_heads=1,
+            encoder_layers=layers.get("encoder", 0),
+            decoder_layers=layers.get("decoder", 0),
+        )
+
+    def _width(self, role: str, dim: int) -> int:
+        """Return the one width that the matrices of a role map the stream to, or from."""
+        shapes = [p.shape for p in self.matrices if p.part.kind == role]
+        widths = {shape[shape[0] == dim] for shape in shapes if len(shape) == 2 and dim in shape}
+        if len(widths) != 1 or len(shapes) < sum(s.sublayers[-1].layer + 1 for s in self.structure.stacks):
+            raise UserError(
+                f"the model shows no {role} matrices of one width beside the stream's {dim}, but "
+                f"{', '.join(sorted({'×'.join(map(str, s)) for s in shapes})) or 'none'}; {FILE}"
+            )
+        return widths.pop()
+
+    def key(self, place: _Place) -> tuple[str, int | None, str]:
+        """Return the stack, the index of the sublayer and the role of a matrix."""
+        return self.stacks.get(place.stack, ""), place.index, place.part.kind

@@ -1,0 +1,236 @@
+"""A run's model as a plainer one in a run folder of its own, with the difference measured."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from normlab.config.config import Config
+from normlab.config.io import validated
+from normlab.errors import UserError
+from normlab.runs.files import write_json_atomic
+from normlab.runs.folder import RunFolder
+from normlab.tasks.registry import TASKS
+from normlab.tasks.task import Task
+from normlab.trace.tensors import Side, arguments_of, forward_hooks
+from normlab.training.checkpoint import load_checkpoint, save_checkpoint, weights_state
+from normlab.training.devices import prepare_process
+from normlab.training.recipes.grammar import AXES, DEFAULTS, own_code
+from normlab.training.recipes.plugins import imported
+from normlab.training.rewrite import rewrite
+from normlab.training.warm_start import digest
+from normlab.training.weights import weights_of
+
+BOUND: Final = 1e-5
+"""The largest difference of logits in float32 that is allowed, relative to the largest logit."""
+BATCHES: Final = 8
+"""Number of dev batches whose logits are compared."""
+
+
+FOLDED: Final = "fold.json"
+"""The file of a folded run's folder that holds a ``Fold``."""
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A run's model before and after it was rewritten."""
+
+    run: str
+    weights: str
+    """The weights that were rewritten, such as ``the best weights on dev, after step 1,200``."""
+    before: str
+    """The recipe of the run."""
+    after: str
+    """The recipe of the plain model."""
+    kept: tuple[str, ...]
+    """A sentence for each part that is not plain and stays as it is, with the reason."""
+    float32: float
+    """The largest absolute difference of two logits, computed in float32."""
+    float64: float
+    """The same in float64."""
+    largest_logit: float
+    """The largest absolute logit of the run, to which the bound is relative."""
+    batches: int
+    """Number of dev batches that were compared."""
+    outputs: int
+    """Number of dev examples that both models answered greedily; 0 for a task without outputs."""
+    equal_outputs: int
+    """Number of those with the same output."""
+    parameters_before: int
+    parameters_after: int
+    positions: int | None
+    """The longest input of the plain model in tokens, if it is limited."""
+
+
+@validated
+def fold(folder: RunFolder, out: Path, *, weights: str | int = "", max_positions: int | None = None) -> Fold:
+    """Write the plainest equal model of a finished run as a run folder, and return what was measured.
+
+    ``weights`` are those of ``training.weights.checkpoint_of``, by default the tested ones. A factor on the
+    embeddings makes their positions a table of ``max_positions``, by default as many as the configuration has
+    for learned ones.
+
+    Nothing is written unless the logits differ by at most ``BOUND`` times the largest. Raises UserError for a
+    run that is not done or has nothing to fold, for a larger difference, and for a folder that exists.
+    """
+    if out.exists():
+        raise UserError(f"--out is {out}, which exists; name another folder, or move that one away")
+    plain, config, found = _folded(folder, weights, max_positions)
+    if not found.float32 <= BOUND * found.largest_logit:
+        raise UserError(
+            f"the logits of {folder.path} and of its plain form differ by {found.float32:.2g} in float32 "
+            f"({found.float64:.2g} in float64), and at most {BOUND:.0e} of the largest logit, "
+            f"{found.largest_logit:.3g}, is allowed; nothing was written; use the run as it is"
+        )
+    new = out.with_name(f"{out.name}.new")
+    shutil.rmtree(new, ignore_errors=True)
+    state = weights_state(plain, weights_of(folder, weights).step)
+    train = replace(config.train, init_from=str(out.absolute()), init_digest=digest(state["model"]))
+    config = replace(config, train=train)
+    written = RunFolder.create(new, config, TASKS[config.task].metrics, imported())
+    for own in (folder.tokenizer, folder.target_vocab):
+        shutil.copyfile(own, new / own.name)
+    save_checkpoint(written.best, state, run=written.id())
+    written.set_status(folder.status())
+    write_json_atomic(new / FOLDED, found)
+    new.rename(out)
+    return found
+
+
+def measure_fold(folder: RunFolder, *, weights: str | int = "", max_positions: int | None = None) -> Fold:
+    """Rewrite the model of a finished run as ``fold`` does and measure the differences, but write nothing.
+
+    Raises UserError for a run that is not done or has nothing to fold.
+    """
+    return _folded(folder, weights, max_positions)[2]
+
+
+def _folded(
+    folder: RunFolder, weights: str | int, max_positions: int | None
+) -> tuple[nn.Module, Config, Fold]:
+    """Return the plain model in float32 as its own configuration builds it, this configuration, and both
+    models' differences.
+    """
+    config = folder.config()
+    _require_done(folder, config)
+    chosen = weights_of(folder, weights)
+    task, model = _built(folder, config)
+    load_checkpoint(chosen.path, model, run=folder.id())
+    asked = config.model
+    if max_positions is not None:
+        if (longest := model.position_encoding.longest) is not None:
+            raise UserError(
+                f"--max-positions is {max_positions}, and the run has learned {longest}; leave it out"
+            )
+        asked = replace(asked, max_positions=max_positions)
+    rewritten = rewrite(model, asked)
+    if not rewritten.changed:
+        why = "; ".join(rewritten.kept) or "its recipe is a plain one already"
+        raise UserError(f"there is nothing to fold in {folder.path}, {config.recipe}: {why}; use it as it is")
+    plain = replace(config, model=rewritten.config, forced="")
+    plain = replace(plain, recipe=recipe_of(plain))
+    plain = replace(plain, own_code=own_code(plain))
+    _, built = _built(folder, plain)
+    built.load_state_dict(rewritten.model.state_dict())
+    calls = dev_inputs(task, model)
+    float32, _ = largest_difference(model, built, calls)
+    float64, largest = largest_difference(deepcopy(model).double(), rewritten.model, calls)
+    outputs = [task.dev_outputs(one) for one in (model, built)]
+    found = Fold(
+        run=folder.path.name,
+        weights=chosen.description,
+        before=config.recipe,
+        after=plain.recipe,
+        kept=rewritten.kept,
+        float32=float32,
+        float64=float64,
+        largest_logit=largest,
+        batches=len(calls),
+        outputs=len(outputs[0]),
+        equal_outputs=sum(a == b for a, b in zip(*outputs, strict=True)),
+        parameters_before=sum(p.numel() for p in model.parameters()),
+        parameters_after=sum(p.numel() for p in built.parameters()),
+        positions=built.position_encoding.longest,
+    )
+    return built, plain, found
+
+
+def _require_done(folder: RunFolder, config: Config) -> None:
+    status = folder.status()
+    if status.state != "done":
+        raise UserError(
+            f"the run {folder.path} is {status.state} at step {status.step:,} of {config.train.steps:,}, and "
+            "only a finished one is folded; train it on: normlab train "
+            f"--config {folder.path / 'config.json'} --out {folder.path.parent}"
+        )
+
+
+def _built(folder: RunFolder, config: Config) -> tuple[Task[Any, Any, Any], Any]:
+    """Return a configuration's task on the run's text, and its initialised model in evaluation mode."""
+    device = prepare_process(replace(config.machine, device="cpu"))
+    kind = TASKS[config.task]
+    data, corpus = kind.prepare(config.data, folder.path.parent / "data")
+    kind.check_text(config, corpus)
+    task = kind(replace(config, data=data), corpus, device)
+    return task, task.build().eval()
+
+
+class _EnoughError(Exception):
+    """All the calls that were wanted have been seen."""
+
+
+def dev_inputs(
+    task: Task[Any, Any, Any], model: nn.Module, batches: int = BATCHES
+) -> list[Mapping[str, Any]]:
+    """Return the arguments with which the task's dev scores first call the model, at most ``batches``."""
+    calls: list[Mapping[str, Any]] = []
+
+    def see(_: str, side: Side, values: Any) -> None:
+        if side == "input" and len(calls) == batches:
+            raise _EnoughError
+        if side == "input":
+            calls.append(arguments_of(model, values))
+
+    try:
+        with suppress(_EnoughError), forward_hooks({"": model}, see):
+            task.dev_scores(model)
+    finally:
+        model.eval()
+    return calls
+
+
+@torch.no_grad()
+def largest_difference(
+    model: nn.Module, other: nn.Module, calls: Sequence[Mapping[str, Any]]
+) -> tuple[float, float]:
+    """Return the largest absolute difference of two models' outputs, and the model's largest output."""
+    pairs = [
+        (a, b) for call in calls for a, b in zip(_outputs(model, call), _outputs(other, call), strict=True)
+    ]
+    difference = max(float((a - b).abs().max()) for a, b in pairs)
+    return difference, max(float(a.abs().max()) for a, _ in pairs)
+
+
+def _outputs(model: nn.Module, call: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    found = model(**call)
+    return found if isinstance(found, tuple) else (found,)
+
+
+def recipe_of(config: Config) -> str:
+    """Return a recipe that resolves to a configuration's choices."""
+    model = config.model
+    stacks = {"encoder": model.encoder_layers, "decoder": model.decoder_layers}
+    heads = list(
+        dict.fromkeys(getattr(model, f"{stack}_placement") for stack, layers in stacks.items() if layers)
+    )
+    head = heads[0] if len(heads) == 1 else "enc:{}/dec:{}".format(*heads)
+    named = [axis.of(config) for axis in AXES if axis.of(config) != axis.of(DEFAULTS)]
+    return "+".join([head, *named, *["warmup"] * bool(config.optim.warmup_steps)])

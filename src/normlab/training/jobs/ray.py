@@ -1,0 +1,190 @@
+"""Workers on a Ray cluster: each run is a worker process on the node that Ray chooses for it.
+
+Moritz et al. 2018 (arXiv 1712.05889).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a run without a GPU asks for none
+
+import ray
+from ray.exceptions import RayError
+
+from normlab.config.config import Config, MachineConfig, run_id
+from normlab.config.io import from_json, to_json
+from normlab.errors import UserError
+from normlab.training.jobs.process import DiedError, Process, Worker
+from normlab.training.recipes.plugins import ENVIRONMENT
+
+_POLL_SECONDS, _REACH_SECONDS = 0.25, 10.0
+_SENT: Final = (ENVIRONMENT, "PYTHONPATH", "HF_HOME", "HF_HUB_OFFLINE", "NORMLAB_DATA")
+"""Variables that a run has from the process that asks for it; all others are its node's."""
+
+
+class Ray:
+    """The Ray cluster at ``RAY_ADDRESS``, or the one that runs on this machine, else one that is started here
+    for as long as this process lives.
+    """
+
+    def share(self, jobs: int, machine: MachineConfig) -> tuple[int, int]:
+        """One thread for each run, and as many runs as the nodes have room for, by their CPUs or GPUs."""
+        _connect()
+        threads, on_gpu = machine.threads or 1, _gpus(machine) > 0
+        living = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        room = sum(int(has.get("GPU", 0)) if on_gpu else int(has.get("CPU", 0) // threads) for has in living)
+        return jobs or max(1, room), threads
+
+    def start(self, root: Path) -> Worker:
+        _connect()
+        root.mkdir(parents=True, exist_ok=True)
+        return _OnRay(root.resolve())
+
+
+def _connect() -> None:
+    """Connect to a cluster, unless this process is connected. Raises UserError if there is none to be had."""
+    if ray.is_initialized():
+        return
+    address = os.environ.get("RAY_ADDRESS", "")
+    try:
+        _join(address)
+    except (RayError, RuntimeError, ValueError, OSError) as error:
+        which = f"to the Ray cluster at {address}, which RAY_ADDRESS names" if address else "to a Ray cluster"
+        raise UserError(
+            f"cannot connect {which}: {error}; start one with `ray start --head`, or unset RAY_ADDRESS for "
+            "the one that runs here, or else a new one"
+        ) from error
+
+
+def _join(address: str) -> None:
+    """Connect to the cluster; raise OSError at once where nobody answers at ``host:port``, which Ray would
+    try for many minutes.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdigit():
+        socket.create_connection((host, int(port)), _REACH_SECONDS).close()
+    with _own_handler():
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+
+
+@contextlib.contextmanager
+def _own_handler() -> Generator[None]:
+    """Keep this process's handler of SIGTERM, which Ray replaces by one that ends it."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+
+def _gpus(machine: MachineConfig) -> float:
+    return float(machine.device.startswith("cuda"))
+
+
+class _OnRay:
+    """Trains each configuration in an actor of its own, so that Ray gives its CPUs and GPU to others between
+    two runs, and a run waits for room without keeping what it does not use.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root, self._stopped = root, threading.Event()
+
+    def train(self, config: Config) -> str:
+        """As ``Worker``. Raises UserError if the node cannot train the run as this machine would."""
+        machine = config.machine
+        wanted = {"num_cpus": machine.threads or 1, "num_gpus": _gpus(machine), "max_concurrency": 2}
+        sent = {name: os.environ[name] for name in _SENT if name in os.environ}
+        actor: Any = ray.remote(Host)
+        host = actor.options(**wanted, max_restarts=0).remote(self.root, Path.cwd(), sent)
+        try:
+            with tempfile.NamedTemporaryFile(prefix=".shared-", dir=self.root) as mark:
+                refused = self._begun(host.refusal.remote(mark.name, to_json(config), run_id(config)))
+            if refused:
+                raise UserError(refused)
+            answered, said = self._ended(host, host.train.remote(to_json(config)))
+        except RayError as error:
+            lines = str(error).strip().splitlines()
+            raise DiedError(f"its node or its process was lost: {lines[0] if lines else error!r}") from error
+        finally:
+            ray.kill(host)
+        if not answered:
+            raise DiedError(said)
+        return said
+
+    def alive(self) -> bool:
+        return not self._stopped.is_set()
+
+    def interrupt(self) -> None:
+        self._stopped.set()
+
+    def close(self) -> None:
+        """Nothing is left between two runs, and whoever called ``train`` waits for its end."""
+
+    def _begun(self, answer: Any) -> str:
+        while not ray.wait([answer], timeout=_POLL_SECONDS)[0]:
+            if self._stopped.is_set():
+                raise DiedError("it was stopped before the cluster had room for it")
+        return ray.get(answer)
+
+    def _ended(self, host: Any, answer: Any) -> tuple[bool, str]:
+        told = False
+        while not ray.wait([answer], timeout=_POLL_SECONDS)[0]:
+            if self._stopped.is_set() and not told:
+                host.interrupt.remote()
+                told = True
+        return ray.get(answer)
+
+
+class Host:
+    """The end on a node: it starts a worker process there, and passes on what is asked and answered.
+
+    One method trains while another interrupts it.
+    """
+
+    def __init__(self, root: Path, cwd: Path, sent: Mapping[str, str]) -> None:
+        self._root, self._cwd, self._sent = root, cwd, sent
+        self._lock, self._stopped = threading.Lock(), False
+        self._process: Process | None = None
+
+    def refusal(self, mark: str, asked: str, run: str) -> str:
+        """Say why this node cannot train a run as the process that asks for it would; empty if it can."""
+        node = f"the node {socket.gethostname()} of the Ray cluster"
+        if not Path(mark).exists():
+            return f"{node} does not see {self._root}; put the runs on a file system that all nodes share"
+        if not self._cwd.is_dir():
+            return f"{node} has no {self._cwd}; type the command in a folder that all nodes share"
+        if run_id(from_json(Config, asked)) != run:
+            return f"{node} has another version of normlab; install the same one on all nodes"
+        return ""
+
+    def train(self, asked: str) -> tuple[bool, str]:
+        """Return whether the worker process answered, and the answer or how it ended."""
+        with self._lock:
+            environment = {**os.environ, **self._sent}
+            process = self._process = Process(self._root, cwd=self._cwd, environment=environment)
+            if self._stopped:
+                process.interrupt()
+        try:
+            return True, process.train(from_json(Config, asked))
+        except DiedError as died:
+            return False, str(died)
+        finally:
+            process.close()
+
+    def interrupt(self) -> None:
+        with self._lock:
+            if self._process and not self._stopped:
+                self._process.interrupt()
+            self._stopped = True

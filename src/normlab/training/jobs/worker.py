@@ -1,0 +1,83 @@
+"""The child process of a queue: it reads a configuration a line and answers each with a line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+
+from normlab.config.config import Config, run_id
+from normlab.config.io import from_json
+from normlab.errors import UserError
+from normlab.runs import RunBusyError, RunFolder
+from normlab.runs.files import regular
+from normlab.training.recipes.plugins import load_plugins
+from normlab.training.train import train
+
+_BUSY_SECONDS = 2.0
+_WATCH_SECONDS = 0.5
+
+
+def main() -> int:
+    """Train until standard input closes, or the queue sends SIGTERM or is gone; return the exit code.
+
+    SIGTERM is heard even where the queue's own process ignores it: here it is the queue that speaks.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    threading.Thread(target=_stop_with, args=(os.getppid(),), daemon=True).start()
+    try:
+        load_plugins()
+        _serve()
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _stop_with(parent: int) -> None:
+    """Send this process SIGTERM once the one that started it is gone: nobody might look for it here."""
+    while os.getppid() == parent:
+        time.sleep(_WATCH_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _serve() -> None:
+    """Train the configurations of standard input. Whatever a run prints goes to its own log."""
+    root, answers = Path(sys.argv[1]), os.dup(1)
+    for line in sys.stdin:
+        answer = _answer(from_json(Config, line), root)
+        try:
+            os.write(answers, f"{answer}\n".encode(errors="backslashreplace"))
+        except BrokenPipeError:  # the queue's process is gone, and nobody waits for more
+            return
+
+
+def _print_into(log: Path) -> None:
+    """Send what this process and the programs that it calls print to a run's log."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "a", encoding="utf-8", opener=regular) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+
+
+def _answer(config: Config, root: Path) -> str:
+    """Return "done" or the reason why not, in one line. Wait for a process that is training the same run."""
+    while True:
+        try:
+            _print_into(RunFolder(root / run_id(config)).log)
+            train(config, root)
+        except RunBusyError:
+            time.sleep(_BUSY_SECONDS)
+        except Exception as error:
+            traceback.print_exc()
+            kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+            return " ".join(f"{kind}{error}".split())
+        else:
+            return "done"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,379 @@
+"""The grammar of recipe names, such as ``pre+fixnorm+scalenorm`` or ``enc:post/dec:pre+rmsnorm``."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from normlab.config.config import Config, ModelConfig
+from normlab.config.io import validated
+from normlab.errors import UserError, nearest
+from normlab.nn import (
+    BIASES,
+    HEAD_GAINS,
+    INNER_NORMS,
+    Activation,
+    Decoder,
+    Embedding,
+    Encoder,
+    Norm,
+    Placement,
+    PositionEncoding,
+    QueryKeyNorm,
+    Seq2Seq,
+    TokenModel,
+)
+from normlab.nn.init import SCHEMES
+from normlab.optim import OPTIMISERS, SCHEDULES, warmup
+from normlab.optim.schedule import check_schedule
+from normlab.tasks.registry import TASKS
+from normlab.training.recipes.plugins import HINT, code_digest
+
+CITATION = re.compile(
+    r"[A-Z][\w'-]+(?: and [A-Z][\w'-]+| et al\.)? \d{4}[^()]*\((?:arXiv [\d.]+|[A-Z]{3,} \d{4})\)"
+)
+"""``Wang et al. 2022, Figure 2 (arXiv 2203.00555)``, or a conference with its year in the brackets; an older
+source may come before one on arXiv.
+"""
+
+LONGEST = 300
+"""More characters than a recipe needs that names a part of each axis."""
+
+DEFAULTS = Config()
+MODELS: Mapping[tuple[bool, bool], type[TokenModel]] = {
+    (True, True): Seq2Seq,
+    (True, False): Encoder,
+    (False, True): Decoder,
+}
+"""The model class by whether it has an encoder and whether it has a decoder."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One choice that a recipe makes: the names to choose from, and the field of ``Config`` for it."""
+
+    name: str
+    names: Mapping[str, object]
+    section: str
+    field: str
+    keeps: bool = False
+    """Whether a recipe that names none keeps the choice of the base instead of the default."""
+    always_said: bool = False
+    """Whether a description names even the plain choice."""
+    form: str = "{}"
+    """Format in which ``describe`` names the choice."""
+
+    def of(self, config: Config) -> str:
+        """Return the name that a configuration chooses; empty if it is left to the placements."""
+        return str(getattr(getattr(config, self.section), self.field))
+
+    @property
+    def of_branch(self) -> bool:
+        """Whether the placement chooses if the recipe does not."""
+        return not self.of(DEFAULTS)
+
+    @property
+    def plain(self) -> str:
+        """The choice of a model whose description does not mention this axis."""
+        return str(getattr(Placement, self.field)) if self.of_branch else self.of(DEFAULTS)
+
+
+PLACEMENT = Axis("placement", Placement.registry, "model", "encoder_placement")
+AXES = (
+    Axis("norm", Norm.registry, "model", "norm", always_said=True),
+    Axis("embedding", Embedding.registry, "model", "embedding", form="{} embedding"),
+    Axis("scheme", SCHEMES, "model", "scheme", always_said=True),
+    Axis("position encoding", PositionEncoding.registry, "model", "position_encoding", keeps=True),
+    Axis("activation", Activation.registry, "model", "activation", keeps=True),
+    Axis("query-key norm", QueryKeyNorm.registry, "model", "qk_norm"),
+    Axis("bias", BIASES, "model", "bias"),
+    Axis("inner norm", INNER_NORMS, "model", "inner_norm"),
+    Axis("head gain", HEAD_GAINS, "model", "head_gain"),
+    Axis("optimiser", OPTIMISERS, "optim", "optimiser", keeps=True),
+    Axis("schedule", SCHEDULES, "optim", "schedule", keeps=True, always_said=True),
+)
+"""The choices that may follow the placement in a recipe, with at most one name for each."""
+WARM_UP: Mapping[str, object] = {"warmup": warmup}
+"""The recipe part that switches on the warm-up of ``optim.warmup_steps``."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A name that a recipe may contain."""
+
+    axis: str
+    name: str
+    source: object
+    """The class or function whose docstring holds the equation; see ``summary``."""
+
+
+def parts() -> list[Part]:
+    """Return everything registered, axis by axis. Raises UserError for a name on two axes."""
+    axes = {axis.name: axis.names for axis in (PLACEMENT, *AXES)} | {"warm-up": WARM_UP}
+    found = [Part(axis, name, source) for axis, names in axes.items() for name, source in names.items()]
+    for name, number in Counter(part.name for part in found).items():
+        if number > 1:
+            homes = " and a ".join(part.axis for part in found if part.name == name)
+            raise UserError(f"{name!r} is the name of a {homes}; a recipe could mean either, rename one")
+    return found
+
+
+def listed() -> list[Part]:
+    """Return ``parts`` with, after the placements, their composition."""
+    found, end = parts(), len(PLACEMENT.names)
+    return [*found[:end], Part(PLACEMENT.name, "enc:A/dec:B", _placements), *found[end:]]
+
+
+def summary(part: Part) -> tuple[str, str]:
+    """Return equation and source of a part: the first paragraph of its docstring, and the citation after it.
+
+    A citation reads ``Author YEAR, Section (arXiv id)``; without one, the source is empty.
+    """
+    equation, rest = paragraphs(part.source)
+    citation = CITATION.search(rest)
+    return equation.rstrip("."), citation.group() if citation else ""
+
+
+def paragraphs(source: object) -> tuple[str, str]:
+    """Return the first paragraph of a docstring and everything after it, without line breaks."""
+    first, _, rest = inspect.cleandoc(source.__doc__ or "").partition("\n\n")
+    return " ".join(first.split()), " ".join(rest.split())
+
+
+@validated
+def resolve(name: str, base: Config, *, force: bool = False) -> Config:
+    """Return the base configuration with a recipe's choices.
+
+    A recipe is a placement (or ``enc:A/dec:B``) and then, joined by ``+``, at most one name from each axis,
+    and ``warmup``. Without a name, norm, embedding and scheme are the defaults; query-key norm, bias, inner
+    norm and head gain follow the placement's source; position encoding, activation, optimiser and schedule
+    stay those of the base. Without ``warmup`` there are no warm-up steps.
+
+    Raises UserError with the allowed names, or with the reason why a choice is not defined with another. The
+    latter can be overridden by ``force``; the reason is then stored as the configuration's ``forced``.
+    """
+    recipe = _parse(name.strip())
+    config = recipe.applied_to(base)
+    reasons = recipe.conflicts(config)
+    if reasons and not force:
+        better = [other.typed for other in recipe.without_conflict(base)]
+        to_type = f"type {' or '.join(better)}" if better else "use another part"
+        raise UserError(
+            f"recipe {name!r}: {'; '.join(reasons)}; {to_type}; --force (in Python force=True) runs it all "
+            "the same, with a mark"
+        )
+    if "warm-up" in recipe.named and not base.optim.warmup_steps:
+        raise UserError(
+            f"recipe {name!r} warms up, and optim.warmup_steps is 0; type e.g. --warmup-steps 400, "
+            "or in Python give a base with OptimConfig(warmup_steps=400)"
+        )
+    check_schedule(config.optim)
+    _require_sizes(config.model)
+    return replace(config, recipe=name.strip(), forced="; ".join(reasons), own_code=own_code(config))
+
+
+def describe(config: Config) -> str:
+    """Describe a resolved recipe in one line, without plain choices other than norm, scheme and schedule."""
+    said = [", ".join(_labelled(by_stack(PLACEMENT, config)))]
+    for axis in AXES:
+        if axis.name == "norm" and not uses_norm(config.model):
+            said.append("no norm")
+        elif chosen := not_plain(axis, config):
+            said.append(axis.form.format(", ".join(_labelled(chosen))))
+    steps = config.optim.warmup_steps
+    return f"{'; '.join(said)}, {f'{steps} warm-up steps' if steps else 'no warm-up'}"
+
+
+def not_plain(axis: Axis, config: Config) -> dict[str, str]:
+    """Return ``by_stack`` without plain choices, unless the recipe names them."""
+    chosen = by_stack(axis, config)
+    if axis.always_said or (axis.of_branch and axis.of(config)):
+        return chosen
+    return {stack: name for stack, name in chosen.items() if name != axis.plain}
+
+
+def by_stack(axis: Axis, config: Config) -> dict[str, str]:
+    """Return each stack's choice on an axis, or a single one under an empty name if all are equal."""
+    placements, chosen = _stacks(config.model), axis.of(config)
+    if axis is PLACEMENT:
+        found = placements
+    elif axis.of_branch:
+        found = {
+            stack: getattr(Placement.registry[name].complete(config.model), axis.field)
+            for stack, name in placements.items()
+        }
+    else:
+        found = {"": chosen}
+    values = set(found.values())
+    return found if len(values) > 1 else {"": values.pop()}
+
+
+def uses_norm(model: ModelConfig) -> bool:
+    """Whether a placement, a part of a branch or a head uses the model's norm."""
+    if any(Placement.registry[name].normed for name in _stacks(model).values()):
+        return True
+    return any(isinstance(module, Norm) for module in unfilled(_shallow(model), 1).modules())
+
+
+def unfilled(model: ModelConfig, vocab_size: int) -> TokenModel:
+    """Build the model without memory for its weights."""
+    encodes, decodes = bool(model.encoder_layers), bool(model.decoder_layers)
+    kind = MODELS.get((encodes, decodes), Seq2Seq)
+    with torch.device("meta"):
+        return kind(model, vocab_size)
+
+
+def require_known(config: Config) -> None:
+    """Raise UserError if a configuration names something that is not registered in this process."""
+    for axis in (PLACEMENT, *AXES):
+        for name in set(_stacks(config.model).values()) if axis is PLACEMENT else {axis.of(config)}:
+            if name and name not in axis.names:
+                raise UserError(f"unknown {axis.name} {name!r}{nearest(name, axis.names)}; {HINT}")
+    _require_sizes(config.model)
+
+
+def _require_sizes(model: ModelConfig) -> None:
+    """Raise UserError if width and heads do not fit, before anything is prepared or written."""
+    if model.encoder_layers or model.decoder_layers:
+        unfilled(_shallow(model), 1)
+
+
+def _shallow(model: ModelConfig) -> ModelConfig:
+    layers = {"encoder_layers": min(model.encoder_layers, 1), "decoder_layers": min(model.decoder_layers, 1)}
+    return replace(model, **layers)
+
+
+def own_code(config: Config) -> str:
+    """Return the digest of the files outside this package that define parts of a configuration, or ''."""
+    chosen = [axis.names[name] for axis in (PLACEMENT, *AXES) for name in by_stack(axis, config).values()]
+    return code_digest([*chosen, *(task for name, task in TASKS.items() if name == config.task)])
+
+
+def _labelled(by_stack: Mapping[str, str]) -> list[str]:
+    return [f"{stack} {name}".strip() for stack, name in by_stack.items()]
+
+
+def _stacks(model: ModelConfig) -> dict[str, str]:
+    """Return the placement of each stack that the model has."""
+    found = {
+        stack: placement
+        for stack, layers, placement in (
+            ("encoder", model.encoder_layers, model.encoder_placement),
+            ("decoder", model.decoder_layers, model.decoder_placement),
+        )
+        if layers
+    }
+    return found or {"encoder": model.encoder_placement}
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """A parsed recipe name: two placements, and the other names by axis in the order typed."""
+
+    placements: tuple[str, str]
+    named: Mapping[str, str]
+
+    @property
+    def typed(self) -> str:
+        encoder, decoder = self.placements
+        head = encoder if encoder == decoder else f"enc:{encoder}/dec:{decoder}"
+        return "+".join([head, *self.named.values()])
+
+    def applied_to(self, base: Config) -> Config:
+        encoder, decoder = self.placements
+        chosen: dict[str, dict[str, Any]] = {"model": {}, "optim": {}}
+        for axis in AXES:
+            name = self.named.get(axis.name, axis.of(base if axis.keeps else DEFAULTS))
+            if axis.of_branch and all(
+                getattr(Placement.registry[p], axis.field) == name for p in self.placements
+            ):
+                name = ""  # the same numbers have the same id, named or not
+            chosen[axis.section][axis.field] = name
+        model = replace(base.model, encoder_placement=encoder, decoder_placement=decoder, **chosen["model"])
+        if model.kv_heads == model.heads:
+            model = replace(model, kv_heads=0)  # again the same numbers
+        warmup_steps = base.optim.warmup_steps if "warm-up" in self.named else 0
+        optim = replace(base.optim, warmup_steps=warmup_steps, **chosen["optim"])
+        return replace(base, model=model, optim=optim)
+
+    def conflicts(self, config: Config) -> list[str]:
+        """Return the reasons why a model of these choices is not defined."""
+        model = config.model
+        placements = [Placement.registry[name] for name in dict.fromkeys(_stacks(model).values())]
+        reasons = []
+        if "norm" in self.named and not uses_norm(model):
+            without = " and ".join(placement.__name__ for placement in placements)
+            have = "has" if len(placements) == 1 else "have"
+            reasons.append(f"{without} {have} no norm, so {model.norm} would do nothing")
+        found = [SCHEMES[model.scheme].conflict(model), *(p.conflict(model) for p in placements)]
+        return reasons + [why for why in found if why]
+
+    def without_conflict(self, base: Config) -> list[_Recipe]:
+        """Return defined recipes one change away: one without a part, and one with another part."""
+        found: list[_Recipe] = []
+        seen: list[Config] = []
+        for kind in (self._without_one(), self._with_another()):
+            for other in kind:
+                config = other.applied_to(base)
+                if config not in seen and not other.conflicts(config):
+                    found.append(other)
+                    seen.append(config)
+                    break
+        return found
+
+    def _without_one(self) -> Iterator[_Recipe]:
+        for axis in reversed(list(self.named)):
+            yield replace(self, named={a: name for a, name in self.named.items() if a != axis})
+
+    def _with_another(self) -> Iterator[_Recipe]:
+        for axis in AXES:
+            for name in axis.names:
+                yield replace(self, named={**self.named, axis.name: name})
+        for name in self.placements:
+            yield replace(self, placements=(name, name))
+
+
+def _parse(name: str) -> _Recipe:
+    if len(name) > LONGEST:
+        raise UserError(f"the recipe {name[:40]!r}… has {len(name):,} characters, more than any; {HINT}")
+    head, *rest = name.split("+")
+    axis_of = {part.name: part.axis for part in parts() if part.axis != PLACEMENT.name}
+    named: dict[str, str] = {}
+    placements = _placements(head, name)
+    for part in rest:
+        if part in Placement.registry:
+            apart = () if "/" in head or head == part else (f"enc:{head}/dec:{part}",)
+            raise UserError(
+                f"recipe {name!r}: {part!r} is a placement, and a stack has one, which comes first; "
+                f"type {' or '.join(dict.fromkeys([head, part, *apart]))}"
+            )
+        if part not in axis_of:
+            raise UserError(f"recipe {name!r}: unknown part {part!r}{nearest(part, axis_of)}; {HINT}")
+        axis = axis_of[part]
+        if axis in named:
+            raise UserError(f"recipe {name!r} names two of {axis}; keep one")
+        named[axis] = part
+    return _Recipe(placements, named)
+
+
+def _placements(head: str, name: str) -> tuple[str, str]:
+    """Hybrid: any placement A in the encoder and any placement B in the decoder.
+
+    Liu et al. 2020, Section 3.2 (arXiv 2004.08249).
+    """
+    apart = re.fullmatch(r"enc:([^/]+)/dec:(.+)", head)
+    encoder, decoder = apart.groups() if apart else (head, head)
+    for placement in (encoder, decoder):
+        if placement not in Placement.registry:
+            axis = next((part.axis for part in parts() if part.name == placement), None)
+            why = f"is a name of {axis}" if axis else f"is not one{nearest(placement, Placement.registry)}"
+            raise UserError(
+                f"recipe {name!r} begins with a placement or enc:A/dec:B; {placement!r} {why}; {HINT}"
+            )
+    return encoder, decoder

@@ -1,0 +1,339 @@
+"""Setups from where people keep them: a function of a file, a configuration, or a run of normlab's."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import dataclass, field, replace
+from importlib import import_module, util
+from pathlib import Path
+from typing import Any, Final, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from normlab.config.config import Config
+from normlab.data.tokenizer import EOS, PAD
+from normlab.errors import UserError
+from normlab.optim import ScheduleState, build_optimiser, schedule_factor
+from normlab.runs.folder import RunFolder
+from normlab.runs.manifest import committed
+from normlab.tasks.registry import TASKS
+from normlab.tasks.task import Task
+from normlab.trace.setup import Declaration, Setup
+from normlab.trace.tensors import unwrap
+from normlab.trace.untouched import same_random_state
+from normlab.training.checkpoint import has_checkpoint, load_checkpoint
+from normlab.training.devices import prepare_process
+from normlab.training.recipes.grammar import describe, require_known
+from normlab.training.warm_start import initial_weights, with_start
+from normlab.training.weights import checkpoint_of
+
+FIRST: Final = 0
+"""Index of the training batch that is examined."""
+ANEW: Final = ("seed", "width", "depth")
+"""Arguments that a function ``setup`` may declare."""
+DEFAULT: Final = "setup"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A setup, with what to call it and where it comes from."""
+
+    title: str
+    setup: Setup
+    facts: Mapping[str, str] = field(default_factory=dict)
+    name: str = ""
+    """Tells it apart from others of one command, as a run's checkpoint; empty where it is the only one."""
+
+
+@contextmanager
+def setup_from_file(reference: str, *, seed: int) -> Iterator[Source]:
+    """Run a file, or import a module, and call the function behind the colon, which returns the setup.
+
+    The file runs once, not as ``__main__``, with its folder first on ``sys.path`` and its own name as
+    ``sys.argv``, both of which are put back when the block ends; what it prints goes to standard error. The
+    function may declare the arguments ``seed``, ``width`` and ``depth``; with ``seed`` the setup can draw
+    its model anew. Raises UserError for a file that raises, and for a function that returns no setup.
+    """
+    where, colon, name = reference.partition(":")
+    path, arguments = list(sys.path), list(sys.argv)
+    try:
+        with redirect_stdout(sys.stderr), same_random_state(seed):
+            found = _attribute(_loaded(where), where, name if colon else DEFAULT)
+            setup = _called(found, reference, seed)
+        yield Source(f"{type(setup.model).__name__} of {reference}", setup)
+    finally:
+        sys.path[:], sys.argv[:] = path, arguments
+
+
+def _loaded(where: str) -> Any:
+    file = Path(where)
+    if not where.endswith(".py"):
+        sys.path.append(str(Path.cwd()))
+        return _guarded(lambda: import_module(where), f"the module {where!r}")
+    if not file.is_file():
+        raise UserError(f"there is no file {where}; give one that defines setup(), as in train.py:setup")
+    name = file.stem if file.stem not in sys.modules and file.stem.isidentifier() else f"normlab_{file.stem}"
+    spec = util.spec_from_file_location(name, file.resolve())
+    if spec is None or spec.loader is None:
+        raise UserError(f"{where} cannot be run as Python")
+    module = sys.modules[name] = util.module_from_spec(spec)
+    sys.path.insert(0, str(file.resolve().parent))
+    sys.argv[:] = [where]
+    run = spec.loader.exec_module
+    try:
+        _guarded(lambda: run(module), where)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _attribute(module: Any, where: str, name: str) -> Any:
+    if hasattr(module, name):
+        return getattr(module, name)
+    own = [n for n, value in vars(module).items() if inspect.isfunction(value) and not n.startswith("_")]
+    raise UserError(
+        f"{where} has no {name!r}; define {name}(), which returns normlab.Setup(model, batches, …)"
+        + (f", or name another function: {', '.join(own[:8])}" if own else "")
+    )
+
+
+def _called(found: Any, reference: str, seed: int) -> Setup:
+    if not callable(found) or isinstance(found, nn.Module):
+        return Setup.of(cast("Any", found))
+    parameters = _parameters(found, reference)
+    setup = Setup.of(_guarded(lambda: found(**({"seed": seed} if "seed" in parameters else {})), reference))
+    if "seed" not in parameters or setup.make is not None:
+        return setup
+    return replace(setup, make=lambda: Setup.of(found(seed=drawn_seed())).model)
+
+
+def _parameters(found: Callable[..., Any], reference: str) -> Mapping[str, inspect.Parameter]:
+    try:
+        parameters = inspect.signature(found).parameters
+    except (TypeError, ValueError):
+        return {}
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [
+        n for n, p in parameters.items() if p.default is p.empty and p.kind not in kinds and n != "seed"
+    ]
+    if needed:
+        rest = "give them defaults" if set(needed) <= set(ANEW) else f"it may declare {', '.join(ANEW)}"
+        raise UserError(f"{reference} needs the arguments {', '.join(needed)}; {rest}")
+    return parameters
+
+
+def _guarded(run: Callable[[], Any], what: str) -> Any:
+    """Run the user's own code. Raises UserError with the exception, and the line of theirs that raised it."""
+    try:
+        return run()
+    except (KeyboardInterrupt, UserError):
+        raise
+    except BaseException as error:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
+        at = f" ({frames[-1].filename}:{frames[-1].lineno})" if len(frames) > 1 else ""
+        hint = ""
+        if isinstance(error, SystemExit):
+            hint = '; keep what trains under if __name__ == "__main__":'
+        elif isinstance(error, ImportError) and "relative import" in str(error):
+            hint = "; name it as a module of its package, as in my_package.train:setup"
+        raise UserError(f"{what} raised {type(error).__name__}: {error}{at}{hint}") from error
+
+
+def drawn_seed() -> int:
+    """A seed that depends on torch's random state alone, whatever the device on which tensors are made."""
+    return int(torch.randint(2**31, (), device="cpu"))
+
+
+def setup_from_config(config: Config, root: Path, *, tokens: int) -> Source:
+    """The setup of a resolved configuration, in float32 on ``tokens`` positions of its text, at its start:
+    drawn, or with the weights that ``train.init_from`` names.
+
+    The text is prepared under ``root``. Raises UserError for a configuration that cannot be trained, and
+    FileNotFoundError where there are no such weights.
+    """
+    task = task_of(with_start(config, root), root, tokens)
+    setup = _setup(task, task.build())
+    if task.config.train.init_digest:
+        shapes = {name: p.shape for name, p in setup.model.named_parameters()}
+        setup.model.load_state_dict(initial_weights(shapes, task)[1], strict=False)
+        setup = replace(setup, declare=replace(setup.declare, trained=True))
+    return Source(title_of(config), setup, _facts(task))
+
+
+def setup_from_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> Source:
+    """The setup of a run at its checkpoint ``last``, ``best`` or ``average``, or at a step whose weights were
+    kept. At the last one the optimizer has the run's moments; the others keep none. Raises FileNotFoundError
+    for a run without that checkpoint.
+    """
+    loaded = load_run(folder, checkpoint, tokens=tokens)
+    setup = _setup(loaded.task, loaded.model)
+    setup = replace(setup, declare=replace(setup.declare, trained=loaded.step > 0 or None), scheduler=None)
+    setup = replace(setup, optimizer=loaded.optimizer) if loaded.amid else setup
+    name = f"step-{checkpoint}" if isinstance(checkpoint, int) else checkpoint
+    facts = {"run": folder.path.name, "checkpoint": loaded.label, **_facts(loaded.task)}
+    return Source(f"{title_of(loaded.task.config)}, {loaded.label}", setup, facts, name)
+
+
+class Loaded(NamedTuple):
+    """A run at a checkpoint."""
+
+    task: Task[Any, Any, Any]
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    """With the run's moments where it is ``amid`` its training."""
+    amid: bool
+    step: int
+    decays: int
+    """How often the rate has decayed after a validation."""
+    label: str
+
+
+def load_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> Loaded:
+    """Load a run's weights. Raises FileNotFoundError for a run without that checkpoint."""
+    path = committed(checkpoint_of(folder, checkpoint))
+    task = task_of(folder.config(), folder.path.parent, tokens)
+    model = task.build()
+    optimizer = build_optimiser(model.parameters(), task.config.optim)
+    amid = (path / "optimiser.safetensors").exists()
+    progress = load_checkpoint(path, model, optimizer if amid else None, run=folder.id()).progress()
+    step = progress.step
+    label = f"step {step:,}" if isinstance(checkpoint, int) else f"{checkpoint}, step {step:,}"
+    return Loaded(task, model, optimizer, amid, step, progress.val_decay.decays, label)
+
+
+def checkpoints(folder: RunFolder, named: Sequence[str] = (), step: int | None = None) -> list[str | int]:
+    """Return the checkpoints to examine: those that are named, and the step; without any, ``last``, and
+    ``best`` if that is of another step, if they exist. Raises UserError for a run of an unknown recipe.
+    """
+    require_known(folder.config())
+    if named or step is not None:
+        return [*named, *([] if step is None else [step])]
+    status = folder.status()
+    found = [name for name in ("last", "best") if has_checkpoint(getattr(folder, name))]
+    wanted = found[:1] if status.step == status.best_step else found
+    return [*wanted] or ["last"]
+
+
+def title_of(config: Config) -> str:
+    """Name a configuration by its recipe, its layers and its width."""
+    layers = [str(n) for n in (config.model.encoder_layers, config.model.decoder_layers) if n]
+    return f"{config.recipe}, {'+'.join(layers)} layers of width {config.model.dim}"
+
+
+def _facts(task: Task[Any, Any, Any]) -> dict[str, str]:
+    micro = task.batch(FIRST)
+    return {
+        "recipe": describe(task.config),
+        "batch": f"{micro.tokens:,} predicted in {micro.padded_tokens:,} positions",
+    }
+
+
+def task_of(config: Config, root: Path, tokens: int) -> Task[Any, Any, Any]:
+    """Return the task of a configuration, in float32 with batches of so many positions."""
+    kind = TASKS[config.task]
+    kind.check(config)
+    device = prepare_process(config.machine)
+    data, corpus = kind.prepare(config.data, root / "data")
+    sized = replace(config.train, max_tokens=tokens, precision="fp32")
+    return kind(replace(config, data=data, train=sized), corpus, device)
+
+
+class TrainingBatches:
+    """The training batches of a task, without end."""
+
+    def __init__(self, task: Task[Any, Any, Any]) -> None:
+        self.task = task
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.task.batch, itertools.count(FIRST))
+
+
+def _setup(task: Task[Any, Any, Any], model: nn.Module) -> Setup:
+    config, optim = task.config, task.config.optim
+    state = ScheduleState(optim, config.train.steps)
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        own = batch.recounted() if hasattr(batch, "recounted") else batch
+        return task.loss(model, own).loss / own.tokens
+
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        built = build_optimiser(model.parameters(), optim)
+        for group in built.param_groups:
+            group["lr"].fill_(optim.lr)
+        return built
+
+    def scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
+        return LambdaLR(optimizer, lambda step: schedule_factor(step + 1, state))
+
+    def step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, scheduler: Any) -> Tensor:
+        model.train()
+        optimizer.zero_grad()
+        value = loss(model, batch)
+        value.backward()
+        if optim.max_grad_norm:
+            nn.utils.clip_grad_norm_(model.parameters(), optim.max_grad_norm)
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+        return value
+
+    def make() -> nn.Module:
+        seeds = replace(config.seeds, init=drawn_seed())
+        with torch.device(task.device):  # the start may need numbers of a pass, which the meta device has not
+            made = type(task)(replace(config, seeds=seeds), task.corpus, task.device).build()
+        default = torch.get_default_device()
+        return made.to(default) if default.type == "meta" else made
+
+    return Setup(
+        model,
+        TrainingBatches(task),
+        loss=loss,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        step=step,
+        lr=optim.lr,
+        declare=Declaration(pad_id=PAD, eos_id=EOS, steps=config.train.steps, peak_lr=optim.lr),
+        make=make,
+    )
+
+
+def sources(setup: Setup, places: Iterable[str]) -> dict[str, dict[str, str | int]]:
+    """Return ``file`` and ``line`` of each place: of the function behind "loss", "step" and the like, or of
+    the class of a module.
+
+    Of a class that is not in the current folder, such as ``nn.Linear``, those of the nearest module around it
+    whose class is; where there is none, of the model's own class, as a file below its package.
+    """
+    model = unwrap(setup.model)
+    return {place: _of_function(setup, place) or _of_module(model, place) for place in places}
+
+
+def _of_function(setup: Setup, place: str) -> dict[str, str | int] | None:
+    given = getattr(setup, place, None) if place in ("loss", "step", "optimizer", "scheduler") else None
+    return _line(given) if given is not None else None
+
+
+def _of_module(model: nn.Module, path: str) -> dict[str, str | int]:
+    names = path.split(".") if path else []
+    for kept in range(len(names), -1, -1):
+        with suppress(AttributeError):  # no such module: a parameter, or an entry of the batch
+            if found := _line(type(model.get_submodule(".".join(names[:kept])))):
+                return found
+    return {"file": f"{type(model).__module__.replace('.', '/')}.py", "line": 1}
+
+
+def _line(code: Any) -> dict[str, str | int] | None:
+    """The place of a function or class, if that is in a file of the current folder."""
+    with suppress(OSError, TypeError):  # no source, or built in
+        file, line = Path(inspect.getsourcefile(code) or "").resolve(), inspect.getsourcelines(code)[1]
+        if file.is_relative_to(Path.cwd()):
+            return {"file": file.relative_to(Path.cwd()).as_posix(), "line": max(line, 1)}
+    return None
