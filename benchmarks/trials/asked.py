@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -45,11 +44,11 @@ class Claim:
         return ""
 
 
-def claims(kind: str = "trial") -> list[Claim]:
-    """Of each model and rate; ``before`` are those of the first version."""
+def claims() -> list[Claim]:
+    """Of each model and rate."""
     every, found = rows(THIRTY), list[Claim]()
     loops = {r["name"]: r for r in every if r["kind"] == "loop"}
-    for said in (r for r in every if r["kind"] == kind and r["name"] in loops):
+    for said in (r for r in every if r["kind"] == "trial" and r["name"] in loops):
         name, floor = said["name"], said["unigram"] - LEARNT_NATS
         ends = {r[0]: math.inf if r[3] is None else r[3] for r in loops[name]["rates"]}
         limit = min(ends.values()) + USABLE * max(said["unigram"] - min(ends.values()), 0.0)
@@ -75,16 +74,12 @@ def thirty() -> str:
         body.append([name, *cells])
     missing = [name for name in NAMES if name not in {c.name for c in every}]
     body += [[name, "–", "–", "–"] for name in missing]
-    head = ["model", *(short(r) for r in sorted({c.rate for c in every}))]
-    agree = f"A sentence on {sum(c.words != '–' for c in every)} of {3 * len(NAMES)} rates. {_agree(every)}"
-    return f"{table(head, body)}\n\n{agree}\n\nThe first version: {_agree(claims('before'))}"
-
-
-def _agree(every: Sequence[Claim]) -> str:
-    """How many claims agree with the loop, of each kind."""
     learns = [c.learns == c.learnt for c in every if c.learns is not None]
     usable = [c.usable == c.within for c in every if c.usable is not None]
-    return (
-        f"Whether the rate learns anything: {share(learns)} agree with the loop. Whether it is within 5% of "
-        f"the best of the three: {share(usable)}."
+    head = ["model", *(short(r) for r in sorted({c.rate for c in every}))]
+    agree = (
+        f"A sentence on {sum(c.words != '–' for c in every)} of {3 * len(NAMES)} rates. Whether the rate "
+        f"learns anything: {share(learns)} agree with the loop. Whether it is within 5% of the best of the "
+        f"three: {share(usable)}."
     )
+    return f"{table(head, body)}\n\n{agree}"

@@ -14,7 +14,7 @@ from normlab.config.units import short_rate
 from normlab.trials.scale import LEARNT_NATS, Scale
 from normlab.trials.search import LAST, highest_usable, is_usable
 
-MODELS, USABLE_ENDS, NEAR_ENDS = 9, 6, 3
+MODELS, USABLE_ENDS, NEAR_ENDS = 9, 7, 4
 """Of so many models, how often the end that trials named was usable in a long training, and how often it was
 within 2x of the true one: the evaluation of docs/learning-rate.md, against which a test holds them.
 """
