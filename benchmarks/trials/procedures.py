@@ -6,9 +6,9 @@
 ``trial``: ``normlab.trial`` as it comes, 100 steps; none takes ten minutes of an idle core, and the budget is
 larger, so that a busy machine changes no answer. ``before``: what its first version said, within ten minutes.
 ``range``: a range test, whose rate rises by a constant factor a step from 1e-5 to 1, in as many steps as the
-trials of the first version took together. ``own``: the scan of a trial, with a warm-up of as many steps as the
-long runs have. ``ramp``: range tests of 100 to 800 steps, on two of the models that the procedure was designed
-on. An answer leaves one line in ``results/trials/procedures.jsonl``; what is there is not run again.
+trials of the first version took together. ``own``: the scan of a trial, with a warm-up of as many steps as
+the long runs have. ``ramp``: range tests of 100 to 800 steps, on two of the models that the procedure was
+designed on. An answer leaves one line in ``results/trials/procedures.jsonl``; what is there is not run again.
 """
 
 from __future__ import annotations
