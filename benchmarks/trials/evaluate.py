@@ -37,6 +37,8 @@ TESTED: Final = {
 }
 """The models, in order, and what is particular; by name those of ``models.TESTED``."""
 CONSTANT: Final = 2.8e-3
+EARLIER: Final = "trial, first version"
+"""That of the first evaluation: 5% without the batches' noise, a warm-up that grew with the trial."""
 SHOWN: Final = (50, 100, 200, 400, 800)
 """Steps of long runs at which the leader is shown."""
 BEFORE: Final = {"Llama": (2.4e-3, 7.7e-3), "OPT": (3.2e-3, 4.4e-3), "OPT, Post-LN": (0.5e-3, 0.6e-3)}
@@ -65,10 +67,11 @@ def curves() -> dict[str, Curve]:
 def answers() -> dict[str, list[Answer]]:
     """Each procedure's, by model, in order."""
     done = {(r["name"], r["procedure"]): r for r in rows(PROCEDURES)}
-    trials, own = ([(n, done[n, kind]) for n in TESTED if (n, kind) in done] for kind in ("trial", "own"))
-    ranges = [(n, done[n, "range"]) for n in TESTED if (n, "range") in done]
+    kinds = ("trial", "before", "own", "range")
+    trials, before, own, ranges = ([(n, done[n, k]) for n in TESTED if (n, k) in done] for k in kinds)
     return {
         "trial": [_of_trial(n, r) for n, r in trials],
+        EARLIER: [_of_trial(n, r) for n, r in before],
         "trial, the recipe's own warm-up": [_of_trial(n, r) for n, r in own],
         "range test, steepest": [Answer(n, r["steepest"], r["lowest"], r["spent"]) for n, r in ranges],
         "range test, minimum/10": [Answer(n, r["lowest"] / 10, r["lowest"], r["spent"]) for n, r in ranges],
@@ -137,7 +140,7 @@ def summary() -> str:
 def models() -> str:
     """One line a model."""
     truth, said = curves(), answers()
-    trial, warm, steep, tenth, _ = ({a.name: a for a in every} for every in said.values())
+    trial, _, warm, steep, tenth, _ = ({a.name: a for a in every} for every in said.values())
     body = []
     for name, kind in TESTED.items():
         if name not in truth or name not in trial:

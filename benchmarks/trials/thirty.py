@@ -44,7 +44,7 @@ def ask(name: str) -> Row:
         "unigram": number(answer.unigram or math.nan),
         "learns": answer.learns,
         "rates": [
-            [t.rate, t.steps, number(answer.nats(t)), answer.learns and answer.is_usable(t), t.stopped]
+            [t.rate, t.steps, number(answer.losses[t.rate]), answer.learns and answer.is_usable(t), t.stopped]
             for t in answer.rates
         ],
     }

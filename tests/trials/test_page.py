@@ -7,10 +7,12 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from normlab.config.io import to_plain
 from normlab.errors import UserError
+from normlab.report.charts.rates import loss_by_rate
 from normlab.report.trial import trial_page, write_trial_page
 from normlab.trials.scale import Scale
 from normlab.trials.trials import Trial, Trials
@@ -55,6 +57,20 @@ def test_the_page_says_the_sentence_and_holds_every_rate(tmp_path: Path):
     for name in ("rates-0", "steps-0", "rates-1", "steps-1"):
         assert f"figure-{name}" in text
     assert "with betas=0.9,0.95" in text
+
+
+def test_the_picture_marks_the_usable_range_and_the_rate_of_today():
+    rows = [
+        {"rate": t.rate, "loss": None if t.stopped else t.loss, "ended": t.stopped} for t in trials().rates
+    ]
+    drawn = loss_by_rate(
+        pl.DataFrame(rows), today=1e-3, usable=(4e-3, 8e-3), reference=3.2, words="unigram entropy"
+    ).to_dict()
+    held = drawn["datasets"]
+    marks = [(one["mark"]["type"], held[one["data"]["name"]][0]) for one in drawn["layer"]]
+    assert ("rect", {"rate": 4e-3, "end": 8e-3}) in marks
+    assert ("rule", {"rate": 1e-3, "words": "today"}) in marks
+    assert ("rule", {"loss": 3.2, "words": "unigram entropy"}) in marks
 
 
 def test_a_page_is_drawn_from_json_with_losses_that_are_not_finite():

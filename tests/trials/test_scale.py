@@ -21,7 +21,7 @@ def scale(loss: Any = loss_of, **parts: Any) -> Scale:
 
 def read(given: Setup, batches: Any = None, first: float | None = None) -> Scale:
     batches = list(given.batches) if batches is None else batches
-    own = float(given.loss(given.model, batches[0])) if first is None else first
+    own = given.loss(given.model, batches[0]).item() if first is None else first
     return read_scale(given, batches, 60.0, own)
 
 

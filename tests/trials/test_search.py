@@ -58,3 +58,10 @@ def test_a_trial_ends_by_three_rules_and_by_no_other():
     assert hopeless(behind[:50], 100, fine, 1.0)
     assert not any(hopeless(fine[:i], 100, fine, 1.0) for i in range(1, 101))
     assert not any(hopeless(behind[:i], 100, behind, 1.0) for i in range(1, 101))
+
+
+def test_a_rate_is_worse_only_by_more_than_the_noise_of_its_batches():
+    scores = {-2: 2.2, -1: 2.1, 0: 2.0, 1: 2.06, 2: 2.1}  # the limit is 2.05
+    assert highest_usable(scores, 3.0) == 0
+    assert highest_usable(scores, 3.0, {1: 0.006, 2: 0.006}) == 1
+    assert next_octave(scores, 3.0, {1: 0.006, 2: 0.026}) == 4

@@ -124,7 +124,7 @@ def two(model: nn.Module) -> list[torch.optim.Optimizer]:
 def test_every_optimizer_of_a_list_is_scaled():
     given = setup(optimizer=two)
     found = course(given)
-    assert found.peaks == (0.02, 0.005)
+    assert found.peaks == [0.02, 0.005]
     before, after = run(given, found.at(0.02, 8)), run(given, found.at(0.2, 8))
     assert before.losses[0] == after.losses[0]
     assert before.losses[1:] != after.losses[1:]

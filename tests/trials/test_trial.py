@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from typing import Any
@@ -36,6 +37,29 @@ def test_an_own_rate_above_the_range_is_said_to_be():
     answer = normlab.trial(setup(3.0), steps=40)
     assert answer.usable[1] < 3.0
     assert "your 3 is above" in answer.sentence
+
+
+def both(model: nn.Module) -> list[torch.optim.Optimizer]:
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    rest = [p for p in model.parameters() if p.ndim < 2]
+    return [torch.optim.Muon(matrices, lr=0.02), AdamW(rest, lr=0.005)]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "scheduler", "today"),
+    [
+        (lambda m: SGD(m.parameters(), lr=0.5, momentum=0.9), None, 0.5),
+        (lambda m: SGD(m.parameters(), lr=0.5), warmed, 0.5),
+        (both, None, 0.02),
+    ],
+)
+def test_each_kind_of_optimizer_is_scanned_from_its_largest_rate(
+    optimizer: Any, scheduler: Any, today: float
+):
+    answer = normlab.trial(setup(optimizer=optimizer, scheduler=scheduler), steps=32)
+    assert answer.today == pytest.approx(today, rel=0.05)
+    assert answer.learns
+    assert len(answer.rates) >= 4
 
 
 def test_rates_may_be_given_and_an_edge_not_be_reached():
@@ -211,6 +235,20 @@ def test_an_interrupt_gives_the_answer_so_far():
     assert "interrupted" in str(answer)
     with pytest.raises(KeyboardInterrupt):
         normlab.trial(setup(), steps=32, progress=lambda *_: interrupts("", 2, 0))
+
+
+def test_an_interrupt_before_the_first_trial_of_a_change_keeps_what_is_done():
+    calls = itertools.count()
+
+    def stops(*args: Any) -> Any:
+        if next(calls) == 4 + 16:  # the own steps, and the one rate
+            raise KeyboardInterrupt
+        return stepped(*args)
+
+    answer = normlab.trial(setup(step=stops), steps=16, rates=[0.01], change="betas=0.5,0.6")
+    assert [t.rate for t in answer.tried] == [0.01]
+    assert answer.interrupted
+    assert answer.beside == ()
 
 
 def test_the_facts_of_an_answer_are_plain_values():

@@ -33,16 +33,12 @@ def variants(setup: Setup, change: Changes, steps: int) -> list[Variant]:
     """The setup, and each change of it: another setup by name, ``warmup=500``, or an option of the optimizer
     as ``betas=0.9,0.95``. Raises UserError for what cannot be changed.
     """
-    words = {change: None} if isinstance(change, str) else change
+    words = [change] if isinstance(change, str) else change
     named = words if isinstance(words, Mapping) else dict.fromkeys(words)
-    changed = [
-        _variant(setup, name, steps) if other is None else Variant(other, name)
-        for name, other in named.items()
-    ]
-    return [Variant(setup), *changed]
+    return [Variant(setup), *(Variant(o, w) if o else _changed(setup, w, steps) for w, o in named.items())]
 
 
-def _variant(setup: Setup, word: str, steps: int) -> Variant:
+def _changed(setup: Setup, word: str, steps: int) -> Variant:
     name, equals, value = word.partition("=")
     if not equals:
         raise UserError(
@@ -54,34 +50,23 @@ def _variant(setup: Setup, word: str, steps: int) -> Variant:
     if name == "warmup":
         whole = setup.declare.steps or steps
         if not value.isdigit() or int(value) > whole:
-            raise UserError(
-                f"change warmup is {value!r}, and must be a number of steps from 0 to {whole}, "
-                + (
-                    "the steps declared"
-                    if setup.declare.steps
-                    else "the steps of a trial; declare steps= for more"
-                )
-            )
+            of = "the steps declared" if setup.declare.steps else "those of a trial; declare steps= for more"
+            raise UserError(f"change warmup is {value!r}, and must be a number of steps to {whole}, {of}")
         return Variant(setup, word, warmup_steps=int(value))
     with untouched(setup):
         held = groups_of(copied(setup)[1])
-    allowed = sorted({k for g in held for k, v in g.items() if _value(v) and k not in ("lr", "initial_lr")})
+    allowed = sorted({k for g in held for k, v in g.items() if _plain(v) and k not in ("lr", "initial_lr")})
     refuse_unknown(name, [*allowed, "warmup"], "the optimizer")
     own = next(g[name] for g in held if name in g)
-    return Variant(setup, word, options={name: _like(own, value, word)})
-
-
-def _value(x: Any) -> bool:
-    return isinstance(x, (bool, int, float)) or (isinstance(x, (tuple, list)) and all(map(_value, x)))
-
-
-def _like(own: Any, text: str, word: str) -> Any:
-    """Read a value of the same kind as the optimizer's own."""
-    value: Any = None
+    new: Any = None
     with suppress(ValueError, SyntaxError):
-        value = ast.literal_eval(text)
-    several = isinstance(own, (tuple, list))
-    alike = isinstance(value, (tuple, list)) == several and isinstance(value, bool) == isinstance(own, bool)
-    if not alike or not _value(value) or (several and len(value) != len(own)):
+        new = ast.literal_eval(value)
+    pair = isinstance(own, (tuple, list))
+    alike = isinstance(new, (tuple, list)) == pair and isinstance(new, bool) == isinstance(own, bool)
+    if not alike or not _plain(new) or (pair and len(new) != len(own)):
         raise UserError(f"change is {shown(word)}, and must be of the kind of the optimizer's own, {own}")
-    return value
+    return Variant(setup, word, options={name: new})
+
+
+def _plain(x: Any) -> bool:
+    return isinstance(x, (bool, int, float)) or (isinstance(x, (tuple, list)) and all(map(_plain, x)))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from types import CellType, CodeType
 from typing import Any, Final
 
 from normlab.config.io import parsed
@@ -24,15 +26,11 @@ FILE: Final = "trials.jsonl"
 class Journal:
     """Rows of trials, kept in a folder's file or else in memory; the first one describes the setup."""
 
-    def __init__(self, folder: Path | None, setup: dict[str, str]) -> None:
+    def __init__(self, folder: str | Path | None, setup: dict[str, str]) -> None:
         """Raises UserError for a folder whose rows are of another setup, or are not rows."""
-        self.path = None if folder is None else folder / FILE
-        self.rows: list[dict[str, Any]] = []
-        if self.path is None:
-            return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        if self.path.exists():
-            self.rows = self._read(self.path)
+        self.path = None if folder is None else Path(folder) / FILE
+        self.rows = [] if self.path is None else _rows(self.path)
+        self.began = time.monotonic() - sum(row.get("seconds", 0.0) for row in self.rows)
         if not self.rows:
             self.append({"setup": setup})
         held = self.rows[0].get("setup")
@@ -44,6 +42,11 @@ class Journal:
                 "same seed to go on, or name another folder"
             )
 
+    @property
+    def seconds(self) -> float:
+        """Seconds since the first call began, without the time between calls."""
+        return time.monotonic() - self.began
+
     def row(self, **key: Any) -> dict[str, Any] | None:
         """The row with these entries, if it is there."""
         return next((r for r in self.rows if key.items() <= r.items()), None)
@@ -54,20 +57,23 @@ class Journal:
         if self.path is not None:
             append_rows(self.path, [row])
 
-    @staticmethod
-    def _read(path: Path) -> list[dict[str, Any]]:
-        """The whole rows; what a killed process left of a last one is cut off."""
-        with open(path, "rb", opener=regular) as file:
-            whole, newline, torn = file.read().rpartition(b"\n")
-        if torn:
-            os.truncate(path, len(whole) + len(newline))
-        try:
-            rows = [parsed(line.decode()) for line in whole.splitlines()]
-        except (UserError, UnicodeDecodeError) as error:
-            raise UserError(f"{path} is damaged: {error}; delete it to begin anew") from error
-        if not all(isinstance(row, dict) for row in rows):
-            raise UserError(f"{path} holds no trials; name another folder")
-        return rows
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """The whole rows; what a killed process left of a last one is cut off."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        return []
+    with open(path, "rb", opener=regular) as file:
+        whole, newline, torn = file.read().rpartition(b"\n")
+    if torn:
+        os.truncate(path, len(whole) + len(newline))
+    try:
+        rows = [parsed(line.decode()) for line in whole.splitlines()]
+    except (UserError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is damaged: {error}; delete it to begin anew") from error
+    if not all(isinstance(row, dict) for row in rows):
+        raise UserError(f"{path} holds no trials; name another folder")
+    return rows
 
 
 def fingerprint(setup: Setup, batches: Sequence[Any], **plan: Any) -> dict[str, str]:
@@ -75,16 +81,14 @@ def fingerprint(setup: Setup, batches: Sequence[Any], **plan: Any) -> dict[str, 
     with untouched(setup):
         model, optimizers, _ = copied(setup)
         state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        options = [{k: v for k, v in g.items() if k != "params"} for g in groups_of(optimizers)]
-        kinds = [type(o).__name__ for o in optimizers]
-        code = {name: _code(getattr(setup, name)) for name in ("loss", "step", "scheduler")}
-    return {
-        "model": _digest(type(model).__name__, *_bits(state)),
-        "optimizer": _digest(*kinds, *(f"{k}={v}" for one in options for k, v in sorted(one.items()))),
-        **{name: _digest(text) for name, text in code.items()},
-        "batches": _digest(*(part for b in {id(b): b for b in batches}.values() for part in _bits(b))),
-        **{name: str(value) for name, value in plan.items()},
+        options = [sorted((k, v) for k, v in g.items() if k != "params") for g in groups_of(optimizers)]
+    parts = {
+        "model": [type(model).__name__, *_bits(state)],
+        "optimizer": [*(type(o).__name__ for o in optimizers), repr(options)],
+        **{name: [_code(getattr(setup, name))] for name in ("loss", "step", "scheduler")},
+        "batches": [bits for b in {id(b): b for b in batches}.values() for bits in _bits(b)],
     }
+    return {**{name: _digest(own) for name, own in parts.items()}, **{k: str(v) for k, v in plan.items()}}
 
 
 def _bits(value: Any) -> Iterator[bytes | str]:
@@ -93,29 +97,20 @@ def _bits(value: Any) -> Iterator[bytes | str]:
         yield bytes_of(x)
 
 
-def _digest(*parts: bytes | str) -> str:
+def _digest(parts: Sequence[bytes | str]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
-        digest.update(part if isinstance(part, bytes) else part.encode())
-        digest.update(b"\0")
+        digest.update((part if isinstance(part, bytes) else part.encode()) + b"\0")
     return digest.hexdigest()
 
 
-def _code(value: Callable[..., Any] | Any) -> str:
-    """What a function does, and the numbers that it closes over; of an object, its class."""
+def _code(value: Any) -> str:
+    """The text of a function, and the plain values that it closes over; of an object, its class."""
     function = getattr(value, "__func__", value)
-    code = getattr(function, "__code__", None)
-    if not isinstance(code, CodeType):
+    if not inspect.isfunction(function):
         return type(value).__name__
-    cells = [c.cell_contents for c in function.__closure__ or () if c != CellType()]
-    plain = [x for x in (*cells, *(function.__defaults__ or ())) if isinstance(x, (bool, int, float, str))]
-    return f"{_of_code(code)} {plain!r}"
-
-
-def _of_code(code: CodeType) -> str:
-    constants = [_of_code(c) if isinstance(c, CodeType) else _shown(c) for c in code.co_consts]
-    return f"{code.co_code.hex()} {code.co_names!r} {constants!r}"
-
-
-def _shown(constant: Any) -> str:
-    return repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)
+    text = function.__code__.co_code.hex()
+    with suppress(OSError):  # of a function that was typed in, there is none
+        text = inspect.getsource(function)
+    held = [*inspect.getclosurevars(function).nonlocals.values(), *(function.__defaults__ or ())]
+    return f"{text} {[x for x in held if isinstance(x, (bool, int, float, str))]!r}"

@@ -72,7 +72,7 @@ def read_scale(setup: Setup, batches: Sequence[Any], seconds: float, first: floa
     As many are read as it takes for the bias of the entropy, (V - 1) / 2N of N targets in V classes, to fall
     below ``BIAS_NATS``, and as ``seconds`` allow.
     """
-    deadline = time.monotonic() + seconds
+    deadline, counted = time.monotonic() + seconds, 0
     losses, read = list[float](), list[list[tuple[float, Targets]]]()
     with untouched(setup), suppress(UserError):  # a loss may be known to the step alone
         model = copy.deepcopy(unwrap(setup.model))
@@ -83,7 +83,9 @@ def read_scale(setup: Setup, batches: Sequence[Any], seconds: float, first: floa
                 losses.append(float(passed.loss.detach()) if passed.loss is not None else math.nan)
             heads = [pair for pair in scored if pair[0].output] or scored
             read.append([(asked.value(logits.value), asked) for logits, asked in heads])
-            if time.monotonic() > deadline or (heads and _is_enough([one[0][1] for one in read])):
+            counted += int(heads[0][1].counted.sum()) if heads else 0
+            enough = heads and (heads[0][1].classes - 1) / 2 <= BIAS_NATS * counted
+            if enough or time.monotonic() > deadline:
                 break
     if not losses or not 2 / 3 < first / losses[0] < 3 / 2:  # half of it, or twice, is another unit
         differs = f"the step returns {first:.4g} for a loss of {losses[0]:.4g}" if losses else ""
@@ -103,14 +105,10 @@ def read_scale(setup: Setup, batches: Sequence[Any], seconds: float, first: floa
         start=(start - rest) / weight,
         unigram=mixed([_entropy(head) for head in heads]),
         uniform=mixed([math.log(head[0].classes) for head in heads]),
-        targets=sum(int(t.counted.sum()) for t in heads[0]),
+        targets=counted,
         weight=weight,
         rest=rest,
     )
-
-
-def _is_enough(targets: Sequence[Targets]) -> bool:
-    return (targets[0].classes - 1) / 2 <= BIAS_NATS * sum(int(t.counted.sum()) for t in targets)
 
 
 def _entropy(targets: Sequence[Targets]) -> float:

@@ -14,15 +14,18 @@ BEHIND: Final = 0.1
 """The share of the best trial's fall by which another may be behind it."""
 USABLE: Final = 0.05
 """The share of what the best rate learns by which a usable one may be worse."""
+SURE: Final = 2.0
+"""Standard errors by which a rate must be worse than that before it counts as worse."""
 FARTHEST: Final = 12
 """Octaves from the first rate within which others are tried."""
 Scores = Mapping[Any, float]
 """The losses of trials by their rate, or by their octave: the rate is 2^octave times the first one."""
+NONE: Final[Scores] = {}
 
 
-def level(losses: Sequence[float], count: int = LAST) -> float:
+def level(losses: Sequence[float]) -> float:
     """The mean of the last losses."""
-    return fmean(losses[-count:])
+    return fmean(losses[-LAST:])
 
 
 def hopeless(losses: Sequence[float], steps: int, best: Sequence[float], nats: float) -> str:
@@ -45,7 +48,7 @@ def hopeless(losses: Sequence[float], steps: int, best: Sequence[float], nats: f
     return ""
 
 
-def next_octave(scores: Scores, reference: float) -> int | None:
+def next_octave(scores: Scores, reference: float, errors: Scores = NONE) -> int | None:
     """The octave to try next, None where the scan is done.
 
     From the first rate in steps of two octaves towards the lower loss, until both sides of the best are
@@ -60,7 +63,7 @@ def next_octave(scores: Scores, reference: float) -> int | None:
         for side in (1, -1):
             if not any(best + side * k in scores for k in range(1, gap + 1)) and abs(best) < FARTHEST:
                 return best + side * gap
-    top = highest_usable(scores, reference)
+    top = highest_usable(scores, reference, errors)
     above = [k for k in scores if k > top]
     if not above:
         return top + 2 if top < FARTHEST else None
@@ -72,17 +75,19 @@ def best_of(scores: Scores) -> Any:
     return min(scores, key=lambda k: (scores[k], k if math.isinf(scores[k]) else -k))
 
 
-def is_usable(scores: Scores, rate: Any, reference: float) -> bool:
-    """Whether a rate is worse than the best by at most 5% of what the best has learnt."""
+def is_usable(scores: Scores, rate: Any, reference: float, errors: Scores = NONE) -> bool:
+    """Whether a rate is worse than the best by at most 5% of what the best has learnt, as far as can be seen:
+    ``errors`` are the standard errors of the losses' differences from the best.
+    """
     best = scores[best_of(scores)]
-    return scores[rate] <= best + USABLE * max(reference - best, 0.0)
+    return scores[rate] - SURE * errors.get(rate, 0.0) <= best + USABLE * max(reference - best, 0.0)
 
 
-def highest_usable(scores: Scores, reference: float) -> Any:
+def highest_usable(scores: Scores, reference: float, errors: Scores = NONE) -> Any:
     """The largest rate that is usable, with all that were tried between it and the best."""
     top = best_of(scores)
     for rate in sorted(k for k in scores if k > top):
-        if not is_usable(scores, rate, reference):
+        if not is_usable(scores, rate, reference, errors):
             break
         top = rate
     return top

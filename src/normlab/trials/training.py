@@ -92,7 +92,7 @@ def train(
 
 def _number(value: Any) -> float:
     """The loss that a step returns. Raises UserError where it is none."""
-    if isinstance(value, (Tensor, int, float)) and not (isinstance(value, Tensor) and value.numel() != 1):
+    if isinstance(value, (Tensor, int, float)) and torch.as_tensor(value).numel() == 1:
         return float(value)
     raise UserError(
         f"step(model, batch, optimizer, scheduler) returns {shown(value)}, and must return the loss of its "
@@ -135,7 +135,7 @@ class Course:
     What comes after the peak, a decay, is left out.
     """
 
-    peaks: tuple[float, ...]
+    peaks: Sequence[float]
     warmup: float
     """w, the share of a trial in which the rate rises; 0 for none."""
     longest: int = 0
@@ -148,9 +148,9 @@ class Course:
 
     def at(self, rate: float, steps: int) -> RateOf:
         """The rates of a trial of so many steps."""
+        rises = min(self.warmup * steps, self.longest or steps)
 
         def rates(step: int) -> list[float]:
-            rises = min(self.warmup * steps, self.longest or steps)
             ramp = min(1.0, step / rises) if rises else 1.0
             return [peak * (rate / self.rate) * ramp for peak in self.peaks]
 
@@ -162,34 +162,23 @@ def read_course(setup: Setup, seen: Training) -> Course:
 
     Raises UserError where no rate is known: the step raises it by hand, and nothing says how far.
     """
-    rows, longest = list(seen.rates.values()), 0
+    steps, rows = range(len(seen.rates)), list(seen.rates.values())
     if setup.scheduler is not None:
-        rows = rates_of(setup).rates
-        rows = rows if setup.declare.steps else _to_first_peak(rows)
-        peaks = [max(column) for column in zip(*rows, strict=True)]
-    else:
-        peaks = rows[-1]
-    top = max(peaks, default=0.0)
-    rises = max(rows[0], default=0.0) < top * (1 - 1e-6)
-    if setup.scheduler is not None:
-        longest = 1 + next(i for i, row in enumerate(rows) if max(row, default=0.0) >= top * (1 - 1e-6))
-    if setup.scheduler is None and rises:  # by hand
-        meant = setup.lr or setup.declare.peak_lr
-        if meant is None:
-            raise UserError(
-                f"the step raises the rate by hand, to {top:.3g} in {len(seen.losses)} steps, and nothing "
-                "says how far: pass lr=, the largest rate on the way"
-            )
-        peaks = [meant * peak / top for peak in peaks]
-    elif setup.scheduler is None:
-        peaks = rows[0]
-    if not max(peaks, default=0.0) > 0:
+        steps, rows, *_ = rates_of(setup)
+    tops = [max(row, default=0.0) for row in rows]
+    if not setup.declare.steps:  # what follows an end that is not known may be odd
+        end = next((i for i in range(1, len(tops)) if tops[i] < tops[i - 1]), len(tops))
+        rows, tops = rows[:end], tops[:end]
+    peaks, top = [max(column) for column in zip(*rows, strict=True)], max(tops)
+    if not top > 0:
         raise UserError("the rate of every group is 0: give the optimizer, or the scheduler, a rate")
-    return Course(tuple(peaks), WARMUP if rises else 0.0, longest if rises else 0)
-
-
-def _to_first_peak(rows: list[list[float]]) -> list[list[float]]:
-    """The rates until the largest of a step first falls: what follows an end that is not known may be odd."""
-    top = [max(row, default=0.0) for row in rows]
-    end = next((i for i in range(1, len(top)) if top[i] < top[i - 1]), len(top))
-    return rows[:end]
+    peak = next(i for i, rate in enumerate(tops) if rate >= top * (1 - 1e-6))
+    if setup.scheduler is not None or not peak:
+        return Course(peaks, WARMUP if peak else 0.0, 1 + steps[peak] if peak else 0)
+    meant = setup.lr or setup.declare.peak_lr
+    if meant is None:
+        raise UserError(
+            f"the step raises the rate by hand, to {top:.3g} in {len(seen.losses)} steps, and nothing "
+            "says how far: pass lr=, the largest rate on the way"
+        )
+    return Course([meant * one / top for one in peaks], WARMUP)

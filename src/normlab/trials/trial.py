@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from torch import nn
 
 from normlab.config.units import duration
 from normlab.errors import UserError
-from normlab.trace.setup import Loss, Setup, positive, setup_of, shown
+from normlab.trace.setup import Loss, Setup, setup_of
 from normlab.trace.untouched import same_globals
 from normlab.trials import STEPS
 from normlab.trials.change import Changes, Variant, variants
 from normlab.trials.journal import Journal, fingerprint
-from normlab.trials.scan import Batches, Clock, Progress, Scan
-from normlab.trials.search import LAST
+from normlab.trials.scan import LEAST_STEPS, Plan, Scan, batches_of
 from normlab.trials.trials import INTERRUPTED, Trials
 
 FEWEST: Final = 3
 """Trials below which nothing is compared; where the budget does not hold them, they have fewer steps."""
 WHOLE: Final = 8
 """Trials that a scan takes, with both sides and the upper edge."""
-LEAST_STEPS: Final = 2 * LAST
 OPTIONS: Final = ("seed", "folder", "progress", "announce")
 """Words of its own."""
 
@@ -67,72 +64,41 @@ def trial(
         return _walk(variants(setup, change, steps), plan)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What was asked for."""
-
-    steps: int = STEPS
-    budget_s: float = 600.0
-    rates: tuple[float, ...] = ()
-    seed: int = 0
-    folder: str | Path | None = None
-    progress: Progress | None = None
-    announce: Callable[[str], None] | None = None
-
-    def __post_init__(self) -> None:
-        least = f"a whole number of {LEAST_STEPS} at least"
-        whole = isinstance(self.steps, int) and not isinstance(self.steps, bool)
-        if not whole or self.steps < LEAST_STEPS:
-            raise UserError(
-                f"steps is {shown(self.steps)}, and must be {least}: the mean of {LAST} losses counts"
-            )
-        if not positive(self.budget_s):
-            raise UserError(f"budget_s is {shown(self.budget_s)}, and must be a number of seconds above 0")
-        if wrong := [rate for rate in self.rates if not positive(rate)]:
-            raise UserError(f"rates has {shown(wrong[0])}, and must hold numbers above 0, as in 1e-4 1e-3")
-
-
 def _walk(every: Sequence[Variant], plan: Plan) -> Trials:
     """Plan, scan and answer, for the setup and for each change of it, on the same batches."""
-    batches = Batches(every[0].setup, plan.seed)
-    clock, journal = Clock(0.0), _journal(every, plan, batches)
-    clock.spent = sum(row.get("seconds", 0.0) for row in journal.rows)
-    share, answers = plan.budget_s / len(every), list[Trials]()
-    scans = [
-        Scan(one, batches, journal, clock, share * (i + 1), plan.budget_s, plan.progress)
-        for i, one in enumerate(every)
-    ]
-    took = scans[0].measure(plan.steps)
-    steps, sentence = _planned(plan, share, took, scans[0])
+    batches, held = batches_of(every[0].setup, plan.seed), dict[str, str]()
+    if plan.folder is not None:
+        changes = [one.change for one in every]
+        asked = {"steps": plan.steps, "seed": plan.seed, "rates": plan.rates, "change": changes}
+        held = fingerprint(every[0].setup, batches(plan.steps), **asked)
+    journal, share = Journal(plan.folder, held), plan.budget_s / len(every)
+    scans = [Scan(one, plan, batches, journal, share * (i + 1)) for i, one in enumerate(every)]
+    steps, sentence = _planned(plan, scans[0])
     if plan.announce is not None:
         plan.announce(f"for each of {len(every)} setups, {sentence}" if len(every) > 1 else sentence)
     if steps < LEAST_STEPS:
         return replace(scans[0].answer(steps, sentence), plan=sentence)
+    answers = list[Trials]()
     for scan in scans:
         try:
-            scan.measure(plan.steps)
-            answers.append(scan.run(steps, plan.rates))
+            scan.measure()
+            answers.append(scan.run(steps))
         except KeyboardInterrupt:
-            if not scan.tried and not answers:
+            if scan.tried:
+                answers.append(scan.answer(steps, INTERRUPTED))
+            elif answers:
+                answers[-1] = replace(answers[-1], cut=INTERRUPTED)
+            else:
                 raise
-            answers.append(scan.answer(steps, INTERRUPTED))
             break
-    return replace(answers[0], plan=sentence, beside=tuple(answers[1:]), seconds=clock.now)
+    return replace(answers[0], plan=sentence, beside=tuple(answers[1:]), seconds=journal.seconds)
 
 
-def _journal(every: Sequence[Variant], plan: Plan, batches: Batches) -> Journal:
-    """The trials that are kept in the plan's folder, of these variants alone."""
-    if plan.folder is None:
-        return Journal(None, {})
-    asked = {"steps": plan.steps, "seed": plan.seed, "rates": plan.rates, "change": [v.change for v in every]}
-    return Journal(Path(plan.folder), fingerprint(every[0].setup, batches.first(plan.steps), **asked))
-
-
-def _planned(plan: Plan, share: float, took: float, scan: Scan) -> tuple[int, str]:
-    """The steps of a trial, and what the seconds that are left hold and can tell."""
-    left = share - took
-    step_s, asked, planned = scan.seconds[0], plan.steps, scan.variant.setup.declare.steps
-    enough = duration((share - left + WHOLE * asked * step_s) * plan.budget_s / share)
+def _planned(plan: Plan, scan: Scan) -> tuple[int, str]:
+    """The steps of a trial, and what the seconds that the first scan has left hold and can tell."""
+    took, share, asked, planned = scan.measure(), scan.deadline, plan.steps, scan.variant.setup.declare.steps
+    left, step_s = share - took, scan.seconds[0]
+    enough = duration((took + WHOLE * asked * step_s) * plan.budget_s / share)
     steps = asked if FEWEST * asked * step_s <= left else max(int(left / step_s / FEWEST), 0)
     if steps < LEAST_STEPS:
         need = duration(FEWEST * asked * step_s)
@@ -143,9 +109,9 @@ def _planned(plan: Plan, share: float, took: float, scan: Scan) -> tuple[int, st
     scan.about = min(WHOLE, trials := int(left / (steps * step_s)))
     text = f"{duration(left)} allows {trials} trials of {steps} steps, {duration(steps * step_s)} each"
     if planned:
-        share = trials * steps / planned
-        part = f"{share:.1%} of" if share < 1 else f"{share:.1f} times"
-        text += f", {part} the {planned:,} steps that are planned"
+        part = trials * steps / planned
+        times = f"{part:.1%} of" if part < 1 else f"{part:.1f} times"
+        text += f", {times} the {planned:,} steps that are planned"
     if steps < asked:
         return steps, f"{text}: too few for {asked} steps each, for which a range takes {enough}"
     if trials < WHOLE:

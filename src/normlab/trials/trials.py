@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from html import escape
 from pathlib import Path
-from statistics import stdev
+from statistics import fmean, stdev
 from typing import Any, Final
 
 from normlab.config.units import short_rate
 from normlab.trials.scale import LEARNT_NATS, Scale
-from normlab.trials.search import LAST, highest_usable, is_usable, level
+from normlab.trials.search import LAST, highest_usable, is_usable
 
-MODELS, USABLE_ENDS, NEAR_ENDS = 9, 6, 3
+MODELS, USABLE_ENDS, NEAR_ENDS = 9, 7, 4
 """Of so many models, how often the end that trials named was usable in a long training, and how often it was
 within 2x of the true one: the evaluation of docs/learning-rate.md, against which a test holds them.
 """
@@ -36,20 +36,20 @@ class Trial:
     seconds: float = field(repr=False, default=0.0)
 
     @property
+    def last(self) -> tuple[float, ...]:
+        """The losses that count: the last tenth, eight at least."""
+        return self.losses[-max(LAST, self.steps // 10) :]
+
+    @property
     def loss(self) -> float:
-        """The mean of the last tenth of the losses, eight at least; infinite where it ended early."""
-        return math.inf if self.stopped else level(self.losses, self.window)
+        """The mean of the last losses; infinite where it ended early."""
+        return math.inf if self.stopped else fmean(self.last)
 
-    @property
-    def window(self) -> int:
-        """How many losses count at the end."""
-        return min(max(LAST, self.steps // 10), len(self.losses))
-
-    @property
-    def noise(self) -> float:
-        """The standard error of ``loss`` by the spread of batches."""
-        last = self.losses[-self.window :]
-        return stdev(last) / len(last) ** 0.5 if len(last) > 1 else 0.0
+    def error(self, other: Trial | None = None) -> float:
+        """The standard error of the loss, or of its difference from another's on the same batches."""
+        theirs = [0.0] * len(self.last) if other is None else other.last
+        gaps = [a - b for a, b in zip(self.last, theirs, strict=True)]
+        return stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else 0.0
 
     @property
     def falls(self) -> bool:
@@ -59,7 +59,7 @@ class Trial:
             return False
         third, last = self.losses[-2 * quarter : -quarter], self.losses[-quarter:]
         error = math.hypot(stdev(third), stdev(last)) / quarter**0.5
-        return level(third, quarter) - level(last, quarter) > 2 * error
+        return fmean(third) - fmean(last) > 2 * error
 
 
 @dataclass(frozen=True, repr=False)
@@ -92,9 +92,24 @@ class Trials:
         return tuple(sorted((t for t in self.tried if t.steps == self.steps), key=lambda t: t.rate))
 
     @property
+    def whole(self) -> list[Trial]:
+        """Those that did not end early."""
+        return [t for t in self.rates if not t.stopped]
+
+    @property
     def best(self) -> Trial | None:
         """The trial with the lowest loss; None where each ended early."""
-        return min((t for t in self.rates if not t.stopped), key=lambda t: t.loss, default=None)
+        return min(self.whole, key=lambda t: t.loss, default=None)
+
+    @property
+    def losses(self) -> dict[float, float]:
+        """By rate, in nats a target where targets are known; infinite where a trial ended early."""
+        return {t.rate: self.scale.nats(t.loss) for t in self.rates}
+
+    @property
+    def errors(self) -> dict[float, float]:
+        """By rate, the standard errors of the losses' differences from the best."""
+        return {t.rate: t.error(self.best) / self.scale.weight for t in self.whole}
 
     @property
     def unigram(self) -> float | None:
@@ -105,74 +120,75 @@ class Trials:
     def learns(self) -> bool:
         """Whether the best trial shows that something was learnt."""
         best = self.best
-        return best is not None and self.scale.learns(self.nats(best), best.noise / self.scale.weight)
+        return best is not None and self.scale.learns(
+            self.losses[best.rate], best.error() / self.scale.weight
+        )
 
     @property
     def usable(self) -> tuple[float, float] | None:
         """The lowest rate tried, and the highest that trains within 5% of the best, as all between do."""
         if not self.learns:
             return None
-        return self.rates[0].rate, highest_usable(self._scores, self.scale.reference)
+        return self.rates[0].rate, highest_usable(self.losses, self.scale.reference, self.errors)
+
+    @property
+    def above(self) -> float | None:
+        """The first rate above the usable ones; None where none was tried."""
+        top = self.usable[1] if self.usable else math.inf
+        return next((t.rate for t in self.rates if t.rate > top), None)
 
     @property
     def edge(self) -> str:
         """Where the usable rates end: "seen at" the first that is worse, or "not reached by" the last."""
         if self.usable is None:
             return ""
-        above = [t.rate for t in self.rates if t.rate > self.usable[1]]
-        return f"seen at {short_rate(above[0])}" if above else f"not reached by {short_rate(self.usable[1])}"
+        return (
+            f"seen at {short_rate(self.above)}"
+            if self.above
+            else f"not reached by {short_rate(self.usable[1])}"
+        )
 
     @property
     def interrupted(self) -> bool:
         """Whether Ctrl-C ended the trials."""
         return any(one.cut == INTERRUPTED for one in (self, *self.beside))
 
-    def nats(self, trial: Trial) -> float:
-        """The loss of a trial in nats a target, where targets are known."""
-        return self.scale.nats(trial.loss)
-
     def is_usable(self, trial: Trial) -> bool:
-        """Whether a trial is within 5% of what the best has learnt."""
-        return is_usable(self._scores, trial.rate, self.scale.reference)
-
-    @property
-    def _scores(self) -> dict[float, float]:
-        return {t.rate: self.nats(t) for t in self.rates}
+        """Whether a trial is within 5% of what the best has learnt, as far as its batches tell."""
+        return is_usable(self.losses, trial.rate, self.scale.reference, self.errors)
 
     # ------------------------------------------------------------------------------------------- sentences
     @property
     def sentence(self) -> str:
         """The answer."""
-        best = self.best
         if not self.tried:
             return f"{self.cut[:1].upper()}{self.cut[1:]}" or "Nothing was tried"
-        if best is None:
+        if self.best is None:
             ends = "; ".join(f"{short_rate(t.rate)} is {t.stopped}" for t in self.rates)
             return f"No rate trains for {self.steps} steps: {ends}"
-        return self.unmoved or (self._range(best) if self.learns else self._too_short(best))
+        return self.unmoved or (self._range(self.best) if self.learns else self._too_short(self.best))
 
     def _range(self, best: Trial) -> str:
         low, high = self.usable or (0.0, 0.0)
-        above = [t.rate for t in self.rates if t.rate > high]
-        end = f"{short_rate(above[0])} is worse" if above else "no rate that is worse was reached"
-        trains = f"Up to {short_rate(high)} trains within 5% of the best in {self.steps} steps"
-        return f"{trains}; {end}; {self._today(best, high)}; lowest rate tried: {short_rate(low)}"
-
-    def _today(self, best: Trial, high: float) -> str:
+        end = f"{short_rate(self.above)} is worse" if self.above else "no rate that is worse was reached"
         own = next((t for t in self.rates if t.rate == self.today), None)
-        name = f"your {short_rate(self.today)}"
         if self.today > high:
-            return f"{name} is above that" + (f", and ended {own.stopped}" if own and own.stopped else "")
-        if own is None:
-            return f"{name} was not tried"
-        if self.is_usable(own):
-            return f"{name} is inside"
-        return f"{name} is slower here than {short_rate(best.rate)}, which a long training may make up for"
+            place = "is above that" + (f", and ended {own.stopped}" if own and own.stopped else "")
+        elif own is None:
+            place = "was not tried"
+        elif self.is_usable(own):
+            place = "is inside"
+        else:
+            place = f"is slower here than {short_rate(best.rate)}, which a long training may make up for"
+        return (
+            f"Up to {short_rate(high)} trains within 5% of the best in {self.steps} steps; {end}; your "
+            f"{short_rate(self.today)} {place}; lowest rate tried: {short_rate(low)}"
+        )
 
     def _too_short(self, trial: Trial) -> str:
-        best, where = self.nats(trial), f"{short_rate(trial.rate)} in {self.steps} steps"
-        more = "it still falls there" if trial.falls else "it no longer falls there"
-        advice = f"try {4 * self.steps} steps" if trial.falls else "run normlab check, or try more steps"
+        best, where = self.losses[trial.rate], f"{short_rate(trial.rate)} in {self.steps} steps"
+        more = "it no longer falls there: run normlab check, or try more steps"
+        more = f"it still falls there: try {4 * self.steps} steps" if trial.falls else more
         if self.unigram is None or self.scale.start < self.unigram - LEARNT_NATS:
             what = f"the best loss is {best:.4g} at {where}, from {self.scale.start:.4g} at the start"
         else:
@@ -180,17 +196,17 @@ class Trials:
                 f"the best loss is {best:.3f} nats at {where}, not {LEARNT_NATS} below the unigram entropy "
                 f"of the targets, {self.unigram:.3f}"
             )
-        return f"Too short, or it does not train: {what}; {more}: {advice}"
+        return f"Too short, or it does not train: {what}; {more}"
 
     @property
     def unmoved(self) -> str:
         """The sentence where no rate changes the loss, or none leaves that of equal logits; else empty."""
-        if not (whole := [t for t in self.rates if not t.stopped]):
+        whole, uniform, unigram = self.whole, self.scale.uniform, self.unigram
+        if not whole:
             return ""
         span = f"at every rate tried, from {short_rate(whole[0].rate)} to {short_rate(whole[-1].rate)}"
-        uniform, unigram = self.scale.uniform, self.unigram
         far = uniform is not None and unigram is not None and unigram < uniform - LEARNT_NATS
-        if far and all(abs(self.nats(t) - uniform) <= EQUAL * uniform for t in whole):
+        if far and all(abs(self.losses[t.rate] - uniform) <= EQUAL * uniform for t in whole):
             why = "the outputs say nothing of the targets"
             return f"The loss stays at ln V = {uniform:.3f} nats {span}: {why}; run normlab check"
         pairs = zip(*(t.losses for t in whole), strict=True)
@@ -223,6 +239,9 @@ class Trials:
     def __repr__(self) -> str:
         return f"Trials({self.model}: {self.sentence})"
 
+    def _repr_html_(self) -> str:
+        return "<br>".join(escape(line) for line in self.lines())
+
     def to_dict(self) -> dict[str, Any]:
         """The same facts as plain values, with losses in nats a target where targets are known."""
         names = ("model", "steps", "today", "warmup", "plan", "cut", "change", "seconds", "facts", "sentence")
@@ -238,12 +257,9 @@ class Trials:
 
     def _plain(self, trial: Trial) -> dict[str, Any]:
         return {
-            "rate": trial.rate,
-            "steps": trial.steps,
-            "loss": None if trial.stopped else self.nats(trial),
+            **asdict(trial),
+            "loss": None if trial.stopped else self.scale.nats(trial.loss),
             "usable": self.learns and trial in self.rates and self.is_usable(trial),
-            "stopped": trial.stopped,
-            "seconds": trial.seconds,
             "losses": [self.scale.nats(loss) for loss in trial.losses],
         }
 
@@ -252,6 +268,3 @@ class Trials:
         from normlab.report.trial import write_trial_page
 
         return write_trial_page(self.to_dict(), Path(path))
-
-    def _repr_html_(self) -> str:
-        return "<br>".join(escape(line) for line in self.lines())
