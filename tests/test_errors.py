@@ -21,7 +21,7 @@ PARSERS = {
     "data/sources.py": "datasets raises ValueError for an unknown name or split",
     "training/pretrained.py": "json",
     "training/setups.py": "inspect.signature raises ValueError for what has none",
-    "training/jobs/ray.py": "ray.init raises ValueError for an address",
+    "training/ray.py": "ray.init raises ValueError for an address",
     "config/io.py": "json",
     "runs/folder.py": "json",
     "training/translate.py": "numpy.load",
@@ -41,7 +41,7 @@ OTHERS_CODE = {
     "training/pretrained.py": "builds a model that a configuration describes",
     "training/setups.py": "runs the user's own file",
     "training/subjects.py": "calls the user's function that makes an optimizer",
-    "training/jobs/worker.py": "writes the traceback to the run's log and answers with class and message",
+    "training/worker.py": "writes the traceback to the run's log and answers with class and message",
     **dict.fromkeys(
         (
             *(f"checks/{name}.py" for name in ("check", "loop")),

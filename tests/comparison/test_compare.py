@@ -339,7 +339,7 @@ def test_one_recipe_under_two_names_is_refused(text, tmp_path):
 
 
 def test_cores_are_shared_among_the_jobs(text, tmp_path, in_process, monkeypatch):
-    monkeypatch.setattr("normlab.training.jobs.place.usable_cores", lambda: 8)
+    monkeypatch.setattr("normlab.training.jobs.usable_cores", lambda: 8)
     base = tiny(text)
     free = replace(base, machine=replace(base.machine, threads=0))
     monkeypatch.setattr(f"{__name__}.train", lambda config, root: None)

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from normlab.config.config import Config
-from normlab.config.model import ModelConfig
-from normlab.config.randomness import derive
+from normlab.config.model import ModelConfig, derive
 from normlab.nn import Decoder, TokenModel
 from normlab.nn.init import profile_
 from normlab.tasks.task import build_model
