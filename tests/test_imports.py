@@ -33,7 +33,7 @@ def test_a_circle_is_found():
 
 
 def test_no_file_imports_itself_by_way_of_others():
-    """Imports that only a type checker sees do not count, those inside functions do, but for the one with which
+    """Imports that only a type checker sees do not count, those inside functions do, but for the one by which
     a result's ``page`` calls the report above it.
     """
     graph = grimp.build_graph("normlab", exclude_type_checking_imports=True, cache_dir=None)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from .test_structure import Attending
 from .tiny import DIM, LENGTH, VOCAB, Block, Decoder, first, loss_of, report_of
 
 
@@ -205,3 +206,16 @@ def test_a_table_that_is_frozen_as_it_was_drawn_is_named():
     assert first(report_of("frozen", model=frozen("embed"))) == ("frozen", "embed.weight")
     assert report_of("frozen", model=frozen("embed"), declare={"trained": True}).ok
     assert VOCAB > DIM
+
+
+def test_a_part_of_a_matrix_may_be_as_long_as_the_rows():
+    class Same(Attending):
+        def scores(self, q: Tensor, k: Tensor) -> Tensor:
+            return super().scores(q, q)
+
+    model = Decoder()
+    model.blocks[1] = Same()
+    ids = torch.randint(1, VOCAB, (4, DIM + 1), generator=torch.Generator().manual_seed(0))
+    report = report_of("gradients", model=model, batches=ids)
+    assert first(report) == ("gradients", "blocks.1.qkv.weight")
+    assert f"rows {DIM} to {2 * DIM - 1}" in report.failures[0].evidence

@@ -175,3 +175,40 @@ def test_a_loss_in_parts_is_explained_and_hides_no_leak():
     assert set(report_of(*names, model=model, loss=None).holds) == {*names}
     model.early = True
     assert first(report_of(*names, model=model, loss=None))[0] == "causality"
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "place"),
+    [
+        (lambda z: z, ("explained", "loss")),
+        (lambda z: z.log_softmax(-1), ("", "")),
+        (lambda z: (z.softmax(-1) + 1e-4).log(), ("", "")),
+    ],
+)
+def test_nll_loss_is_given_log_probabilities(probabilities: Change, place: tuple[str, str]):
+    def loss(model: nn.Module, ids: Tensor) -> Tensor:
+        return F.nll_loss(probabilities(model(ids[:, :-1])).flatten(0, 1), ids[:, 1:].flatten())
+
+    assert first(report_of("explained", loss=loss)) == place
+
+
+@pytest.mark.parametrize(
+    ("behind", "place"),
+    [(F.relu, ("explained", "head")), (lambda z: 3 * torch.tanh(z / 3), ("", "")), (torch.neg, ("", ""))],
+)
+def test_every_logit_moves_with_its_product(behind: Change, place: tuple[str, str]):
+    class Behind(Decoder):
+        def forward(self, ids: Tensor) -> Tensor:
+            return behind(super().forward(ids))
+
+    assert first(report_of("explained", model=Behind(), loss=asking(ahead(1)))) == place
+
+
+def test_a_function_of_the_cross_entropy_is_noted():
+    def focal(model: nn.Module, ids: Tensor) -> Tensor:
+        nll = F.cross_entropy(model(ids[:, :-1]).transpose(1, 2), ids[:, 1:], reduction="none")
+        return ((1 - (-nll).exp()) ** 2 * nll).mean()
+
+    report = report_of("explained", loss=focal)
+    assert report.ok
+    assert "a function of it" in report.notes[0].evidence

@@ -264,3 +264,40 @@ def test_masters_in_the_optimizer_stand_for_the_weights():
     assert set(report.untestable) == {"step", "update"}
     report = report_of("holds", model=model, optimizer=masters, step=without_masters)
     assert first(report) == ("holds", "optimizer")
+
+
+@pytest.mark.parametrize("held", [with_masters, without_masters])
+def test_masters_that_the_step_reaches_by_its_closure_alone_stand_for_the_weights(held: Any):
+    torch.manual_seed(0)
+    model = Decoder().bfloat16()
+    masters = [nn.Parameter(p.detach().float()) for p in model.parameters()]
+
+    def copied_back(model: nn.Module, batch: Any, optimizer: Optimizer, scheduler: Any) -> None:
+        model.zero_grad()
+        loss_of(model, batch).backward()
+        for master, p in zip(masters, model.parameters(), strict=True):
+            master.grad = p.grad.float()
+        optimizer.step()
+        with torch.no_grad():
+            for master, p in zip(masters, model.parameters(), strict=True):
+                p.copy_(master)
+
+    step = copied_back if held is with_masters else without_masters
+    before = [p.detach().clone() for p in masters]
+    report = report_of("holds", "update", model=model, optimizer=AdamW(masters, lr=1e-4), step=step)
+    assert report.ok is (held is with_masters)
+    assert all(map(torch.equal, before, masters))
+
+
+def test_a_step_may_clip_what_its_closure_holds():
+    torch.manual_seed(0)
+    model = Decoder()
+    parameters = list(model.parameters())
+
+    def step(model: nn.Module, batch: Any, optimizer: Optimizer, scheduler: Any) -> None:
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+
+    assert report_of("step", model=model, optimizer=groups(model), step=step).ok

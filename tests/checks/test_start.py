@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from normlab.trace.starts import Start
 
-from .tiny import Decoder, first, loss_of, report_of, tokens
+from .tiny import Decoder, first, groups, loss_of, report_of, tokens
 
 
 def test_a_start_as_drawn_holds():
@@ -134,6 +134,42 @@ def test_angles_in_low_precision_fail():
     assert report_of("precision", model=sound).holds == ("precision",)
     assert first(report_of("precision", model=lossy)) == ("precision", "angles")
     assert "precision" in report_of("precision").untestable
+
+
+class Multiplied(Turning):
+    """Angles by a product, which autocast makes in low precision unless that is turned off."""
+
+    def __init__(self, *, kept: bool):
+        super().__init__(torch.float32)
+        self.angles = Products(kept=kept)
+
+
+class Products(nn.Module):
+    def __init__(self, *, kept: bool):
+        super().__init__()
+        self.kept = kept
+        self.register_buffer("rates", torch.linspace(0.1, 1, 16)[None] * 100.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=not self.kept and torch.is_autocast_enabled("cpu")):
+            return x + (torch.arange(1.0, x.shape[1] + 1)[:, None] @ self.rates).cos()
+
+
+def under_autocast(model: nn.Module, batch: Tensor, optimizer: Any = None, scheduler: Any = None) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = loss_of(model, batch)
+    if optimizer is not None:
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return loss
+
+
+@pytest.mark.parametrize("way", ["step", "loss"])
+def test_angles_that_autocast_rounds_fail(way: str):
+    rest: dict[str, Any] = {way: under_autocast, "optimizer": groups}
+    assert report_of("precision", model=Multiplied(kept=True), **rest).holds == ("precision",)
+    assert first(report_of("precision", model=Multiplied(kept=False), **rest)) == ("precision", "angles")
 
 
 def mixing(table: Tensor) -> Decoder:

@@ -53,12 +53,11 @@ NO_GRADIENT = ("loss_in_a_new_tensor",)
 
 NOT_RIGHT = {
     "unseen-residual_from_the_norm": "a valid architecture",
-    "unseen-rotary_angles_under_autocast": "autocast leaves parameters in float32",
-    "later-angles_under_autocast": "autocast leaves parameters in float32",
     "later-latent_scale_of_half_the_features": "its scores are no single product",
     "later-frozen_by_a_part_of_the_name": "all blocks are frozen alike",
     "later-experts_are_clones": "copies within a block are not looked for",
-    "planted-queries_taken_for_keys": "every matrix of it gets a gradient",
+    "planted-positions_at_torch_default": "nothing says how its tables are drawn",
+    "planted-clipping_divides_the_step": "no norm is declared",
     "sound2-fnet": "it has no mask, and says so nowhere",
     "sound2-xlnet": "without a permutation it copies",
 }

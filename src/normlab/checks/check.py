@@ -7,10 +7,16 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib import import_module
-from typing import Any, Final
+from typing import Any
 
 from torch import nn
 
+import normlab.checks.loop
+import normlab.checks.loss
+import normlab.checks.outputs
+import normlab.checks.start
+import normlab.checks.structure
+import normlab.checks.tokens  # noqa: F401 (their properties)
 from normlab.checks.property import PROPERTIES, Answer, Note, Property, Violation, folded, rank
 from normlab.checks.report import Report
 from normlab.errors import UserError, is_own
@@ -19,8 +25,6 @@ from normlab.trace.prepared import Step
 from normlab.trace.setup import Loss, Setup, setup_of, shown
 from normlab.trace.untouched import same_globals, same_random_state, untouched
 
-HOMES: Final = ("outputs", "tokens", "loss", "structure", "start", "loop")
-"""Modules of this package that hold properties."""
 Progress = Callable[[str, int, int], None]
 """``progress(name, done, of)``, called before each property."""
 
@@ -61,8 +65,6 @@ def check(
 
 def properties() -> list[Property]:
     """Every property, causes before consequences."""
-    for home in HOMES:
-        import_module(f"normlab.checks.{home}")
     return sorted(PROPERTIES.values(), key=lambda p: rank(p.name))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, pairwise
+from math import isclose
 from typing import Final
 
 import torch
@@ -20,6 +21,7 @@ from normlab.diagnosis.reading.structure import unregistered
 from normlab.trace.compare import distance
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import common, odd_one, siblings
+from normlab.trace.facts.targets import CLOSE
 from normlab.trace.gradients import without_gradient
 from normlab.trace.optimizers import Held, Moved, Rates, factors, first_step, held, masters_of, resumed
 from normlab.trace.prepared import SMALL, Step
@@ -138,11 +140,7 @@ def _odd_one(step: Step, every: Sequence[Held]) -> Answers:
 
 @property_of("optimizer", explains=["overfit"], passes=4)
 def update(step: Step) -> Answers:
-    """The first step is the rule's: downhill, for every parameter, and not rounded away.
-
-    It is taken on copies, in the weights' own precision and without dropout, at the schedule's peak. SGD,
-    Adam and AdamW are compared with their published rules.
-    """
+    """The first step is the rule's: downhill, for every parameter, and not rounded away."""
     moved, wide = first_step(step), dict[str, Moved]()
     live = [m for m in moved if bool(m.gradient.any())]
     if any(2 * stuck > entries for stuck, entries in (m.lost() for m in live)):
@@ -194,12 +192,7 @@ def _by_rule(live: Sequence[Moved]) -> Answers:
 
 @property_of("loop", explains=["repeats", "overfit"], passes=12)
 def step(step: Step) -> Answers:
-    """The optimizer sees the gradient of the loss on the whole batch: fresh, averaged, clipped, once a step.
-
-    The user's step runs on copies, in float64 and without dropout. Its gradients are made so small that no
-    clipping acts, when they are compared with those of the loss, and so large that every clipping acts, when
-    that is looked at.
-    """
+    """Optimizers see the gradient of the loss on the whole batch: fresh, averaged, clipped, once a step."""
     needs(step.setup.step, "no step was handed over: pass step=, of model, batch, optimizer and scheduler")
     exact, seen, _ = step.twice
     run = step.rehearsal(exact=exact)
@@ -228,9 +221,14 @@ def _is_fresh(step: Step, run: Rehearsal, seen: Seen) -> Answers:
 
 
 def _clips(step: Step, run: Rehearsal, seen: Seen) -> Answers:
-    if not seen.clips:
+    asked = step.declare.max_grad_norm
+    if not seen.clips and not asked:
         return
-    seen = run.run(step.stepped, scale=BIG)
+    small, seen = seen, run.run(step.stepped, scale=BIG)
+    if not seen.clips:
+        if isclose(fit(seen.gradients, small.gradients).factor, BIG / SMALL, rel_tol=CLOSE):
+            yield fail("step", f"nothing clips gradients, and a norm of {asked:.4g} is declared", "clip them")
+        return
     spared = sorted(seen.nonzero - {run.names.get(i) for i in seen.clipped})
     advice = "clip all parameters after the last backward, and after unscaling, right before the step"
     if seen.late:
@@ -240,6 +238,9 @@ def _clips(step: Step, run: Rehearsal, seen: Seen) -> Answers:
         yield fail("step", f"the norm is clipped to {left:.4g}, and is {norm:.4g} in the optimizer", advice)
     elif spared:
         yield fail("step", f"{len(spared)} parameters are not clipped ({', '.join(spared[:3])})", advice)
+    elif asked and not isclose(seen.clips[-1][1], asked, rel_tol=1e-3):  # torch adds 1e-6 to a norm
+        say = f"gradients are clipped to {seen.clips[-1][1]:.4g}, and {asked:.4g} is declared"
+        yield fail("step", say, "clip to the norm that was asked for")
 
 
 def _averages(step: Step, run: Rehearsal, seen: Seen) -> Answers:
@@ -273,10 +274,7 @@ def _trains(step: Step, run: Rehearsal, seen: Seen) -> Answers:
 
 @property_of("loop", explains=["overfit"], passes=4)
 def schedule(step: Step) -> Answers:
-    """The rate reaches what was asked for, stays above zero, and moves once a step, also when it is resumed.
-
-    It is simulated on copies, whose optimizers are not stepped, over the steps that are declared.
-    """
+    """The rate reaches what was asked for, stays above zero, and moves once a step, also when resumed."""
     needs(step.setup.scheduler, "no scheduler was handed over: pass scheduler=")
     mine, steered = step.setup.optimizers, getattr(step.setup.scheduler, "optimizer", None)
     if isinstance(steered, Optimizer) and all(steered is not o for o in mine):
@@ -363,11 +361,7 @@ def repeats(step: Step) -> Answers:
 
 @property_of("learns", passes=30)
 def overfit(step: Step) -> Answers:
-    """A small batch is learnt by the user's own step: its loss falls below where it began, and stays there.
-
-    Dropout is off and the seeds are the same in each step, so that at a rate of 0 the loss would not change.
-    Rates are those of the schedule's peak, reached in ten steps.
-    """
+    """The user's own step learns a small batch: its loss falls below where it began, and stays there."""
     batch, peaks = step.stepped, step.rates.peaks
     if step.facts.rows > 4:
         with suppress(Exception):

@@ -9,6 +9,7 @@ from itertools import chain
 from math import isclose
 
 import torch
+from torch import Tensor
 
 from normlab.checks.property import Answers, fail, needs, note, property_of
 from normlab.errors import UserError
@@ -16,7 +17,7 @@ from normlab.trace.compare import distance
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.stacks import block_of, siblings
-from normlab.trace.facts.targets import CLOSE, bypassed
+from normlab.trace.facts.targets import CLOSE, MULTIPLIED, bypassed, cut_off, over_one
 from normlab.trace.gradients import HARMLESS, Along, Found, asleep, hole, lost_results, silent_parameters
 from normlab.trace.optimizers import factors
 from normlab.trace.prepared import Step
@@ -126,7 +127,13 @@ def reduction(step: Step) -> Answers:
 @property_of("loss", explains=["initial_loss", "overfit"], passes=8)
 def explained(step: Step) -> Answers:
     """The loss is the cross-entropy of its logits, and what it holds besides has a gradient of its own."""
+    if (size := over_one(step.exact)) is not None:
+        say = f"nll_loss is given numbers whose exponentials add up to {size:.3g}: no log-probabilities"
+        yield fail("loss", say, "use cross_entropy, or log_softmax before it")
     z, rest, size = step.facts.logits.value, step.facts.unexplained, abs(float(step.exact.loss))
+    if cut := cut_off(step.exact, z):
+        say = f"{cut.size:.0%} of the logits do not move with the product that makes them"
+        yield fail(cut.module, say, "put nothing but a scale, a bias or a smooth cap behind the head")
     if (z >= 0).all() and distance(z.sum(-1), torch.ones_like(z[..., 0])) <= step.rounding:
         say = "the logits are probabilities: softmax is applied twice, and no prediction can be certain"
         yield fail("loss", say, "pass the logits, not their softmax, to the loss")
@@ -136,10 +143,13 @@ def explained(step: Step) -> Answers:
     if step.facts.targets.excess > CLOSE or bypassed(step.exact) or not step.is_exact:
         yield note("loss", f"{say}, and has a gradient of its own")
         return
-    own = step.exact.model.named_parameters()
-    weights = {n: p.detach() + 1e-3 * p.detach().roll(1) for n, p in own if p.is_floating_point()}
-    if _near(Facts(step.exact.again(weights=weights), step.declare).unexplained, rest):
+    live = [(n, p.detach()) for n, p in step.exact.model.named_parameters() if p.is_floating_point()]
+    weights = {n: p + 1e-3 * p.roll(1) for n, p in live}
+    other, own = Facts(step.exact.again(weights=weights), step.declare), step.facts.targets.weight
+    if _near(other.unexplained, rest):
         yield note("loss", f"{say}, but a constant")
+    elif not torch.allclose(other.targets.weight, own, rtol=CLOSE, atol=0):
+        yield note("loss", f"{say}, but a function of it: its weights move with the predictions")
     else:
         advice = "add the term itself, not its value (item(), detach())"
         yield fail("loss", f"{say}, moves with the weights and has no gradient", advice)
@@ -147,12 +157,8 @@ def explained(step: Step) -> Answers:
 
 @property_of("gradients", explains=["step", "overfit", "repeats"], passes=9)
 def derivative(step: Step) -> Answers:
-    """The gradient is the derivative of the loss.
-
-    Central differences of the loss in float64, along the gradient itself, at step sizes that agree with each
-    other; parameters without a gradient are left to another property.
-    """
-    along = Along(step.exact if step.moving else step.training)
+    """The gradient is the derivative of the loss."""
+    along = Along(step.exact if step.moving else step.training, step.declare.is_frozen)
     needs(step.is_exact, "the model does not run in float64")
     needs(along.gradients, "no parameter gets a gradient")
     why = "the loss has a kink or a jump here at every step size, so that it has no derivative"
@@ -167,7 +173,8 @@ def derivative(step: Step) -> Answers:
         yield note(place, "it gets a gradient, and the loss does not move with it: a surrogate gradient")
     else:
         say = f"the loss moves by {moved.measured:.4g} along it where its gradient has {moved.expected:.4g}"
-        yield fail(place, say, "look for a detach(), a no_grad() or an own backward between it and the loss")
+        advice = "look for a detach(), a no_grad() or an own backward between it and the loss; or declare"
+        yield fail(place, say, f"{advice} frozen= the parameters that it cuts off on purpose")
 
 
 @property_of("gradients", explains=["derivative", "step", "overfit", "repeats", "update"], passes=8)
@@ -211,12 +218,16 @@ def _parts(step: Step, found: Found) -> Answers:
     """Rows or columns of matrices, in whole heads, that get no gradient, from other tokens neither."""
     facts = step.facts
     lengths = {n for pair in facts.streams.values() for x in pair if x is not None for n in x.shape[:-1]}
+    calls, own = step.exact.functions(*MULTIPLIED), dict(step.exact.model.named_parameters())
+    whole = {id(a._base if a._is_view() else a) for c in calls for a in c.args if isinstance(a, Tensor)}
     with suppress(Unknown):  # a table of positions may be longer, and is read from either end
         lengths.add(facts.tokens.ids.shape[1])
         lengths.add(int(facts.padding.real.any(0).nonzero().max()) + 1)
     matrices = {n: g for n, g in found.items() if g is not None and facts.roles.get(n) == "matrix"}
     holes = [(n, axis, hole(g, axis)) for n, g in matrices.items() if g.ndim == 2 for axis in (0, 1)]
-    bad = [(n, axis, one) for n, axis, one in holes if one and lengths.isdisjoint(one[::2])]
+    bad = [
+        (n, a, one) for n, a, one in holes if one and (id(own[n]) in whole or lengths.isdisjoint(one[::2]))
+    ]
     if not bad:
         return
     everywhere = torch.ones_like(facts.tokens.ids, dtype=torch.bool)

@@ -91,33 +91,40 @@ def training_equals_evaluation(step: Step) -> Answers:
         yield fail(found.module, say, "nothing besides dropout may depend on self.training")
 
 
-@property_of("outputs", passes=6)
+@property_of("outputs", passes=14)
 def compiled_equals_plain(step: Step) -> Answers:
-    """The compiled model gives what the same model gives uncompiled, but for rounding."""
+    """The compiled model gives what the same model gives uncompiled, in either mode, but for rounding."""
     model, alone = step.setup.model, step.setup.loss is None
     needs(any(map(compiles, model.modules())), "nothing of the model is compiled")
 
     def flat(tensors: Iterable[Tensor]) -> Tensor:
-        return torch.cat([x.flatten().double() for x in tensors if x.is_floating_point()])
+        return torch.cat([x.detach().flatten().double() for x in tensors if x.is_floating_point()])
 
     def read(trace: Trace) -> Tensor:
         return flat(trace.outputs if alone else [trace.loss])
 
-    with same(model, parameters=False), in_mode(model, training=False), same_random_state(0), torch.no_grad():
-        outputs = call_model(model, step.batch) if alone else step.loss_of(model, step.batch)
-    apart = distance(flat(x for _, x in tensors_in(outputs)), read(step.whole))
-    if apart > (least := rounding_of(step.whole, read)):
-        say = f"compiled and not, it differs by {apart:.1e}, where rounding explains {least:.1e}"
-        advice = "compile with backend='aot_eager' and part by part to find the graph that differs"
-        yield fail("" if alone else "loss", say, advice)
+    def compiled(seed: int, *, training: bool) -> Tensor:
+        guards = same(model, parameters=False), in_mode(model, training=training), same_random_state(seed)
+        with guards[0], guards[1], guards[2], torch.set_grad_enabled(training):
+            for layer in model.modules():
+                if isinstance(layer, nn.modules.dropout._DropoutNd):
+                    layer.p = 0.0
+            outputs = call_model(model, step.batch) if alone else step.loss_of(model, step.batch)
+            return flat(x for _, x in tensors_in(outputs))
+
+    for training in (False, True):
+        own, plain = compiled(0, training=training), step.whole.again(training=training, dropout=not training)
+        draws = training and not torch.equal(own, compiled(1, training=training))
+        needs(not draws, "in training it draws besides layers of dropout: hand it over with a rate of 0")
+        if (apart := distance(own, read(plain))) > (least := rounding_of(plain, read)):
+            say = f"compiled and not, it differs by {apart:.1e}, where rounding explains {least:.1e}"
+            advice = "compile with backend='aot_eager' and part by part to find the graph that differs"
+            yield fail("" if alone else "loss", say + " in training mode" * training, advice)
 
 
 @property_of("outputs", passes=9)
 def dropout_repeats(step: Step) -> Answers:
-    """A block that is run again in the backward pass draws the dropout of its forward pass.
-
-    With dropout on and the random state fixed, the gradient must be the derivative of the loss.
-    """
+    """A block that is run again in the backward pass draws the dropout of its forward pass."""
     drawn = step.training.again(dropout=True)
     needs(step.training.run_again, "the backward pass runs nothing again")
     needs(step.is_exact, "the model does not run in float64")
@@ -131,16 +138,8 @@ def dropout_repeats(step: Step) -> Answers:
 
 @property_of("round trips", explains=["overfit"], passes=12)
 def precision(step: Step) -> Answers:
-    """Each module in low precision gives what its twin in float32 gives on the same inputs, up to rounding.
-
-    One rounding of its inputs and of its output moves the output by some error. The operations inside round,
-    too, each by itself: n of them explain the root of n times that error, and what lies above is lost by the
-    order of the computation, as in angles or sums that are kept in low precision.
-    """
-    types = {p.dtype for p in step.model.parameters()} & {torch.bfloat16, torch.float16}
-    needs(types, "no parameter is in low precision")
-    trace = step.plain.again(model=step.copy())
-    for path, ratio, count in roundings(trace, max(torch.finfo(t).eps for t in types)):
+    """In low precision each module gives what its float32 twin gives on the same inputs, up to rounding."""
+    for path, ratio, count in roundings(step):
         if ratio > count**0.5:
             say = f"its output is {ratio:.0f} roundings off its twin in float32"
             why = f"{say}, whose {count} operations explain {count**0.5:.1f}"
@@ -154,10 +153,7 @@ def _original(step: Step) -> nn.Module:
 
 @property_of("round trips", explains=["meta"], passes=5)
 def state_dict(step: Step) -> Answers:
-    """A freshly made model that loads the state dict puts out the same.
-
-    Without ``make`` it is a copy whose parameters and saved buffers are zero.
-    """
+    """A freshly made model that loads the state dict puts out the same."""
     original, made = _original(step), step.fresh.built()
     unsaved, model = loose_tensors(original), copy.deepcopy(original) if made is None else made
     if made is None:
@@ -175,11 +171,7 @@ def state_dict(step: Step) -> Answers:
 
 @property_of("round trips", passes=4)
 def meta(step: Step) -> Answers:
-    """A model that is built on the meta device, emptied onto a real one and loaded puts out the same.
-
-    Buffers that no state dict holds, and ties, are lost on this way. A note names those of the user's own
-    models: their author may fill and tie them again, as Hugging Face's from_pretrained does.
-    """
+    """A model that is built on the meta device, emptied onto a real one and loaded puts out the same."""
     original = _original(step)
     with torch.device("meta"):
         model = step.fresh.built()

@@ -1,4 +1,7 @@
-"""Properties of a training step: each one small function that holds, fails, or cannot be tested here."""
+"""Properties of a training step: each one small function that holds, fails, or cannot be tested here.
+
+Their docstrings state them; docs/check.md says of each how it is tested, and what it cannot see.
+"""
 
 from __future__ import annotations
 

@@ -45,10 +45,7 @@ def start(step: Step) -> Answers:
 
 @property_of("start", explains=["start", "initial_loss"], passes=0)
 def seeds(step: Step) -> Answers:
-    """Blocks are drawn each for itself, and two seeds give two models.
-
-    No matrix that is drawn equals the one of another block in every entry, unless the block stands twice.
-    """
+    """Blocks are drawn each for itself, and two seeds give two models."""
     live = starts.parameters_of(step.model)
     for names in siblings(step.facts.stacks, live).values():
         for first, name in starts.equal_draws({n: live[n] for n in names}, step.fresh.draws):
@@ -90,11 +87,7 @@ def initial_loss(step: Step) -> Answers:
 
 @property_of("structure", explains=["start", "meta", "state_dict"], passes=3)
 def buffers(step: Step) -> Answers:
-    """Each buffer holds what a freshly built model has there, in the buffer's own precision.
-
-    Buffers that a training step changes, and those that two seeds draw differently, are left out. Without a
-    way to build the model, those of other blocks are compared.
-    """
+    """Each buffer holds what a freshly built model has there, in the buffer's own precision."""
     live = {n: b for n, b in step.model.named_buffers() if b.numel() and not b.is_meta}
     needs(live, "the model has no buffers")
     moving = step.training.moving

@@ -24,12 +24,7 @@ LATER = ("precision", "training_equals_evaluation", "evaluation_repeats")
 
 @property_of("structure", explains=["gradients", "derivative", "norms", "overfit", "siblings"], passes=8)
 def residual(step: Step) -> Answers:
-    """Blocks run in order, each on the output of the one before, and pass their stream on by one factor.
-
-    From a block's output a way leads back to its input that crosses no matrix product. Its input is made a
-    million and ten million times as large; the difference of the outputs is the factor of the stream: 1 where
-    a branch is added to it, 0 where a norm follows. Dropout acts on branches, not on the stream.
-    """
+    """Blocks run in order, each on the output of the one before, and pass their stream on by one factor."""
     needs(step.facts.stacks, "no numbered blocks hand a stream on")
     for name, blocks in step.facts.stacks.items():
         yield from _in_order(step, name, blocks)
@@ -96,12 +91,7 @@ def _by_one_factor(blocks: Sequence[stacks.Block], known: Mapping[str, float]) -
 
 @property_of("structure", explains=["siblings", "start", "initial_loss", "overfit"], passes=4)
 def norms(step: Step) -> Answers:
-    """A norm gives each token's features one size, whatever their scale; and one stands before the head.
-
-    A module whose own parameters are vectors and whose output at one feature depends on the others is a norm:
-    its output must not change with the scale of its input, nor with other tokens; what changes with both is
-    none. A gain has one sign. Where blocks add to a stream that they norm, the logits must not grow with it.
-    """
+    """A norm gives each token's features one size, whatever their scale; and one stands before the head."""
     tried = responses(step.exact)
     for one in tried:
         if one.grows and one.mixes and one.has_vector and not one.leaks:
@@ -123,25 +113,28 @@ def norms(step: Step) -> Answers:
 def _before_the_head(step: Step) -> Answers:
     factors, _, runs = step.scaled
     last = next((path for path, _ in reversed(step.facts.order) if path in factors), None)
-    if last is None or factors[last] != 1.0 or not stacks.grown(*map(step.logits, runs)):
+    if last is None or factors[last] != 1.0:
         return
-    own = step.fresh.exact(step.plain)
-    if own is not None:
+    declared, grow = step.declare.final_norm, stacks.grown(*map(step.logits, runs))
+    if not grow and declared is False:
+        say = "no final norm is declared, and the logits do not grow with its stream"
+        yield fail(last, say, "declare what the model has")
+    if not grow:
+        return
+    if declared is not None:
+        meant = not declared
+    elif (own := step.fresh.exact(step.plain)) is not None:
         meant = stacks.grown(*map(step.logits, stacks.scaled_streams(own, step.facts.entering).runs))
     else:
         meant = from_library(step.model.get_submodule(last)) and not from_library(step.model)
     say = "the logits grow in proportion to the last block's stream: no norm stands between"
-    yield note(last, say) if meant else fail(last, say, "norm the stream before the head")
+    do = "norm the stream before the head, or declare final_norm=False"
+    yield note(last, say) if meant else fail(last, say, do)
 
 
 @property_of("structure", explains=["overfit", "siblings", "state_dict"], passes=4)
 def attention_scale(step: Step) -> Answers:
-    """Scores are divided by the root of the head's width, and a softmax runs over the keys.
-
-    The constant on the product of queries and keys is read off the autograd graph, wherever it is multiplied
-    in. The width itself will do (muP), and any constant where queries are normed, a parameter scales the
-    scores, or the matrix of the queries is drawn that much smaller (T5).
-    """
+    """Scores are divided by the root of the head's width, and a softmax runs over the keys."""
     read = step.wiring
     if read.over_queries:
         yield fail(read.over_queries[0], "the softmax of the scores is not over the keys", "softmax(dim=-1)")
@@ -162,11 +155,7 @@ def attention_scale(step: Step) -> Answers:
 
 @property_of("structure", passes=4)
 def nonlinear(step: Step) -> Answers:
-    """Two maps in a row with no nonlinearity between them are not wider inside than outside.
-
-    Such a pair is one map of lower rank, and its inner width is wasted; a narrow one (LoRA, a factorized
-    table) is meant.
-    """
+    """Two maps in a row with no nonlinearity between them are not wider inside than outside."""
     for first, second, width in step.wiring.chains[:1]:
         say = f"{second} reads the {width} features of {first} as they are (1 of {len(step.wiring.chains)})"
         yield fail(stacks.common([first, second]), say, "put an activation between the two maps")

@@ -5,20 +5,24 @@ their order is seen.
 from __future__ import annotations
 
 from contextlib import suppress
+from math import nan
+from typing import Any
 
 import torch
 
 from normlab.checks.property import Answers, fail, needs, note, property_of
 from normlab.trace.compare import Part, distance, part_of
 from normlab.trace.facts import Unknown, wiring
-from normlab.trace.facts.padding import Padding, padding_of
-from normlab.trace.facts.stacks import declares_itself
+from normlab.trace.facts.padding import Arranged, Padding, padding_of
+from normlab.trace.facts.stacks import common, declares_itself
 from normlab.trace.facts.tokens import Tokens
 from normlab.trace.prepared import Step
+from normlab.trace.twins import off_arranged
 
 ROUNDINGS = 8
 """Roundings of the model's own type, in which tables of angles may be kept, that a score may hold."""
-ORDERED = "add position embeddings, or rotate queries and keys alike"
+ORDERED = "add position embeddings, or rotate queries and keys alike; or declare positions=False"
+UNORDERED = "no positions are declared: take them out, or do not declare it"
 
 
 def _moved(step: Step, batch: object, part: Part, what: str, do: str, *, training: bool = False) -> Answers:
@@ -58,11 +62,7 @@ ALSO = ("reach", "order", "overfit", "cache", "documents", "training_equals_eval
 
 @property_of("tokens", explains=ALSO, passes=4)
 def causality(step: Step) -> Answers:
-    """No prediction depends on its target or on a later token.
-
-    The ids after a position, another one in each row, are exchanged for others; the logits up to it, where
-    the loss counts them, must stay, in evaluation and in training mode.
-    """
+    """No prediction depends on its target or on a later token."""
     facts = step.facts
     needs(facts.causal, "the targets are not the next tokens; declare causal=True if the model looks back")
     (count, width), tested = facts.tokens.ids.shape, False
@@ -96,6 +96,13 @@ def reach(step: Step) -> Answers:
         other = part(step.logits(step.exact.again(batch=batch)))
         seen[back] = distance(shown, other) if other is not None else 0.0
     near = [d for d in seen if seen[d]]
+    early = real & (places < shortest // 2)
+    if by_position and facts.declared.causal is False and early.any():
+        other = step.logits(step.exact.again(batch=facts.other_tokens(real & ~early)))
+        now, then = part_of(early)(base), part_of(early)(other)
+        if near and now is not None and then is not None and not distance(now, then):
+            say = "no position sees a later token, and causal=False is declared"
+            yield fail("", say, "mask no later key")
     if not near:
         calls = step.exact.functions("scaled_dot_product_attention", "softmax")
         say = "the last position's output does not move when any earlier token changes"
@@ -110,7 +117,7 @@ def reach(step: Step) -> Answers:
 
 @property_of("tokens", explains=["inputs"], passes=3)
 def padding(step: Step) -> Answers:
-    """What stands under padding changes nothing; a row cut to its tokens gives what it gives in the batch."""
+    """What stands under padding changes nothing, nor does more of it or less, nor at which end it stands."""
     reasons: list[str] = []
     for tokens in step.facts.sources:
         try:
@@ -118,7 +125,7 @@ def padding(step: Step) -> Answers:
         except Unknown as reason:
             reasons.append(str(reason))
             continue
-        for test in (_unmarked, _under_padding, _alone):
+        for test in (_unmarked, _under_padding, _arranged):
             yield from test(step, tokens, padded)
     if len(reasons) == len(step.facts.sources):
         raise Unknown(reasons[0] if reasons else "no tensor of the batch is looked up in an embedding")
@@ -146,32 +153,39 @@ def _under_padding(step: Step, tokens: Tokens, padded: Padding) -> Answers:
     yield from _moved(step, changed, part, "only ids under the mask", advice)
 
 
-def _alone(step: Step, tokens: Tokens, padded: Padding) -> Answers:
-    """One row alone, cut to its tokens."""
-    facts, real = step.facts, padded.real
-    others = {t.entry.shape[1] for t in facts.sources if t.place != facts.tokens.place}
-    width = facts.tokens.ids.shape[1]
-    row = next((i for i in range(len(real)) if 0 < int(real[i].sum()) < real.shape[1]), None)
-    if tokens.place != facts.tokens.place or {width, width + 1} & others or row is None:
-        return  # columns of a source and those of a decoder cannot be told apart in the batch
-    places = real[row].nonzero().flatten()
-    first, last = int(places[0]), int(places[-1]) + 1
-    if last - first != len(places):
-        return
-    if (size := step.off_alone(row, first, last)) > step.rounding:
-        advice = "hand the mask to every layer" + ", and count positions from the first token" * bool(first)
-        yield fail("", f"row {row} cut to its {last - first} tokens gives outputs {size:.1e} off", advice)
+def _arranged(step: Step, tokens: Tokens, padded: Padding) -> Answers:
+    """One row cut to its tokens, more padding, and padding at the other end.
+
+    There, a difference is no failure where tokens are counted from the first column, as their outputs then
+    depend on how much padding there is, or where what stands under it is seen, as of a mask of the loss.
+    """
+    facts, real, ways = step.facts, padded.real, padded.arranged()
+    main, widths = tokens.place == facts.tokens.place, {real.shape[1], real.shape[1] + 1}
+    alone = main and not any(t.entry.shape[1] in widths for t in facts.sources if t.place != tokens.place)
+    where: dict[str, Any] = {"tokens": tokens, "only": () if alone else {tokens.place, padded.mask}}
+
+    def off(way: str, other: Arranged | None = None) -> float:  # NaN, which is neither above nor below
+        return off_arranged(step, real, ways[way], other, **where) if way in ways else nan
+
+    if (size := off("cut")) > step.rounding:
+        advice = "hand the mask to every layer, and count positions from the first token"
+        yield fail("", f"a row cut to its tokens gives outputs {size:.1e} off", advice)
+    elif (size := off("more")) > step.rounding:
+        say = f"a column more of padding moves outputs by {size:.1e} of their size"
+        yield fail("", say, "count no padding, in means, positions and lengths")
+    elif (size := off("moved")) > step.rounding:
+        other = ways["moved"]._replace(batch=facts.other_tokens(~real, tokens))
+        say = f"padding at the other end moves outputs by {size:.1e} of their size"
+        sizes = off("moved", other), off("moved on", ways["moved"])
+        if main and padded.mask is not None and all(size <= step.rounding for size in sizes):
+            yield fail("", f"{say}, however much it is", "count positions from the first token")
+        else:
+            yield note("", f"{say}: it is seen there, or tokens are counted from the first column")
 
 
 @property_of("tokens", explains=["state_dict"], passes=4)
 def order(step: Step) -> Answers:
-    """The order of the tokens is seen, in each layer that claims positions.
-
-    In a model that looks both ways two tokens change places: more than two outputs must change. A model that
-    looks back reads one token all over: the scores of a query are then a function of the distance alone, up
-    to a factor and a constant of the query, and not the same at all distances; unless what enters attention
-    already depends on the position. Values do not depend on it.
-    """
+    """The order of the tokens is seen, in each layer that claims positions."""
     facts, base, causal = step.facts, step.logits(step.exact), False
     if not facts.sources:
         what, exchange = "patches", wiring.exchanged_patches(facts, base)
@@ -184,10 +198,14 @@ def order(step: Step) -> Answers:
             yield from _in_each_layer(step)
             return
         what, exchange = "tokens", wiring.exchanged_tokens(facts, base)
-    if distance(exchange.expected, step.logits(step.exact.again(batch=exchange.batch))) <= step.rounding:
-        say = f"swapping two {what} only swaps their outputs"
-        held, place = exchange.has_positions, exchange.module
-        yield fail(place, say, ORDERED) if held else note(place, say)
+    place = exchange.module or common([f.module for f in facts.lookups])
+    other = step.logits(step.exact.again(batch=exchange.batch))
+    unseen, say = distance(exchange.expected, other) <= step.rounding, f"swapping two {what}"
+    if step.declare.positions is False:
+        yield from () if unseen else [fail(place, f"{say} does more than that to their outputs", UNORDERED)]
+    elif unseen:
+        say += " only swaps their outputs"
+        yield fail(place, say, ORDERED) if exchange.has_positions else note(place, say)
 
 
 def _in_each_layer(step: Step) -> Answers:
@@ -196,7 +214,10 @@ def _in_each_layer(step: Step) -> Answers:
     layers = list(wiring.repeated(trace, width))
     needs(layers, "no scores of self-attention are seen, so layers cannot be told apart")
     first, flat = layers[0], [one for one in layers if one.slope < least]
-    if wiring.stream_variation(trace, first.module, (rows, width)) > least:
+    varies = wiring.stream_variation(trace, first.module, (rows, width)) > least
+    if step.declare.positions is False and (varies or len(flat) < len(layers)):
+        yield fail(first.module, "what it makes of one repeated token differs by position", UNORDERED)
+    if varies or step.declare.positions is False:
         return
     if first.values is not None and wiring.variation(first.values, 2) > least:
         yield fail(first.module, "values of one repeated token differ by position", "rotate no values")
@@ -231,8 +252,9 @@ def documents(step: Step) -> Answers:
     part = part_of(here & ~first & facts.real(facts.tokens) & facts.counted)
     what, advice = "only tokens of the document before", "build a block-diagonal mask from the documents"
     yield from _moved(step, facts.other_tokens(here & first & ~border), part, what, advice)
-    second = (numbers[row] == numbers[row][~first[row]][0]).nonzero()
-    if (size := step.off_alone(row, int(second[0]), int(second[-1]) + 1)) > step.rounding:
+    second = here & (numbers == numbers[row][~first[row]][0])
+    alone = Padding(second, "", None, None).arranged()["cut"]
+    if (size := off_arranged(step, second, alone)) > step.rounding:
         say = f"a document alone gives outputs {size:.1e} of their size off those in its row"
         yield fail("", say, "restart positions at each document, and masks at the token after an end")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -39,15 +39,17 @@ class Along:
     """Compares a gradient in float64 with central differences of the loss along it.
 
     Each parameter moves by the same share of its own size, along its own gradient, so that what is missing
-    from any one of them shows. Rows of padding, at which lookups drop the gradient by design, stay.
+    from any one of them shows. Rows of padding, at which lookups drop the gradient by design, stay, and so do
+    parameters of which that is ``meant``.
     """
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, meant: Callable[[str], bool] = lambda _: False) -> None:
         self.trace = trace.again(taps=()) if trace.taps else trace
         own = dict(trace.model.named_parameters())
         tables = [m for m in trace.model.modules() if isinstance(m, nn.Embedding)]
         rows = {id(m.weight): m.padding_idx for m in tables if m.padding_idx is not None}
-        found = {n: g for n, g in trace.gradients.items() if g is not None and bool(g.any())}
+        every = ((n, g) for n, g in trace.gradients.items() if not meant(n))
+        found = {n: g for n, g in every if g is not None and bool(g.any())}
         for n, g in found.items():
             if id(own[n]) in rows:
                 found[n] = g.index_fill(0, torch.tensor(rows[id(own[n])], device=g.device), 0)
@@ -137,7 +139,7 @@ def silent_parameters(step: Step) -> Silent:
     trace, found = step.training, step.training.gradients
     if step.draws:  # a block that this draw leaves out gets one in evaluation
         found = _filled(found, step.exact.gradients)
-    dead = _none_of(found, found, step.rounding)
+    dead = [n for n in _none_of(found, found, step.rounding) if not step.declare.is_frozen(n)]
     if dead:
         dead = _none_of(trace.again(weights=stepped(trace)).gradients, dead, step.rounding)
     never, own = dead, {n: p.detach() for n, p in trace.model.named_parameters()}
@@ -206,11 +208,14 @@ def _is_expert(step: Step, name: str, found: Found) -> bool:
 
 
 def _is_of_library(step: Step, name: str) -> bool:
-    """Whether the class that holds it, outside torch, is an installed library's and as the library has it."""
+    """Whether the class that holds it, outside torch, is an installed library's and as the library has it, as
+    are those around it up to the user's own, around which there is none of a library's.
+    """
     parts = name.split(".")[:-1]
-    holders = [step.model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts), -1, -1)]
-    holder = next((m for m in holders if type(m).__module__.split(".")[0] != "torch"), None)
-    return from_library(holder) and "forward" not in vars(holder)
+    around = [step.model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts), -1, -1)]
+    own = [m for m in around if type(m).__module__.split(".")[0] != "torch"]
+    built = [from_library(m) and "forward" not in vars(m) for m in own]
+    return bool(built) and built[0] and built == sorted(built, reverse=True)
 
 
 def stepped(trace: Trace) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isclose
+from types import CellType, FunctionType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
@@ -155,17 +156,13 @@ def first_step(step: Step, *, exact: bool = False) -> list[Moved]:
     run, rates = step.rehearsal(exact=exact, whole=plain_step(step.loss_of)), step.rates.peaks
     every = held(run.model, run.optimizers)
     before = [sample(h.parameter) for h in every]
-    states = [_sampled(h.optimizer.state.get(h.parameter, {})) for h in every]
+    states = [map_tensors(h.optimizer.state.get(h.parameter, {}), lambda _, x: sample(x)) for h in every]
     gradients, moved = run.run(step.stepped, rates=rates).gradients, list[Moved]()
     for h, x, state in zip(every, before, states, strict=True):
         g, y = gradients.get(h.name, torch.zeros_like(x)), sample(h.parameter)
         change = (y - x).masked_fill(y == x, 0)  # infinity may stay, as in a mask
         moved.append(Moved(**vars(h), before=x, gradient=g, change=change, state=state))
     return moved
-
-
-def _sampled(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: sample(v) if isinstance(v, Tensor) else v for k, v in state.items()}
 
 
 def _sgd(p: Tensor, g: Tensor, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor:
@@ -289,8 +286,10 @@ def _closed_form(scheduler: Any) -> Callable[[], Sequence[Any]] | None:
     return getattr(scheduler, "_get_closed_form_lr", None)
 
 
-def copied(setup: Setup, *, hollow: bool = False) -> tuple[nn.Module, list[Optimizer], Any]:
-    """Copies of a model, its optimizers and its scheduler, bound to each other.
+def copied(
+    setup: Setup, *, hollow: bool = False, memo: dict[int, Any] | None = None
+) -> tuple[nn.Module, list[Optimizer], Any]:
+    """Copies of a model, its optimizers and its scheduler, bound to each other; ``memo`` is of ``deepcopy``.
 
     Where ``hollow``, optimizers hold the user's own parameters and states: they must never be stepped.
     Raises Unknown without an optimizer.
@@ -299,11 +298,11 @@ def copied(setup: Setup, *, hollow: bool = False) -> tuple[nn.Module, list[Optim
     if setup.optimizer is None:
         raise Unknown("no optimizer was handed over: pass optimizer=")
     bound = scheduler if hasattr(scheduler, "step") else None
-    memo: dict[int, Any] = {}
+    memo = {} if memo is None else memo
     if all(isinstance(o, Optimizer) for o in ready):
         if hollow:
             states = (t for o in ready for s in o.state.values() for _, t in tensors_in(s))
-            memo = {id(x): x for x in [model, *parameters_of(ready), *states]}
+            memo |= {id(x): x for x in [model, *parameters_of(ready), *states]}
         model, optimizers, bound = copy.deepcopy((model, ready, bound), memo)
         for one, twin in zip(ready, optimizers, strict=True):  # torch copies three attributes alone
             others = {k: v for k, v in vars(one).items() if k not in vars(twin) and k != "step"}
@@ -318,6 +317,29 @@ def copied(setup: Setup, *, hollow: bool = False) -> tuple[nn.Module, list[Optim
     if not hollow:
         nn.Module.zero_grad(model)
     return model, optimizers, bound
+
+
+def rebound(function: Any, memo: dict[int, Any]) -> Any:
+    """A function that reaches copies, by its closure or its module, where it reached what was copied."""
+    if not isinstance(function, FunctionType) or id(function) in memo:
+        return memo.get(id(function), function)
+
+    def own(value: Any) -> Any:
+        if isinstance(value, FunctionType):
+            return rebound(value, memo)
+        known = id(value) in memo or any(id(x) in memo for _, x in tensors_in(value))
+        return copy.deepcopy(value, memo) if known else value
+
+    cells = tuple(CellType() for _ in function.__closure__ or ())
+    module = dict(function.__globals__)
+    new = FunctionType(function.__code__, module, function.__name__, function.__defaults__, cells)
+    new.__kwdefaults__, memo[id(function)] = function.__kwdefaults__, new
+    for cell, twin in zip(function.__closure__ or (), cells, strict=True):
+        with suppress(ValueError):  # nothing is in it yet
+            twin.cell_contents = own(cell.cell_contents)
+    named = {n: module[n] for n in function.__code__.co_names if n in module}
+    module |= {n: own(x) for n, x in named.items() if not isinstance(x, FunctionType)}
+    return new
 
 
 def _made(who: str, function: Callable[[Any], Any], of: Any, has: str) -> Any:

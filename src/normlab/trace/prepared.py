@@ -23,7 +23,7 @@ from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.stacks import Scaled, scaled_streams, stream_of
 from normlab.trace.facts.targets import SCORED, FunctionInput, Targets
 from normlab.trace.facts.wiring import Scores, Wiring, read_wiring
-from normlab.trace.optimizers import Rates, copied, held, rates_of
+from normlab.trace.optimizers import Rates, copied, held, rates_of, rebound
 from normlab.trace.rehearsal import SEED, Rehearsal, Seen, plain_step
 from normlab.trace.setup import Setup, shown
 from normlab.trace.starts import constant, parameters_of
@@ -279,20 +279,6 @@ class Step:
                 return Facts(self.exact.again(batch=half), self.declare).targets
         return None
 
-    def off_alone(self, row: int, first: int, last: int) -> float:
-        """How far the outputs of some columns of a row alone are from its own; 0 where it cannot be cut."""
-        base, alone = self.logits(self.exact), None
-        with suppress(Exception):  # a model of one width takes no other
-            alone = self.logits(self.exact.again(batch=self.facts.cut(row, first, last)))
-        if alone is None:
-            return 0.0
-        whole = (base if base.shape[0] == self.facts.rows else base.transpose(0, 1))[row : row + 1]
-        alone = alone if alone.shape[0] == 1 else alone.transpose(0, 1)
-        if self.facts.by_position(base):
-            width = min(alone.shape[1], whole.shape[1] - first)
-            whole, alone = whole[:, first : first + width], alone[:, :width]
-        return distance(whole, alone) if whole.shape == alone.shape else 0.0  # scores of places differ in it
-
     # ------------------------------------------------------------------------------------- the whole step
 
     def rehearsal(self, *, exact: bool = False, whole: Any = None) -> Rehearsal:
@@ -302,8 +288,9 @@ class Step:
         """
         if not self.copyable and self.setup.optimizer is not None:
             self.copy()
-        parts = copied(self.setup)
-        whole = whole or self.setup.step or plain_step(self.loss_of)
+        memo = dict[int, Any]()
+        parts = copied(self.setup, memo=memo)
+        whole = whole or rebound(self.setup.step, memo) or plain_step(self.loss_of)
         several = isinstance(self.setup.optimizer, (list, tuple)) or len(parts[1]) > 1
         return Rehearsal(*parts, whole, several, exact)
 

@@ -53,6 +53,8 @@ class Seen:
     """The mode of the model in each of its passes that has a gradient."""
     moved: bool = False
     """Whether the step writes to the weights before its last pass."""
+    cast: torch.dtype | None = None
+    """The type that autocast gives its last pass."""
     clips: list[tuple[frozenset[int], float]] = field(default_factory=list)
     """Of each call of ``clip_grad_norm_``, its parameters, and the norm that it left."""
     fresh: set[int] = field(default_factory=set)
@@ -161,11 +163,13 @@ class Rehearsal:
 
     def _watch_gradients(self, seen: Seen, stack: ExitStack, scale: float) -> None:
         first = [p._version for p in self.model.parameters()]
+        kind = next(self.model.parameters()).device.type
 
         def entered(*_: Any) -> None:
             if torch.is_grad_enabled():
                 seen.training.append(self.model.training)
                 seen.moved = [p._version for p in self.model.parameters()] != first
+                seen.cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
         stack.callback(self.model.register_forward_pre_hook(entered).remove)
         for p in self.model.parameters():

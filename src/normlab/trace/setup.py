@@ -26,10 +26,12 @@ class Declaration:
     """What no step can show, so that its author says it; each word is checked against the model.
 
     ``documents`` are the numbers of the documents `[B, T]` in a packed batch, or the batch entry that holds
-    them. ``frozen`` are globs of parameters that are frozen on purpose. ``steps`` is the planned number of
-    optimizer steps, ``peak_lr`` the largest rate on the way. ``init`` says how parameters start: "class", a
-    recipe, a TOML file, or a mapping from roles or globs to deviations; ``check`` turns it into a tuple of
-    ``Start``. ``trained`` says whether the weights were trained before.
+    them. ``positions`` and ``final_norm`` are False where there are none on purpose. ``frozen`` are globs of
+    parameters that are frozen, or cut off from a part of the loss, on purpose. ``steps`` is the planned
+    number of optimizer steps, ``peak_lr`` the largest rate on the way, ``max_grad_norm`` the norm that
+    gradients are clipped to. ``init`` says how parameters start: "class", a recipe, a TOML file, or a mapping
+    from roles or globs to deviations; ``check`` turns it into a tuple of ``Start``. ``trained`` says whether
+    the weights were trained before.
     """
 
     tied: bool | None = None
@@ -37,14 +39,17 @@ class Declaration:
     pad_id: int | None = None
     eos_id: int | None = None
     documents: Any = None
+    positions: bool | None = None
+    final_norm: bool | None = None
     frozen: Sequence[str] = ()
     peak_lr: float | None = None
     steps: int | None = None
+    max_grad_norm: float | None = None
     init: Any = None
     trained: bool | None = None
 
     def is_frozen(self, parameter: str) -> bool:
-        """Whether a parameter of this name is frozen on purpose."""
+        """Whether a parameter of this name is frozen, or cut off from a part of the loss, on purpose."""
         return any(fnmatchcase(parameter, glob) for glob in self.frozen)
 
     @classmethod
@@ -96,7 +101,10 @@ def positive(x: Any) -> bool:
 
 
 KINDS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
-    **{word: (lambda x: isinstance(x, bool), "True or False") for word in ("tied", "causal", "trained")},
+    **dict.fromkeys(
+        ("tied", "causal", "positions", "final_norm", "trained"),
+        (lambda x: isinstance(x, bool), "True or False"),
+    ),
     **dict.fromkeys(("pad_id", "eos_id"), (_whole, "a whole number, 0 or above")),
     "frozen": (
         lambda x: isinstance(x, (list, tuple)) and all(isinstance(i, str) for i in x),
@@ -107,7 +115,7 @@ KINDS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
         lambda x: isinstance(x, (str, Path, Mapping, tuple)),
         'a recipe, a TOML file, or a dict of roles or globs, as in {"ffn_out": 0.02}; or "class"',
     ),
-    "peak_lr": (positive, "a number above 0"),
+    **dict.fromkeys(("peak_lr", "max_grad_norm"), (positive, "a number above 0")),
     "steps": (lambda x: _whole(x) and x > 0, "a whole number above 0"),
 }
 

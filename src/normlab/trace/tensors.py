@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Final, Literal, TypeVar
@@ -84,32 +85,19 @@ def map_tensors(value: Any, change: Callable[[Place, Tensor], Tensor], place: Pl
         return change(place, value)
     if isinstance(value, Mapping):
         items = {key: map_tensors(item, change, (*place, key)) for key, item in value.items()}
-        return items if type(value) is dict else _refilled(value, items)
+        with suppress(Exception):  # of the same kind where a dict makes one, as Hugging Face's encodings
+            return type(value)(items)  # pyrefly: ignore[bad-argument-count]
+        return items
     if isinstance(value, (tuple, list)):
         made = [map_tensors(item, change, (*place, i)) for i, item in enumerate(value)]
         return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
     if is_dataclass(value) and not isinstance(value, type):
-        values = {f.name: getattr(value, f.name) for f in fields(value)}
-        changed = {k: map_tensors(v, change, (*place, k)) for k, v in values.items()}
-        return _copied(value, changed)
+        new = copy.copy(value)
+        for field in fields(value):  # a frozen one, too
+            own = map_tensors(getattr(value, field.name), change, (*place, field.name))
+            object.__setattr__(new, field.name, own)
+        return new
     return value
-
-
-def _refilled(mapping: Any, items: dict[Any, Any]) -> Any:
-    """A mapping of the same kind where that can be made from a dict (as Hugging Face's encodings are)."""
-    try:
-        return type(mapping)(items)
-    except Exception:
-        return items
-
-
-def _copied(value: Any, attributes: Mapping[str, Any]) -> Any:
-    """A shallow copy of a dataclass with these fields, also of a frozen one."""
-    new = object.__new__(type(value))
-    new.__dict__.update(value.__dict__)
-    for key, item in attributes.items():
-        object.__setattr__(new, key, item)
-    return new
 
 
 def at(value: Any, place: Place) -> Any:

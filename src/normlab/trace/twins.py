@@ -1,4 +1,6 @@
-"""The same model by another way: each module in float32, its state loaded anew, tokens one by one."""
+"""The same by another way: each module in float32, the state loaded anew, rows with other padding, tokens one
+by one.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,16 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from normlab.trace.compare import whole
+from normlab.trace.compare import distance, whole
 from normlab.trace.exact import shaken
 from normlab.trace.facts import Unknown
+from normlab.trace.facts.padding import Arranged
+from normlab.trace.facts.tokens import Tokens
 from normlab.trace.functions import Functions
 from normlab.trace.prepared import Step
+from normlab.trace.step import Weights
 from normlab.trace.tensors import apart, first_calls, map_tensors, tensors_in
 from normlab.trace.trace import Trace
 
@@ -31,18 +37,40 @@ class Rounding(NamedTuple):
     operations: int
 
 
-def roundings(trace: Trace, eps: float) -> Iterator[Rounding]:
-    """Measure the first call of each module, inner ones first; ``eps`` is that of the low precision."""
-    twins = dict(copy.deepcopy(trace.model).float().eval().named_modules())
+def roundings(step: Step) -> Iterator[Rounding]:
+    """Measure the first call of each module in low precision, inner ones first; under autocast where the
+    user's step runs the model so.
+
+    Raises Unknown where all is in float32.
+    """
+    trace, cast = step.plain.again(model=step.copy()), None
+    if step.setup.step is not None:
+        with suppress(Exception):
+            cast = step.twice[1].cast
     inner = {path: module for path, module in trace.model.named_modules() if path}
-    with first_calls(inner, lambda x: map_tensors(x, lambda _, y: y.detach().clone())) as calls:
+    types, casts = {p.dtype for p in trace.model.parameters()}, set[torch.dtype]()
+    device = next(trace.model.parameters()).device.type
+
+    def keep(values: Any) -> Any:
+        casts.update([torch.get_autocast_dtype(device)] if torch.is_autocast_enabled(device) else ())
+        return map_tensors(values, lambda _, x: x.detach().clone())
+
+    with torch.autocast(device, cast, enabled=cast is not None), first_calls(inner, keep) as calls:
         trace.once()
+    low = {torch.bfloat16, torch.float16} & (types | casts)
+    if not low:
+        raise Unknown("no parameter is in low precision, and nothing runs under autocast")
+    eps, twins = max(torch.finfo(t).eps for t in low), copy.deepcopy(trace.model).float().eval()
     for path, (values, written) in calls.items():
         with suppress(Exception):  # a module may ask for its own type
-            yield Rounding(path, *_ratio(twins[path], values, _floating(written), eps))
+            twin = twins.get_submodule(path)
+            weights = dict(twin.named_parameters()) if casts else {}
+            yield Rounding(path, *_ratio(twin, weights, values, _floating(written), eps))
 
 
-def _ratio(twin: nn.Module, values: Any, written: list[Tensor], eps: float) -> tuple[float, int]:
+def _ratio(
+    twin: nn.Module, weights: Weights, values: Any, written: list[Tensor], eps: float
+) -> tuple[float, int]:
     operations: list[str] = []
     wide = map_tensors(values, lambda _, x: x.float() if x.is_floating_point() else x)
     generator = torch.Generator().manual_seed(0)
@@ -50,14 +78,14 @@ def _ratio(twin: nn.Module, values: Any, written: list[Tensor], eps: float) -> t
     def moved_by_one(_: Any, x: Tensor) -> Tensor:
         return shaken(x, eps, generator) if x.is_floating_point() else x
 
-    def run(read: Any) -> list[Tensor]:
+    def run(weights: Any, read: Any) -> list[Tensor]:
         args, keywords = apart(read)
-        return _floating(twin(*args, **keywords))
+        return _floating(functional_call(twin, weights, args, keywords))
 
     with torch.no_grad():
         with Functions(see=lambda name, *_: operations.append(name)):
-            plain = run(wide)
-        moved = [run(map_tensors(wide, moved_by_one)) for _ in range(DRAWS)]
+            plain = run({}, wide)
+        moved = [run(*(map_tensors(x, moved_by_one) for x in (weights, wide))) for _ in range(DRAWS)]
     worst = 0.0
     for i, (x, own) in enumerate(zip(plain, written, strict=False)):
         if x.shape == own.shape and own.numel() > 1:
@@ -99,6 +127,38 @@ def left_out(step: Step, model: nn.Module) -> dict[str, Tensor]:
     """The parameters that are declared frozen, and that no state dict holds."""
     held = model.state_dict().keys()
     return {n: p for n, p in model.named_parameters() if n not in held and step.declare.is_frozen(n)}
+
+
+def off_arranged(
+    step: Step, real: Tensor, one: Arranged, other: Arranged | None = None, **where: Any
+) -> float:
+    """How far outputs at these tokens `[B, T]` differ in a batch that is arranged so from those in another
+    one, or in the step's own; NaN where it does not run. ``where`` is which tokens, and which places alone.
+    """
+    a, b = (_arranged(step, real, way, **where) for way in (one, other or Arranged(one.rows)))
+    return math.nan if a is None or b is None or a.shape != b.shape else distance(a, b)
+
+
+def _arranged(
+    step: Step, real: Tensor, arranged: Arranged, tokens: Tokens | None = None, **where: Any
+) -> Tensor | None:
+    base, (rows, columns, _), facts = step.logits(step.exact), arranged, step.facts
+    pick, shown = real[rows], base if base.shape[0] == facts.rows else base.transpose(0, 1)
+    if columns is None:
+        shown = shown[rows]
+    else:
+        try:
+            batch = facts.rearranged(arranged, tokens or facts.tokens, **where)
+            shown = step.logits(step.exact.again(batch=batch))
+        except Exception:  # a model of one width takes no other
+            return None
+        shown = shown if base.shape[0] == facts.rows else shown.transpose(0, 1)
+        pick = pick.gather(1, columns(real.shape[1]))
+    if (tokens and tokens.place != facts.tokens.place) or not facts.by_position(base):
+        return shown
+    if shown.shape[1] < pick.shape[1]:  # the last token has no output
+        pick = (pick & pick.roll(-1, 1))[:, : shown.shape[1]]
+    return shown[:, : pick.shape[1]][pick]
 
 
 def generated(trace: Trace, ids: Tensor, name: str) -> tuple[Tensor, Tensor]:

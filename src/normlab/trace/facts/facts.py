@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.documents import documents_of
-from normlab.trace.facts.padding import Padding, padding_of
+from normlab.trace.facts.padding import Arranged, Padding, padding_of
 from normlab.trace.facts.stacks import Block, find_stacks, stream_of
 from normlab.trace.facts.targets import SCORED, Logits, Targets, read_logits
 from normlab.trace.facts.tokens import Tokens, looked_up
@@ -67,7 +67,7 @@ class Facts:
         if not self.sources:
             raise Unknown("no tensor of the batch is looked up in an embedding")
         if (targets := self._rowwise) is not None:
-            ahead = [max(_share(targets, t.entry, k) for k in (1, 0, 2, -1)) for t in self.sources]
+            ahead = [max(targets.share(t.entry, k) for k in (1, 0, 2, -1)) for t in self.sources]
             if max(ahead) > 0.9:
                 return self.sources[ahead.index(max(ahead))]
         return self.sources[0]
@@ -95,7 +95,7 @@ class Facts:
         except Unknown:
             return shaped[0]
         for logits, targets in shaped:
-            if targets.ids.ndim == 2 and _share(targets, entry, 1) > 0.9:
+            if targets.ids.ndim == 2 and targets.share(entry, 1) > 0.9:
                 return logits, targets
         return shaped[0]
 
@@ -150,7 +150,7 @@ class Facts:
         targets, tokens = self.targets, self.tokens
         if targets.ids.ndim != 2 or targets.ids.shape[0] != tokens.entry.shape[0]:
             raise Unknown("the loss has no target at each token")
-        return {k: _share(targets, tokens.entry, k + self.offset) for k in range(-2, 6)}
+        return {k: targets.share(tokens.entry, k + self.offset) for k in range(-2, 6)}
 
     @property
     def offset(self) -> int:
@@ -202,7 +202,8 @@ class Facts:
             elif p.numel() == 1:
                 roles[path] = "scalar"
             else:
-                roles[path] = "bias" if "bias" in name or _adds(module, name) else "gain"
+                adds = isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d)) and name != "weight"
+                roles[path] = "bias" if adds or "bias" in name else "gain"
         return roles
 
     @property
@@ -331,38 +332,26 @@ class Facts:
             self.trace.batch, lambda _, x: x[order.to(x.device)] if x.ndim and x.shape[0] == self.rows else x
         )
 
-    def cut(self, row: int, first: int, last: int) -> Any:
-        """Return the batch with one row, and of what goes along its tokens these columns."""
-        width, offset = self.tokens.ids.shape[1], self.tokens.start
+    def rearranged(self, arranged: Arranged, tokens: Tokens, only: Collection[Place] = ()) -> Any:
+        """Return rows of a batch, of which what goes along the tokens, or stands at these places alone, has
+        the columns that are named for its width.
+        """
+        rows, columns, batch = arranged
 
-        def narrow(_: Place, x: Tensor) -> Tensor:
+        def change(place: Place, x: Tensor) -> Tensor:
             if not x.ndim or x.shape[0] != self.rows:
                 return x
-            x = x[row : row + 1]
+            x = x[rows.to(x.device)]
+            if columns is None or (only and place not in only):
+                return x
             for axis in range(1, x.ndim):
-                spare = x.shape[axis] - width
-                if spare in (0, 1, offset):
-                    x = x.narrow(axis, first, last - first + spare)
+                if x.shape[axis] - tokens.ids.shape[1] in (0, 1, tokens.start):
+                    shape = [len(rows), *(-1 if a == axis else 1 for a in range(1, x.ndim))]
+                    x = x.take_along_dim(columns(x.shape[axis]).view(shape).to(x.device), axis)
             return x
 
-        return map_tensors(self.trace.batch, narrow)
+        return map_tensors(self.trace.batch if batch is None else batch, change)
 
 
 def _stream(tensors: Iterable[Tensor]) -> Tensor | None:
     return None if (x := stream_of(tensors)) is None else x.detach()
-
-
-def _share(targets: Targets, entry: Tensor, distance: int) -> float:
-    """The share of counted targets that are the token at that distance ahead."""
-    low = max(0, -distance)
-    width = min(targets.ids.shape[1], entry.shape[1] - distance) - low
-    if width <= 0 or targets.ids.shape[0] != entry.shape[0]:
-        return 0.0
-    counted = targets.counted[:, low : low + width]
-    same = targets.ids[:, low : low + width] == entry[:, low + distance : low + distance + width]
-    return float((same & counted).sum() / counted.sum().clamp_min(1))
-
-
-def _adds(module: nn.Module, name: str) -> bool:
-    """Whether a vector is added, not multiplied: the b of a map."""
-    return isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d)) and name != "weight"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,19 @@ from normlab.trace.tensors import Place
 if TYPE_CHECKING:
     from normlab.trace.facts.facts import Facts
     from normlab.trace.facts.tokens import Tokens
+
+
+Columns = Callable[[int], Tensor]
+"""For a tensor so wide, the columns `[B, W]` that are taken of each of its rows."""
+
+
+class Arranged(NamedTuple):
+    """Some rows of a batch, and their columns in another order, or other ones, where there are such."""
+
+    rows: Tensor
+    columns: Columns | None = None
+    batch: Any = None
+    """Where it is not the step's own."""
 
 
 class Padding(NamedTuple):
@@ -31,9 +45,36 @@ class Padding(NamedTuple):
     def side(self) -> str:
         """Left or right: the end at which rows are filled; "both" where both are, "none" without padding."""
         left, right = bool((~self.real[:, 0]).any()), bool((~self.real[:, -1]).any())
-        return {(True, False): "left", (False, True): "right", (True, True): "both"}.get(
-            (left, right), "none"
-        )
+        names = {(True, False): "left", (False, True): "right", (True, True): "both"}
+        return names.get((left, right), "none")
+
+    def arranged(self) -> dict[str, Arranged]:
+        """The same rows with other padding: one "cut" to its tokens; and those that end in padding, else
+        those that begin with it, with a column "more" of it, with all of it "moved" to the other end, and
+        with a column more there ("moved on"). Without those that are not to be had.
+        """
+        left, right = (own & ~self.real for own in runs(~self.real))
+        lead, trail, width = left.sum(1), right.sum(1), self.real.shape[1]
+        whole = (self.real == ~(left | right)).all(1) & self.real.any(1)
+        some = (whole & ~self.real.all(1)).nonzero()[:1, 0]
+        ends = bool((whole & (trail > 0)).any())
+        rows = (whole & ((trail if ends else lead) > 0)).nonzero()[:, 0]
+        plain = (whole & ((lead > 0) != (trail > 0))).nonzero()[:, 0]
+        first, length, shift = lead[some], int(self.real[some].sum()), (trail - lead)[plain, None]
+
+        def beside(columns: Tensor, *, last: bool) -> Tensor:
+            return torch.cat([columns, columns[:, -1:]] if last else [columns[:, :1], columns], 1)
+
+        def moved(wide: int) -> Tensor:
+            return (torch.arange(wide) - shift) % wide
+
+        arranged = {
+            "cut": Arranged(some, lambda wide: first[:, None] + torch.arange(length + wide - width)),
+            "more": Arranged(rows, lambda wide: beside(torch.arange(wide).expand(len(rows), -1), last=ends)),
+            "moved": Arranged(plain, moved),
+            "moved on": Arranged(plain, lambda wide: beside(moved(wide), last=not ends)),
+        }
+        return {name: own for name, own in arranged.items() if len(own.rows)}
 
 
 def padding_of(facts: Facts, tokens: Tokens) -> Padding:
@@ -102,8 +143,9 @@ def _as_mask(entry: Tensor, tokens: Tokens, declared: int | None) -> Tensor | No
         return None
     for shut in values:
         hidden = flat == shut
-        fill = torch.unique(tokens.ids[hidden])
-        if _at_an_end(hidden) and len(fill) == 1 and declared in (None, int(fill[0])):
+        (left, right), fill = runs(hidden), torch.unique(tokens.ids[hidden])
+        at_an_end = hidden.equal(left | right) and not hidden.all(1).any()
+        if at_an_end and len(fill) == 1 and declared in (None, int(fill[0])):
             return ~hidden
     return None
 
@@ -118,12 +160,6 @@ def _flattened(entry: Tensor, tokens: Tokens) -> Tensor | None:
     if entry.ndim != 2 or entry.shape[0] != rows or entry.shape[1] < width:
         return None
     return entry[:, tokens.columns]
-
-
-def _at_an_end(hidden: Tensor) -> bool:
-    """Whether what is hidden of each row is a run at its ends, and something of each row is left."""
-    left, right = runs(hidden)
-    return bool((hidden == (right | left)).all()) and not bool(hidden.all(1).any())
 
 
 def _run(ids: Tensor) -> int | None:

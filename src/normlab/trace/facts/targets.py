@@ -65,12 +65,24 @@ class Targets(NamedTuple):
 
     def by_row(self, entry: Tensor, distance: int) -> Tensor:
         """`[B, B]`, the share of each row's counted targets that are the tokens of each row at a distance."""
-        low = max(0, -distance)
-        width = min(self.ids.shape[1], entry.shape[1] - distance) - low
-        here, there = slice(low, low + width), slice(low + distance, low + distance + width)
+        here, there = self._beside(entry, distance)
         counted = self.counted[:, None, here]
         same = (self.ids[:, None, here] == entry[None, :, there]) & counted
         return same.sum(-1) / counted.sum(-1).clamp_min(1)
+
+    def share(self, entry: Tensor, distance: int) -> float:
+        """The share of counted targets that are the token of an entry `[B, W]` at that distance ahead."""
+        here, there = self._beside(entry, distance)
+        if here.stop <= here.start or len(self.ids) != len(entry):
+            return 0.0
+        counted = self.counted[:, here]
+        same = (self.ids[:, here] == entry[:, there]) & counted
+        return float(same.sum() / counted.sum().clamp_min(1))
+
+    def _beside(self, entry: Tensor, distance: int) -> tuple[slice, slice]:
+        low = max(0, -distance)
+        end = min(self.ids.shape[1], entry.shape[1] - distance)
+        return slice(low, end), slice(low + distance, end + distance)
 
 
 def read_targets(logits: Tensor, gradient: Tensor, precision: torch.dtype = torch.float64) -> Targets | None:
@@ -144,6 +156,8 @@ def _fit(z: Tensor, g: Tensor) -> tuple[Tensor, ...]:
 
 SCORED: Final = ("cross_entropy", "log_softmax", "nll_loss")
 """Functions of torch to whose input a cross-entropy's logits may go without being a module's output."""
+MULTIPLIED: Final = ("linear", "addmm", "matmul", "__matmul__", "bmm", "baddbmm", "einsum")
+"""Functions of torch that multiply matrices."""
 CLOSE: Final = 1e-6
 """Relative difference of sums of gradients in float64, and of what is read off them."""
 CANDIDATES: Final = 16
@@ -258,3 +272,38 @@ def bypassed(trace: Trace) -> bool:
         through = torch.autograd.grad(taps, own, found[len(own) :], allow_unused=True)
     pairs = zip(found, through, strict=False)
     return any(a is not None and (b is None or distance(a, b) > CLOSE) for a, b in pairs)
+
+
+def over_one(trace: Trace) -> float | None:
+    """What exponentials of the input of ``nll_loss`` add up to, if they are no probabilities, each with the
+    same constant added at most, that keeps its logarithm finite.
+    """
+    for call in trace.functions("nll_loss"):
+        p = call.argument(0, "input").movedim(_class_axis(call), -1).double().exp()
+        added = (p.sum(-1) - 1) / p.shape[-1]
+        if (added > p.amin(-1) + CLOSE).any():
+            return float(p.sum(-1).mean())
+    return None
+
+
+class Cut(NamedTuple):
+    """The share of logits that get no gradient from their loss, and the module that makes them."""
+
+    size: float
+    module: str
+
+
+def cut_off(trace: Trace, logits: Tensor) -> Cut | None:
+    """Logits that a cross-entropy moves, though not by the last product of their shape."""
+    with trace.with_graph(functions=lambda name: name in MULTIPLIED) as passed:
+        made = [f for f in passed.functions if f.result.shape[-1:] == logits.shape[-1:]]
+        made = [f for f in made if f.result.numel() == logits.numel() and f.result.requires_grad]
+        if not made or passed.loss is None:
+            return None
+        (g,) = torch.autograd.grad(passed.loss, made[-1].result, allow_unused=True)
+    if g is None:
+        return None
+    g, p = (x.reshape(-1, logits.shape[-1]) for x in (g, logits.double().softmax(-1)))
+    counted = g.any(-1, keepdim=True)
+    lost = counted & (g == 0) & (p > 0)
+    return Cut(float(lost.sum() / (counted & (p > 0)).sum()), made[-1].module) if lost.any() else None

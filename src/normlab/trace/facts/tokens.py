@@ -40,7 +40,8 @@ class Tokens(NamedTuple):
 
 def looked_up(entries: Mapping[Place, Tensor], lookups: Sequence[FunctionCall], rows: int) -> list[Tokens]:
     """All entries of a batch of so many rows that lookups read, those of the largest vocabulary first."""
-    integers = {p: x for p, x in entries.items() if _whole_numbers(x) and x.ndim == 2}
+    known = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+    integers = {p: x for p, x in entries.items() if x.dtype in known and x.ndim == 2}
     found: dict[Place, Tokens] = {}
     for call in sorted(lookups, key=lambda f: -f.argument(1, "weight").shape[0]):
         ids, table = call.argument(0, "input"), call.argument(1, "weight")
@@ -52,10 +53,6 @@ def looked_up(entries: Mapping[Place, Tensor], lookups: Sequence[FunctionCall], 
             if tokens is not None and place not in found and not positions:
                 found[place] = tokens
     return list(found.values())
-
-
-def _whole_numbers(x: Tensor) -> bool:
-    return not x.is_floating_point() and not x.is_complex() and x.dtype != torch.bool
 
 
 def _match(ids: Tensor, place: Place, entry: Tensor, size: tuple[int, int]) -> Tokens | None:

@@ -16,13 +16,13 @@ from normlab.trace.facts import Unknown
 from normlab.trace.facts.documents import restarts
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.stacks import Stacks, siblings, stream_of
+from normlab.trace.facts.targets import MULTIPLIED
 from normlab.trace.functions import OWN, RUNNING, FunctionCall
 from normlab.trace.graph import PRODUCTS, REDUCTIONS, Node, before, operation, parameter
 from normlab.trace.tensors import Place, map_tensors, replaced
 from normlab.trace.trace import Event, Trace
 
 ATTENDED: Final = ("softmax", "scaled_dot_product_attention")
-MULTIPLIED: Final = ("linear", "addmm", "matmul", "__matmul__", "bmm", "baddbmm", "einsum")
 
 
 class Scores(NamedTuple):

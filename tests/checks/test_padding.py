@@ -1,0 +1,153 @@
+"""What stands under padding, how much of it there is and at which end, changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .tiny import DIM, ROWS, VOCAB, Decoder, first, report_of
+
+LENGTH = 10
+LENGTHS = (10, 7, 5, 8)
+
+
+def batch(side: str = "right") -> dict[str, Tensor]:
+    ids = torch.randint(1, VOCAB, (ROWS, LENGTH), generator=torch.Generator().manual_seed(0))
+    places, lengths = torch.arange(LENGTH), torch.tensor(LENGTHS)[:, None]
+    mask = places < lengths if side == "right" else places >= LENGTH - lengths
+    return {"ids": ids.masked_fill(~mask, 0), "mask": mask.long()}
+
+
+class Reader(nn.Module):
+    """One layer of attention that looks both ways, with positions by a rule."""
+
+    def __init__(self, positions: Any = None, *, masked: bool = True):
+        super().__init__()
+        self.embed, self.places = nn.Embedding(VOCAB, DIM), nn.Embedding(2 * LENGTH, DIM)
+        self.q, self.k, self.v = (nn.Linear(DIM, DIM) for _ in range(3))
+        self.head = nn.Linear(DIM, VOCAB)
+        self.positions, self.masked = positions, masked
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        x = self.embed(ids)
+        if self.positions is not None:
+            x = x + self.places(self.positions(mask))
+        shown = mask[:, None].bool() if self.masked else torch.ones(1, dtype=torch.bool)
+        y = F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x), attn_mask=shown)
+        return self.head(x + y)
+
+
+def columns(mask: Tensor) -> Tensor:
+    return torch.arange(mask.shape[1])
+
+
+def tokens_so_far(mask: Tensor) -> Tensor:
+    return (mask.cumsum(1) - 1).clamp_min(0)
+
+
+def off_by_one_on_the_left(mask: Tensor) -> Tensor:
+    return (mask.cumsum(1) - mask[:, :1]).clamp_min(0)
+
+
+def from_the_end(mask: Tensor) -> Tensor:
+    return torch.arange(mask.shape[1]).flip(0)
+
+
+def loss_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    labels = (batch["ids"] * 7 % VOCAB).masked_fill(batch["mask"] == 0, -100)
+    return F.cross_entropy(model(**batch).transpose(1, 2), labels)
+
+
+def padding_of(model: nn.Module, side: str = "right") -> Any:
+    return report_of("padding", model=model, batches=batch(side), loss=loss_of)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("positions", [None, tokens_so_far])
+def test_tokens_that_are_counted_by_the_mask_may_be_padded_at_either_end(side: str, positions: Any):
+    report = padding_of(Reader(positions), side)
+    assert report.holds == ("padding",)
+    assert not report.notes
+
+
+def test_positions_by_column_say_nothing_of_the_other_end():
+    report = padding_of(Reader(columns))
+    assert report.holds == ("padding",)
+    assert "the other end" in report.notes[0].evidence
+    assert "a row cut" in padding_of(Reader(columns), "left").failures[0].evidence
+
+
+def test_a_table_that_takes_no_column_more_says_nothing_of_the_other_end():
+    model = Reader(columns)
+    model.places = nn.Embedding(LENGTH, DIM)
+    report = padding_of(model)
+    assert report.holds == ("padding",)
+    assert "the other end" in report.notes[0].evidence
+
+
+def test_positions_that_follow_the_mask_at_one_end_alone_are_named():
+    evidence = padding_of(Reader(off_by_one_on_the_left)).failures[0].evidence
+    assert "the other end" in evidence
+
+
+def test_positions_that_are_counted_from_the_end_move_with_padding():
+    class Fixed(Reader):
+        """Takes two widths: that of the batch, and one column more."""
+
+        def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+            if ids.shape[1] < LENGTH:
+                raise ValueError("too short")
+            return super().forward(ids, mask)
+
+    assert "a row cut" in padding_of(Reader(from_the_end)).failures[0].evidence
+    assert "a column more" in padding_of(Fixed(from_the_end)).failures[0].evidence
+
+
+def test_a_mask_of_the_loss_alone_suits_a_model_that_looks_back():
+    class Causal(Decoder):
+        def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+            return super().forward(ids)
+
+    report = padding_of(Causal())
+    assert report.holds == ("padding",)
+    assert "it is seen there" in report.notes[0].evidence
+
+
+def test_padding_that_is_seen_is_named():
+    assert first(padding_of(Reader(masked=False)))[0] == "padding"
+
+
+class Translator(nn.Module):
+    """Reads a source, of another width, whose padding it may mask."""
+
+    def __init__(self, *, masked: bool):
+        super().__init__()
+        self.source, self.target, self.masked = nn.Embedding(VOCAB, DIM), Decoder(), masked
+
+    def forward(self, source: Tensor, ids: Tensor) -> Tensor:
+        shown = (source != 0)[..., None] if self.masked else torch.ones(1)
+        mean = (self.source(source) * shown).sum(1) / shown.expand(*source.shape, 1).sum(1)
+        target = self.target
+        x = target.embed(ids) + mean[:, None]
+        for block in target.blocks:
+            x = block(x)
+        return target.head(target.norm(x))
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_more_padding_of_a_source_changes_nothing(*, masked: bool):
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        ids = batch["ids"]
+        return F.cross_entropy(model(batch["source"], ids[:, :-1]).transpose(1, 2), ids[:, 1:])
+
+    ids = torch.randint(1, VOCAB, (ROWS, 7), generator=torch.Generator().manual_seed(1))
+    batches = {"source": batch()["ids"], "ids": ids}
+    report = report_of(
+        "padding", model=Translator(masked=masked), batches=batches, loss=loss, declare={"pad_id": 0}
+    )
+    assert report.ok is masked, report
+    assert masked or "of padding" in report.failures[0].evidence or "a row cut" in report.failures[0].evidence
