@@ -213,3 +213,10 @@ def test_the_folders_of_the_makefile_are_there():
     named = re.search(r"addprefix tests/,(.*?)\)", (ROOT / "Makefile").read_text(), re.DOTALL)
     folders = named[1].replace("\\", "").split()
     assert [name for name in folders if not (ROOT / "tests" / name).is_dir()] == []
+
+
+def test_too_many_cases_stop_the_tests(pytestconfig):
+    tests = pytestconfig.pluginmanager.get_plugin(str(ROOT / "tests" / "conftest.py"))
+    tests.pytest_collection_modifyitems([None] * tests.MOST_CASES)
+    with pytest.raises(pytest.UsageError, match="4,501 cases"):
+        tests.pytest_collection_modifyitems([None] * 4501)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 from bad_input.cases import TINY
@@ -16,6 +18,16 @@ GOOD = [
     "pre",
 ]
 """A run of a quarter of a second, in a folder with the six texts."""
+
+
+def copy_of(trained: Path) -> Path:
+    """A fresh copy of a run, in place of any other, that waits to be gone on with."""
+    shutil.rmtree("runs", ignore_errors=True)
+    shutil.copytree(trained, "runs")
+    (config,) = Path("runs").glob("*/config.json")
+    status = config.with_name("status.json")
+    status.write_text(json.dumps(json.loads(status.read_text()) | {"state": "interrupted"}))
+    return config.parent
 
 
 def held(folder: Path) -> dict[str, bytes]:

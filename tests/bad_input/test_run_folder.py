@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from bad_input.damage import DAMAGED, MODEL, before
-from bad_input.prompt import GOOD, lacking, refused
+from bad_input.prompt import GOOD, copy_of, lacking, refused
+from cases import each
 from normlab.cli.main import main
 from normlab.runs import RunFolder
 
 
-@pytest.mark.parametrize(("words", "damage", "facts"), DAMAGED.values(), ids=list(DAMAGED))
-def test_a_damaged_run_is_named(run, capsys, words, damage, facts):
+@each(("words", "damage", "facts"), DAMAGED.values(), ids=list(DAMAGED))
+def test_a_damaged_run_is_named(place, trained, capsys, words, damage, facts):
+    run = copy_of(trained)
     damage(run)
     said = refused([word.replace("{run}", str(run)) for word in words], capsys)
     assert not lacking(said, facts, run=str(run), id=run.name)

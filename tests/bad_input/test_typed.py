@@ -10,16 +10,17 @@ import pytest
 from bad_input.cases import COMPARED, CONFIGS, TEXTS, TYPED, UNPARSED
 from bad_input.damage import DAMAGED
 from bad_input.prompt import GOOD, lacking, refused, runs_made
+from cases import each
 from normlab.cli.main import main
 
 
-@pytest.mark.parametrize(("flags", "facts"), TYPED.values(), ids=list(TYPED))
+@each(("flags", "facts"), TYPED.values(), ids=list(TYPED))
 def test_flags(place, capsys, flags, facts):
     assert not lacking(refused([*GOOD, *flags.split()], capsys), facts)
     assert runs_made() == []
 
 
-@pytest.mark.parametrize(("flags", "facts"), COMPARED.values(), ids=list(COMPARED))
+@each(("flags", "facts"), COMPARED.values(), ids=list(COMPARED))
 def test_comparisons(place, capsys, flags, facts):
     words = ["compare", *GOOD[1 : GOOD.index("--recipe")], *flags.split()]
     assert not lacking(refused(words, capsys), facts)
@@ -37,7 +38,7 @@ def test_what_the_parser_refuses(place, capsys, flags, facts):
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize(("files", "flags", "facts"), TEXTS.values(), ids=list(TEXTS))
+@each(("files", "flags", "facts"), TEXTS.values(), ids=list(TEXTS))
 def test_texts(place, capsys, files, flags, facts):
     for name, content in files.items():
         (place / name).write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -53,7 +54,7 @@ def test_blocks_longer_than_the_learned_positions(place, capsys):
     assert runs_made() == []
 
 
-@pytest.mark.parametrize(("content", "facts"), CONFIGS.values(), ids=list(CONFIGS))
+@each(("content", "facts"), CONFIGS.values(), ids=list(CONFIGS))
 def test_configurations(tmp_path, monkeypatch, capsys, content, facts):
     monkeypatch.chdir(tmp_path)
     Path("c.json").write_bytes(content if isinstance(content, bytes) else content.encode())

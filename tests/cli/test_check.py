@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from cases import each
 from normlab.cli.main import main
 
 TRAIN = """
@@ -157,7 +158,7 @@ def test_a_recipe_and_a_run_are_checked(here, capsys):
     assert json.loads(capsys.readouterr().out)["facts"]["checkpoint"].startswith("last, step 2")
 
 
-@pytest.mark.parametrize(
+@each(
     ("typed", "told"),
     [
         ("", "normlab check train.py:setup"),

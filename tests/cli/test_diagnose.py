@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from cases import each
 from cli.typed import TINY, normlab
 from normlab.cli.main import main
 from training.tiny import NAMES, tiny, write_text
@@ -156,7 +157,7 @@ def test_the_gate_closes_for_findings_as_severe(here, gate, severities, code, mo
     assert (here / "runs" / "diagnosis-my_net_of_this_test.py-setup.html").exists()
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "sentence"),
     [
         (["--model", "a.b:c"], "--model is what a Setup holds as model"),

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import normlab
+from cases import each
 from normlab.cli.main import main
 from normlab.errors import UserError
 
@@ -148,7 +149,7 @@ def refused(words, capsys):
     return sentence
 
 
-@pytest.mark.parametrize(("model", "batch", "loss", "sentence"), BAD)
+@each(("model", "batch", "loss", "sentence"), BAD)
 def test_the_same_sentence_at_the_prompt_and_from_python(theirs, capsys, model, batch, loss, sentence):
     said = refused([setup(model, batch, loss)], capsys)
     assert sentence in said
@@ -158,7 +159,7 @@ def test_the_same_sentence_at_the_prompt_and_from_python(theirs, capsys, model, 
     assert said.startswith(f"normlab: {raised.value}")
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "sentence"),
     [
         ("--model a:b", "--model is what a Setup holds as model"),

@@ -6,6 +6,7 @@ from typing import Literal, get_type_hints
 import pytest
 import tyro
 
+from cases import each
 from normlab.cli.compare import CompareCommand, RequestFlags
 from normlab.cli.main import COMMANDS
 from normlab.cli.main import load as load_command
@@ -82,7 +83,7 @@ def parse(kind, *args):
     return tyro.cli(kind, args=args, default=kind.defaults(args))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@each("name", CONFIGS)
 def test_flags_left_alone_change_nothing(name):
     config = CONFIGS[name]()
     assert ConfigFlags.of(config).applied_to(config) == config
@@ -115,7 +116,7 @@ def test_what_is_typed_replaces_the_configuration(tmp_path):
     assert request.base == expected
 
 
-@pytest.mark.parametrize(
+@each(
     ("args", "name"),
     [
         ([], "demo"),

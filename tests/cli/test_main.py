@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from cases import each
 from normlab.cli import errors
 from normlab.cli.main import COMMANDS, MOVED, OVERVIEW, load, main
 from normlab.cli.recipes import RecipesCommand
@@ -76,7 +77,7 @@ def test_what_stops_a_command_is_said(error, code, sentence, capsys, monkeypatch
     assert sentence in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
+@each(
     ("error", "amount"),
     [
         (
@@ -90,9 +91,7 @@ def test_what_stops_a_command_is_said(error, code, sentence, capsys, monkeypatch
         (MemoryError(), ""),
     ],
 )
-@pytest.mark.parametrize(
-    ("command", "flag"), [("translate", "--beam"), ("train", "--max-tokens"), ("diagnose", "--tokens")]
-)
+@each(("command", "flag"), [("translate", "--beam"), ("train", "--max-tokens"), ("diagnose", "--tokens")])
 def test_too_little_memory_is_said_with_what_to_lower(error, amount, command, flag, capsys):
     assert errors.report(error, [command]) == errors.USAGE_ERROR
     said = capsys.readouterr().err

@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from cases import each
 from normlab.cli.main import main
 from normlab.config.config import Config, DecodeConfig
 from normlab.runs import RunFolder
@@ -165,7 +166,7 @@ NO_BEAM = (
 )
 
 
-@pytest.mark.parametrize(
+@each(
     ("typed", "sentence"),
     [
         ("--beam 0", "beam must be at least 1, got 0"),

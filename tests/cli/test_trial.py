@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from cases import each
 from normlab.cli.main import INTERRUPTED, main
 
 TRAIN = """
@@ -81,7 +82,7 @@ def test_a_recipe_is_tried_on_its_own_batches(here, capsys):
     assert plain["unigram"] > 1
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "hint"),
     [
         ([], "train.py:setup"),

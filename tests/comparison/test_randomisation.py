@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from sacrebleu.metrics import BLEU
 
+from cases import each
 from normlab.comparison import statistics
 from normlab.tasks import scores
 from normlab.tasks.scores import bleu_of_sums
@@ -55,8 +56,8 @@ def made_up(random, qualities, sentences):
 # ------------------------------------------------------------------------------------- sufficient statistics
 
 
-@pytest.mark.parametrize("share_right", [0.0, 0.3, 0.8, 1.0])
-@pytest.mark.parametrize("count", [1, 5, 60])
+@each("share_right", [0.0, 0.3, 0.8, 1.0])
+@each("count", [1, 5, 60])
 def test_summed_statistics_give_the_bleu_of_sacrebleu(count, share_right):
     for seed in range(3):
         references = text(count, seed=seed)
@@ -68,7 +69,7 @@ def test_summed_statistics_give_the_bleu_of_sacrebleu(count, share_right):
         assert found[0] == pytest.approx(expected, abs=1e-9)
 
 
-@pytest.mark.parametrize(
+@each(
     ("hypothesis", "reference"),
     [
         ("", "a b c d e"),

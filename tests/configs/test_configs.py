@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cases import each
 import pytest
 
 from normlab.cli.presets import CONFIGS
@@ -12,7 +13,7 @@ from normlab.training.devices import resolved_precision
 from normlab.training.recipes.grammar import resolve
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@each("name", CONFIGS)
 def test_a_configuration_can_be_compared_and_written(name):
     config = CONFIGS[name]()
     assert config == CONFIGS[name](), "calling it twice gives the same"

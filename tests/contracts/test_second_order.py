@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
+from cases import each
 from contracts.variants import (
     PARTS,
     assert_close,
@@ -24,20 +25,19 @@ from normlab.nn.kernels import ops
 every_part = pytest.mark.parametrize("config", PARTS, ids=label)
 
 
-@every_part
-@pytest.mark.parametrize("scores", [0, ops._PLAIN_ATTENTION_SCORES], ids=["fused", "short"])
-def test_the_fast_path_equals_the_reference(config, scores, monkeypatch):
-    """Values and gradients, trained and searched."""
-    monkeypatch.setattr(ops, "_PLAIN_ATTENTION_SCORES", scores)
+@each("config", PARTS, ids=label)
+def test_the_fast_path_equals_the_reference(config, monkeypatch):
+    """Values and gradients, trained and searched, by the fused kernel and by that for short sentences."""
     model = perturbed(config).train()
     ids = inputs(model)
-    loss, fast = backward(model), grads(model)
-    with torch.no_grad():
-        searched = logits_of(model, *ids)
     with reference():
-        assert_close(loss, backward(model))
-        assert_close(fast, grads(model))
-        assert_close(searched, logits_of(model, *ids))
+        loss, plain, searched = backward(model), grads(model), logits_of(model, *ids)
+    for scores in (0, ops._PLAIN_ATTENTION_SCORES):
+        monkeypatch.setattr(ops, "_PLAIN_ATTENTION_SCORES", scores)
+        assert_close(backward(model), loss)
+        assert_close(grads(model), plain)
+        with torch.no_grad():
+            assert_close(logits_of(model, *ids), searched)
 
 
 @every_part

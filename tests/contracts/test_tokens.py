@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 
+from cases import each
 from contracts.variants import (
     TOLERANCE,
     VARIANTS,
@@ -18,7 +18,7 @@ from contracts.variants import (
     perturbed,
 )
 
-every_variant = pytest.mark.parametrize("config", VARIANTS, ids=label)
+every_variant = each("config", VARIANTS, ids=label)
 
 
 @every_variant

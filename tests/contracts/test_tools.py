@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
+from cases import each
 from contracts.variants import (
     ALONE,
     PARTS,
@@ -30,7 +31,7 @@ DECODERS = [c for c in ALONE if kind_of(c) is Decoder]
 inductor = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 
 
-@pytest.mark.parametrize("config", PARTS, ids=label)
+@each("config", PARTS, ids=label)
 def test_probes_on_every_module_change_no_bit(config):
     """Of loss and gradients, and once they are off no hook is left."""
     model = started(config)

@@ -8,12 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from cases import each
 from contracts.outsiders import NAMES, enrolled
 from contracts.variants import (
     BY_PLACEMENT,
     CONFIG,
+    FOREIGN,
     OUTSIDE,
     PARTS,
+    SINGLE,
     VARIANTS,
     backward,
     build,
@@ -29,45 +32,43 @@ from normlab.nn.init import SCHEMES, profile_
 from normlab.training.checkpoint import load_checkpoint, save_checkpoint
 from normlab.training.parallel import SingleProcess
 
-every_variant = pytest.mark.parametrize("config", VARIANTS, ids=label)
+every_variant = each("config", VARIANTS, ids=label)
 SCHEME_NAMES = [*SCHEMES, NAMES["scheme"]]
 every_part = pytest.mark.parametrize("config", PARTS, ids=label)
 
 
 @every_part
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_forward_and_backward_are_finite_and_repeatable(config, precision):
+def test_forward_and_backward_are_finite_and_repeatable(config):
     """The same seeds give the same bits: start, dropout, loss and gradients."""
-    seen = []
-    for _ in range(2):
-        model = started(config)
-        torch.manual_seed(8)
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-            loss = backward(model)
-        seen.append((loss, grads(model)))
-    (loss, first), (again, second) = seen
-    assert loss.isfinite()
-    assert torch.equal(loss, again)
-    assert all(g.isfinite().all() and g.dtype == torch.float32 for g in first.values())
-    assert all(torch.equal(g, second[name]) for name, g in first.items())
+    models = [started(config), started(config)]
+    for bf16 in (False, True):
+        seen = []
+        for model in models:
+            torch.manual_seed(8)
+            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                loss = backward(model)
+            seen.append((loss, grads(model)))
+        (loss, first), (again, second) = seen
+        assert loss.isfinite()
+        assert torch.equal(loss, again)
+        assert all(g.isfinite().all() and g.dtype == torch.float32 for g in first.values())
+        assert all(torch.equal(g, second[name]) for name, g in first.items())
 
 
-@every_part
-@pytest.mark.parametrize("how", ["autocast", "bf16"])
-def test_bf16_is_near_fp32(config, how):
+@each("config", dict.fromkeys(SINGLE + OUTSIDE + FOREIGN), ids=label)
+def test_bf16_is_near_fp32(config):
     """Over fp32 weights and with bf16 ones; without ReLU, of which rounding turns a unit on or off."""
     smooth = "gelu" if config.activation == "relu" else config.activation
     model = started(replace(config, activation=smooth)).eval()
     plain, expected = backward(model), grads(model)
-    if how == "bf16":
-        model.bfloat16()
-    with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
-        mixed = backward(model)
-    assert mixed.item() == pytest.approx(plain.item(), rel=0.01)
-    assert distance(grads(model), expected) < 0.05
+    for autocast in (True, False):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            mixed = backward(model if autocast else model.bfloat16())
+        assert mixed.item() == pytest.approx(plain.item(), rel=0.01)
+        assert distance(grads(model), expected) < 0.05
 
 
-@every_part
+@each("config", PARTS, ids=label)
 def test_bf16_in_and_out(config):
     """A model of bf16 weights keeps every stream, logit and gradient in bf16."""
     model = started(config).bfloat16()
@@ -95,7 +96,7 @@ def tensors(stream: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return stream if isinstance(stream, tuple) else (stream,)
 
 
-@every_part
+@each("config", PARTS, ids=label)
 def test_a_checkpoint_gives_back_weights_and_optimiser(config, tmp_path):
     """Saved, loaded into another start and stepped: the same bits as without the pause."""
     first, second = started(config), started(config, seed=4)
@@ -117,10 +118,9 @@ def test_a_checkpoint_gives_back_weights_and_optimiser(config, tmp_path):
         assert torch.equal(a, b), name
 
 
-@every_part
-def test_scalars_have_a_shape(config):
+def test_scalars_have_a_shape():
     """Sharding refuses parameters without dimensions."""
-    assert all(p.dim() for p in build(config).parameters())
+    assert [f"{label(c)}: {n}" for c in PARTS for n, p in build(c).named_parameters() if not p.dim()] == []
 
 
 @every_variant
@@ -136,7 +136,7 @@ def test_a_start_without_data_is_left_alone_by_the_profile(config):
     assert {n.split(".place.")[0] for n in changed} <= asking
 
 
-@pytest.mark.parametrize(
+@each(
     "config",
     [*BY_PLACEMENT, OUTSIDE[0]] + [uniform("fixup", scheme=name) for name in SCHEME_NAMES],
     ids=label,
@@ -154,7 +154,7 @@ def test_starts_of_one_seed_differ_by_the_gain_alone(config):
             assert not any(p.any() for n, p in ours.f.named_parameters() if n.split(".")[-1] in added)
 
 
-@pytest.mark.parametrize("scheme", SCHEME_NAMES)
+@each("scheme", SCHEME_NAMES)
 def test_no_two_matrices_share_their_draw(scheme):
     model, other = (build(replace(CONFIG, scheme=scheme, norm="rmsnorm"), seed) for seed in (6, 7))
     branches = [m for m in model.modules() if isinstance(m, Branch)]

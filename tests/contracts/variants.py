@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cases import pairwise
 from contracts.outsiders import NAMES, ForeignConfig, enrolled
 from normlab.config.config import ModelConfig
 from normlab.nn import (
@@ -24,7 +25,6 @@ from normlab.nn import (
     Norm,
     Placement,
     PositionEncoding,
-    PreNorm,
     QueryKeyNorm,
     Seq2Seq,
     TokenModel,
@@ -36,9 +36,8 @@ VOCAB = 13
 TOLERANCE = 1e-11
 """The rounding of a float64 forward and backward pass, relative to the largest number of a comparison."""
 CONFIG = ModelConfig(dim=16, ffn_dim=24, heads=2, encoder_layers=2, decoder_layers=2, dropout=0.0)
-TOLERANCE = 1e-11
-"""The rounding of a float64 forward and backward pass, relative to the largest number of a comparison."""
 CHOICES: dict[str, Any] = {
+    "norm": Norm.registry,
     "embedding": Embedding.registry,
     "position_encoding": PositionEncoding.registry,
     "activation": Activation.registry,
@@ -46,7 +45,7 @@ CHOICES: dict[str, Any] = {
     "bias": BIASES,
     "inner_norm": INNER_NORMS,
     "head_gain": HEAD_GAINS,
-    "kv_heads": [1],
+    "kv_heads": [0, 1],
 }
 
 
@@ -65,31 +64,40 @@ def uniform(placement: str, **choices: Any) -> ModelConfig:
         return next(c for e in Embedding.registry if not refused(c := replace(config, embedding=e)))
 
 
-def ring(names: list[str]) -> list[ModelConfig]:
-    """Each placement in an encoder with the next one in the decoder, where that is defined."""
-    pairs = zip(names, names[1:] + names[:1], strict=True)
-    configs = [replace(CONFIG, encoder_placement=a, decoder_placement=b) for a, b in pairs]
-    return [config for config in configs if not refused(config)]
+def combined(encoder: str, decoder: str, parts: tuple[Any, ...]) -> ModelConfig:
+    """These parts under two placements, with another embedding where one of them needs it."""
+    choices = dict(zip(CHOICES, parts, strict=True))
+    config = replace(CONFIG, encoder_placement=encoder, decoder_placement=decoder, **choices)
+    embeddings = (config.embedding, *Embedding.registry)
+    return next(c for e in embeddings if not refused(c := replace(config, embedding=e)))
 
 
 BY_PLACEMENT = [uniform(name) for name in Placement.registry]
-BY_NORM = [uniform(place, norm=norm) for norm in Norm.registry for place in ("post", "pre")]
-# LayerNorm takes away the mean, and with it all that a scalar bias before it could learn: RMSNorm here.
-BY_CHOICE = [
-    uniform("pre", norm="rmsnorm", **{axis: name})
-    for axis, names in CHOICES.items()
-    for name in names
-    if name != getattr(PreNorm, axis, None)
+_MIXABLE = [n for n in Placement.registry if not refused(replace(CONFIG, encoder_placement=n))]
+_NEXT = {n: n for n in Placement.registry} | dict(zip(_MIXABLE, _MIXABLE[1:] + _MIXABLE[:1], strict=True))
+_ROWS = pairwise(*CHOICES.values())
+COMBINED = [
+    combined(encoder, decoder, parts)
+    for (encoder, decoder), parts, _ in zip(
+        cycle(_NEXT.items()), cycle(_ROWS), range(max(len(_NEXT), len(_ROWS))), strict=False
+    )
 ]
-UNIFORM = list(dict.fromkeys(BY_PLACEMENT + BY_NORM + BY_CHOICE))
-MIXED = ring([n for n in Placement.registry if not refused(replace(CONFIG, encoder_placement=n))])
+"""Every two parts in one model; each placement in the encoder of one and in a decoder, its own where it may
+not be mixed with another one.
+"""
+# LayerNorm takes away the mean, and with it all that a scalar bias before it could learn: RMSNorm here.
+SINGLE = [
+    *BY_PLACEMENT,
+    *(uniform("pre", **{"norm": "rmsnorm", axis: name}) for axis, names in CHOICES.items() for name in names),
+]
+"""Every part beside usual ones."""
 OUTSIDE = [
     uniform(NAMES["placement"]),
     uniform(NAMES["placement"], **{axis: name for axis, name in NAMES.items() if axis != "placement"}),
     replace(CONFIG, decoder_placement=NAMES["placement"], norm=NAMES["norm"]),
 ]
 """A foreign placement alone, with foreign everything, and in half a model."""
-SEQ2SEQ = UNIFORM + MIXED + OUTSIDE
+SEQ2SEQ = COMBINED + OUTSIDE
 MODERN = uniform("pre", position_encoding="rope", kv_heads=1)
 ALONE = [
     replace(config, **{f"{stack}_layers": 0})
@@ -101,7 +109,7 @@ FOREIGN = [
     for name in ("post", "residual", NAMES["placement"])
 ]
 """Branches of somebody else."""
-PARTS = UNIFORM + OUTSIDE + FOREIGN + ALONE[:2]
+PARTS = COMBINED + OUTSIDE + FOREIGN + ALONE[:2]
 """Every part at least once, for what no combination of stacks can change."""
 VARIANTS = SEQ2SEQ + ALONE + FOREIGN
 """The same in every combination: a placement in one half of a model with another one, or without a half."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import normlab
+from cases import each
 from corpus.case import Arguments, Case
 from corpus.lists import LISTS
 from corpus.run import examine, run, verdict
@@ -65,9 +66,11 @@ NOT_RIGHT = {
 CASES = {f"{name}-{case.name}": (name, case) for name, every in LISTS.items() for case in every.values()}
 
 
-def parameters(rest: pytest.MarkDecorator) -> list:
+def parameters() -> list:
     """Return a parameter for each case: the sample, the lists that take minutes, and the rest."""
-    marks = {key: pytest.mark.slow if name in MINUTES else rest for key, (name, _) in CASES.items()}
+    marks = {
+        key: pytest.mark.slow if name in MINUTES else pytest.mark.long for key, (name, _) in CASES.items()
+    }
     return [pytest.param(key, id=key, marks=() if key in SAMPLE else (marks[key],)) for key in CASES]
 
 
@@ -115,10 +118,7 @@ def test_the_lists_are_complete():
     assert {p for _, case in CASES.values() for p in case.properties} <= set(PROPERTIES)
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("key", parameters(pytest.mark.slow))
-def test_a_case_computes_and_its_place_exists(key):
-    _, case = CASES[key]
+def computes_and_its_place_exists(case: Case) -> None:
     arguments = case.build()
     model = arguments["model"].train()
     loss = loss_of(arguments)
@@ -133,7 +133,20 @@ def test_a_case_computes_and_its_place_exists(key):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("key", parameters(pytest.mark.long))  # all: python tests/corpus/run.py
+@each("key", SAMPLE)
+def test_a_case_of_the_sample_computes_and_its_place_exists(key):
+    computes_and_its_place_exists(CASES[key][1])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", LISTS)
+def test_every_case_of_a_list_computes_and_its_place_exists(name):
+    each("case", LISTS[name].values(), ids=lambda case: case.name)(computes_and_its_place_exists)()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("key", parameters())  # all: python tests/corpus/run.py
 def test_a_fault_is_named_first_and_a_sound_step_has_no_failure(key, request):
     if key in NOT_RIGHT:
         request.applymarker(pytest.mark.xfail(reason=NOT_RIGHT[key]))

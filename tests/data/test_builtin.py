@@ -7,14 +7,15 @@ import sys
 import pytest
 from num2words import num2words
 
+from cases import each
 from normlab.data import builtin
 from normlab.data.builtin import HELD_OUT, LARGEST, TOPICS, generate, parse
 
 LANGUAGES = ("en", "de", "fr", "vi")
 
 
-@pytest.mark.parametrize("kind", [*TOPICS, "mixed"])
-@pytest.mark.parametrize(("source", "target"), list(itertools.permutations(LANGUAGES, 2)))
+@each("kind", [*TOPICS, "mixed"])
+@each(("source", "target"), list(itertools.permutations(LANGUAGES, 2)))
 def test_every_kind_in_every_direction(kind, source, target):
     splits = generate(f"{kind}-{source}-{target}", pairs=50, seed=3)
     assert [len(pairs) for pairs in (splits.train, splits.dev, splits.test)] == [50, HELD_OUT, HELD_OUT]
@@ -62,7 +63,7 @@ def test_the_same_in_another_process_whatever_its_hash_seed():
     assert len(digests) == 1
 
 
-@pytest.mark.parametrize("language", list(TOPICS["numbers"].write))
+@each("language", list(TOPICS["numbers"].write))
 def test_numbers_are_those_of_num2words(language):
     write = TOPICS["numbers"].write[language]
     for n in [*range(130), 999, 1000, 1001, 80_000, 200_000, *range(3, LARGEST, 98_765), LARGEST]:
@@ -117,7 +118,7 @@ def test_amounts():
     }
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "message"),
     [
         ("sonnets-en-de", "a kind of numbers, dates, times, amounts, mixed"),

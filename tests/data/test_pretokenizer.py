@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cases import each
 from normlab.cli.options import load as configuration
 from normlab.config.config import DataConfig
 from normlab.data.sources import open_lines
@@ -17,7 +18,7 @@ from normlab.errors import UserError
 from normlab.tasks.language_model import LanguageModel
 
 
-@pytest.mark.parametrize(
+@each(
     ("language", "text", "words"),
     [
         ("en", "It's John's well-known cat, isn't it?", "It 's John 's well-known cat , isn 't it ?"),

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cases import each
 from normlab.data import ragged
 from normlab.data.ragged import Ragged, TokenPairs
 from normlab.data.shapes import Shape, plan_shapes
@@ -66,8 +67,8 @@ def naive_positions(corners, source, target):
     )
 
 
-@pytest.mark.parametrize("count", [1, 2, 16])
-@pytest.mark.parametrize("max_tokens", [30, 4096])
+@each("count", [1, 2, 16])
+@each("max_tokens", [30, 4096])
 def test_shapes(count, max_tokens):
     pairs = made_pairs()
     source, target = pairs.lengths

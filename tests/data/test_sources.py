@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cases import each
 from normlab.config.config import DataConfig
 from normlab.data.parallel import prepare
 from normlab.data.plain import prepare_text
@@ -87,7 +88,7 @@ def test_data_folder_is_filled_in(table, monkeypatch):
     assert read("$NORMLAB_DATA/pairs.tsv#gl") == ["ola", "adeus"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("spec", "said"),
     [
         (

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cases import each
 from normlab.config.config import PARALLEL_TEXTS, DataConfig
 from normlab.data.datasets import by_name
 from normlab.data.parallel import prepare
@@ -148,7 +149,7 @@ def test_rows_without_text_are_named(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("spec", "said"),
     [
         (

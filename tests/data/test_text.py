@@ -6,17 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cases import each
 from normlab.data import text as module
 from normlab.data.text import TextFile, read_lines
 
 LINES = ["Ein Café.", "", "two\u2028lines\x0cin\x85one", "last"]
 
 
-@pytest.mark.parametrize(
-    ("name", "opener"), [("a.txt", open), ("a.de", open), ("a.gz", gzip.open), ("a.xz", lzma.open)]
-)
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-@pytest.mark.parametrize("last", [True, False])
+@each(("name", "opener"), [("a.txt", open), ("a.de", open), ("a.gz", gzip.open), ("a.xz", lzma.open)])
+@each("end", ["\n", "\r\n"])
+@each("last", [True, False])
 def test_reads_every_form(tmp_path, name, opener, end, last):
     with opener(tmp_path / name, "wb") as stream:
         stream.write((end.join(LINES) + (end if last else "")).encode())

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import each
 from normlab.config.config import DataConfig, MachineConfig
 from normlab.data.tokenizer import BOS, EOS, PAD, SPECIALS, UNK, BytePairs, _library_errors
 from normlab.data.vocabulary import load, parse
@@ -100,7 +101,7 @@ def test_training_is_deterministic_across_processes(tokenizer, tmp_path):
     assert (tmp_path / "there.json").read_bytes() == (tmp_path / "here.json").read_bytes()
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "value"),
     [
         ("normalizer", {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": ""}),

@@ -9,6 +9,7 @@ import sys
 import pytest
 import sentencepiece
 
+from cases import each
 from normlab.data.sentencepiece import SentencePieces
 from normlab.data.tokenizer import BOS, EOS, PAD, UNK
 from normlab.errors import UserError
@@ -45,7 +46,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("options", KINDS.values(), ids=list(KINDS))
+@each("options", KINDS.values(), ids=list(KINDS))
 def test_the_models_pieces_have_our_ids(options):
     content = model(**options)
     theirs, ours = sentencepiece.SentencePieceProcessor(model_proto=content), SentencePieces(content)

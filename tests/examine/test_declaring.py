@@ -7,6 +7,7 @@ import torch
 import transformers as tf
 from torch import nn
 
+from cases import each
 from normlab.errors import UserError
 from normlab.trace.setup import Setup
 from normlab.trace.starts import differences
@@ -121,7 +122,7 @@ def test_a_file_declares_words_and_starts(tmp_path):
     assert {s.path for s in declare.init} == {f"transformer.h.{i}.mlp.c_proj.weight" for i in range(LAYERS)}
 
 
-@pytest.mark.parametrize(
+@each(
     ("content", "words"),
     [
         (None, "cannot be read as TOML"),

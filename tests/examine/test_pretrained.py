@@ -7,6 +7,7 @@ import torch
 import transformers as tf
 
 import normlab
+from cases import each
 from normlab.errors import UserError
 from normlab.training.pretrained import setup_from_folder
 
@@ -73,7 +74,7 @@ def test_code_of_the_folder_is_never_run(tmp_path):
             setup_from_folder(where, seed=1)
 
 
-@pytest.mark.parametrize(
+@each(
     ("content", "words"),
     [
         (None, "cannot be read"),

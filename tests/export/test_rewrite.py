@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from cases import each
 from beams import beam_search
 from contracts.outsiders import enrolled
 from contracts.variants import ALONE, CONFIG, SEQ2SEQ, VOCAB, inputs, kind_of, label, perturbed
@@ -72,7 +73,7 @@ def assert_equal_models(config, model):
     return found
 
 
-@pytest.mark.parametrize("recipe", BECOMES)
+@each("recipe", BECOMES)
 def test_a_method_becomes_a_plain_model(recipe):
     config = model_config(recipe)
     found = assert_equal_models(config, perturbed(config))
@@ -82,7 +83,7 @@ def test_a_method_becomes_a_plain_model(recipe):
     assert found.changed == (recipe != "post+looklinear")
 
 
-@pytest.mark.parametrize("config", [*SEQ2SEQ, *ALONE], ids=label)
+@each("config", [*SEQ2SEQ, *ALONE], ids=label)
 def test_every_variant_stays_the_same_model(config):
     with enrolled():
         assert_equal_models(config, perturbed(config))
@@ -97,7 +98,7 @@ def test_a_plain_model_is_not_folded_again(recipe):
     assert again.config == found.config
 
 
-@pytest.mark.parametrize("recipe", KEPT)
+@each("recipe", KEPT)
 def test_what_has_no_exact_rewrite_stays_with_the_reason(recipe):
     config = model_config(recipe)
     found = rewrite(perturbed(config), config)

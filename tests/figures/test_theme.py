@@ -4,6 +4,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from cases import each
 from normlab.report.charts.theme import DASHES, INK, PALETTE, Mode, colour, dash, rows, theme
 
 # Machado, Oliveira and Fernandes 2009, severity 1.0, on linear RGB.
@@ -42,8 +43,8 @@ def contrast(a: str, b: str) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
-@pytest.mark.parametrize("mode", ["light", "dark"])
-@pytest.mark.parametrize("sight", SIGHT)
+@each("mode", ["light", "dark"])
+@each("sight", SIGHT)
 def test_colours_stay_apart_for_everyone(mode: Mode, sight: str) -> None:
     seen = [oklab(np.clip(SIGHT[sight] @ linear(c), 0, 1)) for c in PALETTE[mode]]
     assert min(float(np.linalg.norm(a - b)) for a, b in combinations(seen, 2)) > 0.08

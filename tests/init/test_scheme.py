@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from cases import each
 from contracts.outsiders import NAMES
 from contracts.variants import CONFIG, VOCAB, build, perturbed
 from normlab.nn import Sublayer
@@ -23,7 +24,7 @@ DEVIATIONS = {
 }
 
 
-@pytest.mark.parametrize("scheme", DEVIATIONS)
+@each("scheme", DEVIATIONS)
 def test_standard_deviations(scheme):
     """Every matrix has its deviation and a mean of 0; the contracts test the placement's gain."""
     model = build(replace(CONFIG, dim=64, ffn_dim=192, scheme=scheme))
@@ -70,8 +71,8 @@ def test_what_look_linear_may_not_be_combined_with(choices, reason):
     assert SCHEMES["xavier"].conflict(replace(CONFIG, **choices)) is None
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize(
+@each("scheme", SCHEMES)
+@each(
     "config",
     [
         CONFIG,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cases import each
 from initial.measured import (
     PLACEMENTS,
     assert_drawn,
@@ -18,6 +19,7 @@ from initial.measured import (
 )
 from normlab.config.config import ModelConfig
 from normlab.nn import BIASES
+from normlab.nn.init import SCHEMES
 from oracles import adapter, initial
 from oracles.adapter import Array
 from oracles.comparing import ours_alone
@@ -49,20 +51,26 @@ def check_matrices(arrays: dict[str, Array], config: ModelConfig, scheme: str) -
 
 
 @every_placement
-def test_every_scheme(placement):
-    config = sized(placement, 6, 6)
-    model, schemes = model_of(config), schemes_of(config)
-    assert "xavier" in schemes
-    for scheme in schemes:
-        check_matrices(started(model, scheme), config, scheme)
+def test_every_scheme_plain_or_gated_with_shared_keys(placement):
+    """Xavier both ways; each other scheme one way or the other by turns, so that it meets both."""
+    plain, gated = sized(placement, 6, 6), sized(placement, 6, 6, activation="swiglu", kv_heads=2)
+    models = {config: model_of(config) for config in (plain, gated)}
+    tried = []
+    for i, scheme in enumerate(ours_alone(SCHEMES)):
+        turn = i + PLACEMENTS.index(placement)
+        for config in (plain, gated) if scheme == "xavier" else ((plain, gated)[turn % 2],):
+            if scheme in schemes_of(config):
+                check_matrices(started(models[config], scheme), config, scheme)
+                tried.append(scheme)
+    assert tried[:2] == ["xavier", "xavier"]
 
 
 @every_placement
-@pytest.mark.parametrize("layers", [(60, 12), (6, 0), (0, 12)], ids=str)
-def test_every_shape(placement, layers):
+def test_every_shape(placement):
     """The gain knows both depths, the scheme neither."""
-    config = sized(placement, *layers)
-    check_matrices(started(model_of(config)), config, "xavier")
+    for layers in ((60, 12), (6, 0), (0, 12)):
+        config = sized(placement, *layers)
+        check_matrices(started(model_of(config)), config, "xavier")
 
 
 def knows_depth(placement: str) -> bool:
@@ -74,18 +82,10 @@ def knows_depth(placement: str) -> bool:
     )
 
 
-@pytest.mark.parametrize("placement", list(filter(knows_depth, PLACEMENTS)))
+@each("placement", list(filter(knows_depth, PLACEMENTS)))
 def test_a_hundred_layers(placement):
     config = sized(placement, 100, 100)
     check_matrices(started(model_of(config)), config, "xavier")
-
-
-@every_placement
-def test_a_gated_feed_forward_with_shared_keys(placement):
-    config = sized(placement, 6, 6, activation="swiglu", kv_heads=2)
-    model = model_of(config)
-    for scheme in schemes_of(config):
-        check_matrices(started(model, scheme), config, scheme)
 
 
 def test_all_schemes_are_tried():
@@ -133,8 +133,8 @@ def test_looklinear_makes_the_feed_forward_linear(layers):
 # ----------------------------------------------------------------------------------------------- biases
 
 
-@pytest.mark.parametrize("bias", ours_alone(BIASES))
-@pytest.mark.parametrize("layers", [(2, 2), (2, 0), (0, 2)], ids=str)
+@each("bias", ours_alone(BIASES))
+@each("layers", [(2, 2), (2, 0), (0, 2)])
 def test_biases_are_zero(layers, bias):
     config = sized("pre", *layers, bias=bias)
     count = 0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
+from cases import each
 from initial.measured import (
     PLACEMENTS,
     VOCAB,
@@ -32,25 +35,30 @@ from oracles.adapter import Weights
 from oracles.comparing import arrays_of, ours_alone
 
 every_placement = pytest.mark.parametrize("placement", PLACEMENTS)
-small = pytest.mark.parametrize("layers", [(3, 2), (2, 0), (0, 2)], ids=str)
+SMALL = [(3, 2), (2, 0), (0, 2)]
 
 
 # ------------------------------------------------------------------------------ embeddings and positions
 
 
-@every_placement
-@small
-def test_embeddings(placement, layers):
-    arrays = started(model_of(sized(placement, *layers)))
+@each("placement", PLACEMENTS)
+def test_a_model_of_a_placement(placement):
+    """Its embeddings, and the parameters that the initialisation leaves alone: one a sublayer or a layer."""
+    place = adapter.PLACEMENTS[placement]
     std = initial.embedding_std("plain", 64)
-    assert_drawn([arrays["embedding.weight"]], initial.embedding_gain(placement, *layers) * std)
-    assert_drawn([arrays["embedding.output"]], initial.classifier_gain(placement) * std)
-
-
-@every_placement
-def test_tied_embeddings(placement):
-    plain = started(model_of(sized(placement, 3, 2, embedding="plain")))["embedding.weight"]
-    assert_drawn([plain], initial.embedding_gain(placement, 3, 2) * initial.embedding_std("plain", 64))
+    for layers in SMALL:
+        model = model_of(sized(placement, *layers))
+        arrays = started(model)
+        assert_drawn([arrays["embedding.weight"]], initial.embedding_gain(placement, *layers) * std)
+        assert_drawn([arrays["embedding.output"]], initial.classifier_gain(placement) * std)
+        found = [(m, n) for m in model.modules() if isinstance(m, Sublayer) for n in place.keys]
+        for sublayer, name in found:
+            values = sublayer.place.get_parameter(name).detach().numpy()
+            assert all_of(values, expected_start(placement, place.keys[name], sublayer.site))
+        own = [name for name in arrays if ".place." in name and "norm" not in name]
+        assert len(own) == (sum(layers) if place.by_layer else len(found))
+    tied = started(model_of(sized(placement, 3, 2, embedding="plain")))["embedding.weight"]
+    assert_drawn([tied], initial.embedding_gain(placement, 3, 2) * std)
 
 
 def test_fixnorm_is_uniform():
@@ -90,8 +98,8 @@ def test_heads_of_an_encoder_alone():
 # ------------------------------------------------------------------------------------------------ norms
 
 
-@pytest.mark.parametrize("dim", [64, 7])
-@pytest.mark.parametrize("name", ours_alone(Norm.registry))
+@each("dim", [64, 7])
+@each("name", ours_alone(Norm.registry))
 def test_norms(name, dim):
     module, oracle = Norm.registry[name](dim), adapter.NORMS[name]
     found = adapter.norm_bundle(Weights(arrays_of(module)), oracle)
@@ -102,8 +110,8 @@ def test_norms(name, dim):
         assert all_of(found[key], float(value.flat[0]))
 
 
-@pytest.mark.parametrize("name", ours_alone(Norm.registry))
-@pytest.mark.parametrize("placement", ["sandwich", "periln", "mixln", "residual", "normformer"])
+@each("name", ours_alone(Norm.registry))
+@each("placement", ["sandwich", "periln", "mixln", "residual", "normformer"])
 def test_norms_in_a_model(placement, name):
     """The initialisation leaves them at their start, whose width is that of what they norm."""
     model = model_of(sized(placement, 2, 2, norm=name, qk_norm="normed", inner_norm="innernorm"))
@@ -129,39 +137,18 @@ def expected_start(placement: str, theirs: str, site: Site) -> float:
     return initial.parameter_start(theirs, layers=site.layers, sublayers=site.layers * len(site.roles))
 
 
-@every_placement
-@pytest.mark.parametrize(
-    "layers",
-    [(6, 6), (18, 18), (60, 12), (100, 100), (18, 19), (24, 25), (19, 0), (25, 0), (0, 18), (0, 24)],
-    ids=str,
-)
-def test_parameters_of_placements(placement, layers):
-    for stack, depth in zip(("encoder", "decoder"), layers, strict=True):
-        roles = adapter.roles_of(stack, sized(placement, *layers))
+@each("placement", PLACEMENTS)
+def test_parameters_of_placements(placement):
+    depths = [(6, 6), (18, 18), (60, 12), (100, 100), (18, 19), (24, 25), (19, 0), (25, 0), (0, 18), (0, 24)]
+    for layers, (stack, i) in product(depths, (("encoder", 0), ("decoder", 1))):
+        roles, depth = adapter.roles_of(stack, sized(placement, *layers)), layers[i]
         first = Site(stack, roles[0], 0, 0, 64, *layers, roles=roles)
         for site in [*sites(first)][:: max(1, depth // 2)] if depth else []:
             found = arrays_of(Placement.registry[placement](site))
             keys = adapter.PLACEMENTS[placement].keys
             assert set(keys) == {name for name in found if "norm" not in name}
             for ours, theirs in keys.items():
-                assert all_of(found[ours], expected_start(placement, theirs, site))
-
-
-@every_placement
-@small
-def test_parameters_of_placements_in_a_model(placement, layers):
-    """The initialisation leaves them at their start, one a sublayer, or one a layer."""
-    config, place = sized(placement, *layers), adapter.PLACEMENTS[placement]
-    model = model_of(config)
-    arrays = started(model)
-    found = [
-        (sublayer, n) for sublayer in model.modules() if isinstance(sublayer, Sublayer) for n in place.keys
-    ]
-    for sublayer, name in found:
-        values = sublayer.place.get_parameter(name).detach().numpy()
-        assert all_of(values, expected_start(placement, place.keys[name], sublayer.site))
-    own = [name for name in arrays if ".place." in name and "norm" not in name]
-    assert len(own) == (sum(layers) if place.by_layer else len(found))
+                assert all_of(found[ours], expected_start(placement, theirs, site)), site
 
 
 # --------------------------------------------------------------------------------- inside the branches

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from cases import each
 from normlab.nn import Placement, Site
 from oracles import initial, placements
 
@@ -90,7 +91,7 @@ def published(number: float) -> object:
     return pytest.approx(number, abs=6e-7)
 
 
-@pytest.mark.parametrize(("method", "stack", "n", "m"), PUBLISHED)
+@each(("method", "stack", "n", "m"), PUBLISHED)
 def test_gains(method, stack, n, m):
     number, placement = PUBLISHED[method, stack, n, m], Placement.registry[method]
     for matrix in SCALED:
@@ -108,14 +109,14 @@ def test_cross_attention_has_no_gain_of_subln():
         assert initial.gain("subln", "decoder", matrix, 6, 6, "cross_attention") == 1.0
 
 
-@pytest.mark.parametrize(("stack", "n", "m"), ALPHA)
+@each(("stack", "n", "m"), ALPHA)
 def test_deepnorm_alpha(stack, n, m):
     info = placements.StackInfo(stack, n, m, norm=lambda x, p: x)
     assert Placement.registry["deepnorm"](site(stack, n, m)).alpha == published(ALPHA[stack, n, m])
     assert placements.deepnorm_alpha(info) == published(ALPHA[stack, n, m])
 
 
-@pytest.mark.parametrize(("n", "m"), EMBEDDINGS)
+@each(("n", "m"), EMBEDDINGS)
 def test_tfixup_embeddings(n, m):
     for stack in ("encoder",) * bool(n) + ("decoder",) * bool(m):
         factor = Placement.registry["tfixup"].embedding_gain(site(stack, n, m))

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from cases import each
 from contracts.variants import CONFIG, VOCAB, build, perturbed, tokens
 from normlab.nn import PAD, Cache, Decoder, Encoder, Seq2Seq
 
@@ -24,7 +25,7 @@ def test_positions_grow_as_they_are_needed():
     assert not any(name.startswith("position_encoding") for name in model.state_dict())
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "layers", "sentence"),
     [
         (Seq2Seq, (0, 2), "encoder_layers is 0, and this model needs at least 1"),

@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch import nn
 
+from cases import each
 from normlab.nn import Norm
 
-every_norm = pytest.mark.parametrize("name", Norm.registry)
+every_norm = each("name", Norm.registry)
 
 
 @every_norm
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@each("scale", [1e-3, 1.0, 1e3])
 def test_gradients(name, scale):
     torch.manual_seed(1)
     norm = Norm.registry[name](6).double()

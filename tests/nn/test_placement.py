@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from cases import each
 from contracts.variants import BY_PLACEMENT, CONFIG, label
 from normlab.nn import LayerNorm, LayerScale, MixNorm, Placement, PostNorm, PreNorm, Site, stack_of
 
@@ -22,7 +23,7 @@ def test_a_name_is_taken_once():
     assert Placement.registry["post"] is PostNorm
 
 
-@pytest.mark.parametrize("name", Placement.registry)
+@each("name", Placement.registry)
 def test_what_a_placement_states(name):
     place = Placement.registry[name]
     assert place.name == name
@@ -37,7 +38,7 @@ def test_what_a_placement_states(name):
             Placement.init_(place(SITE), 1.0)
 
 
-@pytest.mark.parametrize("name", Placement.registry)
+@each("name", Placement.registry)
 def test_the_stream_ends_with_a_norm_where_the_placement_says_so(name):
     """Without one, a sum that was never normalised does not reach the output of a normed placement."""
     place = Placement.registry[name]
@@ -51,7 +52,7 @@ def test_the_stream_ends_with_a_norm_where_the_placement_says_so(name):
     assert (rms < 3) == place.normed
 
 
-@pytest.mark.parametrize(
+@each(
     ("placement", "choices", "reason"),
     [
         (
@@ -106,7 +107,7 @@ def test_what_a_placement_may_not_be_combined_with(placement, choices, reason):
     assert Placement.registry[placement].conflict(replace(CONFIG, **{**both, **choices})) == reason
 
 
-@pytest.mark.parametrize("config", BY_PLACEMENT, ids=label)
+@each("config", BY_PLACEMENT, ids=label)
 def test_every_placement_is_defined_alone_and_as_a_stack_alone(config):
     place = Placement.registry[config.encoder_placement]
     for layers in ((2, 2), (2, 0), (0, 2)):
@@ -118,9 +119,7 @@ def test_every_placement_is_defined_alone_and_as_a_stack_alone(config):
         assert all(layers) or place.conflict(other) is None
 
 
-@pytest.mark.parametrize(
-    ("layers", "early"), [(1, 1), (2, 1), (3, 1), (4, 1), (7, 1), (8, 2), (11, 2), (12, 3), (100, 25)]
-)
+@each(("layers", "early"), [(1, 1), (2, 1), (3, 1), (4, 1), (7, 1), (8, 2), (11, 2), (12, 3), (100, 25)])
 def test_mix_ln_is_post_ln_in_the_first_quarter(layers, early):
     kinds = [type(MixNorm(site).place) for site in stack_of(("ffn",), layers, 8)]
     assert kinds == [PostNorm] * early + [PreNorm] * (layers - early)

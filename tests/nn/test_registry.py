@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cases import each
 from normlab.errors import nearest
 from normlab.nn import Embedding, LayerNorm, Norm, Placement, PlainEmbedding
 from normlab.nn.init import SCHEMES
@@ -13,7 +14,7 @@ from normlab.optim import OPTIMISERS, SCHEDULES
 EVERY = [Norm.registry, Embedding.registry, Placement.registry, SCHEMES, SCHEDULES, OPTIMISERS]
 
 
-@pytest.mark.parametrize("registry", EVERY, ids=lambda registry: registry.kind)
+@each("registry", EVERY, ids=lambda registry: registry.kind)
 def test_a_name_is_taken_once_and_an_unknown_one_is_told(registry):
     name, variant = next(iter(registry.items()))
     with pytest.raises(

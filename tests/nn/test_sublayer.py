@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from cases import each
 from contracts.variants import BY_PLACEMENT, CONFIG, label
 from normlab.nn import (
     Attention,
@@ -197,7 +198,7 @@ def test_anything_is_a_branch_and_gets_its_arguments():
         wrap(f, "pri", site)
 
 
-@pytest.mark.parametrize("name", Placement.registry)
+@each("name", Placement.registry)
 def test_a_stack_of_anybodys_branches(name):
     """Begin, sublayers and end by hand are the stack, whose every placement's parameter is trained."""
     places = list(stack_of(("conv", "ffn"), 4, 16))
@@ -221,7 +222,7 @@ def test_a_stack_wants_a_branch_for_each_site():
         Stack.of([nn.Identity()] * 3, PreNorm, first)
 
 
-@pytest.mark.parametrize("config", BY_PLACEMENT, ids=label)
+@each("config", BY_PLACEMENT, ids=label)
 def test_a_models_own_choice_goes_before_the_placements(config):
     """Each option of the branch, with every placement: what the model says, or what the placement says."""
     place = Placement.registry[config.encoder_placement]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from cases import each
 from normlab.config.config import OptimConfig
 from normlab.errors import UserError
 from normlab.optim import OPTIMISERS, build_optimiser
@@ -77,8 +78,8 @@ def config_of(name, weight_decay, momentum=MOMENTUM):
     return OptimConfig(optimiser=name, betas=BETAS, eps=EPS, momentum=momentum, weight_decay=weight_decay)
 
 
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-@pytest.mark.parametrize("name", OPTIMISERS)
+@each("weight_decay", [0.0, 0.1])
+@each("name", OPTIMISERS)
 def test_an_optimiser_follows_its_equation(name, weight_decay):
     rng = np.random.default_rng(1)
     x, gradients, kept = rng.normal(size=5), rng.normal(size=(len(RATES), 5)), {}
@@ -112,8 +113,8 @@ PLAIN = {
 }
 
 
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-@pytest.mark.parametrize(("name", "momentum"), [*((name, MOMENTUM) for name in PLAIN), ("sgd", 0.0)])
+@each("weight_decay", [0.0, 0.1])
+@each(("name", "momentum"), [*((name, MOMENTUM) for name in PLAIN), ("sgd", 0.0)])
 def test_a_fused_step_with_a_tensor_rate_is_the_plain_step_with_a_number(name, momentum, weight_decay):
     config = config_of(name, weight_decay, momentum)
     generator = torch.Generator().manual_seed(2)
@@ -156,7 +157,7 @@ def test_radam_without_any_update_is_refused():
 # ------------------------------------------------------------------------------------ what the loop relies on
 
 
-@pytest.mark.parametrize("name", OPTIMISERS)
+@each("name", OPTIMISERS)
 def test_the_learning_rate_is_a_tensor_that_starts_at_zero(name):
     p = torch.nn.Parameter(torch.ones(3))
     optimiser = build_optimiser([p], OptimConfig(optimiser=name, weight_decay=0.1))
@@ -185,7 +186,7 @@ def test_a_schedule_that_cannot_be_is_refused_before_any_step(schedule, said):
         build_optimiser([], OptimConfig(schedule=schedule, warmup_steps=100))
 
 
-@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "radam", "radam_sgd"])
+@each("name", ["adam", "adamw", "sgd", "radam", "radam_sgd"])
 def test_weight_decay_can_be_left_to_the_matrices(name):
     """As in BERT: a step moves biases and gains as one without decay does, and matrices as one with it."""
     moved = {}

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from cases import each
 from normlab.config.config import OptimConfig
 from normlab.optim import SCHEDULES, ScheduleState, ValDecay, schedule_factor
 
@@ -43,13 +44,13 @@ CORNERS = [
 ]
 
 
-@pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "val_decay"])
+@each("name", [name for name in SCHEDULES if name != "val_decay"])
 def test_validation_lowers_no_other_rate(name):
     steps = range(1, 11)
     assert factors(name, steps, decays=3, decay_step=6) == factors(name, steps, decay_step=6)
 
 
-@pytest.mark.parametrize(("name", "warmup", "more", "expected"), CORNERS)
+@each(("name", "warmup", "more", "expected"), CORNERS)
 def test_corner_steps(name, warmup, more, expected):
     assert factors(name, expected, warmup_steps=warmup, **more) == pytest.approx(expected, abs=1e-15)
 
@@ -58,8 +59,8 @@ def test_every_schedule_has_corner_steps():
     assert {name for name, *_ in CORNERS} == set(SCHEDULES)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("warmup", [0, 1, 50])
+@each("name", SCHEDULES)
+@each("warmup", [0, 1, 50])
 def test_every_schedule_peaks_at_one_where_the_warmup_ends_and_never_rises_again(name, warmup):
     found = list(factors(name, range(1, 201), 200, warmup_steps=warmup, decay_step=120).values())
     assert 0.99 < max(found) <= 1.0
@@ -131,8 +132,8 @@ def test_three_validations_without_a_new_best_lower_the_rate():
     assert rates_of_ours(scores, optim) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("patience", [1, 2, 3, 7])
+@each("seed", range(5))
+@each("patience", [1, 2, 3, 7])
 def test_val_decay_is_that_of_torch(seed, patience):
     """Its patience is the last count that is still forgiven; its threshold is off."""
     random = torch.Generator().manual_seed(seed)
@@ -160,8 +161,8 @@ def test_validations_of_the_warm_up_do_not_count():
 # ------------------------------------------------------------------------------------------- what is refused
 
 
-@pytest.mark.parametrize("name", ["step_decay", "step_decay_inverse_sqrt"])
-@pytest.mark.parametrize(("decay_step", "warmup", "peak"), [(0, 0, 1), (1, 0, 1), (400, 400, 400)])
+@each("name", ["step_decay", "step_decay_inverse_sqrt"])
+@each(("decay_step", "warmup", "peak"), [(0, 0, 1), (1, 0, 1), (400, 400, 400)])
 def test_a_decay_before_the_peak_is_refused_with_the_way_out(name, decay_step, warmup, peak):
     with pytest.raises(
         ValueError,
@@ -171,7 +172,7 @@ def test_a_decay_before_the_peak_is_refused_with_the_way_out(name, decay_step, w
         factors(name, [warmup + 1], decay_step=decay_step, warmup_steps=warmup)
 
 
-@pytest.mark.parametrize(
+@each(
     ("field", "value", "said"),
     [
         ("decay_factor", 1.5, "decay_factor must be at most 1, got 1.5"),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from cases import each, pairwise
 from normlab.config.config import ModelConfig
 from normlab.nn import (
     BIASES,
@@ -35,10 +35,10 @@ from oracles.toys import CONFIG, normal
 HEADS = [(6, 3, 0), (6, 2, 0), (6, 3, 1), (12, 6, 2), (10, 5, 5)]
 """Width, heads and heads of keys and values."""
 
-every_norm = pytest.mark.parametrize("norm", ours_alone(Norm.registry))
+every_norm = each("norm", ours_alone(Norm.registry))
 
 
-@pytest.mark.parametrize(
+@each(
     ("registry", "known"),
     [
         (Placement.registry, adapter.PLACEMENTS),
@@ -72,9 +72,11 @@ def check_norm(norm: str, x: Tensor) -> None:
     compare(module, lambda: module(x), oracle, {"x": x})
 
 
-@every_norm
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
-@pytest.mark.parametrize("shape", [(5, 6), (4, 3), (1, 7)], ids=str)
+@each(
+    ("norm", "scale", "shape"),
+    pairwise(ours_alone(Norm.registry), [1e-3, 1.0, 1e3], [(5, 6), (4, 3), (1, 7)]),
+    ids=str,
+)
 def test_norms(norm, shape, scale):
     check_norm(norm, normal(*shape, scale=scale))
 
@@ -114,45 +116,31 @@ def check_attention(config: ModelConfig, role: str) -> None:
 
 
 ROLES = ("self_attention", "causal_attention", "cross_attention")
-of_even_width = [heads for heads in HEADS if heads[0] // heads[1] % 2 == 0]
+SIZES = [("sinusoidal", *heads) for heads in HEADS]
+SIZES += [("rope", *heads) for heads in HEADS if heads[0] // heads[1] % 2 == 0]
 
 
-@pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize("qk_norm", ours_alone(QueryKeyNorm.registry))
 @pytest.mark.parametrize(
-    ("position_encoding", "dim", "heads", "kv_heads"),
-    [("sinusoidal", *h) for h in HEADS] + [("rope", *h) for h in of_even_width],
+    ("role", "size", "qk_norm", "bias", "inner_norm", "head_gain"),
+    pairwise(ROLES, SIZES, *map(ours_alone, (QueryKeyNorm.registry, BIASES, INNER_NORMS, HEAD_GAINS))),
+    ids=str,
 )
-def test_attention(role, qk_norm, position_encoding, dim, heads, kv_heads):
-    config = replace(
-        CONFIG, qk_norm=qk_norm, position_encoding=position_encoding, dim=dim, heads=heads, kv_heads=kv_heads
-    )
-    check_attention(config, role)
-
-
-@pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize(
-    ("bias", "inner_norm", "head_gain"),
-    list(product(ours_alone(BIASES), ours_alone(INNER_NORMS), ours_alone(HEAD_GAINS))),
-)
-def test_attention_with_options(role, bias, inner_norm, head_gain):
-    config = replace(
-        CONFIG, bias=bias, inner_norm=inner_norm, head_gain=head_gain, dim=12, heads=6, kv_heads=3
-    )
-    check_attention(config, role)
+def test_attention(role, size, qk_norm, bias, inner_norm, head_gain):
+    names = ("position_encoding", "dim", "heads", "kv_heads")
+    options = {"qk_norm": qk_norm, "bias": bias, "inner_norm": inner_norm, "head_gain": head_gain}
+    check_attention(replace(CONFIG, **dict(zip(names, size, strict=True)), **options), role)
 
 
 @every_norm
-@pytest.mark.parametrize("role", ROLES)
+@each("role", ROLES)
 def test_attention_with_norms_inside(role, norm):
     check_attention(replace(CONFIG, norm=norm, qk_norm="normed", inner_norm="innernorm", kv_heads=1), role)
 
 
-@pytest.mark.parametrize(
-    ("activation", "bias", "inner_norm"),
-    list(product(ours_alone(Activation.registry), ours_alone(BIASES), ours_alone(INNER_NORMS))),
+@each(
+    ("activation", "bias", "inner_norm", "norm"),
+    pairwise(*map(ours_alone, (Activation.registry, BIASES, INNER_NORMS)), ["layernorm", "scalenorm"]),
 )
-@pytest.mark.parametrize("norm", ["layernorm", "scalenorm"])
 def test_feed_forward(activation, bias, inner_norm, norm):
     config = replace(CONFIG, activation=activation, bias=bias, inner_norm=inner_norm, norm=norm)
     choices = Choices(config, "post")

@@ -8,6 +8,7 @@ import pytest
 from scipy.special import softmax
 from scipy.stats import norm as gaussian
 
+from cases import each, pairwise
 from oracles.branches import AttentionOptions, FeedForwardOptions, attention, feed_forward, gelu, rotate
 from oracles.derivative import central_difference, derivative
 from oracles.embeddings import fixnorm_embed, fixnorm_logits, plain_embed, sinusoids
@@ -196,17 +197,17 @@ def test_feed_forward() -> None:
     assert np.allclose(2 * once, twice, atol=1e-12)
 
 
-@pytest.mark.parametrize("norm_name", NORMS)
-@pytest.mark.parametrize("method", PLACEMENTS)
-def test_every_stack_runs_and_uses_its_norm_at_the_end(method: str, norm_name: str) -> None:
+@each("method", PLACEMENTS)
+def test_every_stack_runs_and_uses_its_norm_at_the_end(method: str) -> None:
     """A changed end norm shows in the stacks that have one, and only there."""
-    subs, stack = stack_of(norm_name)
-    y = run_stack(method, X, subs, stack)
-    assert y.shape == X.shape
-    assert np.isfinite(y).all()
-    end = {"norm": {key: 3 * value for key, value in stack.end["norm"].items()}}
-    changed = run_stack(method, X, subs, replace(stack, end=end))
-    assert np.allclose(y, changed) == (method not in (*ENDS_WITH_NORM, "residual"))
+    for norm_name in NORMS:
+        subs, stack = stack_of(norm_name)
+        y = run_stack(method, X, subs, stack)
+        assert y.shape == X.shape
+        assert np.isfinite(y).all(), norm_name
+        end = {"norm": {key: 3 * value for key, value in stack.end["norm"].items()}}
+        changed = run_stack(method, X, subs, replace(stack, end=end))
+        assert np.allclose(y, changed) == (method not in (*ENDS_WITH_NORM, "residual")), norm_name
 
 
 def test_streams_of_silent_branches() -> None:
@@ -310,9 +311,10 @@ def full_model(method: str, norm_name: str, activation: str) -> Callable[[comple
     return lambda t: (readout * run_stack(method, X + t * move, subs, stack)).sum()
 
 
-@pytest.mark.parametrize("norm_name", NORMS)
-@pytest.mark.parametrize("method", ["post", "pre", "residual", "normformer"])
-@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+@each(
+    ("method", "norm_name", "activation"),
+    pairwise(["post", "pre", "residual", "normformer"], NORMS, ["gelu", "swiglu"]),
+)
 def test_two_derivatives_agree(method: str, norm_name: str, activation: str) -> None:
     """The complex step through a whole stack against central differences."""
     f = full_model(method, norm_name, activation)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
+from cases import each, pairwise
 from normlab.config.config import ModelConfig
 from normlab.nn import (
     DECODER_LAYER,
@@ -30,8 +31,6 @@ from oracles.toys import SENTENCES, VOCAB, exactly_placed, normal, padded, under
 
 PLACEMENTS = ours_alone(Placement.registry)
 
-every_placement = pytest.mark.parametrize("placement", PLACEMENTS)
-
 
 def check_stack(name: str, config: ModelConfig, *, together: bool = False, scale: float = 1.0) -> None:
     """A stack `[5, D]` to `[5, D]`, its memory of another length where it has one."""
@@ -49,32 +48,33 @@ def check_stack(name: str, config: ModelConfig, *, together: bool = False, scale
     compare(stack, ours, oracle, inputs, together=together)
 
 
-@every_placement
-@pytest.mark.parametrize(
-    ("name", "layers"), [("encoder", (2, 3)), ("encoder", (3, 0)), ("decoder", (2, 3)), ("decoder", (0, 3))]
-)
-def test_stacks(placement, name, layers):
-    """Every parameter by itself in the stacks of an encoder-decoder."""
-    encoder, decoder = layers
-    config = under(placement, encoder_layers=encoder, decoder_layers=decoder)
-    check_stack(name, config, together=0 in layers)
+SHAPES = [
+    ("encoder", (2, 3)),
+    ("encoder", (3, 0)),
+    ("decoder", (2, 3)),
+    ("decoder", (0, 3)),
+    ("encoder", (9, 1)),
+    ("decoder", (0, 8)),
+]
+"""A stack, and the layers of both: in an encoder-decoder, alone, and where a quarter of the layers is two."""
 
 
-@every_placement
-@pytest.mark.parametrize(("name", "layers"), [("encoder", (9, 1)), ("decoder", (0, 8))])
-def test_deeper_stacks(placement, name, layers):
-    """Deep enough for a quarter of the layers to be two; small weights, so that no stream without norms grows
-    until its attention is the choice of one position, which no rounding error leaves alone.
+ROWS = pairwise(PLACEMENTS, ours_alone(Norm.registry), SHAPES)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_stacks(placement):
+    """Every parameter by itself in the stacks of an encoder-decoder. In a deep one small weights, so that no
+    stream without norms grows until its attention is the choice of one position, which no rounding error
+    leaves alone.
     """
-    encoder, decoder = layers
-    config = under(placement, encoder_layers=encoder, decoder_layers=decoder)
-    check_stack(name, config, together=True, scale=0.5)
 
+    @each(("norm", "name", "layers"), [(norm, *shape) for place, norm, shape in ROWS if place == placement])
+    def check(norm, name, layers):
+        config = under(placement, norm=norm, encoder_layers=layers[0], decoder_layers=layers[1])
+        check_stack(name, config, together=layers != (2, 3), scale=0.5 if max(layers) > 3 else 1.0)
 
-@every_placement
-@pytest.mark.parametrize("norm", ours_alone(Norm.registry))
-def test_norms_under_placements(placement, norm):
-    check_stack("encoder", under(placement, norm=norm), together=True)
+    check()
 
 
 # --------------------------------------------------------------------------------------- whole models
@@ -103,36 +103,22 @@ def check_decoder(config: ModelConfig, *, together: bool) -> None:
     compare(model, lambda: model(ids)[ids != 0], oracle, together=together)
 
 
-@every_placement
-def test_seq2seq(placement):
-    check_seq2seq(under(placement), together=True)
-    check_seq2seq(under(placement, encoder_layers=1, decoder_layers=1), together=False)
-
-
 @pytest.mark.parametrize(
-    ("encoder", "decoder"), list(zip(PLACEMENTS, PLACEMENTS[1:] + PLACEMENTS[:1], strict=True))
+    ("placement", "another"), list(zip(PLACEMENTS, PLACEMENTS[1:] + PLACEMENTS[:1], strict=True))
 )
-def test_seq2seq_with_two_placements(encoder, decoder):
-    check_seq2seq(under(encoder, decoder), together=True)
-
-
-@every_placement
-def test_language_models(placement):
+def test_whole_models(placement, another):
+    """With one placement or two, every parameter by itself or all together, and a language model."""
+    check_seq2seq(under(placement, encoder_layers=1, decoder_layers=1), together=False)
+    check_seq2seq(under(placement, another), together=True)
     check_decoder(under(placement, encoder_layers=0), together=True)
 
 
 EMBEDDINGS, POSITIONS, ACTIVATIONS = map(
     ours_alone, (Embedding.registry, PositionEncoding.registry, Activation.registry)
 )
-IN_PAIRS = [
-    (embedding, position, ACTIVATIONS[(i + j) % len(ACTIVATIONS)])
-    for i, embedding in enumerate(EMBEDDINGS)
-    for j, position in enumerate(POSITIONS)
-]
-"""Every two of them together once, and not every three."""
 
 
-@pytest.mark.parametrize(("embedding", "position_encoding", "activation"), IN_PAIRS)
+@each(("embedding", "position_encoding", "activation"), pairwise(EMBEDDINGS, POSITIONS, ACTIVATIONS))
 def test_embeddings_positions_and_activations(embedding, position_encoding, activation):
     choices = {
         "embedding": embedding,

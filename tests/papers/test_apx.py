@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 
-import pytest
 import torch
 from torch import Tensor, nn
 
+from cases import each, pairwise
 from normlab import nn as ours
 from normlab.papers import find_artefact
 
@@ -65,10 +65,7 @@ def wrapped(block: nn.Module, placement: str) -> ours.Sublayer:
     return sublayer
 
 
-@pytest.mark.parametrize("mode", ["train", "eval"])
-@pytest.mark.parametrize("started", [True, False], ids=["at the start", "trained"])
-@pytest.mark.parametrize("kind", SUBLAYERS)
-@pytest.mark.parametrize("placement", BLOCK)
+@each(("placement", "kind", "started", "mode"), pairwise(BLOCK, SUBLAYERS, (True, False), ("train", "eval")))
 def test_outputs_and_gradients_are_the_page_s(placement, kind, started, mode):
     torch.manual_seed(1)
     block = BLOCK[placement](512, SUBLAYERS[kind](512), dropout=0.0 if mode == "train" else 0.1)

@@ -6,10 +6,12 @@ import json
 import subprocess
 from collections.abc import Mapping
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from cases import each
 from lock_claims import LOCK, fingerprints
 from normlab.papers.artefact import Reproduction
 from normlab.papers.lock import locked_in
@@ -51,6 +53,7 @@ def test_kept_results_are_of_the_locked_claims():
     )
 
 
+@cache
 def git(*arguments: str) -> str:
     command = ["git", "-C", str(LOCK.parent), *arguments]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -65,7 +68,7 @@ def early(found: Reproduction, lock: Mapping[str, str], date: str) -> bool:
     return not held or datetime.fromisoformat(found.began) < datetime.fromisoformat(date)
 
 
-@pytest.mark.parametrize("found", RESULTS, ids=lambda found: named(found.id, found.scale))
+@each("found", RESULTS, ids=lambda found: named(found.id, found.scale))
 def test_no_result_was_measured_before_its_lock(found):
     assert found.lock, "no commit locked it; commit tests/papers/claims.json, and measure it anew"
     lock = json.loads(git("show", f"{found.lock}:tests/papers/claims.json"))

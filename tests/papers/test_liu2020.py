@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 import torch
 
+from cases import each
 from normlab.config.config import ModelConfig
 from normlab.nn import Seq2Seq
 from normlab.papers import find_artefact
@@ -57,8 +57,8 @@ def test_every_published_model_is_counted():
     assert MODELS.keys() == PARAMETERS.published.keys()
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("name", MODELS)
+@each("placement", PLACEMENTS)
+@each("name", MODELS)
 def test_counts_round_to_the_published_millions(name, placement):
     size, vocab_size = MODELS[name]
     found = count(under(size, placement), vocab_size)

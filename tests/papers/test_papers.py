@@ -8,6 +8,7 @@ from math import isfinite
 
 import pytest
 
+from cases import each
 from normlab.papers import ARTEFACTS, chosen, find_artefact, keys
 from normlab.papers.cells import PrintedTable
 from normlab.papers.results import superseded
@@ -20,7 +21,7 @@ def test_there_are_59_artefacts_in_the_papers_order():
     assert len(ARTEFACTS) == 59
 
 
-@pytest.mark.parametrize("id_", ARTEFACTS)
+@each("id_", ARTEFACTS)
 def test_an_artefact_says_what_is_published_and_what_is_asserted(id_):
     one = ARTEFACTS[id_]
     assert one.id == id_
@@ -34,7 +35,7 @@ def test_an_artefact_says_what_is_published_and_what_is_asserted(id_):
 CLAIMS = [(a, c) for a in ARTEFACTS.values() for c in a.claims]
 
 
-@pytest.mark.parametrize(("one", "claim"), CLAIMS, ids=[f"{a.id}-{c.measure}" for a, c in CLAIMS])
+@each(("one", "claim"), CLAIMS, ids=[f"{a.id}-{c.measure}" for a, c in CLAIMS])
 def test_no_verdict_rests_on_an_unnamed_number(one, claim):
     """A bound is printed in the paper, follows from what is printed, or is a convention with a name."""
     if claim.check or claim.derived or claim.convention:
@@ -49,7 +50,7 @@ def _checks(claims) -> int:
     return sum(bool(claim.check) for claim in claims)
 
 
-@pytest.mark.parametrize("id_", ARTEFACTS)
+@each("id_", ARTEFACTS)
 def test_every_version_but_today_s_is_kept_with_other_claims(id_):
     today, before = ARTEFACTS[id_], superseded(id_)
     assert [one.version for one in before] == list(range(1, today.version))

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from cases import each
 from normlab.config.config import Config
 from normlab.papers import ARTEFACTS
 from normlab.papers.scales import Setting, at_each
@@ -23,8 +24,8 @@ def test_36_artefacts_have_trainings_at_every_scale():
     assert all(set(artefact.trainings) == set(SCALES) for artefact in TRAINED.values())
 
 
-@pytest.mark.parametrize("scale", LARGE)
-@pytest.mark.parametrize("id_", TRAINED)
+@each("scale", LARGE)
+@each("id_", TRAINED)
 def test_the_cells_of_the_laptop_scale_are_among_them(id_, scale):
     laptop, large = (TRAINED[id_].trainings[s] for s in (LAPTOP, scale))
     assert [cell for cell in large.cells if cell in laptop.cells] == list(laptop.cells)

@@ -1,7 +1,6 @@
 from dataclasses import replace
 
-import pytest
-
+from cases import each
 from normlab.papers import ARTEFACTS
 from normlab.papers.artefact import Reproduction, Superseded
 from normlab.papers.claim import Measure, at_least
@@ -22,7 +21,7 @@ from normlab.papers.words import (
 from report.reproductions import ARTEFACT, changed, found
 
 
-@pytest.mark.parametrize(
+@each(
     ("measure", "words"),
     [
         (Measure(-0.452, -0.468, -0.436), "-0.452 [-0.468, -0.436]"),

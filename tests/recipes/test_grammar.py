@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from cases import each
 from normlab.config.config import Config, ModelConfig, OptimConfig, run_id
 from normlab.nn import Norm, Placement, PreNorm
 from normlab.training.recipes.explain import explain
@@ -53,7 +54,7 @@ RESOLVED = {
 }
 
 
-@pytest.mark.parametrize(("name", "line"), RESOLVED.items(), ids=list(RESOLVED))
+@each(("name", "line"), RESOLVED.items(), ids=list(RESOLVED))
 def test_a_name_resolves_to_its_parts_and_defaults(name, line):
     config = resolve(name, BASE)
     assert config.recipe == name
@@ -149,14 +150,14 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("name", "sentence"), REFUSED.items(), ids=list(REFUSED))
+@each(("name", "sentence"), REFUSED.items(), ids=list(REFUSED))
 def test_what_is_refused_says_what_to_type(name, sentence):
     with pytest.raises(ValueError, match="recipe") as refusal:
         resolve(name, BASE)
     assert str(refusal.value) == sentence
 
 
-@pytest.mark.parametrize("name", [name for name, sentence in REFUSED.items() if "--force" in sentence])
+@each("name", [name for name, sentence in REFUSED.items() if "--force" in sentence])
 def test_what_a_refusal_says_to_type_is_accepted(name):
     offered = REFUSED[name].partition("; type ")[2].partition(";")[0].split(" or ")
     assert all(not resolve(other, BASE).forced for other in offered)
@@ -195,7 +196,7 @@ def test_a_schedule_without_its_step_is_refused_before_anything_is_trained():
         resolve("post+step_decay", replace(BASE, optim=replace(BASE.optim, decay_step=0)))
 
 
-@pytest.mark.parametrize("part", parts(), ids=lambda part: part.name)
+@each("part", parts(), ids=lambda part: part.name)
 def test_every_part_can_be_named_and_says_what_it_is(part):
     name = part.name if part.axis == "placement" else f"post+{part.name}"
     explained = explain(resolve(name, BASE, force=True))
@@ -207,7 +208,10 @@ def test_every_part_can_be_named_and_says_what_it_is(part):
         assert explained[part.axis].startswith(f"{part.name}: ")
     else:
         assert part.name in explained["plain choices"].replace(" embedding", "").split(", ")
-    assert len({p.name for p in parts()}) == len(parts()), "one word for one thing"
+
+
+def test_one_word_means_one_thing():
+    assert len({part.name for part in parts()}) == len(parts())
 
 
 def test_two_axes_with_one_name_are_told(monkeypatch):
@@ -254,7 +258,7 @@ def test_the_lines_of_both_tables_of_methods_are_listed():
     assert len(names) == len(parts()) + 1
 
 
-@pytest.mark.parametrize("part", parts(), ids=lambda part: part.name)
+@each("part", parts(), ids=lambda part: part.name)
 def test_a_docstring_is_an_equation_and_then_its_citation(part):
     equation, citation = summary(part)
     assert len(equation) > 10

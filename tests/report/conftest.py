@@ -1,9 +1,23 @@
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from altair.utils.schemapi import debug_mode
 
 from normlab.comparison.result import Comparison
 from report import example
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unvalidated(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Altair checks each part of a chart against its schema, which takes most of a page's time: that is done
+    where charts are tested.
+    """
+    if request.module.__name__.endswith(("test_pictures", "test_browser")):
+        yield
+    else:
+        with debug_mode(False):
+            yield
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from cases import each
 from normlab.config.config import DataConfig, run_id
 from normlab.config.units import seconds_of
 from normlab.errors import UserError
@@ -148,7 +149,7 @@ def test_a_plan_is_trained_by_the_workers_of_its_place(tmp_path):
     assert training.failed == dict.fromkeys(asked, "there is no room")
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "seconds"),
     [("2h", 7200.0), ("90min", 5400.0), ("1h 30min", 5400.0), ("1.5 h", 5400.0), ("", None)],
 )
@@ -156,7 +157,7 @@ def test_durations(text, seconds):
     assert seconds_of(text, "--budget") == seconds
 
 
-@pytest.mark.parametrize("text", ["2", "h", "2 hours", "1..5h", "-2h", "2h x", ".h"])
+@each("text", ["2", "h", "2 hours", "1..5h", "-2h", "2h x", ".h"])
 def test_what_is_no_duration_is_refused(text):
     with pytest.raises(UserError, match="--budget is a time in hours, minutes or seconds, got"):
         seconds_of(text, "--budget")

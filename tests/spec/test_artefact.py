@@ -2,6 +2,7 @@ from dataclasses import fields, replace
 
 import pytest
 
+from cases import each
 from normlab.papers.artefact import Artefact, Drawing, Reproduction, Tally
 from normlab.papers.bases import LAPTOP
 from normlab.papers.claim import Claim, Measure
@@ -69,18 +70,18 @@ TRAININGS = {
 }
 
 
-@pytest.mark.parametrize("field", [f.name for f in fields(Artefact) if f.name not in {*SHOWN, "trainings"}])
+@each("field", [f.name for f in fields(Artefact) if f.name not in {*SHOWN, "trainings"}])
 def test_every_field_of_an_artefact_that_decides_changes_the_fingerprint(field):
     assert replace(ONE, **{field: OTHERS[field]}).fingerprint() != ONE.fingerprint()
 
 
-@pytest.mark.parametrize("field", [f.name for f in fields(Claim) if f.name not in SAID])
+@each("field", [f.name for f in fields(Claim) if f.name not in SAID])
 def test_every_field_of_a_claim_that_decides_changes_the_fingerprint(field):
     other = replace(ONE, claims=(replace(CLAIM, **{field: CLAIMS[field]}),))
     assert other.fingerprint() != ONE.fingerprint()
 
 
-@pytest.mark.parametrize("field", [f.name for f in fields(Trainings) if f.name != "differs"])
+@each("field", [f.name for f in fields(Trainings) if f.name != "differs"])
 def test_every_field_of_the_trainings_changes_the_fingerprint(field):
     own = replace(TRAINED.trainings["laptop"], **{field: TRAININGS[field]})
     assert replace(TRAINED, trainings={"laptop": own}).fingerprint() != TRAINED.fingerprint()
@@ -90,7 +91,7 @@ def of_measure(measure):
     return replace(ONE, settings={"measures": {"slope": measure}}).fingerprint()
 
 
-@pytest.mark.parametrize("kind", OfRuns.__subclasses__(), ids=lambda kind: kind.__name__)
+@each("kind", OfRuns.__subclasses__(), ids=lambda kind: kind.__name__)
 def test_every_field_of_a_measure_and_its_version_change_the_fingerprint(kind, monkeypatch):
     values = {f.name: 0.5 if f.type == "float" else "x" for f in fields(kind)}
     one = of_measure(kind(**values))

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from cases import each
 from normlab.papers.claim import VERDICTS, Claim, Measure, at_least, at_most, together, within
 
 BAND = Claim("m is between 1 and 2", "m", at_least=1.0, at_most=2.0)
 
 
-@pytest.mark.parametrize(
+@each(
     ("found", "verdict"),
     [
         (Measure(1.5, 1.0, 2.0), "agrees"),
@@ -52,7 +53,7 @@ def test_a_claim_that_decides_nothing_is_refused(bounds):
         Claim("nothing", "m", **bounds)
 
 
-@pytest.mark.parametrize(
+@each(
     ("several", "one"),
     [
         ([], "not run"),

@@ -6,6 +6,7 @@ from typing import get_type_hints
 
 import pytest
 
+from cases import each
 from normlab.config import config as module
 from normlab.config.config import (
     Config,
@@ -70,7 +71,7 @@ def changed(config, name):
     return new
 
 
-@pytest.mark.parametrize("name", sorted(leaves(Config())))
+@each("name", sorted(leaves(Config())))
 def test_what_changes_numbers_changes_the_id_and_nothing_else_does(name):
     assert (run_id(changed(Config(), name)) == run_id(Config())) == (name in STAYS_OUT)
 
@@ -162,7 +163,7 @@ NUMBERS = [
 ]
 
 
-@pytest.mark.parametrize(("section", "name"), NUMBERS, ids=[f"{s.__name__}.{name}" for s, name in NUMBERS])
+@each(("section", "name"), NUMBERS, ids=[f"{s.__name__}.{name}" for s, name in NUMBERS])
 def test_every_number_has_a_range(section, name):
     for value in (-1, math.nan, "4"):
         with pytest.raises(
@@ -171,7 +172,7 @@ def test_every_number_has_a_range(section, name):
             section(**{name: value})
 
 
-@pytest.mark.parametrize(
+@each(
     ("section", "given", "sentence"),
     [
         (

@@ -16,6 +16,7 @@ from annotated_types import Gt
 from torch import nn
 
 import normlab
+from cases import each
 from normlab import diagnosis
 from normlab.cli.presets import demo
 from normlab.comparison.result import Comparison, Interval, RecipeDifference, RecipeResult, Sample, SweepRun
@@ -110,7 +111,7 @@ WRONG: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], tuple[str
 ]
 
 
-@pytest.mark.parametrize(("call", "given", "named", "facts"), WRONG)
+@each(("call", "given", "named", "facts"), WRONG)
 def test_wrong_arguments_are_refused_by_name(
     call: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any], facts: tuple[str, ...]
 ):
@@ -148,7 +149,7 @@ def test_right_arguments_arrive_as_their_annotations_say():
     assert everything.__name__ == "everything"
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "facts"),
     [
         ({"table": {"a": "x"}}, "table"),
@@ -219,8 +220,8 @@ COMPARISON = Comparison(
 )
 
 
-@pytest.mark.parametrize("indent", [None, 2])
-@pytest.mark.parametrize("value", [Config(), CONFIG, COMPARISON], ids=["default", "config", "comparison"])
+@each("indent", [None, 2])
+@each("value", [Config(), CONFIG, COMPARISON], ids=["default", "config", "comparison"])
 def test_what_is_written_is_read_back_equal(value, indent):
     text = to_json(value, indent=indent)
     assert ("\n" in text) == (indent is not None), "one line is what the workers' protocol needs"
@@ -242,7 +243,7 @@ class Sum:
     table: dict[str, Interval] = field(default_factory=dict)
 
 
-@pytest.mark.parametrize("value", [math.inf, -math.inf, 1e308, 5e-324, 0.1])
+@each("value", [math.inf, -math.inf, 1e308, 5e-324, 0.1])
 def test_every_number_survives(value):
     text = to_json(Sum(value, table={"a": Interval(value, value, 1.0)}))
     json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
@@ -261,7 +262,7 @@ def test_absent_fields_take_their_defaults():
     assert type(from_json(Sum, '{"value": 1}').value) is float
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "text", "message"),
     [
         (Config, '{"optim": {"warmup_step": 3}}', "key 'optim.warmup_step', did you mean 'warmup_steps'"),

@@ -2,13 +2,14 @@ import math
 
 import pytest
 
+from cases import each
 from normlab.config.metric import NLL, Metric, in_words, metric_named, selection_metric
 from normlab.errors import UserError
 
 SCORE = Metric("score", "score", least=0.0, most=100.0)
 
 
-@pytest.mark.parametrize(
+@each(
     ("metric", "a", "b", "better"),
     [
         (SCORE, 2.0, 1.0, True),

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from cases import each
 from normlab.comparison.result import CompareRequest, on_backend
 from normlab.config.config import Config, MachineConfig, run_id
 from normlab.training.devices import resolved_precision
@@ -10,7 +11,7 @@ from normlab.training.jobs import usable_cores
 from normlab.training.recipes.grammar import resolve
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "sentence"),
     [
         ({"recipes": ()}, "at least one of recipes"),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
+from cases import each
 from normlab.config.tex import readable
 
 SHOWN = {
@@ -28,6 +27,6 @@ SHOWN = {
 }
 
 
-@pytest.mark.parametrize(("tex", "shown"), SHOWN.items(), ids=list(SHOWN.values()))
+@each(("tex", "shown"), SHOWN.items(), ids=list(SHOWN.values()))
 def test_equations_are_readable_in_a_terminal(tex, shown):
     assert readable(tex) == shown

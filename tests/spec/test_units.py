@@ -2,10 +2,11 @@ import math
 
 import pytest
 
+from cases import each
 from normlab.config.units import duration, p_value, perplexity, rate, steps_named
 
 
-@pytest.mark.parametrize(
+@each(
     ("seconds", "words"),
     [
         (0.04, "0.0 s"),
@@ -20,7 +21,7 @@ def test_duration(seconds, words):
     assert duration(seconds) == words
 
 
-@pytest.mark.parametrize(
+@each(
     ("lr", "typed"),
     [
         (5e-4, "5e-4"),

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from cases import each
 from normlab.config import config as config_module
 from normlab.config.config import Config, DataConfig, MachineConfig, OptimConfig, run_id
 from normlab.config.metric import Outcome
@@ -204,7 +205,7 @@ def test_running_is_only_what_a_process_is_in(folder, holder):
     assert folder.status() == Status("done", step=9)
 
 
-@pytest.mark.parametrize(
+@each(
     ("said", "seconds_ago", "state", "host"),
     [
         ("far-away 77", 3, "running", "far-away"),

@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from cases import each
 from contracts.variants import CHOICES, CONFIG, VOCAB
 from normlab.nn import Decoder, Encoder, FixNormEmbedding, Norm, Placement, Seq2Seq, Stack
 from normlab.nn.init import SCHEMES
 from normlab.tasks.task import build_model, build_seq2seq
 
-REGISTRIES = {"norm": Norm.registry, "encoder_placement": Placement.registry, "scheme": SCHEMES, **CHOICES}
+REGISTRIES = {"encoder_placement": Placement.registry, "scheme": SCHEMES, **CHOICES}
 
 
 def places(stack: Stack) -> list[str]:
@@ -53,7 +54,7 @@ def test_rates_reach_their_places():
     assert (ffn.inner_dropout.p, ffn.dropout.p) == (0.3, 0.1)
 
 
-@pytest.mark.parametrize("axis", REGISTRIES)
+@each("axis", REGISTRIES)
 def test_the_seed_decides_the_start_whatever_the_global_generator_did(axis):
     for name in REGISTRIES[axis]:
         models = []
@@ -64,7 +65,7 @@ def test_the_seed_decides_the_start_whatever_the_global_generator_did(axis):
         assert all(torch.equal(a, b) for a, b in pairs)
 
 
-@pytest.mark.parametrize(
+@each(
     ("axis", "kind", "wrong", "right"),
     [
         ("norm", "norm", "layernrom", "layernorm"),

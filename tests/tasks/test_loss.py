@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from cases import each
 from normlab.tasks.loss import label_smoothed
 from oracles import losses
 
@@ -20,8 +21,8 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return logits, torch.tensor([[3, 4, 5, 3], [6, 3, 0, 0], [0, 0, 0, 0]])
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.6])
-@pytest.mark.parametrize("masked", [False, True])
+@each("smoothing", [0.0, 0.1, 0.6])
+@each("masked", [False, True])
 def test_sums_equal_a_loop_over_tokens(batch, smoothing, masked):
     logits, target = batch
     allowed = torch.ones(V, dtype=torch.bool)

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from cases import each
 from normlab.config.config import Config, DataConfig
 from normlab.tasks.scores import bleu_of_sums, bleu_tokens, corpus_bleu, score, sentence_statistics
 from normlab.tasks.translation import Translation
@@ -93,7 +94,7 @@ def test_chinese_is_scored_character_by_character():
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("language", "tokens"),
     [
         ("", "13a"),

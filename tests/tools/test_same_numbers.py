@@ -17,6 +17,7 @@ import torch
 from safetensors.numpy import save_file
 
 import same_numbers
+from cases import each
 from normlab.cli.presets import CONFIGS
 from normlab.papers import ARTEFACTS
 from normlab.papers.trainings import SCALES
@@ -102,7 +103,7 @@ def test_another_set_shape_type_or_sign_of_weights_is_a_difference(result, weigh
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("tables", "said"),
     [
         ({"metrics.train": METRICS[:1]}, "number of rows"),
@@ -117,7 +118,7 @@ def test_a_missing_row_table_column_or_value_is_a_difference(result, tables, sai
     assert said in difference(result(), result(tables))
 
 
-@pytest.mark.parametrize(
+@each(
     ("one", "other", "equal"),
     [
         (math.nan, math.nan, True),
@@ -159,7 +160,7 @@ def test_a_study_that_is_gone_is_listed_and_no_difference(result):
     assert shared(result(WITHOUT_START), result(DIAGNOSIS))[2] == alone.replace("BASE", "HEAD")
 
 
-@pytest.mark.parametrize(
+@each(
     ("table", "rows"),
     [
         ("scales", [{"mean_square": math.nextafter(1.5, 2)}]),

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import normlab
+from cases import each
 from nasty.base import CASES, Batch, Case
 from normlab.diagnosis import diagnose, read_structure
 from normlab.errors import UserError
@@ -124,8 +125,8 @@ def made(name: str) -> Case:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("one_rank")
-@pytest.mark.parametrize("what", DOING)
 @pytest.mark.parametrize("name", CASES)
+@each("what", DOING)
 def test_nothing_changes(name: str, what: str) -> None:
     case = made(name)
     before, raised = everything(case), None

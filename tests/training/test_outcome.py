@@ -5,6 +5,7 @@ import statistics
 
 import pytest
 
+from cases import each
 from normlab.training.outcome import outcome
 
 ENTROPY = 6.0
@@ -74,18 +75,18 @@ SEEDS = range(2)
 # ---------------------------------------------------------------------------------------------- trained
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("noise", [0.02, 0.3])
-@pytest.mark.parametrize("to", [1.0, 3.0, 5.0])
+@each("seed", SEEDS)
+@each("noise", [0.02, 0.3])
+@each("to", [1.0, 3.0, 5.0])
 def test_a_run_that_learns_is_trained_at_its_end(to, noise, seed):
     found, step = judged(curve(decay(to), noise=noise, seed=seed))
     assert (found.state, found.step, step) == ("trained", 2000, 2000)
     assert re.search(r"from [89]\.\d\d at the start", found.evidence)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(("total", "every"), [(300, 10), (2000, 10), (2000, 100)])
-@pytest.mark.parametrize("x0", [0.4, 0.5, 0.6, 0.7])
+@each("seed", SEEDS)
+@each(("total", "every"), [(300, 10), (2000, 10), (2000, 100)])
+@each("x0", [0.4, 0.5, 0.6, 0.7])
 def test_a_slow_starter_that_creeps_down_is_not_stopped(x0, total, every, seed):
     rows = curve(takes_off_at(x0), total=total, every=every, noise=0.01, seed=seed)
     found, step = judged(rows, total=total)
@@ -126,9 +127,9 @@ def test_a_rise_at_the_start_that_falls_again_is_let_be():
 # ------------------------------------------------------------------------------------------------ stuck
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(("total", "every", "noise"), [(300, 10, 0.03), (2000, 10, 0.03), (2000, 10, 0.15)])
-@pytest.mark.parametrize("level", [0.96, 1.0, 1.05])
+@each("seed", SEEDS)
+@each(("total", "every", "noise"), [(300, 10, 0.03), (2000, 10, 0.03), (2000, 10, 0.15)])
+@each("level", [0.96, 1.0, 1.05])
 def test_a_flat_run_is_stuck_and_stopped_early(level, total, every, noise, seed):
     rows = curve(decay(level * ENTROPY), total=total, every=every, noise=noise, seed=seed)
     found, step = judged(rows, total=total)
@@ -174,7 +175,7 @@ def test_no_run_that_is_good_on_dev_is_stopped():
 # ----------------------------------------------------------------------------------- ignores its source
 
 
-@pytest.mark.parametrize(
+@each(
     ("more", "state", "words"),
     [
         ({"nll_exchanged": 4.3, "repeated_share": 0.1}, "trained", "+1.30 with sources exchanged"),
@@ -227,8 +228,8 @@ def test_the_best_weights_decide_whether_the_source_is_read():
 # --------------------------------------------------------------------------------------------- diverged
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("name", ["loss", "nll", "grad_norm_l2"])
+@each("value", [math.nan, math.inf])
+@each("name", ["loss", "nll", "grad_norm_l2"])
 def test_what_is_not_finite_diverged_at_once(name, value):
     rows = curve(decay(2.0))
     rows[5][name] = value
@@ -251,8 +252,8 @@ def test_a_dev_loss_above_the_start_is_diverged():
     assert verdict([*curve(decay(2.0)), dev(2000, START + 1)], best=2000).state == "diverged"
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("noise", [0.02, 0.3])
+@each("seed", SEEDS)
+@each("noise", [0.02, 0.3])
 def test_a_run_that_stays_above_its_start_diverged_and_is_stopped(noise, seed):
     rows = curve(lambda x: decay(4.0)(x) if x < 0.3 else 11.0, noise=noise, seed=seed)
     found, step = judged(rows)
@@ -269,8 +270,8 @@ def test_no_row_no_verdict():
         assert verdict(rows, best=5) is None
 
 
-@pytest.mark.parametrize(("nll", "state"), [(1.0, "trained"), (5.9, "stuck")])
-@pytest.mark.parametrize("count", [1, 2, 3])
+@each(("nll", "state"), [(1.0, "trained"), (5.9, "stuck")])
+@each("count", [1, 2, 3])
 def test_a_few_rows_are_enough_at_the_end(nll, state, count):
     rows = [
         {"kind": "train", "step": i + 1, "loss": nll, "nll": nll, "grad_norm_l2": 1.0} for i in range(count)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from cases import each
 from normlab.errors import nearest
 from normlab.optim import ValDecay
 from normlab.runs.manifest import STATE, CheckpointError
@@ -75,7 +76,7 @@ GARBAGE = [
 ]
 
 
-@pytest.mark.parametrize(("part", "changed", "why"), GARBAGE, ids=[why for *_, why in GARBAGE])
+@each(("part", "changed", "why"), GARBAGE, ids=[why for *_, why in GARBAGE])
 def test_anything_else_is_refused(part, changed, why):
     state = STATE_OF | {part: STATE_OF[part] | changed}
     with pytest.raises(CheckpointError, match=re.escape(f"{PLACE}/{STATE}: {why}; to train it anew: ")):

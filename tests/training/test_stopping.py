@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from cases import each
 from normlab.config.config import Config, OptimConfig, TrainConfig
 from normlab.tasks.translation import Translation
 from normlab.training.outcome import why_stop
@@ -22,7 +23,7 @@ def config(*, patience=0, stop_lr=0.0, warmup_steps=0):
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "step", "waited", "next_lr", "why"),
     [
         ({}, 5, 99, 0.0, ""),

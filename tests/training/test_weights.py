@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from bad_input.damage import foreign
+from cases import each
 from normlab.config.config import OptimConfig, TrainConfig, run_id
 from normlab.optim import OPTIMISERS, build_optimiser
 from normlab.runs import RunFolder
@@ -41,7 +42,7 @@ def weights(path):
 # ------------------------------------------------------------------------------------- moving averages
 
 
-@pytest.mark.parametrize("name", OPTIMISERS)
+@each("name", OPTIMISERS)
 def test_the_moving_average_is_the_one_of_the_equation(name):
     torch.manual_seed(0)
     model, late = nn.Linear(3, 2), nn.Parameter(torch.ones(2))

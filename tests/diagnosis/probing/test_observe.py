@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from contracts.variants import UNIFORM, build, inputs, loss_of
+from contracts.variants import BY_PLACEMENT, build, inputs, loss_of
 from normlab.diagnosis import STATISTICS, Probe, Record, observe
 from normlab.diagnosis.probing.observe import Site
 
@@ -38,7 +38,7 @@ def step(model: nn.Module) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("placement", ["post", "residual", "admin"])
 def test_outputs_and_gradients_are_bit_identical(placement):
-    config = next(c for c in UNIFORM if c.encoder_placement == placement)
+    config = next(c for c in BY_PLACEMENT if c.encoder_placement == placement)
     model = build(replace(config, dropout=0.1)).train()
     alone, records = step(model), []
     with observe(model, EVERYTHING, records.append) as observer:
@@ -184,7 +184,7 @@ def test_wrong_probes_say_what_there_is():
 
 
 def test_a_whole_model_is_fetched_in_one_transfer(monkeypatch):
-    model, records, fetched = build(UNIFORM[0]), [], []
+    model, records, fetched = build(BY_PLACEMENT[0]), [], []
     tolist = torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "tolist", lambda x: fetched.append(x.shape) or tolist(x))
     with observe(model, [Probe("*.f"), Probe("*.norm", "weight")], records.append) as observer:

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 
+from cases import each
 from contracts.variants import BY_PLACEMENT, build, inputs, label, loss_of, uniform
 from diagnosis.small import untouched
 from normlab.diagnosis.probing.passes import BackwardPass, backward_pass, forward_pass, padding_masks_of
@@ -36,7 +37,7 @@ def backward(subject) -> BackwardPass:
     return backward_pass(subject)
 
 
-@pytest.mark.parametrize("config", BY_PLACEMENT, ids=label)
+@each("config", BY_PLACEMENT, ids=label)
 def test_a_pass_tells_which_tokens_are_real(config):
     subject = subject_of(config)
     found, expected = padding_masks_of(subject, backward_pass(subject)), find_padding_masks(subject)

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cases import each
 from contracts.variants import BY_PLACEMENT, CONFIG, build, inputs, label, perturbed, uniform
 from diagnosis.following import alike, follow, shape_of
 from normlab.config.config import ModelConfig
@@ -42,7 +43,7 @@ def unchanged(model: nn.Module, read) -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-@pytest.mark.parametrize("config", BY_PLACEMENT, ids=label)
+@each("config", BY_PLACEMENT, ids=label)
 def test_every_placement_of_ours_is_read_from_its_numbers(config):
     model = perturbed(config, dtype=torch.float32)
     structure = read_structure(model, inputs(model))
@@ -61,7 +62,7 @@ def test_every_placement_of_ours_is_read_from_its_numbers(config):
         )
 
 
-@pytest.mark.parametrize("config", BY_PLACEMENT, ids=label)
+@each("config", BY_PLACEMENT, ids=label)
 def test_every_start_of_ours_is_read_as_well(config):
     model = build(config)
     structure = None

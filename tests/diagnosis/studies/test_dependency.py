@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.functional import jvp
 
+from cases import each
 from contracts.variants import BY_PLACEMENT, build, inputs, label, loss_of, perturbed, uniform
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.studies.dependency import FrozenNorm, dependency, residual_dependency
@@ -96,7 +97,7 @@ def without_norm_biases(config) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("config", BY_PLACEMENT, ids=label)
+@each("config", BY_PLACEMENT, ids=label)
 def test_every_placement_is_that_of_its_own_write_part_by_part(config):
     model = without_norm_biases(config)
     table = dependency(subject_of(model), tokens=256, padding_masks=masks(model))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from cases import each
 from normlab.nn import reference
 from normlab.nn.kernels import fused
 from normlab.nn.kernels.fused import root_mean_square_normed, scaled_to
@@ -30,13 +31,13 @@ def rows(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return (3 * torch.randn(shape, dtype=torch.float64)).to(dtype).requires_grad_()
 
 
-types = pytest.mark.parametrize(
+types = each(
     ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-5), (torch.bfloat16, 4e-2)], ids=str
 )
 
 
 @types
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@each("shape", SHAPES)
 def test_rows_brought_to_a_length(shape, dtype, tolerance):
     x = rows(shape, dtype)
     compared(lambda x: scaled_to(x, 1.5), x, tolerance=tolerance)
@@ -44,8 +45,8 @@ def test_rows_brought_to_a_length(shape, dtype, tolerance):
 
 
 @types
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("scale", [1.0, 1e-3])
+@each("shape", SHAPES)
+@each("scale", [1.0, 1e-3])
 def test_root_mean_squares(shape, dtype, tolerance, scale):
     """Rows may be as small as the root of epsilon."""
     x = (scale * rows(shape, dtype)).detach().requires_grad_()

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from cases import each
 from normlab.nn import reference
 from normlab.nn.kernels import linear as module
 from normlab.nn.kernels.linear import Linear, kept_copies, linear
@@ -37,9 +38,9 @@ def passes(multiply, given: list[torch.Tensor | None], *, cast: bool) -> list[to
     return found
 
 
-@pytest.mark.parametrize("shape", [(7,), (1, 1), (3, 17), (2, 5, 33), (4, 1, 3, 64)], ids=str)
-@pytest.mark.parametrize(("outs", "biased"), [(1, True), (13, False), (96, True)])
-@pytest.mark.parametrize("cast", [False, True], ids=["fp32", "bf16"])
+@each("shape", [(7,), (1, 1), (3, 17), (2, 5, 33), (4, 1, 3, 64)], ids=str)
+@each(("outs", "biased"), [(1, True), (13, False), (96, True)])
+@each("cast", [False, True], ids=["fp32", "bf16"])
 def test_values_and_gradients_are_those_of_torch(shape, outs, biased, cast):
     given = sides(shape, outs, biased=biased)
     found, expected = passes(linear, given, cast=cast), passes(F.linear, given, cast=cast)

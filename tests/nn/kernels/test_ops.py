@@ -6,12 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from cases import each
 from normlab.nn import Dropout, reference
 from normlab.nn.kernels import ops
 
 
-@pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])
-@pytest.mark.parametrize("shape", [(400_001,), (25, 160, 100)], ids=["odd", "cube"])
+@each("p", [0.1, 0.3, 0.5, 0.9])
+@each("shape", [(400_001,), (25, 160, 100)], ids=["odd", "cube"])
 def test_dropout_rate_and_scale(p, shape):
     torch.manual_seed(3)
     y = ops.dropout(torch.full(shape, 2.0), p)
@@ -51,8 +52,8 @@ def test_dropout_is_repeatable_and_its_gradient_is_its_mask(plain):
     assert torch.equal(x.grad, y.detach())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
-@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+@each("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@each("p", [0.1, 0.5, 0.9])
 def test_dropout_is_the_product_with_its_mask_in_every_type(dtype, p):
     """The mask by comparison from the same draws, to the bit."""
     x = torch.randn(7, 33, generator=torch.Generator().manual_seed(1)).to(dtype)
@@ -91,9 +92,9 @@ def test_dropout_module_is_nothing_in_evaluation_and_refuses_bad_rates():
             Dropout(p)
 
 
-@pytest.mark.parametrize("masked", ["none", "padding", "causal"])
-@pytest.mark.parametrize("shape", [(3, 5), (600, 600)], ids=["few", "many"])
-@pytest.mark.parametrize(("groups", "scale"), [(2, None), (1, 0.9)], ids=["each", "shared-scaled"])
+@each("masked", ["none", "padding", "causal"])
+@each("shape", [(3, 5), (600, 600)], ids=["few", "many"])
+@each(("groups", "scale"), [(2, None), (1, 0.9)], ids=["each", "shared-scaled"])
 def test_attention_paths_agree(masked, shape, groups, scale):
     """Trained, searched and reference attention, values and gradients."""
     torch.manual_seed(2)
@@ -166,7 +167,7 @@ def test_the_reference_is_twice_differentiable():
         )
 
 
-@pytest.mark.parametrize("length", [1, 7, 15, 16, 17])
+@each("length", [1, 7, 15, 16, 17])
 def test_short_rows_are_filled_up_and_their_softmax_stays_the_same(length):
     scores = torch.randn(1000, 10, length, dtype=torch.float64)
     scores[..., length // 2 + 1 :] = float("-inf")
