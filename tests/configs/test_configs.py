@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from cases import each
-import pytest
-
 from normlab.cli.presets import CONFIGS
 from normlab.comparison.result import CompareRequest
 from normlab.config.config import Config, run_id

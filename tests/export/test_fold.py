@@ -62,7 +62,7 @@ def test_the_folder_is_a_run_that_gives_the_same_translations(text, run, folded)
     assert outputs == translate(run.path, source)
     assert len(set(outputs)) > 3
     assert plain.status() == run.status()
-    assert from_json(module.Fold, (plain.path / "fold.json").read_text()) == found
+    assert from_json(module.FoldResult, (plain.path / "fold.json").read_text()) == found
 
 
 def test_the_configuration_is_a_recipe_of_plain_parts(run, folded):
@@ -94,7 +94,7 @@ def test_the_command_prints_what_was_measured(run, tmp_path, capsys, monkeypatch
     assert main(["run", "fold", run.path.name[:6], "--max-positions", "64"]) == 0
     said = capsys.readouterr().out
     plain = RunFolder(folder.with_name(f"plain-{folder.name}"))
-    found = from_json(module.Fold, (plain.path / "fold.json").read_text())
+    found = from_json(module.FoldResult, (plain.path / "fold.json").read_text())
     assert found.positions == 64
     facts = [
         f"{found.float32:.2g} in float32",

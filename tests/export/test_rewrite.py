@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from cases import each
 from beams import beam_search
+from cases import each
 from contracts.outsiders import enrolled
 from contracts.variants import ALONE, CONFIG, SEQ2SEQ, VOCAB, inputs, kind_of, label, perturbed
 from normlab.config.config import Config

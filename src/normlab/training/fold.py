@@ -18,7 +18,6 @@ from normlab.errors import UserError
 from normlab.runs.files import write_json_atomic
 from normlab.runs.folder import RunFolder
 from normlab.tasks import TASKS
-from normlab.tasks.task import Task
 from normlab.training.checkpoint import load_checkpoint, save_checkpoint, weights_state
 from normlab.training.devices import prepare_process
 from normlab.training.recipes.grammar import AXES, DEFAULTS, own_code
@@ -125,7 +124,8 @@ def _fold(
     config = folder.config()
     _require_done(folder, config)
     chosen = weights_of(folder, weights)
-    task, model = _build(folder, config)
+    task = load_task(config, folder.path.parent, prepare_process(replace(config.machine, device="cpu")))
+    model: Any = task.build().eval()
     load_checkpoint(chosen.path, model, run=folder.id())
     asked = config.model
     if max_positions is not None:
@@ -141,7 +141,8 @@ def _fold(
     plain = replace(config, model=rewritten.config, forced="")
     plain = replace(plain, recipe=recipe_of(plain))
     plain = replace(plain, own_code=own_code(plain))
-    _, built = _build(folder, plain)
+    task.check_text(plain, task.corpus)
+    built: Any = type(task)(plain, task.corpus, task.device).build().eval()
     built.load_state_dict(rewritten.model.state_dict())
     calls = calls_of(model, lambda: task.dev_scores(model), BATCHES)
     model.eval()
@@ -175,13 +176,6 @@ def _require_done(folder: RunFolder, config: Config) -> None:
             "only a finished one is folded; train it on: normlab train "
             f"--config {folder.path / 'config.json'} --out {folder.path.parent}"
         )
-
-
-def _build(folder: RunFolder, config: Config) -> tuple[Task[Any, Any, Any], Any]:
-    """Return a configuration's task on the run's text, and its initialised model in evaluation mode."""
-    device = prepare_process(replace(config.machine, device="cpu"))
-    task = load_task(config, folder.path.parent, device)
-    return task, task.build().eval()
 
 
 @torch.no_grad()
