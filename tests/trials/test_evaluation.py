@@ -44,6 +44,8 @@ def test_answers_carry_the_error_that_was_measured(scripts):
     )
     assert cells[2].startswith(f"{trials.NEAR_ENDS} of {trials.MODELS} ")
     assert cells[4].startswith(f"{trials.USABLE_ENDS} of {trials.MODELS} ")
+    words = f"for {trials.USABLE_ENDS} of {trials.MODELS} models, and within 2x of the true end for "
+    assert f"{words}{trials.NEAR_ENDS}" in evaluate.PAGE.read_text(encoding="utf-8")
 
 
 def test_every_run_is_kept_once(scripts):
