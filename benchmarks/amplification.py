@@ -28,11 +28,11 @@ from torch import Tensor, nn
 from normlab.config.config import MachineConfig, ModelConfig
 from normlab.data.builtin import generate
 from normlab.data.tokenizer import EOS, UNK, BytePairs
+from normlab.diagnosis.fits import LawFit
 from normlab.diagnosis.reading.structure import Structure, read_structure
-from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.rules.fits import Fit
 from normlab.diagnosis.studies.output_change import SIZE, output_change, output_change_fit
-from normlab.diagnosis.table import Table
+from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.tables import Table
 from normlab.nn import Encoder, Seq2Seq, TokenModel
 from normlab.nn.init import profile_
 from normlab.report.charts.diagnosis import growth
@@ -181,7 +181,7 @@ def measure(case: Case, structure: Structure | None = None) -> tuple[Measured, S
     began = time.perf_counter()
     subject = subject_of(case, structure)
     optimiser = partial(torch.optim.Adam, lr=case.rate)
-    table = output_change(subject, optimiser=optimiser, seed=case.seed)
+    table = output_change(subject, optimizer=optimiser, seeds=[case.seed])
     changes = {str(row["kind"]): row for row in table}  # the deepest is the last
     found = Measured(
         case=case,
@@ -225,11 +225,11 @@ class Growth:
     """Of a layer."""
     means: Mapping[int, float]
     """Layers to the mean over seeds."""
-    fits: Mapping[str, Fit]
+    fits: Mapping[str, LawFit]
     """By law."""
 
     @property
-    def power(self) -> Fit | None:
+    def power(self) -> LawFit | None:
         """None where nothing moved."""
         return self.fits.get("power")
 
@@ -258,7 +258,7 @@ def growths(
         if not rows:
             continue
         table = output_change_fit(Table("output_change", tuple(rows)))
-        laws = {str(row["law"]): Fit(**{k: x for k, x in row.items() if k != "kind"}) for row in table}
+        laws = {str(row["law"]): LawFit(**{k: x for k, x in row.items() if k != "kind"}) for row in table}
         means = {n: fmean(getattr(m, kind) for m in whole if m.case.layers == n) for n in layers}
         seeds, a_layer = len({m.case.seed for m in whole}), whole[0].sublayers // whole[0].case.layers
         grown.append(Growth(placement, seeds, a_layer, means, laws))

@@ -28,7 +28,7 @@ from torch import nn
 
 from normlab.config.config import MachineConfig, ModelConfig
 from normlab.diagnosis import diagnose
-from normlab.diagnosis.rules.fits import Fit, fits
+from normlab.diagnosis.fits import LawFit, fits
 from normlab.nn import Encoder
 from normlab.tasks.task import build_model
 from normlab.training.devices import hardware, prepare_process
@@ -82,7 +82,7 @@ def diagnosed(layers: int, preset: str) -> dict[str, Any]:
 
     start = time.perf_counter()
     optimiser = partial(torch.optim.Adam, lr=RATE)
-    found = diagnose(model, (ids,), loss=loss, optimiser=optimiser, preset=preset)
+    found = diagnose(model, (ids,), loss=loss, optimizer=optimiser, preset=preset)
     return {"total": time.perf_counter() - start, "seconds": dict(found.seconds)}
 
 
@@ -156,7 +156,7 @@ def growth(rows: Sequence[Row]) -> str:
     )
 
 
-def _interval(fit: Fit) -> str:
+def _interval(fit: LawFit) -> str:
     return f"95 % interval {fit.low:.2f} to {fit.high:.2f}"
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from normlab.runs.folder import RunFolder, Runs
-from normlab.watching.checks import Warned
+from normlab.watching.checks import WatchReports
 from normlab.watching.meter import StepRecord
 from normlab.watching.recorder import Recorder
 from normlab.watching.watch import FETCH
@@ -30,7 +30,7 @@ LEAST = 15
 
 def recorded(folder: RunFolder) -> list[str]:
     """The kinds of the recorder's reports on a run, none for one that is too short."""
-    reports = Warned(lambda _: None)
+    reports = WatchReports(lambda _: None)
     recorder = Recorder(reports)
     for row in folder.metrics():
         if row["kind"] == "train":

@@ -37,7 +37,7 @@ OTHERS_CODE = {
     "diagnosis/diagnose.py": "the study's note names class and message; the model is anybody's",
     "diagnosis/reading/block.py": "a block of a foreign model is called with one tensor",
     "diagnosis/reading/recording.py": "runs a foreign model",
-    "diagnosis/reading/subject.py": "runs a foreign loss",
+    "diagnosis/subject.py": "runs a foreign loss",
     "training/pretrained.py": "builds a model that a configuration describes",
     "training/setups.py": "runs the user's own file",
     "training/subjects.py": "calls the user's function that makes an optimizer",

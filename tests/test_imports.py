@@ -9,7 +9,7 @@ import grimp
 RESULTS = (
     "normlab.checks.report",
     "normlab.comparison.result",
-    "normlab.diagnosis.result",
+    "normlab.diagnosis.diagnose",
     "normlab.trials.trials",
     "normlab.watching.watch",
 )

@@ -21,12 +21,12 @@ import torch
 from numpy.typing import NDArray
 
 from normlab.diagnosis.reading.structure import read_structure
-from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.studies.dependency import dependency, residual_dependency
 from normlab.diagnosis.studies.gradients import parameter_gradients
-from normlab.diagnosis.studies.output_change import output_changes
+from normlab.diagnosis.studies.output_change import output_change
+from normlab.diagnosis.subject import Subject
 from normlab.nn import Sublayer
-from normlab.papers.lab import READING_TOKENS, Lab, padding_masks, size
+from normlab.papers.lab import READING_TOKENS, Lab, size, subject_on
 from normlab.training.subjects import mean_loss
 from pilots import FIRST_SEED, KEPT, provenance
 
@@ -49,15 +49,15 @@ def _encoders(lab: Lab, placement: str, *, seed: int, tokens: int, layers: int =
                 parameter.requires_grad_(parameter.ndim > 1)
     structure = read_structure(model, lab.batches(TEXT, READING_TOKENS, 1)[0])
     for batch in lab.random_batches(TEXT, tokens, BATCHES):
-        yield Subject(model, batch, mean_loss, structure)
+        yield subject_on(model, batch, structure)
 
 
 def _changes(subject: Subject, seed: int, lr: float = 1e-5) -> dict[str, list[list[float]]]:
     """The change of the output at every depth by kind: a row for each random change, one for the update."""
     seeds = [CHANGES * seed + i for i in range(CHANGES)]
     adam = partial(torch.optim.Adam, lr=lr)
-    stacks = subject.structure.stacks[:1]
-    table = output_changes(subject, stacks, optimiser=adam, seeds=seeds, padding_masks=padding_masks(subject))
+    stacks = [subject.structure.stacks[0].name]
+    table = output_change(subject, stacks=stacks, optimizer=adam, seeds=seeds)
     found: dict[str, list[list[float]]] = {}
     for kind in ("random", "update"):
         rows = table.where(kind=kind)
@@ -98,8 +98,7 @@ def theorem2(lab: Lab, placement: str, seed: int) -> Line:
     changes: list[list[list[float]]] = []
     sums: list[list[float]] = []
     for number, subject in enumerate(_encoders(lab, placement, seed=seed, tokens=512)):
-        masks, encoder = padding_masks(subject), subject.structure.stacks[0].name
-        table = dependency(subject, tokens=32, padding_masks=masks).where(stack=encoder)
+        table = dependency(subject, tokens=32).where(stack=subject.structure.stacks[0].name)
         own = [float(r["beta_sq"] or 0) for r in residual_dependency(subject, table)]
         inverse.append([1 / beta for beta in own])
         sums.append(np.cumsum(own).tolist())
@@ -122,9 +121,9 @@ def fig3ab(lab: Lab, placement: str, seed: int) -> Line:
     structure = read_structure(model, lab.batches(text, READING_TOKENS, 1)[0])
     first = BATCHES * (seed - FIRST_SEED)
     batches = lab.random_batches(text, tokens, first + BATCHES)[first:]
-    subject = Subject(model, batches[0], mean_loss, structure)
+    subject = Subject(model, batches[0], mean_loss, structure, batches=batches)
     found: dict[str, list[float]] = {}
-    for row in parameter_gradients(subject, batches=batches):
+    for row in parameter_gradients(subject):
         matrix = "W1" if ".inner." in str(row["parameter"]) else "W2"
         name = f"{str(row['stack']).partition('.')[0]} {matrix}"
         found.setdefault(name, []).append(float(f"{row['mean_grad_l2']:.5g}"))

@@ -13,7 +13,7 @@ from torch import nn
 from diagnosis.small import BATCH, labelled, translating, untouched
 from normlab.config.io import to_plain
 from normlab.diagnosis import Table, diagnose, read_structure, registered, study
-from normlab.diagnosis.table import Row
+from normlab.diagnosis.tables import Row
 from normlab.errors import UserError
 
 
@@ -89,7 +89,7 @@ def test_facts_are_those_of_the_model(seen):
     )
     assert seen.facts["parameters"] == f"{parameters:,}"
     assert seen.facts["batch"] == "4×6, 4×5"
-    assert (seen.facts["optimiser"], seen.facts["device"]) == ("Adam, lr 0.001", "cpu")
+    assert (seen.facts["optimizer"], seen.facts["device"]) == ("Adam, lr 0.001", "cpu")
 
 
 def test_all_of_it_can_be_written_as_json(seen):
@@ -153,23 +153,23 @@ def test_without_a_learning_rate_nothing_is_said_of_it():
 
 def test_the_optimiser_that_is_given_is_used():
     model = tower()
-    made = diagnose(model, X, loss=square, optimiser=partial(torch.optim.SGD, lr=0.5), preset="standard")
-    assert made.facts["optimiser"] == "SGD, lr 0.5"
+    made = diagnose(model, X, loss=square, optimizer=partial(torch.optim.SGD, lr=0.5), preset="standard")
+    assert made.facts["optimizer"] == "SGD, lr 0.5"
     ratios = {r["update_l2"] / r["grad_l2"] for r in made.tables["updates"] if r["grad_l2"]}
     assert all(ratio == pytest.approx(0.5, rel=1e-4) for ratio in ratios)
     adam = torch.optim.Adam(model.parameters(), lr=1e-2)
     square(model, X).backward()
     adam.step()
-    amid = diagnose(model, X, loss=square, optimiser=adam, preset="cheap")
-    assert amid.facts["optimiser"] == "Adam during its training, lr 0.01"
+    amid = diagnose(model, X, loss=square, optimizer=adam, preset="cheap")
+    assert amid.facts["optimizer"] == "Adam during its training, lr 0.01"
 
 
 @pytest.mark.parametrize("made", [False, True])
 def test_an_optimiser_may_find_its_own_rate(made):
     model = tower()
     adafactor = tf.Adafactor(model.parameters()) if made else tf.Adafactor
-    found = diagnose(model, X, loss=square, optimiser=adafactor, preset="cheap")
-    assert found.facts["optimiser"] == "Adafactor, lr 0"
+    found = diagnose(model, X, loss=square, optimizer=adafactor, preset="cheap")
+    assert found.facts["optimizer"] == "Adafactor, lr 0"
 
 
 def test_an_empty_parameter_has_no_step():
@@ -193,7 +193,7 @@ def test_a_declared_warm_up_is_a_table_for_the_rules():
     optimiser.step()
     of = partial(diagnose, batch=X, loss=square, studies=["updates"], warmup_steps=10)
     assert of(declared, lr=1e-3).tables["plan"].rows == ({"warmup_steps": 10},)
-    assert "plan" not in of(amid, optimiser=optimiser).tables, "that warm-up is over"
+    assert "plan" not in of(amid, optimizer=optimiser).tables, "that warm-up is over"
 
 
 def test_a_study_that_fails_becomes_a_warning(monkeypatch):

@@ -116,7 +116,7 @@ def test_a_whole_diagnosis_of_a_configuration(text, tmp_path):
     case = of_config(tiny(text, "post", lr=2e-3), tmp_path, tokens=512)
     found = case.diagnosed("full")
     assert not [f for f in found.findings if f.name == "not_done"], str(found)
-    assert found.facts["optimiser"] == "Adam, lr 0.002"
+    assert found.facts["optimizer"] == "Adam, lr 0.002"
     assert set(found.tables["curvature"].column("quantity")) > {"critical_lr", "largest_eigenvalue"}
 
 
@@ -140,7 +140,7 @@ def test_a_run_is_taken_at_its_checkpoint_with_its_optimiser(trained):
     assert not isinstance(best.optimiser, torch.optim.Optimizer)
     assert last.title.endswith("last checkpoint")
     found = last.diagnosed("cheap")
-    assert found.facts["optimiser"].startswith("Adam during its training, lr 0.00")
+    assert found.facts["optimizer"].startswith("Adam during its training, lr 0.00")
 
 
 def test_a_run_without_that_checkpoint(tmp_path):
@@ -165,9 +165,9 @@ def setup(**more):
 def test_a_setup_is_stepped_by_its_optimizer_or_by_an_adam():
     plain = of_setup(setup(), 1e-3).diagnosed("cheap")
     assert "Pre-LN with 3 layers" in str(plain)
-    assert plain.facts["optimiser"] == "Adam, lr 0.001"
+    assert plain.facts["optimizer"] == "Adam, lr 0.001"
     own = of_setup(setup(optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.25)))
-    assert own.diagnosed("cheap").facts["optimiser"] == "SGD, lr 0.25"
+    assert own.diagnosed("cheap").facts["optimizer"] == "SGD, lr 0.25"
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from normlab.diagnosis import Probe, read_structure
-from normlab.diagnosis.probing.presets import MEASURED
+from normlab.diagnosis.probes import MEASURED
 from watching.watching import hooks_of, rows_of, steps_of
 
 tf = pytest.importorskip("transformers", reason="the extra normlab[hf] is not installed")
 pytest.importorskip("accelerate", reason="the extra normlab[hf] is not installed")
-from normlab.watching.huggingface import Probes  # noqa: E402
+from normlab.watching.huggingface import HuggingFaceProbes  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -71,7 +71,7 @@ def trained(folder, *callbacks, model=None, **choices):
 def test_losses_and_weights_are_bit_identical(tmp_path):
     losses, weights = trained(tmp_path)
     assert len(losses) == 2 * STEPS
-    probes = Probes("full", out=tmp_path / "probes.jsonl", every_steps=2)
+    probes = HuggingFaceProbes("full", out=tmp_path / "probes.jsonl", every_steps=2)
     watched, same = trained(tmp_path, probes)
     assert watched == losses
     assert all(torch.equal(same[name], weight) for name, weight in weights.items())
@@ -84,7 +84,7 @@ def test_losses_and_weights_are_bit_identical(tmp_path):
 
 
 def test_a_preset_watches_stream_branches_and_weights(tmp_path):
-    losses, _ = trained(tmp_path, Probes("standard", out=tmp_path / "p.jsonl", every_steps=STEPS))
+    losses, _ = trained(tmp_path, HuggingFaceProbes("standard", out=tmp_path / "p.jsonl", every_steps=STEPS))
     found = rows_of(tmp_path / "p.jsonl")
     rows = {(r["index"], r["signal"], r["statistic"]): r["value"] for r in found if r["index"] is not None}
     signals = (*MEASURED["standard"], ("update", "ratio"))
@@ -97,7 +97,7 @@ def test_a_preset_watches_stream_branches_and_weights(tmp_path):
     assert rows[3, "weight", "l2"] == pytest.approx(own, rel=1e-5)
     assert all(math.isfinite(value) for value in rows.values())
     cheap = tmp_path / "cheap.jsonl"
-    trained(tmp_path, Probes("cheap", out=cheap, every_steps=STEPS))
+    trained(tmp_path, HuggingFaceProbes("cheap", out=cheap, every_steps=STEPS))
     inside = [row for row in rows_of(cheap) if row["stack"]]
     assert {(row["signal"], row["statistic"]) for row in inside} == {*MEASURED["cheap"], ("update", "ratio")}
     assert {row["stack"] for row in inside} == {"transformer.h"}
@@ -105,19 +105,23 @@ def test_a_preset_watches_stream_branches_and_weights(tmp_path):
 
 def test_probes_a_structure_and_emit_may_be_given(tmp_path):
     named, read = [], []
-    trained(tmp_path, Probes([Probe("*.mlp")], every_steps=1, emit=named.append, out=tmp_path / "none"))
+    trained(
+        tmp_path, HuggingFaceProbes([Probe("*.mlp")], every_steps=1, emit=named.append, out=tmp_path / "none")
+    )
     assert [(r.step, r.module) for r in named] == [
         (step, f"transformer.h.{i}.mlp") for step in range(STEPS) for i in range(2)
     ]
     assert not (tmp_path / "none").exists()
     structure = read_structure(gpt2(), text()[0]["input_ids"][None])
-    trained(tmp_path, Probes("cheap", every_steps=STEPS, emit=read.append, structure=structure))
+    trained(tmp_path, HuggingFaceProbes("cheap", every_steps=STEPS, emit=read.append, structure=structure))
     assert {(r.stack, r.index) for r in read if r.stack} == {("transformer.h", i) for i in range(4)}
 
 
 def test_micro_batches_of_one_step_are_rows_of_their_own(tmp_path):
     rows = []
-    probes = Probes([Probe("*.0.mlp"), Probe("*.0.mlp.c_fc", "grad")], every_steps=2, emit=rows.append)
+    probes = HuggingFaceProbes(
+        [Probe("*.0.mlp"), Probe("*.0.mlp.c_fc", "grad")], every_steps=2, emit=rows.append
+    )
     trained(tmp_path, probes, gradient_accumulation_steps=2)
     assert [(r.step, r.signal) for r in rows] == [
         (step, signal) for step in (0, 2) for signal in ("output", "output", "grad")
@@ -131,7 +135,7 @@ def test_what_is_not_a_number_is_written_as_a_word(tmp_path):
     out = tmp_path / "p.jsonl"
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        trained(tmp_path, Probes([Probe("*.mlp")], out=out), model=model, max_steps=1)
+        trained(tmp_path, HuggingFaceProbes([Probe("*.mlp")], out=out), model=model, max_steps=1)
     words = " ".join(str(one.message) for one in warned)
     assert "the loss is nan in step 0" in words
     assert [row["value"] for row in rows_of(out)][1] == "nan"
@@ -139,7 +143,7 @@ def test_what_is_not_a_number_is_written_as_a_word(tmp_path):
 
 def test_a_step_that_raises_leaves_no_hook_after_close(tmp_path):
     model, seen = gpt2(), []
-    probes = Probes([Probe("*.mlp")], every_steps=1, emit=seen.append)
+    probes = HuggingFaceProbes([Probe("*.mlp")], every_steps=1, emit=seen.append)
 
     def fail(*_):
         raise ArithmeticError
@@ -163,7 +167,7 @@ def test_a_step_that_raises_leaves_no_hook_after_close(tmp_path):
 )
 def test_compiled_code_is_left_out_with_a_warning(asked, sentence, recorded):
     model, rows = gpt2(), []
-    probes = Probes(asked, emit=rows.append)
+    probes = HuggingFaceProbes(asked, emit=rows.append)
     compiled, begun = SimpleNamespace(torch_compile=True), SimpleNamespace(global_step=0)
     with pytest.warns(UserWarning, match=sentence):
         probes.on_step_begin(compiled, begun, None, model=model)
@@ -191,7 +195,7 @@ def test_a_model_that_cannot_be_read_trains_on_with_a_warning(tmp_path):
 
     out = tmp_path / "w"
     with pytest.warns(UserWarning, match=r"Flat has no repeated blocks: .*recorded by module.*probes=\["):
-        losses, _ = trained(tmp_path, Probes("cheap", out=out), model=Flat())
+        losses, _ = trained(tmp_path, HuggingFaceProbes("cheap", out=out), model=Flat())
     assert len(losses) == 2 * STEPS
     rows = rows_of(out / "watch.jsonl")
     assert {(r["module"], r["signal"]) for r in rows if r["module"]} == {
@@ -201,7 +205,7 @@ def test_a_model_that_cannot_be_read_trains_on_with_a_warning(tmp_path):
 
 
 def test_a_run_at_a_rate_of_a_half_ends_with_a_report_on_the_page(tmp_path):
-    probes = Probes("cheap", out=tmp_path / "w", every_steps=20)
+    probes = HuggingFaceProbes("cheap", out=tmp_path / "w", every_steps=20)
     with pytest.warns(UserWarning, match="flight recorder: "):
         trained(
             tmp_path, probes, learning_rate=0.5, max_steps=40, max_grad_norm=0, lr_scheduler_type="constant"
@@ -218,7 +222,7 @@ def test_the_loss_of_accumulated_micro_batches_is_that_of_the_step(tmp_path, sha
 
     torch.manual_seed(0)
     model, rows = Counting(gpt2().config), []
-    probes = Probes("cheap", every_steps=1, emit=rows.append)
+    probes = HuggingFaceProbes("cheap", every_steps=1, emit=rows.append)
     losses, _ = trained(tmp_path, probes, model=model, gradient_accumulation_steps=4)
     assert [r.value for r in rows if r.signal == "loss"] == pytest.approx(losses[::2], abs=1e-3)
 
@@ -227,7 +231,7 @@ def test_a_compiled_model_gives_the_losses_that_are_logged(tmp_path):
     model = gpt2()
     shown = SimpleNamespace(optimizer=torch.optim.SGD(model.parameters(), lr=0.1), model=model)
     arguments, state = SimpleNamespace(torch_compile=True), SimpleNamespace(global_step=0)
-    probes = Probes("cheap", out=tmp_path)
+    probes = HuggingFaceProbes("cheap", out=tmp_path)
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("always")
         probes.on_train_begin(arguments, state, **vars(shown))
@@ -242,7 +246,7 @@ def test_a_compiled_model_gives_the_losses_that_are_logged(tmp_path):
 
 @pytest.mark.parametrize("rate", [0.5, 1e-2])
 def test_at_the_trainers_own_settings_a_rate_of_a_half_is_on_the_page_and_a_sound_one_is_not(tmp_path, rate):
-    probes = Probes("cheap", out=tmp_path / "w")
+    probes = HuggingFaceProbes("cheap", out=tmp_path / "w")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         trained(tmp_path, probes, learning_rate=rate, max_steps=200)
@@ -256,6 +260,6 @@ def test_a_training_that_goes_on_replaces_its_rows(tmp_path):
     out = tmp_path / "p.jsonl"
     rows = [{"step": s, "module": "m", "signal": "output", "value": 0.0} for s in (0, 2, 4)]
     out.write_text("\n".join(map(json.dumps, rows)) + '\n{"step": 6, "mod')
-    probes = Probes([Probe("*.mlp")], out=out)
+    probes = HuggingFaceProbes([Probe("*.mlp")], out=out)
     probes.watch.start(4)
     assert steps_of(rows_of(out)) == [0, 2]

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from normlab.diagnosis import Probe
-from normlab.diagnosis.probing.presets import MEASURED
+from normlab.diagnosis.probes import MEASURED
 from watching.watching import hooks_of, rows_of, steps_of
 
 pl = pytest.importorskip("lightning.pytorch", reason="the extra normlab[lightning] is not installed")
-from normlab.watching.lightning import Probes  # noqa: E402
+from normlab.watching.lightning import LightningProbes  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # Lightning's advice about workers and logging
@@ -79,7 +79,7 @@ def test_losses_and_weights_are_bit_identical(tmp_path, through_forward, precisi
 
     losses, weights = trained(model=model(), precision=precision)
     assert len(losses) == STEPS
-    probes = Probes("full", out=tmp_path / "probes.jsonl", every_steps=2)
+    probes = LightningProbes("full", out=tmp_path / "probes.jsonl", every_steps=2)
     watched, same = trained(probes, model=model(), precision=precision)
     assert all(torch.equal(a, b) for a, b in zip(watched, losses, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(same, weights, strict=True))
@@ -93,7 +93,7 @@ def test_losses_and_weights_are_bit_identical(tmp_path, through_forward, precisi
 
 def test_validation_gives_no_rows():
     rows = []
-    probes = Probes([Probe("body.layers.0")], every_steps=1, emit=rows.append)
+    probes = LightningProbes([Probe("body.layers.0")], every_steps=1, emit=rows.append)
     trained(probes, validate=True, accumulate_grad_batches=2, val_check_interval=1, max_steps=2)
     assert [r.step for r in rows] == [0, 0, 1, 1]
 
@@ -101,9 +101,9 @@ def test_validation_gives_no_rows():
 @pytest.mark.usefixtures("one_rank")
 def test_a_call_by_data_parallelism_is_no_forward_pass():
     one, ranked = [], []
-    trained(Probes("standard", every_steps=2, emit=one.append))
+    trained(LightningProbes("standard", every_steps=2, emit=one.append))
     alone, _ = trained(strategy="ddp")
-    watched, _ = trained(Probes("standard", every_steps=2, emit=ranked.append), strategy="ddp")
+    watched, _ = trained(LightningProbes("standard", every_steps=2, emit=ranked.append), strategy="ddp")
     assert [r[:-1] for r in ranked] == [r[:-1] for r in one]
     assert all(torch.equal(a, b) for a, b in zip(watched, alone, strict=True))
 
@@ -112,7 +112,7 @@ def test_the_older_package_calls_it_too():
     other = pytest.importorskip("pytorch_lightning")
     torch.manual_seed(0)
     model, rows = type("Older", (Body, other.LightningModule), {})(), []
-    trained(Probes("cheap", every_steps=3, emit=rows.append), model=model, trainer=other.Trainer)
+    trained(LightningProbes("cheap", every_steps=3, emit=rows.append), model=model, trainer=other.Trainer)
     assert sorted({r.step for r in rows}) == [0, 3]
 
 
@@ -124,7 +124,7 @@ def test_a_step_that_raises_leaves_no_hook():
 
     handle = model.body.layers[1].register_forward_hook(fail)
     with pytest.raises(ArithmeticError):
-        trained(Probes([Probe("body.layers.0")], emit=rows.append), model=model)
+        trained(LightningProbes([Probe("body.layers.0")], emit=rows.append), model=model)
     handle.remove()
     assert hooks_of(model) == 0
     assert [(r.step, r.module) for r in rows] == [(0, "body.layers.0")]
@@ -132,7 +132,9 @@ def test_a_step_that_raises_leaves_no_hook():
 
 def test_compiled_code_is_left_out_with_a_warning():
     model, rows = Tower(), []
-    probes = Probes([Probe("body.layers.*"), Probe("*.linear1", "grad")], every_steps=STEPS, emit=rows.append)
+    probes = LightningProbes(
+        [Probe("body.layers.*"), Probe("*.linear1", "grad")], every_steps=STEPS, emit=rows.append
+    )
     with pytest.warns(UserWarning, match="run compiled"):
         trained(probes, model=torch.compile(model, backend="eager"))
     assert {r.signal for r in rows} == {"grad"}
@@ -147,7 +149,7 @@ def test_without_the_library_a_sentence_says_what_to_type(monkeypatch):
 
 def test_the_loss_of_accumulated_micro_batches_is_their_mean():
     rows = []
-    losses, _ = trained(Probes("cheap", every_steps=1, emit=rows.append), accumulate_grad_batches=2)
+    losses, _ = trained(LightningProbes("cheap", every_steps=1, emit=rows.append), accumulate_grad_batches=2)
     means = [(a + b).item() / 2 for a, b in zip(losses[::2], losses[1::2], strict=True)]
     assert [r.value for r in rows if r.signal == "loss"] == pytest.approx(means, rel=1e-5)
 
@@ -167,7 +169,7 @@ def test_a_run_at_a_rate_of_a_half_ends_with_a_report_on_the_page(tmp_path):
             return torch.optim.Adam(self.parameters(), lr=0.5)
 
     torch.manual_seed(0)
-    probes = Probes("cheap", out=tmp_path, every_steps=10)
+    probes = LightningProbes("cheap", out=tmp_path, every_steps=10)
     trained(probes, model=Fast(), max_steps=24)
     assert probes.watch.reports[-1]["trigger"]["kind"] == "diverged"
     page = (tmp_path / "watch.html").read_text()

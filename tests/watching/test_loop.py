@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import normlab
-from normlab.watching.checks import Warned
+from normlab.watching.checks import WatchReports
 from normlab.watching.meter import StepRecord
 from normlab.watching.recorder import Recorder
 from normlab.watching.sinks import TensorBoardSink, TrackioSink, WandbSink
@@ -247,7 +247,7 @@ def test_sinks_get_the_numbers_of_watched_steps(tmp_path):
 def recorded(losses, gradients):
     """The recorder's reports on a training of two parameters with these losses and gradient norms."""
     said = []
-    kept = Warned(said.append)
+    kept = WatchReports(said.append)
     recorder = Recorder(kept)
     for step, (loss, norms) in enumerate(zip(losses, gradients, strict=True)):
         values = torch.tensor(norms)

@@ -7,8 +7,7 @@ import random
 import pytest
 import torch
 
-from normlab.watching.loss_curve import LossCurve
-from normlab.watching.losses import Losses
+from normlab.watching.losses import LossCurve, Losses
 from normlab.watching.meter import StepRecord
 from normlab.watching.recorder import Recorder
 from watching.reported import Kept

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from normlab.diagnosis import Probe, Record
-from normlab.watching.rows import Rows
+from normlab.watching.sinks import RecordFile
 from normlab.watching.watch import Watch
 from watching.watching import hooks_of
 
@@ -79,7 +79,7 @@ def test_blocks_that_are_found_but_not_read_train_on_and_say_what_to_name():
 
 
 def test_a_rank_writes_its_own_file(tmp_path, monkeypatch):
-    rows = Rows(tmp_path / "new" / "probes.jsonl")
+    rows = RecordFile(tmp_path / "new" / "probes.jsonl")
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     for rank, name in ((0, "probes.jsonl"), (3, "probes.rank3.jsonl")):
         monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)

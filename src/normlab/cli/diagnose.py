@@ -177,14 +177,13 @@ def _print(case: Case, diagnosis: Diagnosis, page: Path) -> None:
 
     from normlab.cli import terminal
     from normlab.config.units import duration
-    from normlab.diagnosis.rules.finding import told
 
     cause, facts = diagnosis.cause, {**diagnosis.facts, **case.facts}
     about = {name: value for name, value in facts.items() if name not in ("recipe", "run")}
     lines = [Text(diagnosis.verdict, STYLES[cause.severity] if cause else "bold green")]
     lines += title_lines(case.title, about)
     for finding in (f for f in diagnosis.findings if f is not cause):
-        lines.append(Text.assemble((f"{finding.severity:<8}", STYLES[finding.severity]), told(finding)))
+        lines.append(Text.assemble((f"{finding.severity:<8}", STYLES[finding.severity]), finding.sentence))
         support = "; ".join(filter(None, (finding.evidence, finding.reference)))
         lines += [Text(f"{'':8}{support}", "dim")] if support else []
     memory = diagnosis.peak_memory_bytes / 2**30

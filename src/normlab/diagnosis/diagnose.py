@@ -1,4 +1,4 @@
-"""Run the studies of a preset on a model and collect their tables and findings."""
+"""Run the studies of a preset on a model: their tables, findings, and the one line that they come to."""
 
 from __future__ import annotations
 
@@ -6,34 +6,138 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple, Unpack, cast
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from normlab.config.fields import Positive
-from normlab.config.io import validated
+from normlab.config.fields import Count, Positive
+from normlab.config.io import to_plain, validated
+from normlab.config.units import count
+from normlab.diagnosis.reading.recording import refuse_elsewhere
 from normlab.diagnosis.reading.structure import Structure, pointed_out, read_structure, unregistered
-from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.result import Diagnosis
-from normlab.diagnosis.rules.finding import SEVERITIES, Finding
-from normlab.diagnosis.study import Plan, Study, StudyContext, find, named, registered
-from normlab.diagnosis.table import Table
+from normlab.diagnosis.study import (
+    SEVERITIES,
+    Finding,
+    Study,
+    by_severity,
+    find,
+    registered,
+    studies_named,
+)
+from normlab.diagnosis.subject import STEP_LR, AnyOptimizer, Subject
+from normlab.diagnosis.tables import Table, Tables
 from normlab.errors import UserError
 from normlab.trace.setup import Loss, Setup
-from normlab.trace.step import OptimizerFactory, made
+from normlab.trace.step import made
 from normlab.trace.tensors import Call, calling, tensors_in, unwrap
 from normlab.trace.trace import output_loss
 from normlab.trace.untouched import refuse_hollow, untouched
 
-STEP_LR: Final = 1e-3
-"""Learning rate of the step that studies try if none was given; no finding then judges the rate."""
+if TYPE_CHECKING:
+    import polars as pl
 
 
-class Options(Plan, total=False):
+@dataclass(frozen=True, repr=False)
+class Diagnosis:
+    """The tables that were measured, and the findings that follow from them."""
+
+    model: str
+    """Name of the model's class."""
+    preset: str
+    structure: Structure
+    tables: Mapping[str, Table]
+    findings: tuple[Finding, ...]
+    """The most severe ones first."""
+    studies: tuple[Study, ...]
+    """The studies that ran, in their order."""
+    seconds: Mapping[str, float]
+    """Time of each study by its name."""
+    applied: tuple[str, ...]
+    """Names of the studies that had something to measure and did not fail."""
+    peak_memory_bytes: int
+    """Peak of the process so far on a CPU, of torch's tensors during the diagnosis on a GPU."""
+    facts: Mapping[str, str]
+    """Parameters, batch, loss, learning rate, optimizer and device, in words."""
+
+    @property
+    def cause(self) -> Finding | None:
+        grave = self.at_least("warning")
+        return max(grave, key=lambda f: SEVERITIES.index(f.severity), default=None)
+
+    @property
+    def verdict(self) -> str:
+        """One line: the cause, or that nothing was found."""
+        if self.cause is None:
+            unused = [study.name for study in self.studies if study.name not in self.applied]
+            idle = f" (not applicable: {', '.join(unused).replace('_', ' ')})" if unused else ""
+            return f"nothing found in {len(self.applied)} studies{idle}"
+        return f"{self.cause.severity}: {self.cause.sentence}"
+
+    def at_least(self, severity: str) -> list[Finding]:
+        """Return the findings of this severity (``warning``, say) or above."""
+        return [f for f in self.findings if SEVERITIES.index(f.severity) >= SEVERITIES.index(severity)]
+
+    def to_plain(self) -> dict[str, Any]:
+        return {
+            "verdict": self.verdict,
+            "cause": None if self.cause is None else self.cause.to_plain(),
+            "model": self.model,
+            "preset": self.preset,
+            "facts": dict(self.facts),
+            "structure": str(self.structure),
+            "stacks": {stack.name: Tables(self.tables).label(stack.name) for stack in self.structure.stacks},
+            "findings": [finding.to_plain() for finding in self.findings],
+            "studies": [study.to_plain() for study in self.studies],
+            "seconds": dict(self.seconds),
+            "applied": list(self.applied),
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "tables": {name: [dict(row) for row in table] for name, table in self.tables.items()},
+        }
+
+    def to_polars(self) -> dict[str, pl.DataFrame]:
+        """Return the tables by name, and the findings as one more, as data frames of polars."""
+        import polars as pl
+
+        tables = {name: [dict(row) for row in table] for name, table in self.tables.items()}
+        tables["findings"] = [{**vars(f), "numbers": f.evidence} for f in self.findings]
+        return {name: pl.DataFrame(rows, infer_schema_length=None) for name, rows in tables.items()}
+
+    def page(self, path: str | Path) -> Path:
+        """Draw the diagnosis as a page at this path, with its numbers as JSON beside it; return the path."""
+        from normlab.report.diagnosis import write_diagnosis
+
+        where = Path(path)
+        name = where.name.removesuffix(".html")  # not its stem: v1.2 is a name
+        return write_diagnosis(to_plain(self.to_plain()), where.parent, name)
+
+    def __str__(self) -> str:
+        return "\n".join([self.verdict, *(str(finding) for finding in self.findings)])
+
+    def __repr__(self) -> str:
+        counted = Counter(finding.severity for finding in self.findings)
+        counts = ", ".join(count(counted[kind], kind) for kind in reversed(SEVERITIES) if counted[kind])
+        return f"<Diagnosis of {self.model}: {self.verdict} ({counts or 'no finding'})>"
+
+    def _repr_html_(self) -> str:
+        """The verdict and the findings, for a notebook; notes fold away."""
+        item = "<li><b>{}</b>: {}<br><small>{}</small></li>"
+        grave, notes = list[str](), list[str]()
+        for f in self.findings:
+            line = item.format(f.severity, escape(f.sentence), escape(f.evidence))
+            (notes if f.severity == "note" else grave).append(line)
+        head = f"<p><b>{escape(self.model)}</b>: {escape(self.verdict)}</p><ul>{''.join(grave)}</ul>"
+        folded = f"<details><summary>{count(len(notes), 'note')}</summary><ul>{''.join(notes)}</ul></details>"
+        return head + folded * bool(notes)
+
+
+class Options(TypedDict, total=False):
     """How a model is read, what it is measured on, and the training to come."""
 
     batches: Sequence[Any]
@@ -48,6 +152,8 @@ class Options(Plan, total=False):
     """``call(model, batch)``, where the batch is not the arguments of the model's forward."""
     studies: Sequence[str]
     """Names of the studies to make, in place of those of the preset."""
+    warmup_steps: Count
+    """Steps over which the learning rate rises to its peak, in the training to come."""
 
 
 @validated
@@ -57,7 +163,7 @@ def diagnose(
     *,
     loss: Loss | None = None,
     lr: Positive | None = None,
-    optimiser: torch.optim.Optimizer | OptimizerFactory | None = None,
+    optimizer: AnyOptimizer | None = None,
     preset: str = "standard",
     **options: Unpack[Options],
 ) -> Diagnosis:
@@ -65,9 +171,9 @@ def diagnose(
 
     ``batch`` is a tensor, or a tuple or dict of arguments. ``loss(model, batch)`` returns a scalar; without
     it the model's output must hold one, as Hugging Face's does when the batch holds labels. ``lr`` is the
-    learning rate of an Adam; ``optimiser``, either a function that makes one from parameters or one in the
+    learning rate of an Adam; ``optimizer``, either a function that makes one from parameters or one in the
     middle of its training, brings its own. ``preset`` is cheap, standard or full; ``options`` are those of
-    ``Options`` and of ``Plan``.
+    ``Options``.
 
     A study that does not apply to the model becomes a note, one that fails a warning. Raises UserError for a
     model without a residual stream that can be read, one that raises, has no trainable parameter or a loss
@@ -77,73 +183,62 @@ def diagnose(
     >>> diagnosis.page("diagnosis.html").name
     'diagnosis.html'
     """
-    studies = named(options["studies"]) if "studies" in options else registered(preset)
-    model, make = _checked(model, batch), optimiser or partial(torch.optim.Adam, lr=lr or STEP_LR)
-    batches = batch, options.get("batches")
-    setup = Setup(model, batches, loss, make)
+    studies = studies_named(options["studies"]) if "studies" in options else registered(preset)
+    model, make = _checked(model, batch), optimizer or partial(torch.optim.Adam, lr=lr or STEP_LR)
+    batches = tuple(options.get("batches", ()))
+    setup = Setup(model, (batch, batches), loss, make)
     with untouched(setup), calling(model, options.get("call")):
         structure = options.get("structure") or read_structure(
             model, batch, blocks=options.get("blocks", ()), branches=options.get("branches", ())
         )
-        unread = [Finding("unread", "note", why, "structure", {}) for why in structure.unread]
-        subject = Subject(model, batch, loss or output_loss, structure)
-        begun = _loss(subject)
-        if not math.isfinite(begun):
-            raise UserError(
-                f"the loss is {begun} before any step, so that nothing can be measured; normlab.check says "
-                "where that begins"
-            )
         used, rate = made(make, model)
-        amid = " during its training" if used.state else ""
-        stepped = f"{type(used).__name__}{amid}, lr {rate:g}"
-        context = StudyContext(subject, make, tuple(options.get("batches", ())), cast("Plan", options))
-        with _peak(_device(model)) as peak:
-            measured = _measure(studies, context)
-        judged = (*find(measured.tables, rate if lr or optimiser else None), *unread, *measured.failed)
+        warmup = 0 if used.state else options.get("warmup_steps", 0)
+        subject = Subject(model, batch, loss or output_loss, structure, None, make, batches, warmup)
+        begun = _loss(subject)
+        tables, failed, seconds, applied = _measure(studies, subject)
+        findings = find(tables, rate if lr or optimizer else None)
+    amid = " during its training" if used.state else ""
+    facts = {"loss": f"{begun:.4g}", "optimizer": f"{type(used).__name__}{amid}, lr {rate:g}"}
+    unread = [Finding("unread", "note", why, "structure", {}) for why in structure.unread]
     return Diagnosis(
         model=type(model).__name__,
         preset=preset,
-        structure=subject.structure,
-        tables=measured.tables,
-        findings=tuple(sorted(judged, key=lambda f: -SEVERITIES.index(f.severity))),
+        structure=structure,
+        tables=tables,
+        findings=by_severity((*findings, *unread, *failed)),
         studies=tuple(studies),
-        seconds=measured.seconds,
-        applied=measured.applied,
-        peak_memory_bytes=peak(),
-        facts=_facts(subject) | {"loss": f"{begun:.4g}", "optimiser": stepped},
+        seconds=seconds,
+        applied=applied,
+        peak_memory_bytes=_peak_memory(_device(model)),
+        facts=_facts(subject) | facts,
     )
 
 
-class _Measured(NamedTuple):
-    tables: dict[str, Table]
-    failed: list[Finding]
-    seconds: dict[str, float]
-    applied: tuple[str, ...]
-
-
-def _measure(studies: Sequence[Study], context: StudyContext) -> _Measured:
-    """Make the studies one after the other; one that fails leaves a finding."""
-    device = _device(context.subject.model)
-    steps = context.warmup_steps
+def _measure(
+    studies: Sequence[Study], subject: Subject
+) -> tuple[dict[str, Table], list[Finding], dict[str, float], tuple[str, ...]]:
+    """Make the studies one after the other: tables, failures, seconds, and the names of those that apply."""
+    device, steps = _device(subject.model), subject.warmup_steps
     tables = {"plan": Table("plan", ({"warmup_steps": steps},) if steps else ())}
     seconds, failed, applied = dict[str, float](), list[Finding](), list[str]()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
     for study in studies:
         start = time.perf_counter()
         try:
-            rows = 0
-            for table in study.measure(context):
+            result, rows = study.measure(subject), 0
+            for table in [result] if isinstance(result, Table) else result:
                 known = tables[table.name].rows if table.name in tables else ()
                 tables[table.name] = Table(table.name, (*known, *table))
                 rows += len(table)
-            if rows or study.clean_if_empty:
+            if rows:
                 applied.append(study.name)
         except Exception as error:  # of any kind: the model is anybody's
             failed.append(_failure(study.name, error))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds[study.name] = time.perf_counter() - start
-    filled = {name: table for name, table in tables.items() if len(table)}
-    return _Measured(filled, failed, seconds, tuple(applied))
+    return {n: t for n, t in tables.items() if len(t)}, failed, seconds, tuple(applied)
 
 
 def _device(model: nn.Module) -> torch.device:
@@ -166,32 +261,17 @@ def _checked(model: nn.Module, batch: Any) -> nn.Module:
             f"no parameter of {type(model).__name__} is trained, so it has no gradients to look at; unfreeze "
             "the ones to examine, as in model.requires_grad_()"
         )
-    _somewhere(model, batch)
-    return model
-
-
-def _somewhere(model: nn.Module, batch: Any) -> None:
-    """Raise UserError if weights or batch hold no numbers, or are on different devices."""
     refuse_hollow(model)
-    homes = sorted({str(p.device) for p in model.parameters()})
-    given = [x for _, x in tensors_in(batch)]
-    strangers = sorted({str(x.device) for x in given} - set(homes))
-    if strangers:
-        how = f'as in model.to("{strangers[0]}")'
-        if "meta" in strangers:
-            how = f"or rather make the batch on {homes[0]}: on meta it holds no numbers"
-        raise UserError(
-            f"the model is on {', '.join(homes)} and the batch on {', '.join(strangers)}; move one of them, "
-            f"{how}"
-        )
-    if hollow := [list(x.shape) for x in given if not x.numel()]:
+    refuse_elsewhere(model, batch)
+    if hollow := [list(x.shape) for _, x in tensors_in(batch) if not x.numel()]:
         raise UserError(
             f"the batch has a tensor of shape {hollow[0]}, with nothing in it; give one of some sequences"
         )
+    return model
 
 
 def _loss(subject: Subject) -> float:
-    """Return the loss before any change. Raises UserError if it is not a differentiable scalar."""
+    """Return the loss before any change. Raises UserError if it is not a finite, differentiable scalar."""
     try:
         loss = subject.loss()
     except (RuntimeError, TypeError, KeyError, IndexError, AttributeError) as error:
@@ -206,25 +286,26 @@ def _loss(subject: Subject) -> float:
         raise UserError(
             "the loss has no gradient: it is detached or made under torch.no_grad(); return it with its graph"
         )
-    return float(loss.detach())
+    if not math.isfinite(begun := float(loss.detach())):
+        raise UserError(
+            f"the loss is {begun} before any step, so that nothing can be measured; normlab.check says "
+            "where that begins"
+        )
+    return begun
 
 
 def _failure(study: str, error: Exception) -> Finding:
-    said = " ".join(str(error).split())[:300]
+    why = " ".join(str(error).split())[:300]
     refused = isinstance(error, UserError)
     kind, severity = ("", "note") if refused else (f"{type(error).__name__}: ", "warning")
-    return Finding("not_done", severity, f"the study {study} was not done: {kind}{said}", "", {})
+    return Finding("not_done", severity, f"the study {study} was not done: {kind}{why}", "", {})
 
 
-@contextmanager
-def _peak(device: torch.device) -> Iterator[Callable[[], int]]:
-    """Yield a function that returns the peak memory in bytes."""
+def _peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        yield lambda: torch.cuda.max_memory_allocated(device)
-    else:
-        unit = 1 if sys.platform == "darwin" else 1024
-        yield lambda: unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _facts(subject: Subject) -> dict[str, str]:

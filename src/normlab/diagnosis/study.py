@@ -1,90 +1,65 @@
-"""Declare studies: each names, in its own file, its measurement, its rules and its charts."""
+"""Studies: each names, in its own file, its measurement, the rules that draw findings, and its charts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, Final, TypedDict
-
-from torch.optim import Optimizer
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
 from normlab.config.chart import StudyChart
-from normlab.config.fields import Count
-from normlab.diagnosis.probing.passes import BackwardPass, backward_pass, padding_masks_of
-from normlab.diagnosis.probing.presets import PRESETS, require_preset
-from normlab.diagnosis.reading.subject import PaddingMasks, Subject, cropped
-from normlab.diagnosis.rules.finding import SEVERITIES, Finding, Rule, Tables
-from normlab.diagnosis.table import Table
+from normlab.diagnosis.probes import PRESETS, require_preset
+from normlab.diagnosis.subject import SMALL_TOKENS, Subject
+from normlab.diagnosis.tables import Table, Tables, Value
 from normlab.errors import UserError, nearest
-from normlab.trace.step import OptimizerFactory
 
-SMALL_TOKENS: Final = 256
-"""Size of the batch for studies that make many passes or need second derivatives."""
-WHOLE_BATCH: Final = "the whole batch"
-SMALL_BATCH: Final = f"the first mini-batch, or about {SMALL_TOKENS} tokens of the batch"
-MINI_BATCHES: Final = "the mini-batches, or the batch in four parts"
+XIONG: Final = "Xiong et al. 2020, {} (arXiv 2002.04745)"
+LIU: Final = "Liu et al. 2020, {} (arXiv 2004.08249)"
 
-
-class Plan(TypedDict, total=False):
-    """The training to come, where it is more than an optimiser and its learning rate."""
-
-    warmup_steps: Count
-    """Steps over which the learning rate rises to its peak."""
+SEVERITIES: Final = ("note", "warning", "problem")
+"""From a mere observation to something that stops a training."""
 
 
 @dataclass(frozen=True)
-class StudyContext:
-    """The model, its batch and its optimiser, with the passes that several studies share."""
+class Finding:
+    """One conclusion in a sentence. ``name`` is the same in all diagnoses, so that programs can look for it.
 
-    subject: Subject
-    optimiser: Optimizer | OptimizerFactory
-    batches: Sequence[Any] = ()
-    """Mini-batches; without any, studies of several batches split the subject's."""
-    plan: Plan = field(default_factory=Plan)
-    """The training to come, as it is declared."""
+    ``numbers`` are the evidence: values of ``table`` under the names of their columns, or counts of its rows.
 
-    @property
-    def warmup_steps(self) -> int:
-        """The declared steps of warm-up; 0 for an optimiser in the middle of its training."""
-        amid = isinstance(self.optimiser, Optimizer) and bool(self.optimiser.state)
-        return 0 if amid else int(self.plan.get("warmup_steps") or 0)
+    >>> print(normlab.Finding("late", "note", "the last layer is late", "depth", {"layers": 3}))
+    note: the last layer is late [depth: layers = 3]
+    """
 
-    @cached_property
-    def backward(self) -> BackwardPass:
-        """A forward and backward pass on the whole batch."""
-        return backward_pass(self.subject)
+    name: str
+    severity: str
+    sentence: str
+    table: str
+    numbers: Mapping[str, Value]
+    reference: str = ""
 
-    @cached_property
-    def padding_masks(self) -> PaddingMasks:
-        """The padding masks of the whole batch."""
-        return padding_masks_of(self.subject, self.backward)
-
-    @cached_property
-    def small(self) -> Subject:
-        """The subject on a mini-batch, or on some rows of the batch if its loss can be taken on them."""
-        if self.batches:
-            return replace(self.subject, batch=self.batches[0])
-        if not self.subject.structure.stacks:
-            return self.subject
-        try:
-            return cropped(self.subject, SMALL_TOKENS)[0]
-        except UserError:
-            return self.subject
-
-    @cached_property
-    def _of_small(self) -> StudyContext:
-        return self if self.small is self.subject else replace(self, subject=self.small)
+    def __post_init__(self) -> None:
+        if self.severity not in SEVERITIES:
+            raise UserError(
+                f"the severity of a finding is {', '.join(SEVERITIES)}, got {self.severity!r}; choose one"
+            )
 
     @property
-    def small_backward(self) -> BackwardPass:
-        """A forward and backward pass of the small subject."""
-        return self._of_small.backward
+    def evidence(self) -> str:
+        numbers = ", ".join(f"{name} = {format_number(value)}" for name, value in self.numbers.items())
+        return ": ".join(filter(None, (self.table, numbers)))
 
-    @property
-    def small_padding_masks(self) -> PaddingMasks:
-        """The padding masks of the small subject."""
-        return self._of_small.padding_masks
+    def to_plain(self) -> dict[str, Any]:
+        return {**vars(self), "numbers": dict(self.numbers)}
+
+    def __str__(self) -> str:
+        support = "; ".join(filter(None, (self.evidence, self.reference)))
+        return f"{self.severity}: {self.sentence}" + (f" [{support}]" if support else "")
+
+
+Rule = Callable[[Tables], Iterator[Finding]]
+"""Draws findings from tables, and nothing from tables that are empty."""
+WHOLE_BATCH: Final = "the whole batch"
+SMALL_BATCH: Final = f"the first mini-batch, or about {SMALL_TOKENS} tokens of the batch"
+MINI_BATCHES: Final = "the mini-batches, or the batch in four parts"
 
 
 @dataclass(frozen=True)
@@ -95,8 +70,8 @@ class Study:
     """
 
     name: str
-    measure: Callable[[StudyContext], Iterable[Table]]
-    """Returns the tables. Tables of one name, from several studies, are joined."""
+    measure: Callable[[Subject], Table | Iterable[Table]]
+    """Returns a table, or several. Tables of one name, from several studies, are joined."""
     preset: str
     """The smallest preset that includes it: ``cheap``: a few passes; ``standard``: no second derivatives."""
     rules: tuple[Rule, ...] = ()
@@ -108,8 +83,6 @@ class Study:
     charts: tuple[StudyChart, ...] = ()
     batch: str = WHOLE_BATCH
     """The part of the batch that it is measured on, in words."""
-    clean_if_empty: bool = False
-    """Whether tables without a row say that all is well; else they say that the study does not apply."""
     order: int = 100
     """Its place among the studies: small numbers run, and stand on the page, first."""
 
@@ -117,7 +90,6 @@ class Study:
         require_preset(self.preset)
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the description that a page needs, for JSON."""
         words = {"name": self.name, "title": self.title, "intro": self.intro, "batch": self.batch}
         return words | {"charts": [chart.to_plain() for chart in self.charts]}
 
@@ -139,7 +111,7 @@ def registered(preset: str = PRESETS[-1]) -> list[Study]:
     return sorted((s for s in _STUDIES.values() if s.preset in included), key=lambda s: (s.order, s.name))
 
 
-def named(names: Iterable[str]) -> list[Study]:
+def studies_named(names: Iterable[str]) -> list[Study]:
     """Return the studies of these names, in their order. Raises UserError for a name that is none."""
     wanted = list(names)
     for name in wanted:
@@ -151,5 +123,37 @@ def named(names: Iterable[str]) -> list[Study]:
 def find(tables: Mapping[str, Table], lr: float | None = None) -> tuple[Finding, ...]:
     """Apply the rules of all studies to these tables; the most severe findings come first."""
     known = Tables(tables, lr)
-    found = [f for study in registered() for rule in study.rules for f in rule(known)]
-    return tuple(sorted(found, key=lambda f: -SEVERITIES.index(f.severity)))
+    return by_severity(finding for study in registered() for rule in study.rules for finding in rule(known))
+
+
+def by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return the findings, the most severe ones first."""
+    return tuple(sorted(findings, key=lambda finding: -SEVERITIES.index(finding.severity)))
+
+
+def format_number(value: Value) -> str:
+    """Write a number with three significant digits, or all digits before the point."""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
+    return str(value)
+
+
+def format_share(share: float) -> str:
+    """Write a share as a percentage, with two significant digits below one per cent."""
+    return f"{share:.0%}" if not 0 < abs(share) < 0.01 else f"{100 * share:.2g}%"
+
+
+def format_cosine(value: float) -> str:
+    """Write a cosine with two decimals, and zero without a sign."""
+    return f"{round(value, 2) + 0.0:.2f}"
+
+
+def at_peak(first: str, warmup_steps: int) -> str:
+    """Say that a change is that at the peak of the rate, and how large the first one of a warm-up is."""
+    begun = f" at the peak of the learning rate, and by {first} {start_of_warmup(warmup_steps)}"
+    return begun if warmup_steps else ""
+
+
+def start_of_warmup(warmup_steps: int) -> str:
+    """Say where the first step of a warm-up is: at what share of the learning rate."""
+    return f"at 1/{warmup_steps} of the learning rate, where the warm-up of {warmup_steps:,} steps begins"

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from normlab.diagnosis.rules.fits import Fit, fits, half_width
+from normlab.diagnosis.fits import LawFit, fits, half_width
 from normlab.papers.claim import Measure
 
 Array: TypeAlias = NDArray[np.float64]
@@ -145,7 +145,7 @@ def laws(depths: Sequence[float], curves: Sequence[Sequence[float]]) -> dict[str
     the exponent, which is the mean of those of the curves.
     """
 
-    def fit(curve: Array) -> dict[str, Fit]:
+    def fit(curve: Array) -> dict[str, LawFit]:
         return {one.law: one for one in fits(depths, curve)}
 
     def preference(x: Array) -> float:

@@ -16,8 +16,8 @@ from normlab.config.config import PARALLEL_TEXTS, Config, DataConfig, ModelConfi
 from normlab.config.model import derive
 from normlab.data.batches import dev_batches, permutation
 from normlab.data.text import located
-from normlab.diagnosis.reading.structure import read_structure
-from normlab.diagnosis.reading.subject import PaddingMasks, Subject
+from normlab.diagnosis.reading.structure import Structure, read_structure
+from normlab.diagnosis.subject import Subject
 from normlab.errors import UserError
 from normlab.nn import PAD, Seq2Seq
 from normlab.papers.trainings import LAPTOP, Scale
@@ -80,7 +80,7 @@ class Lab:
         """
         model = self.model(config, text, seed=seed, tokens=tokens)
         structure = read_structure(model, self.batches(text, READING_TOKENS, 1)[0])
-        return Subject(model, self.batches(text, tokens, 1)[0], mean_loss, structure)
+        return subject_on(model, self.batches(text, tokens, 1)[0], structure)
 
     def batches(self, text: str, tokens: int, count: int) -> list[TaskInputs]:
         """The first ``count`` batches of a text."""
@@ -161,10 +161,11 @@ def describe(model: ModelConfig) -> str:
     return f"{model.decoder_placement} {model.encoder_layers}-{model.decoder_layers}"
 
 
-def padding_masks(subject: Subject) -> PaddingMasks:
-    """Return the padding mask of each stack: the source's for the encoder, the target's for the decoder."""
-    encoder, decoder = subject.structure.stacks
-    return {encoder.name: subject.batch["source"] != PAD, decoder.name: subject.batch["target_in"] != PAD}
+def subject_on(model: nn.Module, batch: TaskInputs, structure: Structure) -> Subject:
+    """A model on a batch; the mask of the encoder is the source's, that of the decoder the target's."""
+    encoder, decoder = structure.stacks
+    masks = {encoder.name: batch["source"] != PAD, decoder.name: batch["target_in"] != PAD}
+    return Subject(model, batch, mean_loss, structure, masks)
 
 
 def train_only(model: nn.Module, *paths: str) -> None:

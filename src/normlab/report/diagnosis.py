@@ -100,18 +100,14 @@ def _cause(diagnosis: Mapping[str, Any]) -> Markup:
     cause = diagnosis.get("cause")
     if not cause:
         return Markup("{}").format(capital(diagnosis.get("verdict", "nothing found")))
-    where = f"{cause['module']}: " if cause["module"] and cause["module"] not in cause["sentence"] else ""
-    said = capital(where + cause["sentence"].partition("; ")[0])
-    return Markup('<span class="tag {0}">{0}</span>{1}').format(cause["severity"], said)
+    head = capital(cause["sentence"].partition("; ")[0])
+    return Markup('<span class="tag {0}">{0}</span>{1}').format(cause["severity"], head)
 
 
 def _lead(diagnosis: Mapping[str, Any]) -> str:
-    """Say the rest of the cause, and what to do about it."""
-    cause: Row = diagnosis.get("cause") or {}
-    rest = capital(cause.get("sentence", "").partition("; ")[2])
-    do = capital(cause.get("do", ""))
-    said = [part if part.endswith("?") else f"{part}." for part in (rest, do) if part]
-    return " ".join(said)
+    """Say the rest of the cause, which is what to do about it."""
+    rest = capital((diagnosis.get("cause") or {"sentence": ""})["sentence"].partition("; ")[2])
+    return rest if not rest or rest.endswith("?") else f"{rest}."
 
 
 def _facts(diagnosis: Mapping[str, Any]) -> list[str]:
@@ -143,11 +139,7 @@ def _findings(diagnosis: Mapping[str, Any], charts: Sequence[str]) -> list[Block
 
 def _listed(findings: Sequence[Row], charts: Sequence[str]) -> Markup:
     item = Markup('<li class="{0}"><p><span class="tag {0}">{0}</span>{1}</p>{2}</li>')
-    said = ("; ".join(filter(None, (capital(f["sentence"]), f["do"]))) for f in findings)
-    items = [
-        item.format(f["severity"], words, _evidence(f, charts))
-        for f, words in zip(findings, said, strict=True)
-    ]
+    items = [item.format(f["severity"], capital(f["sentence"]), _evidence(f, charts)) for f in findings]
     return Markup('<ul class="findings">{}</ul>').format(Markup("").join(items))
 
 

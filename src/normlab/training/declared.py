@@ -22,10 +22,9 @@ from torch import Tensor, nn
 from normlab.checks.property import Violation
 from normlab.config.config import Config, ModelConfig
 from normlab.diagnosis import Structure, read_structure
-from normlab.diagnosis.probing.passes import forward_pass, parts_of
 from normlab.diagnosis.reading.block import layer_of
-from normlab.diagnosis.reading.parameters import Part
-from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.reading.parameters import ParameterPart
+from normlab.diagnosis.subject import Subject
 from normlab.errors import UserError, nearest
 from normlab.nn import Branch, TokenModel
 from normlab.nn.site import DECODER_LAYER, ENCODER_LAYER
@@ -102,7 +101,7 @@ class _Place:
     """A parameter, or one part of it, and where it stands in its stack."""
 
     path: str
-    part: Part
+    part: ParameterPart
     shape: tuple[int, ...]
     stack: str
     index: int | None
@@ -126,12 +125,11 @@ def _read(setup: Setup, *, stream: bool = False) -> tuple[Structure, list[_Place
         with nullcontext() if stream else suppress(UserError):
             structure = read_structure(model, batch)
         subject = Subject(model, batch, setup.loss or output_loss, structure)
-        forward = forward_pass(subject)
-        parts = parts_of(subject, forward)
+        owned, parts = subject.forward.owned, subject.parts
     layers = {s.name: s.sublayers[-1].layer + 1 for s in structure.stacks}
     places = []
     for path, p in model.named_parameters():
-        owner = forward.owned[path]
+        owner = owned[path]
         layer = layer_of(path) if owner.layer is None else owner.layer
         for part in parts[path]:
             shape = tuple(part.of(p.detach()).shape)
@@ -139,7 +137,7 @@ def _read(setup: Setup, *, stream: bool = False) -> tuple[Structure, list[_Place
             places.append(_Place(path, part, shape, owner.stack or "", owner.index, layer, known))
     vocabulary = max((p.shape[0] for p in places if p.part.kind == "embedding" and p.matrix), default=0)
     heads = (p.matrix and p.part.kind == "other" and vocabulary in p.shape for p in places)
-    head = Part("head")
+    head = ParameterPart("head")
     return structure, [
         replace(p, part=head) if is_head else p for p, is_head in zip(places, heads, strict=True)
     ]

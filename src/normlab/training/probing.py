@@ -1,4 +1,4 @@
-"""Probes of normlab's own models while they train, by the presets of ``diagnosis.probing.presets``."""
+"""Probes of normlab's own models while they train, by the presets of ``diagnosis.probes``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,17 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from normlab.diagnosis.probing.observe import PARAMETERS, Emit, Key, Probe, Record, observe
-from normlab.diagnosis.probing.presets import PRESETS, SublayerSite, preset_probes
+from normlab.diagnosis.probes import (
+    PARAMETERS,
+    PRESETS,
+    Emit,
+    Key,
+    Probe,
+    Record,
+    SublayerSite,
+    observe,
+    preset_probes,
+)
 from normlab.nn.sublayer import Sublayer
 from normlab.trace.tensors import Tap
 from normlab.training.parallel import Parallel
@@ -28,7 +37,7 @@ NOTHING: Final = Preset((), kinds=False)
 
 
 def preset_of(name: str, model: nn.Module) -> Preset:
-    """Return what a preset of ``diagnosis.probing.presets`` measures in this model; nothing for "".
+    """Return what a preset of ``diagnosis.probes`` measures in this model; nothing for "".
 
     Parameters are not probed, since the trainer has their norms: weights, gradients before clipping, and
     updates relative to the weights, of each sublayer and, from ``standard`` on, of each kind of matrix.
@@ -45,7 +54,8 @@ def _sites(model: nn.Module) -> Iterator[SublayerSite]:
             stack, _, number = path.rpartition(".")
             inside = [name for name, _ in module.named_modules(prefix=path) if name.startswith(f"{path}.f.")]
             before, branch, after = Tap(path, "input", (0,)), Tap(f"{path}.f", "output"), Tap(path, "output")
-            yield SublayerSite(stack, int(number), before, branch, after, tuple(inside))
+            taps = {"before": before, "branch": branch, "after": after}
+            yield SublayerSite(stack, int(number), tuple(inside), taps)
 
 
 class Probing:

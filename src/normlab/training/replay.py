@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from normlab.diagnosis.probing.observe import Record
+from normlab.diagnosis.probes import Record
 from normlab.errors import UserError
 from normlab.runs.folder import RunFolder
 from normlab.training.checkpoint import Checkpoint, has_checkpoint, open_checkpoint

@@ -15,7 +15,7 @@ from normlab.config.config import Config, OptimConfig
 from normlab.config.units import rate
 from normlab.diagnosis import Diagnosis, StackView, Structure, diagnose, read_structure
 from normlab.diagnosis.diagnose import Options
-from normlab.diagnosis.study import SMALL_TOKENS
+from normlab.diagnosis.subject import SMALL_TOKENS
 from normlab.errors import UserError
 from normlab.nn.sublayer import Sublayer
 from normlab.optim import ScheduleState, build_optimiser, schedule_factor
@@ -67,7 +67,7 @@ class Case:
             self.batch,
             loss=self.loss,
             lr=self.lr,
-            optimiser=self.optimiser,
+            optimizer=self.optimiser,
             preset=preset,
             **options,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch.nn.functional as F
@@ -16,9 +16,9 @@ from normlab.trace.setup import Loss, Setup
 from normlab.trace.tensors import call_model, map_tensors, tensors_in
 from normlab.trace.untouched import same_globals, same_random_state, untouched
 from normlab.watching.fault import Fault
-from normlab.watching.loop import Finding, Loop, Rates, Scored
+from normlab.watching.loop import Loop, RateHistory, Scored
 from normlab.watching.losses import Losses
-from normlab.watching.optimizer_hooks import OptimizerSteps
+from normlab.watching.meter import OptimizerSteps
 from normlab.watching.recorder import Recorder, Reports, Trigger, report_of
 
 TESTED: Final = ("targets", "causality", "gradients")
@@ -93,7 +93,7 @@ SILENT: Final = ("recovered", "flat", "idle")
 """Kinds of reports that are for the page alone."""
 
 
-class Warned:
+class WatchReports:
     """Collects the reports of a watch, and warns about each that is more than a note."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
@@ -101,11 +101,9 @@ class Warned:
         self._reports: list[dict[str, Any]] = []
 
     def flights(self) -> list[dict[str, Any]]:
-        """The reports so far."""
         return self._reports
 
     def add_flight(self, report: Mapping[str, Any]) -> None:
-        """Add a report."""
         trigger, fault = report["trigger"], report["verdict"]
         self._reports.append(dict(report))
         if trigger["kind"] not in SILENT:
@@ -123,7 +121,7 @@ class Checks:
         self, reports: Reports, own: object, step: int = 0, rates: Mapping[int, float] | None = None
     ) -> None:
         self._reports, self._own = reports, own
-        self._loop, self._rates = Loop(self._found), Rates(rates or {})
+        self.loop, self._rates = Loop(self._add), RateHistory(rates or {})
         self._begins = step == 0
         self._fresh = True
         """Whether no step was taken yet."""
@@ -132,51 +130,33 @@ class Checks:
         self._advised: set[str] = set()
 
     def attach(self, model: nn.Module) -> None:
-        """Follow the first steps of a model."""
         self._model = model
-        self._loop.attach(dict(model.named_parameters()))
-
-    def detach(self) -> None:
-        """Take all hooks off."""
-        self._loop.detach()
-
-    def saw_loss(self, loss: Any) -> None:
-        """Note a loss that the loop gave."""
-        if isinstance(loss, Tensor):
-            self._loop.saw_loss(loss, "loop")
+        self.loop.attach(dict(model.named_parameters()))
 
     def saw_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any, losses: Losses) -> None:
-        """Note a call of the model in training, and the loss that it puts out."""
         loss = losses.see(output, kwargs)
-        if self._loop.left:
+        if self.loop.left:
             if loss is not None:
-                self._loop.saw_loss(loss, "output")
-            copied = (
-                map_tensors((args, dict(kwargs)), lambda _, x: x.detach().clone()) if self._fresh else None
-            )
-            self._loop.saw_output(output, copied)
+                self.loop.saw_loss(loss, "output")
+            given = (args, dict(kwargs)) if self._fresh else None
+            self.loop.saw_output(output, map_tensors(given, lambda _, x: x.detach().clone()))
 
     def before(self, step: int, one: OptimizerSteps) -> None:
         """Look at the gradients that an optimizer is given, and before the first step at the model."""
-        self._loop.before(step, one.parameters, one.optimizer)
+        self.loop.before(step, one.parameters, one.optimizer)
         if not self._fresh:
             return
         self._fresh = False
         if self._begins and not one.optimizer.state:  # else the optimizer goes on
-            self._rates = Rates({})
-        scored, self._loop.scored = self._loop.scored, list[Scored]()
+            self._rates = RateHistory({})
+        scored, self.loop.scored = self.loop.scored, list[Scored]()
         if self._model is not None and scored:
             for v in first_violations(self._model, scored[0].batch, scored, self._own):
-                self._found(step, Finding(v.property, v.evidence, v.advice, v.module))
-
-    def after(self, parameters: Iterable[Tensor]) -> None:
-        """Keep what the gradients are after the step of an optimizer."""
-        self._loop.after(parameters)
+                self._add(step, v)
 
     def took(self, step: int, lr: float) -> None:
-        """Note a step that was taken."""
         self._taken.append((step, lr))
-        self._loop.end_step()
+        self.loop.end_step()
 
     def look(self, recorder: Recorder) -> None:
         """Fetch the steps that are pending, and look at their rates, losses and norms."""
@@ -184,7 +164,7 @@ class Checks:
         taken, self._taken = self._taken, list[tuple[int, float]]()
         for step, lr in taken:
             if (one := self._rates.add(step, lr, recorder.numbers[step]["update norm"])) is not None:
-                self._found(step, one)
+                self._add(step, one)
         if taken:
             recorder.check_steps(taken[-1][0])
 
@@ -200,14 +180,15 @@ class Checks:
             self._note(step, "flat", f"the loss did not fall: {recorder.curve.words}")
 
     def _note(self, step: int, kind: str, words: str) -> None:
-        self._reports.add_flight(
-            report_of(step, Trigger(kind, step, step, words), Fault(words, kind, step=step), ())
-        )
+        self._report(Trigger(kind, step, step, words), Fault(words, kind, step=step))
 
-    def _found(self, step: int, finding: Finding) -> None:
-        name, words, advice, module = finding
-        if advice not in self._advised:
-            self._advised.add(advice)
-            where = f"{name} at {module}" if module else name
-            fault = Fault(f"{where}: {advice or words}", name, module or name, step)
-            self._reports.add_flight(report_of(step, Trigger(name, step, step, words), fault, ()))
+    def _add(self, step: int, one: Violation) -> None:
+        if one.advice not in self._advised:
+            self._advised.add(one.advice)
+            where = f"{one.property} at {one.module}" if one.module else one.property
+            words, module = f"{where}: {one.advice or one.evidence}", one.module or one.property
+            trigger = Trigger(one.property, step, step, one.evidence)
+            self._report(trigger, Fault(words, one.property, module, step))
+
+    def _report(self, trigger: Trigger, fault: Fault) -> None:
+        self._reports.add_flight(report_of(trigger.step, trigger, fault, ()))

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from normlab.diagnosis.probing.observe import Probe, Record
+from normlab.diagnosis.probes import Probe, Record
 from normlab.watching.meter import StepRecord
 
 LEFT: Final = 10.0
@@ -248,5 +248,4 @@ def _loss(record: StepRecord) -> float:
 
 
 def _is(record: Record, signal: str, statistic: str) -> bool:
-    """Whether a record is of this signal, in whichever of its tensors, and of this statistic."""
     return record.signal.partition("[")[0] == signal and record.statistic == statistic

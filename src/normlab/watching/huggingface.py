@@ -14,11 +14,11 @@ except ImportError as error:
     ) from error
 
 
-class Probes(WatchingCallback, TrainerCallback):
-    """``Trainer(..., callbacks=[Probes("standard")])``: ``Watch`` says what is recorded and reported, and
-    ``docs/integrations.md`` shows its options.
+class HuggingFaceProbes(WatchingCallback, TrainerCallback):
+    """``Trainer(..., callbacks=[HuggingFaceProbes("standard")])``: ``Watch`` says what is recorded and
+    reported, and ``docs/integrations.md`` shows its options.
 
-    ``probes`` is a preset (``cheap``, ``standard``, ``full``: see ``normlab.diagnosis.probing.presets``) or a
+    ``probes`` is a preset (``cheap``, ``standard``, ``full``: see ``normlab.diagnosis.probes``) or a
     list of ``normlab.diagnosis.Probe``. For a model whose blocks are not found, give the ``structure`` that
     ``read_structure(model, batch, blocks=…)`` finds. Losses and weights are bit-identical with and without.
 

@@ -17,9 +17,9 @@ except ImportError as error:
     ) from error
 
 
-class Probes(WatchingCallback, Callback):
-    """``Trainer(..., callbacks=[Probes("standard")])``, with the options of the callback for Hugging Face;
-    globs of probes are of paths in the LightningModule.
+class LightningProbes(WatchingCallback, Callback):
+    """``Trainer(..., callbacks=[LightningProbes("standard")])``, with the options of the callback for Hugging
+    Face; globs of probes are of paths in the LightningModule.
 
     Steps are ``trainer.global_step`` before they are done. Weights and gradients are those of the first
     optimizer that steps, gradients before clipping; each micro-batch of an accumulated step gives rows of its

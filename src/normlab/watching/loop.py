@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 
+from normlab.checks.property import Violation
 from normlab.trace.facts.targets import Targets, read_targets
 from normlab.trace.tensors import Place, tensors_in
 from normlab.watching.meter import local_parts, stored
@@ -29,15 +30,6 @@ one began with something left."""
 
 READ: Final = 2
 """Passes of a step whose weights are read: where losses are averaged, two together have at most 1."""
-
-
-class Finding(NamedTuple):
-    """A property of the loop, or of its first step, that does not hold."""
-
-    property: str
-    words: str
-    advice: str
-    module: str = ""
 
 
 @dataclass
@@ -70,11 +62,11 @@ class Scored(NamedTuple):
 
 
 @dataclass
-class _Pass:
-    """A backward pass: whether it found gradients there, and the weights of what was differentiated."""
+class _BackwardPass:
+    """A backward pass: the gradients that it adds to, and the weights of what was differentiated."""
 
     number: int
-    found: list[Tensor] = field(default_factory=list)
+    norms: list[Tensor] = field(default_factory=list)
     weights: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -84,11 +76,11 @@ class Loop:
     ``report`` is given each property that does not hold, once.
     """
 
-    def __init__(self, report: Callable[[int, Finding], None]) -> None:
+    def __init__(self, report: Callable[[int, Violation], None]) -> None:
         self._report = report
         self._hooks = ExitStack()
         self._gradients: dict[int, _Gradient] = {}
-        self._passes: list[_Pass] = []
+        self._passes: list[_BackwardPass] = []
         """Of the first step, since gradients were zero."""
         self._scaler: torch.amp.GradScaler | None = None
         self.scored: list[Scored] = []
@@ -108,7 +100,6 @@ class Loop:
         _follow(self)
 
     def detach(self) -> None:
-        """Take all hooks off."""
         self._hooks.close()
         _leave(self)
         self._gradients.clear()
@@ -140,11 +131,10 @@ class Loop:
             self.scored.append(Scored(number, batch, place, targets, kept))
 
     @property
-    def _pass(self) -> _Pass:
-        """The backward pass that runs."""
+    def _pass(self) -> _BackwardPass:
         number = torch._C._current_graph_task_id()
         if not self._passes or self._passes[-1].number != number:
-            self._passes.append(_Pass(number))
+            self._passes.append(_BackwardPass(number))
         return self._passes[-1]
 
     @torch.no_grad()
@@ -152,7 +142,7 @@ class Loop:
         """Backward is about to add to a gradient."""
         one.late, norm = one.clipped, _norm(p)
         if norm is not None and self._passes:
-            self._passes[-1].found.append(norm)
+            self._passes[-1].norms.append(norm)
         if norm is None or one.kept is None:
             one.carried = None
         else:
@@ -185,31 +175,29 @@ class Loop:
             self.left = left
 
     def clipped(self, parameters: Iterable[Tensor]) -> None:
-        """Keep the norms that a clip leaves."""
         with torch.no_grad():
             for p in parameters:
                 if (one := self._gradients.get(id(p))) is not None:
                     one.left, one.clipped, one.late = _norm(p), True, False
 
     def scaled_by(self, scaler: torch.amp.GradScaler) -> None:
-        """Keep the scaler of a loss."""
         self._scaler = scaler
 
-    def _stale(self, held: Sequence[tuple[Tensor, _Gradient]], _: Any) -> Finding | None:
+    def _stale(self, held: Sequence[tuple[Tensor, _Gradient]], _: Any) -> Violation | None:
         """The gradient of a step contains none of the last step's."""
         known = [(one.name, one.carried) for _, one in held if one.carried is not None]
         stale = [n for (n, _), there in zip(known, _fetched([c for _, c in known]), strict=True) if there]
         if not stale:
             return None
         words = f"the gradient of the step before is still in that of {_several(stale, len(held))}"
-        return Finding("step", words, "call optimizer.zero_grad() once in each step, before backward")
+        return Violation("step", "", words, "call optimizer.zero_grad() once in each step, before backward")
 
-    def _clips(self, held: Sequence[tuple[Tensor, _Gradient]], optimizer: Any) -> Finding | None:
+    def _clips(self, held: Sequence[tuple[Tensor, _Gradient]], optimizer: Any) -> Violation | None:
         """What a clip has left is what the optimizer gets."""
         clipped = [(p, one) for p, one in held if one.clipped]
         if late := [one.name for _, one in clipped if one.late]:
             words = f"after the clip, backward adds to the gradient of {_several(late, len(held))}"
-            return Finding("step", words, "clip after the last backward, right before the step")
+            return Violation("step", "", words, "clip after the last backward, right before the step")
         pairs = [(one.left, _norm(p)) for p, one in clipped]
         then = math.hypot(*_fetched([a for a, b in pairs if a is not None and b is not None]))
         now = math.hypot(*_fetched([b for a, b in pairs if a is not None and b is not None]))
@@ -218,11 +206,11 @@ class Loop:
         if then == now or not math.isfinite(then + now):
             return None
         words = f"a clip leaves gradients of norm {then:.4g}, and the optimizer gets {now:.4g}"
-        return Finding("step", words, "call scaler.unscale_(optimizer) before the clip; clip last")
+        return Violation("step", "", words, "call scaler.unscale_(optimizer) before the clip; clip last")
 
-    def _sums(self, _: Sequence[tuple[Tensor, _Gradient]], __: Any) -> Finding | None:
+    def _sums(self, _: Sequence[tuple[Tensor, _Gradient]], __: Any) -> Violation | None:
         """The gradient of a step of several micro-batches is that of the mean of their losses."""
-        zeroed = [not any(_fetched(one.found)) for one in self._passes]  # also where a step was skipped
+        zeroed = [not any(_fetched(one.norms)) for one in self._passes]  # also where a step was skipped
         own = self._passes[len(zeroed) - 1 - zeroed[::-1].index(True) :] if any(zeroed) else self._passes
         first = [one.weights for one in own[:READ]]
         known = ([w[at] for w in first if at in w] for at in ("logits", "output", "loop"))
@@ -234,7 +222,7 @@ class Loop:
             return None
         count = len(own)
         words = f"the losses of {count} micro-batches are added: the gradient is {count} times too large"
-        return Finding("step", words, f"divide each by {count}; give watch.loss() what is not divided")
+        return Violation("step", "", words, f"divide each by {count}; give watch.loss() what is not divided")
 
 
 _FOLLOWED: Final[WeakSet[Loop]] = WeakSet()
@@ -275,7 +263,6 @@ def _leave(loop: Loop) -> None:
 
 
 def _norm(p: Tensor) -> Tensor | None:
-    """The norm of what this process holds of a gradient."""
     return None if p.grad is None else torch.linalg.vector_norm(stored(local_parts([p.grad])[0]).detach())
 
 
@@ -288,7 +275,7 @@ def _several(names: Sequence[str], count: int) -> str:
     return names[0] if len(names) == 1 else f"{len(names)} of {count} parameters, from {names[0]} on"
 
 
-class Rates:
+class RateHistory:
     """The rates of the steps that were taken, and those that an earlier part of the training left."""
 
     def __init__(self, earlier: Mapping[int, float]) -> None:
@@ -298,18 +285,19 @@ class Rates:
         self.idle: list[int] = []
         """Steps at a rate of 0 in which no weight moved."""
 
-    def add(self, step: int, lr: float, moved: float) -> Finding | None:
-        """Take note of a step, its rate and the norm of its update."""
+    def add(self, step: int, lr: float, moved: float) -> Violation | None:
         self.steps += 1
         if lr == moved == 0:
             self.idle.append(step)
             if self.idle[-2:] == [step - 1, step]:
                 words = f"the learning rate is 0 from step {step - 1} on, and no weight moves"
-                return Finding("schedule", words, "step the scheduler once for each step of the optimizer")
+                return Violation(
+                    "schedule", "", words, "step the scheduler once for each step of the optimizer"
+                )
         self._own = [*self._own, lr][:2]
         return self._begins_anew() if self.steps == 2 and self._earlier else None
 
-    def _begins_anew(self) -> Finding | None:
+    def _begins_anew(self) -> Violation | None:
         """A training that goes on does not have the rate of its first step again, and another one at last."""
         earlier = list(self._earlier.items())
         (begun, first), (until, last) = earlier[0], earlier[-1]
@@ -317,4 +305,4 @@ class Rates:
         if begun != 0 or not same:
             return None
         words = f"the rate begins anew at {first:.4g}, that of step 0, and was {last:.4g} in step {until}"
-        return Finding("schedule", words, "load the scheduler's state_dict with that of the optimizer")
+        return Violation("schedule", "", words, "load the scheduler's state_dict with that of the optimizer")

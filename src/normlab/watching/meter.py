@@ -1,14 +1,16 @@
-"""Measurements of an optimizer step that stay on the device."""
+"""Measure the steps that an optimizer takes; the numbers stay on the device."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.optim import Optimizer
 
-from normlab.diagnosis.probing.observe import Record
+from normlab.diagnosis.probes import Record, SublayerSite, whole
 
 
 class StepRecord(NamedTuple):
@@ -83,12 +85,12 @@ class Meter(Generic[P]):
 
     @torch.no_grad()
     def before(self) -> None:
-        """Remember the weights; call it before the optimiser's step."""
+        """Remember the weights; call it before the optimizer's step."""
         torch._foreach_copy_(self._moved_here, self._weights_here)
 
     @torch.no_grad()
     def after(self) -> Tensor:
-        """`[P]`: the L2 norm of each parameter's update; call it after the optimiser's step."""
+        """`[P]`: the L2 norm of each parameter's update; call it after the optimizer's step."""
         torch._foreach_sub_(self._moved_here, self._weights_here)
         return self.parallel.norms(self.moved)
 
@@ -121,3 +123,125 @@ class Grouping:
 def norms_of(tensors: Sequence[Tensor]) -> Tensor:
     """`[P]`: the L2 norm of each, without a wait for the device."""
     return torch.stack(torch._foreach_norm(list(tensors)))
+
+
+class _Owned:
+    """The parameters of an optimizer by name, whole or as the parts of this rank."""
+
+    def __init__(self, parts: dict[str, nn.Parameter]) -> None:
+        self.parts = parts
+
+    def norms(self, parts: Sequence[Tensor], /) -> Tensor:
+        """`[P]`: L2 norms of whole tensors, their squares added up over the ranks where these hold parts.
+
+        One exchange for each way in which tensors are spread over ranks, as one for all that FSDP2 shards.
+        """
+        parts = [whole(part) if _is_sum(part) else part for part in parts]
+        ways = [_sums_over(part) for part in parts]
+        norms = norms_of(local_parts(parts))
+        for way in dict.fromkeys(filter(None, ways)):
+            here = torch.tensor([i for i, own in enumerate(ways) if own == way], device=norms.device)
+            squares = norms[here].square()
+            for group in way:
+                distributed.all_reduce(squares, group=group)
+            norms = norms.index_copy(0, here, squares.sqrt())
+        return norms
+
+
+def _sums_over(tensor: Tensor) -> tuple[Any, ...]:
+    """Return the groups of ranks over which the parts of a tensor are spread, none if it is whole here."""
+    spread: Any = tensor
+    placements = enumerate(getattr(tensor, "placements", ()))
+    return tuple(spread.device_mesh.get_group(dim) for dim, placed in placements if not placed.is_replicate())
+
+
+def _is_sum(tensor: Tensor) -> bool:
+    return any(placed.is_partial() for placed in getattr(tensor, "placements", ()))
+
+
+class OptimizerSteps:
+    """Measures the norms of gradients and updates of an optimizer's parameters in every step.
+
+    It keeps one copy of these weights. Nothing waits for the device.
+    """
+
+    def __init__(self, optimizer: Optimizer, model: nn.Module) -> None:
+        self.optimizer, self._model = optimizer, model
+        self._lr = math.nan
+        self._meter: Meter[_Owned] | None = None
+        self._gradients: Tensor | None = None
+        self._updates: Tensor | None = None
+        self.depth = 0
+        """Calls of ``step`` that have begun: one that calls that of its parent class begins two."""
+
+    @property
+    def stepped(self) -> bool:
+        return self._updates is not None
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    @property
+    def meter(self) -> Meter[_Owned]:
+        owned = self.parameters
+        if self._meter is None or len(self._meter.names) != len(owned):
+            names = {id(p): name for name, p in self._model.named_parameters()}
+            by_name = {names.get(id(p), f"parameter {i} of the optimizer"): p for i, p in enumerate(owned)}
+            # in the order of the model, which is that of the stream as a rule
+            order = {name: i for i, name in enumerate(names.values())}
+            self._meter = Meter(
+                _Owned(dict(sorted(by_name.items(), key=lambda one: order.get(one[0], len(order)))))
+            )
+        return self._meter
+
+    def before(self) -> None:
+        """Remember the weights before a step, and its rate, which a scheduler changes after it."""
+        self.meter.before()
+        rates = (group.get("lr") for group in self.optimizer.param_groups)
+        self._lr = max((float(rate) for rate in rates if rate is not None), default=math.nan)
+
+    def measure_gradients(self) -> None:
+        self._gradients = self.meter.gradients()
+
+    def after(self) -> None:
+        if self._gradients is None:  # the step ran a closure, whose gradients are still there
+            self.measure_gradients()
+        self._updates = self.meter.after()
+
+    def record(self, step: int, loss: Tensor | None) -> StepRecord:
+        assert self._gradients is not None
+        assert self._updates is not None
+        return StepRecord(step, self._lr, loss, self.meter.names, self._gradients, self._updates)
+
+    def ratios(
+        self, sites: Sequence[SublayerSite]
+    ) -> Iterator[tuple[tuple[str | None, int | None, str], float]]:
+        """Yield stack, index and module of groups of parameters, and their updates relative to weights."""
+        assert self._updates is not None
+        homes = {path: site for site in reversed(sites) for path in site.modules}
+        modules = [name.rpartition(".")[0] for name in self.meter.names]
+        owners = [homes[m].module if m in homes else m for m in modules]
+        known = {site.module: (site.stack or None, site.index) for site in sites}
+        grouping = Grouping(owners, self._updates.device)
+        lengths = grouping.together(self.meter.parallel.norms(self.meter.weights))
+        values = (grouping.together(self._updates) / lengths).tolist()
+        for module, value in zip(grouping.names, values, strict=True):
+            stack, index = known.get(module, (None, None))
+            yield (stack, index, module), value
+
+    def forget(self) -> None:
+        self._gradients = self._updates = None
+        self.depth = 0
+
+
+def joined(records: Sequence[StepRecord]) -> StepRecord:
+    """Return the steps that several optimizers took as one, whose rate is the largest."""
+    first, device = records[0], records[0].gradients.device
+    gradients, updates = (
+        torch.cat([norms.to(device) for norms in kind])
+        for kind in ([r.gradients for r in records], [r.updates for r in records])
+    )
+    names = tuple(name for record in records for name in record.names)
+    lr = max(record.lr for record in records)
+    return first._replace(lr=lr, names=names, gradients=gradients, updates=updates)

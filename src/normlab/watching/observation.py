@@ -4,31 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 from normlab.diagnosis import Observer, Probe, Record, Structure, observe, read_structure
-from normlab.diagnosis.probing.presets import require_preset, stream_probes, weight_probes
+from normlab.diagnosis.probes import SublayerSite, preset_probes, require_preset, stream_sites, weight_probes
 from normlab.diagnosis.reading.block import candidates
 from normlab.errors import UserError
 from normlab.trace.tensors import Side, apart, compiles, forward_hooks, unwrap
 
 Emit = Callable[[Record], None]
 Warn = Callable[[str], None]
-NAMED = 'name the modules, as in probes=[Probe("*.mlp", "output", "rms")]'
-
-
-class Place(NamedTuple):
-    """A sublayer, or another group of modules whose parameters are measured together."""
-
-    stack: str | None
-    index: int | None
-    module: str
-    modules: tuple[str, ...]
-    role: str | None = None
-    layer: int | None = None
+HOW = 'name the modules, as in probes=[Probe("*.mlp", "output", "rms")]'
 
 
 class Observation:
@@ -46,7 +35,7 @@ class Observation:
         if isinstance(probes, str):
             require_preset(probes)
         elif not probes:
-            raise UserError(f'there are no probes; give a preset, as in probes="standard", or {NAMED}')
+            raise UserError(f'there are no probes; give a preset, as in probes="standard", or {HOW}')
         self._given, self._structure, self._emit, self._warn = probes, structure, emit, warn
         self._open = ExitStack()
         self._observer: Observer | None = None
@@ -54,17 +43,15 @@ class Observation:
         self.reset()
 
     def reset(self) -> None:
-        """Forget what was read of a model, which does not fit another one."""
         self.end()
-        self._told = False
-        self.places: list[Place] = []
+        self._has_failed = False
+        self.sites: list[SublayerSite] = []
         self._probes = [] if isinstance(self._given, str) else list(self._given)
         if self._structure is not None and self.preset:
             self._use(self._structure, "")
 
     @property
     def running(self) -> bool:
-        """Whether a step is observed."""
         return self._step is not None
 
     def begin(self, model: nn.Module, step: int, *, compiled: bool = False, own_calls: int = 0) -> None:
@@ -120,27 +107,23 @@ class Observation:
     def weights_alone(self, model: nn.Module, why: str, *, compiled: bool = False) -> None:
         """Record weights and gradients of the blocks, or of the model's parts where it has none."""
         if "compiled" not in why:
-            why = f"{why}: weights, gradients and updates are recorded by module, and no stream. Or {NAMED}"
+            why = f"{why}: weights, gradients and updates are recorded by module, no stream. Or {HOW}"
         blocks = _blocks(model) or {"": list(_parts(model))}
-        self._probes = weight_probes(blocks)
-        self.places = [Place(c or None, None, m[0], tuple(m)) for c, those in blocks.items() for m in those]
+        self.sites = [SublayerSite(name, None, tuple(m)) for name, those in blocks.items() for m in those]
+        self._probes = weight_probes(self.sites)
         self._observe(model, compiled=compiled)
         self._warn(why)
 
     def _use(self, structure: Structure, at: str) -> None:
-        self._probes = stream_probes(structure, self.preset, prefix=at)
-        self.places = []
-        for stack, view in structure.sublayers:
-            modules = tuple(f"{at}{path}" for path in view.modules)
-            name, module = f"{at}{stack}".rstrip("."), modules[0] if modules else ""
-            self.places.append(Place(name or None, view.index, module, modules, view.role, view.layer))
+        self.sites = stream_sites(structure, at)
+        self._probes = preset_probes(self.sites, self.preset)
 
     def _open_read(self, model: nn.Module, module: nn.Module, given: tuple[Any, Any], at: str) -> None:
         try:
             self._use(self._read(module, given), at)
         except Exception as error:  # a training must not end because its model cannot be read
-            said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            self.weights_alone(model, f"the residual stream was not found ({said})")
+            why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            self.weights_alone(model, f"the residual stream was not found ({why})")
         else:
             self._observe(model, compiled=False)
 
@@ -151,8 +134,8 @@ class Observation:
 
     def _failed(self, error: Exception) -> None:
         """Say once that something cannot be measured; the model's pass goes on."""
-        if not self._told:
-            self._told = True
+        if not self._has_failed:
+            self._has_failed = True
             self._warn(f"something is not measured ({type(error).__name__}: {error}); the training goes on")
 
     def _read_at_first_call(self, model: nn.Module, own_calls: int) -> None:
@@ -185,7 +168,6 @@ class Observation:
 
 
 def _blocks(model: nn.Module) -> dict[str, list[list[str]]]:
-    """Return the paths of each block and of all modules inside it, by container; none where there is none."""
     paths = [path for path, _ in model.named_modules()]
     return {
         name: [[p for p in paths if f"{p}.".startswith(f"{block}.")] for block in blocks]
@@ -203,6 +185,5 @@ def _parts(model: nn.Module) -> Iterator[list[str]]:
 
 
 def _ways_down(path: str) -> Iterator[str]:
-    """Yield the path of the model and of every module on the way to this one."""
     names = path.split(".") if path else []
     return (".".join(names[:i]) for i in range(len(names) + 1))

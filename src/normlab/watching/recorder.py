@@ -20,7 +20,7 @@ from torch import Tensor
 from normlab.config.metric import Outcome
 from normlab.errors import UserError
 from normlab.watching.fault import FEW, LEFT, Fault, fault
-from normlab.watching.loss_curve import RECENT, SPIKE_ABOVE, LossCurve
+from normlab.watching.losses import RECENT, SPIKE_ABOVE, LossCurve
 from normlab.watching.meter import StepRecord
 
 RING: Final = 32
@@ -34,23 +34,17 @@ Limit = Callable[[Sequence[float]], float]
 """The largest value, given those before, that is no spike."""
 
 
-def nats_above(before: Sequence[float]) -> float:
-    """The limit of a loss in nats."""
-    return max(max(before), statistics.median(before) + SPIKE_NATS)
+def above(margin: Callable[[float, int], float]) -> Limit:
+    """The largest value before, or one by the median before and the number of values, if that is higher."""
+    return lambda before: max(max(before), margin(statistics.median(before), len(before)))
 
 
-def share_above(before: Sequence[float]) -> float:
-    """The limit of a loss in an unknown unit."""
-    return max(max(before), statistics.median(before) + SPIKE_ABOVE * abs(statistics.median(before)))
-
-
-def times_above(before: Sequence[float]) -> float:
-    """The limit of a norm."""
-    return max(max(before), LEFT * (1 + FEW / len(before)) * statistics.median(before))
-
-
-NATS: Final = {"loss": nats_above, "gradient norm": None}
-ANY_UNIT: Final = {"loss": share_above, "gradient norm": times_above, "update norm": None}
+NATS: Final = {"loss": above(lambda usual, _: usual + SPIKE_NATS), "gradient norm": None}
+ANY_UNIT: Final = {
+    "loss": above(lambda usual, _: usual + SPIKE_ABOVE * abs(usual)),
+    "gradient norm": above(lambda usual, n: LEFT * (1 + FEW / n) * usual),
+    "update norm": None,
+}
 """What must be finite, and where a spike is looked for."""
 
 
@@ -98,13 +92,9 @@ Replay = Callable[[int, Mapping[int, float]], Replayed]
 class Reports(Protocol):
     """Keeps the reports of a training, as a run's folder does."""
 
-    def flights(self) -> Sequence[Mapping[str, Any]]:
-        """The reports so far."""
-        ...
+    def flights(self) -> Sequence[Mapping[str, Any]]: ...
 
-    def add_flight(self, report: Mapping[str, Any]) -> None:
-        """Add a report."""
-        ...
+    def add_flight(self, report: Mapping[str, Any]) -> None: ...
 
 
 def report_of(
@@ -197,11 +187,9 @@ class Recorder:
 
     @property
     def pending(self) -> int:
-        """The number of steps that are not fetched yet."""
         return len(self._waiting)
 
     def fetch(self) -> None:
-        """Fetch the numbers of the pending steps from the device, in one transfer."""
         if not self._waiting:
             return
         device = self._waiting[-1].gradients.device

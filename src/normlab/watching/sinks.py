@@ -1,14 +1,21 @@
-"""Send what is watched to wandb, trackio or TensorBoard."""
+"""Where the numbers of a watched step go: a file of JSON lines, wandb, trackio or TensorBoard."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import torch
+
+from normlab.diagnosis.probes import Record, SublayerSite
 from normlab.errors import UserError
+from normlab.runs.files import append_rows, write_json_atomic, write_text_atomic
 
 
 class Sink(Protocol):
@@ -57,34 +64,106 @@ def _tensorboard(folder: Path) -> Sink:
     return TensorBoardSink(module.SummaryWriter(str(folder)))
 
 
-NAMED: Final[Mapping[str, Callable[[Path], Sink]]] = {
+SINKS: Final[Mapping[str, Callable[[Path], Sink]]] = {
     "wandb": _wandb,
     "trackio": _trackio,
     "tensorboard": _tensorboard,
 }
-"""The sinks that have a name, opened at the first watched step: by then the trainer has begun its run."""
-
-
-class _Late:
-    """A sink that is opened when it is first needed."""
-
-    def __init__(self, name: str, folder: Path) -> None:
-        self._name, self._folder = name, folder
-        self._sink: Sink | None = None
-
-    def __call__(self, step: int, values: Mapping[str, float]) -> None:
-        self._sink = self._sink or NAMED[self._name](self._folder)
-        self._sink(step, values)
 
 
 def sink_of(given: str | Sink, folder: Path) -> Sink:
-    """Return a sink, or the one of this name. Raises UserError for a name or a library that is not there."""
+    """Return a sink, or the one of this name, which is opened at the first watched step: by then the trainer
+    has begun its run. Raises UserError for a name or a library that is not there.
+    """
     if not isinstance(given, str):
         if not callable(given):
             raise UserError(f"a sink is called with a step and its values, and {given!r} cannot be called")
         return given
-    if given not in NAMED:
-        raise UserError(f"there is no sink {given!r}; there are {', '.join(NAMED)}, or pass a function")
+    if given not in SINKS:
+        raise UserError(f"there is no sink {given!r}; there are {', '.join(SINKS)}, or pass a function")
     if find_spec(given) is None:
         raise UserError(f"the sink {given!r} needs a library that is missing; type: pip install {given}")
-    return _Late(given, folder)
+    opened = cache(partial(SINKS[given], folder))
+    return lambda step, values: opened()(step, values)
+
+
+class RecordFile:
+    """Writes records to ``path`` as JSON lines with the fields of ``Record``, and beside these the role and
+    the layer of a sublayer; numbers that are not finite are words. A rank above 0 writes a file of its own,
+    ``watch.rank1.jsonl`` beside ``watch.jsonl``.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._asked = Path(path)
+        self._waiting: list[Record] = []
+        self.sites: Mapping[tuple[str | None, int | None], SublayerSite] = {}
+        """The sublayers by stack and index."""
+
+    @property
+    def rank(self) -> int:
+        many = torch.distributed.is_available() and torch.distributed.is_initialized()
+        return torch.distributed.get_rank() if many else 0
+
+    @property
+    def path(self) -> Path:
+        rank = self.rank
+        name = f"{self._asked.stem}.rank{rank}{self._asked.suffix}" if rank else self._asked.name
+        return self._asked.with_name(name)
+
+    def __call__(self, record: Record) -> None:
+        self._waiting.append(record)
+
+    def write(self) -> None:
+        rows, self._waiting = self._waiting, list[Record]()
+        if rows:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            append_rows(self.path, map(self._placed, rows))
+
+    def write_flight(
+        self, path: Path, reports: Sequence[Mapping[str, Any]], notes: Sequence[str], *, losses: int
+    ) -> None:
+        """Write the reports of the flight recorder, the notes and the number of losses that it was given,
+        which the page shows with the rows.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json_atomic(path, {"reports": reports, "notes": notes, "losses": losses}, flat=True)
+
+    def _placed(self, record: Record) -> dict[str, Any]:
+        site = self.sites.get((record.stack, record.index))
+        role, layer = (site.role, site.layer) if site is not None else (None, None)
+        step, stack, index, *_ = record
+        place = {"step": step, "stack": stack, "index": index, "role": role, "layer": layer}
+        return place | record._asdict()
+
+    def begin(self, step: int) -> dict[int, float]:
+        """Make place for a training that begins at ``step``; return the rates of the earlier one by step.
+
+        At step 0 the files of an earlier training are renamed to the first free number, as watch.1.jsonl; of
+        a resumed training the rows of ``step`` and later ones are removed, since these steps are repeated.
+        """
+        path = self.path
+        if not path.exists():
+            return {}
+        lines = path.read_text(encoding="utf-8").splitlines()
+        rows = [(line, row) for line in lines if (row := _row(line)) is not None]
+        rows = [(line, row) for line, row in rows if row["step"] < step or step == 0]
+        if step == 0:
+            _set_aside(path)
+        else:
+            write_text_atomic(path, "".join(f"{line}\n" for line, _ in rows))
+        return {row["step"]: row["value"] for _, row in rows if row["signal"] == "lr"}
+
+
+def _set_aside(path: Path) -> None:
+    number = next(n for n in count(1) if not path.with_suffix(f".{n}{path.suffix}").exists())
+    for suffix in (".flight.json", ".html", path.suffix):  # the rows last, because they take the name
+        if (old := path.with_suffix(suffix)).exists():
+            old.rename(path.with_suffix(f".{number}{suffix}"))
+
+
+def _row(line: str) -> dict[str, Any] | None:
+    """Parse a row; None for a line that was cut off when a training was killed."""
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError:
+        return None

@@ -25,15 +25,12 @@ class WatchingCallback(ABC):  # noqa: B024 - each trainer names its hooks otherw
         self.watch = Watch(probes, **options)
 
     def stepping(self, *_: Any, **__: Any) -> None:
-        """Measure weights and gradients before the optimizer steps."""
         self.watch.stepping()
 
     def end(self, *_: Any, **__: Any) -> None:
-        """Write the measurements of a step and remove their hooks."""
         self.watch.end()
 
     def close(self, *_: Any, **__: Any) -> None:
-        """Write the measurements, remove all hooks and draw the page."""
         self.watch.close()
 
 

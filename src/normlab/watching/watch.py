@@ -5,10 +5,10 @@ from __future__ import annotations
 import atexit
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 import torch
@@ -19,13 +19,12 @@ from normlab.config.io import validated
 from normlab.diagnosis import Probe, Record, Structure
 from normlab.errors import UserError
 from normlab.trace.tensors import compiles, unwrap
-from normlab.watching.checks import Checks, Warned
+from normlab.watching.checks import Checks, WatchReports
 from normlab.watching.losses import Losses
+from normlab.watching.meter import OptimizerSteps, joined
 from normlab.watching.observation import Emit, Observation
-from normlab.watching.optimizer_hooks import OptimizerSteps, joined
 from normlab.watching.recorder import Recorder
-from normlab.watching.rows import Rows
-from normlab.watching.sinks import Sink, sink_of
+from normlab.watching.sinks import RecordFile, Sink, sink_of
 
 OUT: Final = "watch"
 FETCH: Final = 16
@@ -58,10 +57,10 @@ class Watch:
             raise UserError(f"every_steps is {every_steps}, and must be 1 or more, as in every_steps=50")
         path = Path(out)
         self._every, self._emit = every_steps, emit
-        self._rows = Rows(path if path.suffix == ".jsonl" else path / "watch.jsonl")
+        self._rows = RecordFile(path if path.suffix == ".jsonl" else path / "watch.jsonl")
         self._sinks: list[Sink] = [sink_of(sink, path.with_suffix("")) for sink in sinks]
         self._observation = Observation(probes, structure, self._record, self._note)
-        self._reports = Warned(self._warn)
+        self._reports = WatchReports(self._warn)
         self._recorder = Recorder(self._reports)
         self._checks = Checks(self._reports, self)
         self._once: set[str] = set()
@@ -76,12 +75,10 @@ class Watch:
 
     @property
     def path(self) -> Path:
-        """The file of this process's rows."""
         return self._rows.path
 
     @property
     def page(self) -> Path:
-        """The page, which is drawn at the end."""
         return self.path.with_suffix(".html")
 
     @property
@@ -98,11 +95,31 @@ class Watch:
         """Begin a training at step 0, setting the files of an earlier one aside, or resume one at ``step``:
         rows from there on will be written again. A process that ends without ``close`` closes.
         """
-        self._guard("the watch cannot begin", lambda: self._start(step))
+        with self._guard("the watch cannot begin"):
+            self._observation.reset()
+            self._remove_hooks()
+            self._reports = WatchReports(self._warn)
+            self._recorder, self._step = Recorder(self._reports), step
+            for kept in (self._once, self._notes, self._losses):
+                kept.clear()
+            self._close_at_exit()
+            rates = self._rows.begin(step) if self._emit is None else None
+            self._checks = Checks(self._reports, self, step, rates)
 
     def attach(self, model: nn.Module, optimizers: Sequence[Any], *, compiled: bool = False) -> None:
         """See the losses that the model puts out and the steps that the optimizers take, until ``close``."""
-        self._guard("updates cannot be watched", lambda: self._attach(model, optimizers, compiled=compiled))
+        with self._guard("updates cannot be watched"):
+            self._remove_hooks()
+            self._model = inner = unwrap(model)
+            self._compiled = compiled or compiles(model) or any(compiles(m) for m in inner.modules())
+            if not self._compiled:
+                self._hooks.append(inner.register_forward_hook(self._answered, with_kwargs=True))
+                self._checks.attach(inner)
+            for optimizer in map(_innermost, optimizers):
+                one = OptimizerSteps(optimizer, inner)
+                self._optimizers.append(one)
+                self._hooks.append(optimizer.register_step_pre_hook(partial(self._before, one)))
+                self._hooks.append(optimizer.register_step_post_hook(partial(self._after, one)))
 
     def count_steps(self) -> None:
         """Count the steps here, by the optimizers' own, since no trainer does."""
@@ -116,20 +133,18 @@ class Watch:
         if step != self._step:
             self._finish_step()
         self._step = step
-        if step % self._every == 0:
-            self._guard(
-                "the model cannot be observed",
-                lambda: self._observation.begin(model, step, compiled=compiled, own_calls=own_calls),
-            )
+        self._observe(self._observation.begin, model, compiled=compiled, own_calls=own_calls)
 
     def loss(self, loss: Tensor | float) -> None:
         """Give the recorder the loss of a batch, or of each micro-batch, not divided by their number.
 
         Nothing waits for the device. What is given here counts, and not what is in the model's output.
         """
-        self._guard("the loss cannot be recorded", lambda: self._losses.give(loss))
-        if isinstance(loss, Tensor):
-            self._guard("the loop cannot be checked", lambda: self._checks.saw_loss(loss))
+        with self._guard("the loss cannot be recorded"):
+            self._losses.give(loss)
+        with self._guard("the loop cannot be checked"):
+            if isinstance(loss, Tensor):
+                self._checks.loop.saw_loss(loss, "loop")
 
     def logged_loss(self, loss: float) -> None:
         """Give the recorder a loss that the trainer logs, for a step whose own loss was not seen."""
@@ -140,12 +155,14 @@ class Watch:
         """Measure weights and gradients: the optimizer is about to step."""
         self.end()
         for one in self._optimizers:
-            self._guard("gradients cannot be recorded", one.measure_gradients)
+            with self._guard("gradients cannot be recorded"):
+                one.measure_gradients()
 
     def end(self) -> None:
         """Fetch and write the measurements of the observed step, and remove their hooks."""
-        self._guard("a step cannot be recorded", self._observation.end)
-        self._guard("rows cannot be written", self._write_rows)
+        with self._guard("a step cannot be recorded"):
+            self._observation.end()
+        self._write_rows()
 
     def close(self) -> None:
         """End: write what is left, report what went wrong, remove all hooks, draw the page."""
@@ -153,28 +170,19 @@ class Watch:
         self.end()
         self._finish_step()
         self._remove_hooks()
-        self._guard("the recorder failed", self._conclude)
-        if self._emit is None:
-            self._guard("the page cannot be drawn", self._draw)
+        with self._guard("the recorder failed"):
+            self._checks.conclude(self._recorder)
+            if self._recorder.ring and not self._recorder.curve.count and not self.reports:
+                self._note("no loss was seen, so that a divergence may not be: give it by watch.loss(loss)")
+        with self._guard("the page cannot be drawn"):
+            if self._emit is None:
+                self._draw()
 
     def __enter__(self) -> Watch:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _start(self, step: int) -> None:
-        self._observation.reset()
-        self._remove_hooks()
-        self._reports = Warned(self._warn)
-        self._recorder, self._step = Recorder(self._reports), step
-        for kept in (self._once, self._notes, self._losses):
-            kept.clear()
-        self._close_at_exit()
-        rates = self._rows.begin(step) if self._emit is None else None
-        self._checks = Checks(self._reports, self, step, rates)
 
     def _close_at_exit(self) -> None:
         """Let the end of the process close this watch, whose trainer may have raised."""
@@ -192,45 +200,38 @@ class Watch:
             atexit.unregister(self._at_exit)
             self._at_exit = None
 
-    def _attach(self, model: nn.Module, optimizers: Sequence[Any], *, compiled: bool) -> None:
-        self._remove_hooks()
-        self._model = inner = unwrap(model)
-        self._compiled = compiled or compiles(model) or any(compiles(m) for m in inner.modules())
-        if not self._compiled:
-            self._hooks.append(inner.register_forward_hook(self._answered, with_kwargs=True))
-            self._checks.attach(inner)
-        for optimizer in map(_innermost, optimizers):
-            one = OptimizerSteps(optimizer, inner)
-            self._optimizers.append(one)
-            self._hooks += [
-                optimizer.register_step_pre_hook(partial(self._before, one)),
-                optimizer.register_step_post_hook(partial(self._after, one)),
-            ]
-
     def _remove_hooks(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        self._checks.detach()
+        self._checks.loop.detach()
         self._hooks.clear()
         self._optimizers.clear()
+
+    @property
+    def _stepped(self) -> list[OptimizerSteps]:
+        return [one for one in self._optimizers if one.stepped]
+
+    @property
+    def _due(self) -> bool:
+        return self._step % self._every == 0
+
+    def _observe(self, begin: Callable[..., None], model: nn.Module, *given: Any, **options: Any) -> None:
+        if self._due:
+            with self._guard("the model cannot be observed"):
+                begin(model, self._step, *given, **options)
 
     def _called(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a step with the first call of the model in training after a step of an optimizer."""
         if not model.training or not torch.is_grad_enabled() or self._observation.running:
             return
-        if any(one.stepped for one in self._optimizers):
+        if self._stepped:
             self._finish_step()
-        if self._step % self._every == 0:
-            given = args, kwargs
-            self._guard(
-                "the model cannot be observed",
-                lambda: self._observation.begin_in_call(model, self._step, given),
-            )
+        self._observe(self._observation.begin_in_call, model, (args, kwargs))
 
     def _answered(self, model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         if model.training and torch.is_grad_enabled():
-            checks, losses = self._checks, self._losses
-            self._guard("the loss is not recorded", lambda: checks.saw_call(args, kwargs, output, losses))
+            with self._guard("the loss is not recorded"):
+                self._checks.saw_call(args, kwargs, output, self._losses)
 
     def _before(self, one: OptimizerSteps, _: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         one.depth += 1
@@ -238,45 +239,43 @@ class Watch:
             return
         if one.stepped:  # the step before has ended without a call of the model that was seen
             self._finish_step()
-        if self._counts and self._step % self._every == 0 and self._model is not None:
-            self._weights_alone(self._model)
-        self._guard("updates cannot be watched", one.before)
-        if not any(
-            given is not None
-            for given in (*args[1:], *kwargs.values())  # the optimizer itself comes first
-        ):  # no closure, which runs the model
+        if self._counts and self._model is not None and not self._observation.running and not self._stepped:
+            self._observe(self._observation.begin_uncalled, self._model, compiled=self._compiled)
+        with self._guard("updates cannot be watched"):
+            one.before()
+        given = (*args[1:], *kwargs.values())  # the optimizer itself comes first
+        if all(value is None for value in given):  # no closure, which runs the model
             self.end()
-            self._guard("gradients cannot be recorded", one.measure_gradients)
-            self._guard("the loop cannot be checked", lambda: self._checks.before(self._step, one))
-
-    def _weights_alone(self, model: nn.Module) -> None:
-        """Observe a step in which no call of the model was seen: compiled, or its ``forward`` is called."""
-        if self._observation.running or any(one.stepped for one in self._optimizers):
-            return
-        self._guard(
-            "the model cannot be observed",
-            lambda: self._observation.begin_uncalled(model, self._step, compiled=self._compiled),
-        )
+            with self._guard("gradients cannot be recorded"):
+                one.measure_gradients()
+            with self._guard("the loop cannot be checked"):
+                self._checks.before(self._step, one)
 
     def _after(self, one: OptimizerSteps, *_: Any) -> None:
         one.depth -= 1
         if one.depth > 0:
             return
         self.end()
-        self._guard("updates cannot be watched", one.after)
-        self._guard("the loop cannot be checked", lambda: self._checks.after(one.parameters))
+        with self._guard("updates cannot be watched"):
+            one.after()
+        with self._guard("the loop cannot be checked"):
+            self._checks.loop.after(one.parameters)
 
     def _finish_step(self) -> None:
         """Give the recorder the step that the optimizers took, and emit its updates if it was its turn."""
-        if done := [one for one in self._optimizers if one.stepped]:
-            due = self._step % self._every == 0 and bool(self._observation.preset)
-            self._guard("updates cannot be recorded", lambda: self._take(done, due=due))
-            self._guard("rows cannot be written", self._write_rows)
+        if done := self._stepped:
+            with self._guard("updates cannot be recorded"):
+                self._take(done, due=self._due and bool(self._observation.preset))
+            self._write_rows()
             for one in done:
                 one.forget()
         values, self._values = self._values, dict[str, float]()
         for sink in list(self._sinks) if values else ():
-            self._send(sink, values)
+            try:
+                sink(self._step, values)
+            except Exception as error:
+                self._sinks.remove(sink)
+                self._note(f"a sink failed and is left out from now on: {type(error).__name__}: {error}")
         self._losses.clear()
         self._step += self._counts and bool(done)
 
@@ -289,24 +288,12 @@ class Watch:
             self._checks.look(self._recorder)
         if due:
             for one in done:
-                for key, value in one.ratios(self._observation.places):
+                for key, value in one.ratios(self._observation.sites):
                     self._record(Record(self._step, *key, "update", "ratio", value))
             known = {"loss": self._recorder.numbers[self._step].get("loss"), "lr": record.lr}
             for name, value in known.items():
                 if value is not None:
                     self._record(Record(self._step, None, None, "", name, "value", value))
-
-    def _conclude(self) -> None:
-        self._checks.conclude(self._recorder)
-        if self._recorder.ring and not self._recorder.curve.count and not self.reports:
-            self._note("no loss was seen, so that a divergence may not be: give it by watch.loss(loss)")
-
-    def _send(self, sink: Sink, values: Mapping[str, float]) -> None:
-        try:
-            sink(self._step, values)
-        except Exception as error:
-            self._sinks.remove(sink)
-            self._note(f"a sink failed and is left out from now on: {type(error).__name__}: {error}")
 
     def _record(self, record: Record) -> None:
         where = f"{record.module}/{record.signal}.{record.statistic}".lstrip("/")
@@ -314,10 +301,11 @@ class Watch:
         (self._emit or self._rows)(record)
 
     def _write_rows(self) -> None:
-        if self._emit is None:
-            places = [place for place in self._observation.places if place.index is not None]
-            self._rows.places = {(place.stack, place.index): place for place in places}
-            self._rows.write()
+        with self._guard("rows cannot be written"):
+            if self._emit is None:
+                sites = [site for site in self._observation.sites if site.index is not None]
+                self._rows.sites = {(site.stack or None, site.index): site for site in sites}
+                self._rows.write()
 
     def _draw(self) -> None:
         if not self.path.exists() and not self.reports:
@@ -332,15 +320,16 @@ class Watch:
         except ImportError as error:
             self._warn(f"no page is drawn: {error}; `normlab run report {self.path}` draws it elsewhere")
 
-    def _guard(self, what: str, do: Callable[[], Any]) -> None:
-        """Do something of ours; a failure is a note, because no training may end by it."""
+    @contextmanager
+    def _guard(self, what: str) -> Iterator[None]:
+        """Do something of ours inside this block; a failure is a note, because no training may end by it."""
         try:
-            do()
+            yield
         except Exception as error:
-            said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             if what not in self._once:
                 self._once.add(what)
-                self._note(f"{what} ({said}); the training goes on")
+                self._note(f"{what} ({why}); the training goes on")
 
     def _note(self, sentence: str) -> None:
         self._notes.append(sentence)

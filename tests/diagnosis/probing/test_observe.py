@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from contracts.variants import BY_PLACEMENT, build, inputs, loss_of
 from normlab.diagnosis import STATISTICS, Probe, Record, observe
-from normlab.diagnosis.probing.observe import Site
+from normlab.diagnosis.probes import StreamSignal
 
 SIGNALS = ("input", "output", "grad_input", "grad_output", "weight", "grad")
 EVERYTHING = [Probe("*", signal, every_tensor=True) for signal in SIGNALS]
@@ -55,7 +55,7 @@ def test_every_signal_equals_plain_autograd():
     records: list[Record] = []
     probes = [Probe("0", signal, "l2") for signal in SIGNALS] + [Probe("2", "weight", "max_abs")]
     probes += [Probe("1", "grad_input", "l2"), Probe("1", "weight", "l2")]
-    probes.append(Probe("1", "grad", "l2", together=("0", "2"), site=Site("all", 4, "grad")))
+    probes.append(Probe("1", "grad", "l2", together=("0", "2"), stream=StreamSignal("all", 4, "grad")))
     with observe(model, probes, records.append) as observer:
         model(X).square().sum().backward()
         assert records == [], "nothing is fetched before flush"

@@ -6,8 +6,14 @@ from torch import nn
 
 from diagnosis.small import BATCH, labelled, translating
 from normlab.diagnosis import PRESETS, Probe, observe, read_structure
-from normlab.diagnosis.probing.observe import Site
-from normlab.diagnosis.probing.presets import MEASURED, stream_probes, weight_probes
+from normlab.diagnosis.probes import (
+    MEASURED,
+    StreamSignal,
+    SublayerSite,
+    preset_probes,
+    stream_sites,
+    weight_probes,
+)
 from normlab.training.probing import preset_of
 
 X = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(1))
@@ -38,7 +44,7 @@ def kinds(found):
 def test_the_stream_is_measured_after_each_sublayer():
     model = encoder().eval()
     structure = read_structure(model, X)
-    found = rows(model, stream_probes(structure, "cheap"))
+    found = rows(model, preset_probes(stream_sites(structure), "cheap"))
     after = {index: value for (stack, index, _, signal, _), value in found.items() if signal == "after"}
     x, expected = X, []
     for layer in model.layers:
@@ -52,7 +58,7 @@ def test_the_stream_is_measured_after_each_sublayer():
 
 def test_gradients_are_those_of_all_parameters_of_a_sublayer():
     model = encoder()
-    found = rows(model, stream_probes(read_structure(model, X), "standard"))
+    found = rows(model, preset_probes(stream_sites(read_structure(model, X)), "standard"))
     layer = model.layers[1]
     own = [layer.norm2, layer.linear1, layer.linear2]
     expected = nn.utils.get_total_norm([p.grad for m in own for p in m.parameters()]).item()
@@ -68,7 +74,7 @@ def test_presets_grow_and_measure_what_the_table_says():
     structure = read_structure(model, X)
     sizes = []
     for preset in PRESETS:
-        found = rows(model, stream_probes(structure, preset))
+        found = rows(model, preset_probes(stream_sites(structure), preset))
         wanted = {pair for pair in MEASURED[preset] if pair[0] not in UNSEEN}
         assert wanted <= kinds(found)
         for index in range(4):
@@ -85,7 +91,7 @@ def test_our_trainer_measures_the_same_numbers(preset):
     def loss(model):
         return labelled(model, batch)
 
-    read = rows(model, stream_probes(read_structure(model, batch), preset), loss)
+    read = rows(model, preset_probes(stream_sites(read_structure(model, batch)), preset), loss)
     known = rows(model, preset_of(preset, model).probes, loss)
     activations = [
         {(s, i, signal, how): v for (s, i, _, signal, how), v in found.items()
@@ -101,16 +107,16 @@ def test_a_prefix_is_the_way_to_what_was_read():
     structure = read_structure(model, X)
     outer = nn.Sequential(model)
     model.eval()
-    told = rows(outer, stream_probes(structure, "full", prefix="0."))
+    told = rows(outer, preset_probes(stream_sites(structure, "0."), "full"))
     model.zero_grad()
-    inside = rows(model, stream_probes(structure, "full"))
+    inside = rows(model, preset_probes(stream_sites(structure), "full"))
     assert told == {(f"0.{s}", i, f"0.{m}", *what): v for (s, i, m, *what), v in inside.items()}
 
 
 def test_weights_of_blocks():
-    found = weight_probes({"h": [["h.0", "h.0.mlp"], ["h.1"]]})
+    found = weight_probes([SublayerSite("h", None, m) for m in (("h.0", "h.0.mlp"), ("h.1",))])
     assert found[:2] == [
-        Probe("h.0", signal, "l2", together=("h.0", "h.0.mlp"), site=Site("h", None, signal))
+        Probe("h.0", signal, "l2", together=("h.0", "h.0.mlp"), stream=StreamSignal("h", None, signal))
         for signal in ("weight", "grad")
     ]
     assert len(found) == 4
@@ -118,4 +124,4 @@ def test_weights_of_blocks():
 
 def test_a_preset_that_there_is_not():
     with pytest.raises(ValueError, match="no preset 'quick'; there are cheap, standard, full"):
-        stream_probes(read_structure(encoder(), X), "quick")
+        preset_probes(stream_sites(read_structure(encoder(), X)), "quick")

@@ -91,6 +91,6 @@ def test_a_sum_of_what_no_module_puts_out_is_not_read(monkeypatch):
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     assert read_structure(model, torch.randn(2, 4, 16)).stacks
-    monkeypatch.setattr(reading.Block, "put_out", lambda *_: [])
+    monkeypatch.setattr(reading.BlockReader, "put_out", lambda *_: [])
     with pytest.raises(UnreadError, match="was not read"):
         read_structure(model, torch.randn(2, 4, 16))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from normlab.diagnosis.rules.finding import Tables, cosine, percent
-from normlab.diagnosis.table import Table
+from normlab.diagnosis.study import format_cosine, format_share
+from normlab.diagnosis.tables import Table, Tables
 
 
 def records(*stacks):
@@ -29,9 +29,9 @@ def test_a_stack_is_called_by_what_holds_it_where_that_is_a_name(stacks, label):
     ("share", "words"), [(0.55, "55%"), (0.0, "0%"), (0.000773, "0.077%"), (0.0099, "0.99%"), (0.01, "1%")]
 )
 def test_small_shares_are_not_rounded_away(share, words):
-    assert percent(share) == words
+    assert format_share(share) == words
 
 
 @pytest.mark.parametrize(("value", "words"), [(-0.001, "0.00"), (0.996, "1.00"), (-0.126, "-0.13")])
 def test_a_zero_has_no_sign(value, words):
-    assert cosine(value) == words
+    assert format_cosine(value) == words

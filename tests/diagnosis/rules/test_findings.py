@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from normlab.diagnosis import find
-from normlab.diagnosis.rules.finding import SEVERITIES, Finding, Tables, at_least, said
-from normlab.diagnosis.table import Table
+from normlab.diagnosis import Diagnosis, Structure, find
+from normlab.diagnosis.study import SEVERITIES, Finding, format_number
+from normlab.diagnosis.tables import Table, Tables
 
 
 def table(name, *rows):
@@ -60,15 +60,16 @@ def test_a_severity_that_there_is_not_is_refused():
 
 def test_at_least_takes_what_is_as_severe_or_more():
     some = [Finding(s, s, "", "", {}) for s in SEVERITIES]
-    assert [f.name for f in at_least(some, "warning")] == ["warning", "problem"]
-    assert at_least(some, "note") == some
+    diagnosis = Diagnosis("", "cheap", Structure((), ()), {}, tuple(some), (), {}, (), 0, {})
+    assert [f.name for f in diagnosis.at_least("warning")] == ["warning", "problem"]
+    assert diagnosis.at_least("note") == some
 
 
 @pytest.mark.parametrize(
     ("value", "words"), [(0.000123, "0.000123"), (7968.0, "7,968"), (1e9, "1e+09"), (3, "3"), (None, "None")]
 )
 def test_numbers_are_said_at_three_digits(value, words):
-    assert said(value) == words
+    assert format_number(value) == words
 
 
 def test_nothing_measured_nothing_found():

@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from normlab.diagnosis.rules.theory import (
-    Interval,
+from normlab.diagnosis.theory import (
+    ScaleBounds,
     bounded_fraction,
     chi_square_tail,
     ffn_gain,
@@ -60,7 +60,7 @@ def test_scales_of_lemma_2_by_hand():
     layer = ("self_attention {}", "ffn {}")
     pre = sublayers(*[kind.format("pre") for kind in layer * 3])
     found = list(hidden_scales(pre, start=1.0, ffn_gains=[None, 0.5] * 3))
-    assert [s.after for s in found[1::2]] == [Interval(1 + n / 2, 1 + 3 * n / 2) for n in (1, 2, 3)]
+    assert [s.after for s in found[1::2]] == [ScaleBounds(1 + n / 2, 1 + 3 * n / 2) for n in (1, 2, 3)]
     assert found[2].before == found[1].after == found[1].total
     post = sublayers(*[kind.format("post") for kind in layer * 3])
     found = list(hidden_scales(post, start=2.0, ffn_gains=[None, 0.5] * 3))
@@ -73,10 +73,10 @@ def test_nothing_is_said_of_what_the_lemma_does_not_cover():
     kinds = sublayers("self_attention other", "ffn pre", "ffn post", "branch post", "cross_attention pre")
     other, pre, post, unknown, cross = hidden_scales(kinds, start=1.0, ffn_gains=[None, 0.5, 0.5, None, None])
     assert (other.branch, other.total, other.after) == (None, None, None)
-    assert (pre.before, pre.branch, pre.after) == (None, Interval(0.5, 0.5), None)
+    assert (pre.before, pre.branch, pre.after) == (None, ScaleBounds(0.5, 0.5), None)
     assert (post.branch, post.total, post.after.known) == (None, None, 1.0)
     assert (unknown.branch, unknown.total, unknown.after.known) == (None, None, 1.0)
-    assert cross.total == Interval(1.0, 2.0)
+    assert cross.total == ScaleBounds(1.0, 2.0)
     (gated,) = hidden_scales(sublayers("ffn pre"), start=1.0, ffn_gains=[None])
     assert gated.total is None
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from math import exp, log, sqrt
 
 import pytest
@@ -8,8 +9,8 @@ from torch import Tensor, nn
 
 from contracts.variants import perturbed, uniform
 from diagnosis.small import PADDING_MASKS, SOURCE, TARGET, labelled, translating, untouched
-from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.studies.attention import attention
+from normlab.diagnosis.subject import Subject
 
 WIDTH = 8
 
@@ -131,7 +132,7 @@ def test_torchs_layers_are_seen_whichever_dimension_leads(norm_first):
         subject = Subject.of(model, batch, lambda model, batch: model(**batch).square().sum())
         real = {"encoder.layers": ~padded, "decoder.layers": torch.ones(3, 5, dtype=torch.bool)}
         real = real if first else {name: mask.T for name, mask in real.items()}
-        tables.append(attention(subject, padding_masks=real))
+        tables.append(attention(replace(subject, padding_masks=real)))
     assert [len(table) for table in tables] == [6, 6]
     one, other = tables
     for column in ("entropy", "max_logit", "uniform"):

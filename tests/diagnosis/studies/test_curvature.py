@@ -15,7 +15,6 @@ from contracts.variants import CONFIG, build
 from diagnosis.small import SOURCE, TARGET, labelled, translating, untouched
 from normlab.diagnosis.reading.parameters import nodes_behind
 from normlab.diagnosis.reading.structure import Structure
-from normlab.diagnosis.reading.subject import Subject, cropped, split
 from normlab.diagnosis.studies.curvature import (
     DOUBLINGS,
     Hessian,
@@ -24,6 +23,7 @@ from normlab.diagnosis.studies.curvature import (
     curvature,
     largest_eigenvalue,
 )
+from normlab.diagnosis.subject import Subject, cropped, split
 from normlab.errors import UserError
 
 SGD = partial(torch.optim.SGD, lr=1e-3)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -7,8 +9,8 @@ from torch.autograd.functional import jvp
 
 from cases import each
 from contracts.variants import BY_PLACEMENT, build, inputs, label, loss_of, perturbed, uniform
-from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.studies.dependency import FrozenNorm, dependency, residual_dependency
+from normlab.diagnosis.subject import Subject
 from normlab.nn import LayerNorm, Norm
 
 STACKS = ("encoder", "decoder")
@@ -100,7 +102,7 @@ def without_norm_biases(config) -> nn.Module:
 @each("config", BY_PLACEMENT, ids=label)
 def test_every_placement_is_that_of_its_own_write_part_by_part(config):
     model = without_norm_biases(config)
-    table = dependency(subject_of(model), tokens=256, padding_masks=masks(model))
+    table = dependency(replace(subject_of(model), padding_masks=masks(model)), tokens=256)
     for name, (path, real) in zip(STACKS, masks(model).items(), strict=True):
         expected = slow(model, getattr(model, name), real)
         found = matrix(table, path)
@@ -112,7 +114,7 @@ def test_every_placement_is_that_of_its_own_write_part_by_part(config):
 def test_a_norms_own_bias_is_nobodys(name):
     config = uniform(name)
     model = perturbed(config)
-    table = dependency(subject_of(model), tokens=256, padding_masks=masks(model))
+    table = dependency(replace(subject_of(model), padding_masks=masks(model)), tokens=256)
     real = masks(model)["encoder.sublayers"]
     assert matrix(table, "encoder.sublayers") == pytest.approx(slow(model, model.encoder, real), rel=1e-5)
 
@@ -188,7 +190,7 @@ def test_what_is_missing_from_one_is_the_cross_terms():
     whole = parts.sum(0).square().mean(-1)
     pairs = torch.einsum("itd,jtd->ijt", parts, parts) / parts.shape[-1]
     cross = ((pairs.sum((0, 1)) - pairs.diagonal().sum(-1)) / whole).mean()
-    own = residual_dependency(subject, dependency(subject, tokens=256, padding_masks=masks(model)))
+    own = residual_dependency(subject, dependency(replace(subject, padding_masks=masks(model)), tokens=256))
     last = own.where(stack="encoder.sublayers").rows[-1]
     assert abs(cross) > 1e-3
     assert last["total"] == pytest.approx(1 - float(cross), rel=1e-6)
@@ -373,9 +375,9 @@ def test_nothing_is_left_behind():
 def test_narrow_types_are_followed_in_float32():
     model = build(uniform("post", dim=64, ffn_dim=64, encoder_layers=6)).eval()
     subject = subject_of(model)
-    wide = residual_dependency(subject, dependency(subject, padding_masks=masks(model)))
+    wide = residual_dependency(subject, dependency(replace(subject, padding_masks=masks(model))))
     model.to(torch.bfloat16)
-    narrow = residual_dependency(subject, dependency(subject, padding_masks=masks(model)))
+    narrow = residual_dependency(subject, dependency(replace(subject, padding_masks=masks(model))))
     assert narrow.column("beta_sq") == pytest.approx(wide.column("beta_sq"), rel=0.1)
 
 

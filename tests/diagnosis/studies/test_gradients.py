@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from statistics import fmean, stdev
 from typing import NamedTuple
 
@@ -11,13 +12,13 @@ from torch import Tensor, nn
 from contracts.variants import build, uniform
 from diagnosis.small import BATCH, PADDING_MASKS, labelled, translating, untouched
 from normlab.diagnosis.reading.parameters import Owner, owners
-from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.studies.gradients import (
     branch_jacobians,
     parameter_gradients,
     split,
     sublayer_gradients,
 )
+from normlab.diagnosis.subject import Subject
 from normlab.nn import Context
 
 ROLES = {"encoder": ("self_attention", "ffn"), "decoder": ("self_attention", "cross_attention", "ffn")}
@@ -125,7 +126,7 @@ def test_gradients_of_parameters_are_those_of_one_batch_after_another(placement)
         labelled(model, batch).backward()
         for path, p in model.named_parameters():
             collected.setdefault(path, []).append(p.grad)
-    table = parameter_gradients(subject, batches=batches)
+    table = parameter_gradients(replace(subject, batches=batches))
     assert list(dict.fromkeys(table.column("parameter"))) == list(collected)
     packed = {"qkv": ("query", "key", "value"), "kv": ("key", "value")}
     for row in table:
@@ -146,7 +147,7 @@ def test_gradients_of_parameters_are_those_of_one_batch_after_another(placement)
 def test_one_batch_is_split_by_rows():
     subject = translating()
     alone = [tuple(x[i : i + 1] for x in subject.batch) for i in range(4)]
-    assert parameter_gradients(subject) == parameter_gradients(subject, batches=alone)
+    assert parameter_gradients(subject) == parameter_gradients(replace(subject, batches=alone))
 
 
 class Pair(NamedTuple):
@@ -242,7 +243,7 @@ def test_branch_jacobians_are_those_of_the_full_matrix():
     context = Context(padding_mask=real["encoder.sublayers"])
     matrix = torch.autograd.functional.jacobian(lambda v: layer.f(layer.place.read(v), context), x)
     exact = matrix.square().sum().item() / x.numel()
-    tables = [branch_jacobians(short, padding_masks=real, seed=seed) for seed in range(150)]
+    tables = [branch_jacobians(replace(short, padding_masks=real), seed=seed) for seed in range(150)]
     values = [table.rows[0]["jacobian_variance"] for table in tables]
     error = stdev(values) / len(values) ** 0.5
     assert error < 0.05 * exact
@@ -278,4 +279,4 @@ def test_what_is_frozen_has_no_gradient():
     subject.model.requires_grad_(requires_grad=False)
     for study in (sublayer_gradients, parameter_gradients):
         with pytest.raises(ValueError, match="parameters are frozen"):
-            study(subject)
+            study(subject.on(subject.batch))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import fmean, stdev
 
 import pytest
@@ -8,8 +9,8 @@ from torch import nn
 
 from diagnosis.small import PADDING_MASKS, theory_setting, translating, untouched
 from normlab.diagnosis import find
-from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.studies.jacobian import jacobian, spectral_norm, token_jacobian
+from normlab.diagnosis.subject import Subject
 from normlab.nn import DyT, LayerNorm, RMSNorm, ScaleNorm
 
 
@@ -98,7 +99,9 @@ def test_the_published_form_fails_where_the_mean_dominates():
 def test_tokens_are_spread_over_the_real_ones():
     subject = translating("post")
     assert set(jacobian(subject).column("tokens")) == {4}
-    assert jacobian(subject, tokens=1000, padding_masks=PADDING_MASKS) == jacobian(subject, tokens=1000)
+    assert jacobian(replace(subject, padding_masks=PADDING_MASKS), tokens=1000) == jacobian(
+        subject, tokens=1000
+    )
     with pytest.raises(ValueError, match="give 1 or more, say 4"):
         jacobian(subject, tokens=0)
 
@@ -123,9 +126,9 @@ def test_where_every_token_is_zero_nothing_is_compared():
 
 def test_narrow_floats_are_measured_in_float32():
     subject = translating("post")
-    wide = jacobian(subject, padding_masks=PADDING_MASKS)
+    wide = jacobian(replace(subject, padding_masks=PADDING_MASKS))
     subject.model.bfloat16()
-    for narrow, row in zip(jacobian(subject, padding_masks=PADDING_MASKS), wide, strict=True):
+    for narrow, row in zip(jacobian(replace(subject, padding_masks=PADDING_MASKS)), wide, strict=True):
         assert narrow["spectral"] == pytest.approx(row["spectral"], rel=0.1)
 
 

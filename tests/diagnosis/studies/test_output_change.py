@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -11,15 +12,14 @@ from torch import Tensor, nn
 
 from contracts.variants import build, inputs, loss_of, tokens, uniform
 from normlab.config.config import ModelConfig
-from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.rules.fits import Fit
+from normlab.diagnosis.fits import LawFit
 from normlab.diagnosis.studies.output_change import (
     output_change,
     output_change_fit,
-    output_changes,
     random_change,
 )
-from normlab.diagnosis.table import Table
+from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.tables import Table
 from normlab.nn import Context, Encoder
 from normlab.nn.init import profile_
 from normlab.tasks.task import build_model
@@ -56,7 +56,11 @@ def test_prefixes_are_those_of_a_model_cut_off(placement):
     model = build(uniform(placement, encoder_layers=3)).double().eval()
     subject = subject_of(model)
     table = output_change(
-        subject, optimiser=ADAM, seed=4, stack="encoder.sublayers", padding_masks=masks(model), size=0.1
+        replace(subject, padding_masks=masks(model)),
+        optimizer=ADAM,
+        seeds=[4],
+        stacks=["encoder.sublayers"],
+        size=0.1,
     )
     assert [(row["kind"], row["depth"], row["seed"]) for row in table] == [
         (kind, depth, 4) for kind in ("random", "update") for depth in range(1, 7)
@@ -74,14 +78,14 @@ def test_prefixes_are_those_of_a_model_cut_off(placement):
 
 def test_the_first_step_of_a_warm_up_is_one_at_its_rate():
     subject = subject_of(build(uniform("pre", encoder_layers=3)).double())
-    stacks = subject.structure.stacks
-    warmed = output_changes(subject, stacks, optimiser=ADAM, warmup_steps=50)
-    small = output_changes(subject, stacks, optimiser=partial(torch.optim.Adam, lr=1e-3 / 50))
+    stacks = ["encoder.sublayers", "decoder.sublayers"]
+    warmed = output_change(replace(subject, warmup_steps=50), stacks=stacks, optimizer=ADAM)
+    small = output_change(subject, stacks=stacks, optimizer=partial(torch.optim.Adam, lr=1e-3 / 50))
     first = warmed.where(kind="first")
     assert {row["stack"] for row in first} == {"decoder.sublayers"}
     assert first.column("change") == pytest.approx(small.where(kind="update").column("change"), rel=1e-6)
     rest = [row for row in warmed if row["kind"] != "first"]
-    assert rest == list(output_changes(subject, stacks, optimiser=ADAM))
+    assert rest == list(output_change(subject, stacks=stacks, optimizer=ADAM))
 
 
 def test_the_last_stack_is_meant_and_real_tokens_are_found():
@@ -89,11 +93,11 @@ def test_the_last_stack_is_meant_and_real_tokens_are_found():
     subject = subject_of(model)
     table = output_change(subject)
     assert table.column("depth") == [1, 2, 3, 4, 5, 6]
-    assert table == output_change(subject, stack="decoder.sublayers", padding_masks=masks(model))
+    assert table == output_change(replace(subject, padding_masks=masks(model)), stacks=["decoder.sublayers"])
     all_tokens = {name: torch.ones_like(mask) for name, mask in masks(model).items()}
-    assert table != output_change(subject, padding_masks=all_tokens)
+    assert table != output_change(replace(subject, padding_masks=all_tokens))
     with pytest.raises(ValueError, match=r"no stack 'encoder'; its stacks are 'encoder.sublayers', 'dec"):
-        output_change(subject, stack="encoder")
+        output_change(subject, stacks=["encoder"])
 
 
 def test_a_random_change_is_of_the_branches_matrices():
@@ -136,14 +140,14 @@ def encoder(placement: str, layers: int, seed: int) -> Subject:
 
 
 @pytest.fixture(scope="module")
-def laws() -> dict[str, dict[str, Fit]]:
+def laws() -> dict[str, dict[str, LawFit]]:
     """Of a random change over the prefixes of 24 layers, two starts each."""
     found = {}
     for placement in ("post", "pre", "admin"):
-        tables = [output_change(encoder(placement, 24, seed), seed=seed) for seed in range(2)]
+        tables = [output_change(encoder(placement, 24, seed), seeds=[seed]) for seed in range(2)]
         fit = output_change_fit(Table("output_change", tuple(row for table in tables for row in table)))
         found[placement] = {
-            str(row["law"]): Fit(**{k: v for k, v in row.items() if k != "kind"}) for row in fit
+            str(row["law"]): LawFit(**{k: v for k, v in row.items() if k != "kind"}) for row in fit
         }
     return found
 
@@ -182,7 +186,7 @@ def test_one_seed_has_an_interval_of_its_points_and_two_that_of_their_spread():
 
 
 def test_few_depths_have_no_law_and_no_change_no_power():
-    table = output_change(subject_of(build(uniform("pre", decoder_layers=1))), stack="decoder.sublayers")
+    table = output_change(subject_of(build(uniform("pre", decoder_layers=1))), stacks=["decoder.sublayers"])
     assert len(output_change_fit(table)) == 4
     short = Table("output_change", table.rows[:2])
     assert len(output_change_fit(short)) == 0
@@ -203,7 +207,7 @@ def test_nothing_is_left_behind():
     state = {name: (x.clone(), x._version) for name, x in model.state_dict().items()}
     grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     rng = torch.get_rng_state()
-    once, again = (output_change(subject, optimiser=ADAM) for _ in range(2))
+    once, again = (output_change(subject, optimizer=ADAM) for _ in range(2))
     assert once == again
     assert all(math.isfinite(change) and change > 0 for change in once.column("change"))
     assert torch.equal(torch.get_rng_state(), rng)

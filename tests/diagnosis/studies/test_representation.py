@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from math import exp, log, nan
 
 import pytest
@@ -8,8 +9,8 @@ from torch import nn
 
 from contracts.variants import perturbed, uniform
 from diagnosis.small import PADDING_MASKS, SOURCE, TARGET, labelled, translating, untouched
-from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.studies.representation import effective_rank, norm_parameters, similarity
+from normlab.diagnosis.subject import Subject
 
 BATCH = (SOURCE, TARGET)
 
@@ -73,16 +74,16 @@ def test_the_rank_of_known_matrices():
 def test_padding_and_sequences_of_one_token_do_not_count():
     subject = translating("pre")
     whole = similarity(
-        subject, padding_masks={name: torch.ones_like(mask) for name, mask in PADDING_MASKS.items()}
+        replace(subject, padding_masks={name: torch.ones_like(mask) for name, mask in PADDING_MASKS.items()})
     )
     assert whole != similarity(subject)
     single = {name: torch.zeros_like(mask) for name, mask in PADDING_MASKS.items()}
     for mask in single.values():
         mask[:, 0] = True
-    assert similarity(subject, padding_masks=single).column("cosine") == [None] * 12
+    assert similarity(replace(subject, padding_masks=single)).column("cosine") == [None] * 12
     for mask in single.values():
         mask[0, 1] = True
-    pair = similarity(subject, padding_masks=single).rows[0]
+    pair = similarity(replace(subject, padding_masks=single)).rows[0]
     assert 1 < pair["effective_rank"] <= 2
 
 

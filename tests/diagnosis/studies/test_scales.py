@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import fmean, stdev
 
 import pytest
@@ -8,11 +9,10 @@ from torch import Tensor
 
 from contracts.variants import build, uniform
 from diagnosis.small import BATCH, PADDING_MASKS, theory_setting, translating, untouched
-from normlab.diagnosis.reading.subject import Subject, find_padding_masks
-from normlab.diagnosis.rules.finding import Tables
-from normlab.diagnosis.rules.theory import ffn_gain
 from normlab.diagnosis.studies.scales import scales
-from normlab.diagnosis.table import Table
+from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.tables import Table, Tables
+from normlab.diagnosis.theory import ffn_gain
 
 SIGNALS = ("before", "branch", "total", "after")
 
@@ -124,7 +124,7 @@ def test_scales_leave_no_trace():
 
 @pytest.mark.parametrize("placement", ["post", "pre", "residual", "rezero", "tfixup", "layerscale"])
 def test_padding_is_where_the_loss_has_no_gradient(placement):
-    found = find_padding_masks(translating(placement))
+    found = translating(placement).masks
     assert found.keys() == PADDING_MASKS.keys()
     assert all(torch.equal(found[name], PADDING_MASKS[name]) for name in PADDING_MASKS)
 
@@ -136,21 +136,21 @@ def test_a_mask_of_the_batch_decides_and_needs_no_loss():
     model = tf.BertModel(tf.BertConfig(vocab_size=20, **small))
     mask = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0]])
     subject = Subject.of(model, {"input_ids": BATCH[0], "attention_mask": mask})
-    (name,) = find_padding_masks(subject)
-    assert torch.equal(find_padding_masks(subject)[name], mask.bool())
+    (name,) = subject.masks
+    assert torch.equal(subject.masks[name], mask.bool())
     shorter = Subject(
         model, {**subject.batch, "attention_mask": mask[:, :4]}, subject.loss_of, subject.structure
     )
     with pytest.raises(ValueError, match=r"does not fit a stream of shape \(4, 6, 16\); pass padding_masks="):
-        scales(subject, padding_masks=find_padding_masks(shorter))
+        scales(replace(subject, padding_masks=shorter.masks))
 
 
 def test_masks_that_are_given_are_taken():
     subject = translating("post")
     all_tokens = {name: torch.ones_like(mask) for name, mask in PADDING_MASKS.items()}
-    with_padding = scales(subject, padding_masks=all_tokens)
+    with_padding = scales(replace(subject, padding_masks=all_tokens))
     assert with_padding != scales(subject)
-    assert scales(subject, padding_masks=PADDING_MASKS) == scales(subject)
+    assert scales(replace(subject, padding_masks=PADDING_MASKS)) == scales(subject)
 
 
 def test_a_frozen_model_and_a_loss_apart_get_a_sentence():
@@ -161,7 +161,7 @@ def test_a_frozen_model_and_a_loss_apart_get_a_sentence():
     subject.model.requires_grad_(requires_grad=False)
     with pytest.raises(ValueError, match=r"frozen.* unfreeze .* pass padding_masks=\{stack: mask\}"):
         scales(subject)
-    frozen = scales(subject, padding_masks=PADDING_MASKS)
+    frozen = scales(replace(subject, padding_masks=PADDING_MASKS))
     assert {row["theory"] for row in frozen.where(role="ffn", signal="branch")} == {None}
 
 
@@ -172,7 +172,7 @@ def test_a_branch_that_adds_nothing_has_no_spread():
         for p in model.encoder.sublayers[0].f.parameters():
             p.zero_()
     row = (
-        scales(subject, padding_masks=PADDING_MASKS)
+        scales(replace(subject, padding_masks=PADDING_MASKS))
         .where(stack="encoder.sublayers", index=0, signal="branch")
         .rows[0]
     )

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from normlab.diagnosis.reading.recording import Event, Recording
+from normlab.diagnosis.reading.recording import ModuleEvent, Recording
 from normlab.diagnosis.reading.relations import Sum, Sums, proportion
 from normlab.errors import UserError
 from normlab.trace.facts.stacks import shared
@@ -37,7 +37,7 @@ class NormRead(NamedTuple):
     factor: float
 
 
-class Step(NamedTuple):
+class StreamStep(NamedTuple):
     """A step of the stream from one tensor to the next: a sum and, in a Post-LN, the norm of the sum."""
 
     stream: int
@@ -73,7 +73,6 @@ class Norms:
                     yield NormCall(event.path, x, y)
 
     def norms(self, path: str, dim: int) -> bool:
-        """Whether the module at a path is a norm of rows of this width."""
         if (path, dim) not in self._known:
             self._known[path, dim] = _is_norm(self.modules[path], dim)
         return self._known[path, dim]
@@ -96,7 +95,7 @@ def _is_norm(module: nn.Module, dim: int) -> bool:
     return bool(large <= 10 * small)
 
 
-class Block:
+class BlockReader:
     """The events ``start`` to ``stop`` of a recording, which belong to the block at ``path``.
 
     A block that is itself called begins and ends with its own events; one whose parts are called from
@@ -113,12 +112,11 @@ class Block:
         self.norms: dict[int, list[NormCall]] = {}
         for norm in inside:
             self.norms.setdefault(norm.given, []).append(norm)
-        self._walked: dict[int, list[Step] | None] = {}
+        self._walked: dict[int, list[StreamStep] | None] = {}
         self._sums: Sums
         self._goals: set[int]
 
-    def steps(self) -> list[Step]:
-        """Return the steps of the stream through the block, [] if there are none."""
+    def steps(self) -> list[StreamStep]:
         sizes = self.recording.sizes
         for start in dict.fromkeys(self.events[0].seen.values()):
             ends = self.events[-1:] if self.called else self.events[-2:]
@@ -132,11 +130,11 @@ class Block:
                 return steps
         return []
 
-    def named_steps(self, branches: Sequence[str]) -> list[Step]:
+    def named_steps(self, branches: Sequence[str]) -> list[StreamStep]:
         """Return the steps of the stream for branches that are named by their paths in the block: from the
         tensor before to the first new tensor after a branch, and after the last branch to the block's output.
         """
-        sizes, steps = self.recording.sizes, list[Step]()
+        sizes, steps = self.recording.sizes, list[StreamStep]()
         stream, paths = next(iter(self.events[0].seen.values())), {f"{self.path}.{b}" for b in branches}
         alike = [(e, [n for n in e.seen.values() if sizes[n] == sizes[stream]]) for e in self.events]
         ends = [i for i, (e, ns) in enumerate(alike) if e.path in paths and e.side == "output" and ns]
@@ -146,7 +144,7 @@ class Block:
             if self.called and i == ends[-1]:
                 new = alike[-1][1]
             if new:
-                steps.append(Step(stream, Sum(new[0], (alike[i][1][0],)), new[0], verified=False))
+                steps.append(StreamStep(stream, Sum(new[0], (alike[i][1][0],)), new[0], verified=False))
                 stream = new[0]
         return steps
 
@@ -157,7 +155,7 @@ class Block:
         numbers = list(dict.fromkeys(n for n, _ in seen))
         return Sums(numbers, {n for n, side in seen if side == "output"}, self.recording.samples)
 
-    def _walk(self, stream: int) -> list[Step] | None:
+    def _walk(self, stream: int) -> list[StreamStep] | None:
         """Return the steps to the block's output; whether a norm follows a sum, the rest of the way tells."""
         if stream in self._goals:
             return []
@@ -165,16 +163,15 @@ class Block:
             self._walked[stream] = next(self._ways(stream), None)
         return self._walked[stream]
 
-    def _ways(self, stream: int) -> Iterator[list[Step]]:
-        for found in self._sums.of(stream):
-            normed = [(n.output, n.path) for n in self.norms.get(found.total, ())]
-            for after, write in [(found.total, None), *normed]:
+    def _ways(self, stream: int) -> Iterator[list[StreamStep]]:
+        for one in self._sums.of(stream):
+            normed = [(n.output, n.path) for n in self.norms.get(one.total, ())]
+            for after, write in [(one.total, None), *normed]:
                 rest = self._walk(after)
                 if rest is not None:
-                    yield [Step(stream, found, after, write), *rest]
+                    yield [StreamStep(stream, one, after, write), *rest]
 
     def first(self, number: int) -> int:
-        """Return the index, in the block, of the first event that shows a tensor."""
         return next(i for i, event in enumerate(self.events) if number in event.seen.values())
 
     def tap(self, number: int) -> Tap:
@@ -183,11 +180,11 @@ class Block:
             return self.events[-1].tap(number)
         return self.events[self.first(number)].tap(number)
 
-    def branches(self, step: Step) -> list[int]:
+    def branches(self, step: StreamStep) -> list[int]:
         """Return the terms of a step that were computed from its stream, and are not merely carried along."""
         return [y for y in step.sum.terms if self.first(y) > self.first(step.stream)]
 
-    def side_by_side(self, step: Step) -> bool:
+    def side_by_side(self, step: StreamStep) -> bool:
         """Whether the branches of a sum are seen to be computed from what there was before any of them.
 
         A module that runs between them then receives it. Where none does, a later branch may read the sum of
@@ -199,17 +196,16 @@ class Block:
         between = [set(e.seen.values()) for e in self.events[begun:ended] if e.side == "input"]
         return any(older & seen for seen in between)
 
-    def put_out(self, step: Step, branch: int) -> list[Event]:
+    def put_out(self, step: StreamStep, branch: int) -> list[ModuleEvent]:
         """Return the events that put out a branch before its sum, the last, after its dropout, first."""
         until = self.events[: self.first(step.sum.total)]
         shown = [e for e in reversed(until) if e.side == "output" and branch in e.seen.values()]
         return sorted(shown, key=lambda e: isinstance(self._modules[e.path], nn.Identity))
 
     def normed(self, branch: int) -> str | None:
-        """Return the path of the norm that put out a branch, if one did."""
         return next((n.path for calls in self.norms.values() for n in calls if n.output == branch), None)
 
-    def read(self, step: Step, shown: Sequence[Event]) -> NormRead | None:
+    def read(self, step: StreamStep, shown: Sequence[ModuleEvent]) -> NormRead | None:
         """Find the norm through which a branch reads the stream: among those that are applied to the stream,
         the one whose output is used nearest to the branch, directly if that is seen and otherwise scaled.
         """
@@ -223,7 +219,7 @@ class Block:
                     near.append((factor == 1.0, common, -i, NormRead(norm.path, factor)))
         return max(near)[-1] if near else None
 
-    def _factor(self, user: Event, output: int) -> float | None:
+    def _factor(self, user: ModuleEvent, output: int) -> float | None:
         """Return the multiple of a norm's output that a module receives, in windows or not, or None."""
         sizes, samples = self.recording.sizes, self.recording.samples
         if output in user.seen.values():
@@ -233,12 +229,11 @@ class Block:
                 return k
         return 1.0 if any(self.recording.rearranged(x, output) for x in user.seen.values()) else None
 
-    def between(self, step: Step) -> list[Event]:
+    def between(self, step: StreamStep) -> list[ModuleEvent]:
         """Return the events from the first appearance of a stream until its branches are added to it."""
         return self.events[self.first(step.stream) : self.first(step.sum.total)]
 
-    def ran(self, step: Step, within: str) -> tuple[str, ...]:
-        """Return the modules that run between a stream and its sum, below ``within``, and the sum's norm."""
+    def ran(self, step: StreamStep, within: str) -> tuple[str, ...]:
         events = self.between(step)
         ended = {event.path for event in events if event.side == "output"}
         paths = [e.path for e in events if e.side == "input" and e.path in ended]
@@ -253,7 +248,7 @@ class Block:
         paths = [".".join(names[: start + i + 1]) for i in range(len(below))]
         return " ".join([*below, *(type(self._modules[p]).__name__ for p in paths)])
 
-    def reads_memory(self, step: Step, entered: Sequence[Event]) -> bool:
+    def reads_memory(self, step: StreamStep, entered: Sequence[ModuleEvent]) -> bool:
         """Whether a matrix receives an earlier tensor of the stream's shape but for its length."""
         shapes = self.recording.shapes
         shape = shapes[step.stream]
@@ -266,7 +261,7 @@ class Block:
             if any(p.ndim > 1 for p in self._modules[event.path].parameters(recurse=False))
         )
 
-    def second_streams(self, steps: Sequence[Step]) -> bool:
+    def second_streams(self, steps: Sequence[StreamStep]) -> bool:
         """Whether the block puts out more than one new tensor of the stream's shape."""
         if not self.called:
             return False
@@ -275,14 +270,14 @@ class Block:
         return any(sizes[n] == size for n in out - entered - {steps[-1].after})
 
 
-def candidates(model: nn.Module, named: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+def candidates(model: nn.Module, globs: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """Yield containers with the paths of their possible blocks, outer ones first.
 
     Those that are named, or else all modules with children that are numbered siblings: one type at least
     twice, or a list of one. Raises UserError for a name that fits no module.
     """
     modules = dict(model.named_modules())
-    for name in named:
+    for name in globs:
         paths = [p for p in modules if fnmatchcase(p, name)]
         if name in modules:
             paths = [f"{name}.{child}" for child, _ in modules[name].named_children()]
@@ -290,7 +285,7 @@ def candidates(model: nn.Module, named: Sequence[str]) -> Iterator[tuple[str, li
             some = ", ".join([path for path in modules if path][:8])
             raise UserError(f"blocks={name!r} fits no module of the model; the paths begin {some}, …")
         yield name, paths
-    for path, module in () if named else modules.items():
+    for path, module in () if globs else modules.items():
         for children in _siblings(module):
             yield path, [f"{path}.{child}" if path else child for child in children]
 
@@ -309,15 +304,15 @@ def _siblings(module: nn.Module) -> Iterator[list[str]]:
             yield list(children)
 
 
-def role_of(block: Block, step: Step, shown: Sequence[Event]) -> str:
+def role_of(block: BlockReader, step: StreamStep, shown: Sequence[ModuleEvent]) -> str:
     """Name the role of a branch by the names of the modules that put it out, or else of those that ran before
     it was added; attention to a tensor from before its block is cross-attention.
     """
     ran = [event for event in block.between(step) if event.side == "input"]
-    for told in [*(block.names(e.path) for e in shown), " ".join(block.names(e.path) for e in ran)]:
-        if ATTENTION.search(told):
+    for words in [*(block.names(e.path) for e in shown), " ".join(block.names(e.path) for e in ran)]:
+        if ATTENTION.search(words):
             return "cross_attention" if block.reads_memory(step, ran) else "self_attention"
-        if FFN.search(told):
+        if FFN.search(words):
             return "ffn"
     return "branch"
 

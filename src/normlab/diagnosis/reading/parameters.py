@@ -50,7 +50,7 @@ def owners(model: nn.Module, structure: Structure, seen: Mapping[Tap, Tensor]) -
     of its norms and of its factors. ``seen`` holds, from one forward pass with its graph, what sublayers
     tap. Parameters that need no gradient are not in the graph and are ``other``.
     """
-    found: dict[str, list[Owner]] = {path: [] for path, _ in model.named_parameters()}
+    uses: dict[str, list[Owner]] = {path: [] for path, _ in model.named_parameters()}
     path_of = {id(parameter): path for path, parameter in model.named_parameters()}
     ends = {seen[t].grad_fn for _, v in structure.sublayers for t in (v.before, v.branch, v.after)}
     finals = tuple(f"{stack.final_norm}." for stack in structure.stacks if stack.final_norm)
@@ -59,8 +59,8 @@ def owners(model: nn.Module, structure: Structure, seen: Mapping[Tap, Tensor]) -
         for node in nodes_behind(seen[view.after].grad_fn, ends - own):
             path = path_of.get(id(getattr(node, "variable", None)), "")
             if path and not path.startswith(finals or ("\n",)):
-                found[path].append(Owner(stack, view.index, view.layer, view.role))
-    return {path: _joint(those) for path, those in found.items()}
+                uses[path].append(Owner(stack, view.index, view.layer, view.role))
+    return {path: _joint(those) for path, those in uses.items()}
 
 
 def _joint(those: list[Owner]) -> Owner:
@@ -71,7 +71,7 @@ def _joint(those: list[Owner]) -> Owner:
     return Owner(stack, None, those[0].layer if len(layers) == 1 else None, "shared")
 
 
-class Part(NamedTuple):
+class ParameterPart(NamedTuple):
     """The function of a slice of a parameter along one axis, or of all of it."""
 
     kind: str
@@ -80,8 +80,10 @@ class Part(NamedTuple):
     stop: int | None = None
 
     def of(self, x: Tensor) -> Tensor:
-        """Return this slice of the parameter, of its gradient or of its update."""
         return x[(*(slice(None),) * self.axis, slice(self.start, self.stop))] if x.ndim else x
+
+
+Parts: TypeAlias = tuple[ParameterPart, ...]
 
 
 def measuring(model: nn.Module) -> AbstractContextManager[dict[str, Width]]:
@@ -99,7 +101,7 @@ def norms_of(model: nn.Module, widths: Mapping[str, Width]) -> set[str]:
 
 def kinds(
     model: nn.Module, owned: Mapping[str, Owner], widths: Mapping[str, Width], dims: Mapping[str | None, int]
-) -> dict[str, tuple[Part, ...]]:
+) -> dict[str, Parts]:
     """Return the parts of every parameter by path: query, key, value, output, ffn_in, ffn_out, norm,
     embedding, other.
 
@@ -115,20 +117,22 @@ def kinds(
         for path, shape in shapes.items()
     }
     tables = {shape for path, shape in shapes.items() if plain[path] == "embedding" and len(shape) == 2}
-    found: dict[str, tuple[Part, ...]] = {}
+    parts: dict[str, Parts] = {}
     for path, kind in plain.items():
         near = kind in ("packed", "ffn")
         group = {p: plain[p] for p, owner in owned.items() if near and owner == owned[path]}
         dim = dims.get(owned[path].stack)
         if kind == "packed":
-            found[path] = _unpacked(shapes, path, group, width=widths.get(_holder(path)), dim=dim)
+            parts[path] = _unpacked(shapes, path, group, width=widths.get(_holder(path)), dim=dim)
         elif kind == "ffn":
             group = {p: k for p, k in group.items() if k == "ffn"}
-            found[path] = (Part(_ffn(shapes, path, group, widths, dim=dim)),)
+            parts[path] = (ParameterPart(_ffn(shapes, path, group, widths, dim=dim)),)
         else:
-            found[path] = (Part("embedding" if kind == "other" and shapes[path] in tables else kind),)
+            parts[path] = (
+                ParameterPart("embedding" if kind == "other" and shapes[path] in tables else kind),
+            )
     biases = [p for p, s in shapes.items() if len(s) == 1 and p.endswith("bias") and plain[p] != "norm"]
-    return found | {path: _like_matrix(shapes, found, path) for path in biases}
+    return parts | {path: _like_matrix(shapes, parts, path) for path in biases}
 
 
 def _holder(path: str) -> str:
@@ -149,7 +153,6 @@ def _kind(path: str, shape: tuple[int, ...], module: nn.Module, owner: Owner) ->
 
 
 def _names(path: str) -> list[str]:
-    """Return the last two informative names of a path."""
     names = path.lower().split(".")
     return [name for name in reversed(names) if not name.isdigit() and name not in ("weight", "bias")][:2]
 
@@ -169,7 +172,7 @@ def _projection(path: str) -> str:
 
 def _unpacked(
     shapes: Shapes, path: str, group: Mapping[str, str], *, width: Width | None, dim: int | None
-) -> tuple[Part, ...]:
+) -> Parts:
     """Return the parts of a packed matrix, with queries if they have no matrix of their own. Queries are as
     wide as the input of the output projection, or a third.
     """
@@ -181,9 +184,12 @@ def _unpacked(
         queries = 0
     keys, odd = divmod(total - queries, 2)
     if odd or keys <= 0 or 0 < queries < keys:
-        return (Part("other"),)
-    parts = Part("key", axis, queries, queries + keys), Part("value", axis, queries + keys, total)
-    return (Part("query", axis, 0, queries), *parts) if queries else parts
+        return (ParameterPart("other"),)
+    parts = (
+        ParameterPart("key", axis, queries, queries + keys),
+        ParameterPart("value", axis, queries + keys, total),
+    )
+    return (ParameterPart("query", axis, 0, queries), *parts) if queries else parts
 
 
 def _ffn(
@@ -205,10 +211,9 @@ def _ffn(
     return "ffn_in" if back & {put, put // 2} else "other"
 
 
-def _like_matrix(shapes: Shapes, found: Mapping[str, tuple[Part, ...]], path: str) -> tuple[Part, ...]:
-    """Return the parts of a bias: those of its matrix, if it has an entry per output of it."""
+def _like_matrix(shapes: Shapes, known: Mapping[str, Parts], path: str) -> Parts:
     matrix = f"{path.removesuffix('bias')}weight"
-    parts = found.get(matrix, found[path])
+    parts = known.get(matrix, known[path])
     if len(parts) > 1 and shapes[path][0] != shapes[matrix][parts[0].axis]:
-        return (Part("other"),)
+        return (ParameterPart("other"),)
     return tuple(part._replace(axis=0) for part in parts)

@@ -31,7 +31,7 @@ ROWS = 32
 """Rows of each tensor that are kept, evenly spaced."""
 
 
-class Event(NamedTuple):
+class ModuleEvent(NamedTuple):
     """A module is entered (``"input"``) or left (``"output"``); ``seen`` maps places to tensors' numbers."""
 
     path: str
@@ -40,7 +40,6 @@ class Event(NamedTuple):
     seen: dict[Place, int]
 
     def tap(self, number: int) -> Tap:
-        """Return a tap of the tensor of that number in this event."""
         place = next(place for place, seen in self.seen.items() if seen == number)
         return Tap(self.path, self.side, place, self.call)
 
@@ -53,7 +52,7 @@ class Recording:
     """
 
     def __init__(self) -> None:
-        self.events: list[Event] = []
+        self.events: list[ModuleEvent] = []
         self.shapes: list[torch.Size] = []
         self.sizes: list[tuple[int, int]] = []
         self.samples: list[Tensor] = []
@@ -63,7 +62,7 @@ class Recording:
 
     def see(self, path: str, side: Side, values: Any) -> None:
         seen = {place: self._number(x) for place, x in activations(values)}
-        self.events.append(Event(path, side, self._calls[path, side], seen))
+        self.events.append(ModuleEvent(path, side, self._calls[path, side], seen))
         self._calls[path, side] += 1
 
     def _number(self, x: Tensor) -> int:
@@ -86,7 +85,6 @@ class Recording:
         return a.shape == b.shape and torch.allclose(a, b, rtol=1e-9, atol=1e-9 * b[1].max().item())
 
     def at(self, tap: Tap) -> Tensor:
-        """Return the sample of the tensor that a tap shows."""
         where = tap.module, tap.side, tap.call
         event = next(e for e in self.events if (e.path, e.side, e.call) == where)
         return self.samples[event.seen[tap.place]]
@@ -114,19 +112,23 @@ def record(model: nn.Module, batch: Any, call: Call, weights: Weights) -> Record
         try:
             Trace(model, batch, call, weights=weights).once()
         except Exception as error:
-            raise UserError(_why(model, batch, error)) from error
+            refuse_elsewhere(model, batch)
+            raise UserError(refusal(type(model).__name__, batch, error, "call")) from error
     return recording
 
 
-def _why(model: nn.Module, batch: Any, error: Exception) -> str:
-    homes = {p.device.type for p in model.parameters()}
-    given = {x.device.type for _, x in tensors_in(batch)}
-    if homes and given - homes:
-        return (
-            f"the model is on {', '.join(sorted(homes))} and the batch on {', '.join(sorted(given))}; move "
-            f'one of them, as in model.to("{min(given)}")'
+def refuse_elsewhere(model: nn.Module, batch: Any) -> None:
+    """Raise UserError for a model and a batch on different devices."""
+    homes = sorted({str(p.device) for p in model.parameters()})
+    strangers = sorted({str(x.device) for _, x in tensors_in(batch)} - set(homes))
+    if homes and strangers:
+        how = f'as in model.to("{strangers[0]}")'
+        if "meta" in strangers:
+            how = f"or rather make the batch on {homes[0]}: on meta it holds no numbers"
+        raise UserError(
+            f"the model is on {', '.join(homes)} and the batch on {', '.join(strangers)}; move one of them, "
+            f"{how}"
         )
-    return refusal(type(model).__name__, batch, error, "call")
 
 
 def awake(model: nn.Module) -> dict[str, Tensor]:

@@ -64,12 +64,11 @@ class Sums:
     def _sum(
         self, s: int, t: int, ys: tuple[int, ...], shortcut: Factor = 1.0, scale: Factor = 1.0
     ) -> Iterator[Sum]:
-        """Yield the sum if it holds."""
         x, first = self._x, (s, *ys)
-        found = Sum(t, ys, shortcut, scale)
+        one = Sum(t, ys, shortcut, scale)
         if (shortcut, scale) != (1.0, 1.0):
-            found = refit(found, stream=x[s], branch=x[ys[0]], total=x[t])
-        factors = (found.shortcut, found.scale, *(1.0 for _ in ys[1:]))
+            one = refit(one, stream=x[s], branch=x[ys[0]], total=x[t])
+        factors = (one.shortcut, one.scale, *(1.0 for _ in ys[1:]))
         fitted = any(factor != 1.0 for factor in factors)
         if fitted or not self._bit_identical(t, first):
             parts = [x[i] * x.new_tensor(factor) for i, factor in zip(first, factors, strict=True)]
@@ -78,7 +77,7 @@ class Sums:
             if not rounding or error.norm() > 0.02 * min(part.norm() for part in parts):
                 return
         numbers = self._numbers
-        yield found._replace(total=numbers[t], terms=tuple(numbers[y] for y in ys))
+        yield one._replace(total=numbers[t], terms=tuple(numbers[y] for y in ys))
 
     def _rounding(self, parts: Sequence[Tensor], factors: Sequence[Factor]) -> Tensor:
         r"""How far each element of a sum may be from its parts.
@@ -147,19 +146,19 @@ class Sums:
             yield from self._sum(s, t, (y,), scale=tuple(c[t, y].tolist()))
 
 
-def refit(found: Sum, *, stream: Tensor, branch: Tensor, total: Tensor) -> Sum:
+def refit(one: Sum, *, stream: Tensor, branch: Tensor, total: Tensor) -> Sum:
     """Fit the factors of a sum to other samples `[R, D]`; a branch of zeros changes nothing."""
     s, y, t = stream.double(), branch.double(), total.double()
     if not y.any():
-        return found
-    by_channel = isinstance(found.shortcut, tuple) or isinstance(found.scale, tuple)
-    if found.shortcut == 1.0:
-        return found._replace(scale=_ratio(t - s, y, by_channel=by_channel))
-    if found.scale == 1.0:
-        return found._replace(shortcut=_ratio(t - y, s, by_channel=by_channel))
+        return one
+    by_channel = isinstance(one.shortcut, tuple) or isinstance(one.scale, tuple)
+    if one.shortcut == 1.0:
+        return one._replace(scale=_ratio(t - s, y, by_channel=by_channel))
+    if one.scale == 1.0:
+        return one._replace(shortcut=_ratio(t - y, s, by_channel=by_channel))
     columns = torch.stack([s.flatten(), y.flatten()], 1)
     a, c = torch.linalg.lstsq(columns, t.flatten()[:, None]).solution.flatten()
-    return found._replace(shortcut=_near_one(a), scale=_near_one(c))
+    return one._replace(shortcut=_near_one(a), scale=_near_one(c))
 
 
 def proportion(x: Tensor, to: Tensor) -> float | None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from torch import Tensor, nn
 
 from normlab.config.io import validated
-from normlab.diagnosis.reading.block import Block, Norms, Step, candidates, role_of
+from normlab.diagnosis.reading.block import BlockReader, Norms, StreamStep, candidates, role_of
 from normlab.diagnosis.reading.recording import Recording, awake, record
 from normlab.diagnosis.reading.relations import Factor, Sum, refit
 from normlab.errors import UserError
@@ -91,7 +91,6 @@ class Structure:
 
     @property
     def sublayers(self) -> list[tuple[str, SublayerView]]:
-        """All sublayers, each with the name of its stack."""
         return [(stack.name, view) for stack in self.stacks for view in stack.sublayers]
 
     def __str__(self) -> str:
@@ -136,22 +135,22 @@ def read_structure(
     """
     model, globs = unwrap(model), [blocks] if isinstance(blocks, str) else blocks
     with untouched(Setup(model, batch, call)):
-        return _read(_Reader(model, partial(record, model, batch, call or call_model), branches), globs)
+        return _read(_StreamReader(model, partial(record, model, batch, call or call_model), branches), globs)
 
 
-def _read(reader: _Reader, globs: Sequence[str]) -> Structure:
+def _read(reader: _StreamReader, globs: Sequence[str]) -> Structure:
     stacks, unread = dict[str, StackView](), dict[str, str]()
     for name, children in candidates(reader.model, globs):
         if _inside(name, stacks):
             continue
-        found = reader.blocks(children)
-        read = [(block, steps) for block in found if (steps := reader.steps(block))]
+        blocks = reader.blocks(children)
+        read = [(block, steps) for block in blocks if (steps := reader.steps(block))]
         kinds = {reader.kind(block) for block, _ in read}
-        failed = [b for b in found if b not in [block for block, _ in read] and reader.kind(b) in kinds]
+        failed = [b for b in blocks if b not in [block for block, _ in read] and reader.kind(b) in kinds]
         if read and not failed:
             stacks[name] = reader.stack(name, read)
-        elif found and not _inside(name, unread):
-            unread[name] = reader.sentence(name, found, (failed or found)[0])
+        elif blocks and not _inside(name, unread):
+            unread[name] = reader.sentence(name, blocks, (failed or blocks)[0])
     if not stacks:
         raise UnreadError(_sorry(reader.model, reader.recording, list(unread.values())))
     missed = [why for name, why in unread.items() if not any(_inside(stack, [name]) for stack in stacks)]
@@ -162,7 +161,7 @@ def _inside(path: str, containers: Iterable[str]) -> bool:
     return any(not name or f"{path}.".startswith(f"{name}.") for name in containers)
 
 
-class _Reader:
+class _StreamReader:
     """Turns the events of a recording into views."""
 
     def __init__(
@@ -177,31 +176,31 @@ class _Reader:
         """A pass on the model's own weights, which only factors need."""
         return self._pass_on({})
 
-    def kind(self, block: Block) -> type[nn.Module]:
+    def kind(self, block: BlockReader) -> type[nn.Module]:
         return type(self._norms.modules[block.path])
 
-    def steps(self, block: Block) -> list[Step]:
+    def steps(self, block: BlockReader) -> list[StreamStep]:
         """Return the sums of a block, or none if a term of one is put out by no module before it: where the
         numbers of a model are extreme, equal tensors are no evidence.
         """
-        found = block.named_steps(self._branches) if self._branches else block.steps()
-        shown = all(block.put_out(step, y) for step in found for y in block.branches(step))
-        return found if shown else []
+        steps = block.named_steps(self._branches) if self._branches else block.steps()
+        shown = all(block.put_out(step, y) for step in steps for y in block.branches(step))
+        return steps if shown else []
 
-    def blocks(self, paths: Sequence[str]) -> list[Block]:
+    def blocks(self, paths: Sequence[str]) -> list[BlockReader]:
         """Return the blocks that ran, in order; for a stack that ran twice, those of the first time."""
         spans = list(_called(self.recording, paths)) or list(_parts(self.recording, paths))
-        found: list[Block] = []
+        blocks: list[BlockReader] = []
         for path, start, stop in spans:
-            block = Block(self.recording, self._norms, path, start, stop)
+            block = BlockReader(self.recording, self._norms, path, start, stop)
             entered = set(block.events[0].seen.values())
-            again = any(path == earlier.path for earlier in found)
-            if again and not entered & set(found[-1].events[-1].seen.values()):
+            again = any(path == earlier.path for earlier in blocks)
+            if again and not entered & set(blocks[-1].events[-1].seen.values()):
                 break
-            found.append(block)
-        return found
+            blocks.append(block)
+        return blocks
 
-    def stack(self, name: str, read: Sequence[tuple[Block, list[Step]]]) -> StackView:
+    def stack(self, name: str, read: Sequence[tuple[BlockReader, list[StreamStep]]]) -> StackView:
         views = [self._view(b, steps, s, y) for b, steps in read for s in steps for y in b.branches(s)]
         sizes = [sum(len(block.branches(step)) for step in steps) for block, steps in read]
         layers = _layers(sizes, [view.role for view in views])
@@ -211,12 +210,14 @@ class _Reader:
         final = [n.path for n in calls if n.given == steps[-1].after and not n.path.startswith(f"{name}.")]
         return StackView(name, tuple(numbered), next(iter(final), None))
 
-    def _view(self, block: Block, steps: Sequence[Step], step: Step, y: int) -> SublayerView:
+    def _view(
+        self, block: BlockReader, steps: Sequence[StreamStep], step: StreamStep, y: int
+    ) -> SublayerView:
         shown = {n: block.put_out(step, n) for n in block.branches(step)}
         branch, read = shown[y][0], block.read(step, shown[y])
         before = block.events[0].tap(step.stream) if step is steps[0] else block.tap(step.stream)
         total, others = block.tap(step.sum.total), [n for n in step.sum.terms if n != y]
-        found = self._with_own_factors(step.sum, before, branch.tap(y), total)
+        own_sum = self._with_own_factors(step.sum, before, branch.tap(y), total)
         view = SublayerView(
             index=0,
             layer=0,
@@ -228,8 +229,8 @@ class _Reader:
             norm_read=read.path if read else None,
             norm_branch=block.normed(y),
             norm_write=step.write,
-            shortcut=found.shortcut,
-            scale=found.scale,
+            shortcut=own_sum.shortcut,
+            scale=own_sum.scale,
             beside=tuple(shown[n][0].tap(n) if n in shown else block.tap(n) for n in others),
             placement="other",
             relation="as named by the caller, not verified",
@@ -246,15 +247,15 @@ class _Reader:
             return replace(view, relation=f"{relation}, and a second stream leaves the block")
         return replace(view, relation=relation, placement=_placement(view, factor))
 
-    def _with_own_factors(self, found: Sum, before: Tap, branch: Tap, total: Tap) -> Sum:
-        if (found.shortcut, found.scale) == (1.0, 1.0):
-            return found
+    def _with_own_factors(self, one: Sum, before: Tap, branch: Tap, total: Tap) -> Sum:
+        if (one.shortcut, one.scale) == (1.0, 1.0):
+            return one
         own = self._own
-        return refit(found, stream=own.at(before), branch=own.at(branch), total=own.at(total))
+        return refit(one, stream=own.at(before), branch=own.at(branch), total=own.at(total))
 
-    def sentence(self, name: str, found: Sequence[Block], block: Block) -> str:
+    def sentence(self, name: str, blocks: Sequence[BlockReader], block: BlockReader) -> str:
         """Say why a container was not read, by the first of its blocks that was not."""
-        kinds = [self.kind(b).__name__ for b in found]
+        kinds = [self.kind(b).__name__ for b in blocks]
         count = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
         why = "no tensors lead from its input to its output, each the one before plus what a module puts out"
         if self._branches:
@@ -263,7 +264,6 @@ class _Reader:
 
 
 def _called(recording: Recording, paths: Sequence[str]) -> Iterator[tuple[str, int, int]]:
-    """Yield the path, the first and the last event of every call of these modules."""
     entered: dict[tuple[str, int], int] = {}
     for i, event in enumerate(recording.events):
         if event.path in paths and event.side == "input":
@@ -285,7 +285,6 @@ def _parts(recording: Recording, paths: Sequence[str]) -> Iterator[tuple[str, in
 
 
 def _relation(view: SublayerView, *, factor: float, beside: str) -> str:
-    """Write the equation of a sublayer in words."""
     more = f" + {beside}" if view.beside else ""
     total = f"{_times(view.shortcut)}before + {_times(view.scale)}branch{more}"
     parts = [f"after = norm({total})" if view.norm_write else f"after = {total}"]
@@ -323,7 +322,6 @@ def _layers(sizes: Sequence[int], roles: Sequence[str]) -> list[int]:
 
 
 def _of_matrices(module: nn.Module) -> bool:
-    """Whether a module is a list or dict of several matrices."""
     lists = nn.ParameterList, nn.ParameterDict
     return isinstance(module, lists) and sum(p.ndim > 1 for p in module.parameters(recurse=False)) > 1
 
@@ -356,12 +354,12 @@ def unregistered(model: nn.Module) -> dict[str, list[nn.Module]]:
 
     They are not among the model's modules, nor their parameters among its parameters.
     """
-    own, found = set(model.modules()), dict[str, list[nn.Module]]()
+    own, hidden = set(model.modules()), dict[str, list[nn.Module]]()
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             if inside := [m for m in _held(value) if m not in own]:
-                found[f"{path}.{name}" if path else name] = inside
-    return found
+                hidden[f"{path}.{name}" if path else name] = inside
+    return hidden
 
 
 def _held(value: Any, depth: int = 3) -> Iterator[nn.Module]:
@@ -380,6 +378,6 @@ def pointed_out(path: str, modules: list[nn.Module]) -> str:
     parameters = sum(p.numel() for p in {p for module in modules for p in module.parameters()})
     return (
         f"{path} holds {counted} in a plain list or dict: their {parameters:,} parameters are not among the "
-        "model's, so that no optimiser trains them and no state_dict saves them; make it an nn.ModuleList or "
+        "model's, so that no optimizer trains them and no state_dict saves them; make it an nn.ModuleList or "
         "an nn.ModuleDict"
     )

@@ -13,10 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from normlab.config.chart import ByDepth
 from normlab.diagnosis.reading.structure import StackView
-from normlab.diagnosis.reading.subject import PaddingMasks, Subject, find_padding_masks
-from normlab.diagnosis.rules.finding import Finding, Tables, mean, number, numbers, said
-from normlab.diagnosis.study import Study
-from normlab.diagnosis.table import Row, Table
+from normlab.diagnosis.study import Finding, Study, format_number
+from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.tables import Row, Table, Tables, as_float, floats, mean
 from normlab.errors import UserError
 from normlab.trace.tensors import Side, Tap, at, forward_hooks
 
@@ -36,22 +35,21 @@ KERNEL: Final = (
 """The reason why a sublayer that attends shows no softmax."""
 
 
-def attention(subject: Subject, *, padding_masks: PaddingMasks | None = None) -> Table:
+def attention(subject: Subject) -> Table:
     r"""Measure, for each head, the entropy :math:`-\sum_j p_{ij} \ln p_{ij}` in nats, as a mean over queries
     i, and the largest logit :math:`\max_{ij} z_{ij}`, with the attention weights :math:`p_i =
     \mathrm{softmax}(z_i)`.
 
     z is what goes into the softmax: scaled, with all biases, and only where it is not masked. ``uniform`` is
     the mean of :math:`\ln` of the number of keys that a query may look at, the largest entropy there can be.
-    Queries of padding are left out; ``padding_masks`` is found by ``find_padding_masks`` if not given. All
-    softmaxes over scores `[..., T, S]` are seen that run while a sublayer other than a feed-forward one is at
-    work, whatever implements the attention, with fused kernels replaced for this pass by plain code.
+    Queries of padding are left out. All softmaxes over scores `[..., T, S]` are seen that run while a
+    sublayer other than a feed-forward one is at work, whatever implements the attention, with fused kernels
+    replaced for this pass by plain code.
 
     Zhai et al. 2023, Section 3 (arXiv 2303.06296) for the entropy; Dehghani et al. 2023, Section 2 (arXiv
     2302.05442) for the logits. Raises UserError where no softmax is seen.
     """
-    masks = padding_masks or find_padding_masks(subject)
-    moments = _SoftmaxRecorder(subject)
+    masks, moments = subject.masks, _SoftmaxRecorder(subject)
     plain, seen = sdpa_kernel(SDPBackend.MATH), forward_hooks(moments.watched, moments.see)
     with plain, seen, moments:
         subject.calls().once()
@@ -99,7 +97,6 @@ class _SoftmaxRecorder(TorchDispatchMode):
         self.shapes |= {tap: at(values, tap.place).shape for tap in here}
 
     def moment(self, tap: Tap) -> int:
-        """Return the moment at which a tensor of the stream was seen."""
         return self.moments[tap.module, tap.side, tap.call]
 
     def __torch_dispatch__(
@@ -112,7 +109,6 @@ class _SoftmaxRecorder(TorchDispatchMode):
 
 
 def _summary(moment: int, scores: Tensor, weights: Tensor) -> _Softmax:
-    """Summarise a softmax. Masks are minus infinity, or about the smallest number of the scores' type."""
     wide = torch.promote_types(weights.dtype, torch.float32)
     allowed = scores > torch.finfo(scores.dtype).min / 2
     entropy = torch.special.entr(weights.to(wide)).sum(-1)
@@ -131,8 +127,8 @@ def _rows(stack: StackView, seen: _SoftmaxRecorder, mask: Tensor, *, sequence_fi
         inside = [i for i, s in enumerate(seen.softmaxes) if start <= s.moment < end and i not in taken]
         taken.update(inside)
         tokens = seen.shapes[view.before][:-1].numel()
-        found = [heads for i in inside if (heads := _by_head(seen.softmaxes[i], tokens, mask))]
-        for head, those in enumerate(zip(*found, strict=True) if found else ()):
+        softmaxes = [heads for i in inside if (heads := _by_head(seen.softmaxes[i], tokens, mask))]
+        for head, those in enumerate(zip(*softmaxes, strict=True) if softmaxes else ()):
             yield {"stack": stack.name, "index": view.index, "head": head, **_joined(those)}
 
 
@@ -166,7 +162,7 @@ def entropy_of_heads(tables: Tables) -> Iterator[Finding]:
     """Count heads that attend to one key only or to all alike, and report logits that saturate softmax."""
     for stack, table in tables.stacks("attention"):
         known = [
-            (e, number(row.get("uniform"))) for row in table if (e := number(row["entropy"])) is not None
+            (e, as_float(row.get("uniform"))) for row in table if (e := as_float(row["entropy"])) is not None
         ]
         entropies = [entropy for entropy, _ in known]
         if not entropies:
@@ -185,13 +181,13 @@ def entropy_of_heads(tables: Tables) -> Iterator[Finding]:
             {"lowest": min(entropies), "highest": max(entropies), "collapsed": sharp, "uniform": flat},
             "Zhai et al. 2023, Section 3 (arXiv 2303.06296)",
         )
-        highest = max(numbers(table, "max_logit"), default=0.0)
+        highest = max(floats(table, "max_logit"), default=0.0)
         if highest > SATURATED:
             yield Finding(
                 "attention_logits",
                 "warning",
-                f"attention logits in {stack} reach {said(highest)}: the softmax is saturated and passes no "
-                "gradient; query-key normalisation bounds them",
+                f"attention logits in {stack} reach {format_number(highest)}: the softmax is saturated and "
+                "passes no gradient; query-key normalisation bounds them",
                 "attention",
                 {"max_logit": highest},
                 "Dehghani et al. 2023, Section 2 (arXiv 2302.05442)",
@@ -200,7 +196,7 @@ def entropy_of_heads(tables: Tables) -> Iterator[Finding]:
 
 ATTENTION: Final = Study(
     "attention",
-    lambda c: [attention(c.subject, padding_masks=c.padding_masks)],
+    attention,
     "cheap",
     rules=(entropy_of_heads,),
     title="Attention",

@@ -9,15 +9,13 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.optim import Optimizer
 
-from normlab.diagnosis.reading.subject import Subject, cropped
-from normlab.diagnosis.rules.finding import Finding, Tables, number, said, warmed
-from normlab.diagnosis.study import SMALL_BATCH, Study, StudyContext
-from normlab.diagnosis.table import Row, Table
+from normlab.diagnosis.study import SMALL_BATCH, Finding, Study, format_number, start_of_warmup
+from normlab.diagnosis.subject import AnyOptimizer, Subject, cropped
+from normlab.diagnosis.tables import Row, Table, Tables, as_float
 from normlab.errors import UserError
 from normlab.nn import reference
-from normlab.trace.step import FROZEN, Gradients, OptimizerFactory, Weights, made, nodes_behind, trainable
+from normlab.trace.step import FROZEN, Gradients, Weights, made, nodes_behind, trainable
 
 CLOSE: Final = 0.2
 """In a diagnosis the critical learning rate is known within this relative error."""
@@ -31,33 +29,32 @@ TOLERANCE: Final = 0.2
 """Hessian-vector products of the preconditioned sharpness, and the relative residual that ends it before."""
 
 
-def critical_lr(
-    subject: Subject,
-    optimiser: Optimizer | OptimizerFactory,
-    *,
-    tolerance: float = 0.1,
-    loss_gradients: Gradients | None = None,
-) -> Table:
-    r"""Find :math:`\min \{\eta : L(w + u(\eta)) > L(w)\}`, u being the optimiser's step at the learning rate
+def critical_lr(subject: Subject, optimizer: AnyOptimizer, *, tolerance: float = 0.1) -> Table:
+    r"""Find :math:`\min \{\eta : L(w + u(\eta)) > L(w)\}`, u being the optimizer's step at the learning rate
     :math:`\eta`.
 
-    From the optimiser's own rate, the largest of its groups, all are doubled until a step raises the loss, or
+    From the optimizer's own rate, the largest of its groups, all are doubled until a step raises the loss, or
     halved until none does, then bisected until what raises it is within ``tolerance`` of what does not: one
     backward pass, and a forward pass for each rate. Steps are first taken to be :math:`\eta` times the step
-    at the optimiser's own rate, as they are for those of ``torch.optim`` but for LBFGS; where the optimiser's
+    at the optimizer's own rate, as they are for those of ``torch.optim`` but for LBFGS; where the optimizer's
     own step at one of the two rates that are found says otherwise, the search is made again with its own
     steps alone. A loss that is not a number is raised. None where no rate that was tried raises the loss, or
-    none lowers it. ``optimiser`` and ``loss_gradients`` as for ``step.updated``.
+    none lowers it. ``optimizer`` as for ``step.updated``.
 
     Kalra and Barkeshli 2024 (arXiv 2406.09405). Raises UserError for a frozen model, a loss that
-    is not finite before any step, a step that is not, and an optimiser without a learning rate above 0.
+    is not finite before any step, a step that is not, and an optimizer without a learning rate above 0.
     """
-    rate = _rate(subject, optimiser)
-    trials = _Trials(subject, optimiser, loss_gradients)
-    start = trials.start
-    low, high = _search(trials.on_the_line, tolerance)
-    if not trials.confirm(low, high):
-        low, high = _search(trials.stepping, tolerance)
+    used, rate = made(optimizer, subject.model)
+    if not 0 < rate < math.inf:
+        raise UserError(
+            f"{type(used).__name__} has the learning rate {rate}, which cannot be doubled; pass one above "
+            "0, as in partial(torch.optim.Adam, lr=1e-3)"
+        )
+    steps = _RateSteps(subject, optimizer)
+    start = steps.start
+    low, high = _search(steps.on_the_line, tolerance)
+    if not steps.confirm(low, high):
+        low, high = _search(steps.take, tolerance)
     if high is None:
         detail = f"no step at {rate:.3g} to {rate * 2.0**DOUBLINGS:.3g} raises the loss {start:.4g}"
     elif low is None:
@@ -67,58 +64,43 @@ def critical_lr(
     return Table("curvature", (_row("critical_lr", rate * high if low and high else None, detail),))
 
 
-def _rate(subject: Subject, optimiser: Optimizer | OptimizerFactory) -> float:
-    used, rate = made(optimiser, subject.model)
-    if not 0 < rate < math.inf:
-        raise UserError(
-            f"{type(used).__name__} has the learning rate {rate}, which cannot be doubled; pass one above "
-            "0, as in partial(torch.optim.Adam, lr=1e-3)"
-        )
-    return rate
+class _RateSteps:
+    """The change of the loss by a step at a multiple of the optimizer's rate, in units of its rounding."""
 
-
-class _Trials:
-    """The change of the loss by a step at a multiple of the optimiser's rate, in units of its rounding."""
-
-    def __init__(
-        self, subject: Subject, optimiser: Optimizer | OptimizerFactory, loss_gradients: Gradients | None
-    ) -> None:
-        self._subject, self._optimiser = subject, optimiser
+    def __init__(self, subject: Subject, optimizer: AnyOptimizer) -> None:
+        self._subject, self._optimizer = subject, optimizer
         loss = subject.trace().loss
         self.start = loss.item()
         self._noise = 4 * torch.finfo(loss.dtype).eps * (abs(self.start) or 1.0)
         if not math.isfinite(self.start):
             raise UserError(f"the loss is {self.start} before any step; check the weights and the batch")
-        self._slope = loss_gradients or subject.trace().slope
         self._own = {path: p.detach() for path, p in trainable(subject.model).items()}
-        stepped = self._stepped(1.0)
-        self._line = {path: stepped[path].sub_(own) for path, own in self._own.items()}
+        after = self._after(1.0)
+        self._line = {path: after[path].sub_(own) for path, own in self._own.items()}
         if broken := next((path for path, x in self._line.items() if not x.isfinite().all()), None):
             raise UserError(
-                f"the step of the optimiser at its own rate leaves {broken} infinite or not a number in "
-                f"{self._own[broken].dtype}; keep the parameters in float32, or give the optimiser an eps "
+                f"the step of the optimizer at its own rate leaves {broken} infinite or not a number in "
+                f"{self._own[broken].dtype}; keep the parameters in float32, or give the optimizer an eps "
                 "that their dtype can hold, as in eps=1e-4"
             )
 
-    def _stepped(self, factor: float) -> dict[str, Tensor]:
-        return self._subject.trace().update(self._optimiser, self._slope, factor=factor)
+    def _after(self, factor: float) -> dict[str, Tensor]:
+        return self._subject.trace().update(self._optimizer, self._subject.backward.slope, factor=factor)
 
     def _change(self, weights: Weights) -> float:
         loss = self._subject.trace(weights=weights).loss
         return (loss.item() - self.start) / self._noise if loss.isfinite() else math.inf
 
     def on_the_line(self, factor: float) -> float:
-        """Take this multiple of the step at the optimiser's own rate."""
         return self._change({p: own.add(self._line[p], alpha=factor) for p, own in self._own.items()})
 
-    def stepping(self, factor: float) -> float:
-        """Take the optimiser's own step."""
-        return self._change(self._stepped(factor))
+    def take(self, factor: float) -> float:
+        return self._change(self._after(factor))
 
     def confirm(self, low: float | None, high: float | None) -> bool:
-        """Whether the optimiser's own steps raise the loss at the one factor, and not at the other."""
-        raised = [self.stepping(factor) > 1 for factor in (low, high) if factor]
-        return raised == [raises for factor, raises in ((low, False), (high, True)) if factor]
+        """Whether the optimizer's own steps raise the loss at the one factor, and not at the other."""
+        pairs = ((low, False), (high, True))
+        return all((self.take(factor) > 1) == raises for factor, raises in pairs if factor)
 
 
 def _search(change: Callable[[float], float], tolerance: float) -> tuple[float | None, float | None]:
@@ -143,7 +125,7 @@ def _bracket(change: Callable[[float], float]) -> tuple[float | None, float | No
 
 def curvature(
     subject: Subject,
-    optimiser: Optimizer | OptimizerFactory,
+    optimizer: AnyOptimizer,
     *,
     tokens: int = 256,
     products: int = 50,
@@ -151,14 +133,14 @@ def curvature(
     seed: int = 0,
 ) -> Table:
     r"""Measure :math:`\lambda_{\max}(H)` and :math:`v^\top H v / \|v\|^2`, H being the Hessian of the loss in
-    the trainable parameters, along v = the gradient and v = the optimiser's first update.
+    the trainable parameters, along v = the gradient and v = the optimizer's first update.
 
     On the first rows of the batch with at most ``tokens`` tokens, see ``cropped``. The eigenvalue is found
     from Hessian-vector products, at most ``products`` of them, until :math:`\|Hx - \lambda x\|` is below
     ``tolerance`` times :math:`|\lambda|`, which bounds the error of an eigenvalue that is far from the others
     by about its square; the detail says how many it took and what was left. Attention runs in a kernel that
     can be differentiated twice, and so do normlab's own layers, within ``normlab.nn.reference()``.
-    ``optimiser`` as for ``step.updated``.
+    ``optimizer`` as for ``step.updated``.
 
     Pan and Li 2023, Section 3 (arXiv 2306.00204). Raises UserError for a frozen model and for a loss that
     cannot be differentiated twice.
@@ -166,24 +148,24 @@ def curvature(
     small, used = cropped(subject, tokens)
     hessian = Hessian(small)
     pair = largest_eigenvalue(hessian, products=products, tolerance=tolerance, seed=seed)
-    found = (
+    rows = (
         _row("largest_eigenvalue", pair.value, pair.detail(used)),
         _row("directional_sharpness", hessian.along(hessian.gradient), "along the gradient"),
-        _row("directional_sharpness", hessian.along(hessian.update(optimiser)), "along the update"),
+        _row("directional_sharpness", hessian.along(hessian.update(optimizer)), "along the update"),
     )
-    return Table("curvature", found)
+    return Table("curvature", rows)
 
 
 def preconditioned_sharpness(
     subject: Subject,
-    optimiser: Optimizer | OptimizerFactory,
+    optimizer: AnyOptimizer,
     *,
     tokens: int = 256,
     products: int = PRODUCTS,
     seed: int = 0,
 ) -> Table:
     r"""Measure :math:`\lambda_{\max}(D^{1/2} H D^{1/2})`, D being diagonal with :math:`D_{ii} = -u_i / g_i`:
-    what the optimiser's next update u makes of the gradient g, its learning rate included.
+    what the optimizer's next update u makes of the gradient g, its learning rate included.
 
     Gradient descent is stable below 2, and Adam, whose D is :math:`\eta / (\sqrt{\hat v} + \epsilon)`, below
     :math:`2 (1 + \beta_1) / (1 - \beta_1)`, 38 for :math:`\beta_1 = 0.9`, once its moments have settled. At
@@ -194,7 +176,7 @@ def preconditioned_sharpness(
     """
     small, used = cropped(subject, tokens)
     hessian = Hessian(small)
-    diagonal = -hessian.update(optimiser) / hessian.gradient
+    diagonal = -hessian.update(optimizer) / hessian.gradient
     preconditioned = Preconditioned(hessian, diagonal)
     pair = largest_eigenvalue(preconditioned, products=products, tolerance=TOLERANCE, seed=seed)
     return Table("curvature", (_row("preconditioned_sharpness", pair.value, pair.detail(used)),))
@@ -223,8 +205,8 @@ class Hessian:
             loss = subject.loss()
             if not loss.requires_grad:
                 raise UserError(FROZEN)
-            found = torch.autograd.grad(loss, own, create_graph=True, materialize_grads=True)
-            self._gradient = torch.cat([g.reshape(-1) for g in found])
+            gradients = torch.autograd.grad(loss, own, create_graph=True, materialize_grads=True)
+            self._gradient = torch.cat([g.reshape(-1) for g in gradients])
         # behind such a node a second derivative would silently stop and count as zero
         if any("Error" in node.name() for node in nodes_behind(self._gradient.grad_fn)):
             raise UserError(TWICE.format("a torch.autograd.Function in it is marked once_differentiable"))
@@ -232,18 +214,15 @@ class Hessian:
 
     @property
     def gradient(self) -> Tensor:
-        """The gradient `[P]`, without its graph."""
         return self._gradient.detach()
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
-        """Cut `[P]` into the shapes of the parameters."""
         pieces = vector.split([p.numel() for p in self.parameters.values()])
         return {path: x.view_as(p) for (path, p), x in zip(self.parameters.items(), pieces, strict=True)}
 
-    def update(self, optimiser: Optimizer | OptimizerFactory) -> Tensor:
-        """Return what the optimiser's next step adds to the parameters, `[P]`."""
+    def update(self, optimizer: AnyOptimizer) -> Tensor:
         slope = Gradients(self.loss, self.split(self.gradient))
-        after = self._subject.trace().update(optimiser, slope)
+        after = self._subject.trace().update(optimizer, slope)
         return torch.cat([(after[path] - p.detach()).reshape(-1) for path, p in self.parameters.items()])
 
     def __matmul__(self, vector: Tensor) -> Tensor:
@@ -337,7 +316,7 @@ def critical_rate(tables: Tables) -> Iterator[Finding]:
     says nothing: many a training fails there.
     """
     rows = tables.table("curvature").where(quantity="critical_lr").rows
-    critical = number(rows[0]["value"]) if rows else None
+    critical = as_float(rows[0]["value"]) if rows else None
     if not critical or tables.lr is None or tables.lr <= critical:
         return
     ratio, steps = tables.lr / critical, tables.warmup_steps
@@ -346,28 +325,34 @@ def critical_rate(tables: Tables) -> Iterator[Finding]:
     yield Finding(
         "learning_rate",
         ("problem" if first > FAR_ABOVE else "warning") if first > 1 else "note",
-        f"the learning rate {said(tables.lr)} is {said(ratio)} times above {said(critical)}, the rate from "
-        "which a single step from here raises the loss of its own mini-batch, or of a few hundred tokens "
-        "where there is none"
-        + (f"; judged {warmed(steps)}" if steps else "")
+        f"the learning rate {format_number(tables.lr)} is {format_number(ratio)} times above "
+        f"{format_number(critical)}, the rate from which a single step from here raises the loss of its own "
+        "mini-batch, or of a few hundred tokens where there is none"
+        + (f"; judged {start_of_warmup(steps)}" if steps else "")
         + (advice if first > 1 else ""),
         "curvature",
         {"lr": tables.lr, "critical_lr": critical, "ratio": ratio},
     )
 
 
-def _critical_lr(context: StudyContext) -> Iterator[Table]:
-    loss_gradients = context.small_backward.loss_gradients
-    yield critical_lr(context.small, context.optimiser, tolerance=CLOSE, loss_gradients=loss_gradients)
-
-
-CRITICAL_LR = Study("critical_lr", _critical_lr, "standard", (critical_rate,), batch=SMALL_BATCH, order=5)
+CRITICAL_LR = Study(
+    "critical_lr",
+    lambda subject: [critical_lr(subject.small, subject.optimizer, tolerance=CLOSE)],
+    "standard",
+    rules=(critical_rate,),
+    batch=SMALL_BATCH,
+    order=5,
+)
 CURVATURE = Study(
-    "curvature", lambda c: [curvature(c.small, c.optimiser)], "full", batch=SMALL_BATCH, order=95
+    "curvature",
+    lambda subject: [curvature(subject.small, subject.optimizer)],
+    "full",
+    batch=SMALL_BATCH,
+    order=95,
 )
 SHARPNESS = Study(
     "preconditioned_sharpness",
-    lambda c: [preconditioned_sharpness(c.small, c.optimiser)],
+    lambda subject: [preconditioned_sharpness(subject.small, subject.optimizer)],
     "full",
     batch=SMALL_BATCH,
     order=94,

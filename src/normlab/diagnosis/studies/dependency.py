@@ -12,12 +12,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from normlab.config.chart import HeatMap
-from normlab.diagnosis.probing.passes import ForwardPass, forward_pass
 from normlab.diagnosis.reading.structure import StackView, SublayerView
-from normlab.diagnosis.reading.subject import PaddingMasks, Subject, find_padding_masks, rows
-from normlab.diagnosis.rules.finding import LIU, Finding, Tables, mean, numbers, percent, said
-from normlab.diagnosis.study import SMALL_BATCH, Study, StudyContext
-from normlab.diagnosis.table import Row, Table, Value
+from normlab.diagnosis.study import LIU, SMALL_BATCH, Finding, Study, format_number, format_share
+from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.tables import Row, Table, Tables, Value, floats, mean
 from normlab.errors import UserError
 from normlab.trace.tensors import Tap
 
@@ -33,13 +31,7 @@ INPUT = -1
 """The number of the stack's input among the branches."""
 
 
-def dependency(
-    subject: Subject,
-    *,
-    tokens: int = 64,
-    padding_masks: PaddingMasks | None = None,
-    forward: ForwardPass | None = None,
-) -> Table:
+def dependency(subject: Subject, *, tokens: int = 64) -> Table:
     r"""Measure :math:`\beta_{ij}^2 = \mathbb{E}_t[\mathrm{Var}[D_{ij}] / \mathrm{Var}[x_i]]` with the stream
     after sublayer i, :math:`x_i = \sum_{j \le i} D_{ij} + r_i`, split into what the input (j = -1) and every
     branch brought into it.
@@ -49,22 +41,17 @@ def dependency(
     channels, the mean over ``tokens`` of them without padding, evenly spaced. :math:`r_i` holds what no
     branch brings, as the norms' own biases. The parts' shares add up to 1 where they are uncorrelated; what
     is missing from 1, or beyond it, is their cross terms and r. Branches that run side by side enter the
-    stream together. ``forward`` is found by ``forward_pass`` if not given. Columns: stack, of (i), on (j),
-    beta_sq.
+    stream together. Columns: stack, of (i), on (j), beta_sq.
 
     Liu et al. 2020, Section 4.1 and Figures 7 and 8 (arXiv 2004.08249). Raises UserError for more than 256
     tokens, and for a stack whose sums are not seen.
     """
     if not 1 <= tokens <= MAX_TOKENS:
         raise UserError(f"{tokens} tokens; dependency takes 1 to {MAX_TOKENS}, spread over the batch")
-    masks = padding_masks or find_padding_masks(subject)
-    modules = dict(subject.model.named_modules())
-    found: list[Row] = []
+    modules, stacks = dict(subject.model.named_modules()), subject.structure.stacks
     with torch.no_grad():
-        tensors = (forward or forward_pass(subject)).tensors
-        for stack in subject.structure.stacks:
-            found.extend(_follow(stack, _Sample(stack, tensors, masks[stack.name], tokens), modules))
-    return Table("dependency", tuple(found))
+        rows = tuple(row for s in stacks for row in _follow(s, _Sample(subject, s, tokens), modules))
+    return Table("dependency", rows)
 
 
 def residual_dependency(subject: Subject, dependencies: Table) -> Table:
@@ -81,12 +68,12 @@ def residual_dependency(subject: Subject, dependencies: Table) -> Table:
         total[where] += share
         if row["of"] == row["on"]:
             own[where] = share
-    found: list[Row] = []
-    for stack, view in subject.structure.sublayers:
-        if (where := (stack, view.index)) in total:
-            shares = {"beta_sq": own[where], "total": total[where]}
-            found.append({"stack": stack, "index": view.index, "role": view.role, **shares})
-    return Table("residual_dependency", tuple(found))
+    rows = (
+        {"stack": s, "index": v.index, "role": v.role, "beta_sq": own[s, v.index], "total": total[s, v.index]}
+        for s, v in subject.structure.sublayers
+        if (s, v.index) in total
+    )
+    return Table("residual_dependency", tuple(rows))
 
 
 class FrozenNorm:
@@ -146,7 +133,6 @@ class _Parts:
             self._measure(slice(0, self.known))
 
     def add(self, branch: int, y: Tensor) -> None:
-        """Add a branch; branches arrive in their order."""
         self.known = branch + 3
         self.parts[branch + 2] = y
         self._measure(slice(branch + 2, branch + 3))
@@ -170,19 +156,19 @@ class _Parts:
 class _Sample:
     """The same tokens `[T, D]` of every tensor of a stack, in float32 at least."""
 
-    def __init__(self, stack: StackView, seen: Mapping[Tap, Tensor], mask: Tensor, tokens: int) -> None:
+    def __init__(self, subject: Subject, stack: StackView, tokens: int) -> None:
         self.stack, self.rows = stack, dict[Tap, Tensor]()
-        native = seen[stack.sublayers[0].before]
-        self._tolerance = 1e-3 + 16 * torch.finfo(native.dtype).eps
+        seen = subject.forward.tensors
+        self._tolerance = 1e-3 + 16 * torch.finfo(seen[stack.sublayers[0].before].dtype).eps
         for tap in dict.fromkeys(tap for view in stack.sublayers for tap in view.taps):
-            all_of_them = rows(seen[tap], mask)
+            all_of_them = subject.tokens(stack.name, seen[tap])
             spaced = torch.linspace(0, len(all_of_them) - 1, min(tokens, len(all_of_them)))
             self.rows[tap] = all_of_them[spaced.long().to(all_of_them.device)]
 
-    def check(self, found: Tensor, tap: Tap, view: SublayerView, claim: str) -> None:
+    def check(self, total: Tensor, tap: Tap, view: SublayerView, claim: str) -> None:
         """Raise UserError unless the parts add up to the tensor that was seen, within its rounding so far."""
         expected = self.rows[tap]
-        if (found - expected).norm() > self._tolerance * expected.norm():
+        if (total - expected).norm() > self._tolerance * expected.norm():
             raise UserError(
                 f"dependency cannot follow {self.stack.name}: sublayer {view.index} ({view.relation}) {claim}"
                 "; make the sums and norms modules of their own, or give float32 weights"
@@ -191,40 +177,37 @@ class _Sample:
 
 def _follow(stack: StackView, seen: _Sample, modules: Mapping[str, nn.Module]) -> Iterator[Row]:
     views = stack.sublayers
-    parts, older = _Parts(seen.rows[views[0].before], len(views)), _Older(views, seen.rows)
-    older.keep(parts, seen.rows[views[0].before])
+    parts, branches = _Parts(seen.rows[views[0].before], len(views)), {view.branch for view in views}
+    again = [seen.rows[tap] for view in views for tap in view.beside if tap not in branches]
+    states = list[tuple[Tensor, Tensor]]()
+
+    def keep(tap: Tap) -> None:
+        """Keep a state of the stream that a later sublayer adds once more, with its parts."""
+        if any(torch.equal(seen.rows[tap], state) for state in again):
+            states.append((seen.rows[tap], parts.parts[: parts.known].clone()))
+
+    keep(views[0].before)
     for _, together in groupby(views, key=lambda view: (view.before, view.total)):
         first, *others = together
         seen.check(parts.whole(), first.before, first, "does not begin where the one before ended")
-        _add(parts, [first, *others], seen.rows, older)
+        _add(parts, [first, *others], seen.rows, states)
         seen.check(parts.whole(), first.total, first, "is not the sum of its stream and its branch")
         if first.norm_write is not None:
             parts.pass_through(FrozenNorm(modules[first.norm_write], seen.rows[first.total]))
         seen.check(parts.whole(), first.after, first, "does not end with that sum or its norm")
-        older.keep(parts, seen.rows[first.after])
+        keep(first.after)
         shares = parts.shares()
         for view in (first, *others):
             for on, share in enumerate(shares, start=INPUT):
                 yield {"stack": stack.name, "of": view.index, "on": on, "beta_sq": share}
 
 
-class _Older:
-    """The states of the stream that a later sublayer adds once more."""
-
-    def __init__(self, views: Sequence[SublayerView], seen: Mapping[Tap, Tensor]) -> None:
-        branches = {view.branch for view in views}
-        self._wanted = [seen[tap] for view in views for tap in view.beside if tap not in branches]
-        self._kept: list[tuple[Tensor, Tensor]] = []
-
-    def keep(self, parts: _Parts, stream: Tensor) -> None:
-        if any(torch.equal(stream, wanted) for wanted in self._wanted):
-            self._kept.append((stream, parts.parts[: parts.known].clone()))
-
-    def of(self, stream: Tensor) -> Tensor | None:
-        return next((parts for kept, parts in self._kept if torch.equal(kept, stream)), None)
-
-
-def _add(parts: _Parts, group: Sequence[SublayerView], seen: Mapping[Tap, Tensor], older: _Older) -> None:
+def _add(
+    parts: _Parts,
+    group: Sequence[SublayerView],
+    seen: Mapping[Tap, Tensor],
+    states: Sequence[tuple[Tensor, Tensor]],
+) -> None:
     """Add branches and older states to the stream; a term of unknown origin goes to r."""
     stream = parts.parts
     parts.scale(torch.as_tensor(group[0].shortcut, dtype=stream.dtype, device=stream.device))
@@ -234,14 +217,13 @@ def _add(parts: _Parts, group: Sequence[SublayerView], seen: Mapping[Tap, Tensor
     for tap in group[0].beside:
         if tap in [view.branch for view in group]:
             continue
-        state = older.of(seen[tap])
-        parts.add_state(seen[tap][None] if state is None else state)
+        parts.add_state(next((p for state, p in states if torch.equal(state, seen[tap])), seen[tap][None]))
 
 
 def dependency_on_branches(tables: Tables) -> Iterator[Finding]:
     """Compare how strongly each sublayer's output depends on its residual branch with 1/i."""
     for stack, table in tables.stacks("residual_dependency"):
-        shares = numbers(table, "beta_sq")
+        shares = floats(table, "beta_sq")
         if len(shares) < 2:
             continue
         amplification, expected = sum(shares), harmonic(len(shares))
@@ -250,9 +232,9 @@ def dependency_on_branches(tables: Tables) -> Iterator[Finding]:
         yield Finding(
             "residual_dependency",
             "warning" if strong and len(shares) > SHALLOW else "note",
-            f"the residual branch contributes {percent(mean(shares))} of the variance of a sublayer's output "
-            f"in {stack}, {percent(late)} in the upper half; over {len(shares)} sublayers the dependency "
-            f"adds up to {said(amplification)}, where 1/i gives {said(expected)}"
+            f"the residual branch contributes {format_share(mean(shares))} of the variance of a sublayer's "
+            f"output in {stack}, {format_share(late)} in the upper half; over {len(shares)} sublayers the "
+            f"dependency adds up to {format_number(amplification)}, where 1/i gives {format_number(expected)}"
             + ("; in theory a change of weights is then amplified like N, not log N" if strong else ""),
             "residual_dependency",
             {"mean_beta_sq": mean(shares), "sum_beta_sq": amplification, "sum_1_over_i": expected},
@@ -267,15 +249,14 @@ def harmonic(n: int) -> float:
 
 def depends_strongly(tables: Tables, stack: Value) -> bool:
     """Whether the sublayers of a stack depend on their residual branches, or that was not measured."""
-    shares = numbers(tables.table("residual_dependency").where(stack=stack), "beta_sq")
+    shares = floats(tables.table("residual_dependency").where(stack=stack), "beta_sq")
     return not shares or sum(shares) > LEANING * harmonic(len(shares))
 
 
-def _measure(context: StudyContext) -> Iterator[Table]:
-    forward, masks = context.small_backward.forward, context.small_padding_masks
-    table = dependency(context.small, tokens=ASKED, padding_masks=masks, forward=forward)
+def _measure(subject: Subject) -> Iterator[Table]:
+    table = dependency(subject.small, tokens=ASKED)
     yield table
-    yield residual_dependency(context.small, table)
+    yield residual_dependency(subject, table)
 
 
 DEPENDENCY: Final = Study(

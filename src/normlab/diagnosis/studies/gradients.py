@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from math import log
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from normlab.config.chart import ByDepth
-from normlab.diagnosis.probing.passes import BackwardPass, backward_pass, parts_of
-from normlab.diagnosis.reading.parameters import Part
-from normlab.diagnosis.reading.structure import SublayerView
-from normlab.diagnosis.reading.subject import PaddingMasks, Subject, find_padding_masks, rows, split
-from normlab.diagnosis.rules.finding import LIU, XIONG, Finding, Tables, extremes, mean, number, said
-from normlab.diagnosis.study import MINI_BATCHES, Study
-from normlab.diagnosis.table import Row, Table
+from normlab.diagnosis.reading.parameters import ParameterPart
+from normlab.diagnosis.study import LIU, MINI_BATCHES, XIONG, Finding, Study, format_number
+from normlab.diagnosis.subject import Subject, place, split
+from normlab.diagnosis.tables import Row, Table, Tables, as_float, extremes, mean
 from normlab.errors import UserError
 from normlab.trace.step import FROZEN, trainable
 
 VANISHED: Final = 0.01
-"""Share of a stack's largest gradient: more than adaptive optimisers even out in their first steps."""
+"""Share of a stack's largest gradient: more than adaptive optimizers even out in their first steps."""
 SLOPED: Final = 10.0
 """Ratio of the last layer's gradients to the first's: one learning rate does not suit both under SGD."""
 
@@ -31,60 +27,52 @@ PARTS = 4
 """Mini-batches into which a single batch is split."""
 
 
-def sublayer_gradients(
-    subject: Subject, *, padding_masks: PaddingMasks | None = None, backward: BackwardPass | None = None
-) -> Table:
+def sublayer_gradients(subject: Subject) -> Table:
     r"""Measure :math:`\|\Delta x_i\| / \max_j \|\Delta x_j\|` with :math:`\Delta x_i = \partial L/\partial
     x_i`, the gradient of the loss in the output of sublayer i.
 
     The largest is that of the whole model. ``variance`` is :math:`\mathrm{Var}[\Delta x_i]` over the elements
-    of tokens that are no padding, by ``find_padding_masks`` if ``padding_masks`` is not given; ``backward``
-    is found by ``backward_pass``. An output before which all is frozen has neither. Raises UserError where
+    of tokens that are no padding. An output before which all is frozen has neither. Raises UserError where
     every parameter is frozen.
 
     Liu et al. 2020, Figure 3, Theorem 1 and Remark 1 (arXiv 2004.08249).
     """
-    masks = padding_masks or find_padding_masks(subject)
-    views = subject.structure.sublayers
-    gradients = (backward or backward_pass(subject)).stream
+    views, gradients = subject.structure.sublayers, subject.backward.stream
     if not gradients:
         raise UserError(FROZEN)
-    kept = [rows(gradients[v.after], masks[stack]) if v.after in gradients else None for stack, v in views]
+    kept = [None if (g := gradients.get(v.after)) is None else subject.tokens(s, g) for s, v in views]
     lengths = [None if g is None else g.norm().item() for g in kept]
     largest = max((x for x in lengths if x is not None), default=0.0) or 1.0
-    found: list[Row] = []
+    rows = list[Row]()
     for (stack, view), g, length in zip(views, kept, lengths, strict=True):
         relative = None if length is None else length / largest
         variance = None if g is None else g.var(correction=0).item()
-        found.append({**_place(stack, view), "grad_l2": length, "relative": relative, "variance": variance})
-    return Table("sublayer_gradients", tuple(found))
+        rows.append({**place(stack, view), "grad_l2": length, "relative": relative, "variance": variance})
+    return Table("sublayer_gradients", tuple(rows))
 
 
-def parameter_gradients(
-    subject: Subject, *, batches: Sequence[Any] = (), first: BackwardPass | None = None
-) -> Table:
+def parameter_gradients(subject: Subject) -> Table:
     r"""Measure :math:`\|\frac{1}{B} \sum_b g_b\|` (``mean_grad_l2``) and :math:`\frac{1}{B} \sum_b \|g_b\|`
     (``grad_l2``) of the gradients of B mini-batches, for every parameter that is trained, by ``kind`` of
     matrix: query, key, value, output, ffn_in, ffn_out, norm, embedding, other. A packed matrix of queries,
     keys and values has a row for each.
 
-    Without ``batches`` the subject's own batch is split by its rows into four. A loss that is a mean over
-    tokens is taken as one over those of its mini-batch. ``role`` is ``shared`` for what several sublayers use
-    and ``other`` outside of them. ``first`` is a pass on the first of the mini-batches, if there was one.
-    Raises UserError where every parameter is frozen.
+    Mini-batches are the subject's ``batches``, or its own batch split by its rows into four. A loss that is a
+    mean over tokens is taken as one over those of its mini-batch. ``role`` is ``shared`` for what several
+    sublayers use and ``other`` outside of them. Raises UserError where every parameter is frozen.
 
     Xiong et al. 2020, Figure 3 and Section 3.4 (arXiv 2002.04745).
     """
-    mini = list(batches) or split(subject.batch, PARTS)
-    first = first or backward_pass(replace(subject, batch=mini[0]))
-    parts = parts_of(subject, first.forward)
-    sums = {path: g.clone() for path, g in first.loss_gradients.gradients.items()}
+    mini = list(subject.batches) or split(subject.batch, PARTS)
+    first = subject.small if subject.batches else subject.on(mini[0])
+    parts, (forward, slope, _) = first.parts, first.backward
+    sums = {path: g.clone() for path, g in slope.gradients.items()}
     lengths = {path: _lengths(g, parts[path]) for path, g in sums.items()}
     for batch in mini[1:]:
         for path, g in subject.trace(batch=batch).slope.gradients.items():
             sums[path] += g
             lengths[path] += _lengths(g, parts[path])
-    found: list[Row] = []
+    rows = list[Row]()
     for path, p in trainable(subject.model).items():
         together = (_lengths(sums[path], parts[path]) / len(mini)).tolist()
         apart = (lengths[path] / len(mini)).tolist()
@@ -92,16 +80,15 @@ def parameter_gradients(
             shape = "x".join(map(str, part.of(p).shape))
             about = {"kind": part.kind, "parameter": path, "shape": shape}
             measured = {"mean_grad_l2": mean_grad_l2, "grad_l2": grad_l2}
-            found.append({**first.forward.owned[path]._asdict(), **about, **measured})
-    return Table("parameter_gradients", tuple(found))
+            rows.append({**forward.owned[path]._asdict(), **about, **measured})
+    return Table("parameter_gradients", tuple(rows))
 
 
-def _lengths(gradient: Tensor, parts: Sequence[Part]) -> Tensor:
-    """Return the norm of each part, `[parts]`."""
+def _lengths(gradient: Tensor, parts: Sequence[ParameterPart]) -> Tensor:
     return torch.stack([part.of(gradient.to_dense()).norm() for part in parts])
 
 
-def branch_jacobians(subject: Subject, *, padding_masks: PaddingMasks | None = None, seed: int = 0) -> Table:
+def branch_jacobians(subject: Subject, *, seed: int = 0) -> Table:
     r"""Measure :math:`\mathrm{Var}[\partial a/\partial x] = \|\partial a/\partial x\|_F^2 / n` of a branch
     a(x) of n elements (``jacobian_variance``) beside :math:`\sigma_b^2 = \mathrm{Var}[x + a]`
     (``total_variance``).
@@ -113,17 +100,15 @@ def branch_jacobians(subject: Subject, *, padding_masks: PaddingMasks | None = N
 
     Liu et al. 2020, Appendix A.3 (arXiv 2004.08249).
     """
-    masks = padding_masks or find_padding_masks(subject)
-    views = subject.structure.sublayers
-    found: list[Row] = []
+    masks, views, rows = subject.masks, subject.structure.sublayers, list[Row]()
     with subject.calls(t for _, v in views for t in (v.before, v.branch, v.total)).with_graph() as passed:
         for i, (stack, view) in enumerate(views):
             generator = torch.Generator().manual_seed(seed * len(views) + i)
             before, branch = passed.taps[view.before], passed.taps[view.branch]
             gain = _gain(before, branch, masks[stack], generator)
-            variance = rows(passed.taps[view.total], masks[stack]).var(correction=0).item()
-            found.append({**_place(stack, view), "jacobian_variance": gain, "total_variance": variance})
-    return Table("branch_jacobians", tuple(found))
+            variance = subject.tokens(stack, passed.taps[view.total]).var(correction=0).item()
+            rows.append({**place(stack, view), "jacobian_variance": gain, "total_variance": variance})
+    return Table("branch_jacobians", tuple(rows))
 
 
 def _gain(before: Tensor, branch: Tensor, mask: Tensor, generator: torch.Generator) -> float | None:
@@ -136,28 +121,24 @@ def _gain(before: Tensor, branch: Tensor, mask: Tensor, generator: torch.Generat
     return (back.norm() / drawn.norm()).square().item()
 
 
-def _place(stack: str, view: SublayerView) -> Row:
-    return {"stack": stack, "index": view.index, "layer": view.layer, "role": view.role}
-
-
 def gradients_of_sublayers(tables: Tables) -> Iterator[Finding]:
     """Say whether gradients of sublayer outputs vanish or grow on their way to the input."""
     for stack, table in tables.stacks("sublayer_gradients"):
         silent = sum(value == 0 for value in table.column("relative"))
-        if (found := extremes(table, "relative")) is None:
+        if (ends := extremes(table, "relative")) is None:
             continue
-        small, large = found
+        small, large = ends
         least, most = float(small["relative"] or 0), float(large["relative"] or 1)
         vanished = least / most < VANISHED
         if vanished:
             trend = f"{'vanish' if _small_below(table.rows) else 'grow'} towards the input of {stack}"
         else:
-            trend = f"stay within a factor of {said(most / least)} in {stack}"
+            trend = f"stay within a factor of {format_number(most / least)} in {stack}"
         yield Finding(
             "sublayer_gradients",
             "warning" if vanished else "note",
             f"the gradients of sublayer outputs {trend}: that of {tables.module(small)} is "
-            f"{said(least / most)} times that of {tables.module(large)}"
+            f"{format_number(least / most)} times that of {tables.module(large)}"
             + (f"; {silent} sublayers receive none" if silent else ""),
             "sublayer_gradients",
             {"smallest": least, "largest": most, "ratio": least / most, "without_gradient": silent},
@@ -166,8 +147,7 @@ def gradients_of_sublayers(tables: Tables) -> Iterator[Finding]:
 
 
 def _small_below(rows: Sequence[Row]) -> bool:
-    """Whether the gradients are smaller in the half of the sublayers that is nearer the input."""
-    logs = [log(x) for row in rows if (x := number(row["relative"])) is not None and x > 0]
+    logs = [log(x) for row in rows if (x := as_float(row["relative"])) is not None and x > 0]
     half = len(logs) // 2
     return half > 0 and mean(logs[:half]) <= mean(logs[half:])
 
@@ -177,7 +157,7 @@ def gradients_of_parameters(tables: Tables) -> Iterator[Finding]:
     for stack, table in tables.stacks("parameter_gradients"):
         squares: dict[int, float] = defaultdict(float)
         for row in table.where(role="ffn"):
-            squares[int(number(row["layer"]) or 0)] += (number(row["grad_l2"]) or 0.0) ** 2
+            squares[int(as_float(row["layer"]) or 0)] += (as_float(row["grad_l2"]) or 0.0) ** 2
         layers = {layer: square**0.5 for layer, square in squares.items() if square > 0}
         if len(layers) < 2:
             continue
@@ -187,8 +167,8 @@ def gradients_of_parameters(tables: Tables) -> Iterator[Finding]:
         yield Finding(
             "parameter_gradients",
             "warning" if steep else "note",
-            f"the gradients of the last feed-forward sublayer of {stack} are {said(ratio)} times those of "
-            "the first",
+            f"the gradients of the last feed-forward sublayer of {stack} are {format_number(ratio)} times "
+            "those of the first",
             "parameter_gradients",
             {"first": first, "last": last, "ratio": ratio},
             XIONG.format("Theorem 1 and Section 3.3"),
@@ -197,7 +177,7 @@ def gradients_of_parameters(tables: Tables) -> Iterator[Finding]:
 
 SUBLAYER_GRADIENTS: Final = Study(
     "sublayer_gradients",
-    lambda c: [sublayer_gradients(c.subject, padding_masks=c.padding_masks, backward=c.backward)],
+    sublayer_gradients,
     "cheap",
     rules=(gradients_of_sublayers,),
     title="Gradients of outputs",
@@ -210,9 +190,7 @@ SUBLAYER_GRADIENTS: Final = Study(
 )
 PARAMETER_GRADIENTS: Final = Study(
     "parameter_gradients",
-    lambda c: [
-        parameter_gradients(c.subject, batches=c.batches, first=c.small_backward if c.batches else None)
-    ],
+    parameter_gradients,
     "standard",
     rules=(gradients_of_parameters,),
     title="Gradients of parameters",

@@ -9,11 +9,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from normlab.diagnosis.reading.subject import PaddingMasks, Subject, find_padding_masks, rows
-from normlab.diagnosis.rules.finding import XIONG, Finding, Tables, extremes, number, said
-from normlab.diagnosis.rules.theory import layer_norm_jacobian, rms_norm_jacobian
-from normlab.diagnosis.study import SMALL_BATCH, Study
-from normlab.diagnosis.table import Row, Table
+from normlab.diagnosis.study import SMALL_BATCH, XIONG, Finding, Study, format_number
+from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.tables import Row, Table, Tables, as_float, extremes
+from normlab.diagnosis.theory import layer_norm_jacobian, rms_norm_jacobian
 from normlab.errors import UserError
 from normlab.trace.tensors import activations, first_calls
 from normlab.trace.untouched import undisturbed
@@ -33,7 +32,7 @@ ROUNDING = 1e-4
 """A remainder below this share of a vector is a rounding error."""
 
 
-def jacobian(subject: Subject, *, padding_masks: PaddingMasks | None = None, tokens: int = TOKENS) -> Table:
+def jacobian(subject: Subject, *, tokens: int = TOKENS) -> Table:
     r"""Measure :math:`\|J\|_2` of :math:`J = \partial\,\mathrm{norm}(x)/\partial x` over tokens x: its
     largest value and its mean (``spectral_mean``), measured on the full matrix, beside :math:`\sqrt{d}/\|x -
     \bar x\|` (``exact``, a LayerNorm of gain 1) and :math:`\sqrt{d}/\|x\|` (``published``, an RMSNorm of gain
@@ -42,14 +41,13 @@ def jacobian(subject: Subject, *, padding_masks: PaddingMasks | None = None, tok
     These two are None where a token is constant, or zero. ``spectral_square`` is
     :math:`\mathbb{E}\|J\|_2^2`, 2/3 behind a Post-LN feed-forward sum of :math:`3d/2`; ``mean_square`` is
     :math:`\mathbb{E}\|J\|_F^2/d`, less by the two directions that a LayerNorm takes away.
-    A row for each norm that reads or writes a stream, at its first call; without padding, as found by
-    ``find_padding_masks`` if ``padding_masks`` is not given. Raises UserError for fewer than one token.
+    A row for each norm that reads or writes a stream, at its first call, without padding. Raises UserError
+    for fewer than one token.
 
     Xiong et al. 2020, Lemma 3 and Appendix F (arXiv 2002.04745).
     """
     if tokens < 1:
         raise UserError(f"tokens is {tokens}; give 1 or more, say {TOKENS}")
-    masks = padding_masks or find_padding_masks(subject)
     modules = dict(subject.model.named_modules())
     places: dict[str, tuple[str, int | None]] = {}
     for stack in subject.structure.stacks:
@@ -61,14 +59,14 @@ def jacobian(subject: Subject, *, padding_masks: PaddingMasks | None = None, tok
 
     with first_calls({path: modules[path] for path in places}, first) as calls:
         subject.calls().once(graph=torch.is_grad_enabled())
-    found: list[Row] = []
+    rows = list[Row]()
     with undisturbed(subject.model):
         for path, (name, index) in places.items():
             read, _ = calls[path]
-            kept = _spread(rows(read, masks[name]), tokens)
+            kept = _spread(subject.tokens(name, read), tokens)
             measured = _measured(modules[path], kept.to(read.dtype), kept)
-            found.append({"module": path, "stack": name, "index": index, **measured})
-    return Table("jacobian", tuple(found))
+            rows.append({"module": path, "stack": name, "index": index, **measured})
+    return Table("jacobian", tuple(rows))
 
 
 def _spread(x: Tensor, count: int) -> Tensor:
@@ -159,23 +157,25 @@ def gains(tables: Tables) -> Iterator[Finding]:
 
 def _effective(tables: Tables) -> dict[str, float]:
     """Return the gain of each norm: what was measured over what a gain of 1 has."""
-    read = ((str(r["module"]), number(r["spectral"]), number(r["exact"])) for r in tables.table("jacobian"))
+    read = (
+        (str(r["module"]), as_float(r["spectral"]), as_float(r["exact"])) for r in tables.table("jacobian")
+    )
     return {name: measured / exact for name, measured, exact in read if measured is not None and exact}
 
 
 def scaling_of_gradients(tables: Tables) -> Iterator[Finding]:
     """Say by how much the norms scale gradients, and compare it with the exact form of Lemma 3."""
-    found = extremes(tables.table("jacobian"), "spectral")
+    ends = extremes(tables.table("jacobian"), "spectral")
     ratios = [ratio for ratio in _effective(tables).values() if ratio]
-    if not found or not ratios:
+    if not ends or not ratios:
         return
-    (small, large), off = found, max(ratios, key=lambda r: abs(log(r)))
+    (small, large), off = ends, max(ratios, key=lambda r: abs(log(r)))
     low, high = float(small["spectral"] or 0), float(large["spectral"] or 0)
     yield Finding(
         "jacobian",
         "note",
-        f"norms multiply gradients by at most {said(low)} ({small['module']}) to {said(high)} "
-        f"({large['module']}); sqrt(d) / ||x - mean|| predicts this within a factor of "
+        f"norms multiply gradients by at most {format_number(low)} ({small['module']}) to "
+        f"{format_number(high)} ({large['module']}); sqrt(d) / ||x - mean|| predicts this within a factor of "
         f"{max(off, 1 / off):.3f}",
         "jacobian",
         {"smallest": low, "largest": high, "measured_over_exact": off},
@@ -185,7 +185,7 @@ def scaling_of_gradients(tables: Tables) -> Iterator[Finding]:
 
 JACOBIAN: Final = Study(
     "jacobian",
-    lambda c: [jacobian(c.small, padding_masks=c.small_padding_masks, tokens=ASKED)],
+    lambda subject: [jacobian(subject.small, tokens=ASKED)],
     "standard",
     rules=(gains, scaling_of_gradients),
     batch=SMALL_BATCH,

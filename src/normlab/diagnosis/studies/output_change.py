@@ -7,20 +7,16 @@ from typing import Final
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from normlab.config.chart import Growth
-from normlab.diagnosis.probing.passes import BackwardPass, ForwardPass, forward_pass
+from normlab.diagnosis.fits import Curve, fits_of_curves
 from normlab.diagnosis.reading.structure import StackView
-from normlab.diagnosis.reading.subject import PaddingMasks, Subject, find_padding_masks, rows
-from normlab.diagnosis.rules.finding import LIU, Finding, Tables, number, said, warmed
-from normlab.diagnosis.rules.fits import Curve, fits_of_curves
 from normlab.diagnosis.studies.dependency import depends_strongly
-from normlab.diagnosis.study import SMALL_BATCH, Study, StudyContext
-from normlab.diagnosis.table import Row, Table
+from normlab.diagnosis.study import LIU, SMALL_BATCH, Finding, Study, at_peak, format_number
+from normlab.diagnosis.subject import AnyOptimizer, Subject, rows
+from normlab.diagnosis.tables import Row, Table, Tables, as_float
 from normlab.errors import UserError
-from normlab.trace.step import OptimizerFactory, Weights, trainable
-from normlab.trace.tensors import Tap
+from normlab.trace.step import Weights, trainable
 from normlab.trace.trace import at_weights
 
 ASKED: Final = 4
@@ -42,80 +38,58 @@ MIN_DEPTHS = 3
 def output_change(
     subject: Subject,
     *,
-    optimiser: Optimizer | OptimizerFactory | None = None,
+    stacks: Sequence[str] | None = None,
+    optimizer: AnyOptimizer | None = None,
     size: float = SIZE,
-    seed: int = 0,
-    stack: str | None = None,
-    padding_masks: PaddingMasks | None = None,
+    seeds: Sequence[int] = (0,),
 ) -> Table:
     r"""Measure :math:`\frac{1}{d} \mathbb{E} \|F_l(x_0, W) - F_l(x_0, W^*)\|^2` for the prefixes :math:`F_l`
     of one model: the stream after sublayer l, through the final norm of its stack where there is one.
 
     Two kinds: ``random``, :math:`W^* = W + \delta` with :math:`\delta` normal of ``size`` times each
     matrix's root mean square, on the matrices of the sublayers of every stack, so that :math:`x_0` stays;
-    and, with an ``optimiser``, ``update``: the weights that one update of it leads to (``step.updated``), all
-    that it trains, embeddings included. Per element, without padding and dropout. Of normed streams
-    the change is at most about 2, where it is no longer linear in the size. ``stack`` is the last one unless
-    named. Columns: kind, depth (l, from 1), change, seed.
+    and, with an ``optimizer``, ``update``: the weights that one update of it leads to (``Trace.update``), all
+    that it trains, embeddings included. For a subject with ``warmup_steps`` there is a third one, ``first``:
+    the update over this number, as at the first step of a warm-up. Per element, without padding and dropout.
+    Of normed streams the change is at most about 2, where it is no longer linear in the size.
+
+    ``stacks`` is the last one unless named; all of them look at one changed model. The update, into which no
+    seed enters, has the first one, and is that of the last stack. Columns: stack, kind, depth (l, from 1),
+    change, seed.
 
     Liu et al. 2020, Theorem 2 and Figure 4 (arXiv 2004.08249). Raises UserError for a stack that does not
     exist, and for a model without gradients, whose sublayers own nothing.
     """
-    whole = [_stack(subject, stack)]
-    found = output_changes(
-        subject, whole, optimiser=optimiser, size=size, seeds=[seed], padding_masks=padding_masks
-    )
-    return Table("output_change", tuple({k: x for k, x in row.items() if k != "stack"} for row in found))
-
-
-def output_changes(
-    subject: Subject,
-    stacks: Sequence[StackView],
-    *,
-    optimiser: Optimizer | OptimizerFactory | None = None,
-    size: float = SIZE,
-    seeds: Sequence[int] = (0,),
-    padding_masks: PaddingMasks | None = None,
-    backward: BackwardPass | None = None,
-    warmup_steps: int = 0,
-) -> Table:
-    """Measure ``output_change`` of several stacks for several random changes; the first column is the stack.
-
-    All stacks look at one changed model. The update, into which no seed enters, has the first one, and is
-    that of the last of the stacks. With ``warmup_steps`` there is a third kind, ``first``: the update over
-    this number, as at the first step of a warm-up. ``backward`` is of the subject, if there was a pass.
-    """
-    # branches side by side are one place, which has the last one's depth
-    taps = {view.name: {v.after: v.index + 1 for v in view.sublayers} for view in stacks}
-    masks, names = padding_masks or find_padding_masks(subject), list(taps)
-    forward = backward.forward if backward else forward_pass(subject)
-    before, found = _outputs(subject, taps, masks, {}), list[tuple[int, int, str, int, float]]()
+    read = {stack.name: stack for stack in subject.structure.stacks}
+    names = list(stacks or [*read][-1:])
+    if unknown := [name for name in names if name not in read]:
+        known = ", ".join(map(repr, read))
+        raise UserError(f"the model has no stack {unknown[0]!r}; its stacks are {known}")
+    views = [read[name] for name in names]
+    before, moves = _outputs(subject, views, {}), list[tuple[int, int, str, int, float]]()
 
     def compare(kind: str, seed: int, weights: Weights) -> None:
-        some = names if kind == "random" else names[-1:]
-        after = _outputs(subject, {name: taps[name] for name in some}, masks, weights)
-        for name in some:
-            pairs = zip(before[name], after[name], strict=True)
-            moved = torch.stack([(x - y).square().mean() for x, y in pairs]).tolist()
-            depths = taps[name].values()
-            found.extend((names.index(name), seed, kind, n, c) for n, c in zip(depths, moved, strict=True))
+        first = 0 if kind == "random" else len(views) - 1
+        for i, after in enumerate(_outputs(subject, views[first:], weights), start=first):
+            # branches side by side are one place, which has the last one's depth
+            depths = {view.after: view.index + 1 for view in views[i].sublayers}.values()
+            pairs = zip(before[i], after, strict=True)
+            changes = torch.stack([(x - y).square().mean() for x, y in pairs]).tolist()
+            moves.extend((i, seed, kind, depth, c) for depth, c in zip(depths, changes, strict=True))
 
     for seed in seeds:
-        compare("random", seed, random_change(subject, size=size, seed=seed, forward=forward))
-    if optimiser is not None:
-        after = subject.trace().update(optimiser, backward.loss_gradients if backward else None)
+        compare("random", seed, random_change(subject, size=size, seed=seed))
+    if optimizer is not None:
+        after = subject.trace().update(optimizer, subject.backward.slope)
         compare("update", seeds[0], after)
-        if warmup_steps:
+        if steps := subject.warmup_steps:
             own = trainable(subject.model)
-            first = {path: p.detach().lerp(after[path], 1 / warmup_steps) for path, p in own.items()}
-            compare("first", seeds[0], first)
-    return Table(
-        "output_change",
-        tuple(
-            {"stack": names[i], "kind": kind, "depth": depth, "change": change, "seed": seed}
-            for i, seed, kind, depth, change in sorted(found)  # kinds as they are in the alphabet
-        ),
+            compare("first", seeds[0], {n: p.detach().lerp(after[n], 1 / steps) for n, p in own.items()})
+    rows = (
+        {"stack": names[i], "kind": kind, "depth": depth, "change": change, "seed": seed}
+        for i, seed, kind, depth, change in sorted(moves)  # kinds as they are in the alphabet
     )
+    return Table("output_change", tuple(rows))
 
 
 def output_change_fit(changes: Table) -> Table:
@@ -126,28 +100,25 @@ def output_change_fit(changes: Table) -> Table:
     Pre-LN follows log N, a Post-LN N. The logarithm begins where the branches together outweigh the stack's
     input; before that a Pre-LN's change grows like N as well.
     """
-    found = []
+    rows = list[Row]()
     for kind in dict.fromkeys(changes.column("kind")):
         some = changes.where(kind=kind)
         curves = [_curve(some.where(seed=seed)) for seed in dict.fromkeys(some.column("seed"))]
         if all(len(depths) >= MIN_DEPTHS for depths, _ in curves):
-            found.extend({"kind": kind, **vars(fit)} for fit in fits_of_curves(curves))
-    return Table("output_change_fit", tuple(found))
+            rows.extend({"kind": kind, **vars(fit)} for fit in fits_of_curves(curves))
+    return Table("output_change_fit", tuple(rows))
 
 
-def random_change(
-    subject: Subject, *, size: float = SIZE, seed: int = 0, forward: ForwardPass | None = None
-) -> dict[str, Tensor]:
+def random_change(subject: Subject, *, size: float = SIZE, seed: int = 0) -> dict[str, Tensor]:
     r"""Return :math:`W + \delta`, :math:`\delta_i \sim N(0, (\text{size} \cdot \mathrm{rms}(W))^2)`, for
     every matrix W of a sublayer, by its path.
 
     The gains, biases and factors of norms and shortcuts, vectors, are not drawn at random and stay: where
     they are on the shortcut, noise on them moves the stream whatever its dependency is. Numbers depend on the
-    seed and the order of parameters only, not on the device. ``forward`` is found by ``forward_pass`` if not
-    given. Raises UserError where no sublayer owns a matrix that needs a gradient.
+    seed and the order of parameters only, not on the device. Raises UserError where no sublayer owns a matrix
+    that needs a gradient.
     """
-    forward = forward or forward_pass(subject)
-    owned = {path for path, owner in forward.owned.items() if owner.role != "other"}
+    owned = {path for path, owner in subject.forward.owned.items() if owner.role != "other"}
     generator = torch.Generator().manual_seed(seed)
     changed: dict[str, Tensor] = {}
     for path, p in subject.model.named_parameters():
@@ -159,7 +130,7 @@ def random_change(
     if not changed:
         raise UserError(
             "no matrix of a sublayer needs a gradient, so there is nothing to change; unfreeze them, as in "
-            "model.requires_grad_(), and call this outside of torch.no_grad()"
+            "model.requires_grad_()"
         )
     return changed
 
@@ -171,40 +142,29 @@ def _curve(changes: Table) -> Curve:
 
 
 @torch.no_grad()
-def _outputs(
-    subject: Subject, wanted: Mapping[str, Mapping[Tap, int]], masks: PaddingMasks, weights: Weights
-) -> dict[str, list[Tensor]]:
-    """Return the tokens `[N, D]` at every tap without padding, through the final norm, by stack."""
-    found: dict[str, list[Tensor]] = {}
+def _outputs(subject: Subject, stacks: Sequence[StackView], weights: Weights) -> list[list[Tensor]]:
+    """Return, for each stack, the tokens `[N, D]` after every sublayer, through its final norm."""
+    masks, outputs = subject.masks, list[list[Tensor]]()
     with at_weights(subject.model, weights):
-        seen = subject.calls(tap for taps in wanted.values() for tap in taps).once().taps
-        for name, taps in wanted.items():
-            path = _stack(subject, name).final_norm
-            final = subject.model.get_submodule(path) if path else torch.nn.Identity()
-            found[name] = [rows(final(seen[tap]), masks[name]) for tap in taps]
-    return found
-
-
-def _stack(subject: Subject, name: str | None) -> StackView:
-    stacks = {stack.name: stack for stack in subject.structure.stacks}
-    if name is None:
-        return subject.structure.stacks[-1]
-    if name not in stacks:
-        raise UserError(f"the model has no stack {name!r}; its stacks are {', '.join(map(repr, stacks))}")
-    return stacks[name]
+        seen = subject.calls(view.after for stack in stacks for view in stack.sublayers).once().taps
+        for stack in stacks:
+            final = subject.model.get_submodule(stack.final_norm) if stack.final_norm else torch.nn.Identity()
+            taps = dict.fromkeys(view.after for view in stack.sublayers)
+            outputs.append([rows(final(seen[tap]), masks[stack.name]) for tap in taps])
+    return outputs
 
 
 def growth_of_change(tables: Tables) -> Iterator[Finding]:
-    """Say how the output change grows with depth, and how far one step of the optimiser moves the output."""
+    """Say how the output change grows with depth, and how far one step of the optimizer moves the output."""
     for stack, fits in tables.stacks("output_change_fit"):
         laws = {str(row["law"]): row for row in fits.where(kind="random")}
-        if "power" in laws and number(laws["power"]["exponent"]) is not None:
+        if "power" in laws and as_float(laws["power"]["exponent"]) is not None:
             yield _law(stack, laws, strong=depends_strongly(tables, fits.rows[0]["stack"]))
     for stack, changes in tables.stacks("output_change"):
         ends = {
-            kind: max(rows, key=lambda row: number(row["depth"]) or 0.0)
+            kind: max(rows, key=lambda row: as_float(row["depth"]) or 0.0)
             for kind in ("update", "first")
-            if (rows := [r for r in changes.where(kind=kind) if number(r["change"]) is not None])
+            if (rows := [r for r in changes.where(kind=kind) if as_float(r["change"]) is not None])
         }
         if "update" in ends:
             yield _one_step(stack, ends["update"], ends.get("first", ends["update"]), tables)
@@ -212,9 +172,9 @@ def growth_of_change(tables: Tables) -> Iterator[Finding]:
 
 def _law(stack: str, laws: Mapping[str, Row], *, strong: bool) -> Finding:
     power = laws["power"]
-    exponent, low, high = float(power["exponent"] or 0), number(power["low"]), number(power["high"])
+    exponent, low, high = float(power["exponent"] or 0), as_float(power["low"]), as_float(power["high"])
     interval = "" if low is None or high is None else f" (95% interval {low:.2f} to {high:.2f})"
-    aic = {law: number(laws[law]["aic"]) for law in ("log", "linear") if law in laws}
+    aic = {law: as_float(laws[law]["aic"]) for law in ("log", "linear") if law in laws}
     log_aic, linear_aic = aic.get("log"), aic.get("linear")
     better, steep = "", False
     if log_aic is not None and linear_aic is not None:
@@ -242,39 +202,31 @@ def _one_step(stack: str, deepest: Row, first: Row, tables: Tables) -> Finding:
     own = tables.table("structure").where(stack=deepest["stack"]).rows
     scales = tables.table("scales").where(stack=deepest["stack"], signal="after").rows
     normed = not own or own[-1]["norm_write"] is not None or own[-1]["final_norm"] is not None
-    size = 1.0 if normed or not scales else number(scales[-1]["mean_square"]) or 1.0
-    share, begun = ((number(row["change"]) or 0.0) / size for row in (deepest, first))
+    size = 1.0 if normed or not scales else as_float(scales[-1]["mean_square"]) or 1.0
+    share, begun = ((as_float(row["change"]) or 0.0) / size for row in (deepest, first))
     replaced, steps = begun > REPLACED, tables.warmup_steps if first is not deepest else 0
-    peak = f" at the peak of the learning rate, and by {said(begun)} {warmed(steps)}" if steps else ""
+    peak = at_peak(format_number(begun), steps)
     advice = f"; use a lower learning rate or a {'longer ' if steps else ''}warm-up" if replaced else ""
     return Finding(
         "update_change",
         "warning" if replaced else "note",
-        f"one step of the optimiser changes the output of {stack} by {said(share)} of its mean square"
-        f"{peak}{advice}",
+        f"one step of the optimizer changes the output of {stack} by {format_number(share)} of its mean "
+        f"square{peak}{advice}",
         "output_change",
         {"depth": deepest["depth"], "change": deepest["change"], "share": share, "first_share": begun},
         LIU.format("Section 4.2, Figure 4"),
     )
 
 
-def _measure(context: StudyContext) -> Iterator[Table]:
+def _measure(subject: Subject) -> Iterator[Table]:
     """Measure all stacks that are deep enough for a law; a few tokens are enough for a mean square."""
-    deep = [s for s in context.subject.structure.stacks if len(s.sublayers) >= MIN_DEPTHS]
+    deep = [stack.name for stack in subject.structure.stacks if len(stack.sublayers) >= MIN_DEPTHS]
     if not deep:
         return
-    changes = output_changes(
-        context.small,
-        deep,
-        optimiser=context.optimiser,
-        seeds=range(ASKED),
-        padding_masks=context.small_padding_masks,
-        backward=context.small_backward,
-        warmup_steps=context.warmup_steps,
-    )
+    changes = output_change(subject.small, stacks=deep, optimizer=subject.optimizer, seeds=range(ASKED))
     yield changes
-    fits = [(stack.name, output_change_fit(changes.where(stack=stack.name))) for stack in deep]
-    yield Table("output_change_fit", tuple({"stack": n, **row} for n, table in fits for row in table))
+    fits = [(name, output_change_fit(changes.where(stack=name))) for name in deep]
+    yield Table("output_change_fit", tuple({"stack": name, **row} for name, table in fits for row in table))
 
 
 OUTPUT_CHANGE: Final = Study(
@@ -293,7 +245,7 @@ OUTPUT_CHANGE: Final = Study(
             "output_change_fit",
             {
                 "random": "a random change of the sublayers' matrices",
-                "update": "one step of the optimiser",
+                "update": "one step of the optimizer",
                 "first": "the first step of the warm-up",
             },
             caption="A point per seed.",

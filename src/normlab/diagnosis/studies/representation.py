@@ -9,48 +9,37 @@ import torch
 from torch import Tensor, nn
 
 from normlab.config.chart import ByDepth
-from normlab.diagnosis.probing.passes import ForwardPass, forward_pass
 from normlab.diagnosis.reading.parameters import Owner, norms_of
-from normlab.diagnosis.reading.subject import PaddingMasks, Subject, find_padding_masks
-from normlab.diagnosis.rules.finding import Finding, Tables, cosine, number, said
 from normlab.diagnosis.studies.attention import is_sequence_first
-from normlab.diagnosis.study import Study
-from normlab.diagnosis.table import Row, Table
+from normlab.diagnosis.study import Finding, Study, format_cosine, format_number
+from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.tables import Row, Table, Tables, as_float
 
 ALIKE: Final = 0.95
 """Mean cosine of two tokens' states beyond which less than a tenth of their energy distinguishes tokens."""
 
 
-def similarity(
-    subject: Subject, *, padding_masks: PaddingMasks | None = None, forward: ForwardPass | None = None
-) -> Table:
+def similarity(subject: Subject) -> Table:
     r"""Measure :math:`\cos(x_i, x_j)`, the mean over pairs :math:`i \ne j` of tokens of a sequence, and the
     effective rank :math:`\exp(-\sum_k p_k \ln p_k)` with :math:`p_k = \sigma_k / \sum_l \sigma_l` of a
     sequence's singular values.
 
     Of the stream `[B, T, D]` that a stack begins with, index -1, and after each sublayer; the mean over
-    sequences of more than one token, without padding. ``padding_masks`` is found by ``find_padding_masks``
-    and ``forward`` by ``forward_pass`` if not given. A stream `[N, D]` is one sequence.
+    sequences of more than one token, without padding. A stream `[N, D]` is one sequence.
 
     Dong et al. 2021, Section 2 (arXiv 2103.03404) for tokens that grow alike; Roy and Vetterli 2007, Section
     2 (EUSIPCO) for the rank.
     """
-    masks = padding_masks or find_padding_masks(subject)
-    turned = is_sequence_first(subject.model)
-    if forward is None:
-        with torch.no_grad():
-            forward = forward_pass(subject)
-    tensors = forward.tensors
-    found: list[Row] = []
+    turned, rows = is_sequence_first(subject.model), list[Row]()
     for stack in subject.structure.stacks:
         taps = {-1: stack.sublayers[0].before} | {view.index: view.after for view in stack.sublayers}
         for index, tap in taps.items():
-            x = tensors[tap]
-            mask = masks[stack.name].reshape(x.shape[:-1]).to(x.device)
+            x = subject.forward.tensors[tap]
+            mask = subject.masks[stack.name].reshape(x.shape[:-1]).to(x.device)
             if turned and x.ndim == 3:
                 x, mask = x.transpose(0, 1), mask.T
-            found.append({"stack": stack.name, "index": index, **_alike(x, mask)})
-    return Table("similarity", tuple(found))
+            rows.append({"stack": stack.name, "index": index, **_alike(x, mask)})
+    return Table("similarity", tuple(rows))
 
 
 def _alike(x: Tensor, mask: Tensor) -> Row:
@@ -62,8 +51,8 @@ def _alike(x: Tensor, mask: Tensor) -> Row:
     pairs = (tokens * (tokens - 1))[tokens > 1]
     unit = nn.functional.normalize(sequences, dim=-1)
     together = unit.sum(-2).square().sum(-1) - unit.square().sum((-2, -1))
-    found = {"cosine": (together / pairs).mean(), "effective_rank": effective_rank(sequences).mean()}
-    return {name: value.item() if value.isfinite() else None for name, value in found.items()}
+    means = {"cosine": (together / pairs).mean(), "effective_rank": effective_rank(sequences).mean()}
+    return {name: value.item() if value.isfinite() else None for name, value in means.items()}
 
 
 def effective_rank(x: Tensor) -> Tensor:
@@ -81,22 +70,21 @@ def effective_rank(x: Tensor) -> Tensor:
     return torch.special.entr(shares).sum(-1).exp().where(finite, torch.nan)
 
 
-def norm_parameters(subject: Subject, *, forward: ForwardPass | None = None) -> Table:
+def norm_parameters(subject: Subject) -> Table:
     r"""Measure :math:`\frac{1}{n} \sum_i w_i`, :math:`\min_i w_i` and :math:`\max_i w_i` of the gains, biases
     and scalars w of every norm, and of what scales streams and branches: :math:`g, \gamma, \beta, \omega,
     \alpha, \lambda`.
 
-    That is, of all parameters with at most one dimension of norms anywhere, told by their numbers, and of
+    That is, of all parameters with at most one dimension of norms anywhere, which their numbers tell, and of
     modules without a matrix in the sublayers but outside their branches. ``parameter`` is the path from the
     model, ``module`` that of its module; stack and index are None outside of all sublayers, and index is the
-    first sublayer's for what those of a layer share, such as ReZero's :math:`\alpha`. ``forward`` is found by
-    ``forward_pass`` if not given.
+    first sublayer's for what those of a layer share, such as ReZero's :math:`\alpha`.
 
     Nguyen and Salazar 2019, Figure 3 (arXiv 1910.05895) for the g of ScaleNorm by depth.
     """
     model, structure = subject.model, subject.structure
-    forward = forward or forward_pass(subject)
-    owned, norms = forward.owned, norms_of(model, forward.widths)
+    _, owned, widths = subject.forward
+    norms = norms_of(model, widths)
     by_structure = {  # of frozen parameters, which no graph shows
         path: Owner(stack, v.index, v.layer, v.role) for stack, v in structure.sublayers for path in v.norms
     }
@@ -114,7 +102,6 @@ def norm_parameters(subject: Subject, *, forward: ForwardPass | None = None) -> 
 
 
 def _scales(subject: Subject, holder: str) -> bool:
-    """Whether a module holds no matrix and lies outside of all branches."""
     matrix = any(p.ndim > 1 for p in subject.model.get_submodule(holder).parameters(recurse=False))
     branches = (view.branch.module for _, view in subject.structure.sublayers)
     return not matrix and not any(f"{holder}.".startswith(f"{branch}.") for branch in branches)
@@ -130,17 +117,17 @@ def _index(subject: Subject, owner: Owner) -> int | None:
 def similarity_of_tokens(tables: Tables) -> Iterator[Finding]:
     """Say whether depth makes tokens alike."""
     for stack, table in tables.stacks("similarity"):
-        rows = [row for row in table if number(row["cosine"]) is not None]
+        rows = [row for row in table if as_float(row["cosine"]) is not None]
         if not rows:
             continue
         first, last = float(rows[0]["cosine"] or 0), float(rows[-1]["cosine"] or 0)
-        rank = number(rows[-1]["effective_rank"])
+        rank = as_float(rows[-1]["effective_rank"])
         yield Finding(
             "similarity",
             "warning" if last > ALIKE else "note",
-            f"the mean cosine between the states of two tokens goes from {cosine(first)} to {cosine(last)} "
-            f"through {stack}"
-            + ("" if rank is None else f", whose output has an effective rank of {said(rank)}")
+            f"the mean cosine between the states of two tokens goes from {format_cosine(first)} to "
+            f"{format_cosine(last)} through {stack}"
+            + ("" if rank is None else f", whose output has an effective rank of {format_number(rank)}")
             + ("; its tokens are nearly alike" if last > ALIKE else ""),
             "similarity",
             {"first": first, "last": last, "effective_rank": rank},
@@ -150,7 +137,7 @@ def similarity_of_tokens(tables: Tables) -> Iterator[Finding]:
 
 SIMILARITY: Final = Study(
     "similarity",
-    lambda c: [similarity(c.subject, padding_masks=c.padding_masks, forward=c.backward.forward)],
+    similarity,
     "cheap",
     rules=(similarity_of_tokens,),
     title="Similarity",
@@ -162,6 +149,4 @@ SIMILARITY: Final = Study(
     ),
     order=80,
 )
-NORM_PARAMETERS: Final = Study(
-    "norm_parameters", lambda c: [norm_parameters(c.subject, forward=c.backward.forward)], "cheap", order=85
-)
+NORM_PARAMETERS: Final = Study("norm_parameters", norm_parameters, "cheap", order=85)

@@ -1,22 +1,25 @@
-"""Measure how large streams and branches are as they go forward, with the theory beside."""
+"""The residual stream: how it was read, and how large it and its branches are, with the theory beside."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from typing import Final
 
-from torch import Tensor
-
 from normlab.config.chart import ByDepth
-from normlab.diagnosis.probing.passes import ForwardPass, forward_pass
-from normlab.diagnosis.reading.structure import StackView
-from normlab.diagnosis.reading.subject import PaddingMasks, Subject, find_padding_masks, rows
-from normlab.diagnosis.rules.finding import XIONG, Finding, Tables, number, said
-from normlab.diagnosis.rules.theory import LEMMA_2, bounded_fraction, ffn_gain, hidden_scales
-from normlab.diagnosis.study import Study
-from normlab.diagnosis.table import Row, Table
-from normlab.trace.tensors import Tap
+from normlab.diagnosis.reading.structure import StackView, Structure
+from normlab.diagnosis.study import XIONG, Finding, Study, format_number
+from normlab.diagnosis.subject import Subject, place
+from normlab.diagnosis.tables import Row, Table, Tables, as_float
+from normlab.diagnosis.theory import LEMMA_2, bounded_fraction, ffn_gain, hidden_scales
+
+PLACEMENTS: Final = {
+    "post": ("Post-LN", XIONG.format("Table 1")),
+    "pre": ("Pre-LN", XIONG.format("Table 1")),
+    "sandwich": ("Sandwich-LN", "Ding et al. 2021, Section 2.4 (arXiv 2105.13290)"),
+    "other": ("neither Post-LN nor Pre-LN nor Sandwich-LN", ""),
+}
+COLUMNS: Final = "index layer role placement relation norm_read norm_branch norm_write".split()
 
 GROWN: Final = 10.0
 """Growth of the mean square, per sublayer, that is too fast for a sum. Branches of similar size that add up
@@ -24,47 +27,69 @@ let the mean square grow with their number; ten times that means that branches g
 """
 
 
-def scales(
-    subject: Subject, *, padding_masks: PaddingMasks | None = None, forward: ForwardPass | None = None
-) -> Table:
+def structure(read: Structure) -> Table:
+    """Tabulate each sublayer with its role, its placement, its norms and the module of its branch."""
+    rows = (
+        {"stack": stack.name}
+        | {name: getattr(view, name) for name in COLUMNS}
+        | {"module": view.branch.module, "final_norm": stack.final_norm}
+        for stack in read.stacks
+        for view in stack.sublayers
+    )
+    return Table("structure", tuple(rows))
+
+
+def placement(tables: Tables) -> Iterator[Finding]:
+    """Name the placement of each stack, and how many of its sublayers follow it."""
+    for stack, table in tables.stacks("structure"):
+        counted = Counter(str(row["placement"]) for row in table)
+        kind, count = counted.most_common(1)[0]
+        words, reference = PLACEMENTS.get(kind, PLACEMENTS["other"])
+        relations = Counter(str(row["relation"]) for row in table.where(placement=kind))
+        relation, same = relations.most_common(1)[0]
+        layers = int(max(as_float(row["layer"]) or 0.0 for row in table)) + 1
+        rest = "" if count == len(table) else f", {count} of {len(table)} sublayers,"
+        like = "in each" if same == count else f"in {same} of them"
+        yield Finding(
+            "placement",
+            "note",
+            f"{stack} is {words}{rest} with {layers} layers: {like} {relation}",
+            "structure",
+            {"layers": layers, "sublayers": len(table), **counted},
+            reference,
+        )
+
+
+def scales(subject: Subject) -> Table:
     r"""Measure :math:`\mathbb{E}\|x\|^2/d` over tokens x without padding: of the stream before each sublayer,
     of its branch, of their sum (``total``) and of the stream after it.
 
     ``spread`` is the standard deviation of :math:`\|x\|^2` over its mean, ``bounded`` the fraction of tokens
     with :math:`(\|x\|^2 - \mathbb{E})/\mathbb{E} \le 0.1`. ``theory`` is the value for a Xavier
     initialisation, ReLU and uniform attention, given the mean square that the stack begins with; where theory
-    gives only bounds, it is empty and they are in ``theory_low`` and ``theory_high``. ``padding_masks`` is
-    found by ``find_padding_masks`` and ``forward`` by ``forward_pass`` if not given.
+    gives only bounds, it is empty and they are in ``theory_low`` and ``theory_high``.
 
     Xiong et al. 2020, Lemma 2, Section 3.4 and Definition 1 (arXiv 2002.04745).
     """
-    masks = padding_masks or find_padding_masks(subject)
-    forward = forward or forward_pass(subject)
-    widths = _ffn_widths(subject, forward)
-    stacks, found = subject.structure.stacks, forward.tensors
-    return Table("scales", tuple(row for s in stacks for row in _rows(s, masks[s.name], found, widths)))
+    return Table("scales", tuple(row for stack in subject.structure.stacks for row in _rows(subject, stack)))
 
 
-def _rows(
-    stack: StackView, mask: Tensor, seen: Mapping[Tap, Tensor], widths: Mapping[tuple[str, int | None], int]
-) -> Iterator[Row]:
-    first = rows(seen[stack.sublayers[0].before], mask)
+def _rows(subject: Subject, stack: StackView) -> Iterator[Row]:
+    seen, widths = subject.forward.tensors, _ffn_widths(subject)
+    first = subject.tokens(stack.name, seen[stack.sublayers[0].before])
     known = [widths.get((stack.name, view.index)) for view in stack.sublayers]
     gains = [None if width is None else ffn_gain(first.shape[-1], width) for width in known]
     start = first.square().mean().item()
     predicted = hidden_scales(stack.sublayers, start=start, ffn_gains=gains)
     for view, expected in zip(stack.sublayers, predicted, strict=True):
         for signal in ("before", "branch", "total", "after"):
-            x = rows(seen[getattr(view, signal)], mask)
+            x = subject.tokens(stack.name, seen[getattr(view, signal)])
             z = x.square().sum(-1)
             given = view is stack.sublayers[0] and signal == "before"
             mean_square = (z.mean() / x.shape[-1]).item()
             theory = None if given else getattr(expected, signal)
             yield {
-                "stack": stack.name,
-                "index": view.index,
-                "layer": view.layer,
-                "role": view.role,
+                **place(stack.name, view),
                 "signal": signal,
                 "mean_square": mean_square,
                 "rms": mean_square**0.5,
@@ -77,36 +102,36 @@ def _rows(
             }
 
 
-def _ffn_widths(subject: Subject, forward: ForwardPass) -> dict[tuple[str, int | None], int]:
+def _ffn_widths(subject: Subject) -> dict[tuple[str, int | None], int]:
     """Return the inner width of every feed-forward sublayer with two or three matrices of its own."""
-    found: dict[tuple[str, int | None], int] = {}
+    widths: dict[tuple[str, int | None], int] = {}
     shapes = {path: tuple(p.shape) for path, p in subject.model.named_parameters() if p.ndim == 2}
-    dims = {s.name: forward.tensors[s.sublayers[0].before].shape[-1] for s in subject.structure.stacks}
-    for path, owner in forward.owned.items():
+    dims = subject.dims
+    for path, owner in subject.forward.owned.items():
         if owner.role == "ffn" and path in shapes and owner.stack and dims[owner.stack] in shapes[path]:
             inner = sum(shapes[path]) - dims[owner.stack]
             key = owner.stack, owner.index
             # gated units pack two matrices [2 d_ff, d] beside one [d, d_ff]
-            found[key] = min(inner, found.get(key, inner))
-    return found
+            widths[key] = min(inner, widths.get(key, inner))
+    return widths
 
 
 def hidden_scale(tables: Tables) -> Iterator[Finding]:
     """Say how the mean square of the stream changes with depth, and how near it is to theory."""
     for stack, table in tables.stacks("scales"):
-        rows = [row for row in table.where(signal="after") if (number(row["mean_square"]) or 0) > 0]
+        rows = [row for row in table.where(signal="after") if (as_float(row["mean_square"]) or 0) > 0]
         if len(rows) < 2:
             continue
         first, last = float(rows[0]["mean_square"] or 1), float(rows[-1]["mean_square"] or 1)
         factor = last / first
         fast = factor > GROWN * len(rows)
-        change = f"{'grows' if factor > 1 else 'shrinks'} {said(max(factor, 1 / factor))}-fold"
+        change = f"{'grows' if factor > 1 else 'shrinks'} {format_number(max(factor, 1 / factor))}-fold"
         change = "keeps its scale" if 0.5 < factor < 2 else change
         yield Finding(
             "hidden_scale",
             "warning" if fast else "note",
-            f"the hidden state of {stack} {change} in mean square, from {said(first)} after the first of its "
-            f"{len(rows)} sublayers to {said(last)} after the last"
+            f"the hidden state of {stack} {change} in mean square, from {format_number(first)} after the "
+            f"first of its {len(rows)} sublayers to {format_number(last)} after the last"
             + ("; that is faster than branches of similar size add up" if fast else ""),
             "scales",
             {"first": first, "last": last, "factor": factor, "sublayers": len(rows)},
@@ -119,24 +144,32 @@ def _theory(tables: Tables) -> Iterator[Finding]:
     for stack, table in tables.stacks("scales"):
         known: dict[str, list[float]] = defaultdict(list)
         for row in table:
-            measured, theory = number(row["mean_square"]), number(row["theory"])
+            measured, theory = as_float(row["mean_square"]), as_float(row["theory"])
             if measured is not None and theory:
                 known[str(row["source"])].append(measured / theory)
         for source, ratios in known.items():
             yield Finding(
                 "scale_theory",
                 "note",
-                f"the hidden scales of {stack} are {said(min(ratios))} to {said(max(ratios))} times those "
-                "that theory predicts for a Xavier initialisation",
+                f"the hidden scales of {stack} are {format_number(min(ratios))} to "
+                f"{format_number(max(ratios))} times those that theory predicts for a Xavier initialisation",
                 "scales",
                 {"lowest": min(ratios), "highest": max(ratios), "places": len(ratios)},
                 source,
             )
 
 
+STRUCTURE: Final = Study(
+    "structure",
+    lambda subject: [structure(subject.structure)],
+    "cheap",
+    rules=(placement,),
+    batch="the model alone",
+    order=0,
+)
 SCALES: Final = Study(
     "scales",
-    lambda c: [scales(c.subject, padding_masks=c.padding_masks, forward=c.backward.forward)],
+    scales,
     "cheap",
     rules=(hidden_scale,),
     title="Hidden scale",

@@ -13,9 +13,9 @@ import torch
 from scipy import stats
 
 from normlab.config.config import ModelConfig
-from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.studies.dependency import dependency, residual_dependency
-from normlab.diagnosis.studies.output_change import output_change, output_changes
+from normlab.diagnosis.studies.output_change import output_change
+from normlab.diagnosis.subject import Subject
 from normlab.nn import Sublayer
 from normlab.papers.artefact import Measurement
 from normlab.papers.claim import Measure
@@ -30,9 +30,8 @@ from normlab.papers.intervals import (
     r_squared,
     slope,
 )
-from normlab.papers.lab import Lab, Row, apart, curves, having, padding_masks, size
+from normlab.papers.lab import Lab, Row, apart, curves, having, size, subject_on
 from normlab.trace.step import OptimizerFactory
-from normlab.training.subjects import mean_loss
 
 PLACEMENTS = ("post", "pre", "admin")
 
@@ -114,7 +113,7 @@ def _drawn(
     """``_encoder`` on one batch of sentences of any length after the other."""
     subject = _encoder(lab, config, text, seed=nested["first"] + seed, tokens=tokens)
     for batch in lab.random_batches(text, tokens, nested["batches"]):
-        yield Subject(subject.model, batch, mean_loss, subject.structure)
+        yield subject_on(subject.model, batch, subject.structure)
 
 
 def _moved(
@@ -126,8 +125,8 @@ def _moved(
     found: dict[str, list[list[float]]] = {}
     for number, subject in enumerate(drawn):
         seeds = range(changes * number, changes * (number + 1))
-        stacks, masks = subject.structure.stacks[:1], padding_masks(subject)
-        table = output_changes(subject, stacks, optimiser=optimiser, seeds=seeds, padding_masks=masks)
+        encoder = [subject.structure.stacks[0].name]
+        table = output_change(subject, stacks=encoder, optimizer=optimiser, seeds=seeds)
         for kind in ("random", "update") if optimiser else ("random",):
             rows = table.where(kind=kind)
             for seed in dict.fromkeys(rows.column("seed")):
@@ -148,7 +147,7 @@ def dependencies(
             for seed in range(seeds):
                 config = replace(size(model, placement, layers), decoder_layers=1)
                 subject = lab.subject(config, text, seed=seed, tokens=tokens)
-                table = dependency(subject, tokens=followed, padding_masks=padding_masks(subject))
+                table = dependency(subject, tokens=followed)
                 table = table.where(stack=subject.structure.stacks[0].name)
                 named = {"placement": placement, "layers": layers, "seed": seed}
                 if not seed:
@@ -217,8 +216,7 @@ def prefixes(
 
 def _own(subject: Subject, followed: int) -> list[tuple[str, float]]:
     """Role and β_ii² of every sublayer of the encoder."""
-    encoder, masks = subject.structure.stacks[0].name, padding_masks(subject)
-    table = dependency(subject, tokens=followed, padding_masks=masks).where(stack=encoder)
+    table = dependency(subject, tokens=followed).where(stack=subject.structure.stacks[0].name)
     return [(str(r["role"]), float(r["beta_sq"] or 0)) for r in residual_dependency(subject, table)]
 
 
@@ -271,9 +269,9 @@ def theorem_constant(subject: Subject, *, tokens: int, seed: int) -> float:
     """C of Theorem 2 by least squares over the whole encoder, for a random change of 1% of each matrix's root
     mean square.
     """
-    masks, encoder = padding_masks(subject), subject.structure.stacks[0].name
-    changes = output_change(subject, seed=seed, stack=encoder, padding_masks=masks)
-    table = dependency(subject, tokens=tokens, padding_masks=masks).where(stack=encoder)
+    encoder = subject.structure.stacks[0].name
+    changes = output_change(subject, seeds=[seed], stacks=[encoder])
+    table = dependency(subject, tokens=tokens).where(stack=encoder)
     sums = np.cumsum([float(row["beta_sq"] or 0) for row in residual_dependency(subject, table)])
     measured = np.array([float(row["change"] or 0) for row in changes])
     return float((sums * measured).sum() / np.square(sums).sum())

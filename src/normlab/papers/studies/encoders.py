@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlab.diagnosis.reading.structure import read_structure
-from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.studies.gradients import sublayer_gradients
-from normlab.diagnosis.table import Table
+from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.tables import Table
 from normlab.nn import PAD, Context, Seq2Seq
 from normlab.papers.artefact import Measurement
 from normlab.papers.claim import Measure
 from normlab.papers.intervals import exponential, simultaneous
-from normlab.papers.lab import READING_TOKENS, Lab, Row, apart, curves, padding_masks, size, train_only
+from normlab.papers.lab import READING_TOKENS, Lab, Row, apart, curves, size, train_only
 from normlab.training.subjects import TaskInputs
 
 
@@ -91,9 +91,9 @@ def _tables(
     whole = lab.subject(size(model, "post", layers), text, seed=seed, tokens=tokens)
     encoder = whole.structure.stacks[0].name
     train_only(whole.model)
-    yield "in_model", sublayer_gradients(whole, padding_masks=padding_masks(whole)).where(stack=encoder)
+    yield "in_model", sublayer_gradients(whole).where(stack=encoder)
     alone = Alone(cast("Seq2Seq", whole.model))
     (stack,) = (structure := read_structure(alone, lab.batches(text, READING_TOKENS, 1)[0])).stacks
     mask = {stack.name: whole.batch["source"] != PAD}
     for where, loss in (("alone_token_loss", _token_loss), ("alone_pooled_loss", _pooled_loss)):
-        yield where, sublayer_gradients(Subject(alone, whole.batch, loss, structure), padding_masks=mask)
+        yield where, sublayer_gradients(Subject(alone, whole.batch, loss, structure, mask))

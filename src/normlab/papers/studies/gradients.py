@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from statistics import fmean
 from typing import Any
 
 import torch
 
-from normlab.diagnosis.probing.passes import backward_pass
-from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.studies.gradients import branch_jacobians, parameter_gradients, sublayer_gradients
 from normlab.diagnosis.studies.scales import scales
-from normlab.diagnosis.table import Table
+from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.tables import Table
 from normlab.papers.artefact import Measurement
 from normlab.papers.claim import Measure
 from normlab.papers.intervals import geometric, highest, log_slope, lowest, mean, mean_ratio
-from normlab.papers.lab import Lab, Row, apart, curves, having, padding_masks, size, train_only
+from normlab.papers.lab import Lab, Row, apart, curves, having, size, train_only
 from normlab.papers.measures import OfRuns
 from normlab.papers.studies.statements import norm_factors
 from normlab.papers.studies.theory import Setting
@@ -35,7 +35,7 @@ def bounded_lengths(lab: Lab, *, text: str, model: str, layers: int, tokens: int
         for seed in range(seeds):
             subject = lab.subject(size(model, placement, layers), text, seed=seed, tokens=tokens)
             with torch.no_grad():
-                table = scales(subject, padding_masks=padding_masks(subject))
+                table = scales(subject)
             for stack in subject.structure.stacks:
                 (last,) = table.where(stack=stack.name, index=len(stack.sublayers) - 1, signal="total")
                 named = {"placement": placement, "stack": stack.name.partition(".")[0], "seed": seed}
@@ -106,7 +106,7 @@ def _feed_forward(subject: Subject, batches: Sequence[TaskInputs]) -> list[Row]:
             "mean_grad_l2": row["mean_grad_l2"],
             "grad_l2": row["grad_l2"],
         }
-        for row in parameter_gradients(subject, batches=batches)
+        for row in parameter_gradients(replace(subject, batches=batches))
     ]
 
 
@@ -193,12 +193,11 @@ def _real_gradients(subject: Subject, placement: str, seed: int) -> list[Row]:
         for stack in subject.structure.stacks
     }
     train_only(subject.model, *chain(*matrices.values()))
-    backward = backward_pass(subject)
-    streams = sublayer_gradients(subject, padding_masks=padding_masks(subject), backward=backward)
+    streams = sublayer_gradients(subject)
     found: list[Row] = []
     for stack, paths in matrices.items():
         shared = {"placement": placement, "where": stack.partition(".")[0], "seed": seed}
-        lengths = (backward.loss_gradients.gradients[path].norm().item() for path in paths)
+        lengths = (subject.backward.slope.gradients[path].norm().item() for path in paths)
         after = (float(r["grad_l2"] or 0) for r in streams.where(stack=stack, role="ffn"))
         found += _decay_rows(shared, lengths, after)
     return found
@@ -223,7 +222,7 @@ def sublayer_outputs(
         for seed in range(seeds):
             subject = lab.subject(size(model, placement, layers), text, seed=seed, tokens=tokens)
             train_only(subject.model)
-            rows += _named(sublayer_gradients(subject, padding_masks=padding_masks(subject)), placement, seed)
+            rows += _named(sublayer_gradients(subject), placement, seed)
     measures: dict[str, Measure] = {}
     for placement in placements:
         for stack in ("encoder", "decoder"):
@@ -279,7 +278,7 @@ def cross_attention(lab: Lab, *, text: str, model: str, layers: int, tokens: int
     rows: list[Row] = []
     for seed in range(seeds):
         subject = lab.subject(size(model, "post", layers), text, seed=seed, tokens=tokens)
-        table = branch_jacobians(subject, padding_masks=padding_masks(subject), seed=seed)
+        table = branch_jacobians(subject, seed=seed)
         for row in table.where(role="cross_attention"):
             ratio = (1 + float(row["jacobian_variance"] or 0)) / float(row["total_variance"] or 1)
             rows.append({**row, "seed": seed, "ratio": ratio})

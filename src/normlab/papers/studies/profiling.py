@@ -9,13 +9,13 @@ from typing import cast
 
 import numpy as np
 
-from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.studies.output_change import output_change
+from normlab.diagnosis.subject import Subject
 from normlab.nn import ProfiledPlacement, Seq2Seq, Sublayer
 from normlab.nn.init import profile_
 from normlab.papers.artefact import Measurement
 from normlab.papers.intervals import Array, exponential, jackknife
-from normlab.papers.lab import Lab, Row, padding_masks, size
+from normlab.papers.lab import Lab, Row, size
 
 
 def profiles(
@@ -55,7 +55,7 @@ def _moved(subject: Subject, variances: dict[str, float], seed: int) -> float:
         place = cast("Sublayer", subject.model.get_submodule(path)).place
         cast("ProfiledPlacement", place).init_(variance)
     encoder = subject.structure.stacks[0].name
-    table = output_change(subject, seed=seed, stack=encoder, padding_masks=padding_masks(subject))
+    table = output_change(subject, seeds=[seed], stacks=[encoder])
     return float(table.rows[-1]["change"] or 0)
 
 

@@ -7,10 +7,10 @@ from typing import Final
 import torch
 
 from normlab.diagnosis.reading.structure import read_structure
-from normlab.diagnosis.reading.subject import Subject
+from normlab.papers.lab import subject_on
 from normlab.papers.studies.amplification import theorem_constant
 from normlab.runs import RunFolder
-from normlab.training.subjects import Case, mean_loss, of_config, of_run
+from normlab.training.subjects import Case, of_config, of_run
 
 FOLLOWED: Final = 64
 """Tokens whose dependency on the branches is followed."""
@@ -28,7 +28,7 @@ def constant_ratio(folder: RunFolder, seed: int) -> float:
 
 def _constant(case: Case, seed: int) -> float:
     structure = read_structure(case.model, case.batches[0])
-    subject = Subject(case.model, case.batch, mean_loss, structure)
+    subject = subject_on(case.model, case.batch, structure)
     return theorem_constant(subject, tokens=FOLLOWED, seed=seed)
 
 

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normlab.diagnosis.rules.theory import (
+from normlab.diagnosis.studies.jacobian import spectral_norm, token_jacobian
+from normlab.diagnosis.theory import (
     chi_square_tail,
     ffn_gain,
     layer_norm_jacobian,
     relu_mean_square,
     rms_norm_jacobian,
 )
-from normlab.diagnosis.studies.jacobian import spectral_norm, token_jacobian
 from normlab.nn import LayerNorm
 from normlab.papers.artefact import Measurement
 from normlab.papers.claim import Measure

@@ -1,20 +1,23 @@
-"""Measure signals of any module while it runs, without changing its outputs or gradients."""
+"""Measure signals of any module while it runs, without changing its outputs or gradients; and the presets of
+what is measured along a residual stream.
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from normlab.diagnosis.reading.structure import Structure
 from normlab.errors import UserError
 from normlab.trace.record import Seen, Want, matching, record
-from normlab.trace.tensors import Place, compiles, unwrap, unwrapped
+from normlab.trace.tensors import Place, Tap, compiles, unwrap, unwrapped
 
 Statistic = Callable[[Tensor], Tensor]
 
@@ -68,15 +71,15 @@ PARAMETERS = ("weight", "grad")
 """Signals of a module: tensors that flow through it, and its own parameters with their gradients."""
 
 
-class Site(NamedTuple):
-    """The place of a signal in a residual stream: ``signal`` is ``before``, ``branch`` or ``after``, one of
-    these behind ``grad_``, ``weight``, ``grad`` or ``update``; empty for a module inside a branch, whose
-    signal keeps its own name.
+class StreamSignal(NamedTuple):
+    """A signal of a residual stream: ``name`` is ``before``, ``branch`` or ``after``, one of these behind
+    ``grad_``, ``weight``, ``grad`` or ``update``; empty for a module inside a branch, whose signal keeps its
+    own name.
     """
 
-    stack: str
-    index: int | None
-    signal: str = ""
+    stack: str = ""
+    index: int | None = None
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ class Probe:
     at each call of the module, in its first floating tensor `[..., D]`; ``weight`` and ``grad`` when the
     records are fetched, in its first own parameter. ``every_tensor`` measures all of them and marks those
     after the first by a suffix. ``together`` lists modules whose own parameters are measured as one, by their
-    ``l2`` norm. ``site`` gives the records their place in a stream.
+    ``l2`` norm. ``stream`` gives the records their place in a stream.
 
     Raises UserError for a signal or statistic that does not exist.
     """
@@ -97,7 +100,7 @@ class Probe:
     statistic: str = "rms"
     every_tensor: bool = False
     together: tuple[str, ...] = ()
-    site: Site | None = None
+    stream: StreamSignal = StreamSignal()
 
     def __post_init__(self) -> None:
         for kind, given, allowed in (
@@ -113,7 +116,6 @@ class Probe:
             )
 
     def want(self, module: str) -> Want:
-        """Return what to record of a module, for a signal that flows through it."""
         side = "input" if self.signal.endswith("input") else "output"
         signal = "grad" if self.signal.startswith("grad") else "value"
         return Want(module, side, signal, partial(measure, self.statistic), first=not self.every_tensor)
@@ -122,8 +124,8 @@ class Probe:
         """Return the fields of a record of this probe, except its step and value; ``place`` is that of a
         tensor after the first.
         """
-        site, suffix = self.site or Site("", None), f"[{'.'.join(map(str, place))}]" if place else ""
-        return site.stack or None, site.index, module, (site.signal or self.signal) + suffix, self.statistic
+        (stack, index, name), suffix = self.stream, f"[{'.'.join(map(str, place))}]" if place else ""
+        return stack or None, index, module, (name or self.signal) + suffix, self.statistic
 
 
 Key: TypeAlias = tuple[str | None, int | None, str, str, str]
@@ -181,18 +183,17 @@ class Observer:
             self._emit(Record(step, *key, value))
 
     def _parameters(self, path: str, probe: Probe) -> Iterator[tuple[Key, Tensor]]:
-        """Measure a module's own parameters, or those of several modules as one."""
         if probe.together:
-            pairs = (self._named(inner, probe.signal, deep=True) for inner in probe.together)
+            pairs = (self._tensors(inner, probe.signal, deep=True) for inner in probe.together)
             norms = [measure("l2", x) for x in {id(x): x for some in pairs for _, x in some}.values()]
             if norms:
                 yield probe.key(path, None), measure(probe.statistic, torch.stack(norms))
             return
-        named = self._named(path, probe.signal)
-        for i, (place, x) in enumerate(named if probe.every_tensor else named[:1]):
+        tensors = self._tensors(path, probe.signal)
+        for i, (place, x) in enumerate(tensors if probe.every_tensor else tensors[:1]):
             yield probe.key(path, place if i else None), measure(probe.statistic, x)
 
-    def _named(self, path: str, signal: str, *, deep: bool = False) -> list[tuple[Place, Tensor]]:
+    def _tensors(self, path: str, signal: str, *, deep: bool = False) -> list[tuple[Place, Tensor]]:
         """Return a module's parameters or their gradients by name, with ``deep`` also those inside it."""
         own = [(name, p) for name, p in self._modules[path].named_parameters(recurse=deep) if p.numel()]
         if signal == "weight":
@@ -249,8 +250,90 @@ def observe(
 
 
 def _compiled(model: nn.Module, modules: Mapping[str, nn.Module]) -> set[str]:
-    """Return the paths of the modules that run inside compiled code."""
     if any(compiles(m) for m in unwrapped(model)):
         return set(modules)
     roots = [path for path, module in modules.items() if compiles(module)]
     return {path for path in modules if any(f"{path}.".startswith(f"{root}.") for root in roots)}
+
+
+# ------------------------------------------------------------------------------------------------ presets
+
+PRESETS: Final = ("cheap", "standard", "full")
+"""From the least to the most that is measured; each includes the one before."""
+
+_CHEAP: Final = (("after", "rms"), ("grad", "l2"))
+_STANDARD: Final = (*_CHEAP, ("before", "rms"), ("branch", "rms"), ("grad_after", "rms"), ("weight", "l2"))
+_FULL: Final = (
+    *_STANDARD,
+    ("after", "max_abs"),
+    ("after", "fraction_nonfinite"),
+    ("after", "similarity"),
+    ("grad_branch", "rms"),
+    ("inside", "max_abs"),
+    ("inside", "fraction_zero"),
+)
+MEASURED: Final = dict(zip(PRESETS, (_CHEAP, _STANDARD, _FULL), strict=True))
+"""Signal and statistic of each preset, the same in every trainer and for ``observe``."""
+
+
+def require_preset(name: str) -> None:
+    """Raise UserError, naming the presets, unless this is one."""
+    if name not in PRESETS:
+        raise UserError(f"there is no preset {name!r}; there are {', '.join(PRESETS)}")
+
+
+@dataclass(frozen=True)
+class SublayerSite:
+    """Where the signals of a sublayer are seen, or of another group of modules, which has no taps."""
+
+    stack: str
+    index: int | None
+    modules: tuple[str, ...]
+    """The modules that run in the sublayer, which hold its parameters."""
+    taps: Mapping[str, Tap] = field(default_factory=dict)
+    """``before``, ``branch`` and ``after``."""
+    role: str | None = None
+    layer: int | None = None
+
+    @property
+    def module(self) -> str:
+        return self.modules[0] if self.modules else ""
+
+    def probes(self, signal: str, statistic: str) -> Iterator[Probe]:
+        """Yield the probes of one signal; ``observe`` cannot see updates, so that they have none."""
+        stream = StreamSignal(self.stack, self.index, signal)
+        if tap := self.taps.get(name := signal.removeprefix("grad_")):
+            every = tap.place not in ((), (0,))  # places of the tensor that a probe measures first
+            side = signal.replace(name, tap.side)
+            yield Probe(tap.module, side, statistic, every_tensor=every, stream=stream)
+        elif signal == "inside":
+            inner = stream._replace(name="")
+            yield from (Probe(module, "output", statistic, stream=inner) for module in self.modules)
+        elif signal in PARAMETERS and self.modules:
+            yield Probe(self.module, signal, statistic, together=self.modules, stream=stream)
+
+
+def preset_probes(sites: Iterable[SublayerSite], preset: str) -> list[Probe]:
+    """Return the probes of a preset at these sublayers. Raises UserError for an unknown preset."""
+    require_preset(preset)
+    probes = (p for site in sites for signal, how in MEASURED[preset] for p in site.probes(signal, how))
+    return list(dict.fromkeys(probes))
+
+
+def weight_probes(sites: Iterable[SublayerSite]) -> list[Probe]:
+    """Return probes of the weights of groups of modules, and of their gradients: no forward pass."""
+    return [probe for site in sites for signal in PARAMETERS for probe in site.probes(signal, "l2")]
+
+
+def stream_sites(structure: Structure, prefix: str = "") -> list[SublayerSite]:
+    """Return the sublayers of a structure that ``read_structure`` returned.
+
+    ``prefix`` is the path of the module that was read within the one that is observed, with its point.
+    """
+    sites: list[SublayerSite] = []
+    for stack, view in structure.sublayers:
+        own = {"before": view.before, "branch": view.branch, "after": view.after}
+        taps = {name: replace(tap, module=prefix + tap.module) for name, tap in own.items()}
+        modules, name = tuple(prefix + path for path in view.modules), f"{prefix}{stack}".rstrip(".")
+        sites.append(SublayerSite(name, view.index, modules, taps, view.role, view.layer))
+    return sites

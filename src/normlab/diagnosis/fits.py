@@ -20,7 +20,7 @@ Curve: TypeAlias = tuple[Sequence[float], Sequence[float]]
 
 
 @dataclass(frozen=True)
-class Fit:
+class LawFit:
     """A law of ``LAWS``, fitted by least squares.
 
     ``coefficient`` is b of :func:`fits`; ``exponent`` is p of the power law and None for the others. ``low``
@@ -37,7 +37,9 @@ class Fit:
     aic: float
 
 
-def fits(depths: Sequence[float], values: Sequence[float] | Array, *, level: float = 0.95) -> tuple[Fit, ...]:
+def fits(
+    depths: Sequence[float], values: Sequence[float] | Array, *, level: float = 0.95
+) -> tuple[LawFit, ...]:
     r"""Fit :math:`y = b N^p,\quad y = a + b \ln N,\quad y = a + b N,\quad y = b`; with residuals r of n
     values and k parameters, :math:`R^2 = 1 - \sum r^2 / \sum (y - \bar y)^2` and :math:`\mathrm{AIC} = n
     \ln(\sum r^2 / n) + 2(k + 1)`.
@@ -50,24 +52,30 @@ def fits(depths: Sequence[float], values: Sequence[float] | Array, *, level: flo
     Raises UserError for fewer than three depths, or values that are not finite.
     """
     n, y = np.asarray(depths, float), np.asarray(values, float)
-    _check(n, y)
-    found = list[Fit]()
+    if len(n) != len(y):
+        raise UserError(f"{len(n)} depths and {len(y)} values; give one value for each depth")
+    if len(np.unique(n)) < 3 or not (n > 0).all():
+        raise UserError(f"a law in N needs three different depths above 0, not {np.unique(n).tolist()}")
+    if not np.isfinite(y).all():
+        worst = n[~np.isfinite(y)][0]
+        raise UserError(f"the value at depth {worst:g} is not finite; fit depths below it, or lower the size")
+    laws = list[LawFit]()
     if (y > 0).all():
         line, spread = _line(np.log(n), np.log(y), level)
         b, p = math.exp(line.intercept), float(line.slope)
-        found.append(Fit("power", b, p, p - spread, p + spread, *_quality(y, b * n**p, parameters=2)))
+        laws.append(LawFit("power", b, p, p - spread, p + spread, *_quality(y, b * n**p, parameters=2)))
     for law, x in (("log", np.log(n)), ("linear", n)):
         line, spread = _line(x, y, level)
         b = float(line.slope)
         fitted = line.intercept + b * x
-        found.append(Fit(law, b, None, b - spread, b + spread, *_quality(y, fitted, parameters=2)))
+        laws.append(LawFit(law, b, None, b - spread, b + spread, *_quality(y, fitted, parameters=2)))
     b, spread = float(y.mean()), half_width(y, level)
     fitted = np.full_like(y, b)
-    found.append(Fit("constant", b, None, b - spread, b + spread, *_quality(y, fitted, parameters=1)))
-    return tuple(found)
+    laws.append(LawFit("constant", b, None, b - spread, b + spread, *_quality(y, fitted, parameters=1)))
+    return tuple(laws)
 
 
-def fits_of_curves(curves: Sequence[Curve], *, level: float = 0.95) -> tuple[Fit, ...]:
+def fits_of_curves(curves: Sequence[Curve], *, level: float = 0.95) -> tuple[LawFit, ...]:
     r"""The laws of the mean curve, :math:`\bar y_N = \frac{1}{c} \sum_s y_{N,s}` over c curves s of the same
     depths, such as seeds; an interval is :math:`\pm t_{c-1} \, \mathrm{sd}_s / \sqrt c` of what is fitted to
     each curve alone.
@@ -99,23 +107,13 @@ def _student(degrees: int, level: float) -> float:
     return float(stats.t.ppf((1 + level) / 2, degrees))
 
 
-def _check(n: Array, y: Array) -> None:
-    if len(n) != len(y):
-        raise UserError(f"{len(n)} depths and {len(y)} values; give one value for each depth")
-    if len(np.unique(n)) < 3 or not (n > 0).all():
-        raise UserError(f"a law in N needs three different depths above 0, not {np.unique(n).tolist()}")
-    if not np.isfinite(y).all():
-        worst = n[~np.isfinite(y)][0]
-        raise UserError(f"the value at depth {worst:g} is not finite; fit depths below it, or lower the size")
-
-
 def _line(x: Array, y: Array, level: float) -> tuple[Any, float]:
     """Return the line through the points, and the half-width of the interval of its slope."""
     line = stats.linregress(x, y)
     return line, _student(len(x) - 2, level) * float(line.stderr)
 
 
-def _averaged(fit: Fit, alone: Sequence[Fit], curve: tuple[Array, Array]) -> Fit:
+def _averaged(fit: LawFit, alone: Sequence[LawFit], curve: tuple[Array, Array]) -> LawFit:
     """Average the power laws of single curves, and judge the result on the mean curve."""
     exponents = [one.exponent for one in alone if one.exponent is not None]
     if fit.exponent is None or not exponents:
@@ -127,7 +125,7 @@ def _averaged(fit: Fit, alone: Sequence[Fit], curve: tuple[Array, Array]) -> Fit
     return replace(fit, coefficient=b, exponent=p, r2=r2, aic=aic)
 
 
-def _spread_over(fit: Fit, alone: Sequence[Fit], level: float) -> Fit:
+def _spread_over(fit: LawFit, alone: Sequence[LawFit], level: float) -> LawFit:
     """Take the interval of a fit from single curves; it is infinite if only one of them has the law."""
     of = [one.coefficient if one.exponent is None else one.exponent for one in alone]
     if len(of) < 2:

@@ -15,28 +15,27 @@ from normlab.errors import UserError
 LEMMA_2 = "Xiong et al. 2020, Lemma 2 (arXiv 2002.04745)"
 
 
-class Interval(NamedTuple):
-    """An interval between two numbers, or a single number if they are the same."""
+class ScaleBounds(NamedTuple):
+    """A lower and an upper bound, which are the same where the number is known."""
 
     low: float
     high: float
 
     @property
     def known(self) -> float | None:
-        """The number, if both bounds are the same."""
         return self.low if self.low == self.high else None
 
 
 class Scales(NamedTuple):
     """Mean squares of an element of the four tensors of a sublayer; None where theory says nothing."""
 
-    before: Interval | None
-    branch: Interval | None
-    total: Interval | None
-    after: Interval | None
+    before: ScaleBounds | None
+    branch: ScaleBounds | None
+    total: ScaleBounds | None
+    after: ScaleBounds | None
 
 
-UNIT = Interval(1.0, 1.0)
+UNIT = ScaleBounds(1.0, 1.0)
 
 
 def relu_mean_square(variance: float) -> float:
@@ -71,25 +70,25 @@ def hidden_scales(
 
     Xiong et al. 2020, Lemma 2 (arXiv 2002.04745), with the cross-attention to a normed memory beside.
     """
-    stream: Interval | None = Interval(start, start)
+    stream: ScaleBounds | None = ScaleBounds(start, start)
     for view, gain in zip(sublayers, ffn_gains, strict=True):
         read = UNIT if view.placement == "pre" else stream
         branch = _branch(view.role, read, gain) if view.placement in ("pre", "post") else None
         total = None
         if stream is not None and branch is not None:
-            total = Interval(stream.low + branch.low, stream.high + branch.high)
+            total = ScaleBounds(stream.low + branch.low, stream.high + branch.high)
         after = UNIT if view.placement == "post" else total
         yield Scales(stream, branch, total, after)
         stream = after
 
 
-def _branch(role: str, read: Interval | None, gain: float | None) -> Interval | None:
+def _branch(role: str, read: ScaleBounds | None, gain: float | None) -> ScaleBounds | None:
     if role == "cross_attention":
-        return Interval(0.0, 1.0)
+        return ScaleBounds(0.0, 1.0)
     if role == "self_attention" and read is not None:
-        return Interval(0.0, read.high)
+        return ScaleBounds(0.0, read.high)
     if role == "ffn" and read is not None and gain is not None:
-        return Interval(gain * read.low, gain * read.high)
+        return ScaleBounds(gain * read.low, gain * read.high)
     return None
 
 

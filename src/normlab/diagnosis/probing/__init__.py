@@ -1,1 +1,0 @@
-"""Measure signals of modules, without changing their numbers."""

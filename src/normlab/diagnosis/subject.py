@@ -1,0 +1,296 @@
+"""What a diagnosis examines: a model on a batch, its residual stream, and the passes that studies share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import pairwise
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from normlab.diagnosis.reading.parameters import Owner, ParameterPart, Width, kinds, measuring, owners
+from normlab.diagnosis.reading.recording import awake
+from normlab.diagnosis.reading.structure import StackView, Structure, SublayerView, read_structure
+from normlab.errors import UserError
+from normlab.trace.setup import Loss
+from normlab.trace.step import FROZEN, Gradients, OptimizerFactory, gradients_in, trainable, zeros_for_none
+from normlab.trace.tensors import Tap, call_model, map_tensors, tensors_in, unwrap
+from normlab.trace.trace import Trace, output_loss
+from normlab.trace.untouched import undisturbed
+
+AnyOptimizer: TypeAlias = Optimizer | OptimizerFactory
+STEP_LR: Final = 1e-3
+"""Learning rate of the step that studies try if none was given; no finding then judges the rate."""
+SMALL_TOKENS: Final = 256
+"""Size of the batch for studies that make many passes or need second derivatives."""
+PaddingMasks = Mapping[str, Tensor]
+"""By stack, a mask over the positions of its stream, True where there is a token."""
+
+
+class ForwardPass(NamedTuple):
+    """The activations of a forward pass without dropout, and what they tell about parameters."""
+
+    tensors: Mapping[Tap, Tensor]
+    """At every tap of every sublayer, without graphs."""
+    owned: Mapping[str, Owner]
+    """Parameters' owners, by path."""
+    widths: Mapping[str, Width]
+    """Input and output widths of the modules that hold parameters, by path."""
+
+
+class BackwardPass(NamedTuple):
+    """A forward and backward pass without dropout."""
+
+    forward: ForwardPass
+    slope: Gradients
+    stream: Mapping[Tap, Tensor]
+    """Gradients of the loss where each stack begins and after each sublayer, unless all before is frozen."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model in evaluation mode on one batch. Passes are made when a study first asks for them, and kept: a
+    model that changes in between needs a new subject, as ``on`` makes one.
+    """
+
+    model: nn.Module
+    batch: Any
+    loss_of: Loss
+    structure: Structure
+    padding_masks: PaddingMasks | None = None
+    """Those of the batch, where they are known; see ``masks``."""
+    optimizer: AnyOptimizer = partial(torch.optim.Adam, lr=STEP_LR)
+    batches: Sequence[Any] = ()
+    """Mini-batches; without any, studies of several split the batch."""
+    warmup_steps: int = 0
+    """Steps over which the learning rate is going to rise to its peak."""
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        batch: Any,
+        loss: Loss | None = None,
+        *,
+        blocks: str | Sequence[str] = (),
+        branches: Sequence[str] = (),
+    ) -> Subject:
+        """Read the structure; ``blocks`` and ``branches`` as for ``read_structure``."""
+        structure = read_structure(model, batch, blocks=blocks, branches=branches)
+        return cls(unwrap(model), batch, loss or output_loss, structure)
+
+    def on(self, batch: Any) -> Subject:
+        return replace(self, batch=batch, padding_masks=None)
+
+    @cached_property
+    def small(self) -> Subject:
+        """The subject on a mini-batch, or on some rows of the batch if its loss can be taken on them."""
+        if self.batches:
+            return self.on(self.batches[0])
+        try:
+            return cropped(self, SMALL_TOKENS)[0] if self.structure.stacks else self
+        except UserError:
+            return self
+
+    def trace(self, taps: Iterable[Tap] = (), **changes: Any) -> Trace:
+        """Return the step that computes the loss, without dropout; it shows the tensors at these taps."""
+        return Trace(self.model, self.batch, self.loss_of, taps=tuple(dict.fromkeys(taps))).again(**changes)
+
+    def calls(self, taps: Iterable[Tap] = ()) -> Trace:
+        return self.trace(taps, loss_of=call_model)
+
+    def loss(self) -> Tensor:
+        """Return the scalar loss with its graph, without dropout."""
+        with undisturbed(self.model, self.batch):
+            return self.loss_of(self.model, self.batch)
+
+    @cached_property
+    def forward(self) -> ForwardPass:
+        """A forward pass: that of ``backward`` where there was one."""
+        if "backward" in vars(self):
+            return self.backward.forward
+        with measuring(self.model) as widths:
+            passed = self.calls(self._taps).once(graph=True)
+        return self._forward(passed.taps, widths)
+
+    @cached_property
+    @torch.enable_grad()
+    def backward(self) -> BackwardPass:
+        """A forward pass and a backward pass to the streams and to every trainable parameter.
+
+        Raises UserError if every parameter is frozen.
+        """
+        weights, stacks = trainable(self.model), self.structure.stacks
+        with measuring(self.model) as widths, self.trace(self._taps).with_graph() as passed:
+            if passed.loss is None or not passed.loss.requires_grad:
+                raise UserError(FROZEN)
+            forward = self._forward(passed.taps, widths)
+            taps = [t for s in stacks for t in (s.sublayers[0].before, *(v.after for v in s.sublayers))]
+            inner = {tap: passed.taps[tap] for tap in dict.fromkeys(taps) if passed.taps[tap].requires_grad}
+            tensors = [*inner.values(), *weights.values()]
+            gradients = zeros_for_none(gradients_in(passed.loss, tensors, self.model), tensors)
+            loss = passed.loss.item()
+        stream, own = gradients[: len(inner)], gradients[len(inner) :]
+        slope = Gradients(loss, dict(zip(weights, own, strict=True)))
+        return BackwardPass(forward, slope, dict(zip(inner, stream, strict=True)))
+
+    @property
+    def _taps(self) -> list[Tap]:
+        return [tap for _, view in self.structure.sublayers for tap in view.taps]
+
+    def _forward(self, seen: Mapping[Tap, Tensor], widths: Mapping[str, Width]) -> ForwardPass:
+        owned = owners(self.model, self.structure, seen)
+        return ForwardPass({tap: x.detach() for tap, x in seen.items()}, owned, dict(widths))
+
+    @cached_property
+    def dims(self) -> dict[str | None, int]:
+        tensors = self.forward.tensors
+        return {s.name: tensors[s.sublayers[0].before].shape[-1] for s in self.structure.stacks}
+
+    @cached_property
+    def parts(self) -> Mapping[str, tuple[ParameterPart, ...]]:
+        """The parts of every parameter by path; a packed matrix of queries, keys and values has three."""
+        return kinds(self.model, self.forward.owned, self.forward.widths, self.dims)
+
+    @cached_property
+    def masks(self) -> PaddingMasks:
+        """The padding mask `[...]` of each stack, whose stream is `[..., D]`.
+
+        ``padding_masks`` decide, else a mask in the batch: the keyword ``attention_mask``, or
+        ``decoder_attention_mask`` for a stack with cross-attention, `[B, T]`, not zero where there is a
+        token. Without one, a position holds a token if the gradient of the loss in it is not zero where the
+        stream begins: the content of padding does not change the loss. A token that has no label and that no
+        other token reads therefore counts as padding.
+
+        Raises UserError where there is neither a mask nor a gradient.
+        """
+        stacks = self.structure.stacks
+        given = {stack.name: m for stack in stacks if (m := _given(self.batch, stack)) is not None}
+        given |= self.padding_masks or {}
+        unknown = [stack for stack in stacks if stack.name not in given]
+        return given | {name: _nonzero(name, g) for name, g in self._begun(unknown).items()}
+
+    def _begun(self, stacks: Sequence[StackView]) -> dict[str, Tensor]:
+        """Return the gradient of the loss where each stack begins, by its name.
+
+        A branch that adds nothing, as ReZero's at the start, leaves no gradient in the parameters behind it,
+        and hides which tokens they read: where some have none, other values replace those that are zero.
+        """
+        if not stacks:
+            return {}
+        try:
+            _, slope, stream = self.backward
+            begun = {stack.name: stream.get(stack.sublayers[0].before) for stack in stacks}
+            known = {name: g for name, g in begun.items() if g is not None}
+            if len(known) == len(stacks) and all(bool(g.to_dense().any()) for g in slope.gradients.values()):
+                return known
+            return self._reached(stacks)
+        except UserError as error:
+            why = f"{error}, or pass padding_masks={{stack: mask}}, True where there is a token"
+            raise UserError(why) from error
+
+    @torch.enable_grad()
+    def _reached(self, stacks: Sequence[StackView]) -> dict[str, Tensor]:
+        places = {s.name: [*(v.before for v in s.sublayers), s.sublayers[-1].after] for s in stacks}
+        every = [tap for taps in places.values() for tap in taps]
+        with self.trace(every, weights=awake(self.model)).with_graph() as passed:
+            seen = passed.taps
+            first = {n: [seen[t] for t in taps if seen[t].requires_grad][:1] for n, taps in places.items()}
+            if passed.loss is None or not passed.loss.requires_grad or not all(first.values()):
+                raise UserError(FROZEN)
+            tensors = [x for (x,) in first.values()]
+            gradients = zeros_for_none(gradients_in(passed.loss, tensors, self.model), tensors)
+        return dict(zip(first, gradients, strict=True))
+
+    def tokens(self, stack: str, x: Tensor) -> Tensor:
+        """Return the tokens `[N, D]` of a stack's tensor `[..., D]`, see ``rows``."""
+        return rows(x, self.masks[stack])
+
+
+def _given(batch: Any, stack: StackView) -> Tensor | None:
+    reads_memory = any(view.role == "cross_attention" for view in stack.sublayers)
+    name = "decoder_attention_mask" if reads_memory else "attention_mask"
+    mask = batch.get(name) if isinstance(batch, Mapping) else None
+    return mask != 0 if isinstance(mask, Tensor) and mask.ndim == 2 else None
+
+
+def _nonzero(name: str, gradient: Tensor) -> Tensor:
+    mask = (gradient != 0).any(-1)
+    if not mask.any():
+        raise UserError(
+            f"the loss does not change with any token of {name}, so that padding cannot be recognised; pass "
+            "padding_masks={stack: mask}, or a loss that uses the model's output"
+        )
+    return mask
+
+
+def rows(x: Tensor, mask: Tensor) -> Tensor:
+    """Return the tokens `[N, D]` of a tensor `[..., D]` without padding and graph, in float32 or wider.
+
+    Raises UserError for a mask over another number of tokens.
+    """
+    flat = x.detach().reshape(-1, x.shape[-1])
+    if len(flat) != mask.numel():
+        raise UserError(
+            f"a mask of shape {tuple(mask.shape)} does not fit a stream of shape {tuple(x.shape)}; pass "
+            "padding_masks={stack: mask} with a mask over all but the last dimension"
+        )
+    return flat[mask.reshape(-1)].to(torch.promote_types(x.dtype, torch.float32))
+
+
+def place(stack: str, view: SublayerView) -> dict[str, str | int]:
+    """Return the columns that say which sublayer a row is about."""
+    return {"stack": stack, "index": view.index, "layer": view.layer, "role": view.role}
+
+
+def cropped(subject: Subject, tokens: int) -> tuple[Subject, int]:
+    """Return the subject on the first rows of its batch, and its number of tokens.
+
+    There are as many rows as keep its longest stream within ``tokens`` tokens, but at least one.
+
+    Raises UserError where the loss fails on fewer rows, as one does that holds targets of its own.
+    """
+    count, used = _count(subject.batch) or 1, _tokens(subject)
+    kept = max(1, count * tokens // used)
+    if kept >= count:
+        return subject, used
+    small = subject.on(split(subject.batch, -(-count // kept))[0])
+    try:
+        return small, _tokens(small)
+    except Exception as error:
+        raise UserError(
+            f"on the first {kept} of the {count} rows of the batch the loss fails with "
+            f"{type(error).__name__}: {error}; give a batch of at most {tokens} tokens, or tokens={used} "
+            "to use all of it"
+        ) from error
+
+
+def _tokens(subject: Subject) -> int:
+    taps = [stack.sublayers[0].before for stack in subject.structure.stacks]
+    return max(x.numel() // x.shape[-1] for x in subject.trace(taps).once().taps.values())
+
+
+def _count(batch: Any) -> int:
+    return next((len(x) for _, x in tensors_in(batch) if x.ndim), 0)
+
+
+def split(batch: Any, parts: int) -> list[Any]:
+    """Split a batch into at most ``parts`` mini-batches of consecutive rows.
+
+    Every tensor whose first dimension is that of the first one is split; anything else goes to all parts.
+
+    Raises UserError for a batch without a tensor.
+    """
+    count = _count(batch)
+    if not count:
+        raise UserError(f"a batch of type {type(batch).__name__} has no rows to split; pass batches=[…]")
+    bounds = [round(i * count / min(parts, count)) for i in range(min(parts, count) + 1)]
+
+    def part(a: int, b: int) -> Any:
+        return map_tensors(batch, lambda _, x: x[a:b] if x.ndim and len(x) == count else x)
+
+    return [part(a, b) for a, b in pairwise(bounds)]
