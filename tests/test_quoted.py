@@ -278,7 +278,11 @@ def papers_in_the_lab_book() -> Iterator[str]:
     yield f"(the least step is {measures('liu2020.theorem1')['in_model_least_step'].value:.2f}"
     yield f"own share falls as i^{ends(measures('liu2020.theorem2')['pre_own_exponent'])}"
     yield f"differs by at most {measures('liu2020.profiling')['spread_over_batches'].value:.1%} between three"
-    yield f"{ends(measures('nguyen2019.speed')['layernorm_over_scalenorm'])}, where 1.04"
+
+
+@quotes("docs/lab-book/speed.md")
+def norms_in_the_lab_book() -> Iterator[str]:
+    yield f"{ends(firsts()['nguyen2019.speed'][1].measures['layernorm_over_scalenorm'])}, where 1.04"
 
 
 @quotes("docs/lab-book/papers.md")
