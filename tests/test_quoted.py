@@ -1,7 +1,4 @@
-"""Numbers in prose are those of the result files: each sentence and table row is built anew and looked for.
-
-A quotation is a function from result files to the sentences that a document must hold.
-"""
+"""Numbers in prose are those of the result files: a quotation builds what a document must hold anew."""
 
 from __future__ import annotations
 
@@ -44,9 +41,7 @@ def prose(document: str) -> str:
     return " ".join((ROOT / document).read_text(encoding="utf-8").split())
 
 
-@pytest.mark.parametrize(
-    ("document", "sentences"), QUOTATIONS, ids=[sentences.__name__ for _, sentences in QUOTATIONS]
-)
+@pytest.mark.parametrize(("document", "sentences"), QUOTATIONS, ids=lambda x: getattr(x, "__name__", x))
 def test_the_numbers_of_a_document_are_those_of_its_files(document, sentences):
     expected = list(sentences())
     assert expected

@@ -40,7 +40,6 @@ class Watch:
     ``out`` is a folder for ``watch.jsonl`` and the page ``watch.html``, or a path that ends in ``.jsonl``,
     which has its page beside it. ``emit`` takes the records instead of the file. After construction nothing
     here raises: what fails is a warning, once, and the training goes on.
-
     Raises UserError for a preset or a sink that does not exist and for steps below 1.
     """
 
