@@ -179,8 +179,7 @@ def diagnose(
     model without a residual stream that can be read, one that raises, has no trainable parameter or a loss
     that is not finite, a batch on another device, and a learning rate that is not above 0.
 
-    >>> diagnosis = normlab.diagnose(model, batch, loss=loss, lr=1e-3, preset="cheap")
-    >>> diagnosis.page("diagnosis.html").name
+    >>> normlab.diagnose(model, batch, loss=loss, lr=1e-3, preset="cheap").page("diagnosis.html").name
     'diagnosis.html'
     """
     studies = studies_named(options["studies"]) if "studies" in options else registered(preset)

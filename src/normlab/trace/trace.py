@@ -96,7 +96,7 @@ class Trace:
     parameters of these names. ``changed`` maps a module's path to a function of its first input.
 
     >>> from normlab.trace.tensors import Tap
-    >>> tap = Tap("decoder.end", "output", (0,))
+    >>> tap = Tap("decoder.end", "output")
     >>> trace = normlab.Trace(model, batch, loss, taps=(tap,))
     >>> trace[tap].shape, trace.again(seed=1).loss == trace.loss
     (torch.Size([4, 16, 16]), tensor(True))

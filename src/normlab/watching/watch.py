@@ -39,7 +39,6 @@ class Watch:
     ``out`` is a folder for ``watch.jsonl`` and the page ``watch.html``, or a path that ends in ``.jsonl``,
     which has its page beside it. ``emit`` takes the records instead of the file. After construction nothing
     here raises: what fails is a warning, once, and the training goes on.
-
     Raises UserError for a preset or a sink that does not exist and for steps below 1.
     """
 
@@ -125,8 +124,7 @@ class Watch:
         """Count the steps here, by the optimizers' own, since no trainer does."""
         self._counts = True
         if self._model is not None and not self._compiled:
-            hook = self._model.register_forward_pre_hook(self._called, with_kwargs=True)
-            self._hooks.append(hook)
+            self._hooks.append(self._model.register_forward_pre_hook(self._called, with_kwargs=True))
 
     def begin(self, model: nn.Module, step: int, *, compiled: bool = False, own_calls: int = 0) -> None:
         """Begin a step, and observe it if it is its turn; see ``Observation.begin``."""
@@ -137,7 +135,6 @@ class Watch:
 
     def loss(self, loss: Tensor | float) -> None:
         """Give the recorder the loss of a batch, or of each micro-batch, not divided by their number.
-
         Nothing waits for the device. What is given here counts, and not what is in the model's output.
         """
         with self._guard("the loss cannot be recorded"):
@@ -371,16 +368,10 @@ def watch(
     training has done. At the end of the block, or by ``watch.close()``, the page is drawn. Where ranks hold
     parts of the weights, as under ``fully_shard``, each of them has to watch, because their norms are added.
 
-    Raises UserError for a preset or a sink that does not exist, steps below 1, a first step below 0 and for
-    anything that is not an optimizer.
+    Raises UserError for what is no optimizer, an unknown preset or sink, steps below 1, a first step below 0.
 
-    >>> with normlab.watch(model, optimizer, out="watch", every_steps=1, probes="cheap") as watch:
-    ...     for _ in range(2):
-    ...         optimizer.zero_grad()
-    ...         value = loss(model, batch)
-    ...         watch.loss(value)
-    ...         value.backward()
-    ...         optimizer.step()
+    >>> with normlab.watch(model, optimizer, out="watch") as watch:
+    ...     watch.loss(loss(model, batch))  # and the rest of your loop
     >>> watch.page.name
     'watch.html'
     """
