@@ -1,12 +1,17 @@
-"""The values in print, from data files beside the papers' modules; a table as named cells."""
+"""Artefacts of normlab's own, with the words and values of the papers' TOML files; a table as named cells."""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from normlab.papers.artefact import Artefact, Drawing, Measurement
+from normlab.papers.claim import Claim
+from normlab.papers.trainings import Scale, Trainings
 
 
 class PrintedTable(dict[str, float | str]):
@@ -32,15 +37,38 @@ class PrintedTable(dict[str, float | str]):
         self |= besides
 
 
-def printed(id_: str) -> Mapping[str, float | str]:
-    """What is published for an artefact of normlab's own, in ``<paper's key>.toml`` under its name."""
+def declared(
+    id_: str,
+    study: Callable[..., Measurement],
+    *,
+    claims: Sequence[Claim],
+    settings: Mapping[str, Any] | None = None,
+    trainings: Mapping[Scale, Trainings] | None = None,
+    rests_on: Sequence[str] = (),
+    alone: bool = False,
+    drawings: Sequence[Drawing] = (),
+) -> Artefact:
+    """An artefact of normlab's own, given what decides its verdicts. Its words, and what is in print for it and
+    for each claim, are in ``<paper's key>.toml`` under its name.
+    """
     key, _, name = id_.partition(".")
-    values = _values(key)[name]
+    words = {**words_of(key)[name], "published": printed(id_)}
+    in_print = words.pop("claims", {})
+    own = tuple(c if c.published else replace(c, published=in_print.get(c.measure, "")) for c in claims)
+    tests = {"study": study, "claims": own, "settings": settings or {}, "trainings": trainings or {}}
+    return Artefact(id_, **words, **tests, rests_on=rests_on, alone=alone, drawings=drawings)
+
+
+def printed(id_: str) -> Mapping[str, float | str]:
+    """What is published for an artefact of normlab's own."""
+    key, _, name = id_.partition(".")
+    values = words_of(key)[name]["published"]
     if "columns" not in values:
         return values
     return PrintedTable(values["columns"], values["rows"], **values.get("besides", {}))
 
 
 @cache
-def _values(key: str) -> dict[str, Any]:
+def words_of(key: str) -> Mapping[str, Any]:
+    """The file of a paper: ``paper`` and its artefacts by name."""
     return tomllib.loads(Path(__file__).with_name(f"{key}.toml").read_text(encoding="utf-8"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from math import inf, isclose, isfinite, log, sqrt
 from typing import Any, Final, Literal, TypeAlias
 
@@ -14,11 +15,6 @@ POWER: Final = 0.8
 """The probability with which ``Claim.runs_to_decide`` runs decide."""
 MOST_RUNS: Final = 1_000_000
 """A claim that needs more runs than this is too close to its bound for any number of runs."""
-
-ORDER: Final = "an order is the sign of the difference"
-MOST: Final = "one is better than the other if it is so at most seeds"
-RATIO: Final = "an order is a ratio above or below 1"
-"""What bounds of 0 and 1 are derived from, where a paper says which of two is better."""
 
 
 @dataclass(frozen=True)
@@ -150,18 +146,28 @@ class Claim:
 
 
 def at_least(bound: float, says: str, measure: str, **basis: Any) -> Claim:
-    """The claim that a measure is at least ``bound``; ``basis`` holds the other fields of ``Claim``."""
+    """Claim that a measure is at least ``bound``; ``basis`` holds the other fields of ``Claim``."""
     return Claim(says, measure, at_least=bound, **basis)
 
 
 def at_most(bound: float, says: str, measure: str, **basis: Any) -> Claim:
-    """The claim that a measure is at most ``bound``; ``basis`` holds the other fields of ``Claim``."""
+    """Claim that a measure is at most ``bound``; ``basis`` holds the other fields of ``Claim``."""
     return Claim(says, measure, at_most=bound, **basis)
 
 
 def within(low: float, high: float, says: str, measure: str, **basis: Any) -> Claim:
-    """The claim that a measure is from ``low`` to ``high``; ``basis`` holds the other fields of ``Claim``."""
+    """Claim that a measure is from ``low`` to ``high``; ``basis`` holds the other fields of ``Claim``."""
     return Claim(says, measure, low, high, **basis)
+
+
+positive: Final = partial(at_least, 0.0, derived="an order is the sign of the difference")
+negative: Final = partial(at_most, 0.0, derived="an order is the sign of the difference")
+above_one: Final = partial(at_least, 1.0, derived="an order is a ratio above or below 1")
+below_one: Final = partial(at_most, 1.0, derived="an order is a ratio above or below 1")
+mostly: Final = partial(at_least, 0.5, derived="one is better than the other if it is so at most seeds")
+fails: Final = partial(at_most, 0.5, convention="it fails if most of its runs do")
+trains: Final = partial(at_least, 0.5, convention="it trains if most of its runs do")
+"""Claims of ``says`` and ``measure`` where a paper says which of two is better, or whether a model trains."""
 
 
 def _runs_for_share(found: Measure, bound: float) -> int:

@@ -70,10 +70,7 @@ _SMALL: Final = _trained(
 )
 """90 epochs of 1,100 batches: 4.0 million tokens a side by 4096, with padding."""
 _EN_DE: Final = _trained(
-    replace(BASE, model=replace(BASE.model, **_DROPPED)),
-    100 * 4000,
-    precision="fp16",
-    grad_accum_steps=4,
+    replace(BASE, model=replace(BASE.model, **_DROPPED)), 100 * 4000, precision="fp16", grad_accum_steps=4
 )
 """100 epochs of 4,000 batches: 130 million tokens a side by 8196 on each of 4 GPUs."""
 _EN_FR: Final = _trained(

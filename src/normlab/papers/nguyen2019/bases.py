@@ -65,11 +65,7 @@ GL_EN: Final = Config(
         stop_lr=1e-6,
     ),
     train=TrainConfig(
-        steps=100_000,
-        max_tokens=4096,
-        precision="auto",
-        validate_every_steps=100,
-        early_stopping_patience=50,
+        steps=100_000, max_tokens=4096, precision="auto", validate_every_steps=100, early_stopping_patience=50
     ),
     decode=DecodeConfig(beam=4, length_penalty=0.6, length_penalty_formula="gnmt"),
 )

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from normlab.papers import studies
-from normlab.papers.artefact import Artefact
 from normlab.papers.bases import CONVERGED, CURVES, TO_THE_END
-from normlab.papers.cells import printed
-from normlab.papers.claim import MOST, ORDER, at_least, at_most, within
+from normlab.papers.cells import declared
+from normlab.papers.claim import at_least, fails, mostly, negative, positive, trains, within
 from normlab.papers.measures import Difference, ShareBetter, ShareTrainedToTheEnd
 from normlab.papers.nguyen2019.bases import EDGE, GL_EN_AT, MODELS, TED, Ted
 from normlab.papers.scales import Cells, at_each
@@ -79,13 +78,9 @@ def _of(init: str, placement: str) -> tuple[str, ...]:
     return tuple(f"warm-up {k}k {init} {placement}" for k in _WARMUPS)
 
 
-TABLE2: Final = Artefact(
-    id="nguyen2019.table2",
-    paper="Nguyen and Salazar 2019, Table 2 (arXiv 1910.05895)",
-    shows="Dev BLEU of en-vi: Xavier normal and SmallInit, Post and Pre, by warm-up.",
-    published=printed("nguyen2019.table2"),
-    asserts="SmallInit restores Post-LN and does not change Pre-LN.",
-    study=studies.trainings,
+TABLE2: Final = declared(
+    "nguyen2019.table2",
+    studies.trainings,
     settings={
         "measures": {
             name: measure
@@ -110,28 +105,19 @@ TABLE2: Final = Artefact(
             claim
             for k, xavier, small in zip(_WARMUPS, ("fail", "fail", "5.76"), _SMALL, strict=True)
             for claim in (
-                at_most(
-                    0.5,
+                fails(
                     f"share of Post-LN's runs under Xavier that train, warm-up {k}k",
                     f"xavier_post_{k}k",
-                    published=xavier,
-                    convention="it fails if most of its runs do",
                     part_of="xavier_post",
                 ),
-                at_least(
-                    0.5,
+                trains(
                     f"share of Post-LN's runs under SmallInit that train, warm-up {k}k",
                     f"small_post_{k}k",
-                    published=small,
-                    convention="it trains if most of its runs do",
                     part_of="small_post",
                 ),
-                at_least(
-                    0.5,
+                mostly(
                     f"share of seeds at which SmallInit is better for Post-LN than Xavier, warm-up {k}k",
                     f"post_{k}k",
-                    published=f"{small} against {xavier}",
-                    derived=MOST,
                     part_of="post",
                 ),
             )
@@ -141,28 +127,16 @@ TABLE2: Final = Artefact(
             1.0,
             "BLEU of Pre-LN under SmallInit minus under Xavier",
             "pre",
-            published="-0.26, -0.29 and +0.01",
             convention="no change: less than 1 BLEU either way",
             needs=CONVERGED,
         ),
     ),
     drawings=CURVES,
-    version=2,
-    date="2026-11-25",
-    reason="The first version had 200 steps at half the rate, at which Xavier's runs were slow and did not "
-    "fail, pooled the warm-ups, and kept failed runs in a mean. A Pre-LN exhausts this text, so that its "
-    "claim needs another. docs/pilots.md says how the regime was chosen, by seeds that do not count.",
 )
 
-TABLE3: Final = Artefact(
-    id="nguyen2019.table3",
-    paper="Nguyen and Salazar 2019, Table 3 (arXiv 1910.05895)",
-    shows="Test BLEU of five pairs of languages: Post against Pre, and norms; (1) to (4) are the rows' "
-    "numbers.",
-    published=printed("nguyen2019.table3"),
-    asserts="On gl-en each of (2), (3) and (4) is better than the one before, and (4) than (1).",
-    discussion="The text says that each change adds at least 0.3 BLEU; by the table the first adds 0.27.",
-    study=studies.trainings,
+TABLE3: Final = declared(
+    "nguyen2019.table3",
+    studies.trainings,
     settings={
         "measures": {
             "pre": Difference("bleu", f"gl-en {_ROWS[1]}", f"gl-en {_ROWS[0]}"),
@@ -175,13 +149,7 @@ TABLE3: Final = Artefact(
         lambda s: {f"gl-en {row}": MODELS[row[4:]] for row in _ROWS}, GL_EN_AT, seeds=8, least=2
     ),
     claims=tuple(
-        at_least(
-            0.0,
-            f"test BLEU of row {better} minus that of row {worse}",
-            measure,
-            published=published,
-            derived=ORDER,
-        )
+        positive(f"test BLEU of row {better} minus that of row {worse}", measure)
         for better, worse, measure, published in (
             ("(2)", "(1)", "pre", "19.09 against 18.47"),
             ("(3)", "(2)", "fixnorm", "19.38 against 19.09"),
@@ -192,13 +160,9 @@ TABLE3: Final = Artefact(
     drawings=CURVES,
 )
 
-TABLE4: Final = Artefact(
-    id="nguyen2019.table4",
-    paper="Nguyen and Salazar 2019, Table 4 (arXiv 1910.05895)",
-    shows="Dev BLEU of Pre+FixNorm+ScaleNorm by schedule of the learning rate.",
-    published=printed("nguyen2019.table4"),
-    asserts="Warm-up can be left out but for gl-en.",
-    study=studies.trainings,
+TABLE4: Final = declared(
+    "nguyen2019.table4",
+    studies.trainings,
     settings={
         "measures": {
             "no_warmup": Difference("bleu", "NoWarmup", "InvSqrtDecay"),
@@ -212,14 +176,12 @@ TABLE4: Final = Artefact(
             -1.0,
             "BLEU without warm-up minus BLEU of InvSqrtDecay",
             "no_warmup",
-            published="-0.16, +0.07, +0.03 and +0.07; gl-en -4.18",
             convention="warm-up can be left out: at most 1 BLEU below",
         ),
         at_least(
             -1.0,
             "BLEU of ValDecay minus BLEU of InvSqrtDecay",
             "val_decay",
-            published="-0.73 to +0.39",
             convention="as good: at most 1 BLEU below",
         ),
         within(
@@ -227,20 +189,15 @@ TABLE4: Final = Artefact(
             1.0,
             "BLEU of InvSqrtDecay at twice the rate minus at the rate",
             "double",
-            published="-0.26 to +0.20",
             convention="no change: less than 1 BLEU either way",
         ),
     ),
     drawings=CURVES,
 )
 
-TABLE5: Final = Artefact(
-    id="nguyen2019.table5",
-    paper="Nguyen and Salazar 2019, Table 5 (arXiv 1910.05895)",
-    shows="Dev BLEU of en-vi without warm-up at 4, 5 and 6 layers.",
-    published=printed("nguyen2019.table5"),
-    asserts="Without warm-up Post-LN fails from 5 layers on and Pre-LN trains at each depth.",
-    study=studies.trainings,
+TABLE5: Final = declared(
+    "nguyen2019.table5",
+    studies.trainings,
     settings={
         "measures": {
             "post_deep": ShareTrainedToTheEnd(("5 layers Post", "6 layers Post")),
@@ -250,46 +207,16 @@ TABLE5: Final = Artefact(
     },
     trainings=at_each(_table5, EDGE),
     claims=(
-        at_most(
-            0.5,
-            "share of Post-LN's runs of 5 and 6 layers that train",
-            "post_deep",
-            published="both fail",
-            convention="it fails if most of its runs do",
-        ),
-        at_least(
-            0.5,
-            "share of Pre-LN's runs that train",
-            "pre",
-            published="3 of 3",
-            convention="it trains if most of its runs do",
-        ),
-        at_least(
-            0.5,
-            "share of seeds at which Pre-LN is better than Post-LN, 4 layers",
-            "four_layers",
-            published="28.33 against 18.31",
-            derived=MOST,
-        ),
+        fails("share of Post-LN's runs of 5 and 6 layers that train", "post_deep"),
+        trains("share of Pre-LN's runs that train", "pre"),
+        mostly("share of seeds at which Pre-LN is better than Post-LN, 4 layers", "four_layers"),
     ),
     drawings=CURVES,
-    version=2,
-    date="2026-11-25",
-    reason="The first version had 200 steps at half the rate, which is outside of the paper's regime: "
-    "Post-LN trained at each depth. docs/pilots.md says how the regime was chosen, by seeds that do not "
-    "count.",
 )
 
-TABLE7: Final = Artefact(
-    id="nguyen2019.table7",
-    paper="Nguyen and Salazar 2019, Table 7 (arXiv 1910.05895)",
-    shows="Test BLEU by how many scales g are learned: one a feature, one a norm, only the last one.",
-    published=printed("nguyen2019.table7"),
-    asserts="One scale a norm is as good as one a feature; with all but the last fixed it fails at twice the "
-    "learning rate.",
-    discussion="The text speaks of runs with and without twice the learning rate; the numbers that fall off "
-    "are only those with.",
-    study=studies.trainings,
+TABLE7: Final = declared(
+    "nguyen2019.table7",
+    studies.trainings,
     settings={
         "measures": {
             "one_scale": Difference("bleu", "ScaleNorm+FixNorm", "RMSNorm+FixNorm"),
@@ -305,23 +232,15 @@ TABLE7: Final = Artefact(
             -1.0,
             "BLEU with one scale a norm minus BLEU with one a feature",
             "one_scale",
-            published="-0.28 to +0.48",
             convention="as good: at most 1 BLEU below",
         ),
         at_least(
             -1.0,
             "BLEU with fixed scales minus BLEU with learned ones",
             "fixed",
-            published="-0.25 to +0.27",
             convention="as good: at most 1 BLEU below",
         ),
-        at_most(
-            0.0,
-            "BLEU with fixed scales at twice the rate minus at the rate, ValDecay",
-            "fixed_double",
-            published="-2.97 and -5.06 for en-he and ar-en; +0.79, +0.12 and -1.02 for the others",
-            derived=ORDER,
-        ),
+        negative("BLEU with fixed scales at twice the rate minus at the rate, ValDecay", "fixed_double"),
     ),
     drawings=CURVES,
 )

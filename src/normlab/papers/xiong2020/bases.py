@@ -136,12 +136,6 @@ def small_rate(s: Iwslt) -> Cells:
     return {"fixed lr 1e-4": {"recipe": s.fixed, "optim.lr": s.adam * 1e-4, "optim.warmup_steps": 0}}
 
 
-STOPPED: Final = (
-    "In the first version stuck runs were ended early, the first after 100 of 200 steps. Scripts that do not "
-    "know the source found a run that leaves its plateau after that."
-)
-
-
 @dataclass(frozen=True)
 class Wmt(Setting):
     """A training on WMT'14 En-De."""
