@@ -88,7 +88,7 @@ def test_every_study_belongs_to_an_artefact():
     own = {study for study in vars(studies).values() if isinstance(study, studies.OwnStudy)}
     assert {artefact.study for artefact in ARTEFACTS.values() if artefact.study} == own
     for study in own:
-        assert callable(getattr(import_module(f"normlab.papers.reproduce.{study.module}"), study.__name__))
+        assert callable(getattr(import_module(f"normlab.papers.studies.{study.module}"), study.__name__))
 
 
 def test_a_wrong_block_disagrees(root, monkeypatch):

@@ -11,6 +11,7 @@ from typing import Any
 
 from normlab.papers.artefact import Artefact, Drawing, Measurement
 from normlab.papers.claim import Claim
+from normlab.papers.measures import OfRuns
 from normlab.papers.trainings import Scale, Trainings
 
 
@@ -43,20 +44,21 @@ def declared(
     *,
     claims: Sequence[Claim],
     settings: Mapping[str, Any] | None = None,
+    measures: Mapping[str, OfRuns] | None = None,
+    gpu: Mapping[str, OfRuns] | None = None,
     trainings: Mapping[Scale, Trainings] | None = None,
-    rests_on: Sequence[str] = (),
-    alone: bool = False,
     drawings: Sequence[Drawing] = (),
 ) -> Artefact:
-    """An artefact of normlab's own, given what decides its verdicts. Its words, and what is in print for it and
-    for each claim, are in ``<paper's key>.toml`` under its name.
+    """An artefact of normlab's own: what decides its verdicts, with its words and what is in print for it and
+    its claims, from ``<paper's key>.toml``. ``measures``, and those of the ``gpu`` scale, are settings.
     """
     key, _, name = id_.partition(".")
-    words = {**words_of(key)[name], "published": printed(id_)}
+    words: dict[str, Any] = {**words_of(key)[name], "published": printed(id_)}
     in_print = words.pop("claims", {})
     own = tuple(c if c.published else replace(c, published=in_print.get(c.measure, "")) for c in claims)
-    tests = {"study": study, "claims": own, "settings": settings or {}, "trainings": trainings or {}}
-    return Artefact(id_, **words, **tests, rests_on=rests_on, alone=alone, drawings=drawings)
+    of_runs = {name: some for name, some in (("measures", measures), ("gpu", gpu)) if some is not None}
+    tests: dict[str, Any] = {"study": study, "claims": own, "settings": {**(settings or {}), **of_runs}}
+    return Artefact(id_, **words, **tests, trainings=trainings or {}, drawings=drawings)
 
 
 def printed(id_: str) -> Mapping[str, float | str]:

@@ -8,15 +8,13 @@ from __future__ import annotations
 from typing import Final
 
 from normlab.papers import studies
-from normlab.papers.artefact import Drawing
+from normlab.papers.artefact import drawn
 from normlab.papers.bases import CURVES
 from normlab.papers.cells import declared
 from normlab.papers.claim import at_least, at_most, below_one, within
-from normlab.papers.liu2020.bases import EN_DE
+from normlab.papers.liu2020.bases import EN_DE, ON_WMT, PLACEMENTS
 from normlab.papers.measures import ConstantRatio
-from normlab.papers.scales import at_each
-
-_ON_WMT: Final = {"text": "wmt14.en-de", "model": "base"}
+from normlab.papers.trainings import for_each_scale
 
 _LINEAR: Final = "R² of a line at least 0.985, which rounds to the 0.99 that the paper reports for its fits"
 _BETTER: Final = "the better law is the one of the smaller AIC"
@@ -32,7 +30,7 @@ FIG4: Final = declared(
     "liu2020.fig4",
     studies.over_depth,
     settings={
-        **_ON_WMT,
+        **ON_WMT,
         "depths": (6, 9, 12, 15, 18),
         "deepest": 60,
         "tokens": 256,
@@ -41,61 +39,37 @@ FIG4: Final = declared(
     },
     claims=(
         *(
-            at_least(
-                0.985,
-                f"R² of a line in {x}, {name}, random change",
-                f"{placement}_random_{law}_r2",
-                derived="0.985 rounds to the printed 0.99",
+            at_least(0.985, derived="0.985 rounds to the printed 0.99")(
+                f"R² of a line in {x}, {name}, random change", f"{placement}_random_{law}_r2"
             )
             for placement, name, law, x in (
                 ("post", "Post-LN", "linear", "N"),
                 ("pre", "Pre-LN", "log", "log N"),
             )
         ),
-        at_most(
-            0.0,
-            "by how much AIC prefers log N to N, Post-LN, random change",
-            "post_random_log_over_linear_aic",
-            derived=_BETTER,
+        at_most(0.0, derived=_BETTER)(
+            "by how much AIC prefers log N to N, Post-LN, random change", "post_random_log_over_linear_aic"
         ),
-        at_least(
-            0.0,
-            "by how much AIC prefers log N to N, Pre-LN, random change",
-            "pre_random_log_over_linear_aic",
-            derived=_BETTER,
+        at_least(0.0, derived=_BETTER)(
+            "by how much AIC prefers log N to N, Pre-LN, random change", "pre_random_log_over_linear_aic"
         ),
         *(
             at_least(
-                bound,
+                bound, published=word, convention=convention, derived="" if convention else "a ratio above 1"
+            )(
                 f"one Adam update: Post-LN's change over Pre-LN's, {layers} layers: {word}",
                 f"post_over_pre_update{where}",
-                published=word,
-                convention=convention,
-                derived="" if convention else "a ratio above 1",
             )
             for layers, where in ((18, ""), (60, "_deepest"))
             for bound, word, convention in _FASTER
         ),
-        within(
-            -0.25,
-            0.25,
-            "Admin's exponent less Pre-LN's, random change",
-            "admin_minus_pre_exponent",
-            convention="the same speed: exponents in N at most 0.25 apart",
+        within(-0.25, 0.25, convention="the same speed: exponents in N at most 0.25 apart")(
+            "Admin's exponent less Pre-LN's, random change", "admin_minus_pre_exponent"
         ),
     ),
     drawings=tuple(
-        Drawing(
-            kind,
-            "layers",
-            "change",
-            f"Change of the encoder's output over depth, {title}",
-            "layers",
-            "mean square change",
-            colour="placement",
-            panel="encoder",
-            log_x=True,
-            log_y=True,
+        drawn("layers", "mean square change", colour="placement", panel="encoder", log_x=True, log_y=True)(
+            kind, "layers", "change", f"Change of the encoder's output over depth, {title}"
         )
         for kind, title in (("random", "a random change"), ("update", "one update of Adam"))
     ),
@@ -104,53 +78,32 @@ FIG4: Final = declared(
 FIG7_8: Final = declared(
     "liu2020.fig7_8",
     studies.dependencies,
-    settings={**_ON_WMT, "depths": (6, 18), "tokens": 1024, "followed": 32, "seeds": 8},
+    settings={**ON_WMT, "depths": (6, 18), "tokens": 1024, "followed": 32, "seeds": 8},
     claims=(
-        at_least(
-            2.0,
-            "i β_ii² over the upper half, Post-LN, 6 layers",
-            "post_6_own_times_i",
-            convention="relies on its own: twice an even share, or more",
+        at_least(2.0, convention="relies on its own: twice an even share, or more")(
+            "i β_ii² over the upper half, Post-LN, 6 layers", "post_6_own_times_i"
         ),
-        at_least(
-            4.0,
-            "the same, 18 layers",
-            "post_18_own_times_i",
-            convention="relies on its own: four times an even share at this depth, or more",
+        at_least(4.0, convention="relies on its own: four times an even share at this depth, or more")(
+            "the same, 18 layers", "post_18_own_times_i"
         ),
         *(
-            at_most(
-                1.5,
-                f"the same, {name}, {layers} layers",
-                f"{placement}_{layers}_own_times_i",
-                convention="evenly: at most half more than an even share",
+            at_most(1.5, convention="evenly: at most half more than an even share")(
+                f"the same, {name}, {layers} layers", f"{placement}_{layers}_own_times_i"
             )
             for placement, name in (("pre", "Pre-LN"), ("admin", "Admin"))
             for layers in (6, 18)
         ),
         *(
-            within(
-                0.95,
-                1.05,
-                f"Σ_j β_ij², {name}, {layers} layers",
-                f"{placement}_{layers}_total",
-                convention="1: within 5%",
+            within(0.95, 1.05, convention="1: within 5%")(
+                f"Σ_j β_ij², {name}, {layers} layers", f"{placement}_{layers}_total"
             )
             for placement, name in (("post", "Post-LN"), ("pre", "Pre-LN"), ("admin", "Admin"))
             for layers in (6, 18)
         ),
     ),
     drawings=tuple(
-        Drawing(
-            f"shares_{layers}",
-            "on",
-            "of",
-            f"β_ij² of an encoder of {layers} layers",
-            "branch j (−1: the input)",
-            "output i",
-            panel="placement",
-            kind="cells",
-            shade="beta_sq",
+        drawn("branch j (−1: the input)", "output i", panel="placement", kind="cells", shade="beta_sq")(
+            f"shares_{layers}", "on", "of", f"β_ij² of an encoder of {layers} layers"
         )
         for layers in (6, 18)
     ),
@@ -160,7 +113,7 @@ THEOREM2: Final = declared(
     "liu2020.theorem2",
     studies.prefixes,
     settings={
-        **_ON_WMT,
+        **ON_WMT,
         "layers": 18,
         "tokens": 512,
         "followed": 32,
@@ -169,82 +122,51 @@ THEOREM2: Final = declared(
     },
     claims=(
         *(
-            at_least(
-                0.985,
-                f"R² of a line in i through 1/β_ii² of the {name}, Pre-LN",
-                f"pre_inverse_{role}_r2",
-                convention=f"linear: {_LINEAR}",
+            at_least(0.985, convention=f"linear: {_LINEAR}")(
+                f"R² of a line in i through 1/β_ii² of the {name}, Pre-LN", f"pre_inverse_{role}_r2"
             )
             for role, name in (("self_attention", "self-attention"), ("ffn", "feed-forwards"))
         ),
-        within(
-            0.8,
-            1.25,
-            "slope of 1/β_ii² in i through all sublayers, Pre-LN",
-            "pre_inverse_slope",
-            convention="a slope of 1: within 25%",
+        within(0.8, 1.25, convention="a slope of 1: within 25%")(
+            "slope of 1/β_ii² in i through all sublayers, Pre-LN", "pre_inverse_slope"
         ),
-        within(
-            0.5,
-            2.0,
-            "1/β_ii² of the last layer over that of the first, Post-LN",
-            "post_inverse_last_over_first",
-            convention="flat: the last layer has between half and twice what the first has",
+        within(0.5, 2.0, convention="flat: the last layer has between half and twice what the first has")(
+            "1/β_ii² of the last layer over that of the first, Post-LN", "post_inverse_last_over_first"
         ),
         *(
             claim
             for placement, name in (("post", "Post-LN"), ("pre", "Pre-LN"))
             for claim in (
-                within(
-                    0.8,
-                    1.25,
+                within(0.8, 1.25, convention="predicts: within 25%")(
                     f"C Σ β_ii² over the measured change, deep half of the depths, {name}",
                     f"{placement}_predicted_over_measured",
-                    convention="predicts: within 25%",
                 ),
-                at_least(
-                    0.985,
-                    f"R² of C Σ β_ii² over all depths, {name}",
-                    f"{placement}_r2_of_sum",
-                    convention=f"predicts: {_LINEAR}",
+                at_least(0.985, convention=f"predicts: {_LINEAR}")(
+                    f"R² of C Σ β_ii² over all depths, {name}", f"{placement}_r2_of_sum"
                 ),
             )
         ),
     ),
     drawings=(
-        Drawing(
-            "changes",
-            "depth",
-            "change",
-            "Output change of a prefix of N sublayers, and C Σ β_ii² (dashed)",
-            "sublayers N",
-            "mean square change",
-            colour="placement",
-            theory="predicted",
+        drawn("sublayers N", "mean square change", colour="placement", theory="predicted")(
+            "changes", "depth", "change", "Output change of a prefix of N sublayers, and C Σ β_ii² (dashed)"
         ),
-        Drawing(
-            "changes",
-            "depth",
-            "inverse",
-            "1/β_ii² of every sublayer",
-            "sublayer i",
-            "1/β_ii²",
-            colour="role",
-            panel="placement",
+        drawn("sublayer i", "1/β_ii²", colour="role", panel="placement")(
+            "changes", "depth", "inverse", "1/β_ii² of every sublayer"
         ),
     ),
 )
 
-_TRAINED: Final = {"Post": "post", "Pre": "pre", "Admin": "admin"}
-
 CONSTANT_C: Final = declared(
     "liu2020.constantC",
     studies.trainings,
-    settings={"measures": {name.lower(): ConstantRatio(name) for name in _TRAINED}},
-    trainings=at_each(lambda s: {name: s.recipe(placement) for name, placement in _TRAINED.items()}, EN_DE),
+    measures={name.lower(): ConstantRatio(name) for name in PLACEMENTS},
+    trainings=for_each_scale(
+        lambda s: {name: s.recipe(placement) for name, placement in PLACEMENTS.items()}, EN_DE
+    ),
     claims=tuple(
         below_one(f"C at the end of the training over C at initialisation, {name}", name.lower())
-        for name in _TRAINED
+        for name in PLACEMENTS
     ),
     drawings=CURVES,
 )
@@ -252,40 +174,22 @@ CONSTANT_C: Final = declared(
 PROFILING: Final = declared(
     "liu2020.profiling",
     studies.profiles,
-    settings={**_ON_WMT, "layers": 18, "tokens": 512, "batches": 32, "seeds": 8},
+    settings={**ON_WMT, "layers": 18, "tokens": 512, "batches": 32, "seeds": 8},
     claims=(
-        at_most(
-            1.0,
-            "deviation of ln ω over batches, over that over seeds of the weights",
-            "batches_over_seeds",
-            derived="as much as another draw of the weights would change",
+        at_most(1.0, derived="as much as another draw of the weights would change")(
+            "deviation of ln ω over batches, over that over seeds of the weights", "batches_over_seeds"
         ),
-        within(
-            -0.5,
-            0.5,
+        within(-0.5, 0.5, convention="the same: within half of the deviation over seeds of the weights")(
             "ln of the output's change, profiled on 1 batch less on 32, in deviations over seeds",
             "change_in_deviations",
-            convention="the same: within half of the deviation over seeds of the weights",
         ),
     ),
     drawings=(
-        Drawing(
-            "omegas",
-            "sublayer",
-            "omega",
-            "ω of every sublayer of the encoder; the band is over batches",
-            "sublayer",
-            "ω",
-            colour="seed",
+        drawn("sublayer", "ω", colour="seed")(
+            "omegas", "sublayer", "omega", "ω of every sublayer of the encoder; the band is over batches"
         ),
-        Drawing(
-            "changes",
-            "seed",
-            "change",
-            "How far a random change of the weights moves the output",
-            "seed of the weights",
-            "mean square change",
-            colour="profiled_on",
+        drawn("seed of the weights", "mean square change", colour="profiled_on")(
+            "changes", "seed", "change", "How far a random change of the weights moves the output"
         ),
     ),
 )

@@ -10,16 +10,14 @@ from normlab.papers.cells import declared, printed
 from normlab.papers.claim import at_least, at_most, positive, within
 from normlab.papers.liu2020.bases import IWSLT
 from normlab.papers.measures import Difference, DifferenceSize, FoldDifference
-from normlab.papers.scales import at_each
+from normlab.papers.trainings import for_each_scale
 
 DROPOUT: Final = declared(
     "liu2020.dropout",
     studies.trainings,
-    settings={
-        "measures": {"size": DifferenceSize("bleu", "both", "neither")},
-        "gpu": {"effect": Difference("bleu", "both", "neither")},
-    },
-    trainings=at_each(
+    measures={"size": DifferenceSize("bleu", "both", "neither")},
+    gpu={"effect": Difference("bleu", "both", "neither")},
+    trainings=for_each_scale(
         lambda s: {
             "neither": {**s.recipe("post"), **s.bare},
             "both": {**s.recipe("post"), "model.attention_dropout": 0.1, "model.ffn_dropout": 0.1},
@@ -28,19 +26,14 @@ DROPOUT: Final = declared(
         laptop="Dropouts are the 0.1 of the authors' recipe.",
     ),
     claims=(
-        at_least(
-            1.0,
-            "difference in BLEU with attention and activation dropout and without, either way",
-            "size",
-            convention="enormous: at least 1 BLEU, some seven times the gap of Post-LN and Pre-LN",
+        at_least(1.0, convention="enormous: at least 1 BLEU, some seven times the gap of Post-LN and Pre-LN")(
+            "difference in BLEU with attention and activation dropout and without, either way", "size"
         ),
         at_least(
             1.0,
-            "BLEU with attention and activation dropout minus BLEU without",
-            "effect",
             convention="enormous: at least 1 BLEU, some seven times the gap of Post-LN and Pre-LN",
             needs="IWSLT'14 and " + CONVERGED,
-        ),
+        )("BLEU with attention and activation dropout minus BLEU without", "effect"),
     ),
     drawings=CURVES,
 )
@@ -48,22 +41,16 @@ DROPOUT: Final = declared(
 RESCALE_INIT: Final = declared(
     "liu2020.rescale_init",
     studies.trainings,
-    settings={
-        "measures": {"same": Difference("bleu", "rescaled", "ω")},
-        "paper": {"half": Difference("nll", "rescaled", "ω")},
-    },
-    trainings=at_each(
+    settings={"paper": {"half": Difference("nll", "rescaled", "ω")}},
+    measures={"same": Difference("bleu", "rescaled", "ω")},
+    trainings=for_each_scale(
         lambda s: {"ω": s.recipe("admin_free"), "rescaled": s.recipe("admin_rescaled")},
         IWSLT,
         laptop="In single precision only.",
     ),
     claims=(
-        within(
-            -1.0,
-            1.0,
-            "BLEU with rescaled initial weights minus BLEU with ω",
-            "same",
-            convention="the same: less than 1 BLEU either way",
+        within(-1.0, 1.0, convention="the same: less than 1 BLEU either way")(
+            "BLEU with rescaled initial weights minus BLEU with ω", "same"
         ),
         positive(
             "test NLL in half precision, with rescaled initial weights minus with ω",
@@ -77,14 +64,12 @@ RESCALE_INIT: Final = declared(
 APPENDIX_C: Final = declared(
     "liu2020.appendixC",
     studies.trainings,
-    settings={"measures": {"difference": FoldDifference("Admin")}},
-    trainings=at_each(lambda s: {"Admin": s.recipe("admin")}, IWSLT),
+    measures={"difference": FoldDifference("Admin")},
+    trainings=for_each_scale(lambda s: {"Admin": s.recipe("admin")}, IWSLT),
     claims=(
-        at_most(
-            1e-5,
+        at_most(1e-5, convention="exact: to 1e-5 in float32")(
             "largest difference of logits over the largest logit, of trained Admins and their plain forms",
             "difference",
-            convention="exact: to 1e-5 in float32",
         ),
     ),
 )
@@ -98,22 +83,16 @@ PARAMETERS: Final = declared(
     settings={
         "models": {
             "IWSLT'14 De-En small": ("small", 6, 6, 10_000),
-            "WMT'14 En-De 6L-6L": ("base", 6, 6, 37_000),
-            "WMT'14 En-De 12L-12L": ("base", 12, 12, 37_000),
-            "WMT'14 En-De 18L-18L": ("base", 18, 18, 37_000),
+            **{f"WMT'14 En-De {n}L-{n}L": ("base", n, n, 37_000) for n in (6, 12, 18)},
             "WMT'14 En-Fr 6L-6L": ("base", 6, 6, 44_500),
             "WMT'14 En-Fr 60L-12L": ("base", 60, 12, 44_500),
         },
         "published": _PARAMETERS,
     },
     claims=tuple(
-        within(
-            -0.5,
-            0.5,
-            f"millions more than published, {name}",
-            name,
-            derived="rounds to the millions that are printed",
+        within(-0.5, 0.5, derived="rounds to the millions that are printed")(
+            f"millions more than published, {name}", name
         )
-        for name, count in _PARAMETERS.items()
+        for name in _PARAMETERS
     ),
 )

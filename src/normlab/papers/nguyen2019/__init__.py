@@ -1,9 +1,8 @@
 """Nguyen and Salazar 2019, Transformers without Tears (arXiv 1910.05895).
 
-``tables`` holds its tables but for those of much data and of perplexities, which ``large`` holds, ``figures``
-its figures, what it says of speed, and a conjecture.
+``tables`` holds its tables, and ``figures`` its figures, what it says of speed, and a conjecture.
 """
 
-from normlab.papers.nguyen2019 import figures, large, tables
+from normlab.papers.nguyen2019 import figures, tables
 
-MODULES = (tables, large, figures)
+MODULES = (tables, figures)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from normlab.papers import studies
-from normlab.papers.artefact import Drawing
+from normlab.papers.artefact import Drawing, drawn
 from normlab.papers.bases import CONVERGED, CURVES
 from normlab.papers.cells import declared
 from normlab.papers.claim import (
@@ -19,25 +20,30 @@ from normlab.papers.claim import (
     trains,
     within,
 )
-from normlab.papers.learned_scales import ScaleChange, ScaleGrowth
-from normlab.papers.measures import DevAt, Difference, GradientRatio, ShareTrained, SpikesDifference
+from normlab.papers.measures import (
+    DevAt,
+    Difference,
+    GradientRatio,
+    ScaleChange,
+    ScaleGrowth,
+    ShareTrained,
+    SpikesDifference,
+)
 from normlab.papers.nguyen2019.bases import MODELS, TED
-from normlab.papers.scales import at_each
+from normlab.papers.trainings import for_each_scale
 
 FIG1: Final = declared(
     "nguyen2019.fig1",
     studies.trainings,
-    settings={
-        "measures": {
-            "pre_early": DevAt("bleu", "Pre+LN", "Post+LN", 0.5),
-            "pre_late": DevAt("bleu", "Pre+LN", "Post+LN", 1.0),
-            "fixnorm_early": DevAt("nll", "Pre+FixNorm+LN", "Pre+LN", 0.3),
-            "fixnorm_late": DevAt("bleu", "Pre+FixNorm+LN", "Pre+LN", 1.0),
-            "best": DevAt("bleu", "Pre+FixNorm+ScaleNorm", "Pre+LN", 1.0),
-            "warmup_early": DevAt("nll", "Pre+FixNorm+ScaleNorm", "Pre+FixNorm+ScaleNorm, no warm-up", 0.1),
-        }
+    measures={
+        "pre_early": DevAt("bleu", "Pre+LN", "Post+LN", 0.5),
+        "pre_late": DevAt("bleu", "Pre+LN", "Post+LN", 1.0),
+        "fixnorm_early": DevAt("nll", "Pre+FixNorm+LN", "Pre+LN", 0.3),
+        "fixnorm_late": DevAt("bleu", "Pre+FixNorm+LN", "Pre+LN", 1.0),
+        "best": DevAt("bleu", "Pre+FixNorm+ScaleNorm", "Pre+LN", 1.0),
+        "warmup_early": DevAt("nll", "Pre+FixNorm+ScaleNorm", "Pre+FixNorm+ScaleNorm, no warm-up", 0.1),
     },
-    trainings=at_each(
+    trainings=for_each_scale(
         lambda s: {
             **MODELS,
             "Pre+FixNorm+ScaleNorm, no warm-up": {
@@ -51,12 +57,8 @@ FIG1: Final = declared(
         positive("dev BLEU of Pre-LN minus that of Post-LN after half of the training", "pre_early"),
         positive("dev BLEU of Pre-LN minus that of Post-LN at the end", "pre_late"),
         negative("dev NLL with FixNorm minus without after 30% of the training", "fixnorm_early"),
-        within(
-            -1.0,
-            1.0,
-            "dev BLEU with FixNorm minus without at the end",
-            "fixnorm_late",
-            convention="similar: less than 1 BLEU either way",
+        within(-1.0, 1.0, convention="similar: less than 1 BLEU either way")(
+            "dev BLEU with FixNorm minus without at the end", "fixnorm_late"
         ),
         positive("dev BLEU of FixNorm+ScaleNorm minus that of Pre-LN at the end", "best"),
         positive("dev NLL with warm-up minus without after 10% of the training", "warmup_early"),
@@ -67,34 +69,24 @@ FIG1: Final = declared(
 FIG2: Final = declared(
     "nguyen2019.fig2",
     studies.trainings,
-    settings={
-        "measures": {
-            "spikes": SpikesDifference("Post+LN", "Pre+LN"),
-            "level": GradientRatio("Pre+LN", "Pre+FixNorm+ScaleNorm"),
-            "height": GradientRatio("Post+LN", "Pre+LN"),
-        }
+    measures={
+        "spikes": SpikesDifference("Post+LN", "Pre+LN"),
+        "level": GradientRatio("Pre+LN", "Pre+FixNorm+ScaleNorm"),
+        "height": GradientRatio("Post+LN", "Pre+LN"),
     },
-    trainings=at_each(lambda s: {name: MODELS[name] for name in MODELS if name != "Pre+FixNorm+LN"}, TED),
+    trainings=for_each_scale(
+        lambda s: {name: MODELS[name] for name in MODELS if name != "Pre+FixNorm+LN"}, TED
+    ),
     claims=(
-        at_least(
-            0.0,
-            "steps with a spike of the gradient norm, in per cent: Post-LN minus Pre-LN",
-            "spikes",
-            convention="a spike: three times the median of the steps around it",
+        at_least(0.0, convention="a spike: three times the median of the steps around it")(
+            "steps with a spike of the gradient norm, in per cent: Post-LN minus Pre-LN", "spikes"
         ),
         below_one("median gradient norm of Pre-LN over that of Pre-LN with FixNorm and ScaleNorm", "level"),
         above_one("median gradient norm of Post-LN over that of Pre-LN", "height"),
     ),
     drawings=(
-        Drawing(
-            "gradients",
-            "step",
-            "grad_norm_l2",
-            "Gradient norm through training",
-            "step",
-            "norm",
-            colour="cell",
-            log_y=True,
+        drawn("step", "norm", colour="cell", log_y=True)(
+            "gradients", "step", "grad_norm_l2", "Gradient norm through training"
         ),
     ),
 )
@@ -106,13 +98,11 @@ _ONE_TEXT: Final = " One text, so that nothing is said of the size of the corpus
 FIG3: Final = declared(
     "nguyen2019.fig3",
     studies.learned_scales,
-    settings={
-        "gpu": {
-            role.replace(" ", "_"): ScaleGrowth("Pre+FixNorm+ScaleNorm", role)
-            for role in (*_GROWING, "decoder-encoder attention")
-        }
+    gpu={
+        role.replace(" ", "_"): ScaleGrowth("Pre+FixNorm+ScaleNorm", role)
+        for role in (*_GROWING, "decoder-encoder attention")
     },
-    trainings=at_each(
+    trainings=for_each_scale(
         lambda s: {"Pre+FixNorm+ScaleNorm": MODELS["Pre+FixNorm+ScaleNorm"]},
         TED,
         laptop=_ONE_TEXT,
@@ -121,21 +111,13 @@ FIG3: Final = declared(
     ),
     claims=(
         *(
-            at_least(
-                0.0,
-                f"growth of ln g with the layer, {role}",
-                role.replace(" ", "_"),
-                derived="growing is a positive slope",
-                needs=CONVERGED,
+            at_least(0.0, derived="growing is a positive slope", needs=CONVERGED)(
+                f"growth of ln g with the layer, {role}", role.replace(" ", "_")
             )
             for role in _GROWING
         ),
-        at_most(
-            0.0,
-            "growth of ln g with the layer, decoder-encoder attention",
-            "decoder-encoder_attention",
-            derived="not growing is a slope of at most 0",
-            needs=CONVERGED,
+        at_most(0.0, derived="not growing is a slope of at most 0", needs=CONVERGED)(
+            "growth of ln g with the layer, decoder-encoder attention", "decoder-encoder_attention"
         ),
     ),
     drawings=(Drawing("scales", "layer", "g", "Learned scales by layer", "layer", "g", colour="kind"),),
@@ -144,13 +126,11 @@ FIG3: Final = declared(
 FIG4: Final = declared(
     "nguyen2019.fig4",
     studies.learned_scales,
-    settings={
-        "gpu": {
-            "late": ScaleChange("without smoothing", "Pre+FixNorm+ScaleNorm", "late"),
-            "output": ScaleChange("without smoothing", "Pre+FixNorm+ScaleNorm", "output"),
-        }
+    gpu={
+        "late": ScaleChange("without smoothing", "Pre+FixNorm+ScaleNorm", "late"),
+        "output": ScaleChange("without smoothing", "Pre+FixNorm+ScaleNorm", "output"),
     },
-    trainings=at_each(
+    trainings=for_each_scale(
         lambda s: {
             "Pre+FixNorm+ScaleNorm": MODELS["Pre+FixNorm+ScaleNorm"],
             "without smoothing": {**MODELS["Pre+FixNorm+ScaleNorm"], "optim.label_smoothing": 0.0},
@@ -170,62 +150,51 @@ FIG4: Final = declared(
     ),
 )
 
-SPEED: Final = declared(
-    "nguyen2019.speed",
-    studies.speed,
-    alone=True,
-    settings={
-        "shapes": ((256, 512), (1024, 512), (4096, 512), (4096, 1024)),
-        "rounds": 100,
-        "model": "base",
-        "layers": 6,
-        "tokens": 4096,
-        "steps": 20,
-    },
-    claims=(
-        *(
+_LONGER: Final = "more operations take longer: a ratio above 1; limits simultaneous over the shapes"
+SPEED: Final = replace(
+    declared(
+        "nguyen2019.speed",
+        studies.speed,
+        settings={
+            "shapes": ((256, 512), (1024, 512), (4096, 512), (4096, 1024)),
+            "rounds": 100,
+            "model": "base",
+            "layers": 6,
+            "tokens": 4096,
+            "steps": 20,
+        },
+        claims=(
+            *(
+                at_least(1.0, derived=_LONGER)(
+                    f"time of LayerNorm over that of ScaleNorm, {name}, the least of all shapes",
+                    f"{form}_least",
+                )
+                for form, name in (("elementary", "elementary operations"), ("fused", "one kernel each"))
+            ),
             at_least(
-                1.0,
-                f"time of LayerNorm over that of ScaleNorm, {name}, the least of all shapes",
-                f"{form}_least",
-                derived="more operations take longer: a ratio above 1; limits simultaneous over the shapes",
-            )
-            for form, name in (("elementary", "elementary operations"), ("fused", "one kernel each"))
+                1.025,
+                convention="about 5%: at least half of it",
+                needs="a GPU, where norms take a larger share of a step",
+            )("time of a step with LayerNorm over one with ScaleNorm", "steps_layernorm_over_scalenorm"),
         ),
-        at_least(
-            1.025,
-            "time of a step with LayerNorm over one with ScaleNorm",
-            "steps_layernorm_over_scalenorm",
-            convention="about 5%: at least half of it",
-            needs="a GPU, where norms take a larger share of a step",
+        drawings=(
+            drawn("rows x width", "µs", colour="norm", panel="form", kind="bar")(
+                "kernels", "shape", "microseconds", "Forward and backward pass of a norm"
+            ),
         ),
     ),
-    drawings=(
-        Drawing(
-            "kernels",
-            "shape",
-            "microseconds",
-            "Forward and backward pass of a norm",
-            "rows x width",
-            "µs",
-            colour="norm",
-            panel="form",
-            kind="bar",
-        ),
-    ),
+    alone=True,
 )
 
 BATCHSIZE: Final = declared(
     "nguyen2019.batchsize",
     studies.trainings,
-    settings={
-        "measures": {
-            "small": ShareTrained(("batch x1",)),
-            "large": ShareTrained(("batch x4", "batch x16")),
-            "gain": Difference("nll", "batch x16", "batch x1"),
-        }
+    measures={
+        "small": ShareTrained(("batch x1",)),
+        "large": ShareTrained(("batch x4", "batch x16")),
+        "gain": Difference("nll", "batch x16", "batch x1"),
     },
-    trainings=at_each(
+    trainings=for_each_scale(
         lambda s: {
             f"batch x{times}": {"recipe": "post+warmup", "train.max_tokens": s.batch * times}
             for times in (1, 4, 16)

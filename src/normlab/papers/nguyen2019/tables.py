@@ -1,4 +1,4 @@
-"""Tables 2 to 5 and 7 (Nguyen and Salazar 2019, arXiv 1910.05895)."""
+"""Tables 2 to 8 (Nguyen and Salazar 2019, arXiv 1910.05895)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ from typing import Final
 from normlab.papers import studies
 from normlab.papers.bases import CONVERGED, CURVES, TO_THE_END
 from normlab.papers.cells import declared
-from normlab.papers.claim import at_least, fails, mostly, negative, positive, trains, within
-from normlab.papers.measures import Difference, ShareBetter, ShareTrainedToTheEnd
-from normlab.papers.nguyen2019.bases import EDGE, GL_EN_AT, MODELS, TED, Ted
-from normlab.papers.scales import Cells, at_each
+from normlab.papers.claim import at_least, below_one, fails, mostly, negative, positive, trains, within
+from normlab.papers.measures import (
+    Difference,
+    ScoreRatio,
+    ShareBetter,
+    ShareTrainedToTheEnd,
+    TrainPerplexityRatio,
+)
+from normlab.papers.nguyen2019.bases import EDGE, GL_EN_AT, MODELS, TED, WMT, Ted
+from normlab.papers.trainings import Cells, for_each_scale
 
 _VARIANT: Final = "(4) Pre+FixNorm+ScaleNorm"
 _ROWS: Final = "(1) Post+LN", "(2) Pre+LN", "(3) Pre+FixNorm+LN", _VARIANT
 """The rows of Table 3 that the paper trained."""
 
 _WARMUPS: Final = 4, 8, 16
-_SMALL: Final = "28.17", "28.20", "28.62"
-"""Dev BLEU of Post-LN under SmallInit at these."""
 
 
 def _table2(s: Ted) -> Cells:
@@ -81,20 +85,18 @@ def _of(init: str, placement: str) -> tuple[str, ...]:
 TABLE2: Final = declared(
     "nguyen2019.table2",
     studies.trainings,
-    settings={
-        "measures": {
-            name: measure
-            for k in _WARMUPS
-            for xavier, small in [[f"warm-up {k}k {init} Post" for init in ("Xavier", "SmallInit")]]
-            for name, measure in {
-                f"xavier_post_{k}k": ShareTrainedToTheEnd((xavier,)),
-                f"small_post_{k}k": ShareTrainedToTheEnd((small,)),
-                f"post_{k}k": ShareBetter("bleu", small, xavier),
-            }.items()
-        },
-        "gpu": {"pre": Difference("bleu", _of("SmallInit", "Pre"), _of("Xavier", "Pre"))},
+    measures={
+        name: measure
+        for k in _WARMUPS
+        for xavier, small in [[f"warm-up {k}k {init} Post" for init in ("Xavier", "SmallInit")]]
+        for name, measure in {
+            f"xavier_post_{k}k": ShareTrainedToTheEnd((xavier,)),
+            f"small_post_{k}k": ShareTrainedToTheEnd((small,)),
+            f"post_{k}k": ShareBetter("bleu", small, xavier),
+        }.items()
     },
-    trainings=at_each(
+    gpu={"pre": Difference("bleu", _of("SmallInit", "Pre"), _of("Xavier", "Pre"))},
+    trainings=for_each_scale(
         _table2,
         EDGE,
         laptop=" Warm-ups of 20, 40 and 80 steps stand for 4k, 8k and 16k; the peak rate falls with the "
@@ -103,7 +105,7 @@ TABLE2: Final = declared(
     claims=(
         *(
             claim
-            for k, xavier, small in zip(_WARMUPS, ("fail", "fail", "5.76"), _SMALL, strict=True)
+            for k in _WARMUPS
             for claim in (
                 fails(
                     f"share of Post-LN's runs under Xavier that train, warm-up {k}k",
@@ -122,13 +124,8 @@ TABLE2: Final = declared(
                 ),
             )
         ),
-        within(
-            -1.0,
-            1.0,
-            "BLEU of Pre-LN under SmallInit minus under Xavier",
-            "pre",
-            convention="no change: less than 1 BLEU either way",
-            needs=CONVERGED,
+        within(-1.0, 1.0, convention="no change: less than 1 BLEU either way", needs=CONVERGED)(
+            "BLEU of Pre-LN under SmallInit minus under Xavier", "pre"
         ),
     ),
     drawings=CURVES,
@@ -137,24 +134,22 @@ TABLE2: Final = declared(
 TABLE3: Final = declared(
     "nguyen2019.table3",
     studies.trainings,
-    settings={
-        "measures": {
-            "pre": Difference("bleu", f"gl-en {_ROWS[1]}", f"gl-en {_ROWS[0]}"),
-            "fixnorm": Difference("bleu", f"gl-en {_ROWS[2]}", f"gl-en {_ROWS[1]}"),
-            "scalenorm": Difference("bleu", f"gl-en {_VARIANT}", f"gl-en {_ROWS[2]}"),
-            "together": Difference("bleu", f"gl-en {_VARIANT}", f"gl-en {_ROWS[0]}"),
-        }
+    measures={
+        "pre": Difference("bleu", f"gl-en {_ROWS[1]}", f"gl-en {_ROWS[0]}"),
+        "fixnorm": Difference("bleu", f"gl-en {_ROWS[2]}", f"gl-en {_ROWS[1]}"),
+        "scalenorm": Difference("bleu", f"gl-en {_VARIANT}", f"gl-en {_ROWS[2]}"),
+        "together": Difference("bleu", f"gl-en {_VARIANT}", f"gl-en {_ROWS[0]}"),
     },
-    trainings=at_each(
+    trainings=for_each_scale(
         lambda s: {f"gl-en {row}": MODELS[row[4:]] for row in _ROWS}, GL_EN_AT, seeds=8, least=2
     ),
     claims=tuple(
-        positive(f"test BLEU of row {better} minus that of row {worse}", measure)
-        for better, worse, measure, published in (
-            ("(2)", "(1)", "pre", "19.09 against 18.47"),
-            ("(3)", "(2)", "fixnorm", "19.38 against 19.09"),
-            ("(4)", "(3)", "scalenorm", "20.91 against 19.38, p < 0.01"),
-            ("(4)", "(1)", "together", "20.91 against 18.47, p < 0.01"),
+        positive(f"test BLEU of row ({better}) minus that of row ({worse})", measure)
+        for better, worse, measure in (
+            (2, 1, "pre"),
+            (3, 2, "fixnorm"),
+            (4, 3, "scalenorm"),
+            (4, 1, "together"),
         )
     ),
     drawings=CURVES,
@@ -163,33 +158,21 @@ TABLE3: Final = declared(
 TABLE4: Final = declared(
     "nguyen2019.table4",
     studies.trainings,
-    settings={
-        "measures": {
-            "no_warmup": Difference("bleu", "NoWarmup", "InvSqrtDecay"),
-            "val_decay": Difference("bleu", "ValDecay", "InvSqrtDecay"),
-            "double": Difference("bleu", "InvSqrtDecay+2xLR", "InvSqrtDecay"),
-        }
+    measures={
+        "no_warmup": Difference("bleu", "NoWarmup", "InvSqrtDecay"),
+        "val_decay": Difference("bleu", "ValDecay", "InvSqrtDecay"),
+        "double": Difference("bleu", "InvSqrtDecay+2xLR", "InvSqrtDecay"),
     },
-    trainings=at_each(_table4, TED, laptop=" One text stands for five pairs."),
+    trainings=for_each_scale(_table4, TED, laptop=" One text stands for five pairs."),
     claims=(
-        at_least(
-            -1.0,
-            "BLEU without warm-up minus BLEU of InvSqrtDecay",
-            "no_warmup",
-            convention="warm-up can be left out: at most 1 BLEU below",
+        at_least(-1.0, convention="warm-up can be left out: at most 1 BLEU below")(
+            "BLEU without warm-up minus BLEU of InvSqrtDecay", "no_warmup"
         ),
-        at_least(
-            -1.0,
-            "BLEU of ValDecay minus BLEU of InvSqrtDecay",
-            "val_decay",
-            convention="as good: at most 1 BLEU below",
+        at_least(-1.0, convention="as good: at most 1 BLEU below")(
+            "BLEU of ValDecay minus BLEU of InvSqrtDecay", "val_decay"
         ),
-        within(
-            -1.0,
-            1.0,
-            "BLEU of InvSqrtDecay at twice the rate minus at the rate",
-            "double",
-            convention="no change: less than 1 BLEU either way",
+        within(-1.0, 1.0, convention="no change: less than 1 BLEU either way")(
+            "BLEU of InvSqrtDecay at twice the rate minus at the rate", "double"
         ),
     ),
     drawings=CURVES,
@@ -198,14 +181,12 @@ TABLE4: Final = declared(
 TABLE5: Final = declared(
     "nguyen2019.table5",
     studies.trainings,
-    settings={
-        "measures": {
-            "post_deep": ShareTrainedToTheEnd(("5 layers Post", "6 layers Post")),
-            "pre": ShareTrainedToTheEnd(("4 layers Pre", "5 layers Pre", "6 layers Pre")),
-            "four_layers": ShareBetter("bleu", "4 layers Pre", "4 layers Post"),
-        }
+    measures={
+        "post_deep": ShareTrainedToTheEnd(("5 layers Post", "6 layers Post")),
+        "pre": ShareTrainedToTheEnd(("4 layers Pre", "5 layers Pre", "6 layers Pre")),
+        "four_layers": ShareBetter("bleu", "4 layers Pre", "4 layers Post"),
     },
-    trainings=at_each(_table5, EDGE),
+    trainings=for_each_scale(_table5, EDGE),
     claims=(
         fails("share of Post-LN's runs of 5 and 6 layers that train", "post_deep"),
         trains("share of Pre-LN's runs that train", "pre"),
@@ -217,30 +198,79 @@ TABLE5: Final = declared(
 TABLE7: Final = declared(
     "nguyen2019.table7",
     studies.trainings,
-    settings={
-        "measures": {
-            "one_scale": Difference("bleu", "ScaleNorm+FixNorm", "RMSNorm+FixNorm"),
-            "fixed": Difference("bleu", "ScaleNorm(g=√d)+FixNorm", "ScaleNorm+FixNorm"),
-            "fixed_double": Difference(
-                "bleu", "ScaleNorm(g=√d)+FixNorm+ValDecay+2xLR", "ScaleNorm(g=√d)+FixNorm+ValDecay"
-            ),
-        }
-    },
-    trainings=at_each(_table7, TED, laptop=" One text stands for five pairs."),
-    claims=(
-        at_least(
-            -1.0,
-            "BLEU with one scale a norm minus BLEU with one a feature",
-            "one_scale",
-            convention="as good: at most 1 BLEU below",
+    measures={
+        "one_scale": Difference("bleu", "ScaleNorm+FixNorm", "RMSNorm+FixNorm"),
+        "fixed": Difference("bleu", "ScaleNorm(g=√d)+FixNorm", "ScaleNorm+FixNorm"),
+        "fixed_double": Difference(
+            "bleu", "ScaleNorm(g=√d)+FixNorm+ValDecay+2xLR", "ScaleNorm(g=√d)+FixNorm+ValDecay"
         ),
-        at_least(
-            -1.0,
-            "BLEU with fixed scales minus BLEU with learned ones",
-            "fixed",
-            convention="as good: at most 1 BLEU below",
+    },
+    trainings=for_each_scale(_table7, TED, laptop=" One text stands for five pairs."),
+    claims=(
+        at_least(-1.0, convention="as good: at most 1 BLEU below")(
+            "BLEU with one scale a norm minus BLEU with one a feature", "one_scale"
+        ),
+        at_least(-1.0, convention="as good: at most 1 BLEU below")(
+            "BLEU with fixed scales minus BLEU with learned ones", "fixed"
         ),
         negative("BLEU with fixed scales at twice the rate minus at the rate, ValDecay", "fixed_double"),
+    ),
+    drawings=CURVES,
+)
+
+TABLE6: Final = declared(
+    "nguyen2019.table6",
+    studies.trainings,
+    measures={"pre_scalenorm": Difference("bleu", "Pre+FixNorm+ScaleNorm", "Pre+LN")},
+    gpu={
+        "post": Difference("bleu", "Post+LN", "Pre+LN"),
+        "post_scalenorm": Difference("bleu", "Post+FixNorm+ScaleNorm", "Post+LN"),
+    },
+    trainings=for_each_scale(
+        lambda s: {
+            name: {"recipe": recipe + s.recipe, **s.peak}
+            for name, recipe in (
+                ("Pre+LN", "pre"),
+                ("Pre+FixNorm+ScaleNorm", "pre+fixnorm+scalenorm"),
+                ("Post+LN", "post"),
+                ("Post+FixNorm+ScaleNorm", "post+fixnorm+scalenorm"),
+            )
+        },
+        WMT,
+    ),
+    claims=(
+        positive("BLEU of Post-LN minus that of Pre-LN", "post", needs=CONVERGED),
+        *(
+            at_least(-1.0, convention="not worse: at most 1 BLEU below", needs=needs)(
+                f"BLEU of {name} with FixNorm and ScaleNorm minus that with LayerNorm", measure
+            )
+            for name, measure, needs in (
+                ("Pre-LN", "pre_scalenorm", ""),
+                ("Post-LN", "post_scalenorm", CONVERGED),
+            )
+        ),
+    ),
+    drawings=CURVES,
+)
+
+TABLE8: Final = declared(
+    "nguyen2019.table8",
+    studies.trainings,
+    settings={"shown": "perplexity_smoothed"},
+    measures={
+        "train": TrainPerplexityRatio("ScaleNorm", "LayerNorm"),
+        "test": ScoreRatio("perplexity_smoothed", "ScaleNorm", "LayerNorm"),
+    },
+    trainings=for_each_scale(
+        lambda s: {"LayerNorm": MODELS["Pre+FixNorm+LN"], "ScaleNorm": MODELS["Pre+FixNorm+ScaleNorm"]},
+        TED,
+        laptop=" One text stands for five pairs.",
+    ),
+    claims=(
+        within(0.8, 1.25, convention="no clear effect: less than a quarter either way")(
+            "perplexity of ScaleNorm on the training text over that of LayerNorm", "train"
+        ),
+        below_one("perplexity of ScaleNorm on the test text over that of LayerNorm", "test"),
     ),
     drawings=CURVES,
 )

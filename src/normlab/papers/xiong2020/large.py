@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from normlab.papers import studies
-from normlab.papers.artefact import Drawing
+from normlab.papers.artefact import Drawing, drawn
 from normlab.papers.bases import CONVERGED, CURVES, TO_THE_END
 from normlab.papers.cells import declared
 from normlab.papers.claim import at_least, below_one, negative, positive, within
 from normlab.papers.measures import DevAt, Difference, Score, ShareGap, StepsRatio
-from normlab.papers.scales import Cells, at_each
-from normlab.papers.xiong2020.bases import IWSLT, PRETRAINING, WMT, Bert, Iwslt, Wmt
+from normlab.papers.trainings import Cells, for_each_scale
+from normlab.papers.xiong2020.bases import IWSLT, PRETRAINING, WMT, Bert, Iwslt, XiongWmt
 
 _RATES: Final = "7e-4", "1.5e-3"
 """The paper's learning rates on WMT'14."""
@@ -31,21 +31,12 @@ def _pretrainings(s: Bert) -> Cells:
     }
 
 
-def _at_epoch_6(s: Wmt) -> Cells:
+def _at_epoch_6(s: XiongWmt) -> Cells:
+    pre = {"recipe": "pre+step_decay_inverse_sqrt", "optim.decay_step": s.epoch_6, "optim.decay_factor": 1.0}
     return {
         f"lr {rate} {name}": {"optim.lr": lr, **changes}
         for rate, lr in zip(_RATES, s.rates, strict=True)
-        for name, changes in (
-            (
-                "Pre",
-                {
-                    "recipe": "pre+step_decay_inverse_sqrt",
-                    "optim.decay_step": s.epoch_6,
-                    "optim.decay_factor": 1.0,
-                },
-            ),
-            ("Post, warm-up", {"recipe": "post+warmup+inverse_sqrt"}),
-        )
+        for name, changes in (("Pre", pre), ("Post, warm-up", {"recipe": "post+warmup+inverse_sqrt"}))
     }
 
 
@@ -66,21 +57,16 @@ def _tuned(s: Iwslt) -> Cells:
 FIG4CD: Final = declared(
     "xiong2020.fig4cd",
     studies.trainings,
-    settings={
-        "measures": {
-            f"{when}_{rate}": DevAt("nll", f"lr {rate} Pre", f"lr {rate} Post, warm-up", share)
-            for rate in _RATES
-            for when, share in (("first", 0.15), ("last", 1.0))
-        }
+    measures={
+        f"{when}_{rate}": DevAt("nll", f"lr {rate} Pre", f"lr {rate} Post, warm-up", share)
+        for rate in _RATES
+        for when, share in (("first", 0.15), ("last", 1.0))
     },
-    trainings=at_each(_at_epoch_6, WMT),
+    trainings=for_each_scale(_at_epoch_6, WMT),
     claims=tuple(
         negative(f"dev NLL of Pre-LN minus that of Post-LN {words}, lr {rate}", f"{when}_{rate}")
         for rate in _RATES
-        for when, words, published in (
-            ("first", "after 15% of the training", "near 20 against below 10 BLEU at the first checkpoint"),
-            ("last", "at the end", "Pre-LN is ahead throughout"),
-        )
+        for when, words in (("first", "after 15% of the training"), ("last", "at the end"))
     ),
     drawings=CURVES,
 )
@@ -88,16 +74,14 @@ FIG4CD: Final = declared(
 FIG5A: Final = declared(
     "xiong2020.fig5a",
     studies.trainings,
-    settings={
-        "measures": {
-            "sooner": StepsRatio(_PRE, _POST),
-            "sooner_at_one_rate": StepsRatio("pre, lr 1e-4", _POST),
-            "pre_more_often": ShareGap((_PRE,), ("post, lr 3e-4, warm-up",)),
-            "worse_at_3e-4": Difference("nll", "post, lr 3e-4, warm-up", _POST),
-            "needs_warmup": Difference("nll", "post, lr 1e-4", _POST),
-        }
+    measures={
+        "sooner": StepsRatio(_PRE, _POST),
+        "sooner_at_one_rate": StepsRatio("pre, lr 1e-4", _POST),
+        "pre_more_often": ShareGap((_PRE,), ("post, lr 3e-4, warm-up",)),
+        "worse_at_3e-4": Difference("nll", "post, lr 3e-4, warm-up", _POST),
+        "needs_warmup": Difference("nll", "post, lr 1e-4", _POST),
     },
-    trainings=at_each(_pretrainings, PRETRAINING),
+    trainings=for_each_scale(_pretrainings, PRETRAINING),
     claims=(
         below_one(
             "steps of Pre-LN at 3e-4 to the best dev loss of Post-LN at 1e-4, over those of Post-LN", "sooner"
@@ -111,17 +95,11 @@ FIG5A: Final = declared(
         positive("test NLL of Post-LN at 1e-4 without warm-up minus that with it", "needs_warmup"),
     ),
     drawings=(
-        Drawing(
-            "curves",
-            "step",
-            "nll",
-            "Dev loss through training",
-            "step",
-            "nats per masked token",
-            colour="cell",
+        drawn("step", "nats per masked token", colour="cell")(
+            "curves", "step", "nll", "Dev loss through training"
         ),
-        Drawing(
-            "curves", "step", "masked_accuracy", "Dev accuracy through training", "step", "%", colour="cell"
+        drawn("step", "%", colour="cell")(
+            "curves", "step", "masked_accuracy", "Dev accuracy through training"
         ),
     ),
 )
@@ -136,17 +114,12 @@ _TUNED: Final = (
 FIG5BC: Final = declared(
     "xiong2020.fig5bc",
     studies.fine_tuning,
-    settings={
-        "tasks": ("MRPC", "RTE"),
-        "batches": (16,),
-        "lrs": (1e-4, 3e-4, 1e-3),
-        "epochs": (2,),
-        "measures": {
-            "ahead_on_MRPC": Difference("accuracy", f"MRPC {_PRE}", f"MRPC {_POST}"),
-            "ahead_on_RTE": Difference("accuracy", f"RTE {_PRE}", f"RTE {_POST}"),
-        },
+    settings={"tasks": ("MRPC", "RTE"), "batches": (16,), "lrs": (1e-4, 3e-4, 1e-3), "epochs": (2,)},
+    measures={
+        "ahead_on_MRPC": Difference("accuracy", f"MRPC {_PRE}", f"MRPC {_POST}"),
+        "ahead_on_RTE": Difference("accuracy", f"RTE {_PRE}", f"RTE {_POST}"),
     },
-    trainings=at_each(
+    trainings=for_each_scale(
         lambda s: {cell: _pretrainings(s)[cell] for cell in (_PRE, _POST)},
         PRETRAINING,
         seeds=1,
@@ -172,12 +145,10 @@ _FACTOR: Final = " By how much the rate falls at step 8000 is not said; here it 
 FOOTNOTE1: Final = declared(
     "xiong2020.footnote1",
     studies.trainings,
-    settings={
-        "measures": {"trains": Score("bleu", "Pre-LN, tuned")},
-        "gpu": {"tuned": Difference("bleu", "Pre-LN, tuned", "Pre-LN")},
-        "paper": {"test_bleu": Score("bleu", "Pre-LN, tuned")},
-    },
-    trainings=at_each(
+    settings={"paper": {"test_bleu": Score("bleu", "Pre-LN, tuned")}},
+    measures={"trains": Score("bleu", "Pre-LN, tuned")},
+    gpu={"tuned": Difference("bleu", "Pre-LN, tuned", "Pre-LN")},
+    trainings=for_each_scale(
         _tuned,
         IWSLT,
         laptop="2e-3 in place of 5e-4, and 1.5 times that, as in the paper. The batch of the tuned one is "
@@ -186,21 +157,16 @@ FOOTNOTE1: Final = declared(
         paper=_FACTOR,
     ),
     claims=(
-        at_least(
-            10.0,
-            "test BLEU of the tuned Pre-LN, without warm-up",
-            "trains",
-            convention="it trains if it translates: at least 10 BLEU",
+        at_least(10.0, convention="it trains if it translates: at least 10 BLEU")(
+            "test BLEU of the tuned Pre-LN, without warm-up", "trains"
         ),
         positive("test BLEU of the tuned Pre-LN minus that of Figure 4's", "tuned", needs=CONVERGED),
         within(
             34.5,
             36.5,
-            "test BLEU of the tuned Pre-LN on IWSLT'14 De-En",
-            "test_bleu",
             convention="the same: less than 1 BLEU either way",
             needs="IWSLT'14 De-En and a GPU, at the paper scale",
-        ),
+        )("test BLEU of the tuned Pre-LN on IWSLT'14 De-En", "test_bleu"),
     ),
     drawings=CURVES,
 )

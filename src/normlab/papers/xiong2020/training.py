@@ -20,7 +20,7 @@ from normlab.papers.measures import (
     ShareTrainedToTheEnd,
     StepsRatio,
 )
-from normlab.papers.scales import Cells, at_each
+from normlab.papers.trainings import Cells, for_each_scale
 from normlab.papers.xiong2020.bases import EDGE, IWSLT, RATES, Iwslt, adam, cells_of, sgd, small_rate, some
 
 
@@ -32,30 +32,22 @@ def _longest_over(steps: int, rate: str, metric: str) -> OfRuns:
 def _warmup_or_none(metric: str) -> dict[str, OfRuns]:
     """At each rate, whether the longest warm-up is better than none, and whether runs without one train."""
     better = {f"needs_warmup_at_{rate}": _longest_over(1, rate, metric) for rate in RATES}
-    without = {
-        f"trains_without_at_{rate}": ShareTrainedToTheEnd((f"lr {rate}, warm-up 1",)) for rate in RATES
-    }
-    return better | without
+    without = {rate: ShareTrainedToTheEnd((f"lr {rate}, warm-up 1",)) for rate in RATES}
+    return better | {f"trains_without_at_{rate}": share for rate, share in without.items()}
 
 
 def _fails_without(rate: str) -> Claim:
-    return at_most(
-        0.5,
-        f"share of the runs without warm-up that train, lr {rate}",
-        f"trains_without_at_{rate}",
-        convention="a setting fails if most of its runs do",
-        part_of="trains_without",
+    return at_most(0.5, convention="a setting fails if most of its runs do", part_of="trains_without")(
+        f"share of the runs without warm-up that train, lr {rate}", f"trains_without_at_{rate}"
     )
 
 
 FIG2A: Final = declared(
     "xiong2020.fig2a",
     studies.trainings,
-    settings={
-        "measures": _warmup_or_none("bleu")
-        | {f"longer_at_{rate}": _longest_over(500, rate, "bleu") for rate in RATES}
-    },
-    trainings=at_each(adam, EDGE),
+    measures=_warmup_or_none("bleu")
+    | {f"longer_at_{rate}": _longest_over(500, rate, "bleu") for rate in RATES},
+    trainings=for_each_scale(adam, EDGE),
     claims=tuple(
         claim
         for rate in RATES
@@ -74,23 +66,18 @@ FIG2A: Final = declared(
     drawings=CURVES,
 )
 
+_SGD: Final = {
+    word: tuple(f"SGD lr {rate}, {word} warm-up" for rate in ("1e-3", "5e-3")) for word in ("with", "without")
+}
 FIG2B: Final = declared(
     "xiong2020.fig2b",
     studies.trainings,
-    settings={
-        "measures": {
-            "helps": Difference(
-                "nll",
-                ("SGD lr 1e-3, with warm-up", "SGD lr 5e-3, with warm-up"),
-                ("SGD lr 1e-3, without warm-up", "SGD lr 5e-3, without warm-up"),
-            ),
-            "without": BestScore("bleu", ("SGD lr 1e-3, without warm-up", "SGD lr 5e-3, without warm-up")),
-            "below_adam": BestDifference(
-                "bleu", ("lr 1e-3, warm-up 4000",), ("SGD lr 1e-3, with warm-up", "SGD lr 5e-3, with warm-up")
-            ),
-        }
+    measures={
+        "helps": Difference("nll", _SGD["with"], _SGD["without"]),
+        "without": BestScore("bleu", _SGD["without"]),
+        "below_adam": BestDifference("bleu", ("lr 1e-3, warm-up 4000",), _SGD["with"]),
     },
-    trainings=at_each(
+    trainings=for_each_scale(
         lambda s: {**sgd(s), **some(s, "lr 1e-3, warm-up 4000")},
         IWSLT,
         laptop="0.1 and 0.5 for SGD, in the paper's ratio of 5: the paper's own would not move "
@@ -98,11 +85,8 @@ FIG2B: Final = declared(
     ),
     claims=(
         negative("test NLL with warm-up minus without, mean of both learning rates", "helps"),
-        at_most(
-            2.0,
-            "BLEU of SGD without warm-up, at the better learning rate",
-            "without",
-            convention="just above zero: at most 2",
+        at_most(2.0, convention="just above zero: at most 2")(
+            "BLEU of SGD without warm-up, at the better learning rate", "without"
         ),
         positive(
             "BLEU of Adam with warm-up minus that of SGD with warm-up at its better learning rate",
@@ -115,15 +99,16 @@ FIG2B: Final = declared(
 LOSS_VS_BLEU: Final = declared(
     "xiong2020.loss_vs_bleu",
     studies.trainings,
-    settings={"measures": {"pairs": DisorderedPairs(10.0)}},
-    trainings=at_each(lambda s: {**adam(s), **sgd(s)}, IWSLT, laptop="as for Figure 2."),
+    measures={"pairs": DisorderedPairs(10.0)},
+    trainings=for_each_scale(lambda s: {**adam(s), **sgd(s)}, IWSLT, laptop="as for Figure 2."),
     claims=(
         at_least(
             1.0,
-            "pairs of badly trained runs of which the one with the better dev loss has the worse BLEU",
-            "pairs",
             convention="badly trained: at most 10 BLEU on dev",
             check="one pair is enough, and ten runs make 45",
+        )(
+            "pairs of badly trained runs of which the one with the better dev loss has the worse BLEU",
+            "pairs",
         ),
     ),
     drawings=(
@@ -134,8 +119,8 @@ LOSS_VS_BLEU: Final = declared(
 SIMPLIFIED: Final = declared(
     "xiong2020.simplified",
     studies.trainings,
-    settings={"measures": _warmup_or_none("nll")},
-    trainings=at_each(
+    measures=_warmup_or_none("nll"),
+    trainings=for_each_scale(
         lambda s: {
             cell: {**changes, "model.scheme": "uniformattention", "model.heads": 1}
             for cell, changes in some(s, *cells_of("warm-up 1"), *cells_of("warm-up 4000")).items()
@@ -169,37 +154,28 @@ def _figure4(s: Iwslt) -> Cells:
 FIG4AB: Final = declared(
     "xiong2020.fig4ab",
     studies.trainings,
-    settings={
-        "measures": {
-            "pre_over_post": Difference("bleu", "pre, Adam", "post, Adam, warm-up"),
-            "steps_pre_over_post": StepsRatio("pre, Adam", "post, Adam, warm-up"),
-            "radam_trains_post": Difference("bleu", "post, RAdam", "lr 1e-3, warm-up 1"),
-            "radam_changes_pre": Difference("bleu", "pre, RAdam", "pre, Adam"),
-        }
+    measures={
+        "pre_over_post": Difference("bleu", "pre, Adam", "post, Adam, warm-up"),
+        "steps_pre_over_post": StepsRatio("pre, Adam", "post, Adam, warm-up"),
+        "radam_trains_post": Difference("bleu", "post, RAdam", "lr 1e-3, warm-up 1"),
+        "radam_changes_pre": Difference("bleu", "pre, RAdam", "pre, Adam"),
     },
-    trainings=at_each(
+    trainings=for_each_scale(
         _figure4,
         IWSLT,
         laptop="2e-3 in place of 5e-4; Pre-LN's falls to a tenth after 8/15 of the training, "
         "as in the paper.",
     ),
     claims=(
-        at_least(
-            -2.0,
-            "BLEU of Pre-LN without warm-up minus that of Post-LN with it",
-            "pre_over_post",
-            convention="comparable: at most 2 BLEU below",
+        at_least(-2.0, convention="comparable: at most 2 BLEU below")(
+            "BLEU of Pre-LN without warm-up minus that of Post-LN with it", "pre_over_post"
         ),
         below_one(
             "steps of Pre-LN to the best dev loss of Post-LN, over those of Post-LN", "steps_pre_over_post"
         ),
         positive("BLEU of Post-LN without warm-up under RAdam minus under Adam", "radam_trains_post"),
-        within(
-            -2.0,
-            2.0,
-            "BLEU of Pre-LN under RAdam minus under Adam",
-            "radam_changes_pre",
-            convention="little: less than 2 BLEU either way",
+        within(-2.0, 2.0, convention="little: less than 2 BLEU either way")(
+            "BLEU of Pre-LN under RAdam minus under Adam", "radam_changes_pre"
         ),
     ),
     drawings=CURVES,
@@ -208,13 +184,11 @@ FIG4AB: Final = declared(
 FIG6: Final = declared(
     "xiong2020.fig6",
     studies.trainings,
-    settings={
-        "measures": {
-            "below_large": ShareBetter("nll", "fixed lr 1e-4", "lr 1e-3, warm-up 1"),
-            "above_best": ShareBetter("nll", "lr 1e-3, warm-up 4000", "fixed lr 1e-4"),
-        }
+    measures={
+        "below_large": ShareBetter("nll", "fixed lr 1e-4", "lr 1e-3, warm-up 1"),
+        "above_best": ShareBetter("nll", "lr 1e-3, warm-up 4000", "fixed lr 1e-4"),
     },
-    trainings=at_each(
+    trainings=for_each_scale(
         lambda s: {
             **{
                 c: {**fixed, "train.steps": 27 * s.base.train.steps // 15}
@@ -241,13 +215,11 @@ FIG6: Final = declared(
 CLIP: Final = declared(
     "xiong2020.clip",
     studies.trainings,
-    settings={
-        "measures": {
-            "clipping_helps": ShareBetter("nll", "clip 0.5", "lr 1e-3, warm-up 1"),
-            "as_fixed": DifferenceOfTrained("nll", "clip 0.5", "fixed lr 1e-4"),
-        }
+    measures={
+        "clipping_helps": ShareBetter("nll", "clip 0.5", "lr 1e-3, warm-up 1"),
+        "as_fixed": DifferenceOfTrained("nll", "clip 0.5", "fixed lr 1e-4"),
     },
-    trainings=at_each(
+    trainings=for_each_scale(
         lambda s: {
             "clip 0.5": {**some(s, "lr 1e-3, warm-up 1")["lr 1e-3, warm-up 1"], "optim.max_grad_norm": 0.5},
             **small_rate(s),
@@ -259,12 +231,8 @@ CLIP: Final = declared(
     ),
     claims=(
         mostly("share of seeds at which the loss is better with clipping than without", "clipping_helps"),
-        within(
-            -0.5,
-            0.5,
-            "test NLL with clipping minus that at a fixed tenth of the rate",
-            "as_fixed",
-            convention="similar: less than 0.5 nats per token either way",
+        within(-0.5, 0.5, convention="similar: less than 0.5 nats per token either way")(
+            "test NLL with clipping minus that at a fixed tenth of the rate", "as_fixed"
         ),
     ),
     drawings=CURVES,

@@ -1,19 +1,24 @@
-"""The scales g that ScaleNorm has learned, by depth and kind of sublayer (Nguyen and Salazar 2019, Figures 3
-and 4).
+"""Models that runs have trained: the scales g of ScaleNorm (Nguyen and Salazar 2019), the loss on the text of
+the training, and Theorem 2's constant (Liu et al. 2020).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, TypeAlias
 
 import numpy as np
+import torch
 from safetensors.numpy import load_file
 
+from normlab.diagnosis.reading.structure import read_structure
+from normlab.diagnosis.reading.subject import Subject
 from normlab.errors import UserError
 from normlab.papers.intervals import Array
 from normlab.papers.lab import Row
+from normlab.papers.studies.amplification import theorem_constant
 from normlab.runs import RunFolder
+from normlab.training.subjects import Case, mean_loss, of_config, of_run
 
 ROLES: Final = {
     "encoder attention": ("encoder", 2, 0),
@@ -28,7 +33,7 @@ OUTPUT: Final = "decoder.end.g"
 Scales: TypeAlias = Mapping[str, float]
 
 
-def growth(folder: RunFolder, role: str) -> float:
+def scale_growth(folder: RunFolder, role: str) -> float:
     """The slope of ln g by layer, for one kind of sublayer, by least squares."""
     g = by_layer(scales_of(folder), role)
     return float(np.polyfit(np.arange(len(g)), np.log(g), 1)[0])
@@ -66,12 +71,41 @@ def _depth(name: str) -> int:
     return next((int(part) for part in name.split(".") if part.isdecimal()), -1)
 
 
-def scale_rows(cells: Mapping[str, Sequence[RunFolder]]) -> Iterator[Row]:
-    """The table of the scales that every run has learned."""
-    for cell, folders in cells.items():
-        for seed, folder in enumerate(folders, 1):
-            scales = scales_of(folder)
-            for role in ROLES:
-                for layer, g in enumerate(by_layer(scales, role), 1):
-                    yield {"cell": cell, "seed": seed, "kind": role, "layer": layer, "g": float(g)}
-            yield {"cell": cell, "seed": seed, "kind": "output", "layer": 1, "g": scales[OUTPUT]}
+def scale_rows(runs: Iterable[tuple[str, int, RunFolder]]) -> Iterator[Row]:
+    """The table of the scales that every run has learned, each given with its cell and seed."""
+    for cell, seed, folder in runs:
+        scales = scales_of(folder)
+        for role in ROLES:
+            for layer, g in enumerate(by_layer(scales, role), 1):
+                yield {"cell": cell, "seed": seed, "kind": role, "layer": layer, "g": float(g)}
+        yield {"cell": cell, "seed": seed, "kind": "output", "layer": 1, "g": scales[OUTPUT]}
+
+
+FOLLOWED: Final = 64
+"""Tokens whose dependency on the branches is followed."""
+TRAINING_BATCHES: Final = 16
+"""Micro-batches of the training text on which a trained model's loss is measured."""
+
+
+def constant_ratio(folder: RunFolder, seed: int) -> float:
+    """C of Theorem 2 at the best weights on dev over C at initialisation."""
+    config = folder.config()
+    first = of_config(config, folder.path.parent, tokens=config.train.max_tokens)
+    last = of_run(folder, "best", tokens=config.train.max_tokens)
+    return _constant(last, seed) / _constant(first, seed)
+
+
+def _constant(case: Case, seed: int) -> float:
+    structure = read_structure(case.model, case.batches[0])
+    subject = Subject(case.model, case.batch, mean_loss, structure)
+    return theorem_constant(subject, tokens=FOLLOWED, seed=seed)
+
+
+@torch.no_grad()
+def training_loss(folder: RunFolder) -> float:
+    """The label-smoothed loss in nats per token on the first micro-batches of training."""
+    case = of_run(folder, "best", tokens=folder.config().train.max_tokens)
+    task, model = case.batch.task, case.model.eval()
+    batches = [task.batch(i) for i in range(TRAINING_BATCHES)]
+    total = sum(float(task.loss(model, batch).loss) for batch in batches)
+    return total / sum(int(batch.tokens) for batch in batches)
