@@ -7,12 +7,12 @@ from typing import Final
 
 from normlab.papers import studies
 from normlab.papers.bases import CONVERGED
-from normlab.papers.cells import declared
+from normlab.papers.cells import declare
 from normlab.papers.claim import at_least, at_most, negative, within
 
 _SAME: Final = "our wrapper and the page's block compute the same; the margin is for rounding"
 
-BLOCKS: Final = declared(
+BLOCKS: Final = declare(
     "apx.blocks",
     studies.wrapped_blocks,
     settings={"shape": (32, 10, 512)},
@@ -32,7 +32,7 @@ _ROWS: Final = {
 """Each sentence's measure: the artefact that has it, and its name there."""
 
 CLAIMS: Final = replace(
-    declared(
+    declare(
         "apx.claims",
         studies.answers,
         settings={"rows": _ROWS},

@@ -51,7 +51,7 @@ class Drawing:
     log_y: bool = False
 
 
-def drawn(x_title: str, y_title: str, **look: Any) -> Callable[..., Drawing]:
+def chart(x_title: str, y_title: str, **look: Any) -> Callable[..., Drawing]:
     """Make drawings of a table, two of its columns and a title; ``look`` holds the other fields."""
     return partial(Drawing, x_title=x_title, y_title=y_title, **look)
 

@@ -38,7 +38,7 @@ class PrintedTable(dict[str, float | str]):
         self |= besides
 
 
-def declared(
+def declare(
     id_: str,
     study: Callable[..., Measurement],
     *,
@@ -53,7 +53,7 @@ def declared(
     its claims, from ``<paper's key>.toml``. ``measures``, and those of the ``gpu`` scale, are settings.
     """
     key, _, name = id_.partition(".")
-    words: dict[str, Any] = {**words_of(key)[name], "published": printed(id_)}
+    words: dict[str, Any] = {**words_of(key)[name], "published": printed_values(id_)}
     in_print = words.pop("claims", {})
     own = tuple(c if c.published else replace(c, published=in_print.get(c.measure, "")) for c in claims)
     of_runs = {name: some for name, some in (("measures", measures), ("gpu", gpu)) if some is not None}
@@ -61,7 +61,7 @@ def declared(
     return Artefact(id_, **words, **tests, trainings=trainings or {}, drawings=drawings)
 
 
-def printed(id_: str) -> Mapping[str, float | str]:
+def printed_values(id_: str) -> Mapping[str, float | str]:
     """What is published for an artefact of normlab's own."""
     key, _, name = id_.partition(".")
     values = words_of(key)[name]["published"]

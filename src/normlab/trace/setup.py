@@ -61,7 +61,7 @@ class Declaration:
             refuse_unknown(word, [f.name for f in fields(cls)], "declare")
         if isinstance(words.get("frozen"), str):
             words["frozen"] = (words["frozen"],)
-        for word, check in KINDS.items():
+        for word, check in MUST_BE.items():
             given = words.get(word)
             if given is not None and not check[0](given):
                 raise UserError(f"declare[{word!r}] is {shown(given)}, and must be {check[1]}")
@@ -95,7 +95,7 @@ def positive(x: Any) -> bool:
     return isinstance(x, (int, float)) and not isinstance(x, bool) and 0 < x < float("inf")
 
 
-KINDS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
+MUST_BE: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     **{word: (lambda x: isinstance(x, bool), "True or False") for word in ("tied", "causal", "trained")},
     **dict.fromkeys(("pad_id", "eos_id"), (_whole, "a whole number, 0 or above")),
     "frozen": (

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Final
 
 from normlab.papers import studies
-from normlab.papers.artefact import drawn
+from normlab.papers.artefact import chart
 from normlab.papers.bases import CURVES
-from normlab.papers.cells import declared
+from normlab.papers.cells import declare
 from normlab.papers.claim import at_least, at_most, below_one, within
 from normlab.papers.liu2020.bases import EN_DE, ON_WMT, PLACEMENTS
 from normlab.papers.measures import ConstantRatio
@@ -26,7 +26,7 @@ _FASTER: Final = (
 _NESTED: Final = {"first": 100, "batches": 4, "changes": 4}
 """Draws within models whose seeds begin at 100."""
 
-FIG4: Final = declared(
+FIG4: Final = declare(
     "liu2020.fig4",
     studies.over_depth,
     settings={
@@ -68,14 +68,14 @@ FIG4: Final = declared(
         ),
     ),
     drawings=tuple(
-        drawn("layers", "mean square change", colour="placement", panel="encoder", log_x=True, log_y=True)(
+        chart("layers", "mean square change", colour="placement", panel="encoder", log_x=True, log_y=True)(
             kind, "layers", "change", f"Change of the encoder's output over depth, {title}"
         )
         for kind, title in (("random", "a random change"), ("update", "one update of Adam"))
     ),
 )
 
-FIG7_8: Final = declared(
+FIG7_8: Final = declare(
     "liu2020.fig7_8",
     studies.dependencies,
     settings={**ON_WMT, "depths": (6, 18), "tokens": 1024, "followed": 32, "seeds": 8},
@@ -102,14 +102,14 @@ FIG7_8: Final = declared(
         ),
     ),
     drawings=tuple(
-        drawn("branch j (−1: the input)", "output i", panel="placement", kind="cells", shade="beta_sq")(
+        chart("branch j (−1: the input)", "output i", panel="placement", kind="cells", shade="beta_sq")(
             f"shares_{layers}", "on", "of", f"β_ij² of an encoder of {layers} layers"
         )
         for layers in (6, 18)
     ),
 )
 
-THEOREM2: Final = declared(
+THEOREM2: Final = declare(
     "liu2020.theorem2",
     studies.prefixes,
     settings={
@@ -148,16 +148,16 @@ THEOREM2: Final = declared(
         ),
     ),
     drawings=(
-        drawn("sublayers N", "mean square change", colour="placement", theory="predicted")(
+        chart("sublayers N", "mean square change", colour="placement", theory="predicted")(
             "changes", "depth", "change", "Output change of a prefix of N sublayers, and C Σ β_ii² (dashed)"
         ),
-        drawn("sublayer i", "1/β_ii²", colour="role", panel="placement")(
+        chart("sublayer i", "1/β_ii²", colour="role", panel="placement")(
             "changes", "depth", "inverse", "1/β_ii² of every sublayer"
         ),
     ),
 )
 
-CONSTANT_C: Final = declared(
+CONSTANT_C: Final = declare(
     "liu2020.constantC",
     studies.trainings,
     measures={name.lower(): ConstantRatio(name) for name in PLACEMENTS},
@@ -171,7 +171,7 @@ CONSTANT_C: Final = declared(
     drawings=CURVES,
 )
 
-PROFILING: Final = declared(
+PROFILING: Final = declare(
     "liu2020.profiling",
     studies.profiles,
     settings={**ON_WMT, "layers": 18, "tokens": 512, "batches": 32, "seeds": 8},
@@ -185,10 +185,10 @@ PROFILING: Final = declared(
         ),
     ),
     drawings=(
-        drawn("sublayer", "ω", colour="seed")(
+        chart("sublayer", "ω", colour="seed")(
             "omegas", "sublayer", "omega", "ω of every sublayer of the encoder; the band is over batches"
         ),
-        drawn("seed of the weights", "mean square change", colour="profiled_on")(
+        chart("seed of the weights", "mean square change", colour="profiled_on")(
             "changes", "seed", "change", "How far a random change of the weights moves the output"
         ),
     ),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from normlab.papers import studies
-from normlab.papers.artefact import drawn
-from normlab.papers.cells import declared
+from normlab.papers.artefact import chart
+from normlab.papers.cells import declare
 from normlab.papers.claim import at_least, at_most, within
 from normlab.papers.liu2020.bases import EN_DE, ON_WMT
 from normlab.papers.measures import Score
@@ -14,7 +14,7 @@ from normlab.papers.trainings import for_each_scale
 
 _STACKS: Final = ("encoder", "decoder")
 
-FIG3: Final = declared(
+FIG3: Final = declare(
     "liu2020.fig3",
     studies.sublayer_outputs,
     settings={**ON_WMT, "layers": 18, "tokens": 2048, "seeds": 3},
@@ -40,7 +40,7 @@ FIG3: Final = declared(
         ),
     ),
     drawings=tuple(
-        drawn("sublayer", "relative to the largest", colour="placement", log_y=True)(
+        chart("sublayer", "relative to the largest", colour="placement", log_y=True)(
             stack, "index", "relative", f"Gradients of sublayer outputs in the {stack}"
         )
         for stack in _STACKS
@@ -48,7 +48,7 @@ FIG3: Final = declared(
 )
 
 _AT_FIRST: Final = " Gradients are of the paper's base model at initialisation, on WMT'14 En-De."
-ADMIN_VANISHES: Final = declared(
+ADMIN_VANISHES: Final = declare(
     "liu2020.admin_vanishes",
     studies.sublayer_outputs,
     settings={
@@ -75,13 +75,13 @@ ADMIN_VANISHES: Final = declared(
         ),
     ),
     drawings=(
-        drawn("sublayer", "relative to the largest", colour="placement", log_y=True)(
+        chart("sublayer", "relative to the largest", colour="placement", log_y=True)(
             "decoder", "index", "relative", "Gradients of sublayer outputs in the decoder"
         ),
     ),
 )
 
-FIG5_11: Final = declared(
+FIG5_11: Final = declare(
     "liu2020.fig5_11",
     studies.attention_matrices,
     settings={**ON_WMT, "layers": 12, "tokens": 1024, "steps": 8, "lr": 1e-4, "seed": 1},
@@ -97,7 +97,7 @@ FIG5_11: Final = declared(
         ),
     ),
     drawings=tuple(
-        drawn("layer", "relative to the largest", colour="kind", panel="stack", log_y=True)(
+        chart("layer", "relative to the largest", colour="kind", panel="stack", log_y=True)(
             "matrices", "layer", f"{what}_relative", f"{title} of the self-attention's matrices"
         )
         for what, title in (("gradient", "Gradients"), ("update", "Updates"))
@@ -107,7 +107,7 @@ FIG5_11: Final = declared(
 _ALLOWED: Final = 1 - 4 / 512
 _PLACES: Final = (("self_attention", "self-attention"), ("ffn", "feed-forwards"), ("all", "all sublayers"))
 
-THEOREM1: Final = declared(
+THEOREM1: Final = declare(
     "liu2020.theorem1",
     studies.encoder_gradients,
     settings={**ON_WMT, "layers": 18, "tokens": 512, "seeds": 24},
@@ -123,16 +123,16 @@ THEOREM1: Final = declared(
         for role, name in roles
     ),
     drawings=(
-        drawn("sublayer", "Var[Δx]", colour="where", log_y=True)(
+        chart("sublayer", "Var[Δx]", colour="where", log_y=True)(
             "gradients", "index", "variance", "Variance of the gradient in a Post-LN encoder's stream"
         ),
-        drawn("sublayer i", "ratio", colour="role", panel="where")(
+        chart("sublayer i", "ratio", colour="role", panel="where")(
             "steps", "index", "ratio", "Var[Δx_(i−1)] / Var[Δx_i], limits simultaneous over all sublayers"
         ),
     ),
 )
 
-REMARK1: Final = declared(
+REMARK1: Final = declare(
     "liu2020.remark1",
     studies.sublayer_outputs,
     settings={**ON_WMT, "layers": 18, "tokens": 2048, "seeds": 3, "placements": ("pre",)},
@@ -146,20 +146,20 @@ REMARK1: Final = declared(
         for stack in _STACKS
     ),
     drawings=tuple(
-        drawn("sublayer", "Var[Δx]", colour="seed", log_y=True)(
+        chart("sublayer", "Var[Δx]", colour="seed", log_y=True)(
             stack, "index", "variance", f"Variance of the gradient in the {stack}'s stream"
         )
         for stack in _STACKS
     ),
 )
 
-APPENDIX_A3: Final = declared(
+APPENDIX_A3: Final = declare(
     "liu2020.appendixA3",
     studies.cross_attention,
     settings={**ON_WMT, "layers": 18, "tokens": 2048, "seeds": 3},
     claims=(at_most(1.0)("(Var[∂a/∂x] + 1) / σ_b², the largest of the decoder", "largest_ratio"),),
     drawings=(
-        drawn("layer", "ratio", colour="seed")(
+        chart("layer", "ratio", colour="seed")(
             "jacobians", "layer", "ratio", "(Var[∂a/∂x] + 1) / σ_b² of the encoder-attention"
         ),
     ),

@@ -7,7 +7,7 @@ from typing import Final
 from normlab.papers import studies
 from normlab.papers.artefact import Drawing
 from normlab.papers.bases import CONVERGED, CURVES, TO_THE_END
-from normlab.papers.cells import declared, printed
+from normlab.papers.cells import declare, printed_values
 from normlab.papers.claim import at_least, at_most, fails, negative, positive, within
 from normlab.papers.liu2020.bases import DEEP, EDGE, EN_DE, EN_FR, IWSLT, PLACEMENTS, LiuTraining
 from normlab.papers.measures import DevAt, Difference, Edge, EdgeRatio, PairsBetter, Score, ShareTrained
@@ -28,7 +28,7 @@ def _table2(small: LiuTraining, deep: LiuTraining) -> Cells:
 
 
 _TWO_ROWS: Final = "Of the seven rows two are trained, the first and that of 18 layers"
-TABLE2: Final = declared(
+TABLE2: Final = declare(
     "liu2020.table2",
     studies.trainings,
     measures={
@@ -91,7 +91,7 @@ def _both(a: str, b: str) -> tuple[tuple[str, str], ...]:
 _RATES: Final = 1e-4, 2e-4, 3e-4, 4e-4, 5e-4
 
 _ONE_SEED: Final = " The rates fall in a line, as in the authors' recipe; one seed a cell."
-FIG10: Final = declared(
+FIG10: Final = declare(
     "liu2020.fig10",
     studies.trainings,
     measures={
@@ -138,7 +138,7 @@ FIG10: Final = declared(
     ),
 )
 
-TABLE3: Final = declared(
+TABLE3: Final = declare(
     "liu2020.table3",
     studies.trainings,
     measures={
@@ -164,7 +164,7 @@ TABLE3: Final = declared(
     drawings=CURVES,
 )
 
-TABLE4: Final = declared(
+TABLE4: Final = declare(
     "liu2020.table4",
     studies.trainings,
     settings={
@@ -195,7 +195,7 @@ TABLE4: Final = declared(
                 needs="WMT'14 En-Fr and 16 GPUs, at the paper scale",
             )(f"test BLEU of {name} on WMT'14 En-Fr", f"{name.lower()}_bleu")
             for name in ("Pre", "Admin")
-            for published in (float(printed("liu2020.table4")[f"En-Fr {name} BLEU"]),)
+            for published in (float(printed_values("liu2020.table4")[f"En-Fr {name} BLEU"]),)
         ),
     ),
     drawings=CURVES,
@@ -203,7 +203,7 @@ TABLE4: Final = declared(
 
 _HYBRIDS: Final = "enc:post/dec:post", "enc:post/dec:pre", "enc:pre/dec:pre"
 
-TABLE1: Final = declared(
+TABLE1: Final = declare(
     "liu2020.table1",
     studies.trainings,
     measures={
@@ -220,7 +220,7 @@ TABLE1: Final = declared(
     drawings=CURVES,
 )
 
-FIG1_9: Final = declared(
+FIG1_9: Final = declare(
     "liu2020.fig1_9",
     studies.trainings,
     measures={
@@ -252,7 +252,7 @@ FIG1_9: Final = declared(
     drawings=CURVES,
 )
 
-WARMUP: Final = declared(
+WARMUP: Final = declare(
     "liu2020.warmup",
     studies.trainings,
     measures={"trains": ShareTrained(tuple(f"warm-up {k}k" for k in (8, 16, 24, 32)))},
@@ -284,7 +284,7 @@ _OTHERS: Final = {
     "fixup": ("FixUp", "fixup"),
     "looklinear": ("LookLinear+Post", "enc:post/dec:post+looklinear"),
 }
-SECTION5_3: Final = declared(
+SECTION5_3: Final = declare(
     "liu2020.section5_3",
     studies.trainings,
     measures={

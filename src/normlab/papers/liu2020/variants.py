@@ -6,13 +6,13 @@ from typing import Final
 
 from normlab.papers import studies
 from normlab.papers.bases import CONVERGED, CURVES
-from normlab.papers.cells import declared, printed
+from normlab.papers.cells import declare, printed_values
 from normlab.papers.claim import at_least, at_most, positive, within
 from normlab.papers.liu2020.bases import IWSLT
 from normlab.papers.measures import Difference, DifferenceSize, FoldDifference
 from normlab.papers.trainings import for_each_scale
 
-DROPOUT: Final = declared(
+DROPOUT: Final = declare(
     "liu2020.dropout",
     studies.trainings,
     measures={"size": DifferenceSize("bleu", "both", "neither")},
@@ -38,7 +38,7 @@ DROPOUT: Final = declared(
     drawings=CURVES,
 )
 
-RESCALE_INIT: Final = declared(
+RESCALE_INIT: Final = declare(
     "liu2020.rescale_init",
     studies.trainings,
     settings={"paper": {"half": Difference("nll", "rescaled", "ω")}},
@@ -61,7 +61,7 @@ RESCALE_INIT: Final = declared(
     drawings=CURVES,
 )
 
-APPENDIX_C: Final = declared(
+APPENDIX_C: Final = declare(
     "liu2020.appendixC",
     studies.trainings,
     measures={"difference": FoldDifference("Admin")},
@@ -74,10 +74,10 @@ APPENDIX_C: Final = declared(
     ),
 )
 
-_PARAMETERS: Final = printed("liu2020.parameters")
+_PARAMETERS: Final = printed_values("liu2020.parameters")
 """Millions, by model."""
 
-PARAMETERS: Final = declared(
+PARAMETERS: Final = declare(
     "liu2020.parameters",
     studies.parameter_counts,
     settings={

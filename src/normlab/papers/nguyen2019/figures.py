@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Final
 
 from normlab.papers import studies
-from normlab.papers.artefact import Drawing, drawn
+from normlab.papers.artefact import Drawing, chart
 from normlab.papers.bases import CONVERGED, CURVES
-from normlab.papers.cells import declared
+from normlab.papers.cells import declare
 from normlab.papers.claim import (
     above_one,
     at_least,
@@ -32,7 +32,7 @@ from normlab.papers.measures import (
 from normlab.papers.nguyen2019.bases import MODELS, TED
 from normlab.papers.trainings import for_each_scale
 
-FIG1: Final = declared(
+FIG1: Final = declare(
     "nguyen2019.fig1",
     studies.trainings,
     measures={
@@ -66,7 +66,7 @@ FIG1: Final = declared(
     drawings=CURVES,
 )
 
-FIG2: Final = declared(
+FIG2: Final = declare(
     "nguyen2019.fig2",
     studies.trainings,
     measures={
@@ -85,7 +85,7 @@ FIG2: Final = declared(
         above_one("median gradient norm of Post-LN over that of Pre-LN", "height"),
     ),
     drawings=(
-        drawn("step", "norm", colour="cell", log_y=True)(
+        chart("step", "norm", colour="cell", log_y=True)(
             "gradients", "step", "grad_norm_l2", "Gradient norm through training"
         ),
     ),
@@ -95,7 +95,7 @@ _GROWING: Final = ("encoder attention", "encoder feed-forward", "decoder attenti
 
 _ONE_TEXT: Final = " One text, so that nothing is said of the size of the corpus."
 
-FIG3: Final = declared(
+FIG3: Final = declare(
     "nguyen2019.fig3",
     studies.learned_scales,
     gpu={
@@ -123,7 +123,7 @@ FIG3: Final = declared(
     drawings=(Drawing("scales", "layer", "g", "Learned scales by layer", "layer", "g", colour="kind"),),
 )
 
-FIG4: Final = declared(
+FIG4: Final = declare(
     "nguyen2019.fig4",
     studies.learned_scales,
     gpu={
@@ -152,7 +152,7 @@ FIG4: Final = declared(
 
 _LONGER: Final = "more operations take longer: a ratio above 1; limits simultaneous over the shapes"
 SPEED: Final = replace(
-    declared(
+    declare(
         "nguyen2019.speed",
         studies.speed,
         settings={
@@ -178,7 +178,7 @@ SPEED: Final = replace(
             )("time of a step with LayerNorm over one with ScaleNorm", "steps_layernorm_over_scalenorm"),
         ),
         drawings=(
-            drawn("rows x width", "µs", colour="norm", panel="form", kind="bar")(
+            chart("rows x width", "µs", colour="norm", panel="form", kind="bar")(
                 "kernels", "shape", "microseconds", "Forward and backward pass of a norm"
             ),
         ),
@@ -186,7 +186,7 @@ SPEED: Final = replace(
     alone=True,
 )
 
-BATCHSIZE: Final = declared(
+BATCHSIZE: Final = declare(
     "nguyen2019.batchsize",
     studies.trainings,
     measures={

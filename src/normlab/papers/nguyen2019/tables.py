@@ -6,7 +6,7 @@ from typing import Final
 
 from normlab.papers import studies
 from normlab.papers.bases import CONVERGED, CURVES, TO_THE_END
-from normlab.papers.cells import declared
+from normlab.papers.cells import declare
 from normlab.papers.claim import at_least, below_one, fails, mostly, negative, positive, trains, within
 from normlab.papers.measures import (
     Difference,
@@ -82,7 +82,7 @@ def _of(init: str, placement: str) -> tuple[str, ...]:
     return tuple(f"warm-up {k}k {init} {placement}" for k in _WARMUPS)
 
 
-TABLE2: Final = declared(
+TABLE2: Final = declare(
     "nguyen2019.table2",
     studies.trainings,
     measures={
@@ -131,7 +131,7 @@ TABLE2: Final = declared(
     drawings=CURVES,
 )
 
-TABLE3: Final = declared(
+TABLE3: Final = declare(
     "nguyen2019.table3",
     studies.trainings,
     measures={
@@ -155,7 +155,7 @@ TABLE3: Final = declared(
     drawings=CURVES,
 )
 
-TABLE4: Final = declared(
+TABLE4: Final = declare(
     "nguyen2019.table4",
     studies.trainings,
     measures={
@@ -178,7 +178,7 @@ TABLE4: Final = declared(
     drawings=CURVES,
 )
 
-TABLE5: Final = declared(
+TABLE5: Final = declare(
     "nguyen2019.table5",
     studies.trainings,
     measures={
@@ -195,7 +195,7 @@ TABLE5: Final = declared(
     drawings=CURVES,
 )
 
-TABLE7: Final = declared(
+TABLE7: Final = declare(
     "nguyen2019.table7",
     studies.trainings,
     measures={
@@ -218,7 +218,7 @@ TABLE7: Final = declared(
     drawings=CURVES,
 )
 
-TABLE6: Final = declared(
+TABLE6: Final = declare(
     "nguyen2019.table6",
     studies.trainings,
     measures={"pre_scalenorm": Difference("bleu", "Pre+FixNorm+ScaleNorm", "Pre+LN")},
@@ -253,7 +253,7 @@ TABLE6: Final = declared(
     drawings=CURVES,
 )
 
-TABLE8: Final = declared(
+TABLE8: Final = declare(
     "nguyen2019.table8",
     studies.trainings,
     settings={"shown": "perplexity_smoothed"},

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from normlab.papers import studies
-from normlab.papers.artefact import Drawing, drawn
+from normlab.papers.artefact import Drawing, chart
 from normlab.papers.bases import CONVERGED, CURVES, TO_THE_END
-from normlab.papers.cells import declared
+from normlab.papers.cells import declare
 from normlab.papers.claim import at_least, below_one, negative, positive, within
 from normlab.papers.measures import DevAt, Difference, Score, ShareGap, StepsRatio
 from normlab.papers.trainings import Cells, for_each_scale
@@ -54,7 +54,7 @@ def _tuned(s: Iwslt) -> Cells:
     }
 
 
-FIG4CD: Final = declared(
+FIG4CD: Final = declare(
     "xiong2020.fig4cd",
     studies.trainings,
     measures={
@@ -71,7 +71,7 @@ FIG4CD: Final = declared(
     drawings=CURVES,
 )
 
-FIG5A: Final = declared(
+FIG5A: Final = declare(
     "xiong2020.fig5a",
     studies.trainings,
     measures={
@@ -95,10 +95,10 @@ FIG5A: Final = declared(
         positive("test NLL of Post-LN at 1e-4 without warm-up minus that with it", "needs_warmup"),
     ),
     drawings=(
-        drawn("step", "nats per masked token", colour="cell")(
+        chart("step", "nats per masked token", colour="cell")(
             "curves", "step", "nll", "Dev loss through training"
         ),
-        drawn("step", "%", colour="cell")(
+        chart("step", "%", colour="cell")(
             "curves", "step", "masked_accuracy", "Dev accuracy through training"
         ),
     ),
@@ -111,7 +111,7 @@ _TUNED: Final = (
     "checkpoints are compared, not two placements."
 )
 
-FIG5BC: Final = declared(
+FIG5BC: Final = declare(
     "xiong2020.fig5bc",
     studies.fine_tuning,
     settings={"tasks": ("MRPC", "RTE"), "batches": (16,), "lrs": (1e-4, 3e-4, 1e-3), "epochs": (2,)},
@@ -142,7 +142,7 @@ FIG5BC: Final = declared(
 
 _FACTOR: Final = " By how much the rate falls at step 8000 is not said; here it falls to a tenth."
 
-FOOTNOTE1: Final = declared(
+FOOTNOTE1: Final = declare(
     "xiong2020.footnote1",
     studies.trainings,
     settings={"paper": {"test_bleu": Score("bleu", "Pre-LN, tuned")}},

@@ -6,8 +6,8 @@ from math import log
 from typing import Final
 
 from normlab.papers import studies
-from normlab.papers.artefact import drawn
-from normlab.papers.cells import declared
+from normlab.papers.artefact import chart
+from normlab.papers.cells import declare
 from normlab.papers.claim import at_least, at_most, within
 
 _WRITTEN: Final = "our stack and the table's equations differ by the rounding of float64 alone"
@@ -16,7 +16,7 @@ _EXACT: Final = "follows from the definition of the norm; the margin is for roun
 _FORMULA: Final = "the lemma's argument with d_ff ≠ d: 1 + 2·d·d_ff/(d + d_ff)²"
 _WITHIN_2: Final = "equal: within 2% in every layer"
 
-TABLE1: Final = declared(
+TABLE1: Final = declare(
     "xiong2020.table1",
     studies.table_1,
     settings={"dim": 512, "layers": 6, "tokens": 16, "seeds": 2},
@@ -26,7 +26,7 @@ TABLE1: Final = declared(
     ),
 )
 
-LEMMA1: Final = declared(
+LEMMA1: Final = declare(
     "xiong2020.lemma1",
     studies.relu_scale,
     settings={"dims": (64, 512, 1024), "sigmas": (0.5, 1.0, 2.0), "draws": 20_000, "seeds": 10},
@@ -35,13 +35,13 @@ LEMMA1: Final = declared(
         at_most(1.01, check=_IDENTITY)("the highest mean over σ²d/2", "highest_ratio"),
     ),
     drawings=(
-        drawn("d", "ratio", colour="sigma", log_x=True)(
+        chart("d", "ratio", colour="sigma", log_x=True)(
             "ratios", "d", "ratio", "Mean of ‖ReLU(X)‖² over σ²d/2"
         ),
     ),
 )
 
-LEMMA2: Final = declared(
+LEMMA2: Final = declare(
     "xiong2020.lemma2",
     studies.hidden_scales,
     settings={"dim": 512, "layers": 6, "tokens": 16, "seeds": 200, "ffn_dims": (1024, 2048)},
@@ -62,13 +62,13 @@ LEMMA2: Final = declared(
         ),
     ),
     drawings=(
-        drawn("layer", "E‖x‖² / d", colour="d_ff", panel="placement", theory="theory_low")(
+        chart("layer", "E‖x‖² / d", colour="d_ff", panel="placement", theory="theory_low")(
             "scales", "layer", "mean_square", "Mean square of the hidden state behind the feed-forward"
         ),
     ),
 )
 
-LEMMA3: Final = declared(
+LEMMA3: Final = declare(
     "xiong2020.lemma3",
     studies.norm_jacobian,
     settings={"dims": (3, 64, 512), "lengths": (0.1, 1.0, 10.0, 100.0), "mean_over_sd": 10.0, "seeds": 5},
@@ -84,13 +84,13 @@ LEMMA3: Final = declared(
         ),
     ),
     drawings=(
-        drawn("‖x − mean(x)‖", "‖J‖₂", colour="d", theory="exact", log_x=True, log_y=True)(
+        chart("‖x − mean(x)‖", "‖J‖₂", colour="d", theory="exact", log_x=True, log_y=True)(
             "jacobians", "length", "spectral", "Spectral norm of LayerNorm's Jacobian"
         ),
     ),
 )
 
-CONCENTRATION: Final = declared(
+CONCENTRATION: Final = declare(
     "xiong2020.concentration",
     studies.bounded_lengths,
     settings={"text": "iwslt14.de-en", "model": "small", "layers": 6, "tokens": 4096, "seeds": 10},
@@ -101,13 +101,13 @@ CONCENTRATION: Final = declared(
         at_least(0.875)("the same, Pre-LN decoder", "pre_decoder"),
     ),
     drawings=(
-        drawn("seed", "share", colour="stack", panel="placement")(
+        chart("seed", "share", colour="stack", panel="placement")(
             "bounded", "seed", "bounded", "Share of tokens with ‖x‖² of at most 1.1 times its mean"
         ),
     ),
 )
 
-APPENDIX_G: Final = declared(
+APPENDIX_G: Final = declare(
     "xiong2020.appendixG",
     studies.chi_square,
     settings={"dim": 512, "epsilon": 0.1, "draws": 20_000, "seeds": 10},
@@ -135,7 +135,7 @@ _DIMS: Final = (128, 256, 512)
 _IN_D: Final = round(1 + log(log(_DIMS[-1]) / log(_DIMS[0])) / (2 * log(_DIMS[-1] / _DIMS[0])), 3)
 """The exponent of d√(ln d) over these widths."""
 
-THEOREM1: Final = declared(
+THEOREM1: Final = declare(
     "xiong2020.theorem1",
     studies.last_gradient,
     settings={"depths": _DEPTHS, "dims": _DIMS, "dim": 512, "tokens": 64, "seeds": 40},
@@ -152,16 +152,16 @@ THEOREM1: Final = declared(
         ),
     ),
     drawings=(
-        drawn("layers L", "ratio", colour="what", log_x=True, log_y=True)(
+        chart("layers L", "ratio", colour="what", log_x=True, log_y=True)(
             "ratios", "layers", "ratio", "Pre-LN's gradient of the last W2 over Post-LN's"
         ),
-        drawn("layers L", "‖∂L/∂W2‖", colour="d", panel="placement", log_x=True, log_y=True)(
+        chart("layers L", "‖∂L/∂W2‖", colour="d", panel="placement", log_x=True, log_y=True)(
             "gradients", "layers", "grad_l2", "Gradient of the last W2 in the setting of the theory"
         ),
     ),
 )
 
-FIG3AB: Final = declared(
+FIG3AB: Final = declare(
     "xiong2020.fig3ab",
     studies.by_layer,
     settings={**_ON_IWSLT, "layers": 6, "tokens": 4096, "batches": 4, "seeds": 25, "first": 100},
@@ -180,14 +180,14 @@ FIG3AB: Final = declared(
         ),
     ),
     drawings=tuple(
-        drawn("layer", f"‖E ∂L/∂{matrix}‖", colour="placement")(
+        chart("layer", f"‖E ∂L/∂{matrix}‖", colour="placement")(
             f"{stack}_{matrix}", "layer", "mean_grad_l2", f"Expected gradient of {matrix} in the {stack}"
         )
         for stack, matrix in _MATRICES
     ),
 )
 
-FIG3CD: Final = declared(
+FIG3CD: Final = declare(
     "xiong2020.fig3cd",
     studies.last_matrix,
     settings={**_ON_IWSLT, "depths": _DEPTHS, "tokens": 4096, "seeds": 10},
@@ -200,13 +200,13 @@ FIG3CD: Final = declared(
         ),
     ),
     drawings=(
-        drawn("layers of encoder and of decoder", "‖∂L/∂W2‖", colour="placement")(
+        chart("layers of encoder and of decoder", "‖∂L/∂W2‖", colour="placement")(
             "gradients", "layers", "grad_l2", "Gradient of W2 in the decoder's last feed-forward"
         ),
     ),
 )
 
-APPENDIX_F: Final = declared(
+APPENDIX_F: Final = declare(
     "xiong2020.appendixF",
     studies.decay,
     settings={
@@ -242,12 +242,12 @@ APPENDIX_F: Final = declared(
     ),
     drawings=(
         *(
-            drawn("layer", "norm", colour="placement", log_y=True)(
+            chart("layer", "norm", colour="placement", log_y=True)(
                 f"{where}_W2", "layer", "grad_l2", f"Gradient of W2, {place}"
             )
             for where, place in _PLACES
         ),
-        drawn("layer", "ratio", colour="d")(
+        chart("layer", "ratio", colour="d")(
             "norm_factors",
             "layer",
             "over_expected",

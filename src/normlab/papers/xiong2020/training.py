@@ -7,7 +7,7 @@ from typing import Final
 from normlab.papers import studies
 from normlab.papers.artefact import Drawing
 from normlab.papers.bases import CURVES
-from normlab.papers.cells import declared
+from normlab.papers.cells import declare
 from normlab.papers.claim import Claim, at_least, at_most, below_one, mostly, negative, positive, within
 from normlab.papers.measures import (
     BestDifference,
@@ -42,7 +42,7 @@ def _fails_without(rate: str) -> Claim:
     )
 
 
-FIG2A: Final = declared(
+FIG2A: Final = declare(
     "xiong2020.fig2a",
     studies.trainings,
     measures=_warmup_or_none("bleu")
@@ -69,7 +69,7 @@ FIG2A: Final = declared(
 _SGD: Final = {
     word: tuple(f"SGD lr {rate}, {word} warm-up" for rate in ("1e-3", "5e-3")) for word in ("with", "without")
 }
-FIG2B: Final = declared(
+FIG2B: Final = declare(
     "xiong2020.fig2b",
     studies.trainings,
     measures={
@@ -96,7 +96,7 @@ FIG2B: Final = declared(
     drawings=CURVES,
 )
 
-LOSS_VS_BLEU: Final = declared(
+LOSS_VS_BLEU: Final = declare(
     "xiong2020.loss_vs_bleu",
     studies.trainings,
     measures={"pairs": DisorderedPairs(10.0)},
@@ -116,7 +116,7 @@ LOSS_VS_BLEU: Final = declared(
     ),
 )
 
-SIMPLIFIED: Final = declared(
+SIMPLIFIED: Final = declare(
     "xiong2020.simplified",
     studies.trainings,
     measures=_warmup_or_none("nll"),
@@ -151,7 +151,7 @@ def _figure4(s: Iwslt) -> Cells:
     return {**cells, **some(s, "lr 1e-3, warm-up 1")}
 
 
-FIG4AB: Final = declared(
+FIG4AB: Final = declare(
     "xiong2020.fig4ab",
     studies.trainings,
     measures={
@@ -181,7 +181,7 @@ FIG4AB: Final = declared(
     drawings=CURVES,
 )
 
-FIG6: Final = declared(
+FIG6: Final = declare(
     "xiong2020.fig6",
     studies.trainings,
     measures={
@@ -212,7 +212,7 @@ FIG6: Final = declared(
     drawings=CURVES,
 )
 
-CLIP: Final = declared(
+CLIP: Final = declare(
     "xiong2020.clip",
     studies.trainings,
     measures={
