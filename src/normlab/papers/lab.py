@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Final, TypeAlias, TypedDict
+from typing import Any, Final, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -96,12 +96,12 @@ class Lab:
         return Subject(model, self.batches(text, tokens, 1)[0], mean_loss, structure)
 
     def subjects(
-        self, placements: Iterable[str], *, model: str, layers: int, seeds: int, text: str, tokens: int
+        self, placements: Iterable[str], **sizes: Unpack[Sizes]
     ) -> Iterator[tuple[str, int, Subject]]:
         """``subject`` with every seed under every placement."""
-        for placement, seed in product(placements, range(seeds)):
-            config = size(model, placement, layers)
-            yield placement, seed, self.subject(config, text, seed=seed, tokens=tokens)
+        for placement, seed in product(placements, range(sizes["seeds"])):
+            config = size(sizes["model"], placement, sizes["layers"])
+            yield placement, seed, self.subject(config, sizes["text"], seed=seed, tokens=sizes["tokens"])
 
     def batches(self, text: str, tokens: int, count: int) -> list[TaskInputs]:
         """The first ``count`` batches of a text."""
@@ -131,9 +131,10 @@ class Lab:
             order = order[size:]
         return found
 
-    def facts(self, *, text: str, tokens: int, seeds: int, **_: object) -> dict[str, str]:
+    def facts(self, **sizes: Unpack[Sizes]) -> dict[str, str]:
         """What a study was measured on."""
-        return {"text": self.text(text), "batch": f"{tokens:,} positions, {seeds} seeds"}
+        batch = "{tokens:,} positions, {seeds} seeds".format(**sizes)
+        return {"text": self.text(sizes["text"]), "batch": batch}
 
     def missing(self) -> str:
         """The name of a text that a study asked for and that was not there; empty where all were."""

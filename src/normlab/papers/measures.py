@@ -321,9 +321,7 @@ class TrainPerplexityRatio(OfTwo[str]):
     """
 
     def measure(self, runs: Trained) -> Measure:
-        from normlab.papers.studies.trained_models import training_loss
-
-        losses = _by_seed(lambda cell: map(training_loss, runs.cells[cell]), self)
+        losses = _by_seed(lambda cell: map(runs.models.training_loss, runs.cells[cell]), self)
         return runs.mean_ratio(math.exp(x - y) for x, y in losses)
 
 
@@ -345,10 +343,7 @@ class FoldDifference(OfRuns):
     cell: str
 
     def measure(self, runs: Trained) -> Measure:
-        from normlab.training.fold import measure_fold
-
-        folds = map(measure_fold, runs.cells[self.cell])
-        return Measure.exact(max(fold.float32 / fold.largest_logit for fold in folds))
+        return Measure.exact(max(map(runs.models.fold_difference, runs.cells[self.cell])))
 
 
 @dataclass(frozen=True)
@@ -360,9 +355,8 @@ class ConstantRatio(OfRuns):
     cell: str
 
     def measure(self, runs: Trained) -> Measure:
-        from normlab.papers.studies.trained_models import constant_ratio
-
-        return runs.mean_ratio(constant_ratio(run, seed) for seed, run in enumerate(runs.cells[self.cell], 1))
+        seeds = enumerate(runs.cells[self.cell], 1)
+        return runs.mean_ratio(runs.models.constant_ratio(run, seed) for seed, run in seeds)
 
 
 @dataclass(frozen=True)
@@ -373,9 +367,7 @@ class ScaleGrowth(OfRuns):
     role: str
 
     def measure(self, runs: Trained) -> Measure:
-        from normlab.papers.studies.trained_models import scale_growth
-
-        return runs.mean(scale_growth(run, self.role) for run in runs.cells[self.cell])
+        return runs.mean(runs.models.scale_growth(run, self.role) for run in runs.cells[self.cell])
 
 
 @dataclass(frozen=True)
@@ -387,9 +379,7 @@ class ScaleChange(OfTwo[str]):
     where: str
 
     def measure(self, runs: Trained) -> Measure:
-        from normlab.papers.studies.trained_models import scale_at
-
-        scales = _by_seed(lambda cell: (scale_at(run, self.where) for run in runs.cells[cell]), self)
+        scales = _by_seed(lambda cell: [runs.models.scale_at(r, self.where) for r in runs.cells[cell]], self)
         return runs.mean(x - y for x, y in scales)
 
 

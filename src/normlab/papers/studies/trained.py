@@ -22,7 +22,7 @@ from normlab.papers.claim import Measure
 from normlab.papers.intervals import Array, mean, mean_ratio
 from normlab.papers.lab import Lab, Row
 from normlab.papers.measures import Cells, OfRuns
-from normlab.papers.studies.trained_models import scale_rows
+from normlab.papers.studies import trained_models
 from normlab.runs.folder import RunFolder, read_scores
 from normlab.training.outcome import READS_BY
 
@@ -96,6 +96,7 @@ class Trained:
         centre = np.array(float((first + second).mean() / 2))
         return _mapped(mean(first - second), lambda moved: Scale(metric).difference(centre, moved))
 
+    models = trained_models
     mean = staticmethod(mean)
     mean_ratio = staticmethod(mean_ratio)
 
@@ -150,7 +151,8 @@ def trainings(
 def learned_scales(lab: Lab, *, gpu: Mapping[str, OfRuns]) -> Measurement:
     """``trainings`` with the table of the scales that every run has learned."""
     found = trainings(lab, measures={}, gpu=gpu)
-    return replace(found, tables={**found.tables, "scales": list(scale_rows(Trained(lab.runs).seeds()))})
+    rows = trained_models.scale_rows(Trained(lab.runs).seeds())
+    return replace(found, tables={**found.tables, "scales": list(rows)})
 
 
 def _measured(found: Interval, runs: int) -> Measure:

@@ -18,6 +18,7 @@ from normlab.papers.intervals import Array
 from normlab.papers.lab import Row
 from normlab.papers.studies.amplification import theorem_constant
 from normlab.runs import RunFolder
+from normlab.training.fold import measure_fold
 from normlab.training.subjects import Case, mean_loss, of_config, of_run
 
 ROLES: Final = {
@@ -109,3 +110,9 @@ def training_loss(folder: RunFolder) -> float:
     batches = [task.batch(i) for i in range(TRAINING_BATCHES)]
     total = sum(float(task.loss(model, batch).loss) for batch in batches)
     return total / sum(int(batch.tokens) for batch in batches)
+
+
+def fold_difference(folder: RunFolder) -> float:
+    """The largest difference of a logit of a run's plain form in float32, over the largest logit."""
+    fold = measure_fold(folder)
+    return fold.float32 / fold.largest_logit
