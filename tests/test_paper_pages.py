@@ -2,6 +2,7 @@
 
 import pytest
 
+import findings
 import papers as tool
 from normlab.papers import ARTEFACTS, PAPERS
 
@@ -26,3 +27,21 @@ def test_what_differs_has_a_reason_or_says_that_there_is_none_yet():
             *_, why = part.strip().split("\n\n")
             assert why.endswith(".")
             assert not why.startswith("- ")
+
+
+def test_the_table_of_findings_is_what_results_say():
+    book = findings.BOOK.read_text(encoding="utf-8")
+    assert findings.written(book) == book, f"type: {findings.COMMAND}"
+
+
+def test_every_pattern_of_a_finding_names_claims():
+    patterns = [pattern for some in findings.FINDINGS.values() for pattern in some]
+    assert all([*findings.verdicts(pattern)] for pattern in patterns)
+
+
+def test_artefacts_that_contradict_each_other_are_said(monkeypatch):
+    given = {"a.b": ["agrees"], "c.d": ["disagrees", "undecided"]}
+    monkeypatch.setattr(findings, "rows", lambda: iter([("it holds", given)]))
+    assert findings.table().endswith(
+        "| it holds | `a.b` agrees; `c.d` disagrees 1 of 2, undecided 1 of 2 | they disagree |"
+    )

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from lock_claims import LOCK
 from normlab.papers import ARTEFACTS
-from normlab.papers.lock import locked_in
-from normlab.papers.results import KEPT, read_reproduction
+from normlab.papers.results import KEPT, locked_in, read_reproduction
 
 CARRIED = LOCK.with_name("carried.json")
 

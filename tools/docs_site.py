@@ -124,13 +124,13 @@ def results_page() -> str:
 def paper_pages() -> Iterator[tuple[str, str]]:
     """The overview of the papers and the page of each kept reproduction."""
     from normlab.papers import ARTEFACTS
-    from normlab.papers.results import KEPT, at_other_scales, named, standing
+    from normlab.papers.results import KEPT, at_other_scales, result_name, standing
     from normlab.report.papers import papers_page
     from normlab.report.reproduction import reproduction_page
 
     standings = [standing(artefact, [KEPT]) for artefact in ARTEFACTS.values()]
     others = at_other_scales(ARTEFACTS.values(), [KEPT])
-    measured = {named(s.artefact.id, s.scale): s for s in (*standings, *others) if s.found is not None}
+    measured = {result_name(s.artefact.id, s.scale): s for s in (*standings, *others) if s.found is not None}
     yield "results/papers/papers.html", papers_page(standings, set(measured), others)
     for name, one in measured.items():
         yield f"results/papers/{name}.html", reproduction_page(one)

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from normlab.papers import ARTEFACTS
-from normlab.papers.results import named
+from normlab.papers.results import result_name
 from normlab.papers.trainings import LAPTOP, SCALES
 
 LOCK = Path(__file__).parents[1] / "tests" / "papers" / "claims.json"
@@ -20,7 +20,7 @@ LOCK = Path(__file__).parents[1] / "tests" / "papers" / "claims.json"
 def fingerprints() -> dict[str, str]:
     """Name of the result to fingerprint, of those with claims, at every scale at which they are trained."""
     return {
-        named(a.id, scale): a.fingerprint(scale)
+        result_name(a.id, scale): a.fingerprint(scale)
         for a in ARTEFACTS.values()
         if a.claims
         for scale in (a.trainings or (LAPTOP,))

@@ -14,7 +14,7 @@ from pathlib import Path
 from normlab.config.units import count
 from normlab.papers import ARTEFACTS, PAPERS, Paper
 from normlab.papers.claim import Claim, Verdict
-from normlab.papers.results import KEPT, Standing, standing
+from normlab.papers.results import KEPT, ArtefactStatus, standing
 from normlab.papers.words import basis, earlier, measured, overall, standing_in_words, undecided
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs/papers"
@@ -53,7 +53,7 @@ def page(paper: Paper) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def table(own: Sequence[Standing]) -> str:
+def table(own: Sequence[ArtefactStatus]) -> str:
     """A row for each artefact."""
     rows = ["| artefact | what it shows | claims that hold |", "| --- | --- | --- |"]
     for s in own:
@@ -63,7 +63,7 @@ def table(own: Sequence[Standing]) -> str:
     return "\n".join(rows)
 
 
-def differences(own: Sequence[Standing]) -> Iterator[str]:
+def differences(own: Sequence[ArtefactStatus]) -> Iterator[str]:
     """Each artefact with a claim that disagrees, and why we think that it does."""
     found = [(s, having(s, "disagrees")) for s in own]
     if not any(claims for _, claims in found):
@@ -74,13 +74,13 @@ def differences(own: Sequence[Standing]) -> Iterator[str]:
             yield "\n".join([f"### `{s.artefact.id}`", "", *(line(s, claim) for claim in claims), "", why])
 
 
-def open_claims(own: Sequence[Standing]) -> Iterator[str]:
+def open_claims(own: Sequence[ArtefactStatus]) -> Iterator[str]:
     """The claims that are undecided, as a list."""
     lines = [line(s, claim, named=True) for s in own for claim in having(s, "undecided")]
     yield "\n".join(lines) if lines else "Nothing that was measured is undecided."
 
 
-def changed(own: Sequence[Standing]) -> Iterator[str]:
+def changed(own: Sequence[ArtefactStatus]) -> Iterator[str]:
     """The artefacts whose claims were written anew, with what was found for the versions before."""
     again = [s for s in own if s.before]
     if again:
@@ -93,14 +93,14 @@ def changed(own: Sequence[Standing]) -> Iterator[str]:
         )
 
 
-def having(one: Standing, verdict: Verdict) -> list[Claim]:
+def having(one: ArtefactStatus, verdict: Verdict) -> list[Claim]:
     """The claims of an artefact with a verdict."""
     if one.found is None or not one.fresh:
         return []
     return [claim for claim in one.artefact.claims if claim.verdict(one.found.measures) == verdict]
 
 
-def line(one: Standing, claim: Claim, *, named: bool = False) -> str:
+def line(one: ArtefactStatus, claim: Claim, *, named: bool = False) -> str:
     """A claim with its measure as an item of a list."""
     measures = {} if one.found is None else one.found.measures
     said = [

@@ -23,7 +23,7 @@ import torch
 
 from normlab.config.config import Config, DataConfig, MachineConfig, SeedConfig, numbers, parallel_files
 from normlab.papers.bases import LAPTOP
-from normlab.papers.studies.learned import OUTPUT, ROLES, by_layer, scales_of
+from normlab.papers.studies.trained_models import OUTPUT, ROLES, by_layer, scales_of
 from normlab.papers.trainings import changed
 from normlab.runs.folder import RunFolder, read_scores
 from normlab.training.devices import hardware

@@ -22,7 +22,7 @@ def positive_share(lab, *, dims, seeds):
     def share(dim, seed):
         return (torch.randn(dim, generator=generator(seed=seed)) > 0).double().mean().item()
 
-    lab.say("drawing")
+    lab.log("drawing")
     rows = [{"d": d, "seed": s, "share": share(d, s)} for d in dims for s in range(seeds)]
     return Measurement({"share": mean(r["share"] for r in rows)}, {"shares": rows})
 

@@ -14,8 +14,7 @@ import pytest
 from cases import each
 from lock_claims import LOCK, fingerprints
 from normlab.papers.artefact import Reproduction
-from normlab.papers.lock import locked_in
-from normlab.papers.results import KEPT, named, read_reproduction
+from normlab.papers.results import KEPT, locked_in, read_reproduction, result_name
 
 CARRIED = json.loads(LOCK.with_name("carried.json").read_text(encoding="utf-8"))
 """Fingerprint to the one that covered less of the same claims."""
@@ -34,7 +33,7 @@ def changed(now: Mapping[str, str], then: Mapping[str, str]) -> list[str]:
 def unlocked(folder: Path, then: Mapping[str, str]) -> list[str]:
     """Results that were measured for another claim than the locked one."""
     found = [read_reproduction(path) for path in sorted(folder.glob("*.json"))]
-    return [one.id for one in found if one.fingerprint != then.get(named(one.id, one.scale))]
+    return [one.id for one in found if one.fingerprint != then.get(result_name(one.id, one.scale))]
 
 
 def test_claims_are_the_locked_ones():
@@ -68,7 +67,7 @@ def early(found: Reproduction, lock: Mapping[str, str], date: str) -> bool:
     return not held or datetime.fromisoformat(found.began) < datetime.fromisoformat(date)
 
 
-@each("found", RESULTS, ids=lambda found: named(found.id, found.scale))
+@each("found", RESULTS, ids=lambda found: result_name(found.id, found.scale))
 def test_no_result_was_measured_before_its_lock(found):
     assert found.lock, "no commit locked it; commit tests/papers/claims.json, and measure it anew"
     lock = json.loads(git("show", f"{found.lock}:tests/papers/claims.json"))

@@ -6,8 +6,8 @@ from normlab.comparison.statistics import detectable
 from normlab.papers import ARTEFACTS
 from normlab.papers.bases import LAPTOP
 from normlab.papers.measures import EdgeRatio, ShareGap
-from normlab.papers.resolution import resolution
 from normlab.papers.trainings import Trainings
+from normlab.papers.words import resolution
 
 
 def test_differences_and_shares_that_its_seeds_resolve():

@@ -9,9 +9,8 @@ import pytest
 from cases import each
 from normlab.config.config import Config
 from normlab.papers import ARTEFACTS
-from normlab.papers.scales import Setting, at_each
-from normlab.papers.texts import SOURCES, named, source_of
-from normlab.papers.trainings import LAPTOP, SCALES, Trainings, changed, unlike
+from normlab.papers.texts import SOURCES, source_of, text_name
+from normlab.papers.trainings import LAPTOP, SCALES, Setting, Trainings, changed, for_each_scale, unlike
 from normlab.tasks import TASKS
 from normlab.training.recipes.grammar import resolve
 
@@ -104,10 +103,10 @@ def test_numbers_of_the_cells_are_the_papers():
 
 def test_a_text_is_named_by_the_beginning_of_its_path():
     data = {id_: artefact.trainings for id_, artefact in TRAINED.items()}
-    assert named(data["xiong2020.fig2a"]["laptop"].base.data) == "the built-in corpus dates-de-en"
-    assert named(data["xiong2020.fig2a"]["gpu"].base.data) == "a part of IWSLT'14 De-En"
-    assert named(data["xiong2020.fig2a"]["paper"].base.data) == "IWSLT'14 De-En"
-    assert named(data["liu2020.table4"]["paper"].base.data) == "WMT'14 En-Fr"
+    assert text_name(data["xiong2020.fig2a"]["laptop"].base.data) == "the built-in corpus dates-de-en"
+    assert text_name(data["xiong2020.fig2a"]["gpu"].base.data) == "a part of IWSLT'14 De-En"
+    assert text_name(data["xiong2020.fig2a"]["paper"].base.data) == "IWSLT'14 De-En"
+    assert text_name(data["liu2020.table4"]["paper"].base.data) == "WMT'14 En-Fr"
     assert all(source.name and source.get for source in SOURCES.values())
 
 
@@ -116,7 +115,7 @@ def test_one_function_gives_the_cells_of_every_scale():
         "laptop": Setting(Config(), "Small."),
         "gpu": Setting(changed(Config(), {"model.dim": 512}), "Large."),
     }
-    found = at_each(
+    found = for_each_scale(
         lambda s: {"a": {"recipe": "post", "model.ffn_dim": 2 * s.base.model.dim}},
         settings,
         seeds=2,

@@ -4,7 +4,7 @@ from cases import each
 from normlab.papers import ARTEFACTS
 from normlab.papers.artefact import Reproduction, Superseded
 from normlab.papers.claim import Measure, at_least
-from normlab.papers.results import Standing
+from normlab.papers.results import ArtefactStatus
 from normlab.papers.words import (
     basis,
     command,
@@ -36,32 +36,32 @@ def test_a_measure_in_words(measure, words):
 
 
 def test_what_disagrees_comes_first():
-    short = in_short(Standing(ARTEFACT, "disagrees", found()))
+    short = in_short(ArtefactStatus(ARTEFACT, "disagrees", found()))
     assert short == "pre exponent 0.52 [0.45, 0.59], admin exponent 0.55 [0.48, 0.62], ..."
-    assert in_short(Standing(ARTEFACT, "not run")) == ""
-    assert in_short(Standing(changed(), "damaged", trouble="why")) == "why"
+    assert in_short(ArtefactStatus(ARTEFACT, "not run")) == ""
+    assert in_short(ArtefactStatus(changed(), "damaged", trouble="why")) == "why"
 
 
 def test_how_many_hold_or_why_that_cannot_be_said():
     first, *others = ARTEFACT.claims
     some = replace(ARTEFACT, claims=(replace(first, check="by construction"), *others))
-    assert standing_in_words(Standing(ARTEFACT, "disagrees", found())) == "1 of 5 hold, 2 undecided"
+    assert standing_in_words(ArtefactStatus(ARTEFACT, "disagrees", found())) == "1 of 5 hold, 2 undecided"
     assert (
-        standing_in_words(Standing(some, "disagrees", found(some)))
+        standing_in_words(ArtefactStatus(some, "disagrees", found(some)))
         == "0 of 4 hold, 2 undecided; 1 of 1 check passes"
     )
-    assert standing_in_words(Standing(ARTEFACT, "not run")) == "not run"
-    assert standing_in_words(Standing(changed(), "stale", found())) == "stale"
+    assert standing_in_words(ArtefactStatus(ARTEFACT, "not run")) == "not run"
+    assert standing_in_words(ArtefactStatus(changed(), "stale", found())) == "stale"
     elsewhere = replace(found(), stand_in="a text")
-    assert standing_in_words(Standing(ARTEFACT, "undecided", elsewhere)) == "measured on another text"
+    assert standing_in_words(ArtefactStatus(ARTEFACT, "undecided", elsewhere)) == "measured on another text"
 
 
 def test_all_claims_of_several_are_counted_and_only_those_of_today():
     several = [
-        Standing(ARTEFACT, "disagrees", found()),
-        Standing(ARTEFACT, "disagrees", found()),
-        Standing(changed(), "stale", found()),
-        Standing(ARTEFACT, "not run"),
+        ArtefactStatus(ARTEFACT, "disagrees", found()),
+        ArtefactStatus(ARTEFACT, "disagrees", found()),
+        ArtefactStatus(changed(), "stale", found()),
+        ArtefactStatus(ARTEFACT, "not run"),
     ]
     measured_ = ["2 of 10 claims hold", "2 disagree", "4 undecided", "2 not run"]
     assert overall(several) == [*measured_, "1 artefact not run", "1 artefact stale"]
@@ -69,16 +69,16 @@ def test_all_claims_of_several_are_counted_and_only_those_of_today():
 
 
 def test_a_convention_is_named_with_the_bounds_that_would_change_the_verdict():
-    claim = at_least(10.0, "c", "m", convention="multiple magnitudes: at least 10 times")
+    claim = at_least(10.0, convention="multiple magnitudes: at least 10 times")("c", "m")
     named, turning = basis(claim, {"m": Measure(3.0, 2.0, 4.0)})
     assert "multiple magnitudes" in named
     assert {"2", "4"} <= set(turning.replace(",", "").split())
-    assert basis(at_least(1.0, "c", "m"), {"m": Measure(3.0, 2.0, 4.0)}) == []
+    assert basis(at_least(1.0)("c", "m"), {"m": Measure(3.0, 2.0, 4.0)}) == []
     assert len(basis(replace(claim, derived="d"), {})) == 2
 
 
 def test_an_undecided_claim_says_how_many_runs_would_decide_it():
-    claim, found_ = at_least(0.0, "c", "m"), {"m": Measure(0.3, -0.2, 0.8, 5)}
+    claim, found_ = at_least(0.0)("c", "m"), {"m": Measure(0.3, -0.2, 0.8, 5)}
     assert f"about {claim.runs_to_decide(found_)} " in undecided(claim, found_)
     assert "no number of runs" in undecided(claim, {"m": Measure(0.0, -1.0, 1.0, 5)})
     for other in (Measure(0.3, 0.2, 0.8, 5), Measure(0.3, -0.2, 0.8)):
@@ -100,20 +100,20 @@ def test_states_are_counted_in_one_order():
 
 
 def test_an_undecided_claim_says_what_it_needs():
-    claim = at_least(1.0, "c", "m", needs="a GPU")
+    claim = at_least(1.0, needs="a GPU")("c", "m")
     assert undecided(claim, {"another": Measure.exact(1.0)}) == "to decide it: a GPU"
     assert undecided(claim, {"m": Measure.exact(1.0)}) == ""
 
 
 def test_what_is_missing_says_how_long_it_takes_at_the_pace_of_kept_results():
     both = [ARTEFACTS[id_] for id_ in ("xiong2020.loss_vs_bleu", "xiong2020.fig2b")]
-    measured_, open_ = (Standing(artefact, "not run") for artefact in both)
+    measured_, open_ = (ArtefactStatus(artefact, "not run") for artefact in both)
     assert pace([measured_, open_]) is None
     assert "core" not in in_short(open_)
     runs = measured_.artefact.trainings["laptop"]
     table = [{"run": "r", "cell": cell, "seconds": 100.0} for cell in runs.cells] * runs.seeds
     kept = Reproduction(both[0].id, both[0].fingerprint(), {}, {"runs": table}, {}, 1.0)
-    found_ = pace([Standing(both[0], "agrees", kept), open_])
+    found_ = pace([ArtefactStatus(both[0], "agrees", kept), open_])
     assert found_ is not None
     assert in_short(open_, found_) == missing(open_, found_)
     assert "15 runs to train, about 25 minutes of one core" in in_short(open_, found_)

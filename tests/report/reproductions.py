@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from normlab.papers.artefact import Artefact, Drawing, Reproduction
 from normlab.papers.claim import Claim, Measure
-from normlab.papers.own_studies import OwnStudy
+from normlab.papers.studies import OwnStudy
 
 PLACEMENTS = {"post": 1.0, "pre": 0.5, "admin": 0.55}
 DEPTHS = (6, 12, 18, 24, 36, 60)

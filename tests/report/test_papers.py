@@ -8,7 +8,7 @@ from dataclasses import replace
 from normlab.config.config import Config
 from normlab.papers import ARTEFACTS
 from normlab.papers.artefact import Artefact
-from normlab.papers.results import Standing, at_other_scales, standing, write_reproduction
+from normlab.papers.results import ArtefactStatus, at_other_scales, standing, write_reproduction
 from normlab.papers.trainings import Trainings
 from normlab.report.papers import papers_page, write_papers_page
 from normlab.report.reproduction import write_reproduction_page
@@ -32,7 +32,7 @@ def test_the_overview_links_to_the_pages_that_lie_beside_it(tmp_path):
 
 
 def test_all_59_are_listed_and_nothing_measured_says_so():
-    html = papers_page([Standing(a, "not run") for a in ARTEFACTS.values()], set())
+    html = papers_page([ArtefactStatus(a, "not run") for a in ARTEFACTS.values()], set())
     assert "59 artefacts of the papers: none measured yet" in html
     assert html.count('<th scope="row"') == 59
     plain = html.replace("<wbr>", "")

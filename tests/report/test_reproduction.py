@@ -9,7 +9,7 @@ from html import unescape
 from normlab.papers.artefact import Superseded
 from normlab.papers.cells import PrintedTable
 from normlab.papers.claim import Measure
-from normlab.papers.results import Standing, standing, write_reproduction
+from normlab.papers.results import ArtefactStatus, standing, write_reproduction
 from normlab.report.reproduction import reproduction_page, write_reproduction_page
 from report.reproductions import ARTEFACT, changed, found
 
@@ -49,7 +49,7 @@ def test_conventions_checks_and_the_runs_that_would_decide_are_named():
     )
     admin = replace(found().measures["admin_exponent"], runs=10)
     seen = replace(found(), measures={**found().measures, "admin_exponent": admin})
-    shown = text_of(reproduction_page(Standing(replace(ARTEFACT, claims=claims), "disagrees", seen)))
+    shown = text_of(reproduction_page(ArtefactStatus(replace(ARTEFACT, claims=claims), "disagrees", seen)))
     assert "0 of 4 hold, 2 undecided; 1 of 1 check passes" in shown
     assert shown.index("the exponent of Pre-LN") < shown.index("the exponent of Post-LN")
     assert "check: by construction" in shown
@@ -66,7 +66,7 @@ def test_a_second_version_stands_above_the_first_with_both_verdicts():
     before = (Superseded(1, "2001-01-01", "", "It grows.", ARTEFACT.claims, found()),)
     measures = {**found().measures, "pre_exponent": Measure(0.1, 0.0, 0.2)}
     now = replace(found(second), measures=measures)
-    shown = text_of(reproduction_page(Standing(second, "undecided", now, before=before)))
+    shown = text_of(reproduction_page(ArtefactStatus(second, "undecided", now, before=before)))
     assert "example.change: 2 of 5 hold" in shown
     assert "Version 2, 2002-02-02. The bound was ours." in shown
     earlier = f"1 of 5 hold, 2 undecided. Fingerprint {ARTEFACT.fingerprint()}. It grows."
@@ -77,7 +77,7 @@ def test_a_second_version_stands_above_the_first_with_both_verdicts():
 
 
 def test_every_drawing_is_there_once_with_its_panels():
-    html = reproduction_page(Standing(ARTEFACT, "disagrees", found()))
+    html = reproduction_page(ArtefactStatus(ARTEFACT, "disagrees", found()))
     titles = re.findall(r"<figcaption><h3>(.*?)</h3>", html)
     assert titles == [
         "Output change, encoder",
@@ -92,29 +92,29 @@ def test_every_drawing_is_there_once_with_its_panels():
 
 
 def test_a_long_table_is_cut_and_says_so():
-    shown = text_of(reproduction_page(Standing(ARTEFACT, "disagrees", found())))
+    shown = text_of(reproduction_page(ArtefactStatus(ARTEFACT, "disagrees", found())))
     assert "The first 400 of 1,500 rows; the JSON file beside this page holds all." in shown
 
 
 def test_a_stale_result_says_so():
-    shown = text_of(reproduction_page(Standing(changed(), "stale", found())))
+    shown = text_of(reproduction_page(ArtefactStatus(changed(), "stale", found())))
     assert "example.change: stale" in shown
     assert f"measured for another claim, {found().fingerprint}; today's is {changed().fingerprint()}" in shown
 
 
 def test_what_was_not_run_says_how_to():
-    shown = text_of(reproduction_page(Standing(ARTEFACT, "not run")))
+    shown = text_of(reproduction_page(ArtefactStatus(ARTEFACT, "not run")))
     assert "Nothing was measured. To measure it: normlab papers reproduce example.change" in shown
     bare = replace(ARTEFACT, study=None, claims=(), drawings=())
-    assert "No study decides it yet." in text_of(reproduction_page(Standing(bare, "no study yet")))
-    damaged = reproduction_page(Standing(ARTEFACT, "damaged", trouble="x.json is torn"))
+    assert "No study decides it yet." in text_of(reproduction_page(ArtefactStatus(bare, "no study yet")))
+    damaged = reproduction_page(ArtefactStatus(ARTEFACT, "damaged", trouble="x.json is torn"))
     assert "x.json is torn" in text_of(damaged)
 
 
 def test_a_drawing_that_finds_no_table_or_column_says_so_and_the_rest_is_drawn():
     line, *others = ARTEFACT.drawings
     astray = replace(ARTEFACT, drawings=(replace(line, y="nowhere"), replace(line, table="lost"), *others))
-    shown = text_of(reproduction_page(Standing(astray, "disagrees", found())))
+    shown = text_of(reproduction_page(ArtefactStatus(astray, "disagrees", found())))
     assert "wants nowhere of the table 'change'" in shown
     assert "the result has no table 'lost' but change, long, exponents, shares" in shown
     assert "Fitted exponents" in shown

@@ -12,8 +12,8 @@ from normlab.config.config import Config, DataConfig, SeedConfig
 from normlab.errors import SpentError, UserError
 from normlab.papers.lab import Lab
 from normlab.papers.measures import Difference
-from normlab.papers.studies import fine_tuning
-from normlab.papers.studies.fine_tuning import fine_tuned, search
+from normlab.papers.studies import glue_search
+from normlab.papers.studies.glue_search import fine_tuned, search
 from normlab.runs import Runs
 from normlab.training.jobs import Queue
 from normlab.training.train import train
@@ -70,10 +70,10 @@ def test_every_pre_trained_run_is_fine_tuned_on_every_task(tmp_path, monkeypatch
     runs = {c: (train(tiny_bert(text, c, steps=2), tmp_path / "runs"),) for c in ("pre", "post")}
     (tmp_path / "pairs").mkdir()
     data = DataConfig(**write_pairs(tmp_path / "pairs"), tokenizer="", block_len=32)
-    monkeypatch.setattr(fine_tuning, "GLUE", {"MRPC": data})
+    monkeypatch.setattr(glue_search, "GLUE", {"MRPC": data})
     measures = {"ahead": Difference("accuracy", "MRPC pre", "MRPC post")}
     cells = {"batches": (16,), "lrs": (1e-3,), "epochs": (1,)}
-    found = fine_tuning.fine_tuning(
+    found = glue_search.fine_tuning(
         Lab(tmp_path / "runs", runs=runs), tasks=("MRPC",), measures=measures, **cells
     )
     assert found.measures["ahead"].runs == 6
@@ -86,10 +86,10 @@ def test_a_fine_tuning_that_fails_is_no_score(tmp_path):
     queue = Queue(tmp_path, 1)
     queue.failed["0123abcd4567"] = "there is no room"
     with pytest.raises(UserError, match="run 0123abcd4567 could not be fine-tuned: there is no room"):
-        fine_tuning._trained([], queue)
+        glue_search._trained([], queue)
 
 
 def test_a_spent_budget_is_no_failure_and_no_score(tmp_path):
     queue = Queue(tmp_path, 1, until=0.0)
     with pytest.raises(SpentError, match="the budget is spent; 2 of 2 fine-tunings left"):
-        fine_tuning._trained([Config(), replace(Config(), seeds=SeedConfig(2, 2, 2))], queue)
+        glue_search._trained([Config(), replace(Config(), seeds=SeedConfig(2, 2, 2))], queue)

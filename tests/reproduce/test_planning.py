@@ -8,12 +8,11 @@ from cases import each
 from normlab.config.config import DataConfig, run_id
 from normlab.config.units import seconds_of
 from normlab.errors import UserError
-from normlab.papers import Artefact, planning
-from normlab.papers import own_studies as studies
+from normlab.papers import Artefact, planning, studies
 from normlab.papers.bases import LAPTOP
 from normlab.papers.claim import at_least
 from normlab.papers.measures import ShareTrained
-from normlab.papers.planning import Training, plan
+from normlab.papers.planning import PlanTrainer, plan
 from normlab.papers.trainings import Trainings, changed
 from normlab.runs import RunFolder, Status
 
@@ -35,7 +34,7 @@ def artefact(name, cells, seeds=2, claims=1):
         study=studies.trainings,
         settings={"measures": {f"m{i}": ShareTrained(tuple(cells)) for i in range(claims)}},
         trainings={"laptop": Trainings(BASE, cells, seeds, "It is small.")},
-        claims=tuple(at_least(0.5, "it trains", f"m{i}", derived="for a test") for i in range(claims)),
+        claims=tuple(at_least(0.5, derived="for a test")("it trains", f"m{i}") for i in range(claims)),
     )
 
 
@@ -83,7 +82,7 @@ def test_some_seeds_are_enough_where_the_trainings_say_so(tmp_path):
     assert {cell: len(some) for cell, some in first.items()} == {"post": 1, "pre": 1, "admin": 1}
     assert len(planned(1).open_runs("p.wide")) == 4
     ended = []
-    Training(planned(1), tmp_path, 1, until=0.0).run(ended.append)
+    PlanTrainer(planned(1), tmp_path, 1, until=0.0).run(ended.append)
     assert ended == ["p.wide"]
 
 
@@ -108,17 +107,17 @@ def test_an_artefact_whose_text_is_not_there_does_not_stop_the_others(tmp_path, 
 @pytest.mark.slow
 def test_a_budget_starts_no_run_that_would_not_end_and_the_rest_goes_on(tmp_path):
     told, ended = [], []
-    none = Training(plan([NARROW], tmp_path), tmp_path, 1, until=0.0, say=told.append)
+    none = PlanTrainer(plan([NARROW], tmp_path), tmp_path, 1, until=0.0, log=told.append)
     none.run(ended.append)
     assert none.left >= 1
     assert len(told) <= 1
     assert ended == []
-    rest = Training(plan([NARROW], tmp_path), tmp_path, 1, say=told.append)
+    rest = PlanTrainer(plan([NARROW], tmp_path), tmp_path, 1, log=told.append)
     rest.run(ended.append)
     assert ended == ["p.narrow"]
     assert not rest.failed
     assert len(told) == 2, "no run is trained twice"
-    again = Training(plan([NARROW], tmp_path), tmp_path, 1, say=told.append)
+    again = PlanTrainer(plan([NARROW], tmp_path), tmp_path, 1, log=told.append)
     again.run(ended.append)
     assert (ended, len(told)) == (["p.narrow"] * 2, 2)
 
@@ -143,7 +142,7 @@ def test_a_plan_is_trained_by_the_workers_of_its_place(tmp_path):
         close = interrupt
 
     found = plan([NARROW], tmp_path)
-    training = Training(found, tmp_path, 1, start=Elsewhere)
+    training = PlanTrainer(found, tmp_path, 1, start=Elsewhere)
     training.run(lambda id_: None)
     assert asked == list(found.todo)
     assert training.failed == dict.fromkeys(asked, "there is no room")

@@ -9,8 +9,8 @@ import torch
 from normlab.config.config import DataConfig
 from normlab.papers.bases import LAPTOP
 from normlab.papers.measures import ConstantRatio, FoldDifference, ScoreRatio, TrainPerplexityRatio
-from normlab.papers.studies.restored import TRAINING_BATCHES
 from normlab.papers.studies.trained import Trained
+from normlab.papers.studies.trained_models import TRAINING_BATCHES
 from normlab.tasks.translation import Translation
 from normlab.training.recipes.grammar import resolve
 from normlab.training.subjects import of_run

@@ -10,7 +10,7 @@ import bert_text
 from normlab.config.config import MachineConfig
 from normlab.errors import UserError
 from normlab.papers import ARTEFACTS
-from normlab.papers.planning import Training, plan
+from normlab.papers.planning import PlanTrainer, plan
 from normlab.papers.texts import paths_of
 from normlab.papers.trainings import changed
 
@@ -111,7 +111,7 @@ def test_every_base_trains_on_a_slice(slices, scale):
     planned = plan(artefacts, slices / "runs", scale=scale, machine=machine)
     assert planned.without_text == {}
     ended = []
-    training = Training(planned, slices / "runs", 1)
+    training = PlanTrainer(planned, slices / "runs", 1)
     training.run(ended.append)
     assert training.failed == {}
     assert sorted(ended) == sorted(artefact.id for artefact in artefacts)

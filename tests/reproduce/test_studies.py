@@ -13,8 +13,7 @@ import pytest
 
 from normlab.config.config import DataConfig
 from normlab.nn import Placement
-from normlab.papers import ARTEFACTS, lab
-from normlab.papers import own_studies as studies
+from normlab.papers import ARTEFACTS, lab, studies
 from normlab.papers.reproduce import each, reproduce
 
 SMALL: dict[str, Any] = {

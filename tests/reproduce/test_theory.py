@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from normlab.papers.studies.statements import norm_factors
-from normlab.papers.studies.theory import Setting, mean_field_scales
+from normlab.papers.studies.lemmas import TheoryNetwork, mean_field_scales, norm_factors
 
 
 def test_attention_is_uniform_and_feed_forwards_have_no_bias():
-    setting = Setting("pre", layers=1, dim=8, tokens=5, seed=0, ffn_dim=16)
+    setting = TheoryNetwork("pre", layers=1, dim=8, tokens=5, seed=0, ffn_dim=16)
     attention, feed_forward = (sublayer.f for sublayer in setting.stack)
     x = torch.randn(1, 5, 8)
     expected = x.mean(1, keepdim=True) @ attention.value
@@ -19,20 +18,20 @@ def test_attention_is_uniform_and_feed_forwards_have_no_bias():
 
 
 def test_matrices_have_xavier_s_variance():
-    setting = Setting("post", layers=1, dim=200, tokens=2, seed=0, ffn_dim=600)
+    setting = TheoryNetwork("post", layers=1, dim=200, tokens=2, seed=0, ffn_dim=600)
     assert setting.outer()[0].var().item() == pytest.approx(2 / 800, rel=0.02)
 
 
 @pytest.mark.parametrize("placement", ["post", "pre"])
 def test_totals_are_what_the_next_norm_reads(placement):
-    setting = Setting(placement, layers=2, dim=16, tokens=3, seed=1)
+    setting = TheoryNetwork(placement, layers=2, dim=16, tokens=3, seed=1)
     with torch.no_grad():
         end = setting.stack(setting.x)[0]
     assert torch.allclose(torch.layer_norm(setting.totals()[-1], (16,)), end, atol=1e-6)
 
 
 def test_seeds_draw_other_networks_and_the_same_one_again():
-    a, b, c = (Setting("post", layers=1, dim=8, tokens=3, seed=s)().item() for s in (0, 0, 1))
+    a, b, c = (TheoryNetwork("post", layers=1, dim=8, tokens=3, seed=s)().item() for s in (0, 0, 1))
     assert a == b != c
 
 
@@ -49,7 +48,7 @@ def test_the_mean_field_has_the_scale_of_a_wide_network():
     expected = mean_field_scales(16, depths)
     seen = [
         [setting.totals()[n - 1].square().mean().item() for n in depths]
-        for setting in (Setting("pre", layers=3, dim=128, tokens=16, seed=s) for s in range(60))
+        for setting in (TheoryNetwork("pre", layers=3, dim=128, tokens=16, seed=s) for s in range(60))
     ]
     assert [sum(column) / 60 for column in zip(*seen, strict=True)] == pytest.approx(expected, rel=0.03)
 

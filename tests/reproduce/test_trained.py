@@ -15,7 +15,6 @@ from normlab.errors import UserError
 from normlab.papers import ARTEFACTS
 from normlab.papers.claim import Measure, at_least
 from normlab.papers.lab import Lab
-from normlab.papers.learned_scales import ScaleChange, ScaleGrowth
 from normlab.papers.measures import (
     BestDifference,
     BestScore,
@@ -27,6 +26,8 @@ from normlab.papers.measures import (
     EdgeRatio,
     GradientRatio,
     PairsBetter,
+    ScaleChange,
+    ScaleGrowth,
     Score,
     ShareBetter,
     ShareGap,
@@ -35,8 +36,8 @@ from normlab.papers.measures import (
     SpikesDifference,
     StepsRatio,
 )
-from normlab.papers.studies.learned import ROLES, by_layer, scales_of
 from normlab.papers.studies.trained import Trained, trainings
+from normlab.papers.studies.trained_models import ROLES, by_layer, scales_of
 from normlab.runs import RunFolder, Status
 from normlab.runs.files import write_json_atomic
 from normlab.tasks import TASKS
@@ -149,7 +150,7 @@ def test_a_failed_run_is_worse_than_any_that_trains_and_in_no_mean(ends):
     assert DifferenceOfTrained("bleu", "a", "b").measure(some).value == pytest.approx(10.0, abs=0.2)
     failed = DifferenceOfTrained("bleu", "a", "b").measure(ends(a=[(1.0, False)], b=[(1.0, True)]))
     assert (failed.low, failed.high) == (-math.inf, math.inf)
-    assert at_least(0.0, "", "m").verdict({"m": failed}) == "undecided"
+    assert at_least(0.0)("", "m").verdict({"m": failed}) == "undecided"
 
 
 def test_edges_are_those_up_to_which_every_rate_trains(ends):

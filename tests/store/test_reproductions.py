@@ -15,8 +15,8 @@ from normlab.papers.claim import Measure
 from normlab.papers.results import (
     KEPT,
     SUPERSEDED,
+    ArtefactStatus,
     Disagreement,
-    Standing,
     disagreements,
     folders,
     read_reproduction,
@@ -138,7 +138,7 @@ def test_earlier_versions_are_kept_and_come_with_the_state(tmp_path, monkeypatch
 
 
 def test_results_that_disagree_about_a_run_are_named_once_for_each_pair(tmp_path):
-    def holding(id_: str, *rows: dict[str, object], fresh: bool = True) -> Standing:
+    def holding(id_: str, *rows: dict[str, object], fresh: bool = True) -> ArtefactStatus:
         artefact = dataclasses.replace(ARTEFACT, id=id_)
         made = dataclasses.replace(found(artefact), tables={"runs": rows})
         one = made if fresh else dataclasses.replace(made, fingerprint="another")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from tyro.conf import Positional, arg
 
 from normlab.cli.options import RUNS, Imports, Switch
-from normlab.papers.results import Standing, at_other_scales, disagreements, folders, standing
+from normlab.papers.results import ArtefactStatus, at_other_scales, disagreements, folders, standing
 from normlab.papers.trainings import LAPTOP, Scale
 
 if TYPE_CHECKING:
@@ -57,12 +57,12 @@ class PapersCommand:
             _show_all(standings)
 
 
-def standings_of(artefacts: Iterable[Artefact], runs: Path, scale: Scale = LAPTOP) -> list[Standing]:
+def standings_of(artefacts: Iterable[Artefact], runs: Path, scale: Scale = LAPTOP) -> list[ArtefactStatus]:
     """What stands about each artefact: results below ``runs``, else the kept ones."""
     return [standing(artefact, folders(runs), scale) for artefact in artefacts]
 
 
-def _plain(standing: Standing) -> dict[str, Any]:
+def _plain(standing: ArtefactStatus) -> dict[str, Any]:
     """An artefact as plain data for JSON; earlier versions without their tables."""
     from normlab.config.io import to_plain
     from normlab.papers.words import standing_in_words
@@ -101,7 +101,7 @@ def _plain(standing: Standing) -> dict[str, Any]:
     }
 
 
-def _show_all(standings: Sequence[Standing]) -> None:
+def _show_all(standings: Sequence[ArtefactStatus]) -> None:
     """Print a row for each artefact, with the scale of its trainings where it has any, and how many claims of
     all of them hold.
     """
@@ -127,12 +127,11 @@ def _show_all(standings: Sequence[Standing]) -> None:
         terminal.write(Text(disagreeing(found)))
 
 
-def _show_one(standing: Standing, others: Sequence[Standing]) -> None:
+def _show_one(standing: ArtefactStatus, others: Sequence[ArtefactStatus]) -> None:
     from rich.text import Text
 
     from normlab.cli import terminal
-    from normlab.papers.resolution import resolution
-    from normlab.papers.words import command, number, standing_in_words, stood_in
+    from normlab.papers.words import command, number, resolution, standing_in_words, stood_in
 
     artefact, console = standing.artefact, terminal.console()
     hold = standing_in_words(standing), STYLES.get(standing.state, "dim")
@@ -163,7 +162,7 @@ def _show_one(standing: Standing, others: Sequence[Standing]) -> None:
     terminal.write("", command(artefact, standing.scale) if artefact.study else "No study decides it yet.")
 
 
-def print_verdicts(console: Console, standing: Standing) -> None:
+def print_verdicts(console: Console, standing: ArtefactStatus) -> None:
     """Print the claims with their verdicts; for changed ones the reason, and what was found before."""
     from rich.text import Text
 

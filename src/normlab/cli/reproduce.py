@@ -140,7 +140,7 @@ class ReproduceCommand:
         those that could not be measured.
         """
         from normlab.config.config import MachineConfig
-        from normlab.papers.planning import Training, plan
+        from normlab.papers.planning import PlanTrainer, plan
         from normlab.papers.reproduce import reproduce
         from normlab.training.backends import backend
         from normlab.training.jobs import Queue
@@ -156,7 +156,7 @@ class ReproduceCommand:
             errors.write(f"normlab: {', '.join(ids)}: {reason}")
         self._require_device(machine.device, len(planned.todo))
         queue = partial(Queue, jobs=jobs, start=where.start, until=until)
-        training = Training(planned, self.runs, jobs, until, _progress, start=where.start)
+        training = PlanTrainer(planned, self.runs, jobs, until, _progress, start=where.start)
 
         def ended(id_: str) -> None:
             runs = planned.whole(id_)

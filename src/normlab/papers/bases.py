@@ -21,6 +21,7 @@ LAPTOP: Final = Config(
 DATES: Final = replace(LAPTOP, train=replace(LAPTOP.train, steps=1200, validate_every_steps=200))
 """The same, six times as long: for claims on which recipes train, which 200 steps cannot tell."""
 
+GUESS: Final = "By a guess, a run takes {} minutes on an H200."
 TO_THE_END: Final = {"train.stop_early": False}
 """For cells in which a run may be stuck: it can leave its plateau until the last step."""
 CONVERGED: Final = "trainings to convergence, at the gpu scale"

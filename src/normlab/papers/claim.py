@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from math import inf, isclose, isfinite, log, sqrt
 from typing import Any, Final, Literal, TypeAlias
 
@@ -14,11 +15,6 @@ POWER: Final = 0.8
 """The probability with which ``Claim.runs_to_decide`` runs decide."""
 MOST_RUNS: Final = 1_000_000
 """A claim that needs more runs than this is too close to its bound for any number of runs."""
-
-ORDER: Final = "an order is the sign of the difference"
-MOST: Final = "one is better than the other if it is so at most seeds"
-RATIO: Final = "an order is a ratio above or below 1"
-"""What bounds of 0 and 1 are derived from, where a paper says which of two is better."""
 
 
 @dataclass(frozen=True)
@@ -149,19 +145,31 @@ class Claim:
             yield runs
 
 
-def at_least(bound: float, says: str, measure: str, **basis: Any) -> Claim:
-    """The claim that a measure is at least ``bound``; ``basis`` holds the other fields of ``Claim``."""
-    return Claim(says, measure, at_least=bound, **basis)
+def at_least(bound: float, **basis: str) -> Callable[..., Claim]:
+    """Make claims, of ``says`` and ``measure``, that a measure is at least ``bound``; ``basis`` holds other
+    fields of ``Claim``.
+    """
+    return partial(Claim, at_least=bound, **basis)
 
 
-def at_most(bound: float, says: str, measure: str, **basis: Any) -> Claim:
-    """The claim that a measure is at most ``bound``; ``basis`` holds the other fields of ``Claim``."""
-    return Claim(says, measure, at_most=bound, **basis)
+def at_most(bound: float, **basis: str) -> Callable[..., Claim]:
+    """Make claims, as ``at_least`` does, that a measure is at most ``bound``."""
+    return partial(Claim, at_most=bound, **basis)
 
 
-def within(low: float, high: float, says: str, measure: str, **basis: Any) -> Claim:
-    """The claim that a measure is from ``low`` to ``high``; ``basis`` holds the other fields of ``Claim``."""
-    return Claim(says, measure, low, high, **basis)
+def within(low: float, high: float, **basis: str) -> Callable[..., Claim]:
+    """Make claims, as ``at_least`` does, that a measure is from ``low`` to ``high``."""
+    return partial(Claim, at_least=low, at_most=high, **basis)
+
+
+positive: Final = at_least(0.0, derived="an order is the sign of the difference")
+negative: Final = at_most(0.0, derived="an order is the sign of the difference")
+above_one: Final = at_least(1.0, derived="an order is a ratio above or below 1")
+below_one: Final = at_most(1.0, derived="an order is a ratio above or below 1")
+mostly: Final = at_least(0.5, derived="one is better than the other if it is so at most seeds")
+fails: Final = at_most(0.5, convention="it fails if most of its runs do")
+trains: Final = at_least(0.5, convention="it trains if most of its runs do")
+"""Claims where a paper says which of two is better, or whether a model trains."""
 
 
 def _runs_for_share(found: Measure, bound: float) -> int:
@@ -187,16 +195,12 @@ def _symmetric_scale(found: Measure) -> Callable[[float], float]:
     """The scale on which the interval was computed: as it is, ln x of a ratio, or ln(1 − x) of an R²."""
     scales: list[Callable[[float], float]] = [float]
     scales += [log] if found.low > 0 else []
-    scales += [_log_of_rest] if found.high < 1 else []
+    scales += [lambda x: log(1 - x)] if found.high < 1 else []
     for scale in scales:
         low, value, high = (scale(x) for x in (found.low, found.value, found.high))
         if isclose(high - value, value - low, rel_tol=1e-3):
             return scale
     return float
-
-
-def _log_of_rest(x: float) -> float:
-    return log(1 - x)
 
 
 def _quantile(probability: float, runs: int) -> float:

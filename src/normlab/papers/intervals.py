@@ -102,20 +102,16 @@ def _largest_t(correlations: Array, n: int) -> float:
     return float(np.quantile(np.concatenate(largest), LEVEL))
 
 
-def lowest(found: Iterable[Measure]) -> Measure:
+def lowest(found: Iterable[Measure], choose: Callable[[Iterable[float]], float] = min) -> Measure:
     """The least of several simultaneous measures: a bound from below holds for it where it does for all."""
     some = list(found)
-    return Measure(*(min(ends) for ends in zip(*map(_ends, some), strict=True)), runs=some[0].runs)
+    ends = zip(*((one.value, one.low, one.high) for one in some), strict=True)
+    return Measure(*map(choose, ends), runs=some[0].runs)
 
 
 def highest(found: Iterable[Measure]) -> Measure:
     """The largest of several simultaneous measures: a bound from above holds for it where it does for all."""
-    some = list(found)
-    return Measure(*(max(ends) for ends in zip(*map(_ends, some), strict=True)), runs=some[0].runs)
-
-
-def _ends(found: Measure) -> tuple[float, float, float]:
-    return found.value, found.low, found.high
+    return lowest(found, max)
 
 
 def jackknife(runs: ArrayLike, statistic: Callable[[Array], float]) -> Measure:

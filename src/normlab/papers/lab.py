@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -28,6 +29,18 @@ from normlab.training.jobs import Queue, one_at_a_time
 from normlab.training.subjects import TaskInputs, mean_loss
 
 Row: TypeAlias = Mapping[str, Any]
+
+
+class Sizes(TypedDict):
+    """The models that most studies look at, and their text."""
+
+    text: str
+    model: str
+    """A name of ``SIZES``."""
+    layers: int
+    tokens: int
+    seeds: int
+
 
 SIZES: Final = {
     "small": ModelConfig(dim=512, ffn_dim=1024, heads=4),
@@ -57,7 +70,7 @@ class Lab:
     """Text is prepared below it."""
     data: Path | None = None
     """Folder of local data sets; None: what ``$NORMLAB_DATA`` says."""
-    say: Callable[[str], None] = quiet
+    log: Callable[[str], None] = quiet
     runs: Mapping[str, Sequence[RunFolder]] = field(default_factory=dict)
     """The artefact's finished trainings, by cell, in the order of their seeds."""
     scale: Scale = LAPTOP
@@ -68,7 +81,7 @@ class Lab:
 
     def model(self, config: ModelConfig, text: str, *, seed: int, tokens: int) -> Seq2Seq:
         """A model as ``seed`` initialises it; data-dependent parts read the first batch of the text."""
-        self.say(f"{describe(config)}, seed {seed}")
+        self.log(f"{describe(config)}, seed {seed}")
         task = self._task(text, tokens)
         own = replace(task.config, model=config, seeds=SeedConfig(init=seed))
         return Translation(own, task.corpus, task.device).build()
@@ -81,6 +94,14 @@ class Lab:
         model = self.model(config, text, seed=seed, tokens=tokens)
         structure = read_structure(model, self.batches(text, READING_TOKENS, 1)[0])
         return subject_on(model, self.batches(text, tokens, 1)[0], structure)
+
+    def subjects(
+        self, placements: Iterable[str], **sizes: Unpack[Sizes]
+    ) -> Iterator[tuple[str, int, Subject]]:
+        """``subject`` with every seed under every placement."""
+        for placement, seed in product(placements, range(sizes["seeds"])):
+            config = size(sizes["model"], placement, sizes["layers"])
+            yield placement, seed, self.subject(config, sizes["text"], seed=seed, tokens=sizes["tokens"])
 
     def batches(self, text: str, tokens: int, count: int) -> list[TaskInputs]:
         """The first ``count`` batches of a text."""
@@ -110,9 +131,10 @@ class Lab:
             order = order[size:]
         return found
 
-    def facts(self, text: str, tokens: int, seeds: int) -> dict[str, str]:
+    def facts(self, **sizes: Unpack[Sizes]) -> dict[str, str]:
         """What a study was measured on."""
-        return {"text": self.text(text), "batch": f"{tokens:,} positions, {seeds} seeds"}
+        batch = "{tokens:,} positions, {seeds} seeds".format(**sizes)
+        return {"text": self.text(sizes["text"]), "batch": batch}
 
     def missing(self) -> str:
         """The name of a text that a study asked for and that was not there; empty where all were."""

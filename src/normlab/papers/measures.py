@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from normlab.papers.claim import Measure
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 Cells: TypeAlias = str | Sequence[str]
 """A cell, or several of which the mean on the metric's scale is taken."""
+C = TypeVar("C", bound=Cells)
+T = TypeVar("T")
+Pair: TypeAlias = "OfTwo[str] | ScoresOfTwo[str]"
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,30 @@ class OfRuns(ABC):
 
 
 @dataclass(frozen=True)
+class OfTwo(OfRuns, Generic[C]):
+    """A comparison of cells within seeds."""
+
+    a: C
+    b: C
+    within_seeds = True
+
+
+@dataclass(frozen=True)
+class ScoresOfTwo(OfRuns, Generic[C]):
+    """A comparison of a metric of cells."""
+
+    metric: str
+    a: C
+    b: C
+    within_seeds = True
+
+
+def _by_seed(values: Callable[[str], Iterable[T]], cells: Pair) -> Iterator[tuple[T, T]]:
+    """The values of both cells at each seed."""
+    return zip(values(cells.a), values(cells.b), strict=True)
+
+
+@dataclass(frozen=True)
 class Score(OfRuns):
     """The mean test score of a cell."""
 
@@ -64,13 +92,8 @@ class Score(OfRuns):
 
 
 @dataclass(frozen=True)
-class Difference(OfRuns):
+class Difference(ScoresOfTwo[Cells]):
     """The test score of ``a`` minus that of ``b`` within seeds; of several cells their mean on the scale."""
-
-    metric: str
-    a: Cells
-    b: Cells
-    within_seeds = True
 
     def measure(self, runs: Trained) -> Measure:
         of = runs.metric(self.metric)
@@ -78,30 +101,19 @@ class Difference(OfRuns):
 
 
 @dataclass(frozen=True)
-class DifferenceOfTrained(OfRuns):
+class DifferenceOfTrained(ScoresOfTwo[str]):
     """``Difference`` over the seeds at which both cells train to the end; open where fewer than two do."""
 
-    metric: str
-    a: str
-    b: str
-    within_seeds = True
-
     def measure(self, runs: Trained) -> Measure:
-        of, cells = runs.metric(self.metric), (self.a, self.b)
-        both = [all(seed) for seed in zip(*map(runs.trained_to_the_end, cells), strict=True)]
+        of, both = runs.metric(self.metric), [all(seed) for seed in _by_seed(runs.trained_to_the_end, self)]
         if sum(both) < 2:
             return Measure(math.nan, -math.inf, math.inf, sum(both))
-        return runs.score_difference(of, *(runs.together(of, cell)[both] for cell in cells))
+        return runs.score_difference(of, *(runs.together(of, cell)[both] for cell in (self.a, self.b)))
 
 
 @dataclass(frozen=True)
-class DifferenceSize(OfRuns):
+class DifferenceSize(ScoresOfTwo[str]):
     """The size of ``Difference`` either way; its interval begins at 0 where the signs of its ends differ."""
-
-    metric: str
-    a: str
-    b: str
-    within_seeds = True
 
     def measure(self, runs: Trained) -> Measure:
         found = Difference(self.metric, self.a, self.b).measure(runs)
@@ -110,15 +122,10 @@ class DifferenceSize(OfRuns):
 
 
 @dataclass(frozen=True)
-class BestDifference(OfRuns):
+class BestDifference(ScoresOfTwo[Sequence[str]]):
     """The best test score of any cell in ``a`` minus that of any in ``b``, within seeds. The best of several
     favours the side that has more cells: such a claim is one that this works against.
     """
-
-    metric: str
-    a: Sequence[str]
-    b: Sequence[str]
-    within_seeds = True
 
     def measure(self, runs: Trained) -> Measure:
         of = runs.metric(self.metric)
@@ -142,45 +149,37 @@ class ShareTrained(OfRuns):
     """The share of the runs of some cells that train, with its exact interval (Clopper and Pearson 1934)."""
 
     cells: Sequence[str]
+    to_the_end: ClassVar[bool] = False
 
     def measure(self, runs: Trained) -> Measure:
-        return runs.share([one for cell in self.cells for one in runs.trained(cell)])
+        trained = runs.trained_to_the_end if self.to_the_end else runs.trained
+        return runs.share([*chain.from_iterable(map(trained, self.cells))])
+
+
+class ShareTrainedToTheEnd(ShareTrained):
+    """``ShareTrained`` of runs that have not collapsed at their last validation, either."""
+
+    to_the_end = True
 
 
 @dataclass(frozen=True)
-class ShareTrainedToTheEnd(OfRuns):
-    """The share of the runs of some cells that train and have not collapsed at their last validation, with
-    its exact interval. ``ShareTrained`` looks at the best checkpoint alone.
-    """
-
-    cells: Sequence[str]
-
-    def measure(self, runs: Trained) -> Measure:
-        return runs.share([one for cell in self.cells for one in runs.trained_to_the_end(cell)])
-
-
-@dataclass(frozen=True)
-class ShareBetter(OfRuns):
+class ShareBetter(ScoresOfTwo[str]):
     """The share of seeds at which ``a`` has the better test score, with its exact interval. A run that does
     not train to its end is worse than any that does, so that how often and how well a recipe trains are in
     one order and no failed run is in a mean; where neither does, ``a`` is not the better one.
     """
 
-    metric: str
-    a: str
-    b: str
+    within_seeds = False
 
     def measure(self, runs: Trained) -> Measure:
         of = runs.metric(self.metric)
         sign = 1.0 if of.higher_is_better else -1.0
-        first, second = (
-            [
-                (trained, sign * float(score) if trained else 0.0)
-                for trained, score in zip(runs.trained_to_the_end(c), runs.scores(of, c), strict=True)
-            ]
-            for c in (self.a, self.b)
-        )
-        return runs.share([x > y for x, y in zip(first, second, strict=True)])
+
+        def ranks(cell: str) -> list[tuple[bool, float]]:
+            seeds = zip(runs.trained_to_the_end(cell), runs.scores(of, cell), strict=True)
+            return [(trained, sign * float(score) if trained else 0.0) for trained, score in seeds]
+
+        return runs.share([x > y for x, y in _by_seed(ranks, self)])
 
 
 @dataclass(frozen=True)
@@ -197,15 +196,12 @@ class Edge(OfRuns):
 
 
 @dataclass(frozen=True)
-class EdgeRatio(OfRuns):
-    """The edge of the cells ``a`` over that of the cells ``b``, within seeds. An edge of ``b`` below the grid
-    counts as its first rate, which is more; one of ``a`` leaves the ratio open.
+class EdgeRatio(OfTwo[Sequence[str]]):
+    """The edge of ``a`` over that of ``b``, within seeds. An edge of ``b`` below the grid counts as its first
+    rate, which is more; one of ``a`` leaves the ratio open.
     """
 
-    a: Sequence[str]
-    b: Sequence[str]
     rates: Sequence[float]
-    within_seeds = True
 
     def measure(self, runs: Trained) -> Measure:
         first, second = runs.edges(self.a, self.rates), runs.edges(self.b, self.rates)
@@ -215,13 +211,10 @@ class EdgeRatio(OfRuns):
 
 
 @dataclass(frozen=True)
-class ShareGap(OfRuns):
-    """The share of the runs of the cells ``a`` that train minus that of ``b``, which are paired in order; its
-    interval is that of ``statistics.share_gap``.
-    """
+class ShareGap(OfTwo[Sequence[str]]):
+    """The share of the runs of ``a`` that train minus that of ``b``, paired in order."""
 
-    a: Sequence[str]
-    b: Sequence[str]
+    within_seeds = False
 
     def measure(self, runs: Trained) -> Measure:
         first, second = ([one for c in cells for one in runs.trained(c)] for cells in (self.a, self.b))
@@ -241,31 +234,26 @@ class PairsBetter(OfRuns):
         of = runs.metric(self.metric)
         ahead = [
             bool(x > y if of.higher_is_better else x < y)
-            for a, b in self.pairs
-            for x, y, *both in zip(
-                *(runs.scores(of, c) for c in (a, b)), *map(runs.trained, (a, b)), strict=True
-            )
+            for pair in self.pairs
+            for x, y, *both in zip(*(runs.scores(of, c) for c in pair), *map(runs.trained, pair), strict=True)
             if all(both)
         ]
         return runs.share(ahead) if ahead else Measure(0.5, 0.0, 1.0)
 
 
 @dataclass(frozen=True)
-class StepsRatio(OfRuns):
+class StepsRatio(OfTwo[str]):
     """The first step at which ``a`` is as good on dev as ``b`` ever is, over the step at which ``b`` is that
     good; its geometric mean over seeds. A run ``a`` that never gets there counts with its last step, which is
     less than its ratio, so that the interval then has no upper end.
     """
 
-    a: str
-    b: str
     metric: str = "nll"
-    within_seeds = True
 
     def measure(self, runs: Trained) -> Measure:
         sign = 1.0 if runs.metric(self.metric).higher_is_better else -1.0
         ratios, arrived = list[float](), True
-        for first, second in runs.curves_of(self.metric, self.a, self.b):
+        for first, second in _by_seed(partial(runs.on_dev, self.metric), self):
             step, best = max(second, key=lambda one: sign * one[1])
             reached = next((s for s, value in first if sign * value >= sign * best), None)
             ratios.append((reached or first[-1][0]) / step)
@@ -275,43 +263,34 @@ class StepsRatio(OfRuns):
 
 
 @dataclass(frozen=True)
-class DevAt(OfRuns):
+class DevAt(ScoresOfTwo[str]):
     """The dev score of ``a`` minus that of ``b`` after a share of the training, its mean over seeds."""
 
-    metric: str
-    a: str
-    b: str
     share: float
-    within_seeds = True
 
     def measure(self, runs: Trained) -> Measure:
-        both = runs.curves_of(self.metric, self.a, self.b)
-        return runs.mean(_at(first, self.share) - _at(second, self.share) for first, second in both)
+        curves = _by_seed(partial(runs.on_dev, self.metric), self)
+        return runs.mean(_at(first, self.share) - _at(second, self.share) for first, second in curves)
 
 
 @dataclass(frozen=True)
-class SpikesDifference(OfRuns):
+class SpikesDifference(OfTwo[str]):
     """The steps with a spike of the gradient norm, in per cent: ``a`` minus ``b``, within seeds."""
 
-    a: str
-    b: str
-    within_seeds = of_gradients = True
+    of_gradients = True
 
     def measure(self, runs: Trained) -> Measure:
-        return runs.mean(x - y for x, y in zip(runs.spikes(self.a), runs.spikes(self.b), strict=True))
+        return runs.mean(x - y for x, y in _by_seed(runs.spikes, self))
 
 
 @dataclass(frozen=True)
-class GradientRatio(OfRuns):
+class GradientRatio(OfTwo[str]):
     """The median gradient norm of ``a`` over that of ``b``, within seeds."""
 
-    a: str
-    b: str
-    within_seeds = of_gradients = True
+    of_gradients = True
 
     def measure(self, runs: Trained) -> Measure:
-        both = zip(runs.median_gradients(self.a), runs.median_gradients(self.b), strict=True)
-        return runs.mean_ratio(first / second for first, second in both)
+        return runs.mean_ratio(x / y for x, y in _by_seed(runs.median_gradients, self))
 
 
 @dataclass(frozen=True)
@@ -336,33 +315,23 @@ class DisorderedPairs(OfRuns):
 
 
 @dataclass(frozen=True)
-class TrainPerplexityRatio(OfRuns):
+class TrainPerplexityRatio(OfTwo[str]):
     """The label-smoothed perplexity of ``a`` on its training text over that of ``b``, within seeds, at the
     best weights on dev and without dropout.
     """
 
-    a: str
-    b: str
-    within_seeds = True
-
     def measure(self, runs: Trained) -> Measure:
-        both = zip(runs.training_losses(self.a), runs.training_losses(self.b), strict=True)
-        return runs.mean_ratio(math.exp(x - y) for x, y in both)
+        losses = _by_seed(lambda cell: map(runs.models.training_loss, runs.cells[cell]), self)
+        return runs.mean_ratio(math.exp(x - y) for x, y in losses)
 
 
 @dataclass(frozen=True)
-class ScoreRatio(OfRuns):
+class ScoreRatio(ScoresOfTwo[str]):
     """The test score of ``a`` over that of ``b``, within seeds."""
 
-    metric: str
-    a: str
-    b: str
-    within_seeds = True
-
     def measure(self, runs: Trained) -> Measure:
-        of = runs.metric(self.metric)
-        both = zip(runs.scores(of, self.a), runs.scores(of, self.b), strict=True)
-        return runs.mean_ratio(x / y for x, y in both)
+        scores = _by_seed(partial(runs.scores, runs.metric(self.metric)), self)
+        return runs.mean_ratio(x / y for x, y in scores)
 
 
 @dataclass(frozen=True)
@@ -374,7 +343,7 @@ class FoldDifference(OfRuns):
     cell: str
 
     def measure(self, runs: Trained) -> Measure:
-        return Measure.exact(max(runs.fold_differences(self.cell)))
+        return Measure.exact(max(map(runs.models.fold_difference, runs.cells[self.cell])))
 
 
 @dataclass(frozen=True)
@@ -386,7 +355,32 @@ class ConstantRatio(OfRuns):
     cell: str
 
     def measure(self, runs: Trained) -> Measure:
-        return runs.mean_ratio(runs.constant_ratios(self.cell))
+        seeds = enumerate(runs.cells[self.cell], 1)
+        return runs.mean_ratio(runs.models.constant_ratio(run, seed) for seed, run in seeds)
+
+
+@dataclass(frozen=True)
+class ScaleGrowth(OfRuns):
+    """The slope of ln g by layer, for one kind of sublayer, by least squares; its mean over seeds."""
+
+    cell: str
+    role: str
+
+    def measure(self, runs: Trained) -> Measure:
+        return runs.mean(runs.models.scale_growth(run, self.role) for run in runs.cells[self.cell])
+
+
+@dataclass(frozen=True)
+class ScaleChange(OfTwo[str]):
+    """g in ``a`` minus g in ``b`` within seeds: at the ``output``, or its mean over the sublayers in the
+    ``late`` third of the decoder.
+    """
+
+    where: str
+
+    def measure(self, runs: Trained) -> Measure:
+        scales = _by_seed(lambda cell: [runs.models.scale_at(r, self.where) for r in runs.cells[cell]], self)
+        return runs.mean(x - y for x, y in scales)
 
 
 def _at(curve: Sequence[tuple[int, float]], share: float) -> float:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from normlab.config.config import Config, DataConfig, MachineConfig, run_id
 from normlab.config.units import count, duration
+from normlab.data.text import located
 from normlab.errors import UserError
 from normlab.papers import results as reproductions
 from normlab.papers.artefact import Artefact
 from normlab.papers.lab import quiet
-from normlab.papers.missing import what_to_do
-from normlab.papers.trainings import LAPTOP, Scale, work
+from normlab.papers.texts import LOCAL, paths_of, source_of, text_name
+from normlab.papers.trainings import LAPTOP, SCALES, Scale, work
 from normlab.runs import RunFolder
 from normlab.tasks import TASKS
 from normlab.training.devices import resolved_precision
@@ -31,7 +33,7 @@ KEPT: Final = reproductions.KEPT.parent
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """The runs of some artefacts at one scale."""
 
     cells: Mapping[str, Cells]
@@ -60,32 +62,30 @@ class Plan:
         return [run for run, folder in self.runs(id_).items() if not _done(folder)]
 
 
-@dataclass
-class _Prepared:
-    """Data that were prepared below one folder, by what was asked for."""
+def _preparing(root: Path) -> Callable[[Config], DataConfig]:
+    """Prepare data below a folder, each once; what is not there raises FileNotFoundError each time."""
+    prepared: dict[tuple[str, DataConfig], DataConfig | FileNotFoundError] = {}
 
-    root: Path
-    _found: dict[tuple[str, DataConfig], DataConfig | FileNotFoundError] = field(default_factory=dict)
-
-    def of(self, config: Config) -> DataConfig:
+    def prepare(config: Config) -> DataConfig:
         asked = config.task, config.data
-        if asked not in self._found:
+        if asked not in prepared:
             task = TASKS[config.task]
             task.check(config)
             try:
-                self._found[asked], corpus = task.prepare(config.data, self.root / "data")
+                prepared[asked], corpus = task.prepare(config.data, root / "data")
                 task.check_text(config, corpus)
             except FileNotFoundError as error:
-                self._found[asked] = error
-        found = self._found[asked]
-        if isinstance(found, FileNotFoundError):
-            raise found
-        return found
+                prepared[asked] = error
+        if isinstance(data := prepared[asked], FileNotFoundError):
+            raise data
+        return data
+
+    return prepare
 
 
 def plan(
     artefacts: Sequence[Artefact], root: Path, *, scale: Scale = LAPTOP, machine: MachineConfig | None = None
-) -> Plan:
+) -> TrainingPlan:
     """Resolve the runs of those artefacts that have trainings at this scale, each with the device and the
     threads of ``machine``, and prepare their data.
 
@@ -95,7 +95,7 @@ def plan(
 
     One whose text is not there is left out. Raises UserError for a cell that cannot be built.
     """
-    prepared, machine = _Prepared(root), machine or MachineConfig()
+    prepare, machine = _preparing(root), machine or MachineConfig()
     cells: dict[str, Cells] = {}
     configs: dict[str, dict[str, Config]] = {}
     without_text: dict[str, str] = {}
@@ -106,11 +106,11 @@ def plan(
         own: list[tuple[int, str, Config]] = []
         for cell, seed, asked in artefact.trainings[scale].configs():
             try:
-                config = _resolved(asked, prepared, machine)
+                config = _resolved(asked, prepare, machine)
             except UserError as error:
                 raise UserError(f"{artefact.id}, {cell}: {error}") from error
             except FileNotFoundError as error:
-                without_text[artefact.id] = what_to_do(artefact, scale, asked.data, error)
+                without_text[artefact.id] = missing_data_help(artefact, scale, asked.data, error)
                 break
             own.append((seed, run_id(config), config))
             folders.setdefault(cell, []).append(_folder(run_id(config), root))
@@ -119,16 +119,16 @@ def plan(
         cells[artefact.id] = {cell: tuple(some) for cell, some in folders.items()}
         configs[artefact.id] = {run: config for _, run, config in sorted(own, key=lambda one: one[0])}
     least = {a.id: t.least or t.seeds for a in artefacts if (t := a.trainings.get(scale))}
-    found = Plan(cells, {}, least, without_text)
+    found = TrainingPlan(cells, {}, least, without_text)
     open_ = {run for id_ in cells for run in found.open_runs(id_)}
     missing = {id_: {run: c for run, c in own.items() if run in open_} for id_, own in configs.items()}
     return replace(found, todo=_ordered(missing, {a.id: max(1, len(a.claims)) for a in artefacts}))
 
 
-def _resolved(asked: Config, prepared: _Prepared, machine: MachineConfig) -> Config:
+def _resolved(asked: Config, prepare: Callable[[Config], DataConfig], machine: MachineConfig) -> Config:
     own = replace(asked.machine, device=machine.device, threads=machine.threads)
     config = resolve(asked.recipe, resolved_precision(replace(asked, machine=own)), force=True)
-    return replace(config, data=prepared.of(config))
+    return replace(config, data=prepare(config))
 
 
 def _folder(run: str, root: Path) -> RunFolder:
@@ -153,17 +153,17 @@ def _ordered(missing: Mapping[str, Mapping[str, Config]], claims: Mapping[str, i
 
 
 @dataclass
-class Training:
+class PlanTrainer:
     """Trains a plan within a budget, and says when the runs of an artefact have all ended."""
 
-    plan: Plan
+    plan: TrainingPlan
     root: Path
     jobs: int
     until: float = math.inf
     """The time of ``time.monotonic`` after which no run is started that would not end in time, by the pace of
     those that have.
     """
-    say: Callable[[str], None] = quiet
+    log: Callable[[str], None] = quiet
     failed: dict[str, str] = field(default_factory=dict)
     """Run id to the reason why it could not be trained."""
     left: int = 0
@@ -213,7 +213,30 @@ class Training:
         outcome = status.outcome.state if status.outcome else status.state
         done, whole = (sum(map(work, some)) for some in (ended_runs, self.plan.todo.values()))
         rest = (time.monotonic() - start) * (whole - done) / done
-        self.say(
+        self.log(
             f"{len(ended_runs)} of {count(len(self.plan.todo), 'run')}, {duration(rest)} left: "
             f"{config.recipe}, lr {config.optim.lr:g}, seed {config.seeds.init}: {outcome}"
         )
+
+
+def missing_data_help(artefact: Artefact, scale: Scale, data: DataConfig, error: FileNotFoundError) -> str:
+    """Say which text of an artefact is missing, where it would be, where to get it, and what smaller scales
+    train on in its place.
+    """
+    home, source = os.environ.get("NORMLAB_DATA"), source_of(data)
+    local = dict.fromkeys(path for path in paths_of(data) if path.startswith(LOCAL))
+    absent = [PurePosixPath(path) for path in local if not (home and located(path).exists())]
+    names = ", ".join(path.name for path in absent)
+    where = f"{absent[0].parent} lacks {names} (plain, .gz or .xz)" if absent else str(error)
+    parts = [f"the {scale} scale trains on {text_name(data)}, and {where}"]
+    if absent and not home:
+        parts.append("NORMLAB_DATA is not set; type: export NORMLAB_DATA=/folder/of/data/sets")
+    parts += [f"to get it: {source.get}"] if source else []
+    smaller = {
+        s: artefact.trainings[s].base.data for s in SCALES[: SCALES.index(scale)] if s in artefact.trainings
+    }
+    others = [
+        f"--scale {s} trains on {text_name(own)}" + ("" if paths_of(own) else ", which needs no file")
+        for s, own in reversed(smaller.items())
+    ]
+    return "; ".join([*parts, *([f"instead, {' and '.join(others)}"] if others else [])])

@@ -9,6 +9,7 @@ from typing import Final, NoReturn
 from normlab.errors import UserError
 from normlab.papers import apx, liu2020, nguyen2019, xiong2020
 from normlab.papers.artefact import Artefact, Paper
+from normlab.papers.cells import words_of
 
 ARTEFACTS: Final[dict[str, Artefact]] = {
     found.id: found
@@ -17,8 +18,8 @@ ARTEFACTS: Final[dict[str, Artefact]] = {
     if isinstance(found, Artefact)
 }
 """Every artefact that the papers' modules define, by its id."""
-PAPERS: Final[dict[str, Paper]] = {
-    paper.key: paper for paper in (xiong2020.PAPER, nguyen2019.PAPER, liu2020.PAPER, apx.PAPER)
+PAPERS: Final = {
+    key: Paper(key, **words_of(key)["paper"]) for key in ("xiong2020", "nguyen2019", "liu2020", "apx")
 }
 """The papers by key."""
 

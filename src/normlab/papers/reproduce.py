@@ -17,8 +17,8 @@ import torch
 from normlab.errors import UserError
 from normlab.papers.artefact import Artefact, Reproduction
 from normlab.papers.lab import Lab, quiet
-from normlab.papers.lock import locked_in
 from normlab.papers.planning import Cells
+from normlab.papers.results import locked_in
 from normlab.papers.trainings import LAPTOP, Scale
 from normlab.training.devices import hardware
 from normlab.training.jobs import Queue, one_at_a_time, threads_each
@@ -29,14 +29,14 @@ def reproduce(
     artefact: Artefact,
     data: Path | None,
     root: Path,
-    say: Callable[[str], None] = quiet,
+    log: Callable[[str], None] = quiet,
     *,
     scale: Scale = LAPTOP,
     runs: Cells | None = None,
     queue: Callable[[Path], Queue] = one_at_a_time,
 ) -> Reproduction:
     """Run the study of an artefact with its settings. ``data`` is the folder of local data sets, else
-    ``$NORMLAB_DATA``; text is prepared below ``root``; ``say`` is told what is done as it is done; ``runs``
+    ``$NORMLAB_DATA``; text is prepared below ``root``; ``log`` gets what is done as it is done; ``runs``
     are its finished trainings of that scale, see ``plan``; a study that trains others does so in a ``queue``.
 
     Raises UserError for an artefact that has no study yet.
@@ -46,7 +46,7 @@ def reproduce(
     start = time.perf_counter()
     folders = (folder for cell in (runs or {}).values() for folder in cell)
     began = [time.time(), *((folder.path / "config.json").stat().st_mtime for folder in folders)]
-    lab = Lab(root, data, say, runs or {}, scale, queue)
+    lab = Lab(root, data, log, runs or {}, scale, queue)
     found = artefact.study(lab, **artefact.settings_at(scale))
     seconds = time.perf_counter() - start
     machine = hardware(torch.device("cpu"))
@@ -76,7 +76,7 @@ def each(
     artefacts: Sequence[Artefact],
     data: Path | None,
     root: Path,
-    say: Callable[[str], None] = quiet,
+    log: Callable[[str], None] = quiet,
     *,
     jobs: int = 1,
     until: float = math.inf,
@@ -94,7 +94,7 @@ def each(
             jobs, get_context("spawn"), initializer=_prepare_worker, initargs=(threads,)
         )
         with pool:
-            futures = {pool.submit(reproduce, artefact, data, root, say): artefact for artefact in together}
+            futures = {pool.submit(reproduce, artefact, data, root, log): artefact for artefact in together}
             for future in as_completed(futures):
                 if time.monotonic() > until:
                     for waiting in futures:
@@ -103,4 +103,4 @@ def each(
                     yield futures[future], future.result
     for artefact in artefacts:
         if artefact not in together and time.monotonic() <= until:
-            yield artefact, partial(reproduce, artefact, data, root, say)
+            yield artefact, partial(reproduce, artefact, data, root, log)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ STATES: Final[tuple[State, ...]] = (*reversed(VERDICTS), "checked", "stale", "da
 
 
 @dataclass(frozen=True)
-class Standing:
+class ArtefactStatus:
     """An artefact with its state and the measurement behind it."""
 
     artefact: Artefact
@@ -67,7 +68,7 @@ def folders(runs: Path) -> tuple[Path, ...]:
 def write_reproduction(found: Reproduction, folder: Path) -> Path:
     """Write ``<folder>/<id>.json``, or ``<id>@<scale>.json``, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{named(found.id, found.scale)}.json"
+    path = folder / f"{result_name(found.id, found.scale)}.json"
     write_json_atomic(path, found, flat=True)
     return path
 
@@ -81,7 +82,7 @@ def read_reproduction(path: Path) -> Reproduction:
         stored: Reproduction = from_plain(Reproduction, read_json(path))
     except UserError as error:
         raise UserError(f"{path} holds no reproduction: {error}; delete it, then: {again(path)}") from error
-    name = named(stored.id, stored.scale)
+    name = result_name(stored.id, stored.scale)
     if name != path.stem:
         raise UserError(
             f"{path} holds the reproduction of {name}; name it {name}.json, or delete it and type: "
@@ -94,12 +95,12 @@ def read_reproduction(path: Path) -> Reproduction:
     return replace(stored, tables=tables)
 
 
-def named(id_: str, scale: Scale) -> str:
+def result_name(id_: str, scale: Scale) -> str:
     """The name of a reproduction's files without their ending."""
     return id_ if scale == LAPTOP else f"{id_}@{scale}"
 
 
-def standing(artefact: Artefact, where: Sequence[Path], scale: Scale = LAPTOP) -> Standing:
+def standing(artefact: Artefact, where: Sequence[Path], scale: Scale = LAPTOP) -> ArtefactStatus:
     """The artefact's state at a scale, or at the laptop's where it trains nothing there: by the first folder
     with a result for today's claim, else by the first with one.
 
@@ -108,17 +109,17 @@ def standing(artefact: Artefact, where: Sequence[Path], scale: Scale = LAPTOP) -
     before = superseded(artefact.id)
     scale = scale if scale in artefact.trainings else LAPTOP
     if not artefact.study:
-        return Standing(artefact, "no study yet", before=before)
-    file = f"{named(artefact.id, scale)}.json"
+        return ArtefactStatus(artefact, "no study yet", before=before)
+    file = f"{result_name(artefact.id, scale)}.json"
     seen = [_read(artefact, path) for folder in where if (path := folder / file).is_file()]
     order = (lambda s: s.fresh), (lambda s: s.found is not None), (lambda s: True)
-    found = next((s for wanted in order for s in seen if wanted(s)), Standing(artefact, "not run"))
+    found = next((s for wanted in order for s in seen if wanted(s)), ArtefactStatus(artefact, "not run"))
     return replace(found, scale=scale, before=before)
 
 
 def at_other_scales(
     artefacts: Iterable[Artefact], where: Sequence[Path], shown: Scale = LAPTOP
-) -> list[Standing]:
+) -> list[ArtefactStatus]:
     """The artefacts with a result at another scale than ``shown``, scale by scale."""
     asked = [(a, scale) for scale in SCALES if scale != shown for a in artefacts if scale in a.trainings]
     return [found for a, scale in asked if (found := standing(a, where, scale)).found is not None]
@@ -135,7 +136,7 @@ class Disagreement:
     values: tuple[object, object]
 
 
-def disagreements(standings: Iterable[Standing]) -> Iterator[Disagreement]:
+def disagreements(standings: Iterable[ArtefactStatus]) -> Iterator[Disagreement]:
     """The runs that two results for today's claims share by content and disagree about, once for each pair of
     artefacts: one of them was made from another training of the same configuration.
     """
@@ -185,16 +186,38 @@ def _current(artefact: Artefact, found: Reproduction) -> bool:
     return found.fingerprint == artefact.fingerprint(found.scale)
 
 
-def _read(artefact: Artefact, path: Path) -> Standing:
+def _read(artefact: Artefact, path: Path) -> ArtefactStatus:
     try:
         found = read_reproduction(path)
     except UserError as error:
-        return Standing(artefact, "damaged", path=path, trouble=str(error))
+        return ArtefactStatus(artefact, "damaged", path=path, trouble=str(error))
     state: State = _state(artefact, found) if _current(artefact, found) else "stale"
-    return Standing(artefact, state, found, path)
+    return ArtefactStatus(artefact, state, found, path)
 
 
 def _state(artefact: Artefact, found: Reproduction) -> State:
     tally = found.tally(artefact.claims)
     only_checks = not tally.claims and tally.passed == tally.checks > 0
     return "checked" if only_checks and not found.stand_in else found.verdict(artefact.claims)
+
+
+LOCK: Final = Path(__file__).parents[3] / "tests" / "papers" / "claims.json"
+
+
+def locked_in(fingerprint: str, lock: Path = LOCK) -> str:
+    """The hash of the commit that locked a claim, the first one whose ``claims.json`` holds its fingerprint;
+    empty where the claim is not locked, and outside of a checkout.
+    """
+    if not lock.is_file():
+        return ""
+    log = [
+        "git",
+        "-C",
+        str(lock.parent),
+        *"log --reverse --format=%H -S".split(),
+        fingerprint,
+        "--",
+        lock.name,
+    ]
+    found = subprocess.run(log, capture_output=True, text=True, check=False)
+    return found.stdout.partition("\n")[0]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 from normlab.config.config import PARALLEL_TEXTS, DataConfig, parallel_files
@@ -13,7 +15,7 @@ LOCAL: Final = "$NORMLAB_DATA/"
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """A data set that is not part of normlab."""
 
     name: str
@@ -21,33 +23,9 @@ class Source:
     """Where to get it, in a clause."""
 
 
-_TED: Final = (
-    "it is made from ted_talks.tar.gz of github.com/neulab/word-embeddings-for-nmt (Qi et al. 2018), in Moses"
-    " tokens"
-)
-_HUB: Final = "Hugging Face's library downloads it: pip install 'normlab[hf]', and a network"
-SOURCES: Final[Mapping[str, Source]] = {
-    "iwslt14.de-en/train.partial": Source(
-        "a part of IWSLT'14 De-En",
-        "any 15,000 of the training pairs serve, beside the whole valid and test of "
-        "examples/translation/prepare-iwslt14.sh of github.com/facebookresearch/fairseq",
-    ),
-    "iwslt14.de-en": Source(
-        "IWSLT'14 De-En",
-        "examples/translation/prepare-iwslt14.sh of github.com/facebookresearch/fairseq leaves it in "
-        "iwslt14.tokenized.de-en/tmp",
-    ),
-    "iwslt15.en-vi": Source("IWSLT'15 En-Vi", "nlp.stanford.edu/projects/nmt has it"),
-    "ted.gl-en": Source("TED gl-en", _TED),
-    "multi30k": Source("Multi30k", "data/task1/raw of github.com/multi30k/dataset has it"),
-    "text": Source("the Brown corpus", "nltk.download('brown') has it; blank lines separate documents"),
-    "wikipedia-books": Source(
-        "English Wikipedia and BooksCorpus",
-        "tools/bert_text.py makes it from two data sets of the Hugging Face Hub, wikimedia/wikipedia "
-        "(20231101.en) and rojagtap/bookcorpus",
-    ),
-    "hf:wmt14:de-en": Source("WMT'14 En-De", _HUB),
-    "hf:wmt14:fr-en": Source("WMT'14 En-Fr", _HUB),
+_FILE: Final = Path(__file__).with_name("sources.toml")
+SOURCES: Final[Mapping[str, DataSource]] = {
+    start: DataSource(**words) for start, words in tomllib.loads(_FILE.read_text(encoding="utf-8")).items()
 }
 """Sources by the beginning of the paths of their texts, below ``$NORMLAB_DATA`` or on the Hub."""
 
@@ -95,14 +73,14 @@ def paths_of(data: DataConfig) -> list[str]:
     return [p if p.startswith("hf:") else p.partition("#")[0].partition("[")[0] for p in paths]
 
 
-def source_of(data: DataConfig) -> Source | None:
+def source_of(data: DataConfig) -> DataSource | None:
     """The source of a configuration's training text; None for the built-in corpus and for other texts."""
     paths = paths_of(data)
     start = paths[0].removeprefix(LOCAL) if paths else ""
     return next((source for key, source in SOURCES.items() if start.startswith(key)), None)
 
 
-def named(data: DataConfig) -> str:
+def text_name(data: DataConfig) -> str:
     """The name of a configuration's text."""
     source, paths = source_of(data), paths_of(data)
     return source.name if source else paths[0] if paths else f"the built-in corpus {data.builtin}"

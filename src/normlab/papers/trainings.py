@@ -1,9 +1,9 @@
-"""The runs that decide an artefact, as data: cells of a table or curves of a figure, each with some seeds."""
+"""The runs that decide an artefact, as data: cells of a table or figure, with some seeds, at each scale."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Final, Literal, TypeAlias, get_args
 
@@ -88,3 +88,45 @@ def _names(config: Config) -> list[str]:
     sections = {f.name: getattr(config, f.name) for f in fields(config)}
     inner = [f"{s}.{f.name}" for s, part in sections.items() if is_dataclass(part) for f in fields(part)]
     return [*(s for s, part in sections.items() if not is_dataclass(part)), *inner]
+
+
+Cells: TypeAlias = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A training of a paper at one scale; subclasses hold the numbers that its cells are made of."""
+
+    base: Config
+    """The part of the configuration that the cells of all artefacts share."""
+    differs: str
+    """How it differs from the paper's, and what it keeps, in sentences."""
+    seeds: int = field(default=0, kw_only=True)
+    """Runs a cell at this scale, where they are not as many as at the others."""
+
+
+def for_each_scale(
+    cells: Callable[..., Cells],
+    *settings: Mapping[Scale, Setting],
+    seeds: int = 3,
+    least: int = 0,
+    of_studies: Mapping[Scale, Mapping[str, Any]] | None = None,
+    **adds: str,
+) -> dict[Scale, Trainings]:
+    """Return the trainings at every scale, whose cells are those of the function for the settings there.
+
+    Base and difference are those of the first setting; ``laptop``, ``gpu`` and ``paper`` among ``adds`` are
+    said after the difference there.
+    """
+    own = of_studies or {}
+    return {
+        scale: Trainings(
+            first.base,
+            cells(*(setting[scale] for setting in settings)),
+            first.seeds or seeds,
+            first.differs + adds.get(scale, ""),
+            least,
+            own.get(scale, {}),
+        )
+        for scale, first in settings[0].items()
+    }

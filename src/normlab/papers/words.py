@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
 
 from normlab.config.units import count
+from normlab.papers import studies
 from normlab.papers.artefact import Artefact, Reproduction, Superseded, Tally
-from normlab.papers.claim import VERDICTS, Claim, Measure, Verdict
-from normlab.papers.results import STATES, Disagreement, Standing, State
+from normlab.papers.claim import VERDICTS, Claim, Measure
+from normlab.papers.measures import ShareGap, ShareTrained
+from normlab.papers.results import STATES, ArtefactStatus, Disagreement, State
 from normlab.papers.trainings import LAPTOP, Scale, Trainings, work
-
-VERBS: Final[Mapping[Verdict, str]] = {"agrees": "agree", "disagrees": "disagree"}
 
 
 def number(value: float) -> str:
@@ -29,7 +29,7 @@ def measured(measure: Measure | None) -> str:
     return number(measure.value)
 
 
-def standing_in_words(standing: Standing) -> str:
+def standing_in_words(standing: ArtefactStatus) -> str:
     """How many claims hold, or why that cannot be said."""
     found = standing.found
     if found is None or found.stand_in or standing.state == "stale":
@@ -49,24 +49,26 @@ def _tallied(tally: Tally, claims: str, undecided: str = "") -> list[str]:
     return holding + ([passing] if tally.checks else [])
 
 
-def overall(standings: Sequence[Standing]) -> list[str]:
+def overall(standings: Sequence[ArtefactStatus]) -> list[str]:
     """How many claims of several artefacts hold and do not, how many checks pass, and how many artefacts were
     not measured for their claims.
     """
     judged = [s for s in standings if s.found is not None and s.fresh]
     total = sum((s.found.tally(s.artefact.claims) for s in judged if s.found is not None), Tally())
     holding, *checks = _tallied(total, count(total.claims, "claim")) or ["none measured yet"]
-    others = [f"{n} {VERBS.get(v, v)}" for v in VERDICTS if v != "agrees" and (n := total.verdicts.get(v, 0))]
+    counted = ((v.removesuffix("s"), total.verdicts.get(v, 0)) for v in VERDICTS if v != "agrees")
+    others = [f"{n} {verdict}" for verdict, n in counted if n]
     rest = counts(s.state for s in standings if s not in judged)
     return [holding, *others, *checks, *(f"{count(n, 'artefact')} {state}" for state, n in rest.items())]
 
 
 def basis(claim: Claim, measures: Mapping[str, Measure]) -> list[str]:
     """Where a claim's bounds come from; for a convention also the bounds that would change the verdict."""
-    said = [f"{name}: {text}" for name, text in _bases(claim) if text]
+    names = "derived", "convention", "check"
+    parts = [f"{name}: {text}" for name in names if (text := getattr(claim, name))]
     if claim.convention and claim.measure in measures:
-        said.append(claim.turning(measures[claim.measure]))
-    return said
+        parts.append(claim.turning(measures[claim.measure]))
+    return parts
 
 
 def undecided(claim: Claim, measures: Mapping[str, Measure]) -> str:
@@ -85,25 +87,21 @@ def undecided(claim: Claim, measures: Mapping[str, Measure]) -> str:
     return f"{found.runs} runs; about {needed:,} would decide it, if {stays} (power 80%)"
 
 
-def _bases(claim: Claim) -> tuple[tuple[str, str], ...]:
-    return ("derived", claim.derived), ("convention", claim.convention), ("check", claim.check)
-
-
-def in_short(standing: Standing, pace: float | None = None) -> str:
+def in_short(standing: ArtefactStatus, pace: float | None = None) -> str:
     """The measures of the claims that do not agree, or else of the first; of an artefact without a result the
     trainings that it needs, with their time at a ``pace``.
     """
     found, claims, most = standing.found, standing.artefact.claims, 2
     if standing.trouble or found is None or not claims:
         return standing.trouble or missing(standing, pace)
-    order = sorted(
-        claims, key=lambda claim: (bool(claim.check), VERDICTS.index(claim.verdict(found.measures)))
-    )
-    shown = [_named(claim, found) for claim in order[:most] if claim.measure in found.measures]
+    measures = found.measures
+    order = sorted(claims, key=lambda claim: (bool(claim.check), VERDICTS.index(claim.verdict(measures))))
+    names = [claim.measure for claim in order[:most] if claim.measure in measures]
+    shown = [f"{name.replace('_', ' ')} {measured(measures[name])}" for name in names]
     return ", ".join([*shown, *([] if len(claims) <= most else ["..."])])
 
 
-def missing(standing: Standing, pace: float | None = None) -> str:
+def missing(standing: ArtefactStatus, pace: float | None = None) -> str:
     """The trainings that an artefact needs at the scale that is asked for, with their time at a ``pace`` in
     seconds per work; empty where it needs none.
     """
@@ -117,7 +115,7 @@ def missing(standing: Standing, pace: float | None = None) -> str:
     return f"{runs} to train{takes}, or fewer if other artefacts share them"
 
 
-def pace(standings: Iterable[Standing]) -> float | None:
+def pace(standings: Iterable[ArtefactStatus]) -> float | None:
     """Seconds per ``trainings.work`` in the results of trainings; None where there is none."""
     seconds = works = 0.0
     for artefact, found in ((s.artefact, s.found) for s in standings if s.whole):
@@ -173,5 +171,35 @@ def command(artefact: Artefact, scale: Scale = LAPTOP) -> str:
     return f"normlab papers reproduce {artefact.id}{sized}" + (f" --import {module}" if own else "")
 
 
-def _named(claim: Claim, found: Reproduction) -> str:
-    return f"{claim.measure.replace('_', ' ')} {measured(found.measures[claim.measure])}"
+def resolution(artefact: Artefact, scale: Scale) -> str:
+    """Which differences and shares its trainings at that scale can tell apart, in sentences; empty for an
+    artefact whose study is another one than ``trainings``.
+    """
+    from normlab.comparison.seeds import detectable  # a list of papers does not wait for SciPy
+    from normlab.comparison.trains import share, share_gap
+
+    if artefact.study != studies.trainings or scale not in artefact.trainings:
+        return ""
+    measures, seeds, parts = artefact.settings["measures"], artefact.trainings[scale].seeds, list[str]()
+    if any(one.within_seeds for one in measures.values()):
+        least = detectable(2, seeds)
+        parts.append(
+            f"With {count(seeds, 'seed')} a cell, a difference of {least:.1f} standard deviations over seeds "
+            "is found four times in five."
+            if math.isfinite(least)
+            else "With one seed a cell, no difference between two cells can be tested."
+        )
+    shares = [one for one in measures.values() if isinstance(one, ShareTrained)]
+    pooled = sorted({seeds * len(one.cells) for one in shares})
+    paired = sorted({seeds * len(one.a) for one in measures.values() if isinstance(one, ShareGap)})
+    parts += [
+        f"If all of {count(runs, 'run')} train, the interval of their share begins at "
+        f"{share(runs, runs).low:.2f}."
+        for runs in pooled
+    ]
+    parts += [
+        f"If both sides of {count(pairs, 'pair')} train alike, their shares are known to differ by "
+        f"{share_gap(0, 0, pairs).high:.2f} at most."
+        for pairs in paired
+    ]
+    return " ".join(parts)

@@ -7,14 +7,16 @@ from itertools import groupby
 from pathlib import Path
 
 from normlab.config.units import count
-from normlab.papers.results import Standing, disagreements, named
+from normlab.papers.results import ArtefactStatus, disagreements, result_name
 from normlab.papers.words import disagreeing, in_short, overall, pace, standing_in_words
 from normlab.report.page import Cell, Page, PageTable, Section, Text, breakable
 from normlab.report.reproduction import state_cell
 from normlab.runs.folder import write_text_atomic
 
 
-def write_papers_page(standings: Sequence[Standing], folder: Path, others: Sequence[Standing] = ()) -> Path:
+def write_papers_page(
+    standings: Sequence[ArtefactStatus], folder: Path, others: Sequence[ArtefactStatus] = ()
+) -> Path:
     """Write ``<folder>/papers.html``, with links to the pages in that folder; return its path.
 
     ``others`` are results at other scales, which have tables of their own.
@@ -26,7 +28,9 @@ def write_papers_page(standings: Sequence[Standing], folder: Path, others: Seque
     return page
 
 
-def papers_page(standings: Sequence[Standing], linked: set[str], others: Sequence[Standing] = ()) -> str:
+def papers_page(
+    standings: Sequence[ArtefactStatus], linked: set[str], others: Sequence[ArtefactStatus] = ()
+) -> str:
     """Return all artefacts, and the results at other scales, as one self-contained HTML page, with links to
     the pages of ``linked``.
     """
@@ -50,7 +54,7 @@ def papers_page(standings: Sequence[Standing], linked: set[str], others: Sequenc
     ).html()
 
 
-def _table(standings: Sequence[Standing], linked: set[str], seconds: float | None) -> PageTable:
+def _table(standings: Sequence[ArtefactStatus], linked: set[str], seconds: float | None) -> PageTable:
     rows = [
         [
             Cell(breakable(name), href=f"{name}.html" if name in linked else ""),
@@ -59,7 +63,7 @@ def _table(standings: Sequence[Standing], linked: set[str], seconds: float | Non
             Cell(in_short(s, seconds)),
         ]
         for s in standings
-        for name in (named(s.artefact.id, s.scale),)
+        for name in (result_name(s.artefact.id, s.scale),)
     ]
     return PageTable(
         ("artefact", "claims that hold", "what it shows", "what was measured"), rows, text_columns=4

@@ -14,14 +14,14 @@ from normlab.errors import UserError
 from normlab.papers.artefact import Artefact, Drawing, Reproduction
 from normlab.papers.cells import PrintedTable
 from normlab.papers.claim import Claim, Measure
-from normlab.papers.resolution import resolution
-from normlab.papers.results import Standing, State, named
+from normlab.papers.results import ArtefactStatus, State, result_name
 from normlab.papers.words import (
     basis,
     command,
     earlier,
     measured,
     number,
+    resolution,
     standing_in_words,
     stood_in,
     undecided,
@@ -48,15 +48,15 @@ TONES: Final[Mapping[State, str]] = {
 }
 
 
-def write_reproduction_page(standing: Standing, folder: Path) -> Path:
+def write_reproduction_page(standing: ArtefactStatus, folder: Path) -> Path:
     """Write ``<folder>/<id>.html``, or ``<id>@<scale>.html``, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
-    page = folder / f"{named(standing.artefact.id, standing.scale)}.html"
+    page = folder / f"{result_name(standing.artefact.id, standing.scale)}.html"
     write_text_atomic(page, reproduction_page(standing))
     return page
 
 
-def reproduction_page(standing: Standing) -> str:
+def reproduction_page(standing: ArtefactStatus) -> str:
     """Return an artefact and its measurements as one self-contained HTML page."""
     artefact, found = standing.artefact, standing.found
     tables = {} if found is None else {name: frame(rows) for name, rows in found.tables.items() if rows}
@@ -69,8 +69,10 @@ def reproduction_page(standing: Standing) -> str:
         )
     )
     return Page(
-        title=named(artefact.id, standing.scale),
-        headline=Markup("{}: {}").format(named(artefact.id, standing.scale), standing_in_words(standing)),
+        title=result_name(artefact.id, standing.scale),
+        headline=Markup("{}: {}").format(
+            result_name(artefact.id, standing.scale), standing_in_words(standing)
+        ),
         facts=_facts(standing),
         lead=artefact.shows,
         blocks=[
@@ -92,7 +94,7 @@ def state_cell(state: State, words: str = "", small: str = "") -> Cell:
     return Cell(words or state, small=small, tone=TONES.get(state, ""))
 
 
-def _facts(standing: Standing) -> list[str]:
+def _facts(standing: ArtefactStatus) -> list[str]:
     artefact, found = standing.artefact, standing.found
     version = f"version {artefact.version} of the claims, {artefact.date}" if artefact.version > 1 else ""
     seconds = "" if found is None else f"{duration(found.seconds)} of measuring"
@@ -107,7 +109,7 @@ def _runs(found: Reproduction) -> str:
     return f"{found.scale} scale, {trained}" if seconds else ""
 
 
-def _warnings(standing: Standing) -> Iterator[Block]:
+def _warnings(standing: ArtefactStatus) -> Iterator[Block]:
     artefact, found = standing.artefact, standing.found
     if standing.trouble:
         yield Text(standing.trouble, "alarm")
@@ -132,7 +134,7 @@ def _warnings(standing: Standing) -> Iterator[Block]:
         yield Text(f"Nothing was measured. {how}")
 
 
-def _claims(standing: Standing) -> Section:
+def _claims(standing: ArtefactStatus) -> Section:
     artefact, found = standing.artefact, standing.found
     changed = f"Version {artefact.version}, {artefact.date}. {artefact.reason}"
     blocks: list[Block] = [Text(artefact.asserts), *([Text(changed)] if artefact.version > 1 else [])]
@@ -164,7 +166,7 @@ def _claim(claim: Claim, measures: Mapping[str, Measure]) -> list[Cell]:
     ]
 
 
-def _earlier(standing: Standing) -> Iterator[Section]:
+def _earlier(standing: ArtefactStatus) -> Iterator[Section]:
     """Yield the claims as they were before, with what was found for them."""
     blocks: list[Block] = []
     for one in standing.before:
@@ -304,7 +306,7 @@ def _plain(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
 
 
-def _how(standing: Standing) -> Section:
+def _how(standing: ArtefactStatus) -> Section:
     artefact, found, scale = standing.artefact, standing.found, standing.scale
     facts = {"claims' fingerprint": artefact.fingerprint(scale)}
     if scale in artefact.trainings:

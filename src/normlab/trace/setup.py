@@ -66,7 +66,7 @@ class Declaration:
             refuse_unknown(word, [f.name for f in fields(cls)], "declare")
         if isinstance(words.get("frozen"), str):
             words["frozen"] = (words["frozen"],)
-        for word, check in KINDS.items():
+        for word, check in MUST_BE.items():
             given = words.get(word)
             if given is not None and not check[0](given):
                 raise UserError(f"declare[{word!r}] is {shown(given)}, and must be {check[1]}")
@@ -100,7 +100,7 @@ def positive(x: Any) -> bool:
     return isinstance(x, (int, float)) and not isinstance(x, bool) and 0 < x < float("inf")
 
 
-KINDS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
+MUST_BE: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     **dict.fromkeys(
         ("tied", "causal", "positions", "final_norm", "trained"),
         (lambda x: isinstance(x, bool), "True or False"),

@@ -7,16 +7,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from normlab.config.config import Config
-from normlab.papers.bases import BASE, DATES, LAPTOP, SMALL, TO_THE_END
-from normlab.papers.scales import Setting
+from normlab.papers.bases import BASE, DATES, GUESS, LAPTOP, SMALL, TO_THE_END
 from normlab.papers.texts import IWSLT14_PART, MULTI30K_DE, MULTI30K_FR, WMT14_FR
-from normlab.papers.trainings import Scale
+from normlab.papers.trainings import Scale, Setting
 
+ON_WMT: Final = {"text": "wmt14.en-de", "model": "base"}
+"""Settings of the studies at initialisation."""
+PLACEMENTS: Final = {"Post": "post", "Pre": "pre", "Admin": "admin"}
+DEEP: Final = {"Post": "enc:post/dec:post", "Pre": "enc:pre/dec:pre", "Admin": "admin"}
+"""The placements of models of 6 and of 18 layers, as the paper's recipes name them."""
 _INSIDE: Final = "model.attention_dropout", "model.ffn_dropout"
 
 
 @dataclass(frozen=True)
-class Training(Setting):
+class LiuTraining(Setting):
     """A training of the paper."""
 
     lr: float
@@ -70,10 +74,7 @@ _SMALL: Final = _trained(
 )
 """90 epochs of 1,100 batches: 4.0 million tokens a side by 4096, with padding."""
 _EN_DE: Final = _trained(
-    replace(BASE, model=replace(BASE.model, **_DROPPED)),
-    100 * 4000,
-    precision="fp16",
-    grad_accum_steps=4,
+    replace(BASE, model=replace(BASE.model, **_DROPPED)), 100 * 4000, precision="fp16", grad_accum_steps=4
 )
 """100 epochs of 4,000 batches: 130 million tokens a side by 8196 on each of 4 GPUs."""
 _EN_FR: Final = _trained(
@@ -86,15 +87,14 @@ _EN_FR: Final = _trained(
 """50 epochs of 15,000 batches: 36 million pairs of some 33 tokens a side by 5000 on each of 16 GPUs."""
 _HALF: Final = "half precision where the hardware has bf16"
 _KEPT: Final = "Depth, width, RAdam, dropouts and rates are the paper's."
-_GUESS: Final = "By a guess, a run takes {} minutes on an H200."
 _OPEN: Final = (
     "Batches have as many tokens on each side as the paper says, and those of several GPUs are summed up on "
     "one. The best checkpoint on dev is judged, and the mean of the last ten is tested beside it. "
     "BLEU is sacreBLEU's. The scale of the loss in fp16 is PyTorch's, with a window of 2,000 steps in place "
     "of 256."
 )
-IWSLT: Final[Mapping[Scale, Training]] = {
-    "laptop": Training(
+IWSLT: Final[Mapping[Scale, LiuTraining]] = {
+    "laptop": LiuTraining(
         LAPTOP,
         "Dates of the built-in corpus in place of IWSLT'14, width 64 in place of 512, 200 steps of 1,024 "
         "positions in place of 90 epochs, and dropout only where a cell names it. The depth is the paper's, "
@@ -105,18 +105,18 @@ IWSLT: Final[Mapping[Scale, Training]] = {
         grid=4e-4,
         bare={},
     ),
-    "gpu": Training(
+    "gpu": LiuTraining(
         replace(_trained(_SMALL, 25_000, precision="auto", validate_every_steps=500), data=IWSLT14_PART),
         "A tenth of the paper's text, 14,947 pairs of IWSLT'14, a quarter of its steps and of its warm-up, "
-        f"{_HALF}. Architecture, batch, dropouts and rates are the paper's. {_GUESS.format(15)}",
+        f"{_HALF}. Architecture, batch, dropouts and rates are the paper's. {GUESS.format(15)}",
         lr=7e-4,
         warmup=1500,
     ),
-    "paper": Training(
+    "paper": LiuTraining(
         _SMALL, f"The paper's settings, with the dropouts of the authors' recipe. {_OPEN}", 7e-4, 6000
     ),
 }
-EDGE: Final[Mapping[Scale, Training]] = {
+EDGE: Final[Mapping[Scale, LiuTraining]] = {
     **IWSLT,
     "laptop": replace(
         IWSLT["laptop"],
@@ -134,8 +134,8 @@ EDGE: Final[Mapping[Scale, Training]] = {
     ),
 }
 """The trainings in which Post-LN's edge falls where the paper's does (docs/pilots.md)."""
-EN_DE: Final[Mapping[Scale, Training]] = {
-    "laptop": Training(
+EN_DE: Final[Mapping[Scale, LiuTraining]] = {
+    "laptop": LiuTraining(
         LAPTOP,
         "Dates of the built-in corpus in place of WMT'14 En-De, width 64 in place of 512, 200 steps of 1,024 "
         "positions in place of 100 epochs, and dropout only where a cell names it. The depth is the paper's. "
@@ -149,20 +149,20 @@ EN_DE: Final[Mapping[Scale, Training]] = {
         half={},
         dry={},
     ),
-    "gpu": Training(
+    "gpu": LiuTraining(
         replace(
             _trained(_EN_DE, 10_000, precision="auto", max_tokens=8192, grad_accum_steps=1), data=MULTI30K_DE
         ),
         "Multi30k En-De, 29,000 pairs, in place of 4.5 million of WMT'14, a vocabulary of 10,000, 10,000 "
         "steps of 8,192 positions in place of 400,000 of 65,568, a quarter of the paper's warm-up, "
-        f"{_HALF}. {_KEPT} {_GUESS.format('10 (6 layers) to 30 (18)')}",
+        f"{_HALF}. {_KEPT} {GUESS.format('10 (6 layers) to 30 (18)')}",
         lr=1e-3,
         warmup=2000,
     ),
-    "paper": Training(_EN_DE, f"The paper's settings. {_OPEN}", 1e-3, 8000),
+    "paper": LiuTraining(_EN_DE, f"The paper's settings. {_OPEN}", 1e-3, 8000),
 }
-EN_FR: Final[Mapping[Scale, Training]] = {
-    "laptop": Training(
+EN_FR: Final[Mapping[Scale, LiuTraining]] = {
+    "laptop": LiuTraining(
         LAPTOP,
         "Dates of the built-in corpus in place of WMT'14 En-Fr, width 64 in place of 512, 200 "
         "steps of 1,024 positions in place of 50 epochs of 80,000, no dropout. The depth is the paper's. "
@@ -172,13 +172,13 @@ EN_FR: Final[Mapping[Scale, Training]] = {
         optimised="+warmup+inverse_sqrt",
         seldom={"train.validate_every_steps": 100},
     ),
-    "gpu": Training(
+    "gpu": LiuTraining(
         replace(EN_DE["gpu"].base, data=MULTI30K_FR),
         "Multi30k En-Fr, 29,000 pairs, in place of 36 million of WMT'14, a vocabulary of 10,000, 10,000 "
         "steps of 8,192 positions in place of 750,000 of 160,000, a quarter of the paper's warm-up, "
-        f"{_HALF}. {_KEPT} {_GUESS.format(60)}",
+        f"{_HALF}. {_KEPT} {GUESS.format(60)}",
         lr=7e-4,
         warmup=2000,
     ),
-    "paper": Training(_EN_FR, f"The paper's settings. {_OPEN}", 7e-4, 8000),
+    "paper": LiuTraining(_EN_FR, f"The paper's settings. {_OPEN}", 7e-4, 8000),
 }

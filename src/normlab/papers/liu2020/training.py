@@ -1,60 +1,46 @@
-"""Tables of BLEU, and Figure 10 (Liu et al. 2020, Section 5, arXiv 2004.08249)."""
+"""Tables of BLEU, Figure 10, and 18 layers (Liu et al. 2020, Sections 3.2 and 5, arXiv 2004.08249)."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from normlab.papers import own_studies as studies
-from normlab.papers.artefact import Artefact, Drawing
+from normlab.papers import studies
+from normlab.papers.artefact import Drawing
 from normlab.papers.bases import CONVERGED, CURVES, TO_THE_END
-from normlab.papers.cells import printed
-from normlab.papers.claim import ORDER, at_least, within
-from normlab.papers.liu2020.bases import EDGE, EN_DE, EN_FR, IWSLT, Training
-from normlab.papers.measures import Difference, Edge, EdgeRatio, PairsBetter, Score, ShareTrained
-from normlab.papers.scales import Cells, at_each
-from normlab.papers.trainings import unlike
+from normlab.papers.cells import declare, printed_values
+from normlab.papers.claim import at_least, at_most, fails, negative, positive, within
+from normlab.papers.liu2020.bases import DEEP, EDGE, EN_DE, EN_FR, IWSLT, PLACEMENTS, LiuTraining
+from normlab.papers.measures import DevAt, Difference, Edge, EdgeRatio, PairsBetter, Score, ShareTrained
+from normlab.papers.trainings import Cells, for_each_scale, unlike
 
 _SMALL: Final = "IWSLT'14 6L-6L small"
 _DEEP_DE: Final = "WMT'14 En-De 18L-18L"
 """Rows of Table 2 that are trained."""
 
 
-def _table2(small: Training, deep: Training) -> Cells:
+def _table2(small: LiuTraining, deep: LiuTraining) -> Cells:
     to_deep = unlike(small.base, deep.base)
-    return {
-        f"{name} {_SMALL}": small.recipe(placement)
-        for name, placement in (("Post", "post"), ("Pre", "pre"), ("Admin", "admin"))
-    } | {
+    six = {f"{name} {_SMALL}": small.recipe(placement) for name, placement in PLACEMENTS.items()}
+    return six | {
         f"{name} {_DEEP_DE}": {**to_deep, **deep.recipe(placement, (18, 18))}
-        for name, placement in (
-            ("Post", "enc:post/dec:post"),
-            ("Pre", "enc:pre/dec:pre"),
-            ("Admin", "admin"),
-        )
+        for name, placement in DEEP.items()
     }
 
 
 _TWO_ROWS: Final = "Of the seven rows two are trained, the first and that of 18 layers"
-TABLE2: Final = Artefact(
-    id="liu2020.table2",
-    paper="Liu et al. 2020, Table 2 (arXiv 2004.08249)",
-    shows="BLEU on IWSLT'14 De-En and WMT'14 En-Fr and En-De, by depth.",
-    published=printed("liu2020.table2"),
-    asserts="Admin is best in every row, Pre the worst of those that train; Post fails from 12 layers on.",
-    discussion="60L-16L in the paper's appendix is 60L-12L, which liu2020.table4 trains.",
-    study=studies.trainings,
-    settings={
-        "measures": {
-            "post_18": Difference("nll", f"Post {_DEEP_DE}", f"Pre {_DEEP_DE}"),
-            "trains_18": Score("bleu", f"Admin {_DEEP_DE}"),
-        },
-        "gpu": {
-            "admin_6": Difference("bleu", f"Admin {_SMALL}", f"Pre {_SMALL}"),
-            "post_6": Difference("bleu", f"Post {_SMALL}", f"Pre {_SMALL}"),
-            "admin_18": Difference("bleu", f"Admin {_DEEP_DE}", f"Pre {_DEEP_DE}"),
-        },
+TABLE2: Final = declare(
+    "liu2020.table2",
+    studies.trainings,
+    measures={
+        "post_18": Difference("nll", f"Post {_DEEP_DE}", f"Pre {_DEEP_DE}"),
+        "trains_18": Score("bleu", f"Admin {_DEEP_DE}"),
     },
-    trainings=at_each(
+    gpu={
+        "admin_6": Difference("bleu", f"Admin {_SMALL}", f"Pre {_SMALL}"),
+        "post_6": Difference("bleu", f"Post {_SMALL}", f"Pre {_SMALL}"),
+        "admin_18": Difference("bleu", f"Admin {_DEEP_DE}", f"Pre {_DEEP_DE}"),
+    },
+    trainings=for_each_scale(
         _table2,
         IWSLT,
         EN_DE,
@@ -63,53 +49,21 @@ TABLE2: Final = Artefact(
         paper=f" {_TWO_ROWS}.",
     ),
     claims=(
-        at_least(
-            0.0,
-            "BLEU of Admin minus that of Pre-LN, 6 layers",
-            "admin_6",
-            published="35.67 against 35.50, 41.47 against 40.74, 27.90 against 27.27",
-            derived=ORDER,
-            needs=CONVERGED,
-        ),
-        at_least(
-            0.0,
-            "BLEU of Post-LN minus that of Pre-LN, 6 layers",
-            "post_6",
-            published="35.64 against 35.50, 41.29 against 40.74, 27.80 against 27.27",
-            derived=ORDER,
-            needs=CONVERGED,
-        ),
-        at_least(
-            0.0,
-            "test NLL of Post-LN minus that of Pre-LN, 18 layers",
-            "post_18",
-            published="failed against 28.38 BLEU",
-            derived=ORDER,
-        ),
-        at_least(
-            0.0,
-            "BLEU of Admin minus that of Pre-LN, 18 layers",
-            "admin_18",
-            published="29.03 against 28.38",
-            derived=ORDER,
-            needs=CONVERGED,
-        ),
-        at_least(
-            10.0,
-            "BLEU of Admin, 18 layers",
-            "trains_18",
-            published="29.03",
-            convention="it trains if it translates: at least 10 BLEU",
+        positive("BLEU of Admin minus that of Pre-LN, 6 layers", "admin_6", needs=CONVERGED),
+        positive("BLEU of Post-LN minus that of Pre-LN, 6 layers", "post_6", needs=CONVERGED),
+        positive("test NLL of Post-LN minus that of Pre-LN, 18 layers", "post_18"),
+        positive("BLEU of Admin minus that of Pre-LN, 18 layers", "admin_18", needs=CONVERGED),
+        at_least(10.0, convention="it trains if it translates: at least 10 BLEU")(
+            "BLEU of Admin, 18 layers", "trains_18"
         ),
     ),
     drawings=CURVES,
 )
 
-_PLACEMENTS: Final = {"Post": "post", "Pre": "pre", "Admin": "admin"}
 _BETAS: Final = 0.99, 0.995, 0.999
 
 
-def _grid(s: Training) -> Cells:
+def _grid(s: LiuTraining) -> Cells:
     return {
         f"lr {k}e-4 {name} β₂ {beta}": {
             "recipe": f"{placement}+radam+linear",
@@ -119,7 +73,7 @@ def _grid(s: Training) -> Cells:
             **TO_THE_END,
             **s.seldom,
         }
-        for name, placement in _PLACEMENTS.items()
+        for name, placement in PLACEMENTS.items()
         for beta in s.betas
         for k in range(1, 6)
     }
@@ -137,159 +91,91 @@ def _both(a: str, b: str) -> tuple[tuple[str, str], ...]:
 _RATES: Final = 1e-4, 2e-4, 3e-4, 4e-4, 5e-4
 
 _ONE_SEED: Final = " The rates fall in a line, as in the authors' recipe; one seed a cell."
-FIG10: Final = Artefact(
-    id="liu2020.fig10",
-    paper="Liu et al. 2020, Figure 10 (arXiv 2004.08249)",
-    shows="BLEU on IWSLT'14 De-En without warm-up, RAdam, by learning rate and β₂; 0: diverged.",
-    published=printed("liu2020.fig10"),
-    asserts="Post diverges in 7 of 15 cells, Pre and Admin in none; Post beats Pre in 7 of its 8, Admin "
-    "beats Pre in 15.",
-    discussion="That Admin outperforms holds between the best cells, 35.89 and 35.87; of its eight cells "
-    "Post wins six against Admin. Xiong et al. 2020, Figure 4, has Post-LN train under RAdam without warm-up "
-    "at lr 5e-4, which diverges here: there β₂ is 0.98 and dropout 0.1, here 0.99 and more and 0.3, so β₂ = "
-    "0.98 is worth a further column.",
-    study=studies.trainings,
-    settings={
-        "measures": {
-            "post": Edge(_of("Post"), _RATES),
-            "pre": Edge(_of("Pre"), _RATES),
-            "admin": Edge(_of("Admin"), _RATES),
-            "pre_over_post": EdgeRatio(_of("Pre"), _of("Post"), _RATES),
-            "admin_over_post": EdgeRatio(_of("Admin"), _of("Post"), _RATES),
-        },
-        "gpu": {
-            "post_over_pre": PairsBetter("bleu", _both("Post", "Pre")),
-            "admin_over_pre": PairsBetter("bleu", _both("Admin", "Pre")),
-        },
+FIG10: Final = declare(
+    "liu2020.fig10",
+    studies.trainings,
+    measures={
+        "post": Edge(_of("Post"), _RATES),
+        "pre": Edge(_of("Pre"), _RATES),
+        "admin": Edge(_of("Admin"), _RATES),
+        "pre_over_post": EdgeRatio(_of("Pre"), _of("Post"), _RATES),
+        "admin_over_post": EdgeRatio(_of("Admin"), _of("Post"), _RATES),
     },
-    trainings=at_each(_grid, EDGE, seeds=1, gpu=_ONE_SEED, paper=_ONE_SEED),
+    gpu={
+        "post_over_pre": PairsBetter("bleu", _both("Post", "Pre")),
+        "admin_over_pre": PairsBetter("bleu", _both("Admin", "Pre")),
+    },
+    trainings=for_each_scale(_grid, EDGE, seeds=1, gpu=_ONE_SEED, paper=_ONE_SEED),
     claims=(
         within(
             1e-4,
             4e-4,
-            "largest rate up to which Post-LN trains, β₂ 0.999",
-            "post",
-            published="2e-4",
             convention="some rates of the grid train and some do not",
             check="the rates were scaled so that Post-LN's edge falls inside the grid",
-        ),
+        )("largest rate up to which Post-LN trains, β₂ 0.999", "post"),
         *(
-            at_least(
-                5e-4,
-                f"largest rate up to which {name} trains, β₂ 0.999",
-                name.partition("-")[0].lower(),
-                published="5e-4, the largest of the grid",
-                derived="it trains in each cell of the column",
+            at_least(5e-4, derived="it trains in each cell of the column")(
+                f"largest rate up to which {name} trains, β₂ 0.999", name.partition("-")[0].lower()
             )
             for name in ("Pre-LN", "Admin")
         ),
         *(
-            at_least(
-                1.25,
+            at_least(1.25, derived="an order is a step of the grid at least, and the smallest step is 5/4")(
                 f"largest rate up to which {name} trains over that of Post-LN, β₂ 0.999",
                 f"{name.partition('-')[0].lower()}_over_post",
-                published="5e-4 against 2e-4",
-                derived="an order is a step of the grid at least, and the smallest step is 5/4",
             )
             for name in ("Pre-LN", "Admin")
         ),
-        at_least(
-            0.5,
-            "share of cells in which Post-LN beats Pre-LN, of those in which both train",
-            "post_over_pre",
-            published="7 of 8",
-            convention="it wins if it wins most cells",
-            needs=CONVERGED,
+        at_least(0.5, convention="it wins if it wins most cells", needs=CONVERGED)(
+            "share of cells in which Post-LN beats Pre-LN, of those in which both train", "post_over_pre"
         ),
-        at_least(
-            0.5,
-            "share of cells in which Admin beats Pre-LN, of those in which both train",
-            "admin_over_pre",
-            published="15 of 15",
-            convention="it wins if it wins most cells",
-            needs=CONVERGED,
+        at_least(0.5, convention="it wins if it wins most cells", needs=CONVERGED)(
+            "share of cells in which Admin beats Pre-LN, of those in which both train", "admin_over_pre"
         ),
     ),
     drawings=(
         Drawing("cells", "cell", "BLEU", "Test BLEU", "learning rate, placement and β₂", "BLEU", kind="bar"),
     ),
-    version=2,
-    date="2026-11-25",
-    reason="The first version had 200 steps at four times the paper's rates, at which Post-LN does not fail, "
-    "and pooled rates on both sides of the edge; it took a run for trained that collapsed later. "
-    "docs/pilots.md says how the regime was chosen, by seeds that do not count.",
 )
 
-TABLE3: Final = Artefact(
-    id="liu2020.table3",
-    paper="Liu et al. 2020, Table 3 (arXiv 2004.08249)",
-    shows="BLEU on IWSLT'14 De-En: Admin, Post, Pre, ReZero and ReZero with Post-LN.",
-    published=printed("liu2020.table3"),
-    asserts="ReZero is the worst, with a Post-LN better, and below the other three.",
-    study=studies.trainings,
-    settings={
-        "measures": {
-            "rezero": Difference("bleu", "ReZero+Post", "ReZero"),
-            "rezero_post": Difference("bleu", ("Admin", "Post", "Pre"), "ReZero+Post"),
-        },
-        "gpu": {"admin_post": Difference("bleu", "Admin", "Post")},
+TABLE3: Final = declare(
+    "liu2020.table3",
+    studies.trainings,
+    measures={
+        "rezero": Difference("bleu", "ReZero+Post", "ReZero"),
+        "rezero_post": Difference("bleu", ("Admin", "Post", "Pre"), "ReZero+Post"),
     },
-    trainings=at_each(
+    gpu={"admin_post": Difference("bleu", "Admin", "Post")},
+    trainings=for_each_scale(
         lambda s: {
             name: s.recipe(placement)
-            for name, placement in (
-                *_PLACEMENTS.items(),
-                ("ReZero", "rezero"),
-                ("ReZero+Post", "rezero_post"),
-            )
+            for name, placement in (*PLACEMENTS.items(), ("ReZero", "rezero"), ("ReZero+Post", "rezero_post"))
         },
         IWSLT,
         laptop="The peak rate is 2e-3 after 60 steps of warm-up, in place of 7e-4 after 6000.",
     ),
     claims=(
-        at_least(
-            0.0,
-            "BLEU of ReZero with Post-LN minus that of ReZero",
-            "rezero",
-            published="34.67 against 33.67",
-            derived=ORDER,
-        ),
-        at_least(
-            0.0,
-            "BLEU of Admin, Post and Pre together minus that of ReZero with Post-LN",
-            "rezero_post",
-            published="35.50 to 35.67 against 34.67",
-            derived=ORDER,
-        ),
-        within(
-            -1.0,
-            1.0,
-            "BLEU of Admin minus that of Post-LN",
-            "admin_post",
-            published="35.67±0.15 and 35.64±0.23",
-            convention="as good: less than 1 BLEU either way",
-            needs=CONVERGED,
+        positive("BLEU of ReZero with Post-LN minus that of ReZero", "rezero"),
+        positive("BLEU of Admin, Post and Pre together minus that of ReZero with Post-LN", "rezero_post"),
+        within(-1.0, 1.0, convention="as good: less than 1 BLEU either way", needs=CONVERGED)(
+            "BLEU of Admin minus that of Post-LN", "admin_post"
         ),
     ),
     drawings=CURVES,
 )
 
-TABLE4: Final = Artefact(
-    id="liu2020.table4",
-    paper="Liu et al. 2020, Table 4 and Section 5.1 (arXiv 2004.08249)",
-    shows="WMT'14 En-Fr at 60L-12L, and En-De of the same depth, which is cited.",
-    published=printed("liu2020.table4"),
-    asserts="The published values, at the paper's scale; Admin is the better one.",
-    study=studies.trainings,
+TABLE4: Final = declare(
+    "liu2020.table4",
+    studies.trainings,
     settings={
-        "measures": {"both_train": ShareTrained(("En-Fr Admin BLEU", "En-Fr Pre BLEU"))},
-        "gpu": {"admin": Difference("bleu", "En-Fr Admin BLEU", "En-Fr Pre BLEU")},
         "paper": {
             "admin_bleu": Score("bleu", "En-Fr Admin BLEU"),
             "pre_bleu": Score("bleu", "En-Fr Pre BLEU"),
-        },
+        }
     },
-    trainings=at_each(
+    measures={"both_train": ShareTrained(("En-Fr Admin BLEU", "En-Fr Pre BLEU"))},
+    gpu={"admin": Difference("bleu", "En-Fr Admin BLEU", "En-Fr Pre BLEU")},
+    trainings=for_each_scale(
         lambda s: {
             name: {**s.recipe(placement, (60, 12)), **s.seldom}
             for name, placement in (("En-Fr Pre BLEU", "pre"), ("En-Fr Admin BLEU", "admin"))
@@ -297,33 +183,138 @@ TABLE4: Final = Artefact(
         EN_FR,
     ),
     claims=(
-        at_least(
-            0.0,
-            "BLEU of Admin minus that of Pre-LN, 60 and 12 layers",
-            "admin",
-            published="43.80 against 43.10",
-            derived=ORDER,
-            needs=CONVERGED,
-        ),
-        at_least(
-            0.5,
-            "share of the runs of Admin and Pre-LN that train, 60 and 12 layers",
-            "both_train",
-            published="43.80 and 43.10 BLEU",
-            convention="a model trains if most of its runs do",
+        positive("BLEU of Admin minus that of Pre-LN, 60 and 12 layers", "admin", needs=CONVERGED),
+        at_least(0.5, convention="a model trains if most of its runs do")(
+            "share of the runs of Admin and Pre-LN that train, 60 and 12 layers", "both_train"
         ),
         *(
             within(
                 published - 0.5,
                 published + 0.5,
-                f"test BLEU of {name} on WMT'14 En-Fr",
-                f"{name.lower()}_bleu",
-                published=f"{published}",
                 convention="the same: less than half a BLEU either way",
                 needs="WMT'14 En-Fr and 16 GPUs, at the paper scale",
-            )
+            )(f"test BLEU of {name} on WMT'14 En-Fr", f"{name.lower()}_bleu")
             for name in ("Pre", "Admin")
-            for published in (float(printed("liu2020.table4")[f"En-Fr {name} BLEU"]),)
+            for published in (float(printed_values("liu2020.table4")[f"En-Fr {name} BLEU"]),)
+        ),
+    ),
+    drawings=CURVES,
+)
+
+_HYBRIDS: Final = "enc:post/dec:post", "enc:post/dec:pre", "enc:pre/dec:pre"
+
+TABLE1: Final = declare(
+    "liu2020.table1",
+    studies.trainings,
+    measures={
+        "post_enc": ShareTrained(("enc:post/dec:post", "enc:post/dec:pre")),
+        "pre": Score("bleu", "enc:pre/dec:pre"),
+    },
+    trainings=for_each_scale(lambda s: {name: s.recipe(name, (18, 18)) for name in _HYBRIDS}, EN_DE),
+    claims=(
+        at_most(0.5, convention="a model fails if most of its runs do")(
+            "share of the runs with a Post-LN encoder that train, the hybrid's among them", "post_enc"
+        ),
+        at_least(10.0, convention="it converges if it translates: at least 10 BLEU")("BLEU of Pre-LN", "pre"),
+    ),
+    drawings=CURVES,
+)
+
+FIG1_9: Final = declare(
+    "liu2020.fig1_9",
+    studies.trainings,
+    measures={
+        "pre_faster": DevAt("nll", "6L Pre", "6L Post", 0.3),
+        "post_18": Difference("nll", "18L Post", "18L Admin"),
+    },
+    gpu={
+        "pre_worse": DevAt("nll", "6L Pre", "6L Post", 1.0),
+        "admin_6": DevAt("nll", "6L Admin", "6L Pre", 1.0),
+        "admin_18": DevAt("nll", "18L Admin", "18L Pre", 1.0),
+    },
+    trainings=for_each_scale(
+        lambda s: {
+            f"{layers}L {name}": s.recipe(placement, depth)
+            for layers, depth, placements in ((6, None, PLACEMENTS), (18, (18, 18), DEEP))
+            for name, placement in placements.items()
+        },
+        EN_DE,
+    ),
+    claims=(
+        negative("dev NLL of Pre-LN minus that of Post-LN after 30% of the training, 6 layers", "pre_faster"),
+        positive(
+            "dev NLL of Pre-LN minus that of Post-LN at the end, 6 layers", "pre_worse", needs=CONVERGED
+        ),
+        negative("dev NLL of Admin minus that of Pre-LN at the end, 6 layers", "admin_6", needs=CONVERGED),
+        positive("test NLL of Post-LN minus that of Admin, 18 layers", "post_18"),
+        negative("dev NLL of Admin minus that of Pre-LN at the end, 18 layers", "admin_18", needs=CONVERGED),
+    ),
+    drawings=CURVES,
+)
+
+WARMUP: Final = declare(
+    "liu2020.warmup",
+    studies.trainings,
+    measures={"trains": ShareTrained(tuple(f"warm-up {k}k" for k in (8, 16, 24, 32)))},
+    trainings=for_each_scale(
+        lambda s: {
+            f"warm-up {k}k": {
+                **s.recipe("enc:post/dec:post", (18, 18)),
+                "optim.warmup_steps": s.warmup * k // 8,
+                "train.steps": s.base.train.steps * 3 // 2,
+                **s.seldom,
+            }
+            for k in (8, 16, 24, 32)
+        },
+        EN_DE,
+        seeds=2,
+        laptop=" Warm-ups of 60, 120, 180 and 240 steps stand for 8k to 32k, in 300 steps, not 200; "
+        "two seeds, so that eight runs decide.",
+        gpu=" Warm-ups of 2,000 to 8,000 steps stand for 8k to 32k, in 15,000 steps.",
+        paper=" Half as many steps again, because of the longer warm-ups.",
+    ),
+    claims=(fails("share of the runs that train, all warm-ups together", "trains"),),
+    drawings=CURVES,
+)
+
+_PRECISE: Final = " In fp16, as in the paper; with its dropouts of 0.1, and without."
+
+_OTHERS: Final = {
+    "rezero": ("ReZero", "rezero"),
+    "fixup": ("FixUp", "fixup"),
+    "looklinear": ("LookLinear+Post", "enc:post/dec:post+looklinear"),
+}
+SECTION5_3: Final = declare(
+    "liu2020.section5_3",
+    studies.trainings,
+    measures={
+        **{key: ShareTrained((f"{name}, dropout", name)) for key, (name, _) in _OTHERS.items()},
+        "rezero_blame": Difference("nll", "ReZero, dropout", "ReZero"),
+        "fixup_blame": Difference("nll", "FixUp, dropout", "FixUp"),
+    },
+    trainings=for_each_scale(
+        lambda s: {
+            f"{name}{words}": {**s.recipe(placement, (18, 18)), **s.seldom, **dropout, **s.half}
+            for name, placement in _OTHERS.values()
+            for words, dropout in (("", s.dry), (", dropout", s.dropout))
+        },
+        EN_DE,
+        laptop=" In single precision only; with the paper's dropout of 0.1, and without.",
+        gpu=_PRECISE,
+        paper=_PRECISE,
+    ),
+    claims=(
+        *(
+            fails(f"share of the runs of {name} that train, with dropout and without", measure)
+            for name, measure in (
+                ("ReZero", "rezero"),
+                ("FixUp without norms", "fixup"),
+                ("LookLinear with Post-LN", "looklinear"),
+            )
+        ),
+        *(
+            positive(f"test NLL of {name} with dropout minus without", measure)
+            for name, measure in (("ReZero", "rezero_blame"), ("FixUp", "fixup_blame"))
         ),
     ),
     drawings=CURVES,

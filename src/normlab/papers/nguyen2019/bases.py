@@ -15,10 +15,9 @@ from normlab.config.config import (
     TrainConfig,
     parallel_files,
 )
-from normlab.papers.bases import BASE, DATES, LAPTOP
-from normlab.papers.scales import Setting
+from normlab.papers.bases import BASE, DATES, GUESS, LAPTOP
 from normlab.papers.texts import EN_VI, MULTI30K_DE
-from normlab.papers.trainings import Scale
+from normlab.papers.trainings import Scale, Setting
 
 MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "Post+LN": {"recipe": "post+smallinit+warmup"},
@@ -29,8 +28,11 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
 """The rows of Table 3."""
 
 
-_GUESS: Final = "By a guess, a run takes 10 to 20 minutes on an H200."
-_DROPOUT: Final = 0.4
+def _dropouts(share: float) -> dict[str, Any]:
+    return dict.fromkeys(("dropout", "attention_dropout", "ffn_dropout"), share)
+
+
+_GUESS: Final = GUESS.format("10 to 20")
 GL_EN: Final = Config(
     recipe=MODELS["Pre+FixNorm+ScaleNorm"]["recipe"],
     model=ModelConfig(
@@ -44,9 +46,7 @@ GL_EN: Final = Config(
         norm="scalenorm",
         embedding="fixnorm",
         scheme="smallinit",
-        dropout=_DROPOUT,
-        attention_dropout=_DROPOUT,
-        ffn_dropout=_DROPOUT,
+        **_dropouts(0.4),
     ),
     data=parallel_files(
         DataConfig(vocab_size=3000, word_dropout=0.1, target_vocab_mask=True),
@@ -65,11 +65,7 @@ GL_EN: Final = Config(
         stop_lr=1e-6,
     ),
     train=TrainConfig(
-        steps=100_000,
-        max_tokens=4096,
-        precision="auto",
-        validate_every_steps=100,
-        early_stopping_patience=50,
+        steps=100_000, max_tokens=4096, precision="auto", validate_every_steps=100, early_stopping_patience=50
     ),
     decode=DecodeConfig(beam=4, length_penalty=0.6, length_penalty_formula="gnmt"),
 )
@@ -79,22 +75,14 @@ multiplier of 1.
 """
 GL_EN_SMALL: Final = replace(
     GL_EN,
-    model=replace(GL_EN.model, dim=256, ffn_dim=1024, dropout=0.1, attention_dropout=0.1, ffn_dropout=0.1),
+    model=replace(GL_EN.model, dim=256, ffn_dim=1024, **_dropouts(0.1)),
     optim=replace(GL_EN.optim, lr=5e-4, warmup_steps=500, stop_lr=0.0),
     train=TrainConfig(steps=4000, max_tokens=1024, precision="bf16", validate_every_steps=800),
 )
 """Width 256, small batches, six passes over the text: a quarter of an hour a run on one core."""
 _EN_VI: Final = replace(
     GL_EN,
-    model=replace(
-        GL_EN.model,
-        heads=8,
-        encoder_layers=6,
-        decoder_layers=6,
-        dropout=0.3,
-        attention_dropout=0.3,
-        ffn_dropout=0.3,
-    ),
+    model=replace(GL_EN.model, heads=8, encoder_layers=6, decoder_layers=6, **_dropouts(0.3)),
     data=EN_VI,
     train=replace(GL_EN.train, steps=200 * 1500, validate_every_steps=1500, early_stopping_patience=20),
 )
@@ -147,7 +135,7 @@ TED: Final[Mapping[Scale, Ted]] = {
     "gpu": Ted(
         replace(
             _EN_VI,
-            model=replace(_EN_VI.model, dropout=0.4, attention_dropout=0.4, ffn_dropout=0.4),
+            model=replace(_EN_VI.model, **_dropouts(0.4)),
             data=GL_EN.data,
             train=replace(GL_EN.train, steps=20_000, validate_every_steps=200),
         ),
@@ -197,7 +185,7 @@ GL_EN_AT: Final[Mapping[Scale, Setting]] = {
 
 
 @dataclass(frozen=True)
-class Wmt(Setting):
+class NguyenWmt(Setting):
     """A training on WMT'14 En-De."""
 
     peak: Mapping[str, Any]
@@ -214,8 +202,8 @@ _WMT: Final = replace(
     decode=replace(BASE.decode, beam=4, length_penalty=0.6),
 )
 """40 epochs of 1,600 batches: 130 million tokens a side by 8192 x 10."""
-WMT: Final[Mapping[Scale, Wmt]] = {
-    "laptop": Wmt(
+WMT: Final[Mapping[Scale, NguyenWmt]] = {
+    "laptop": NguyenWmt(
         LAPTOP,
         "Dates of the built-in corpus in place of WMT'14 En-De, width 64 in place of 512, 200 "
         "steps of 1,024 positions in place of 40 epochs of 81,920, no dropout, Xavier normal. The peak "
@@ -223,7 +211,7 @@ WMT: Final[Mapping[Scale, Wmt]] = {
         {"optim.lr": 2e-3, "optim.warmup_steps": 60},
         "+warmup+inverse_sqrt",
     ),
-    "gpu": Wmt(
+    "gpu": NguyenWmt(
         replace(
             _WMT,
             data=MULTI30K_DE,
@@ -236,7 +224,7 @@ WMT: Final[Mapping[Scale, Wmt]] = {
         f"where the hardware has bf16. All else is the paper's. {_GUESS}",
         {"optim.lr": 1e-3, "optim.warmup_steps": 2000},
     ),
-    "paper": Wmt(
+    "paper": NguyenWmt(
         _WMT,
         "The paper's settings. The text is WMT'14's, where fairseq's is WMT'16's, and the BPE is learnt here "
         "on Moses tokens. Beam 4 and a length penalty of 0.6 are ours, for the paper is silent. BLEU is "

@@ -1,25 +1,28 @@
-"""Tables 2 to 5 and 7 (Nguyen and Salazar 2019, arXiv 1910.05895)."""
+"""Tables 2 to 8 (Nguyen and Salazar 2019, arXiv 1910.05895)."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from normlab.papers import own_studies as studies
-from normlab.papers.artefact import Artefact
+from normlab.papers import studies
 from normlab.papers.bases import CONVERGED, CURVES, TO_THE_END
-from normlab.papers.cells import printed
-from normlab.papers.claim import MOST, ORDER, at_least, at_most, within
-from normlab.papers.measures import Difference, ShareBetter, ShareTrainedToTheEnd
-from normlab.papers.nguyen2019.bases import EDGE, GL_EN_AT, MODELS, TED, Ted
-from normlab.papers.scales import Cells, at_each
+from normlab.papers.cells import declare
+from normlab.papers.claim import at_least, below_one, fails, mostly, negative, positive, trains, within
+from normlab.papers.measures import (
+    Difference,
+    ScoreRatio,
+    ShareBetter,
+    ShareTrainedToTheEnd,
+    TrainPerplexityRatio,
+)
+from normlab.papers.nguyen2019.bases import EDGE, GL_EN_AT, MODELS, TED, WMT, Ted
+from normlab.papers.trainings import Cells, for_each_scale
 
 _VARIANT: Final = "(4) Pre+FixNorm+ScaleNorm"
 _ROWS: Final = "(1) Post+LN", "(2) Pre+LN", "(3) Pre+FixNorm+LN", _VARIANT
 """The rows of Table 3 that the paper trained."""
 
 _WARMUPS: Final = 4, 8, 16
-_SMALL: Final = "28.17", "28.20", "28.62"
-"""Dev BLEU of Post-LN under SmallInit at these."""
 
 
 def _table2(s: Ted) -> Cells:
@@ -79,27 +82,21 @@ def _of(init: str, placement: str) -> tuple[str, ...]:
     return tuple(f"warm-up {k}k {init} {placement}" for k in _WARMUPS)
 
 
-TABLE2: Final = Artefact(
-    id="nguyen2019.table2",
-    paper="Nguyen and Salazar 2019, Table 2 (arXiv 1910.05895)",
-    shows="Dev BLEU of en-vi: Xavier normal and SmallInit, Post and Pre, by warm-up.",
-    published=printed("nguyen2019.table2"),
-    asserts="SmallInit restores Post-LN and does not change Pre-LN.",
-    study=studies.trainings,
-    settings={
-        "measures": {
-            name: measure
-            for k in _WARMUPS
-            for xavier, small in [[f"warm-up {k}k {init} Post" for init in ("Xavier", "SmallInit")]]
-            for name, measure in {
-                f"xavier_post_{k}k": ShareTrainedToTheEnd((xavier,)),
-                f"small_post_{k}k": ShareTrainedToTheEnd((small,)),
-                f"post_{k}k": ShareBetter("bleu", small, xavier),
-            }.items()
-        },
-        "gpu": {"pre": Difference("bleu", _of("SmallInit", "Pre"), _of("Xavier", "Pre"))},
+TABLE2: Final = declare(
+    "nguyen2019.table2",
+    studies.trainings,
+    measures={
+        name: measure
+        for k in _WARMUPS
+        for xavier, small in [[f"warm-up {k}k {init} Post" for init in ("Xavier", "SmallInit")]]
+        for name, measure in {
+            f"xavier_post_{k}k": ShareTrainedToTheEnd((xavier,)),
+            f"small_post_{k}k": ShareTrainedToTheEnd((small,)),
+            f"post_{k}k": ShareBetter("bleu", small, xavier),
+        }.items()
     },
-    trainings=at_each(
+    gpu={"pre": Difference("bleu", _of("SmallInit", "Pre"), _of("Xavier", "Pre"))},
+    trainings=for_each_scale(
         _table2,
         EDGE,
         laptop=" Warm-ups of 20, 40 and 80 steps stand for 4k, 8k and 16k; the peak rate falls with the "
@@ -108,220 +105,172 @@ TABLE2: Final = Artefact(
     claims=(
         *(
             claim
-            for k, xavier, small in zip(_WARMUPS, ("fail", "fail", "5.76"), _SMALL, strict=True)
+            for k in _WARMUPS
             for claim in (
-                at_most(
-                    0.5,
+                fails(
                     f"share of Post-LN's runs under Xavier that train, warm-up {k}k",
                     f"xavier_post_{k}k",
-                    published=xavier,
-                    convention="it fails if most of its runs do",
                     part_of="xavier_post",
                 ),
-                at_least(
-                    0.5,
+                trains(
                     f"share of Post-LN's runs under SmallInit that train, warm-up {k}k",
                     f"small_post_{k}k",
-                    published=small,
-                    convention="it trains if most of its runs do",
                     part_of="small_post",
                 ),
-                at_least(
-                    0.5,
+                mostly(
                     f"share of seeds at which SmallInit is better for Post-LN than Xavier, warm-up {k}k",
                     f"post_{k}k",
-                    published=f"{small} against {xavier}",
-                    derived=MOST,
                     part_of="post",
                 ),
             )
         ),
-        within(
-            -1.0,
-            1.0,
-            "BLEU of Pre-LN under SmallInit minus under Xavier",
-            "pre",
-            published="-0.26, -0.29 and +0.01",
-            convention="no change: less than 1 BLEU either way",
-            needs=CONVERGED,
+        within(-1.0, 1.0, convention="no change: less than 1 BLEU either way", needs=CONVERGED)(
+            "BLEU of Pre-LN under SmallInit minus under Xavier", "pre"
         ),
     ),
     drawings=CURVES,
-    version=2,
-    date="2026-11-25",
-    reason="The first version had 200 steps at half the rate, at which Xavier's runs were slow and did not "
-    "fail, pooled the warm-ups, and kept failed runs in a mean. A Pre-LN exhausts this text, so that its "
-    "claim needs another. docs/pilots.md says how the regime was chosen, by seeds that do not count.",
 )
 
-TABLE3: Final = Artefact(
-    id="nguyen2019.table3",
-    paper="Nguyen and Salazar 2019, Table 3 (arXiv 1910.05895)",
-    shows="Test BLEU of five pairs of languages: Post against Pre, and norms; (1) to (4) are the rows' "
-    "numbers.",
-    published=printed("nguyen2019.table3"),
-    asserts="On gl-en each of (2), (3) and (4) is better than the one before, and (4) than (1).",
-    discussion="The text says that each change adds at least 0.3 BLEU; by the table the first adds 0.27.",
-    study=studies.trainings,
-    settings={
-        "measures": {
-            "pre": Difference("bleu", f"gl-en {_ROWS[1]}", f"gl-en {_ROWS[0]}"),
-            "fixnorm": Difference("bleu", f"gl-en {_ROWS[2]}", f"gl-en {_ROWS[1]}"),
-            "scalenorm": Difference("bleu", f"gl-en {_VARIANT}", f"gl-en {_ROWS[2]}"),
-            "together": Difference("bleu", f"gl-en {_VARIANT}", f"gl-en {_ROWS[0]}"),
-        }
+TABLE3: Final = declare(
+    "nguyen2019.table3",
+    studies.trainings,
+    measures={
+        "pre": Difference("bleu", f"gl-en {_ROWS[1]}", f"gl-en {_ROWS[0]}"),
+        "fixnorm": Difference("bleu", f"gl-en {_ROWS[2]}", f"gl-en {_ROWS[1]}"),
+        "scalenorm": Difference("bleu", f"gl-en {_VARIANT}", f"gl-en {_ROWS[2]}"),
+        "together": Difference("bleu", f"gl-en {_VARIANT}", f"gl-en {_ROWS[0]}"),
     },
-    trainings=at_each(
+    trainings=for_each_scale(
         lambda s: {f"gl-en {row}": MODELS[row[4:]] for row in _ROWS}, GL_EN_AT, seeds=8, least=2
     ),
     claims=tuple(
-        at_least(
-            0.0,
-            f"test BLEU of row {better} minus that of row {worse}",
-            measure,
-            published=published,
-            derived=ORDER,
-        )
-        for better, worse, measure, published in (
-            ("(2)", "(1)", "pre", "19.09 against 18.47"),
-            ("(3)", "(2)", "fixnorm", "19.38 against 19.09"),
-            ("(4)", "(3)", "scalenorm", "20.91 against 19.38, p < 0.01"),
-            ("(4)", "(1)", "together", "20.91 against 18.47, p < 0.01"),
+        positive(f"test BLEU of row ({better}) minus that of row ({worse})", measure)
+        for better, worse, measure in (
+            (2, 1, "pre"),
+            (3, 2, "fixnorm"),
+            (4, 3, "scalenorm"),
+            (4, 1, "together"),
         )
     ),
     drawings=CURVES,
 )
 
-TABLE4: Final = Artefact(
-    id="nguyen2019.table4",
-    paper="Nguyen and Salazar 2019, Table 4 (arXiv 1910.05895)",
-    shows="Dev BLEU of Pre+FixNorm+ScaleNorm by schedule of the learning rate.",
-    published=printed("nguyen2019.table4"),
-    asserts="Warm-up can be left out but for gl-en.",
-    study=studies.trainings,
-    settings={
-        "measures": {
-            "no_warmup": Difference("bleu", "NoWarmup", "InvSqrtDecay"),
-            "val_decay": Difference("bleu", "ValDecay", "InvSqrtDecay"),
-            "double": Difference("bleu", "InvSqrtDecay+2xLR", "InvSqrtDecay"),
-        }
+TABLE4: Final = declare(
+    "nguyen2019.table4",
+    studies.trainings,
+    measures={
+        "no_warmup": Difference("bleu", "NoWarmup", "InvSqrtDecay"),
+        "val_decay": Difference("bleu", "ValDecay", "InvSqrtDecay"),
+        "double": Difference("bleu", "InvSqrtDecay+2xLR", "InvSqrtDecay"),
     },
-    trainings=at_each(_table4, TED, laptop=" One text stands for five pairs."),
+    trainings=for_each_scale(_table4, TED, laptop=" One text stands for five pairs."),
     claims=(
-        at_least(
-            -1.0,
-            "BLEU without warm-up minus BLEU of InvSqrtDecay",
-            "no_warmup",
-            published="-0.16, +0.07, +0.03 and +0.07; gl-en -4.18",
-            convention="warm-up can be left out: at most 1 BLEU below",
+        at_least(-1.0, convention="warm-up can be left out: at most 1 BLEU below")(
+            "BLEU without warm-up minus BLEU of InvSqrtDecay", "no_warmup"
         ),
-        at_least(
-            -1.0,
-            "BLEU of ValDecay minus BLEU of InvSqrtDecay",
-            "val_decay",
-            published="-0.73 to +0.39",
-            convention="as good: at most 1 BLEU below",
+        at_least(-1.0, convention="as good: at most 1 BLEU below")(
+            "BLEU of ValDecay minus BLEU of InvSqrtDecay", "val_decay"
         ),
-        within(
-            -1.0,
-            1.0,
-            "BLEU of InvSqrtDecay at twice the rate minus at the rate",
-            "double",
-            published="-0.26 to +0.20",
-            convention="no change: less than 1 BLEU either way",
+        within(-1.0, 1.0, convention="no change: less than 1 BLEU either way")(
+            "BLEU of InvSqrtDecay at twice the rate minus at the rate", "double"
         ),
     ),
     drawings=CURVES,
 )
 
-TABLE5: Final = Artefact(
-    id="nguyen2019.table5",
-    paper="Nguyen and Salazar 2019, Table 5 (arXiv 1910.05895)",
-    shows="Dev BLEU of en-vi without warm-up at 4, 5 and 6 layers.",
-    published=printed("nguyen2019.table5"),
-    asserts="Without warm-up Post-LN fails from 5 layers on and Pre-LN trains at each depth.",
-    study=studies.trainings,
-    settings={
-        "measures": {
-            "post_deep": ShareTrainedToTheEnd(("5 layers Post", "6 layers Post")),
-            "pre": ShareTrainedToTheEnd(("4 layers Pre", "5 layers Pre", "6 layers Pre")),
-            "four_layers": ShareBetter("bleu", "4 layers Pre", "4 layers Post"),
-        }
+TABLE5: Final = declare(
+    "nguyen2019.table5",
+    studies.trainings,
+    measures={
+        "post_deep": ShareTrainedToTheEnd(("5 layers Post", "6 layers Post")),
+        "pre": ShareTrainedToTheEnd(("4 layers Pre", "5 layers Pre", "6 layers Pre")),
+        "four_layers": ShareBetter("bleu", "4 layers Pre", "4 layers Post"),
     },
-    trainings=at_each(_table5, EDGE),
+    trainings=for_each_scale(_table5, EDGE),
     claims=(
-        at_most(
-            0.5,
-            "share of Post-LN's runs of 5 and 6 layers that train",
-            "post_deep",
-            published="both fail",
-            convention="it fails if most of its runs do",
+        fails("share of Post-LN's runs of 5 and 6 layers that train", "post_deep"),
+        trains("share of Pre-LN's runs that train", "pre"),
+        mostly("share of seeds at which Pre-LN is better than Post-LN, 4 layers", "four_layers"),
+    ),
+    drawings=CURVES,
+)
+
+TABLE7: Final = declare(
+    "nguyen2019.table7",
+    studies.trainings,
+    measures={
+        "one_scale": Difference("bleu", "ScaleNorm+FixNorm", "RMSNorm+FixNorm"),
+        "fixed": Difference("bleu", "ScaleNorm(g=√d)+FixNorm", "ScaleNorm+FixNorm"),
+        "fixed_double": Difference(
+            "bleu", "ScaleNorm(g=√d)+FixNorm+ValDecay+2xLR", "ScaleNorm(g=√d)+FixNorm+ValDecay"
         ),
-        at_least(
-            0.5,
-            "share of Pre-LN's runs that train",
-            "pre",
-            published="3 of 3",
-            convention="it trains if most of its runs do",
+    },
+    trainings=for_each_scale(_table7, TED, laptop=" One text stands for five pairs."),
+    claims=(
+        at_least(-1.0, convention="as good: at most 1 BLEU below")(
+            "BLEU with one scale a norm minus BLEU with one a feature", "one_scale"
         ),
-        at_least(
-            0.5,
-            "share of seeds at which Pre-LN is better than Post-LN, 4 layers",
-            "four_layers",
-            published="28.33 against 18.31",
-            derived=MOST,
+        at_least(-1.0, convention="as good: at most 1 BLEU below")(
+            "BLEU with fixed scales minus BLEU with learned ones", "fixed"
+        ),
+        negative("BLEU with fixed scales at twice the rate minus at the rate, ValDecay", "fixed_double"),
+    ),
+    drawings=CURVES,
+)
+
+TABLE6: Final = declare(
+    "nguyen2019.table6",
+    studies.trainings,
+    measures={"pre_scalenorm": Difference("bleu", "Pre+FixNorm+ScaleNorm", "Pre+LN")},
+    gpu={
+        "post": Difference("bleu", "Post+LN", "Pre+LN"),
+        "post_scalenorm": Difference("bleu", "Post+FixNorm+ScaleNorm", "Post+LN"),
+    },
+    trainings=for_each_scale(
+        lambda s: {
+            name: {"recipe": recipe + s.recipe, **s.peak}
+            for name, recipe in (
+                ("Pre+LN", "pre"),
+                ("Pre+FixNorm+ScaleNorm", "pre+fixnorm+scalenorm"),
+                ("Post+LN", "post"),
+                ("Post+FixNorm+ScaleNorm", "post+fixnorm+scalenorm"),
+            )
+        },
+        WMT,
+    ),
+    claims=(
+        positive("BLEU of Post-LN minus that of Pre-LN", "post", needs=CONVERGED),
+        *(
+            at_least(-1.0, convention="not worse: at most 1 BLEU below", needs=needs)(
+                f"BLEU of {name} with FixNorm and ScaleNorm minus that with LayerNorm", measure
+            )
+            for name, measure, needs in (
+                ("Pre-LN", "pre_scalenorm", ""),
+                ("Post-LN", "post_scalenorm", CONVERGED),
+            )
         ),
     ),
     drawings=CURVES,
-    version=2,
-    date="2026-11-25",
-    reason="The first version had 200 steps at half the rate, which is outside of the paper's regime: "
-    "Post-LN trained at each depth. docs/pilots.md says how the regime was chosen, by seeds that do not "
-    "count.",
 )
 
-TABLE7: Final = Artefact(
-    id="nguyen2019.table7",
-    paper="Nguyen and Salazar 2019, Table 7 (arXiv 1910.05895)",
-    shows="Test BLEU by how many scales g are learned: one a feature, one a norm, only the last one.",
-    published=printed("nguyen2019.table7"),
-    asserts="One scale a norm is as good as one a feature; with all but the last fixed it fails at twice the "
-    "learning rate.",
-    discussion="The text speaks of runs with and without twice the learning rate; the numbers that fall off "
-    "are only those with.",
-    study=studies.trainings,
-    settings={
-        "measures": {
-            "one_scale": Difference("bleu", "ScaleNorm+FixNorm", "RMSNorm+FixNorm"),
-            "fixed": Difference("bleu", "ScaleNorm(g=√d)+FixNorm", "ScaleNorm+FixNorm"),
-            "fixed_double": Difference(
-                "bleu", "ScaleNorm(g=√d)+FixNorm+ValDecay+2xLR", "ScaleNorm(g=√d)+FixNorm+ValDecay"
-            ),
-        }
+TABLE8: Final = declare(
+    "nguyen2019.table8",
+    studies.trainings,
+    settings={"shown": "perplexity_smoothed"},
+    measures={
+        "train": TrainPerplexityRatio("ScaleNorm", "LayerNorm"),
+        "test": ScoreRatio("perplexity_smoothed", "ScaleNorm", "LayerNorm"),
     },
-    trainings=at_each(_table7, TED, laptop=" One text stands for five pairs."),
+    trainings=for_each_scale(
+        lambda s: {"LayerNorm": MODELS["Pre+FixNorm+LN"], "ScaleNorm": MODELS["Pre+FixNorm+ScaleNorm"]},
+        TED,
+        laptop=" One text stands for five pairs.",
+    ),
     claims=(
-        at_least(
-            -1.0,
-            "BLEU with one scale a norm minus BLEU with one a feature",
-            "one_scale",
-            published="-0.28 to +0.48",
-            convention="as good: at most 1 BLEU below",
+        within(0.8, 1.25, convention="no clear effect: less than a quarter either way")(
+            "perplexity of ScaleNorm on the training text over that of LayerNorm", "train"
         ),
-        at_least(
-            -1.0,
-            "BLEU with fixed scales minus BLEU with learned ones",
-            "fixed",
-            published="-0.25 to +0.27",
-            convention="as good: at most 1 BLEU below",
-        ),
-        at_most(
-            0.0,
-            "BLEU with fixed scales at twice the rate minus at the rate, ValDecay",
-            "fixed_double",
-            published="-2.97 and -5.06 for en-he and ar-en; +0.79, +0.12 and -1.02 for the others",
-            derived=ORDER,
-        ),
+        below_one("perplexity of ScaleNorm on the test text over that of LayerNorm", "test"),
     ),
     drawings=CURVES,
 )

@@ -1,4 +1,4 @@
-"""Dependency on branches and what it does to a change of the weights: Liu et al. 2020, Section 4."""
+"""Dependency on branches, changes of the weights, and Admin's profile (Liu et al. 2020, Section 4)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from statistics import fmean
+from itertools import product
+from statistics import fmean, stdev
+from typing import cast
 
 import numpy as np
 import torch
@@ -16,7 +18,8 @@ from normlab.config.config import ModelConfig
 from normlab.diagnosis.studies.dependency import dependency, residual_dependency
 from normlab.diagnosis.studies.output_change import output_change
 from normlab.diagnosis.subject import Subject
-from normlab.nn import Sublayer
+from normlab.nn import ProfiledPlacement, Seq2Seq, Sublayer
+from normlab.nn.init import profile_
 from normlab.papers.artefact import Measurement
 from normlab.papers.claim import Measure
 from normlab.papers.intervals import (
@@ -70,10 +73,9 @@ def over_depth(
                 ]
     measures: dict[str, Measure] = {}
     shallow = having(rows, encoder=f"{depths[-1]} layers")
-    for placement in PLACEMENTS:
-        for kind in ("random", "update"):
-            found = curves(shallow, "change", "layers", depths, seeds[0], placement=placement, kind=kind)
-            measures |= {f"{placement}_{kind}_{law}": measure for law, measure in laws(depths, found).items()}
+    for placement, kind in product(PLACEMENTS, ("random", "update")):
+        found = curves(shallow, "change", "layers", depths, seeds[0], placement=placement, kind=kind)
+        measures |= {f"{placement}_{kind}_{law}": measure for law, measure in laws(depths, found).items()}
     for name, layers, count, _ in sizes:
         ends = {"kind": "update", "encoder": f"{layers} layers"}
         post, pre, admin = (
@@ -92,17 +94,6 @@ def over_depth(
     return Measurement(measures, apart(rows, "kind"), facts)
 
 
-def _encoder(lab: Lab, config: ModelConfig, text: str, *, seed: int, tokens: int) -> Subject:
-    """An encoder before a decoder of one layer; only the matrices of its sublayers are free to move."""
-    subject = lab.subject(replace(config, decoder_layers=1), text, seed=seed, tokens=tokens)
-    subject.model.requires_grad_(False)
-    for sublayer in subject.model.get_submodule("encoder").modules():
-        if isinstance(sublayer, Sublayer):
-            for parameter in sublayer.f.parameters():
-                parameter.requires_grad_(parameter.ndim > 1)
-    return subject
-
-
 def _said(nested: Mapping[str, int]) -> str:
     return "{batches} batches of a model and {changes} changes in each, seeds from {first}".format(**nested)
 
@@ -110,8 +101,16 @@ def _said(nested: Mapping[str, int]) -> str:
 def _drawn(
     lab: Lab, config: ModelConfig, text: str, seed: int, tokens: int, nested: Mapping[str, int]
 ) -> Iterator[Subject]:
-    """``_encoder`` on one batch of sentences of any length after the other."""
-    subject = _encoder(lab, config, text, seed=nested["first"] + seed, tokens=tokens)
+    """An encoder before a decoder of one layer, on one batch of sentences of any length after the other; only
+    the matrices of its sublayers are free to move.
+    """
+    shallow = replace(config, decoder_layers=1)
+    subject = lab.subject(shallow, text, seed=nested["first"] + seed, tokens=tokens)
+    subject.model.requires_grad_(False)
+    for sublayer in subject.model.get_submodule("encoder").modules():
+        if isinstance(sublayer, Sublayer):
+            for parameter in sublayer.f.parameters():
+                parameter.requires_grad_(parameter.ndim > 1)
     for batch in lab.random_batches(text, tokens, nested["batches"]):
         yield subject_on(subject.model, batch, subject.structure)
 
@@ -142,29 +141,24 @@ def dependencies(
     """
     shares: list[Row] = []
     own: list[Row] = []
-    for placement in PLACEMENTS:
-        for layers in depths:
-            for seed in range(seeds):
-                config = replace(size(model, placement, layers), decoder_layers=1)
-                subject = lab.subject(config, text, seed=seed, tokens=tokens)
-                table = dependency(subject, tokens=followed)
-                table = table.where(stack=subject.structure.stacks[0].name)
-                named = {"placement": placement, "layers": layers, "seed": seed}
-                if not seed:
-                    shares += [
-                        {**named, **{name: r[name] for name in ("of", "on", "beta_sq")}} for r in table
-                    ]
-                for r in residual_dependency(subject, table):
-                    i = int(r["index"] or 0) + 1
-                    own.append({**named, "i": i, "role": r["role"], "own": r["beta_sq"], "total": r["total"]})
+    for placement, layers, seed in product(PLACEMENTS, depths, range(seeds)):
+        config = replace(size(model, placement, layers), decoder_layers=1)
+        subject = lab.subject(config, text, seed=seed, tokens=tokens)
+        table = dependency(subject, tokens=followed)
+        table = table.where(stack=subject.structure.stacks[0].name)
+        named = {"placement": placement, "layers": layers, "seed": seed}
+        if not seed:
+            shares += [{**named, **{name: r[name] for name in ("of", "on", "beta_sq")}} for r in table]
+        for r in residual_dependency(subject, table):
+            i = int(r["index"] or 0) + 1
+            own.append({**named, "i": i, "role": r["role"], "own": r["beta_sq"], "total": r["total"]})
     measures: dict[str, Measure] = {}
-    for placement in PLACEMENTS:
-        for layers in depths:
-            mine = [having(own, placement=placement, layers=layers, seed=seed) for seed in range(seeds)]
-            measures[f"{placement}_{layers}_own_times_i"] = mean(
-                fmean(r["i"] * r["own"] for r in one if r["i"] > layers) for one in mine
-            )
-            measures[f"{placement}_{layers}_total"] = mean(fmean(r["total"] for r in one) for one in mine)
+    for placement, layers in product(PLACEMENTS, depths):
+        mine = [having(own, placement=placement, layers=layers, seed=seed) for seed in range(seeds)]
+        measures[f"{placement}_{layers}_own_times_i"] = mean(
+            fmean(r["i"] * r["own"] for r in one if r["i"] > layers) for one in mine
+        )
+        measures[f"{placement}_{layers}_total"] = mean(fmean(r["total"] for r in one) for one in mine)
     facts = {"text": lab.text(text), "tokens": f"{followed} of {tokens:,}, {seeds} seeds"}
     tables = {f"shares_{layers}": having(shares, layers=layers) for layers in depths}
     return Measurement(measures, {**tables, "own": own}, facts)
@@ -271,7 +265,60 @@ def theorem_constant(subject: Subject, *, tokens: int, seed: int) -> float:
     """
     encoder = subject.structure.stacks[0].name
     changes = output_change(subject, seeds=[seed], stacks=[encoder])
-    table = dependency(subject, tokens=tokens).where(stack=encoder)
-    sums = np.cumsum([float(row["beta_sq"] or 0) for row in residual_dependency(subject, table)])
+    sums = np.cumsum([beta for _, beta in _own(subject, tokens)])
     measured = np.array([float(row["change"] or 0) for row in changes])
     return float((sums * measured).sum() / np.square(sums).sum())
+
+
+def profiles(
+    lab: Lab, *, text: str, model: str, layers: int, tokens: int, batches: int, seeds: int
+) -> Measurement:
+    """ω of an Admin encoder over batches of sentences of any length, and over seeds of the weights; and how
+    far the output moves under the profile of the first batch and under that of all.
+    """
+    rows: list[Row] = []
+    moved: list[tuple[float, float]] = []
+    omegas: list[list[list[float]]] = []
+    fed = lab.random_batches(text, tokens, batches)
+    for seed in range(seeds):
+        subject = lab.subject(size(model, "admin", layers), text, seed=seed, tokens=tokens)
+        network = cast("Seq2Seq", subject.model)
+        found = [profile_(network, partial(network.hidden, one["source"], one["target_in"])) for one in fed]
+        paths = [path for path in found[0] if path.startswith("encoder.")]
+        omegas.append([[one[path] ** 0.5 for path in paths] for one in found])
+        for i, over in enumerate(zip(*omegas[-1], strict=True)):
+            ends = {"low": min(over), "high": max(over), "deviation": stdev(over)}
+            rows.append({"seed": seed, "sublayer": i, "omega": fmean(over), **ends})
+        whole = {path: fmean(one[path] for one in found) for path in found[0]}
+        moved.append((_moved_under(subject, found[0], seed), _moved_under(subject, whole, seed)))
+    changes = [{"seed": s, "profiled_on": n, "change": c} for s, both in enumerate(moved)
+               for n, c in zip(("1 batch", f"{batches} batches"), both, strict=True)]  # fmt: skip
+    measures = {
+        "batches_over_seeds": exponential(jackknife(np.log(omegas), _log_spread_ratio)),
+        "change_in_deviations": jackknife(np.log(moved), _deviations),
+    }
+    facts = {"text": lab.text(text), "batches": f"{batches} of {tokens:,} positions, {seeds} seeds"}
+    return Measurement(measures, {"omegas": rows, "changes": changes}, facts)
+
+
+def _moved_under(subject: Subject, variances: dict[str, float], seed: int) -> float:
+    """The change of the encoder's output when a random change moves the weights, under this profile."""
+    for path, variance in variances.items():
+        place = cast("Sublayer", subject.model.get_submodule(path)).place
+        cast("ProfiledPlacement", place).init_(variance)
+    encoder = subject.structure.stacks[0].name
+    table = output_change(subject, seeds=[seed], stacks=[encoder])
+    return float(table.rows[-1]["change"] or 0)
+
+
+def _log_spread_ratio(logs: Array) -> float:
+    """ln of the deviation over batches over that over seeds, of ln ω `[seeds, batches, sublayers]`."""
+    within = logs.var(1, ddof=1).mean()
+    between = logs.mean(1).var(0, ddof=1).mean() - within / logs.shape[1]
+    return 0.5 * math.log(within / max(between, 1e-12))
+
+
+def _deviations(logs: Array) -> float:
+    """The mean difference of ln change under both profiles `[seeds, 2]`, in deviations of it over seeds."""
+    one, all_ = logs.T
+    return float((one - all_).mean() / all_.std(ddof=1))

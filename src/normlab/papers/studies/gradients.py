@@ -1,26 +1,49 @@
-"""Gradients of the papers' own models at initialisation, on real text."""
+"""Gradients of the papers' own models at initialisation, on real text, and of a Post-LN encoder alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, pairwise, product
 from statistics import fmean
-from typing import Any
+from typing import Any, Unpack, cast
 
+import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+from normlab.diagnosis.reading.structure import read_structure
 from normlab.diagnosis.studies.gradients import branch_jacobians, parameter_gradients, sublayer_gradients
 from normlab.diagnosis.studies.scales import scales
 from normlab.diagnosis.subject import Subject
 from normlab.diagnosis.tables import Table
+from normlab.nn import PAD, Context, Seq2Seq
 from normlab.papers.artefact import Measurement
 from normlab.papers.claim import Measure
-from normlab.papers.intervals import geometric, highest, log_slope, lowest, mean, mean_ratio
-from normlab.papers.lab import Lab, Row, apart, curves, having, size, train_only
+from normlab.papers.intervals import (
+    exponential,
+    geometric,
+    highest,
+    log_slope,
+    lowest,
+    mean,
+    mean_ratio,
+    simultaneous,
+)
+from normlab.papers.lab import (
+    READING_TOKENS,
+    Lab,
+    Row,
+    Sizes,
+    apart,
+    curves,
+    having,
+    size,
+    train_only,
+)
 from normlab.papers.measures import OfRuns
-from normlab.papers.studies.statements import norm_factors
-from normlab.papers.studies.theory import Setting
+from normlab.papers.studies.lemmas import TheoryNetwork, norm_factors
 from normlab.papers.studies.trained import trainings
 from normlab.trace.tensors import forward_hooks
 from normlab.training.subjects import TaskInputs, mean_loss
@@ -28,21 +51,19 @@ from normlab.training.subjects import TaskInputs, mean_loss
 BOTH = ("post", "pre")
 
 
-def bounded_lengths(lab: Lab, *, text: str, model: str, layers: int, tokens: int, seeds: int) -> Measurement:
+def bounded_lengths(lab: Lab, **sizes: Unpack[Sizes]) -> Measurement:
     """The share of real tokens whose ‖x‖² is at most 1.1 times its mean, where the last norm reads it."""
     rows: list[Row] = []
-    for placement in BOTH:
-        for seed in range(seeds):
-            subject = lab.subject(size(model, placement, layers), text, seed=seed, tokens=tokens)
-            with torch.no_grad():
-                table = scales(subject)
-            for stack in subject.structure.stacks:
-                (last,) = table.where(stack=stack.name, index=len(stack.sublayers) - 1, signal="total")
-                named = {"placement": placement, "stack": stack.name.partition(".")[0], "seed": seed}
-                rows.append({**named, "bounded": last["bounded"], "spread": last["spread"]})
+    for placement, seed, subject in lab.subjects(BOTH, **sizes):
+        with torch.no_grad():
+            table = scales(subject)
+        for stack in subject.structure.stacks:
+            (last,) = table.where(stack=stack.name, index=len(stack.sublayers) - 1, signal="total")
+            named = {"placement": placement, "stack": stack.name.partition(".")[0], "seed": seed}
+            rows.append({**named, "bounded": last["bounded"], "spread": last["spread"]})
     own = apart(rows, "placement", "stack")
     measures = {name: mean(r["bounded"] for r in some) for name, some in own.items()}
-    facts = {"text": lab.text(text), "batch": f"{tokens:,} positions"}
+    facts = {"text": lab.text(sizes["text"]), "batch": f"{sizes['tokens']:,} positions"}
     return Measurement(measures, {"bounded": rows}, facts)
 
 
@@ -53,17 +74,15 @@ def last_matrix(
     the pass back ends there.
     """
     rows: list[Row] = []
-    for placement in BOTH:
-        for layers in depths:
-            for seed in range(seeds):
-                network = lab.model(size(model, placement, layers), text, seed=seed, tokens=tokens)
-                network.requires_grad_(False).eval()
-                last = network.get_parameter(f"decoder.sublayers.{3 * layers - 1}.f.outer.weight")
-                last.requires_grad_()
-                loss = mean_loss(network, lab.batches(text, tokens, 1)[0])
-                (found,) = torch.autograd.grad(loss, [last])
-                named = {"placement": placement, "layers": layers, "seed": seed}
-                rows.append({**named, "grad_l2": found.norm().item()})
+    for placement, layers, seed in product(BOTH, depths, range(seeds)):
+        network = lab.model(size(model, placement, layers), text, seed=seed, tokens=tokens)
+        network.requires_grad_(False).eval()
+        last = network.get_parameter(f"decoder.sublayers.{3 * layers - 1}.f.outer.weight")
+        last.requires_grad_()
+        loss = mean_loss(network, lab.batches(text, tokens, 1)[0])
+        (found,) = torch.autograd.grad(loss, [last])
+        named = {"placement": placement, "layers": layers, "seed": seed}
+        rows.append({**named, "grad_l2": found.norm().item()})
     measures: dict[str, Measure] = {}
     for placement, some in apart(rows, "placement").items():
         lengths = curves(some, "grad_l2", "layers", depths, seeds)
@@ -81,11 +100,19 @@ def by_layer(
     """
     rows: list[Row] = []
     drawn = lab.random_batches(text, tokens, batches * seeds)
-    for placement in BOTH:
-        for seed in range(seeds):
-            subject = lab.subject(size(model, placement, layers), text, seed=first + seed, tokens=tokens)
-            found = _feed_forward(subject, drawn[batches * seed : batches * (seed + 1)])
-            rows += [{"placement": placement, "seed": seed, **row} for row in found]
+    for placement, seed in product(BOTH, range(seeds)):
+        subject = lab.subject(size(model, placement, layers), text, seed=first + seed, tokens=tokens)
+        for name, p in subject.model.named_parameters():
+            p.requires_grad_(".f.inner.weight" in name or ".f.outer.weight" in name)
+        own = drawn[batches * seed : batches * (seed + 1)]
+        for row in parameter_gradients(replace(subject, batches=own)):
+            where = {
+                "stack": str(row["stack"]).partition(".")[0],
+                "layer": int(row["layer"] or 0) + 1,
+                "matrix": "W1" if ".inner." in str(row["parameter"]) else "W2",
+            }
+            lengths = {name: row[name] for name in ("mean_grad_l2", "grad_l2")}
+            rows.append({"placement": placement, "seed": seed, **where, **lengths})
     measures: dict[str, Measure] = {}
     for name, own in apart(rows, "placement", "stack", "matrix").items():
         ends = curves(own, "mean_grad_l2", "layer", (1, layers), seeds)
@@ -94,40 +121,14 @@ def by_layer(
     return Measurement(measures, apart(rows, "stack", "matrix"), facts)
 
 
-def _feed_forward(subject: Subject, batches: Sequence[TaskInputs]) -> list[Row]:
-    """Gradients of both matrices of every feed-forward, over the batches."""
-    for name, p in subject.model.named_parameters():
-        p.requires_grad_(".f.inner.weight" in name or ".f.outer.weight" in name)
-    return [
-        {
-            "stack": str(row["stack"]).partition(".")[0],
-            "layer": int(row["layer"] or 0) + 1,
-            "matrix": "W1" if ".inner." in str(row["parameter"]) else "W2",
-            "mean_grad_l2": row["mean_grad_l2"],
-            "grad_l2": row["grad_l2"],
-        }
-        for row in parameter_gradients(replace(subject, batches=batches))
-    ]
-
-
-def decay(
-    lab: Lab,
-    *,
-    theory: Mapping[str, int],
-    dims: Sequence[int],
-    text: str,
-    model: str,
-    layers: int,
-    tokens: int,
-    seeds: int,
-) -> Measurement:
+def decay(lab: Lab, *, theory: Mapping[str, int], dims: Sequence[int], **sizes: Unpack[Sizes]) -> Measurement:
     """Appendix F: E‖J‖² of the norm behind a feed-forward over its value at that width; and the gradients by
     layer, in the setting of the theory and in both stacks of a real model.
     """
-    sizes = {name: theory[name] for name in ("layers", "tokens")}
-    factors = [f for dim in dims for f in norm_factors(**sizes, dim=dim, seeds=theory["norm_seeds"])]
+    small = {name: theory[name] for name in ("layers", "tokens")}
+    factors = [f for dim in dims for f in norm_factors(**small, dim=dim, seeds=theory["norm_seeds"])]
     measures = {"norm_factor_lowest": lowest(factors), "norm_factor_highest": highest(factors)}
-    where_layer = [(dim, layer) for dim in dims for layer in range(1, theory["layers"] + 1)]
+    where_layer = product(dims, range(1, theory["layers"] + 1))
     tables: dict[str, Sequence[Row]] = {
         "norm_factors": [
             {"d": dim, "layer": layer, "over_expected": f.value, "low": f.low, "high": f.high}
@@ -138,8 +139,7 @@ def decay(
     for placement in BOTH:
         for seed in range(theory["seeds"]):
             rows += _theory_gradients(placement, seed, theory)
-        for seed in range(seeds):
-            subject = lab.subject(size(model, placement, layers), text, seed=seed, tokens=tokens)
+        for _, seed, subject in lab.subjects((placement,), **sizes):
             rows += _real_gradients(subject, placement, seed)
     for name, own in apart(rows, "placement", "where", "signal").items():
         depth = max(r["layer"] for r in own)
@@ -147,19 +147,14 @@ def decay(
         measures[f"{name}_last_over_first"] = mean_ratio(last / first for first, last in ends)
         said = (2 / 3) ** ((depth - 1) / 2)
         measures[f"{name}_decay_over_said"] = mean_ratio(first / last / said for first, last in ends)
-    facts = {
-        "theory": "d {dim}, {layers} layers, {tokens} tokens, {seeds} seeds, {norm_seeds} for norms".format(
-            **theory
-        ),
-        "text": lab.text(text),
-        "batch": f"{tokens:,} positions, {seeds} seeds",
-    }
+    in_theory = "d {dim}, {layers} layers, {tokens} tokens, {seeds} seeds, {norm_seeds} for norms"
+    facts = {"theory": in_theory.format(**theory), **lab.facts(**sizes)}
     return Measurement(measures, {**tables, **apart(rows, "where", "signal")}, facts)
 
 
 def _theory_gradients(placement: str, seed: int, theory: Mapping[str, int]) -> list[Row]:
     sizes = {name: theory[name] for name in ("layers", "dim", "tokens")}
-    setting = Setting(placement, **sizes, seed=seed)
+    setting = TheoryNetwork(placement, **sizes, seed=seed)
     streams: list[torch.Tensor] = []
 
     def see(_: str, side: str, values: Any) -> None:
@@ -206,48 +201,34 @@ def _real_gradients(subject: Subject, placement: str, seed: int) -> list[Row]:
 def sublayer_outputs(
     lab: Lab,
     *,
-    text: str,
-    model: str,
-    layers: int,
-    tokens: int,
-    seeds: int,
     placements: Sequence[str] = BOTH,
     training: Mapping[str, OfRuns] | None = None,
+    **sizes: Unpack[Sizes],
 ) -> Measurement:
     """Gradients of sublayer outputs relative to the model's largest, and how they change from one sublayer to
     the one before it, in length and in variance; with measures of the artefact's ``training``.
     """
     rows: list[Row] = []
-    for placement in placements:
-        for seed in range(seeds):
-            subject = lab.subject(size(model, placement, layers), text, seed=seed, tokens=tokens)
-            train_only(subject.model)
-            rows += _named(sublayer_gradients(subject), placement, seed)
+    for placement, seed, subject in lab.subjects(placements, **sizes):
+        train_only(subject.model)
+        for row in sublayer_gradients(subject):
+            stack = str(row["stack"]).partition(".")[0]
+            rows.append({**row, "stack": stack, "placement": placement, "seed": seed})
     measures: dict[str, Measure] = {}
     for placement in placements:
         for stack in ("encoder", "decoder"):
-            steps = [_Steps(rows, placement, stack, seed) for seed in range(seeds)]
+            steps = [_Steps(rows, placement, stack, seed) for seed in range(sizes["seeds"])]
             name = f"{placement}_{stack}"
             measures[f"{name}_first_over_last"] = mean_ratio(s.first_over_last() for s in steps)
             measures[f"{name}_variance_first_over_last"] = mean_ratio(s.first_over_last() ** 2 for s in steps)
             measures[f"{name}_least_variance_step"] = mean_ratio(s.least_variance_step() for s in steps)
-        crossing = [_Steps(rows, placement, "decoder", seed) for seed in range(seeds)]
-        measures[f"{placement}_cross_attention_step"] = mean_ratio(
-            s.through("cross_attention") for s in crossing
-        )
-        measures[f"{placement}_other_step"] = mean_ratio(
-            geometric([s.through("self_attention"), s.through("ffn")]) for s in crossing
-        )
+        crossing = [step.through("cross_attention") for step in steps]
+        others = [geometric([step.through("self_attention"), step.through("ffn")]) for step in steps]
+        measures[f"{placement}_cross_attention_step"] = mean_ratio(crossing)
+        measures[f"{placement}_other_step"] = mean_ratio(others)
     found = trainings(lab, measures=training) if training else Measurement({})
-    facts = {**found.facts, **lab.facts(text, tokens, seeds)}
+    facts = {**found.facts, **lab.facts(**sizes)}
     return Measurement({**measures, **found.measures}, {**apart(rows, "stack"), **found.tables}, facts)
-
-
-def _named(table: Table, placement: str, seed: int, **more: str) -> list[Row]:
-    stacks = {row["stack"]: str(row["stack"]).partition(".")[0] for row in table}
-    return [
-        {**row, "stack": stacks[row["stack"]], "placement": placement, "seed": seed, **more} for row in table
-    ]
 
 
 class _Steps:
@@ -273,14 +254,85 @@ class _Steps:
         return min(a["variance"] / b["variance"] for a, b in zip(self.rows, self.rows[1:], strict=False))
 
 
-def cross_attention(lab: Lab, *, text: str, model: str, layers: int, tokens: int, seeds: int) -> Measurement:
+def cross_attention(lab: Lab, **sizes: Unpack[Sizes]) -> Measurement:
     """Var[∂a/∂x] + 1 against σ_b² at the cross-attention of every decoder layer of a Post-LN model."""
     rows: list[Row] = []
-    for seed in range(seeds):
-        subject = lab.subject(size(model, "post", layers), text, seed=seed, tokens=tokens)
+    for _, seed, subject in lab.subjects(("post",), **sizes):
         table = branch_jacobians(subject, seed=seed)
         for row in table.where(role="cross_attention"):
             ratio = (1 + float(row["jacobian_variance"] or 0)) / float(row["total_variance"] or 1)
             rows.append({**row, "seed": seed, "ratio": ratio})
-    largest = mean(max(r["ratio"] for r in having(rows, seed=seed)) for seed in range(seeds))
-    return Measurement({"largest_ratio": largest}, {"jacobians": rows}, lab.facts(text, tokens, seeds))
+    largest = mean(max(r["ratio"] for r in having(rows, seed=seed)) for seed in range(sizes["seeds"]))
+    return Measurement({"largest_ratio": largest}, {"jacobians": rows}, lab.facts(**sizes))
+
+
+class Alone(nn.Module):
+    """The encoder of an encoder-decoder by itself, with logits of every token's own type."""
+
+    def __init__(self, model: Seq2Seq) -> None:
+        super().__init__()
+        self.embedding, self.encoder = model.embedding, model.encoder
+        self.position_encoding = model.position_encoding
+
+    def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
+        x = self.position_encoding(self.embedding(source), None)
+        return self.embedding.logits(self.encoder(x, Context(padding_mask=source != PAD)))
+
+
+def _token_loss(model: nn.Module, inputs: TaskInputs) -> Tensor:
+    """The mean over tokens of the negative log-likelihood of the next token."""
+    labels = inputs["source"].roll(-1, 1)
+    return F.cross_entropy(model(**inputs).flatten(0, 1), labels.flatten(), ignore_index=PAD)
+
+
+def _pooled_loss(model: nn.Module, inputs: TaskInputs) -> Tensor:
+    """The cross-entropy of one label a sentence, its first token, under the mean of its logits."""
+    is_real = (inputs["source"] != PAD)[..., None]
+    pooled = (model(**inputs) * is_real).sum(1) / is_real.sum(1)
+    return F.cross_entropy(pooled, inputs["source"][:, 0])
+
+
+def encoder_gradients(lab: Lab, **sizes: Unpack[Sizes]) -> Measurement:
+    """Var[Δx_{i−1}] / Var[Δx_i] through a Post-LN encoder: its geometric means over the sublayers of a role
+    and over all, in an encoder-decoder, and alone under a loss of every token or of the tokens' mean.
+    """
+    rows: list[Row] = []
+    for _, seed, subject in lab.subjects(("post",), **sizes):
+        for where, table in _tables(lab, subject, sizes["text"]):
+            steps = pairwise(table)
+            rows += [
+                {"where": where, "seed": seed, "index": now["index"], "role": now["role"],
+                 "variance": now["variance"],
+                 "step": float(before["variance"] or 0) / float(now["variance"] or 0)}
+                for before, now in steps
+            ]  # fmt: skip
+    measures: dict[str, Measure] = {}
+    tables: dict[str, list[Row]] = {"gradients": rows, "steps": []}
+    for where, own in apart(rows, "where").items():
+        indices = sorted({r["index"] for r in own})
+        roles = [next(r["role"] for r in own if r["index"] == i) for i in indices]
+        logs = np.log(curves(own, "step", "index", indices, sizes["seeds"]))
+        masks = {role: np.array([r == role for r in roles]) for role in dict.fromkeys(roles)}
+        means = [logs[:, mask].mean(1) for mask in masks.values()] + [logs.mean(1)]
+        found = simultaneous(np.stack(means, 1))
+        names = (*masks, "all")
+        measures |= {f"{where}_{name}": exponential(m) for name, m in zip(names, found, strict=True)}
+        first_over_last = simultaneous(logs.sum(1)[:, None])[0]
+        measures[f"{where}_first_over_last"] = exponential(first_over_last)
+        for i, role, m in zip(indices, roles, simultaneous(logs), strict=True):
+            ratio = exponential(m)
+            shown = {"ratio": ratio.value, "low": ratio.low, "high": ratio.high}
+            tables["steps"].append({"where": where, "index": i, "role": role, **shown})
+    return Measurement(measures, tables, lab.facts(**sizes))
+
+
+def _tables(lab: Lab, whole: Subject, text: str) -> Iterator[tuple[str, Table]]:
+    """The gradients of the encoder's sublayers, in each of the three places."""
+    encoder = whole.structure.stacks[0].name
+    train_only(whole.model)
+    yield "in_model", sublayer_gradients(whole).where(stack=encoder)
+    alone = Alone(cast("Seq2Seq", whole.model))
+    (stack,) = (structure := read_structure(alone, lab.batches(text, READING_TOKENS, 1)[0])).stacks
+    mask = {stack.name: whole.batch["source"] != PAD}
+    for where, loss in (("alone_token_loss", _token_loss), ("alone_pooled_loss", _pooled_loss)):
+        yield where, sublayer_gradients(Subject(alone, whole.batch, loss, structure, mask))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
 from operator import itemgetter
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -20,9 +20,8 @@ from normlab.papers.claim import Measure
 from normlab.papers.intervals import Array, mean, mean_ratio
 from normlab.papers.lab import Lab, Row
 from normlab.papers.measures import Cells, OfRuns
-from normlab.papers.studies import learned, restored
+from normlab.papers.studies import trained_models
 from normlab.runs.folder import RunFolder, read_scores
-from normlab.training.fold import measure_fold
 from normlab.training.outcome import READS_BY
 
 Runs: TypeAlias = Mapping[str, Sequence[RunFolder]]
@@ -39,6 +38,10 @@ class Trained:
 
     cells: Runs
 
+    def seeds(self) -> Iterator[tuple[str, int, RunFolder]]:
+        """Every run with its cell and seed."""
+        return ((cell, seed, run) for cell, runs in self.cells.items() for seed, run in enumerate(runs, 1))
+
     @cached_property
     def metrics(self) -> tuple[Metric, ...]:
         return next(iter(self.cells.values()))[0].task_metrics()
@@ -51,17 +54,12 @@ class Trained:
 
     def scores(self, metric: Metric, cell: str) -> Array:
         """The test score of each seed; the worst one for a run without any."""
-        found = [_test_score(folder, metric) for folder in self.cells[cell]]
-        return np.array([_worst(metric, folder) if score is None else score
-                         for score, folder in zip(found, self.cells[cell], strict=True)])  # fmt: skip
+        found = ((_test_score(folder, metric), folder) for folder in self.cells[cell])
+        return np.array([_worst(metric, folder) if score is None else score for score, folder in found])
 
     def on_dev(self, metric: str, cell: str) -> list[Curve]:
         """The dev scores of each seed by step; values that are not finite are left out."""
-        return [
-            [(int(row["step"]), float(row[metric])) for row in folder.metrics() if row["kind"] == "dev"
-             and isinstance(row.get(metric), (int, float)) and math.isfinite(row[metric])]
-            for folder in self.cells[cell]
-        ]  # fmt: skip
+        return [_dev_curve(folder, metric) for folder in self.cells[cell]]
 
     def trained(self, cell: str) -> list[bool]:
         """Whether each seed trained."""
@@ -69,8 +67,7 @@ class Trained:
 
     def trained_to_the_end(self, cell: str) -> list[bool]:
         """Whether each seed trained and reads its source and repeats no output at its last validation."""
-        both = zip(self.trained(cell), self.cells[cell], strict=True)
-        return [trained and _reads(folder) for trained, folder in both]
+        return [has_trained(_outcome(folder)) and _reads(folder) for folder in self.cells[cell]]
 
     def edges(self, cells: Sequence[str], rates: Sequence[float]) -> list[float]:
         """The largest rate up to which each seed trains to its end; 0 where it does not at the first."""
@@ -99,6 +96,7 @@ class Trained:
         centre = np.array(float((first + second).mean() / 2))
         return _mapped(mean(first - second), lambda moved: MetricScale(metric).difference(centre, moved))
 
+    models = trained_models
     mean = staticmethod(mean)
     mean_ratio = staticmethod(mean_ratio)
 
@@ -112,10 +110,6 @@ class Trained:
         gap = share_gap(sum(x and not y for x, y in pairs), sum(y and not x for x, y in pairs), len(pairs))
         return _measured(gap, len(pairs))
 
-    def curves_of(self, metric: str, a: str, b: str) -> Iterator[tuple[Curve, Curve]]:
-        """``on_dev`` of two cells by seed."""
-        return zip(self.on_dev(metric, a), self.on_dev(metric, b), strict=True)
-
     def spikes(self, cell: str) -> list[float]:
         """The share of logged steps, in per cent, whose gradient norm is a spike, of each seed."""
         return [_spikes(norms) for norms in _gradient_norms(self, cell)]
@@ -123,27 +117,6 @@ class Trained:
     def median_gradients(self, cell: str) -> list[float]:
         """The median gradient norm of each seed."""
         return [float(np.median(norms)) for norms in _gradient_norms(self, cell)]
-
-    def scale_growths(self, cell: str, role: str) -> list[float]:
-        """``learned.growth`` of each seed."""
-        return [learned.growth(folder, role) for folder in self.cells[cell]]
-
-    def scales(self, cell: str, where: str) -> list[float]:
-        """``learned.scale_at`` of each seed."""
-        return [learned.scale_at(folder, where) for folder in self.cells[cell]]
-
-    def training_losses(self, cell: str) -> list[float]:
-        """The label-smoothed loss on the training text, of each seed."""
-        return [restored.training_loss(folder) for folder in self.cells[cell]]
-
-    def fold_differences(self, cell: str) -> list[float]:
-        """The largest difference of a logit of the plain form, over the largest logit, of each seed."""
-        folds = map(measure_fold, self.cells[cell])
-        return [found.float32 / found.largest_logit for found in folds]
-
-    def constant_ratios(self, cell: str) -> list[float]:
-        """``restored.constant_ratio`` of each seed."""
-        return [restored.constant_ratio(folder, seed) for seed, folder in enumerate(self.cells[cell], 1)]
 
 
 def trainings(
@@ -168,17 +141,18 @@ def trainings(
     tables = {
         "cells": [_cell(runs, metric, cell) for cell in runs.cells],
         "runs": list(_runs(runs)),
-        "curves": list(_curves(runs)),
+        "curves": _logged(runs, "dev", [metric.name for metric in runs.metrics if metric.on_dev]),
     }
     if any(one.of_gradients for one in wanted.values()):
-        tables["gradients"] = list(_gradients(runs))
+        tables["gradients"] = _logged(runs, "train", ["grad_norm_l2"])
     return Measurement(found, tables, _facts(runs))
 
 
 def learned_scales(lab: Lab, *, gpu: Mapping[str, OfRuns]) -> Measurement:
     """``trainings`` with the table of the scales that every run has learned."""
     found = trainings(lab, measures={}, gpu=gpu)
-    return replace(found, tables={**found.tables, "scales": list(learned.scale_rows(lab.runs))})
+    rows = trained_models.scale_rows(Trained(lab.runs).seeds())
+    return replace(found, tables={**found.tables, "scales": list(rows)})
 
 
 def _measured(found: Interval, runs: int) -> Measure:
@@ -199,21 +173,26 @@ def _reads(folder: RunFolder) -> bool:
     return bool(gap >= READS_BY and repeated <= MOSTLY)
 
 
+def _finite(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _dev_curve(folder: RunFolder, metric: str) -> Curve:
+    dev = [(int(row["step"]), row.get(metric)) for row in folder.metrics() if row["kind"] == "dev"]
+    return [(step, float(value)) for step, value in dev if _finite(value)]
+
+
 def _test_score(folder: RunFolder, metric: Metric) -> float | None:
-    if not folder.scores.exists():
-        return None
-    score = read_scores(folder.scores).get(metric.name)
-    return score if score is not None and math.isfinite(score) else None
+    score = read_scores(folder.scores).get(metric.name) if folder.scores.exists() else None
+    return score if _finite(score) else None
 
 
 def _worst(metric: Metric, folder: RunFolder) -> float:
-    """The score of a run without one: the metric's worst, or its first on dev where there is no worst."""
+    """The score of a run without one: the metric's worst, or its largest on dev where there is no worst."""
     edge = metric.least if metric.higher_is_better else metric.most
     if edge is not None:
         return edge
-    rows = [row[metric.name] for row in folder.metrics() if row["kind"] == "dev" and metric.name in row]
-    finite = [float(value) for value in rows if isinstance(value, (int, float)) and math.isfinite(value)]
-    return max(finite) if finite else math.inf
+    return max((value for _, value in _dev_curve(folder, metric.name)), default=math.inf)
 
 
 def _outcome(folder: RunFolder) -> str:
@@ -224,7 +203,7 @@ def _outcome(folder: RunFolder) -> str:
 def _gradient_norms(runs: Trained, cell: str) -> Iterator[Array]:
     for folder in runs.cells[cell]:
         norms = [row.get("grad_norm_l2") for row in folder.metrics() if row["kind"] == "train"]
-        yield np.array([v for v in norms if isinstance(v, (int, float)) and math.isfinite(v)], float)
+        yield np.array([v for v in norms if _finite(v)], float)
 
 
 def _spikes(norms: Array) -> float:
@@ -249,49 +228,33 @@ def _cell(runs: Trained, metric: Metric, cell: str) -> Row:
 
 
 def _runs(runs: Trained) -> Iterator[Row]:
-    for cell, folders in runs.cells.items():
-        for seed, folder in enumerate(folders, 1):
-            status = folder.status()
-            yield {
-                "cell": cell,
-                "seed": seed,
-                "run": folder.path.name,
-                "outcome": _outcome(folder),
-                **{m.name: _test_score(folder, m) for m in runs.metrics},
-                **{f"dev_{name}": value for name, value in status.best_dev.items()},
-                "seconds": status.train_seconds,
-            }
+    for cell, seed, folder in runs.seeds():
+        status = folder.status()
+        yield {
+            "cell": cell,
+            "seed": seed,
+            "run": folder.path.name,
+            "outcome": _outcome(folder),
+            **{m.name: _test_score(folder, m) for m in runs.metrics},
+            **{f"dev_{name}": value for name, value in status.best_dev.items()},
+            "seconds": status.train_seconds,
+        }
 
 
-def _curves(runs: Trained) -> Iterator[Row]:
-    """The dev scores through training, which the drawings show."""
-    wanted = [metric.name for metric in runs.metrics if metric.on_dev]
-    for cell, folders in runs.cells.items():
-        for seed, folder in enumerate(folders, 1):
-            for row in folder.metrics():
-                if row["kind"] == "dev":
-                    scores = {name: row.get(name) for name in wanted}
-                    yield {"cell": cell, "seed": seed, "step": int(row["step"]), **scores}
-
-
-def _gradients(runs: Trained) -> Iterator[Row]:
-    """The global gradient norm of logged steps."""
-    for cell, folders in runs.cells.items():
-        for seed, folder in enumerate(folders, 1):
-            for row in folder.metrics():
-                if row["kind"] == "train":
-                    yield {
-                        "cell": cell,
-                        "seed": seed,
-                        "step": int(row["step"]),
-                        "grad_norm_l2": row.get("grad_norm_l2"),
-                    }
+def _logged(runs: Trained, kind: str, columns: Sequence[str]) -> list[Row]:
+    """Columns of the log through training, such as the dev scores, which the drawings show."""
+    return [
+        {"cell": cell, "seed": seed, "step": int(row["step"]), **{name: row.get(name) for name in columns}}
+        for cell, seed, folder in runs.seeds()
+        for row in folder.metrics()
+        if row["kind"] == kind
+    ]
 
 
 def _facts(runs: Trained) -> dict[str, str]:
     """Text, models, steps and machines of all runs, each said once."""
     facts: dict[str, dict[str, None]] = {"text": {}, "model": {}, "training": {}, "trained on": {}}
-    for folder in (folder for folders in runs.cells.values() for folder in folders):
+    for _, _, folder in runs.seeds():
         config = folder.config()
         data, model, train = config.data, config.model, config.train
         layers = f"{model.encoder_layers}+{model.decoder_layers} layers of width {model.dim}"

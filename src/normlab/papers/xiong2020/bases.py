@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from normlab.papers.bases import BASE, BERT, BERT_BASE, BERT_SHORT, DATES, LAPTOP, SMALL, TO_THE_END
-from normlab.papers.scales import Cells, Setting
+from normlab.papers.bases import BASE, BERT, BERT_BASE, BERT_SHORT, DATES, GUESS, LAPTOP, SMALL, TO_THE_END
 from normlab.papers.texts import IWSLT14_PART, MULTI30K_DE
-from normlab.papers.trainings import Scale
+from normlab.papers.trainings import Cells, Scale, Setting
 
-_GUESS: Final = "By a guess, a run takes {} minutes on an H200."
 _DECODE: Final = replace(SMALL.decode, length_penalty=1.2)
 
 
@@ -64,7 +62,7 @@ IWSLT: Final[Mapping[Scale, Iwslt]] = {
     "gpu": Iwslt(
         replace(_PAPER, data=IWSLT14_PART, train=replace(_PAPER.train, precision="auto")),
         "A tenth of the paper's text, 14,947 pairs of IWSLT'14, as often as makes up the paper's steps, and "
-        f"half precision where the hardware has bf16. All else is the paper's. {_OPEN} {_GUESS.format(10)}",
+        f"half precision where the hardware has bf16. All else is the paper's. {_OPEN} {GUESS.format(10)}",
     ),
     "paper": Iwslt(_PAPER, f"The paper's settings. {_OPEN}"),
 }
@@ -86,7 +84,6 @@ EDGE: Final[Mapping[Scale, Iwslt]] = {
     ),
 }
 """The trainings in which Post-LN's edge falls where the paper's does (docs/pilots.md)."""
-
 
 RATES: Final = "5e-4", "1e-3"
 """The paper's learning rates of Adam."""
@@ -136,14 +133,8 @@ def small_rate(s: Iwslt) -> Cells:
     return {"fixed lr 1e-4": {"recipe": s.fixed, "optim.lr": s.adam * 1e-4, "optim.warmup_steps": 0}}
 
 
-STOPPED: Final = (
-    "In the first version stuck runs were ended early, the first after 100 of 200 steps. Scripts that do not "
-    "know the source found a run that leaves its plateau after that."
-)
-
-
 @dataclass(frozen=True)
-class Wmt(Setting):
+class XiongWmt(Setting):
     """A training on WMT'14 En-De."""
 
     rates: tuple[float, float] = (7e-4, 1.5e-3)
@@ -160,8 +151,8 @@ _WMT: Final = replace(
 """19 epochs, as in the figure. 4.5 million pairs of some 29 tokens a side are 130 million tokens a side, some
 1,000 batches of 8192 on each of 16 GPUs.
 """
-WMT: Final[Mapping[Scale, Wmt]] = {
-    "laptop": Wmt(
+WMT: Final[Mapping[Scale, XiongWmt]] = {
+    "laptop": XiongWmt(
         LAPTOP,
         "Dates of the built-in corpus in place of WMT'14 En-De, width 64 in place of 512, 200 "
         "steps of 1,024 positions. Learning rates are 1e-3 and 2e-3 in place of 7e-4 and 1.5e-3; warm-up "
@@ -169,7 +160,7 @@ WMT: Final[Mapping[Scale, Wmt]] = {
         rates=(1e-3, 2e-3),
         epoch_6=100,
     ),
-    "gpu": Wmt(
+    "gpu": XiongWmt(
         replace(
             _WMT,
             data=MULTI30K_DE,
@@ -180,10 +171,10 @@ WMT: Final[Mapping[Scale, Wmt]] = {
         ),
         "Multi30k En-De, 29,000 pairs, in place of 4.5 million of WMT'14, a vocabulary of 10,000, half of "
         "the paper's steps and of its warm-up, the batch of one of its 16 GPUs, half precision where the "
-        f"hardware has bf16. Architecture and learning rates are the paper's. {_GUESS.format(10)}",
+        f"hardware has bf16. Architecture and learning rates are the paper's. {GUESS.format(10)}",
         epoch_6=2501,
     ),
-    "paper": Wmt(
+    "paper": XiongWmt(
         _WMT,
         "The paper's settings; the batches of 16 GPUs are summed up on one. Where the paper is silent, an "
         "epoch has 1,000 batches, the best checkpoint on dev is tested, dropout is 0.1, and BLEU is "
@@ -226,7 +217,7 @@ PRETRAINING: Final[Mapping[Scale, Bert]] = {
         "A million words of the Brown corpus in place of 3.4 billion, 8,000 vocabulary entries, rows of 128 "
         "tokens in place of 512, 10,000 steps in place of a million, warm-up over 5% of them in place of 1%, "
         "half precision where the hardware has bf16. BERT-base, its dropout and optimiser, 256 rows a step "
-        f"and the learning rates are the paper's. {_GUESS.format('20 to 30')}",
+        f"and the learning rates are the paper's. {GUESS.format('20 to 30')}",
     ),
     "paper": Bert(
         BERT_BASE,

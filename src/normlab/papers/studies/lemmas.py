@@ -1,15 +1,19 @@
-"""Lemmas and bounds of Xiong et al. 2020 (arXiv 2002.04745), measured on what they speak of."""
+"""Lemmas and bounds of Xiong et al. 2020 (arXiv 2002.04745), and the setting of their proofs (Section 3.3):
+uniform single-head attention, because queries and keys are initialised to 0, and Gaussian inputs.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Final
 
 import numpy as np
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from normlab.diagnosis.studies.jacobian import spectral_norm, token_jacobian
 from normlab.diagnosis.theory import (
@@ -19,12 +23,106 @@ from normlab.diagnosis.theory import (
     relu_mean_square,
     rms_norm_jacobian,
 )
-from normlab.nn import LayerNorm
+from normlab.nn import LayerNorm, Placement, Stack, stack_of
 from normlab.papers.artefact import Measurement
 from normlab.papers.claim import Measure
 from normlab.papers.intervals import exponential, highest, log_slope, mean, simultaneous
 from normlab.papers.lab import Lab, Row, apart, curves, generator, having
-from normlab.papers.studies.theory import Setting, mean_field_scales
+
+ROLES = ("self_attention", "ffn")
+
+
+class _UniformAttention(nn.Module):
+    r""":math:`\frac{1}{n} \sum_j x_j W_V`, the same for every position; :math:`W_V \sim N(0, 1/d)`."""
+
+    def __init__(self, dim: int, random: torch.Generator) -> None:
+        super().__init__()
+        self.value = _xavier(dim, dim, random)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.mean(-2, keepdim=True) @ self.value).expand_as(x)
+
+
+class _FeedForward(nn.Module):
+    r""":math:`\mathrm{ReLU}(x W_1) W_2`, both drawn from :math:`N(0, 2/(d + d_{ff}))`."""
+
+    def __init__(self, dim: int, ffn_dim: int, random: torch.Generator) -> None:
+        super().__init__()
+        self.inner, self.outer = _xavier(dim, ffn_dim, random), _xavier(ffn_dim, dim, random)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x @ self.inner) @ self.outer
+
+
+def _xavier(n_in: int, n_out: int, random: torch.Generator) -> nn.Parameter:
+    return nn.Parameter(torch.randn(n_in, n_out, generator=random) * (2 / (n_in + n_out)) ** 0.5)
+
+
+class TheoryNetwork(nn.Module):
+    """A network of the theory with inputs `[1, T, D]`, a target for each position, and an output matrix."""
+
+    def __init__(
+        self,
+        placement: str,
+        *,
+        layers: int,
+        dim: int,
+        tokens: int,
+        seed: int,
+        ffn_dim: int = 0,
+        classes: int = 1000,
+    ) -> None:
+        super().__init__()
+        random = generator(seed=seed)
+        branches: list[nn.Module] = []
+        for _ in range(layers):
+            branches += [_UniformAttention(dim, random), _FeedForward(dim, ffn_dim or dim, random)]
+        first = next(stack_of(ROLES, layers, dim))
+        self.stack = Stack.of(branches, Placement.registry[placement], first)
+        self.output = torch.randn(dim, classes, generator=random) * dim**-0.5
+        self.x = torch.randn(1, tokens, dim, generator=random)
+        self.target = torch.randint(classes, (tokens,), generator=random)
+
+    def forward(self) -> Tensor:
+        """The mean over positions of the negative log-likelihood."""
+        return F.cross_entropy((self.stack(self.x) @ self.output)[0], self.target)
+
+    def outer(self) -> list[nn.Parameter]:
+        r""":math:`W^{2,l}` of every layer, the first one first."""
+        return [sublayer.f.outer for sublayer in self.stack if isinstance(sublayer.f, _FeedForward)]
+
+    @torch.no_grad()
+    def totals(self) -> list[Tensor]:
+        """x + f(x) `[T, D]` of every feed-forward sublayer: in Post-LN what its norm is given, in Pre-LN the
+        stream behind it.
+        """
+        found: list[Tensor] = []
+        stream = self.stack.begin(self.x)
+        for sublayer in self.stack:
+            y = sublayer.f(sublayer.place.read(stream))
+            found.append((stream + y)[0])
+            stream = sublayer.place.write(stream, y)
+        return found[1::2]
+
+
+def mean_field_scales(tokens: int, depths: Sequence[int]) -> list[float]:
+    r"""The mean square of the stream of a Pre-LN behind each of ``depths`` layers, for wide networks.
+
+    With the mean square s and the overlap c of two tokens, :math:`\rho = c/s`, uniform attention over n
+    tokens adds :math:`(1 + (n - 1)\rho)/n` to both, since every token gets the same; a feed-forward adds 1/2
+    to s and half of ReLU's arc-cosine kernel, :math:`(\sqrt{1 - \rho^2} + \rho(\pi - \arccos\rho))/\pi`,
+    to c (Cho and Saul 2009, Section 2).
+    """
+    square, overlap = 1.0, 0.0
+    found: dict[int, float] = {}
+    for layer in range(1, max(depths) + 1):
+        added = (1 + (tokens - 1) * overlap / square) / tokens
+        square, overlap = square + added, overlap + added
+        rho = min(1.0, overlap / square)
+        kernel = (math.sqrt(1 - rho**2) + rho * (math.pi - math.acos(rho))) / math.pi
+        square, overlap = square + 0.5, overlap + 0.5 * kernel
+        found[layer] = square
+    return [found[depth] for depth in depths]
 
 
 def relu_scale(
@@ -32,13 +130,12 @@ def relu_scale(
 ) -> Measurement:
     """Lemma 1: the mean of ‖ReLU(X)‖² over what the lemma says, at every width and deviation."""
     rows: list[Row] = []
-    for dim in dims:
-        for sigma in sigmas:
-            expected = relu_mean_square(sigma**2) * dim
-            drawn = (sigma * torch.randn(draws, dim, generator=generator(seed=s)) for s in range(seeds))
-            found = mean(x.relu().square().sum(-1).mean().item() / expected for x in drawn)
-            setting = {"d": dim, "sigma": sigma, "expected": expected}
-            rows.append({**setting, "ratio": found.value, "low": found.low, "high": found.high})
+    for dim, sigma in product(dims, sigmas):
+        expected = relu_mean_square(sigma**2) * dim
+        drawn = (sigma * torch.randn(draws, dim, generator=generator(seed=s)) for s in range(seeds))
+        found = mean(x.relu().square().sum(-1).mean().item() / expected for x in drawn)
+        setting = {"d": dim, "sigma": sigma, "expected": expected}
+        rows.append({**setting, "ratio": found.value, "low": found.low, "high": found.high})
     extremes = {
         "lowest_ratio": min(rows, key=lambda r: r["low"]),
         "highest_ratio": max(rows, key=lambda r: r["high"]),
@@ -61,16 +158,15 @@ def hidden_scales(
     rows: list[Row] = []
     measures: dict[str, Measure] = {}
     for placement, ffn_dim in [("post", dim), ("pre", dim), *(("post", f) for f in ffn_dims)]:
-        lab.say(f"{placement}, d_ff {ffn_dim}")
+        lab.log(f"{placement}, d_ff {ffn_dim}")
         settings = (
-            Setting(placement, layers=layers, dim=dim, tokens=tokens, seed=s, ffn_dim=ffn_dim)
+            TheoryNetwork(placement, layers=layers, dim=dim, tokens=tokens, seed=s, ffn_dim=ffn_dim)
             for s in range(seeds)
         )
         seen = [[total.square().mean().item() for total in setting.totals()] for setting in settings]
         by_layer = [mean(values) for values in zip(*seen, strict=True)]
-        gain = ffn_gain(dim, ffn_dim)
         for layer, found in enumerate(by_layer, start=1):
-            low, high = LEMMA_2[placement](layer, gain)
+            low, high = LEMMA_2[placement](layer, ffn_gain(dim, ffn_dim))
             where = {"placement": placement, "d_ff": ffn_dim, "layer": layer}
             ends = {"interval_low": found.low, "interval_high": found.high}
             rows.append({**where, "mean_square": found.value, **ends, "theory_low": low, "theory_high": high})
@@ -78,9 +174,8 @@ def hidden_scales(
         name = placement if ffn_dim == dim else f"post_d_ff_{ffn_dim}"
         measures[f"{name}_lowest"] = _worst(own, "theory_low", lowest=True)
         measures[f"{name}_highest"] = _worst(own, "theory_high", lowest=False)
-    return Measurement(
-        measures, {"scales": rows}, {"network": f"d {dim}, {layers} layers, {tokens} tokens, {seeds} seeds"}
-    )
+    facts = {"network": f"d {dim}, {layers} layers, {tokens} tokens, {seeds} seeds"}
+    return Measurement(measures, {"scales": rows}, facts)
 
 
 def _worst(rows: Sequence[Row], bound: str, *, lowest: bool) -> Measure:
@@ -145,15 +240,13 @@ def last_gradient(
     """
     rows: list[Row] = []
     grid = [(layers, dim) for layers in depths] + [(depths[0], d) for d in dims if d != dim]
-    for placement in ("post", "pre"):
-        for layers, width in grid:
-            lab.say(f"{placement}, {layers} layers, d {width}")
-            for seed in range(seeds):
-                setting = Setting(placement, layers=layers, dim=width, tokens=tokens, seed=seed)
-                (found,) = torch.autograd.grad(setting(), [setting.outer()[-1]])
-                where = {"placement": placement, "layers": layers, "d": width, "seed": seed}
-                inverse_rms = setting.totals()[-1].square().mean().item() ** -0.5
-                rows.append({**where, "grad_l2": found.norm().item(), "inverse_rms": inverse_rms})
+    for placement, (layers, width), seed in product(("post", "pre"), grid, range(seeds)):
+        lab.log(f"{placement}, {layers} layers, d {width}, seed {seed}")
+        setting = TheoryNetwork(placement, layers=layers, dim=width, tokens=tokens, seed=seed)
+        (found,) = torch.autograd.grad(setting(), [setting.outer()[-1]])
+        where = {"placement": placement, "layers": layers, "d": width, "seed": seed}
+        inverse_rms = setting.totals()[-1].square().mean().item() ** -0.5
+        rows.append({**where, "grad_l2": found.norm().item(), "inverse_rms": inverse_rms})
     measures: dict[str, Measure] = {}
     by_layer: dict[str, list[list[float]]] = {}
     for placement, own in apart(rows, "placement").items():
@@ -166,7 +259,10 @@ def last_gradient(
     logs = np.log(by_layer["pre"]) - np.log(by_layer["post"])
     ratios = [exponential(m) for m in simultaneous(logs)]
     bounds = [math.sqrt(1.5 / (1 + layers / 2)) for layers in depths]
-    measures["pre_over_post_over_bound"] = highest(_over(m, b) for m, b in zip(ratios, bounds, strict=True))
+    measures["pre_over_post_over_bound"] = highest(
+        replace(m, value=m.value / b, low=m.low / b, high=m.high / b)
+        for m, b in zip(ratios, bounds, strict=True)
+    )
     predicted = [math.sqrt(1.5 / scale) for scale in mean_field_scales(tokens, depths)]
     measures["mean_field_exponent"] = log_slope(depths, [predicted])
     shown = [
@@ -180,10 +276,6 @@ def last_gradient(
     ]
     facts = {"network": f"{tokens} tokens, {seeds} seeds, 1,000 classes"}
     return Measurement(measures, {"ratios": shown, "gradients": rows}, facts)
-
-
-def _over(found: Measure, bound: float) -> Measure:
-    return replace(found, value=found.value / bound, low=found.low / bound, high=found.high / bound)
 
 
 def chi_square(lab: Lab, *, dim: int, epsilon: float, draws: int, seeds: int) -> Measurement:
@@ -211,6 +303,6 @@ def norm_factors(*, layers: int, dim: int, tokens: int, seeds: int) -> list[Meas
     expected = 2 / 3 * (1 + 2 / dim)
     found: list[list[float]] = []
     for seed in range(seeds):
-        totals = Setting("post", layers=layers, dim=dim, tokens=tokens, seed=seed).totals()
+        totals = TheoryNetwork("post", layers=layers, dim=dim, tokens=tokens, seed=seed).totals()
         found.append([layer_norm_jacobian(x).square().mean().item() / expected for x in totals])
     return simultaneous(found)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Final
+from typing import Final, TypedDict, Unpack
 
 import numpy as np
 
@@ -33,6 +33,16 @@ BATCHES: Final = (16, 32)
 LRS: Final = (1e-5, 2e-5, 5e-5, 1e-4)
 EPOCHS: Final = (3, 4, 5, 6, 7, 8)
 """The paper's ranges; which rates between 1e-5 and 1e-4 it does not say."""
+
+
+class Ranges(TypedDict, total=False):
+    """What a search goes through, where it is not the paper's."""
+
+    batches: Sequence[int]
+    lrs: Sequence[float]
+    epochs: Sequence[int]
+
+
 SEEDS: Final = 6
 SEARCH_SEED: Final = 0
 """A seed that is not reported; those that are begin with 1."""
@@ -63,24 +73,17 @@ class FineTuned:
 
 
 def fine_tuning(
-    lab: Lab,
-    *,
-    tasks: Sequence[str],
-    measures: Mapping[str, OfRuns],
-    batches: Sequence[int] = BATCHES,
-    lrs: Sequence[float] = LRS,
-    epochs: Sequence[int] = EPOCHS,
+    lab: Lab, *, tasks: Sequence[str], measures: Mapping[str, OfRuns], **ranges: Unpack[Ranges]
 ) -> Measurement:
     """Measures of the fine-tuned runs, as of ``trainings``: the cells are called by the task in ``GLUE`` and
     by that of the pre-trained run, of which the first seed is fine-tuned, as in ``fine_tuned``.
     """
-    ranges = {"batches": batches, "lrs": lrs, "epochs": epochs}
     asked = {
         f"{task} {cell}": searched(source.path, of_pairs(GLUE[task], steps=100), lab.root, **ranges)
         for task in tasks
         for cell, (source, *_) in lab.runs.items()
     }
-    lab.say(f"fine-tuning {', '.join(asked)}")
+    lab.log(f"fine-tuning {', '.join(asked)}")
     found = _fine_tuned(asked, SEEDS, lab.queue(lab.root), lab.queue(lab.root))
     cells, facts = dict[str, tuple[RunFolder, ...]](), dict[str, str]()
     for name, one in found.items():
@@ -99,11 +102,9 @@ def fine_tuned(
     base: Config,
     root: Path,
     *,
-    batches: Sequence[int] = BATCHES,
-    lrs: Sequence[float] = LRS,
-    epochs: Sequence[int] = EPOCHS,
     seeds: int = SEEDS,
     queue: Callable[[Path], Queue] = one_at_a_time,
+    **ranges: Unpack[Ranges],
 ) -> FineTuned:
     """Fine-tune a pre-trained run in every cell of the search with a seed that is not reported, and in the
     cell that is best on dev with ``seeds`` others. Runs that are done are not done again.
@@ -111,27 +112,19 @@ def fine_tuned(
     Xiong et al. 2020, Appendix A.3 (arXiv 2002.04745): batches of 16 and 32, rates 1e-5 to 1e-4, 3 to 8
     epochs, six seeds. There the cell is chosen, and scored, on GLUE's dev pairs.
     """
-    asked = searched(pretrained, base, root, batches=batches, lrs=lrs, epochs=epochs)
+    asked = searched(pretrained, base, root, **ranges)
     return _fine_tuned({"": asked}, seeds, queue(root), queue(root))[""]
 
 
 @dataclass(frozen=True)
-class Search:
+class GlueSearch:
     """The cells of a search, and its pairs."""
 
     cells: tuple[Config, ...]
     corpus: LabelledCorpus
 
 
-def searched(
-    pretrained: str | Path,
-    base: Config,
-    root: Path,
-    *,
-    batches: Sequence[int] = BATCHES,
-    lrs: Sequence[float] = LRS,
-    epochs: Sequence[int] = EPOCHS,
-) -> Search:
+def searched(pretrained: str | Path, base: Config, root: Path, **ranges: Unpack[Ranges]) -> GlueSearch:
     """Prepare the search for the fine-tuning of a run, see ``fine_tuned``; nothing is trained yet."""
     source = find_run(str(pretrained), root)
     given = source.config()
@@ -140,11 +133,11 @@ def searched(
     base = with_start(replace(base, train=replace(base.train, init_from=str(source.path))), root)
     data, corpus = Classification.prepare(base.data, root / "data")
     base = resolved_precision(replace(base, data=data))
-    return Search(tuple(search(base, len(corpus.train), batches=batches, lrs=lrs, epochs=epochs)), corpus)
+    return GlueSearch(tuple(search(base, len(corpus.train), **ranges)), corpus)
 
 
 def _fine_tuned(
-    searches: Mapping[str, Search], seeds: int, searching: Queue, reporting: Queue
+    searches: Mapping[str, GlueSearch], seeds: int, searching: Queue, reporting: Queue
 ) -> dict[str, FineTuned]:
     """Train the cells of all searches, then those that are best on dev with other seeds."""
     swept = _trained([config for one in searches.values() for config in one.cells], searching)
@@ -166,16 +159,10 @@ def _fine_tuned(
     return found
 
 
-def search(
-    base: Config,
-    pairs: int,
-    *,
-    batches: Sequence[int] = BATCHES,
-    lrs: Sequence[float] = LRS,
-    epochs: Sequence[int] = EPOCHS,
-) -> Iterator[Config]:
+def search(base: Config, pairs: int, **ranges: Unpack[Ranges]) -> Iterator[Config]:
     """Yield the configurations of the search on so many training pairs; a tenth of the steps warms up."""
-    for batch, lr, passes in product(batches, lrs, epochs):
+    batches, lrs = ranges.get("batches", BATCHES), ranges.get("lrs", LRS)
+    for batch, lr, passes in product(batches, lrs, ranges.get("epochs", EPOCHS)):
         each = -(-pairs // batch)
         warmup_steps = passes * each // 10 if base.optim.warmup_steps else 0
         train = replace(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from itertools import product
 from typing import Any, Final, cast
 
 import torch
@@ -15,22 +16,24 @@ from normlab.papers.artefact import Measurement
 from normlab.papers.claim import Measure
 from normlab.papers.intervals import geometric
 from normlab.papers.lab import Lab, Row, apart, generator, size
-from normlab.papers.studies.theory import ROLES, Setting
+from normlab.papers.studies.lemmas import ROLES, TheoryNetwork
 from normlab.training.subjects import mean_loss
 
 
 def table_1(lab: Lab, *, dim: int, layers: int, tokens: int, seeds: int) -> Measurement:
     """Both columns of Table 1 line by line in float64, against a stack of ours on the same weights."""
     rows: list[Row] = []
-    for placement, column in (("post", _post_column), ("pre", _pre_column)):
-        for seed in range(seeds):
-            setting = Setting(placement, layers=layers, dim=dim, tokens=tokens, seed=seed).double()
-            x = setting.x.double()
-            with torch.no_grad():
-                ours, theirs = setting.stack(x), column(x, [sublayer.f for sublayer in setting.stack])
-            found = {"difference": (ours - theirs).abs().max(), "largest_output": theirs.abs().max()}
-            sizes = {name: value.item() for name, value in found.items()}
-            rows.append({"placement": placement, "seed": seed, **sizes})
+    columns = ("post", _post_column), ("pre", _pre_column)
+    for (placement, column), seed in product(columns, range(seeds)):
+        network = TheoryNetwork(placement, layers=layers, dim=dim, tokens=tokens, seed=seed).double()
+        x = network.x.double()
+        with torch.no_grad():
+            ours, theirs = network.stack(x), column(x, [sublayer.f for sublayer in network.stack])
+        found = {
+            "difference": (ours - theirs).abs().max().item(),
+            "largest_output": theirs.abs().max().item(),
+        }
+        rows.append({"placement": placement, "seed": seed, **found})
     facts = {"network": f"{layers} layers, d {dim}, float64, {seeds} seeds"}
     return Measurement(_differences(rows), {"differences": rows}, facts)
 
@@ -136,16 +139,15 @@ def attention_matrices(
     matrices = dict(_self_attention(network))
     weights = [weight for weight, _ in matrices.values()]
     found = torch.autograd.grad(mean_loss(network, batches[0]), weights)
-    gradients = {
-        key: g[rows].norm().item() for (key, (_, rows)), g in zip(matrices.items(), found, strict=True)
-    }
+    pairs = zip(matrices.items(), found, strict=True)
+    gradients = {key: gradient[part].norm().item() for (key, (_, part)), gradient in pairs}
     before = {key: weight.detach()[rows].clone() for key, (weight, rows) in matrices.items()}
     optimiser = torch.optim.Adam(network.parameters(), lr=lr, betas=(0.9, 0.98))
     for i, batch in enumerate(batches):
         optimiser.zero_grad()
         mean_loss(network, batch).backward()
         optimiser.step()
-        lab.say(f"step {i + 1} of {steps}")
+        lab.log(f"step {i + 1} of {steps}")
     rows: list[dict[str, Any]] = [
         {
             "stack": stack,
@@ -165,9 +167,8 @@ def attention_matrices(
         ratio = (by["value"] * by["output"] / by["query"] / by["key"]) ** 0.5
         measures[f"{what}_values_over_queries"] = Measure.exact(ratio)
         measures[f"{what}_spread"] = Measure.exact(max(r[what] for r in rows) / min(r[what] for r in rows))
-    measures["spread_ratio"] = Measure.exact(
-        measures["gradient_spread"].value / measures["update_spread"].value
-    )
+    spread = measures["gradient_spread"].value / measures["update_spread"].value
+    measures["spread_ratio"] = Measure.exact(spread)
     facts = {"text": lab.text(text), "update": f"{steps} steps of Adam on {tokens:,} positions, lr {lr:g}"}
     return Measurement(measures, {"matrices": rows}, facts)
 

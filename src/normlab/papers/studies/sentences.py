@@ -18,10 +18,8 @@ def answers(lab: Lab, *, rows: Mapping[str, tuple[str, str]]) -> Measurement:
 
     Raises UserError for an artefact that was not measured for today's claims.
     """
-    found = {name: _result(lab, *row) for name, row in rows.items()}
-    measured = {
-        name: (*rows[name], result) for name, result in found.items() if rows[name][1] in result.measures
-    }
+    results = {name: (*row, _result(lab, *row)) for name, row in rows.items()}
+    measured = {name: row for name, row in results.items() if row[1] in row[2].measures}
     table = [
         {
             "sentence": name,

@@ -81,7 +81,7 @@ def speed(
     for form in ("elementary", "fused"):
         ratios: list[list[float]] = []
         for count, dim in shapes:
-            lab.say(f"{form}, {count} x {dim}")
+            lab.log(f"{form}, {count} x {dim}")
             runs = {name: _passes(_built(name, dim, form, device), count, dim, device) for name in NORMS}
             seconds = _alternating(runs, rounds, device)
             shape = {"form": form, "shape": f"{count} x {dim}"}
@@ -101,7 +101,7 @@ def speed(
     bound = 1 / (1 - share)
     measures |= {"share_of_norms": Measure.exact(share), "most_that_can_be_gained": Measure.exact(bound)}
     if bound >= FASTER:
-        lab.say("whole steps")
+        lab.log("whole steps")
         seconds = _alternating({n: _step(net, tokens, device) for n, net in networks.items()}, steps, device)
         pairs = zip(seconds["layernorm"], seconds["scalenorm"], strict=True)
         measures["steps_layernorm_over_scalenorm"] = mean_ratio(a / b for a, b in pairs)
