@@ -16,6 +16,7 @@ from diagnosis.test_diagnose import X, square, tower
 from normlab.diagnosis import Diagnosis, diagnose
 from normlab.errors import UserError
 from normlab.trace.tensors import call_model, call_of, calling
+from normlab.training.recipes.build import build
 
 Named = namedtuple("Named", "source target labels")
 
@@ -105,3 +106,17 @@ def test_a_call_is_for_one_model_and_ends_with_its_block():
 def test_a_loss_in_the_output_is_that_of_the_call():
     found = diagnose(tower(), {"x": X}, call=lambda m, b: m(b["x"]).square().mean(), preset="cheap")
     assert found.facts["loss"] == diagnose(tower(), X, loss=square, preset="cheap").facts["loss"]
+
+
+def test_the_model_is_called_as_its_loss_calls_it():
+    """A decoder's loss hands over all tokens but the last one, so that every pass has as many."""
+    torch.manual_seed(0)
+    model = build("pre", 20, dim=16, heads=2, decoder_layers=2)
+    ids = torch.randint(20, (3, 9))
+
+    def loss(model: nn.Module, ids: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+
+    diagnosis = diagnose(model, ids, loss=loss, lr=1e-3)
+    assert [f.sentence for f in diagnosis.findings if f.name == "not_done"] == []
+    assert {"attention", "output_change", "jacobian"} <= set(diagnosis.applied)

@@ -1,7 +1,4 @@
-"""Properties of a training step: each one small function that holds, fails, or cannot be tested here.
-
-Their docstrings state them; docs/check.md says of each how it is tested, and what it cannot see.
-"""
+"""Properties of a training step, each one small function; docs/check.md says how each is tested."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def diagnose(
     model, make = _checked(model, batch), optimizer or partial(torch.optim.Adam, lr=lr or STEP_LR)
     batches = tuple(options.get("batches", ()))
     setup = Setup(model, (batch, batches), loss, make)
-    with untouched(setup), calling(model, options.get("call")):
+    with untouched(setup), calling(model, options.get("call") or loss):
         structure = options.get("structure") or read_structure(
             model, batch, blocks=options.get("blocks", ()), branches=options.get("branches", ())
         )
