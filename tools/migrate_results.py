@@ -142,7 +142,7 @@ def migrate_comparison(path: Path, ids: Mapping[str, str]) -> None:
         old |= {
             "task": first.task,
             "metrics": to_plain(list(task.metrics)),
-            "best_by": task.decides(first).name,
+            "best_by": task.selection_metric(first).name,
             "recipes": [recipe_of(r, ids) for r in old["recipes"]],
             "signatures": {m: old[name] for name, m in SIGNATURES.items() if old.get(name)},
         }

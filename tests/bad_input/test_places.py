@@ -82,7 +82,7 @@ def test_a_page_goes_where_it_is_named(run, tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["config.json", MODEL, "new.txt", "last/new.txt"])
-@pytest.mark.parametrize("words", ["translate {run} dev_src.txt --output", "report {run} --page"])
+@pytest.mark.parametrize("words", ["run translate {run} dev_src.txt --output", "run report {run} --page"])
 def test_no_output_goes_into_a_run_folder(run, tmp_path, capsys, words, name):
     typed = [word.replace("{run}", str(run)) for word in words.split()]
     (tmp_path / "link").symlink_to((run / name).absolute())

@@ -68,7 +68,7 @@ def test_a_recipe_prints_its_findings_and_writes_a_page(here, capsys):
     said = capsys.readouterr().out
     assert said.splitlines()[0].startswith(("nothing found in ", "warning: "))
     assert "post, 2+2 layers of width 16" in said.splitlines()
-    assert "optimiser Adam, lr 0.0005" in said
+    assert "optimizer Adam, lr 0.0005" in said
     assert "note    encoder is Post-LN with 2 layers" in said
     assert "        structure: layers = 2, sublayers = 4, post = 4; Xiong et al. 2020" in said
     (page,) = (here / "runs").glob("diagnosis-post-*.html")
@@ -96,7 +96,7 @@ def test_a_model_of_ones_own(here, capsys):
 
 def test_a_model_of_ones_own_is_stepped_by_ones_own_optimizer(here, capsys):
     assert main(["diagnose", "my_net_of_this_test.py:stepped", "--preset", "cheap"]) == 0
-    assert "optimiser SGD, lr 0.25" in capsys.readouterr().out
+    assert "optimizer SGD, lr 0.25" in capsys.readouterr().out
     assert main(["diagnose", "my_net_of_this_test.py:stepped", "--lr", "1"]) == 2
     assert "brings its own learning rate; leave --lr out" in capsys.readouterr().err
 

@@ -77,7 +77,7 @@ def test_a_finished_run_says_both_scores_and_why_it_ended(folder, runs, capsys):
     assert ended in out.splitlines()
     assert re.search("^best checkpoint: step 2, dev .*\ntest BLEU [0-9.]+, chrF", out, re.MULTILINE)
     assert re.search("^average of steps 2, 4: dev BLEU 1.0\nits test BLEU [0-9.]+, chrF", out, re.MULTILINE)
-    _, out, _ = said(capsys, "runs")
+    _, out, _ = said(capsys, "run", "list")
     assert f"{folder.path.name}: {ended}" in out
     page = run_page(folder.path)
     assert "Ended at step 4: a validation brought no new best dev score" in page
@@ -102,19 +102,19 @@ def test_translate_says_which_weights_it_uses(folder, runs, capsys):
         (["--weights", "last"], "the weights after step 4"),
         (["--step", "1"], "the weights after step 1"),
     ):
-        code, out, err = said(capsys, "translate", run, text, *words)
+        code, out, err = said(capsys, "run", "translate", run, text, *words)
         assert (code, err) == (0, f"translating with {which}\n")
         assert len(out.splitlines()) == 30
         if not words:
             assert out == folder.outputs.read_text()
         if words == ["--weights", "best"]:
             assert out == folder.best_outputs.read_text()
-    assert said(capsys, "translate", run, text, "--step", "1", "--weights", "last") == (
+    assert said(capsys, "run", "translate", run, text, "--step", "1", "--weights", "last") == (
         2,
         "",
         "normlab: --step is 1 and --weights last, and each names weights; leave one out\n",
     )
-    code, _, err = said(capsys, "translate", run, text, "--step", "3")
+    code, _, err = said(capsys, "run", "translate", run, text, "--step", "3")
     assert (code, "keeps no weights of step 3; there are steps 0, 1, 2, 4;" in err) == (2, True)
 
 

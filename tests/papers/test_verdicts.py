@@ -8,7 +8,7 @@ from itertools import chain
 
 import pytest
 
-from normlab.comparison.result import learnt
+from normlab.comparison.result import has_trained
 from normlab.papers import ARTEFACTS
 from normlab.papers.artefact import Artefact, Reproduction
 from normlab.papers.bases import LAPTOP as LAPTOP_BASE
@@ -65,7 +65,7 @@ def objections(artefact: Artefact, found: Reproduction, claim: Claim) -> Iterato
         yield "a short failure"
     if isinstance(measure, (ShareTrained, ShareGap)) and len({c.optim.lr for c in configs}) > 1:
         yield "pooled rates"
-    failed = [row for row in found.tables["runs"] if row["cell"] in read and not learnt(row["outcome"])]
+    failed = [row for row in found.tables["runs"] if row["cell"] in read and not has_trained(row["outcome"])]
     if isinstance(measure, MEANS) and failed:
         yield "a failed run in a mean"
     asked = {paper.cells[cell].get("train.precision", "") for cell in read}

@@ -31,7 +31,7 @@ def test_measures_of_other_artefacts_have_names_of_their_own(tmp_path, monkeypat
     (tmp_path / "papers" / f"{ID}@gpu.json").unlink()
     reproductions.write_reproduction(replace(found, fingerprint="older"), tmp_path / "papers")
     with pytest.raises(
-        UserError, match=r"rests on liu2020.warmup, which is stale; type first: normlab repro"
+        UserError, match=r"rests on liu2020.warmup, which is stale; type first: normlab papers repro"
     ):
         answers(Lab(tmp_path), rows=rows)
 

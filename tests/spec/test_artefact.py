@@ -98,7 +98,7 @@ def kinds(base=OfRuns):
     return [*own, *(kind for sub in base.__subclasses__() for kind in kinds(sub))]
 
 
-@each("kind", kinds(), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", kinds(), ids=lambda kind: kind.__name__)
 def test_every_field_of_a_measure_and_its_version_change_the_fingerprint(kind, monkeypatch):
     values = {f.name: 0.5 if f.type == "float" else "x" for f in fields(kind)}
     one = of_measure(kind(**values))

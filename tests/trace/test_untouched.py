@@ -98,7 +98,7 @@ STUDIES = [
 
 def diagnosed(case: Case) -> None:
     call = {"call": case.call} if case.call else {}
-    diagnose(case.model, case.batch, loss=case.loss, optimiser=case.optimizer, studies=STUDIES, **call)
+    diagnose(case.model, case.batch, loss=case.loss, optimizer=case.optimizer, studies=STUDIES, **call)
 
 
 def read(case: Case) -> None:

@@ -200,7 +200,7 @@ def _asleep(step: Step, why: Mapping[str, str]) -> Answers:
     zero = [n for n, p in step.model.named_parameters() if p.requires_grad and p.numel() and not p.any()]
     if all(step.facts.roles.get(n) == "bias" for n in zero):
         return
-    idle = [n for n, reason in why.items() if reason not in HARMLESS[:2]]
+    idle = [n for n, reason in why.items() if reason != HARMLESS[0]]
     if dead := asleep(step.plain.again(training=not step.draws, dropout=False), idle):
         say = f"it starts at 0, and so does what multiplies it: {len(dead)} parameters never learn"
         yield fail(next((n for n in zero if n in dead), dead[0]), say, "draw one of the two at random")

@@ -175,8 +175,11 @@ def resolution(artefact: Artefact, scale: Scale) -> str:
     """Which differences and shares its trainings at that scale can tell apart, in sentences; empty for an
     artefact whose study is another one than ``trainings``.
     """
-    from normlab.comparison.seeds import detectable  # a list of papers does not wait for SciPy
-    from normlab.comparison.trains import share, share_gap
+    from normlab.comparison.statistics import (
+        detectable,  # a list of papers does not wait for SciPy
+        share,
+        share_gap,
+    )
 
     if artefact.study != studies.trainings or scale not in artefact.trainings:
         return ""
