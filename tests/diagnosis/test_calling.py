@@ -99,7 +99,7 @@ def test_a_call_is_for_one_model_and_ends_with_its_block():
         assert call_of(model) is negative
     assert call_of(model) is None
     with pytest.raises(UserError, match="KeyError"):
-        diagnose(model, {"y": X}, loss=square, call=negative)
+        diagnose(model, {"y": X}, loss=lambda m, b: m(b["y"]).square().mean(), call=negative)
     assert call_of(model) is None
 
 

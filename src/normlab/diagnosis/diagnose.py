@@ -38,7 +38,7 @@ from normlab.trace.setup import Loss, Setup
 from normlab.trace.step import made
 from normlab.trace.tensors import Call, calling, tensors_in, unwrap
 from normlab.trace.trace import output_loss
-from normlab.trace.untouched import refuse_hollow, untouched
+from normlab.trace.untouched import refuse_hollow, undisturbed, untouched
 
 if TYPE_CHECKING:
     import polars as pl
@@ -187,13 +187,14 @@ def diagnose(
     batches = tuple(options.get("batches", ()))
     setup = Setup(model, (batch, batches), loss, make)
     with untouched(setup), calling(model, options.get("call") or loss):
+        begun = _loss(model, batch, loss) if loss else None  # its errors are its own, and not the reader's
         structure = options.get("structure") or read_structure(
             model, batch, blocks=options.get("blocks", ()), branches=options.get("branches", ())
         )
         used, rate = made(make, model)
         warmup = 0 if used.state else options.get("warmup_steps", 0)
         subject = Subject(model, batch, loss or output_loss, structure, None, make, batches, warmup)
-        begun = _loss(subject)
+        begun = _loss(model, batch, output_loss) if begun is None else begun
         tables, failed, seconds, applied = _measure(studies, subject)
         findings = find(tables, rate if lr or optimizer else None)
     amid = " during its training" if used.state else ""
@@ -269,10 +270,11 @@ def _checked(model: nn.Module, batch: Any) -> nn.Module:
     return model
 
 
-def _loss(subject: Subject) -> float:
+def _loss(model: nn.Module, batch: Any, loss_of: Loss) -> float:
     """Return the loss before any change. Raises UserError if it is not a finite, differentiable scalar."""
     try:
-        loss = subject.loss()
+        with undisturbed(model, batch):
+            loss = loss_of(model, batch)
     except (RuntimeError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise UserError(
             f"the loss raised {type(error).__name__}: {error}; give loss=lambda model, batch: … that calls "

@@ -294,7 +294,10 @@ class Cut(NamedTuple):
 
 
 def cut_off(trace: Trace, logits: Tensor) -> Cut | None:
-    """Logits that a cross-entropy moves, though not by the last product of their shape."""
+    """Logits that a cross-entropy moves, though not by the last product of their shape.
+
+    One whose probability rounds to 0 or 1 may have no gradient.
+    """
     with trace.with_graph(functions=lambda name: name in MULTIPLIED) as passed:
         made = [f for f in passed.functions if f.result.shape[-1:] == logits.shape[-1:]]
         made = [f for f in made if f.result.numel() == logits.numel() and f.result.requires_grad]
@@ -305,5 +308,7 @@ def cut_off(trace: Trace, logits: Tensor) -> Cut | None:
         return None
     g, p = (x.reshape(-1, logits.shape[-1]) for x in (g, logits.double().softmax(-1)))
     counted = g.any(-1, keepdim=True)
-    lost = counted & (g == 0) & (p > 0)
-    return Cut(float(lost.sum() / (counted & (p > 0)).sum()), made[-1].module) if lost.any() else None
+    least = torch.finfo(p.dtype).eps
+    unsure = counted & (p > least) & (p < 1 - least)
+    lost = unsure & (g == 0)
+    return Cut(float(lost.sum() / unsure.sum()), made[-1].module) if lost.any() else None
