@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,6 +68,12 @@ def test_files_are_short():
 
 def test_the_house_has_sixteen_rooms():
     assert len([path for path in (ROOT / "src/normlab").iterdir() if (path / "__init__.py").is_file()]) == 16
+
+
+def test_no_class_has_the_name_of_another():
+    names = [node.name for path in (ROOT / "src").rglob("*.py") for node in parse(path).body
+             if isinstance(node, ast.ClassDef)]  # fmt: skip
+    assert [name for name, count in Counter(names).items() if count > 1] == []
 
 
 def test_functions_are_short_and_take_few_parameters():

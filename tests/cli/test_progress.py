@@ -6,7 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
-from normlab.cli.progress import ProgressDisplay, RunProgress, Tail
+from normlab.cli.progress import ProgressDisplay, RunBar, Tail
 from normlab.config.config import Config, OptimConfig, SeedConfig, TrainConfig
 from normlab.config.metric import Outcome
 from normlab.runs import RunFolder, Status
@@ -61,7 +61,7 @@ class TestTail:
 
 class TestView:
     def test_pace_and_what_is_left(self):
-        view = RunProgress.of(config(), Translation.metrics)
+        view = RunBar.of(config(), Translation.metrics)
         view.state = "running"
         assert view.remaining_seconds is None
         for step in range(10, 41, 10):
@@ -70,19 +70,19 @@ class TestView:
         assert view.remaining_seconds == pytest.approx(60 * 0.1)
 
     def test_best_is_the_highest_so_far(self):
-        view = RunProgress.of(config(), Translation.metrics)
+        view = RunBar.of(config(), Translation.metrics)
         for step, bleu in ((10, 1.0), (20, 12.5), (30, 11.0)):
             view.see(dev(step, bleu))
         assert dict(view.cells())["best BLEU"] == "12.5"
 
     def test_numbers_that_are_not_finite_are_shown(self):
-        view = RunProgress.of(config(), Translation.metrics)
+        view = RunBar.of(config(), Translation.metrics)
         view.see({**row(10), "loss": "nan", "grad_norm_l2": "inf"})
         assert dict(view.cells())["loss"] == "nan"
         assert dict(view.cells())["gradient norm"] == "inf"
 
     def test_the_line_says_everything(self):
-        view = RunProgress.of(config(seed=3), Translation.metrics)
+        view = RunBar.of(config(seed=3), Translation.metrics)
         view.state = "running"
         for step in (10, 20):
             view.see(row(step))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
@@ -22,7 +21,7 @@ from contracts.variants import (
 from normlab.nn import reference
 from normlab.nn.kernels import ops
 
-every_part = pytest.mark.parametrize("config", PARTS, ids=label)
+every_part = each("config", PARTS, ids=label)
 
 
 @each("config", PARTS, ids=label)

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 
-import pytest
-
+from cases import each
 from normlab.comparison.result import has_trained
 from normlab.papers import ARTEFACTS
 from normlab.papers.artefact import Artefact, Reproduction
@@ -120,7 +119,7 @@ def judged(
     return [*objections(artefact, found, claim)]
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "expected"),
     [
         ({}, []),

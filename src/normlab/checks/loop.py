@@ -29,7 +29,7 @@ from normlab.trace.rehearsal import (
     BIG,
     SEED,
     Rehearsal,
-    Seen,
+    RehearsedStep,
     fit,
     groups_of,
     learnt,
@@ -200,7 +200,7 @@ def step(step: Step) -> Answers:
     yield from chain.from_iterable(test(step, run, seen) for test in tests)
 
 
-def _steps_once(step: Step, run: Rehearsal, seen: Seen) -> Answers:
+def _steps_once(step: Step, run: Rehearsal, seen: RehearsedStep) -> Answers:
     counts = [seen.calls.count(i) for i in range(len(run.optimizers))]
     if not any(counts):
         if any(any(c != "scheduler" for c in run.run(step.stepped).calls) for _ in range(7)):
@@ -213,14 +213,14 @@ def _steps_once(step: Step, run: Rehearsal, seen: Seen) -> Answers:
         yield fail("step", f"optimizer {counts.index(0) + 1} of {len(counts)} is never stepped", "step each")
 
 
-def _is_fresh(step: Step, run: Rehearsal, seen: Seen) -> Answers:
+def _is_fresh(step: Step, run: Rehearsal, seen: RehearsedStep) -> Answers:
     other = fit(step.twice[2].gradients, seen.gradients)
     if other.apart > step.gradient_rounding and written(step.stepped, seen.batch) is None:
         say = f"from the same weights the second gradient is {other.factor:.3g} times the first"
         yield fail("step", say, "zero the gradients once in each step; keep nothing for the next")
 
 
-def _clips(step: Step, run: Rehearsal, seen: Seen) -> Answers:
+def _clips(step: Step, run: Rehearsal, seen: RehearsedStep) -> Answers:
     asked = step.declare.max_grad_norm
     if not seen.clips and not asked:
         return
@@ -243,7 +243,7 @@ def _clips(step: Step, run: Rehearsal, seen: Seen) -> Answers:
         yield fail("step", say, "clip to the norm that was asked for")
 
 
-def _averages(step: Step, run: Rehearsal, seen: Seen) -> Answers:
+def _averages(step: Step, run: Rehearsal, seen: RehearsedStep) -> Answers:
     want = run.gradients(step.stepped, step.loss_of, training=not seen.training or any(seen.training))
     own, floor, passes = fit(seen.gradients, want, SMALL), step.gradient_rounding, len(seen.training)
     needs(any(bool(g.any()) for g in want.values()), "the loss has no gradient in what the optimizer holds")
@@ -263,7 +263,7 @@ def _averages(step: Step, run: Rehearsal, seen: Seen) -> Answers:
     yield fail("step", say, "weigh micro-batches by the targets that they count; use the same loss")
 
 
-def _trains(step: Step, run: Rehearsal, seen: Seen) -> Answers:
+def _trains(step: Step, run: Rehearsal, seen: RehearsedStep) -> Answers:
     """Whether dropout, if there is any, acts in it."""
     if not seen.training or any(seen.training):
         return

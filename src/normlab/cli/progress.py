@@ -83,7 +83,7 @@ class Tail:
 
 
 @dataclass
-class RunProgress:
+class RunBar:
     """The progress of one run, as far as its rows and its status tell."""
 
     name: str
@@ -167,7 +167,7 @@ class ProgressDisplay:
 
     def __init__(self, console: Console, *, jobs: int = 1, expected_runs: int = 0) -> None:
         self.console, self.jobs, self.expected_runs = console, jobs, expected_runs
-        self.views: dict[Path, RunProgress] = {}
+        self.views: dict[Path, RunBar] = {}
         self.tails: dict[Path, Tail] = {}
         self.asked = 0
         self.live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
@@ -195,7 +195,7 @@ class ProgressDisplay:
             if not (path / "config.json").exists():
                 continue
             if path not in self.views:
-                self.views[path] = RunProgress.of(folder.config(), folder.task_metrics())
+                self.views[path] = RunBar.of(folder.config(), folder.task_metrics())
                 self.tails[path] = Tail(path / "metrics.jsonl")
             view = self.views[path]
             anew, rows = self.tails[path].rows()
@@ -213,7 +213,7 @@ class ProgressDisplay:
 
         After the first row, a thread reads the run's status twice a second.
         """
-        view = self.views[Path()] = RunProgress.of(config, metrics)
+        view = self.views[Path()] = RunBar.of(config, metrics)
         view.state, self.asked = "running", 1
 
         def same(folder: RunFolder) -> bool:
@@ -260,7 +260,7 @@ class ProgressDisplay:
         """Build the table of at most ``height`` runs, those in progress first."""
         order = sorted(self.views.values(), key=lambda v: (v.state != "running", v.state == "waiting"))
         hidden = set() if self.console.width >= WIDE else {"lr"}
-        first = order[0] if order else RunProgress("", 0)
+        first = order[0] if order else RunBar("", 0)
         labels = [label for label, _ in first.cells() if label not in hidden]
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
         table.add_column("run", min_width=12)

@@ -23,7 +23,7 @@ FLOOR: Final = 1e-7
 """Relative error of a central difference in float64 that two step sizes need not show."""
 
 
-class Moved(NamedTuple):
+class LossChange(NamedTuple):
     """How the loss moves along its gradient: as the gradient has it, as it does, and the error of that."""
 
     expected: float
@@ -67,23 +67,23 @@ class Along:
         numbers = map(float, _numbers(trace.functions(OWN)))
         return float(trace.loss) + sum(c * x for c, x in zip(self.attached, numbers, strict=True))
 
-    def compare(self, names: Sequence[str]) -> Moved:
+    def compare(self, names: Sequence[str]) -> LossChange:
         """Compare them in these parameters, at the two step sizes that agree best with each other."""
         expected = sum(self.scale[n] * float(self.gradients[n].square().sum()) for n in names)
-        start, best = self._loss((), 0.0), Moved(expected, 0.0, float("inf"))
+        start, best = self._loss((), 0.0), LossChange(expected, 0.0, float("inf"))
         for h in STEPS:
             up, down, near, below = (self._loss(names, x) for x in (h, -h, h / 2, -h / 2))
             a, b = (up - down) / (2 * h), (near - below) / h
             bend = (4 * (near + below - 2 * start) - (up + down - 2 * start)) / h
             error = abs(a - b) + abs(bend)
             if error < best.error:
-                best = Moved(expected, (4 * b - a) / 3, error)
+                best = LossChange(expected, (4 * b - a) / 3, error)
             if min(best.error / 10, abs(best.measured - expected)) <= FLOOR * abs(expected):
                 break
         return best
 
     @cached_property
-    def all(self) -> Moved:
+    def all(self) -> LossChange:
         """The comparison in every parameter at once, with what is attached where that explains it."""
         moved = self.compare(list(self.gradients))
         if not moved.disagrees:

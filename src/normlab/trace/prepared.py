@@ -24,7 +24,7 @@ from normlab.trace.facts.stacks import Scaled, scaled_streams, stream_of
 from normlab.trace.facts.targets import SCORED, FunctionInput, Targets
 from normlab.trace.facts.wiring import Scores, Wiring, read_wiring
 from normlab.trace.optimizers import Rates, copied, held, rates_of, rebound
-from normlab.trace.rehearsal import SEED, Rehearsal, Seen, plain_step
+from normlab.trace.rehearsal import SEED, Rehearsal, RehearsedStep, plain_step
 from normlab.trace.setup import Setup, shown
 from normlab.trace.starts import constant, parameters_of
 from normlab.trace.tensors import Place, Tap, forward_hooks, refusal, replaced, unwrap
@@ -38,7 +38,7 @@ SMALL: Final = 2.0**-40
 """Factor of gradients that no clipping touches; powers of two round nothing."""
 
 
-class Difference(NamedTuple):
+class OutputDifference(NamedTuple):
     """The largest difference of two runs, relative to the largest entry, and the module where they part."""
 
     size: float
@@ -225,7 +225,7 @@ class Step:
             return wide[0]
         raise Unknown("the model puts out no tensor to compare")
 
-    def difference(self, a: Trace, b: Trace, part: Part) -> Difference | None:
+    def difference(self, a: Trace, b: Trace, part: Part) -> OutputDifference | None:
         """Compare two runs in a part of the logits; None where they agree up to rounding.
 
         The module is the first, in order of completion, whose inputs agree in that part and whose outputs do
@@ -235,7 +235,7 @@ class Step:
         if x is None or y is None:
             raise Unknown("the output has no axis for positions")
         size = distance(x, y)
-        return Difference(size, blame(a, b, part, self.rounding)) if size > self.rounding else None
+        return OutputDifference(size, blame(a, b, part, self.rounding)) if size > self.rounding else None
 
     def uses(self, path: str) -> bool:
         """Whether the loss depends on the output of a module."""
@@ -303,14 +303,14 @@ class Step:
         return run.model, run.optimizers
 
     @cached_property
-    def twice(self) -> tuple[bool, Seen, Seen]:
+    def twice(self) -> tuple[bool, RehearsedStep, RehearsedStep]:
         """Whether the step runs in float64, and what it shows two times, from equal weights, unclipped."""
         if self.is_exact and not self.large:
             with suppress(Exception):
                 return self._twice(exact=True)
         return self._twice(exact=False)
 
-    def _twice(self, *, exact: bool) -> tuple[bool, Seen, Seen]:
+    def _twice(self, *, exact: bool) -> tuple[bool, RehearsedStep, RehearsedStep]:
         run = self.rehearsal(exact=exact)
         held(run.model, run.optimizers)
         first = run.run(self.stepped, scale=SMALL)

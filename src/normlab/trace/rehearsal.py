@@ -40,7 +40,7 @@ TRIED: Final = 40
 
 
 @dataclass
-class Seen:
+class RehearsedStep:
     """What one step showed."""
 
     batch: Any = None
@@ -94,14 +94,14 @@ class Rehearsal:
 
     def run(
         self, batch: Any, *, scale: float = 1.0, seed: int = SEED, rates: Sequence[float] | None = None
-    ) -> Seen:
+    ) -> RehearsedStep:
         """Run the step once. Its optimizers act where there are ``rates``, by group; () leaves them theirs.
 
         Gradients are multiplied by ``scale`` when backward hands them to the parameters: very small ones no
         clipping touches, very large ones every one does. Modes and buffers are put back; what else the step
         leaves behind, gradients and attributes, stays.
         """
-        seen = Seen(self.own(batch))
+        seen = RehearsedStep(self.own(batch))
         with ExitStack() as stack:
             mode, buffers = Functions(exact=self.exact, dropout=False), list[Any]()
             for module in self.model.modules():
@@ -161,7 +161,7 @@ class Rehearsal:
         wide = self.exact
         return map_tensors(batch, lambda _, x: x.double() if wide and x.is_floating_point() else x.clone())
 
-    def _watch_gradients(self, seen: Seen, stack: ExitStack, scale: float) -> None:
+    def _watch_gradients(self, seen: RehearsedStep, stack: ExitStack, scale: float) -> None:
         first = [p._version for p in self.model.parameters()]
         kind = next(self.model.parameters()).device.type
 
@@ -180,7 +180,7 @@ class Rehearsal:
             grown = p.register_post_accumulate_grad_hook(lambda q: seen.fresh.add(id(q)))
             stack.callback(grown.remove)
 
-    def _watch_calls(self, seen: Seen, stack: ExitStack, rates: Sequence[float] | None) -> None:
+    def _watch_calls(self, seen: RehearsedStep, stack: ExitStack, rates: Sequence[float] | None) -> None:
         def replace(owner: Any, name: str, new: Callable[..., Any]) -> None:
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, new)
@@ -215,7 +215,7 @@ class Rehearsal:
         replace(clip_grad, clip, partial(clipped, getattr(clip_grad, clip)))
         replace(torch.amp.GradScaler, "update", lambda scaler, *_: scaler._per_optimizer_states.clear())
 
-    def _look(self, seen: Seen, optimizer: Optimizer) -> None:
+    def _look(self, seen: RehearsedStep, optimizer: Optimizer) -> None:
         unscale = 1 / float(scale) if (scale := getattr(optimizer, "grad_scale", None)) is not None else 1.0
         for p in parameters_of([optimizer]):
             if p.grad is not None and id(p) in self.names:
