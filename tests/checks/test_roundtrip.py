@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from normlab.training.recipes.build import build
+
 from .tiny import DIM, LENGTH, Decoder, first, report_of
 
 
@@ -90,6 +92,22 @@ def test_what_meta_loses_is_a_note(held: str, place: str):
 def test_a_model_of_its_own_device_has_no_meta():
     model = Decoder()
     assert "meta" in report_of("meta", model=model, make=lambda: model).untestable
+
+
+def test_a_model_that_cannot_be_made_on_meta_says_why():
+    def make() -> Decoder:
+        model = Decoder()
+        if next(model.parameters()).is_meta:
+            raise ValueError("it reads its weights")
+        return model
+
+    why = report_of("meta", model=Decoder(), make=make).untestable["meta"]
+    assert why == "make() raises ValueError on the meta device: it reads its weights"
+
+
+def test_a_model_built_from_a_recipe_holds_on_meta():
+    with torch.device("meta"):
+        assert all(p.is_meta for p in build("admin", 20, dim=8, heads=2, decoder_layers=1).parameters())
 
 
 def library_model(shift: int) -> nn.Module:

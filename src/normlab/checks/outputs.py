@@ -172,9 +172,7 @@ def state_dict(step: Step) -> Answers:
 @property_of("round trips", passes=4)
 def meta(step: Step) -> Answers:
     """A model that is built on the meta device, emptied onto a real one and loaded puts out the same."""
-    original = _original(step)
-    with torch.device("meta"):
-        model = step.fresh.built()
+    original, model = _original(step), step.fresh.on_meta()
     if model is None:
         raise Unknown("the model cannot be made anew: pass make=")
     why = "make() builds the model on a device of its own, or returns one that it has"

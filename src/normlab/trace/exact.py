@@ -183,6 +183,17 @@ class Fresh:
         kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
         return made.to(kinds.pop()) if len(kinds) == 1 else made
 
+    def on_meta(self) -> nn.Module | None:
+        """What ``built`` makes on the meta device. Raises Unknown where the code of others cannot."""
+        try:
+            with torch.device("meta"):
+                return self.built()
+        except Unknown:
+            raise
+        except Exception as error:
+            why = f"make() raises {type(error).__name__} on the meta device: {error}"
+            raise Unknown(why) from error
+
     def _draw(self, seed: int) -> nn.Module:
         with same_random_state(seed), same_globals():
             if self.by_class:

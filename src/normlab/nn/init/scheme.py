@@ -118,8 +118,10 @@ def initialise_(model: nn.Module, scheme: str, seed: int) -> None:
     """Initialise every branch by the scheme, and embeddings, position encoding and heads by their own rules.
 
     Each matrix has its own generator, derived from (seed, site, name): two models that differ only in
-    placement or norm have the same initial weights.
+    placement or norm have the same initial weights. On the meta device, which holds no values, none is drawn.
     """
+    if any(p.is_meta for p in model.parameters()):
+        return
     fill_ = SCHEMES[scheme].fill_
     sublayers = [m for m in model.modules() if isinstance(m, Sublayer)]
     for sublayer in sublayers:

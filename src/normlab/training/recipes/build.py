@@ -38,7 +38,9 @@ def build(recipe: str, vocab_size: int, *, seed: int = 1, force: bool = False, *
     config = resolve(recipe, Config(model=ModelConfig(**{**DECODER, **sizes})), force=force).model
     kind: Any = MODELS.get((bool(config.encoder_layers), bool(config.decoder_layers)), Decoder)
     model = build_model(kind, config, vocab_size, seed)
-    generator = torch.Generator().manual_seed(derive(seed, "profile"))
+    if next(model.parameters()).is_meta:
+        return model
+    generator = torch.Generator("cpu").manual_seed(derive(seed, "profile"))
 
     def tokens() -> Tensor:
         return torch.randint(vocab_size, (ROWS, min(POSITIONS, config.max_positions)), generator=generator)
