@@ -89,7 +89,7 @@ def test_a_translation_is_stopped_by_a_signal(tmp_path):
     assert trained.returncode == 0, trained.stderr
     (folder,) = Runs(tmp_path / "runs")
     (tmp_path / "long.txt").write_text("ein Satz am siebten Tag\n" * 200_000)
-    command = [*NORMLAB, "translate", folder.path.name, "long.txt", "--output", "out.txt"]
+    command = [*NORMLAB, "run", "translate", folder.path.name, "long.txt", "--output", "out.txt"]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         assert "translating" in process.stderr.readline()
