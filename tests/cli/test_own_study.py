@@ -14,12 +14,12 @@ import torch
 from normlab.diagnosis import ByDepth, Finding, Lines, Study, Table, register
 
 
-def kurtosis(context):
+def kurtosis(subject):
     """Fourth standardised moment of the stream after each sublayer."""
     rows = []
-    for stack in context.subject.structure.stacks:
+    for stack in subject.structure.stacks:
         for view in stack.sublayers:
-            x = context.backward.forward.tensors[view.after].double()
+            x = subject.backward.forward.tensors[view.after].double()
             z = (x - x.mean()) / x.std(correction=0)
             rows.append({"stack": stack.name, "index": view.index, "kurtosis": z.pow(4).mean().item()})
     return [Table("kurtosis", tuple(rows))]

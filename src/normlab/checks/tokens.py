@@ -101,7 +101,8 @@ def reach(step: Step) -> Answers:
         other = step.logits(step.exact.again(batch=facts.other_tokens(real & ~early)))
         now, then = part_of(early)(base), part_of(early)(other)
         if near and now is not None and then is not None and not distance(now, then):
-            yield fail("", "causal=False is declared, and no position sees a later one", "mask no later key")
+            say = "no position sees a later token, and causal=False is declared"
+            yield fail("", say, "mask no later key")
     if not near:
         calls = step.exact.functions("scaled_dot_product_attention", "softmax")
         say = "the last position's output does not move when any earlier token changes"
