@@ -131,7 +131,7 @@ def _file(spec: str) -> str:
 
 def _commit() -> str:
     """The commit of these sources, and whether they were changed since; empty outside a repository."""
-    package = Path(__file__).parents[2]
+    package = Path(__file__).parents[1]
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(package), *words]
