@@ -149,7 +149,7 @@ class Options(TypedDict, total=False):
     branches: Sequence[str]
     """Modules in a block whose outputs are added to the stream, where the sums are not seen."""
     call: Call
-    """``call(model, batch)``, where the batch is not the arguments of the model's forward."""
+    """``call(model, batch)``, where the batch is not what the model takes and no loss calls it."""
     studies: Sequence[str]
     """Names of the studies to make, in place of those of the preset."""
     warmup_steps: Count
@@ -169,11 +169,11 @@ def diagnose(
 ) -> Diagnosis:
     """Measure a model on a batch, compare it with theory and report findings; the model does not change.
 
-    ``batch`` is a tensor, or a tuple or dict of arguments. ``loss(model, batch)`` returns a scalar; without
-    it the model's output must hold one, as Hugging Face's does when the batch holds labels. ``lr`` is the
-    learning rate of an Adam; ``optimizer``, either a function that makes one from parameters or one in the
-    middle of its training, brings its own. ``preset`` is cheap, standard or full; ``options`` are those of
-    ``Options``.
+    ``batch`` is a tensor, or a tuple or dict of arguments. ``loss(model, batch)`` returns a scalar, and the
+    model is called as the loss calls it; without one the model's output must hold a loss, as Hugging Face's
+    does when the batch holds labels. ``lr`` is the learning rate of an Adam; ``optimizer``, either a function
+    that makes one from parameters or one in the middle of its training, brings its own. ``preset`` is cheap,
+    standard or full; ``options`` are those of ``Options``.
 
     A study that does not apply to the model becomes a note, one that fails a warning. Raises UserError for a
     model without a residual stream that can be read, one that raises, has no trainable parameter or a loss
