@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import normlab
+from normlab.training.recipes.plugins import ENVIRONMENT
 from training.tiny import tiny, write_text
 
 NAMES = sorted(set(normlab.__all__) - {"__version__", "nn"})
@@ -38,6 +39,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture
 def given(runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     """A decoder with its ids, loss and optimizer; a configuration; and two runs."""
+    monkeypatch.setenv(ENVIRONMENT, "")  # so that what load_plugins makes of it is undone
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my_norms.py").write_text("")
