@@ -184,7 +184,7 @@ class Fresh:
         return made.to(kinds.pop()) if len(kinds) == 1 else made
 
     def on_meta(self) -> nn.Module | None:
-        """What ``built`` makes on the meta device. Raises Unknown where the code of others cannot."""
+        """What ``built`` makes on the meta device. Raises Unknown where the user's code cannot."""
         try:
             with torch.device("meta"):
                 return self.built()

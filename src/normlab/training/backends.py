@@ -1,4 +1,4 @@
-"""The backends by name."""
+"""Where runs can be trained side by side, by name: this machine, or a Ray cluster."""
 
 from __future__ import annotations
 

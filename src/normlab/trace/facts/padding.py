@@ -49,9 +49,10 @@ class Padding(NamedTuple):
         return names.get((left, right), "none")
 
     def arranged(self) -> dict[str, Arranged]:
-        """The same rows with other padding: one "cut" to its tokens; and those that end in padding, else
-        those that begin with it, with a column "more" of it, with all of it "moved" to the other end, and
-        with a column more there ("moved on"). Without those that are not to be had.
+        """The same tokens under other padding, by name; a name that this batch cannot have is missing.
+
+        "cut" is one row without its padding; "more" has a column more of it, in the rows that end in padding or
+        else in those that begin with it; "moved" has all of it at the other end, "moved on" a column more there.
         """
         left, right = (own & ~self.real for own in runs(~self.real))
         lead, trail, width = left.sum(1), right.sum(1), self.real.shape[1]

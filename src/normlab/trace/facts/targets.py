@@ -275,8 +275,9 @@ def bypassed(trace: Trace) -> bool:
 
 
 def over_one(trace: Trace) -> float | None:
-    """What exponentials of the input of ``nll_loss`` add up to, if they are no probabilities, each with the
-    same constant added at most, that keeps its logarithm finite.
+    """The sum of the exponentials of what ``nll_loss`` is given, where these are no probabilities.
+
+    Each may be raised by one small constant, which keeps its logarithm finite.
     """
     for call in trace.functions("nll_loss"):
         p = call.argument(0, "input").movedim(_class_axis(call), -1).double().exp()
