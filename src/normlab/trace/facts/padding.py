@@ -51,8 +51,9 @@ class Padding(NamedTuple):
     def arranged(self) -> dict[str, Arranged]:
         """The same tokens under other padding, by name; a name that this batch cannot have is missing.
 
-        "cut" is one row without its padding; "more" has a column more of it, in the rows that end in padding or
-        else in those that begin with it; "moved" has all of it at the other end, "moved on" a column more there.
+        "cut" is one row without its padding; "more" has a column more of it, in the rows that end in padding
+        or else in those that begin with it; "moved" has all of it at the other end, "moved on" a column more
+        there.
         """
         left, right = (own & ~self.real for own in runs(~self.real))
         lead, trail, width = left.sum(1), right.sum(1), self.real.shape[1]
