@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import normlab
 from normlab.errors import UserError, is_own
 from normlab.trace.prepared import Step
 from normlab.trace.setup import Setup
@@ -69,3 +70,12 @@ def test_large_records_are_given_back():
     assert step.exact.events
     step.release()
     assert "events" not in vars(step.exact)
+
+
+def test_what_does_not_apply_is_said_so_without_a_budget_for_it():
+    why = normlab.check(Decoder(0.0), tokens(), loss=loss_of, optimizer=groups, budget_s=1e-3).untestable
+    without = {"step", "compiled_equals_plain", "dropout_repeats", "precision"}
+    assert {name for name in ("overfit", "derivative", *without) if "budget_s=" in why[name]} == {
+        "overfit",
+        "derivative",
+    }

@@ -101,12 +101,12 @@ def examine(step: Step, tests: Sequence[Property], progress: Progress | None = N
 
 def _test(step: Step, one: Property) -> tuple[list[Answer], str]:
     """The answers of a property, as a rule up to the first failure, and why it has no more."""
-    answers, needed, left = list[Answer](), one.passes * step.pass_s, max(step.left_s, 0)
-    if one.name != "finite" and needed > step.left_s:
-        total = step.budget_s - step.left_s + needed + 5
-        say = f"it takes about {needed:.0f} s, and {left:.0f} s are left"
-        return answers, f"{say}; budget_s={total:.0f} would reach it"
+    answers, needed = list[Answer](), one.passes * step.pass_s
     try:
+        one.applies(step)
+        if one.name != "finite" and needed > (left := step.left_s):
+            say = f"it takes about {needed:.0f} s, and {max(left, 0):.0f} s are left"
+            raise Unknown(f"{say}; budget_s={step.budget_s - left + needed + 5:.0f} would reach it")
         for answer in one.test(step) or ():
             answers.append(replace(answer, property=answer.property or one.name))
             if isinstance(answer, Violation) and not one.several:

@@ -40,6 +40,7 @@ from normlab.trace.rehearsal import (
 )
 
 LOOP: Final = ("groups", "update", "step", "repeats", "overfit")
+NO_STEP: Final = "no step was handed over: pass step=, of model, batch, optimizer and scheduler"
 SORTED: Final = "sort parameters by their number of dimensions, not by their names"
 
 
@@ -190,10 +191,11 @@ def _by_rule(live: Sequence[Moved]) -> Answers:
             yield note(common([m.name for m in damped]), say)
 
 
-@property_of("loop", explains=["repeats", "overfit"], passes=12)
+@property_of(
+    "loop", explains=["repeats", "overfit"], passes=12, applies=lambda step: needs(step.setup.step, NO_STEP)
+)
 def step(step: Step) -> Answers:
     """Optimizers see the gradient of the loss on the whole batch: fresh, averaged, clipped, once a step."""
-    needs(step.setup.step, "no step was handed over: pass step=, of model, batch, optimizer and scheduler")
     exact, seen, _ = step.twice
     run = step.rehearsal(exact=exact)
     tests = (_steps_once, _is_fresh, _clips, _averages, _trains)

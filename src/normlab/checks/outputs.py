@@ -21,7 +21,7 @@ from normlab.trace.gradients import Along
 from normlab.trace.prepared import Step
 from normlab.trace.tensors import call_model, compiles, loose_tensors, shared_names, tensors_in
 from normlab.trace.trace import Trace
-from normlab.trace.twins import difference_when_loaded, generated, left_out, roundings
+from normlab.trace.twins import difference_when_loaded, generated, left_out, low_calls, roundings
 from normlab.trace.untouched import in_mode, same, same_random_state
 
 
@@ -91,11 +91,14 @@ def training_equals_evaluation(step: Step) -> Answers:
         yield fail(found.module, say, "nothing besides dropout may depend on self.training")
 
 
-@property_of("outputs", passes=14)
+@property_of(
+    "outputs",
+    passes=14,
+    applies=lambda step: needs(any(map(compiles, step.setup.model.modules())), "nothing of it is compiled"),
+)
 def compiled_equals_plain(step: Step) -> Answers:
     """The compiled model gives what the same model gives uncompiled, in either mode, but for rounding."""
     model, alone = step.setup.model, step.setup.loss is None
-    needs(any(map(compiles, model.modules())), "nothing of the model is compiled")
 
     def flat(tensors: Iterable[Tensor]) -> Tensor:
         return torch.cat([x.detach().flatten().double() for x in tensors if x.is_floating_point()])
@@ -122,11 +125,12 @@ def compiled_equals_plain(step: Step) -> Answers:
             yield fail("" if alone else "loss", say + " in training mode" * training, advice)
 
 
-@property_of("outputs", passes=9)
+@property_of(
+    "outputs", passes=9, applies=lambda s: needs(s.training.run_again, "backward() runs nothing again")
+)
 def dropout_repeats(step: Step) -> Answers:
     """A block that is run again in the backward pass draws the dropout of its forward pass."""
     drawn = step.training.again(dropout=True)
-    needs(step.training.run_again, "the backward pass runs nothing again")
     needs(step.is_exact, "the model does not run in float64")
     needs(distance(drawn.loss, drawn.again(seed=1).loss) > step.rounding, "nothing is drawn in training")
     along = Along(drawn)
@@ -136,7 +140,7 @@ def dropout_repeats(step: Step) -> Answers:
         yield fail(along.first_wrong(m for m, _ in step.facts.order), say, advice)
 
 
-@property_of("round trips", explains=["overfit"], passes=12)
+@property_of("round trips", explains=["overfit"], passes=12, applies=low_calls)
 def precision(step: Step) -> Answers:
     """In low precision each module gives what its float32 twin gives on the same inputs, up to rounding."""
     for path, ratio, count in roundings(step):
@@ -146,15 +150,10 @@ def precision(step: Step) -> Answers:
             yield fail(path, why, "compute angles, positions and norms in float32")
 
 
-def _original(step: Step) -> nn.Module:
-    """The model of the exact trace. Raises Unknown where that is the user's own."""
-    return step.exact.model if step.copyable else step.copy()
-
-
 @property_of("round trips", explains=["meta"], passes=5)
 def state_dict(step: Step) -> Answers:
     """A freshly made model that loads the state dict puts out the same."""
-    original, made = _original(step), step.fresh.built()
+    original, made = step.original, step.fresh.built()
     unsaved, model = loose_tensors(original), copy.deepcopy(original) if made is None else made
     if made is None:
         for _, tensor in tensors_in(model.state_dict()):
@@ -172,7 +171,7 @@ def state_dict(step: Step) -> Answers:
 @property_of("round trips", passes=4)
 def meta(step: Step) -> Answers:
     """A model that is built on the meta device, emptied onto a real one and loaded puts out the same."""
-    original, model = _original(step), step.fresh.on_meta()
+    original, model = step.original, step.fresh.on_meta()
     if model is None:
         raise Unknown("the model cannot be made anew: pass make=")
     why = "make() builds the model on a device of its own, or returns one that it has"
@@ -196,7 +195,7 @@ def meta(step: Step) -> Answers:
 @property_of("round trips", passes=5)
 def cache(step: Step) -> Answers:
     """A generation with a cache has, token by token, the logits of the full pass."""
-    model, facts = _original(step), step.facts
+    model, facts = step.original, step.facts
     needs("past_key_values" in signature(model.forward).parameters, "the model takes no past_key_values")
     needs(facts.causal and facts.tokens.column >= 0, "its inputs are not the tokens that it predicts")
     name = str(facts.tokens.place[-1]) if isinstance(step.batch, Mapping) else "input_ids"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from normlab.trace.facts import Unknown
 
@@ -55,6 +55,8 @@ class Property:
     """About how many forward passes it takes; it is left out where the budget does not hold them."""
     several: bool = False
     """Whether it names every failure, not the first alone."""
+    applies: Callable[[Step], object] = lambda step: step
+    """Raises Unknown, in a pass or less, where there is nothing to test: no budget would change that."""
 
     @property
     def statement(self) -> str:
@@ -74,14 +76,12 @@ ORDER: Final = (
 )  # fmt: skip
 
 
-def property_of(
-    group: str, *, explains: Iterable[str] = (), passes: float = 4.0, several: bool = False
-) -> Callable[[Test], Test]:
+def property_of(group: str, *, explains: Iterable[str] = (), **settings: Any) -> Callable[[Test], Test]:
     """Register a function of a ``Step`` as a property by its own name; its docstring is the statement."""
 
     def add(test: Test) -> Test:
         name = test.__name__
-        PROPERTIES[name] = Property(name, group, test, frozenset(explains), passes, several)
+        PROPERTIES[name] = Property(name, group, test, frozenset(explains), **settings)
         return test
 
     return add

@@ -136,6 +136,11 @@ class Step:
                 return self.facts.trace
         return self._wide[0]
 
+    @property
+    def original(self) -> nn.Module:
+        """The model of the exact trace. Raises Unknown where that is the user's own."""
+        return self.exact.model if self.copyable else self.copy()
+
     @cached_property
     def pass_s(self) -> float:
         """Seconds that one exact forward pass takes."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -37,9 +37,17 @@ class Rounding(NamedTuple):
     operations: int
 
 
-def roundings(step: Step) -> Iterator[Rounding]:
-    """Measure the first call of each module in low precision, inner ones first; under autocast where the
-    user's step runs the model so.
+class LowCalls(NamedTuple):
+    """The first call of each module of a pass in which something is in low precision."""
+
+    calls: Mapping[str, Any]
+    types: set[torch.dtype]
+    cast: bool
+    """Whether anything runs under autocast."""
+
+
+def low_calls(step: Step) -> LowCalls:
+    """Run the model once, under autocast where the user's step runs it so.
 
     Raises Unknown where all is in float32.
     """
@@ -60,11 +68,20 @@ def roundings(step: Step) -> Iterator[Rounding]:
     low = {torch.bfloat16, torch.float16} & (types | casts)
     if not low:
         raise Unknown("no parameter is in low precision, and nothing runs under autocast")
-    eps, twins = max(torch.finfo(t).eps for t in low), copy.deepcopy(trace.model).float().eval()
-    for path, (values, written) in calls.items():
+    return LowCalls(calls, low, bool(casts))
+
+
+def roundings(step: Step) -> Iterator[Rounding]:
+    """Measure the first call of each module in low precision, inner ones first.
+
+    Raises Unknown where all is in float32.
+    """
+    low, twins = low_calls(step), step.copy().float().eval()
+    eps = max(torch.finfo(t).eps for t in low.types)
+    for path, (values, written) in low.calls.items():
         with suppress(Exception):  # a module may ask for its own type
             twin = twins.get_submodule(path)
-            weights = dict(twin.named_parameters()) if casts else {}
+            weights = dict(twin.named_parameters()) if low.cast else {}
             yield Rounding(path, *_ratio(twin, weights, values, _floating(written), eps))
 
 
