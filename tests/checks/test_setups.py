@@ -68,7 +68,7 @@ def test_functions_see_the_wrapper_that_the_model_has():
 def test_large_records_are_given_back():
     step = Step(Setup(Decoder(), torch.cat([tokens()] * 8), loss_of))
     assert step.exact.events
-    step.release()
+    step.turn_to("another")
     assert "events" not in vars(step.exact)
 
 

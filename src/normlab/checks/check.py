@@ -23,7 +23,7 @@ from normlab.errors import UserError, is_own
 from normlab.trace.facts import Unknown
 from normlab.trace.prepared import Step
 from normlab.trace.setup import Loss, Setup, setup_of, shown
-from normlab.trace.untouched import same_globals, same_random_state, untouched
+from normlab.trace.untouched import same_globals, same_random_state, unscanned, untouched
 
 Progress = Callable[[str, int, int], None]
 """``progress(name, done, of)``, called before each property."""
@@ -55,9 +55,8 @@ def check(
     if isinstance(budget_s, bool) or not isinstance(budget_s, (int, float)) or not budget_s > 0:
         raise UserError(f"budget_s is {shown(budget_s)}, and must be a number of seconds above 0")
     with ExitStack() as stack:
-        stack.enter_context(untouched(given))
-        stack.enter_context(same_globals())
-        stack.enter_context(same_random_state(0))
+        for guard in (untouched(given), same_globals(), same_random_state(0), unscanned()):
+            stack.enter_context(guard)
         if given.declare.init not in (None, "class") and not isinstance(given.declare.init, tuple):
             given = import_module("normlab.training.declared").resolved_init(given)  # recipes lie above
         return examine(Step(given, budget_s=budget_s), properties(), progress)
@@ -77,6 +76,7 @@ def examine(step: Step, tests: Sequence[Property], progress: Progress | None = N
     for done, one in enumerate(sorted(tests, key=lambda p: (p.name != "finite", p.passes > 8, rank(p.name)))):
         if progress is not None:
             progress(one.name, done, len(tests))
+        step.turn_to(one.group)
         start = time.monotonic()
         here, reason = _test(step, one)
         seconds[one.name] = time.monotonic() - start
@@ -87,7 +87,6 @@ def examine(step: Step, tests: Sequence[Property], progress: Progress | None = N
         elif one.name == "finite":
             untestable |= {p.name: "numbers are not finite" for p in tests if p.name != "finite"}
             break
-        step.release()
     return Report(
         model=type(step.model).__name__,
         failures=folded(one for one in answers if isinstance(one, Violation)),

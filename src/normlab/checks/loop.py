@@ -139,7 +139,7 @@ def _odd_one(step: Step, every: Sequence[Held]) -> Answers:
             yield fail(odd.key, f"it has {odd.value}, its siblings {odd.rest}", "make one group by role")
 
 
-@property_of("optimizer", explains=["overfit"], passes=4)
+@property_of("optimizer", explains=["overfit"], passes=5)
 def update(step: Step) -> Answers:
     """The first step is the rule's: downhill, for every parameter, and not rounded away."""
     moved, wide = first_step(step), dict[str, Moved]()
@@ -346,7 +346,7 @@ def _resumes(step: Step, course: Rates) -> Answers:
         yield fail("scheduler", say, "keep all that it counts in its state_dict")
 
 
-@property_of("loop", explains=["overfit"], passes=7)
+@property_of("loop", explains=["overfit"], passes=13)
 def repeats(step: Step) -> Answers:
     """The same batch gives the same step twice, from the same weights and seeds, and is left as it was."""
     place = "step"

@@ -155,7 +155,7 @@ def explained(step: Step) -> Answers:
         yield fail("loss", f"{say}, moves with the weights and has no gradient", advice)
 
 
-@property_of("gradients", explains=["step", "overfit", "repeats"], passes=9)
+@property_of("gradients", explains=["step", "overfit", "repeats"], passes=16)
 def derivative(step: Step) -> Answers:
     """The gradient is the derivative of the loss."""
     along = Along(step.exact if step.moving else step.training, step.declare.is_frozen)

@@ -192,7 +192,7 @@ def meta(step: Step) -> Answers:
         yield fail(*apart, "make() must build the model as it is trained")
 
 
-@property_of("round trips", passes=5)
+@property_of("round trips", passes=8)
 def cache(step: Step) -> Answers:
     """A generation with a cache has, token by token, the logits of the full pass."""
     model, facts = step.original, step.facts

@@ -15,7 +15,7 @@ from normlab.trace.facts.stacks import odd_one, siblings
 from normlab.trace.prepared import Step
 
 
-@property_of("start", explains=["initial_loss", "state_dict"], passes=0)
+@property_of("start", explains=["initial_loss", "state_dict"], passes=8)
 def start(step: Step) -> Answers:
     """Parameters start as declared, as their class or make() draws them, and as their siblings do.
 
@@ -43,7 +43,7 @@ def start(step: Step) -> Answers:
     needs(drawn or step.facts.stacks or declared, "nothing says how the model is drawn: pass make=")
 
 
-@property_of("start", explains=["start", "initial_loss"], passes=0)
+@property_of("start", explains=["start", "initial_loss"], passes=8)
 def seeds(step: Step) -> Answers:
     """Blocks are drawn each for itself, and two seeds give two models."""
     live = starts.parameters_of(step.model)

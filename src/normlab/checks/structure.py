@@ -214,7 +214,7 @@ def _modes(step: Step) -> Answers:
         yield fail(stacks.common(odd), say, "call model.train() once it is built")
 
 
-@property_of("structure", explains=["start", "seeds", "initial_loss", "state_dict"], passes=0)
+@property_of("structure", explains=["start", "seeds", "initial_loss", "state_dict"], passes=4)
 def ties(step: Step) -> Answers:
     """Parameters are shared as declared or configured, and the head is no copy of the table.
 

@@ -128,15 +128,20 @@ class Fresh:
         """Whether a library's own class draws it."""
 
     @cached_property
+    def one(self) -> nn.Module:
+        """The model of a seed. Raises Unknown where nothing says how it is drawn."""
+        return self._draw(SEEDS[0])
+
+    @cached_property
     def pair(self) -> tuple[nn.Module, nn.Module]:
         """The models of two seeds. Raises Unknown where nothing says how they are drawn."""
-        return self._draw(SEEDS[0]), self._draw(SEEDS[1])
+        return self.one, self._draw(SEEDS[1])
 
     @property
     def of_class(self) -> nn.Module | None:
         """The model as its library's class draws it; None where none does."""
         with suppress(Unknown):
-            return self.pair[0] if self.by_class else None
+            return self.one if self.by_class else None
         return None
 
     def exact(self, like: Trace) -> Trace | None:
@@ -150,7 +155,7 @@ class Fresh:
     def has_setting(self, path: str, name: str, value: Any) -> bool | None:
         """Whether a model made anew gives one of its modules this setting; None where that is not known."""
         with suppress(Unknown, KeyError):
-            return settings(dict(self.pair[0].named_modules())[path]).get(name) == value
+            return settings(dict(self.one.named_modules())[path]).get(name) == value
         return None
 
     def draws(self, name: str, p: Tensor) -> bool:

@@ -58,6 +58,7 @@ class Step:
         self.size = sum(p.numel() for p in self.model.parameters())
         self.started, self.budget_s = time.monotonic(), budget_s
         self.loss_of = self.setup.loss or output_loss
+        self._group = ""
 
     # ------------------------------------------------------------------------------------------- copies
 
@@ -144,9 +145,9 @@ class Step:
     @cached_property
     def pass_s(self) -> float:
         """Seconds that one exact forward pass takes."""
-        start = time.monotonic()
+        exact, start = self.exact, time.monotonic()
         with suppress(Exception):
-            _ = self.exact.again().loss
+            _ = exact.again().loss
         return time.monotonic() - start
 
     @cached_property
@@ -179,7 +180,7 @@ class Step:
             if self.facts.trained:
                 return True
         with suppress(Unknown):
-            fixed = {n for n, p in parameters_of(self.fresh.pair[0]).items() if p.ndim and constant(p)}
+            fixed = {n for n, p in parameters_of(self.fresh.one).items() if p.ndim and constant(p)}
             live = parameters_of(self.model)
             moved = [n for n in fixed if n in live and live[n].numel() > 1 and not constant(live[n])]
             return len(moved) > len(fixed) / 2
@@ -333,16 +334,20 @@ class Step:
 
     # ------------------------------------------------------------------------------------------ the check
 
-    def release(self) -> None:
-        """Give back what can be made again where it is large: records of passes, and copies of the model."""
+    def turn_to(self, group: str) -> None:
+        """Give back what is large and can be made again: records of passes, and copies of the model that the
+        tests of another group shared.
+        """
         weights = sum(p.nbytes for p in self.model.parameters())
         for trace in {id(t): t for t in vars(self).values() if isinstance(t, Trace)}.values():
             events = trace.__dict__.get("events", ())
             if sum(x.nbytes for e in events for x in (*e.inputs, *e.outputs)) > weights:
                 del trace.__dict__["events"]
-        if self.large:
-            for name in ("fresh", "training", "twice", "scaled"):
+        for name in ("fresh", "training", "twice", "scaled"):
+            if self.large and group != self._group:
                 self.__dict__.pop(name, None)
+        self._group = group
+        if self.large:
             gc.collect()
 
     @property

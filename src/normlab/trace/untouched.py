@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 import warnings
@@ -56,6 +57,19 @@ def _accelerators() -> list[tuple[Any, ...]]:
         return [(module,)]
     begun = getattr(module, "is_initialized", lambda: True)()
     return [(module, i) for i in range(module.device_count())] if begun else []
+
+
+@contextmanager
+def unscanned() -> Iterator[None]:
+    """Collect garbage inside this block among its own objects alone: to scan all others takes long."""
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @contextmanager
