@@ -105,8 +105,8 @@ def setup(seed=0):
 """
 
 BAD = [
-    ("build", "narrow", "loss", "Net raised RuntimeError on the batch (Tensor)"),
-    ("build", "keyworded", "loss", "unexpected keyword argument 'inputs'"),
+    ("build", "narrow", "loss", "the loss raised RuntimeError: mat1 and mat2"),
+    ("build", "keyworded", "loss", "the loss raised TypeError: linear()"),
     ("frozen", "batch", "loss", "no parameter of Net is trained"),
     ("elsewhere", "batch", "loss", "14 parameters of Net are on the device meta"),
     ("partly_elsewhere", "batch", "loss", "4 parameters of Net are on the device meta"),
@@ -114,7 +114,7 @@ BAD = [
     ("build", "empty", "loss", "the batch has a tensor of shape [0, 5, 8]"),
     ("build", "batch", "wrong", "the loss raised TypeError"),
     ("build", "batch", "not_a_number", "the loss is nan before any step"),
-    ("poisoned", "batch", "loss", "blocks.2.inner is the first module"),
+    ("poisoned", "batch", "loss", "normlab.check says where that begins"),
     ("build", "batch", "None", "Net puts out no loss"),
     ("no_blocks", "batch", "loss", "no residual stream was found in Sequential"),
 ]
