@@ -28,7 +28,6 @@ from normlab.trace.setup import Declaration
 STEPS: Final = 800
 WARMUP: Final = 40
 LAST: Final = 0.1
-"""The last rate as a share of the largest."""
 Optimizers = Callable[[nn.Module, float], Any]
 
 
@@ -64,6 +63,8 @@ class Plan:
     draw: Draw = causal
     warmup: int = WARMUP
     clip: float | None = 1.0
+    last: float = LAST
+    """The last rate as a share of the largest; 1 without a decay."""
 
 
 @dataclass
@@ -87,17 +88,17 @@ class Together:
             part.load_state_dict(state[str(i)])
 
 
-def share(step: int, warmup: int, steps: int) -> float:
+def share(step: int, warmup: int, steps: int, last: float = LAST) -> float:
     """The rate at a step, counted from 0, as a share of the largest."""
     if step < warmup:
         return (step + 1) / warmup
     done = min(1.0, (step - warmup) / max(1, steps - warmup))
-    return LAST + (1 - LAST) * (1 + math.cos(math.pi * done)) / 2
+    return last + (1 - last) * (1 + math.cos(math.pi * done)) / 2
 
 
-def scheduled(optimizer: Any, warmup: int, steps: int) -> Any:
+def scheduled(optimizer: Any, warmup: int, steps: int, last: float = LAST) -> Any:
     """A scheduler of one optimizer or of a list."""
-    factor = partial(share, warmup=warmup, steps=steps)
+    factor = partial(share, warmup=warmup, steps=steps, last=last)
     if isinstance(optimizer, Optimizer):
         return LambdaLR(optimizer, factor)
     return Together([LambdaLR(o, factor) for o in optimizer])
@@ -171,7 +172,7 @@ def setup(
         Batches(plan.draw, seed),
         loss=loss_of,
         optimizer=partial(_optimizer, plan=plan, rate=rate),
-        scheduler=partial(scheduled, warmup=plan.warmup, steps=steps),
+        scheduler=partial(scheduled, warmup=plan.warmup, steps=steps, last=plan.last),
         step=partial(whole_step, clip=plan.clip),
         lr=rate,
         declare=Declaration(steps=steps, peak_lr=rate),

@@ -3,8 +3,8 @@
     NORMLAB_DATA=... python benchmarks/trials/thirty.py            # what is missing
 
 Ten families of 4 layers and width 64, AdamW, 200 steps, at 2e-4, 2e-3 and 2e-1. Each model is asked once
-about the three rates, then trained at each, from another start on other batches, by a plain loop, whose rate
-warms up over 40 steps and falls in a cosine. One line a model and kind in ``results/trials/thirty.jsonl``.
+about the three rates, then trained at each, from another start on other batches, by two plain loops, whose
+rate warms up over 40 steps: "constant" keeps it, as a trial does, and "loop" lets it fall in a cosine. One line a model and kind in ``results/trials/thirty.jsonl``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from dataclasses import replace
+from functools import partial
 from statistics import fmean
 from typing import Final
 
@@ -50,11 +52,11 @@ def ask(name: str) -> Row:
     }
 
 
-def train(name: str) -> Row:
+def train(name: str, plan: Plan = PLAN) -> Row:
     """The losses of a plain loop at each rate: on the last 20 batches, and held out."""
     found = []
     for rate in RATES:
-        own = setup(OTHER, name=name, plan=PLAN, rate=rate, steps=STEPS)
+        own = setup(OTHER, name=name, plan=plan, rate=rate, steps=STEPS)
         losses, stopped = optimize(own, {})
         dev = math.inf if stopped else held_out(own)[0]
         found.append([rate, len(losses), number(fmean(losses[-20:])), number(dev), stopped])
@@ -67,9 +69,10 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=NAMES, default=NAMES)
     asked = parser.parse_args()
     torch.set_num_threads(1)
+    constant = partial(train, plan=replace(PLAN, last=1.0))
     for name in asked.only:
         assert name in FAMILIES
-        for kind, run, seed in (("trial", ask, SEED), ("loop", train, OTHER)):
+        for kind, run, seed in (("trial", ask, SEED), ("loop", train, OTHER), ("constant", constant, OTHER)):
             if any(r["name"] == name and r["kind"] == kind for r in rows(THIRTY)):
                 continue
             began = time.perf_counter()
