@@ -21,12 +21,29 @@ def test_every_artefact_is_of_a_paper():
 
 
 def test_what_differs_has_a_reason_or_says_that_there_is_none_yet():
-    for text in tool.written().values():
-        differing = text.partition("## Where we differ")[2].partition("## What is undecided")[0]
-        for part in differing.split("### ")[1:]:
-            *_, why = part.strip().split("\n\n")
-            assert why.endswith(".")
-            assert not why.startswith("- ")
+    differing = [
+        part
+        for text in tool.written().values()
+        for part in text.partition("## Claims that were changed")[0].split("\n### ")[1:]
+        if "| differs |" in part
+    ]
+    assert differing
+    for part in differing:
+        *_, why = part.strip().split("\n\n")
+        assert why.endswith(".")
+        assert not why.startswith(("- ", "|"))
+
+
+def test_every_claim_is_on_its_page_with_its_verdict():
+    for one in ARTEFACTS.values():
+        found = tool.standing(one, [tool.KEPT])
+        part = tool.artefact(found)
+        rows = [
+            line
+            for line in part.splitlines()
+            if line.endswith(("holds |", "differs |", "passes |", "undecided |"))
+        ]
+        assert len(rows) == (len(one.claims) if found.fresh else 0), one.id
 
 
 def test_the_table_of_findings_is_what_results_say():

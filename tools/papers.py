@@ -7,15 +7,15 @@ Claims and prose come from normlab.papers, numbers from the results that are kep
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from normlab.config.units import count
 from normlab.papers import ARTEFACTS, PAPERS, Paper
-from normlab.papers.claim import Claim, Verdict
+from normlab.papers.artefact import Tally
+from normlab.papers.claim import Claim, Measure
 from normlab.papers.results import KEPT, ArtefactStatus, standing
-from normlab.papers.words import basis, earlier, measured, overall, standing_in_words, undecided
+from normlab.papers.words import basis, earlier, measured, standing_in_words, undecided
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs/papers"
 COMMAND = "python tools/papers.py"
@@ -24,6 +24,10 @@ HOW = (
     "`normlab papers ID` and its page say how they differ. Each interval is for its claim alone, and a share "
     "counts the runs of all its cells and seeds as independent, although cells share their seeds."
 )
+REGIME = ("text", "model", "network", "training", "batch", "tokens")
+"""The facts of a measurement that say on what it was made."""
+HEAD = ("claim", "published", "holds if", "measured", "runs", "verdict")
+WORDS = {"agrees": "holds", "disagrees": "differs", "undecided": "undecided", "not run": "not run"}
 
 
 def written() -> dict[Path, str]:
@@ -35,49 +39,62 @@ def page(paper: Paper) -> str:
     """The page of a paper in Markdown."""
     own = [standing(one, [KEPT]) for one in ARTEFACTS.values() if one.id.partition(".")[0] == paper.key]
     title = f"[{paper.title}]({paper.url})" if paper.url else paper.title
-    judged = ", ".join(overall(own))
     parts = [
         f"# {paper.authors}",
         f"{title}. This page is written by `{COMMAND}` from the claims and the results that are kept.",
         "## What it claims",
         paper.about,
         "## What we found",
-        f"{count(len(own), 'artefact')}: {judged}. {HOW}",
-        table(own),
-        "## Where we differ",
-        *differences(own),
-        "## What is undecided",
-        *open_claims(own),
+        f"{counted(own)} {HOW}",
+        *(artefact(one) for one in own),
         *changed(own),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def table(own: Sequence[ArtefactStatus]) -> str:
-    """A row for each artefact."""
-    rows = ["| artefact | what it shows | claims that hold |", "| --- | --- | --- |"]
-    for s in own:
-        name = re.sub(r"(?<=[._])", "<wbr>", s.artefact.id)
-        shows = s.artefact.shows.replace("|", "\\|")
-        rows.append(f"| <code>{name}</code> | {shows} | {standing_in_words(s)} |")
-    return "\n".join(rows)
+def counted(own: Sequence[ArtefactStatus]) -> str:
+    """How many claims hold here, do not, and cannot be told; then checks, and what is not measured."""
+    judged = [(s, s.found) for s in own if s.found is not None and s.fresh]
+    total = sum((found.tally(s.artefact.claims) for s, found in judged), Tally())
+    holds, differs, undecided = (total.verdicts.get(v, 0) for v in ("agrees", "disagrees", "undecided"))
+    claims = count(holds + differs + undecided, "claim")
+    sentences = (
+        f"Of {claims}, **{holds} hold here**, **{differs} do not**, and **{undecided} cannot be told on this "
+        "machine**."
+    )
+    if total.checks:
+        sentences += f" {total.passed} of {count(total.checks, 'check')} of the measurements pass."
+    if waiting := len(own) - len(judged):
+        sentences += f" {waiting} of {count(len(own), 'artefact')} are not measured yet."
+    return sentences
 
 
-def differences(own: Sequence[ArtefactStatus]) -> Iterator[str]:
-    """Each artefact with a claim that disagrees, and why we think that it does."""
-    found = [(s, having(s, "disagrees")) for s in own]
-    if not any(claims for _, claims in found):
-        yield "Nothing that was measured disagrees with it."
-    for s, claims in found:
-        if claims:
-            why = s.artefact.finding or "We do not know yet why."
-            yield "\n".join([f"### `{s.artefact.id}`", "", *(line(s, claim) for claim in claims), "", why])
+def artefact(one: ArtefactStatus) -> str:
+    """An artefact with its regime and each claim: what is printed, what was measured, by how many runs."""
+    own, found = one.artefact, one.found
+    parts = [f"### `{own.id.partition('.')[2]}`", own.shows]
+    if found is None or not one.fresh:
+        return "\n\n".join([*parts, f"{one.state.capitalize()}."])
+    regime = [found.facts[name] for name in REGIME if name in found.facts]
+    rows = [cells(claim, found.measures) for claim in own.claims]
+    if regime:
+        parts.append(f"Measured on {', '.join(regime)}.")
+    parts.append("\n".join(f"| {' | '.join(row)} |" for row in (HEAD, ["---"] * len(HEAD), *rows)))
+    costs = (f"- {claim.says}: {undecided(claim, found.measures)}." for claim in own.claims)
+    parts.append("\n".join(cost for cost in costs if not cost.endswith(": .")))
+    if any(claim.verdict(found.measures) == "disagrees" for claim in own.claims):
+        parts.append(own.finding or "We do not know yet why it differs.")
+    return "\n\n".join(filter(None, parts))
 
 
-def open_claims(own: Sequence[ArtefactStatus]) -> Iterator[str]:
-    """The claims that are undecided, as a list."""
-    lines = [line(s, claim, named=True) for s in own for claim in having(s, "undecided")]
-    yield "\n".join(lines) if lines else "Nothing that was measured is undecided."
+def cells(claim: Claim, measures: Mapping[str, Measure]) -> list[str]:
+    """A claim as a row of a table."""
+    measure, verdict = measures.get(claim.measure), claim.verdict(measures)
+    word = "passes" if claim.check and verdict == "agrees" else WORDS[verdict]
+    runs = str(measure.runs) if measure is not None and measure.runs else "–"
+    bounds = "; ".join([claim.allowed(), *basis(claim, {})])
+    row = [claim.says, claim.published or "–", bounds, measured(measure) or "–", runs, word]
+    return [cell.replace("|", "\\|") for cell in row]
 
 
 def changed(own: Sequence[ArtefactStatus]) -> Iterator[str]:
@@ -91,27 +108,6 @@ def changed(own: Sequence[ArtefactStatus]) -> Iterator[str]:
             f"{'; '.join(earlier(one) for one in s.before)}; now {standing_in_words(s)}."
             for s in again
         )
-
-
-def having(one: ArtefactStatus, verdict: Verdict) -> list[Claim]:
-    """The claims of an artefact with a verdict."""
-    if one.found is None or not one.fresh:
-        return []
-    return [claim for claim in one.artefact.claims if claim.verdict(one.found.measures) == verdict]
-
-
-def line(one: ArtefactStatus, claim: Claim, *, named: bool = False) -> str:
-    """A claim with its measure as an item of a list."""
-    measures = {} if one.found is None else one.found.measures
-    said = [
-        f"**{found}**" if (found := measured(measures.get(claim.measure))) else "",
-        f"allowed {claim.allowed()}",
-        f"published {claim.published}" if claim.published else "",
-        *basis(claim, {}),
-        undecided(claim, measures),
-    ]
-    name = f"`{one.artefact.id}`, " if named else ""
-    return f"- {name}{claim.says}: {'; '.join(filter(None, said))}."
 
 
 def main() -> None:
