@@ -88,6 +88,7 @@ FINDINGS = {
     "gradients do not vanish in a Post-LN encoder": (
         "liu2020.fig3 post_encoder*",
         "liu2020.theorem1 in_model*",
+        "liu2020.theorem1 alone_token_loss_all",
     ),
     "the gradient of the last layer falls with depth in a Pre-LN alone": (
         "xiong2020.theorem1 pre_over_post*",
@@ -95,10 +96,9 @@ FINDINGS = {
     ),
     "gradients are flat in a Pre-LN": (
         "xiong2020.fig3ab pre*",
-        "xiong2020.appendixF pre_encoder*",
-        "xiong2020.appendixF pre_decoder*",
-        "liu2020.fig3 pre*",
+        "xiong2020.appendixF pre_*",
     ),
+    "gradients do not vanish in a Pre-LN": ("liu2020.fig3 pre*", "liu2020.remark1 *"),
     "the output of a Post-LN moves in proportion to its depth": (
         "liu2020.fig4 post_random*",
         "liu2020.theorem2 post*",
