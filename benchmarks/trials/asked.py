@@ -1,8 +1,9 @@
-"""What trials said of three rates of ten language models, beside what a plain loop did."""
+"""What trials said of three rates of ten language models, beside what plain loops did."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -44,10 +45,10 @@ class Claim:
         return ""
 
 
-def claims() -> list[Claim]:
-    """Of each model and rate."""
+def claims(kind: str) -> list[Claim]:
+    """Of each model and rate, beside the loops of a kind."""
     every, found = rows(THIRTY), list[Claim]()
-    loops = {r["name"]: r for r in every if r["kind"] == "loop"}
+    loops = {r["name"]: r for r in every if r["kind"] == kind}
     for said in (r for r in every if r["kind"] == "trial" and r["name"] in loops):
         name, floor = said["name"], said["unigram"] - LEARNT_NATS
         ends = {r[0]: math.inf if r[3] is None else r[3] for r in loops[name]["rates"]}
@@ -61,25 +62,32 @@ def claims() -> list[Claim]:
     return found
 
 
-def thirty() -> str:
-    """One line a model, and how many sentences agree."""
-    every, body = claims(), []
-    for name in dict.fromkeys(c.name for c in every):
-        own = sorted((c for c in every if c.name == name), key=lambda c: c.rate)
-        cells = [
-            f"{c.words}; {'diverges' if math.isinf(c.loss) else f'{c.loss:.2f}'}"
-            + (f" (**{c.wrong}**)" if c.wrong else "")
-            for c in own
-        ]
-        body.append([name, *cells])
-    missing = [name for name in NAMES if name not in {c.name for c in every}]
-    body += [[name, "–", "–", "–"] for name in missing]
+def _seen(one: Claim) -> str:
+    loss = "diverges" if math.isinf(one.loss) else f"{one.loss:.2f}"
+    return f"{loss} (**{one.wrong}**)" if one.wrong else loss
+
+
+def _agreement(every: Sequence[Claim]) -> tuple[str, str]:
+    """On whether a rate learns anything, and on whether it is within 5% of the best of the three."""
     learns = [c.learns == c.learnt for c in every if c.learns is not None]
     usable = [c.usable == c.within for c in every if c.usable is not None]
-    head = ["model", *(short(r) for r in sorted({c.rate for c in every}))]
+    return share(learns), share(usable)
+
+
+def thirty() -> str:
+    """One line a model, and how many sentences agree."""
+    same, decayed = (sorted(claims(kind), key=lambda c: c.rate) for kind in ("constant", "loop"))
+    body = [
+        [name, *(f"{c.words}; {_seen(c)}, {_seen(d)}" for c, d in pairs)]
+        for name in NAMES
+        if (pairs := [(c, d) for c, d in zip(same, decayed, strict=True) if c.name == name])
+    ]
+    body += [[name, "–", "–", "–"] for name in NAMES if name not in {c.name for c in same}]
+    head = ["model", *(short(r) for r in sorted({c.rate for c in same}))]
+    (learns, usable), (then_learns, then_usable) = _agreement(same), _agreement(decayed)
     agree = (
-        f"A sentence on {sum(c.words != '–' for c in every)} of {3 * len(NAMES)} rates. Whether the rate "
-        f"learns anything: {share(learns)} agree with the loop. Whether it is within 5% of the best of the "
-        f"three: {share(usable)}."
+        f"The trial says something of {sum(c.words != '–' for c in same)} of {3 * len(NAMES)} rates. The "
+        f"loop without a decay agrees on whether a rate learns anything in {learns}, and on whether it is within "
+        f"5% of the best of the three in {usable}; the loop with a decay in {then_learns} and {then_usable}."
     )
     return f"{table(head, body)}\n\n{agree}"

@@ -4,7 +4,8 @@
 
 Ten families of 4 layers and width 64, AdamW, 200 steps, at 2e-4, 2e-3 and 2e-1. Each model is asked once
 about the three rates, then trained at each, from another start on other batches, by two plain loops, whose
-rate warms up over 40 steps: "constant" keeps it, as a trial does, and "loop" lets it fall in a cosine. One line a model and kind in ``results/trials/thirty.jsonl``.
+rate warms up over 40 steps: "constant" keeps it, as a trial does, and "loop" lets it fall in a cosine. One
+line a model and kind in ``results/trials/thirty.jsonl``.
 """
 
 from __future__ import annotations
