@@ -85,9 +85,10 @@ def thirty() -> str:
     body += [[name, "–", "–", "–"] for name in NAMES if name not in {c.name for c in same}]
     head = ["model", *(short(r) for r in sorted({c.rate for c in same}))]
     (learns, usable), (then_learns, then_usable) = _agreement(same), _agreement(decayed)
+    said = sum(c.words != "–" for c in same)
     agree = (
-        f"The trial says something of {sum(c.words != '–' for c in same)} of {3 * len(NAMES)} rates. The "
-        f"loop without a decay agrees on whether a rate learns anything in {learns}, and on whether it is within "
-        f"5% of the best of the three in {usable}; the loop with a decay in {then_learns} and {then_usable}."
+        f"The trial says something of {said} of {3 * len(NAMES)} rates. The loop without a decay agrees on "
+        f"whether a rate learns anything in {learns}, and on whether it is within 5% of the best of the "
+        f"three in {usable}; the loop with a decay in {then_learns} and {then_usable}."
     )
     return f"{table(head, body)}\n\n{agree}"

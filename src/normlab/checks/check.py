@@ -38,7 +38,7 @@ def check(
     progress: Progress | None = None,
     **setup: Any,
 ) -> Report:
-    """Test whether one training step is what its author thinks it is; nothing of the model changes.
+    """Test whether one training step does what its author thinks it does; the model is left unchanged.
 
     ``model`` and ``batch`` (a tensor, a tuple of arguments or a mapping of keywords), or one ``Setup``;
     ``setup`` are its other fields: optimizer, scheduler, step, make, lr, declare. Each property holds, fails,
@@ -99,7 +99,7 @@ def examine(step: Step, tests: Sequence[Property], progress: Progress | None = N
 
 
 def _test(step: Step, one: Property) -> tuple[list[Answer], str]:
-    """The answers of a property, as a rule up to the first failure, and why it has no more."""
+    """The answers of a property, as a rule up to the first failure, and why it stopped."""
     answers, needed = list[Answer](), one.passes * step.pass_s
     try:
         one.applies(step)
