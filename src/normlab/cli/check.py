@@ -10,8 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from normlab.cli import errors
-from normlab.cli.options import Switch, typed_values
-from normlab.cli.source import FAILS, SourceFlags, command_line, progress_line, title_lines
+from normlab.cli.options import (
+    FAILS,
+    SourceFlags,
+    Switch,
+    command_line,
+    progress_line,
+    title_lines,
+    typed_values,
+)
 from normlab.errors import UserError
 from normlab.runs.folder import find_run
 

@@ -11,10 +11,18 @@ from rich.text import Text
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, arg
 
 from normlab.cli import errors, terminal
-from normlab.cli.options import ConfigFlags, ConfigParts, Imports, Switch, base_of, flags_of, load
+from normlab.cli.options import (
+    ConfigFlags,
+    ConfigParts,
+    Imports,
+    Switch,
+    base_of,
+    command_line,
+    flags_of,
+    load,
+)
 from normlab.cli.progress import STYLES, progress
 from normlab.cli.run import FORCED, forced_lines
-from normlab.cli.source import command_line
 from normlab.comparison.result import CompareRequest, Comparison
 from normlab.config.units import duration, p_value, rate
 from normlab.runs.files import own

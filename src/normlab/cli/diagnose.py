@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from normlab.cli import errors
-from normlab.cli.options import Switch
-from normlab.cli.source import FAILS, SourceFlags, command_line, title_lines
+from normlab.cli.options import FAILS, SourceFlags, Switch, command_line, title_lines
 from normlab.config.config import Config, run_id
 from normlab.config.fields import flag_name
 from normlab.config.units import count

@@ -75,7 +75,7 @@ def print_parts(axis: str = "") -> None:
 
 def print_recipe(config: Config) -> None:
     """Print the parts that a recipe resolves to."""
-    from normlab.training.recipes.explain import explain
+    from normlab.training.recipes.build import explain
 
     table = terminal.table("", "")
     table.show_header = False

@@ -66,7 +66,7 @@ class ReproduceCommand:
         """Raises SystemExit with code 1 where something could not be measured."""
         from normlab.papers import ARTEFACTS
         from normlab.report.papers import write_papers_page
-        from normlab.training.backends import backend
+        from normlab.training.jobs import backend
 
         if not self.names:
             raise UserError("name an artefact, a paper or all, as in: normlab papers reproduce liu2020.fig4")
@@ -142,8 +142,7 @@ class ReproduceCommand:
         from normlab.config.config import MachineConfig
         from normlab.papers.planning import PlanTrainer, plan
         from normlab.papers.reproduce import reproduce
-        from normlab.training.backends import backend
-        from normlab.training.jobs import Queue
+        from normlab.training.jobs import Queue, backend
 
         where = backend(self.on)
         machine = MachineConfig(device=self.device or ("cpu" if self.scale == LAPTOP else "cuda"))

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 from tyro.conf import UseAppendAction, arg
 
 from normlab.cli import errors
-from normlab.cli.options import load
-from normlab.cli.source import SourceFlags, command_line, progress_line, title_lines
+from normlab.cli.options import SourceFlags, command_line, load, progress_line, title_lines
 from normlab.config.config import Config
 from normlab.config.units import seconds_of
 from normlab.errors import UserError

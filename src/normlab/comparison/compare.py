@@ -16,9 +16,8 @@ from normlab.config.metric import NLL
 from normlab.config.units import count
 from normlab.data.text import read_lines
 from normlab.runs.folder import RunFolder, write_text_atomic
-from normlab.training.backends import backend
-from normlab.training.jobs import Queue, Watch
-from normlab.training.recipes.explain import explain
+from normlab.training.jobs import Queue, Watch, backend
+from normlab.training.recipes.build import explain
 from normlab.training.recipes.grammar import describe
 
 Publish = Callable[[Comparison], None]

@@ -18,7 +18,7 @@ from normlab.config.io import validated
 from normlab.config.metric import NLL, Metric, selection_metric
 from normlab.config.units import count
 from normlab.errors import UserError
-from normlab.training.backends import backend
+from normlab.training.jobs import backend
 
 
 def _base() -> Config:

@@ -20,7 +20,7 @@ from normlab.config.model import derive
 from normlab.data.batches import TensorBatch
 from normlab.data.plain import Stream, TextCorpus, prepare_text, require_block_len
 from normlab.data.ragged import Ints
-from normlab.data.segments import (
+from normlab.data.sentence_pairs import (
     MASKED,
     SPECIAL_TOKENS,
     Masked,
@@ -34,8 +34,7 @@ from normlab.data.tokenizer import EOS
 from normlab.errors import UserError
 from normlab.nn import PAD, Encoder
 from normlab.nn.model import evaluating
-from normlab.tasks.loss import LossSum, label_smoothed
-from normlab.tasks.task import Evaluation, Task, rows_of
+from normlab.tasks.task import Evaluation, LossSum, Task, label_smoothed, rows_of
 
 Array = NDArray[np.float64]
 

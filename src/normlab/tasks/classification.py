@@ -16,13 +16,18 @@ from normlab.config.config import Config
 from normlab.config.metric import NLL, Metric
 from normlab.data.batches import TensorBatch
 from normlab.data.ragged import Ints
-from normlab.data.segments import SPECIAL_TOKENS, Shuffled, joined
-from normlab.data.sentence_pairs import Labelled, LabelledCorpus, prepare_labelled
+from normlab.data.sentence_pairs import (
+    SPECIAL_TOKENS,
+    Labelled,
+    LabelledCorpus,
+    Shuffled,
+    joined,
+    prepare_labelled,
+)
 from normlab.errors import UserError
 from normlab.nn import PairClassifier
 from normlab.nn.model import evaluating
-from normlab.tasks.loss import LossSum, label_smoothed
-from normlab.tasks.task import Evaluation, Task, rows_of
+from normlab.tasks.task import Evaluation, LossSum, Task, label_smoothed, rows_of
 
 Array = NDArray[np.float64]
 

@@ -28,8 +28,7 @@ from normlab.errors import UserError
 from normlab.nn import PAD, Decoder
 from normlab.nn.decode import likeliest, nucleus
 from normlab.nn.model import evaluating
-from normlab.tasks.loss import LossSum, label_smoothed
-from normlab.tasks.task import Evaluation, Task, rows_of
+from normlab.tasks.task import Evaluation, LossSum, Task, label_smoothed, rows_of
 
 Array = NDArray[np.float64]
 

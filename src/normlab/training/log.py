@@ -35,7 +35,7 @@ from normlab.training.recipes.grammar import describe
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-    from normlab.training.run import Run
+    from normlab.training.train import Run
 
 _TEXT: Final = ("tokenizers", "sentencepiece", "sacremoses", "sacrebleu")
 PACKAGES: Final = ("torch", "numpy", *_TEXT, "safetensors")

@@ -8,9 +8,9 @@ import torch
 
 from normlab.diagnosis import PRESETS, Record
 from normlab.runs import RunFolder
-from normlab.training import probing
+from normlab.training import replay
 from normlab.training.parallel import SingleProcess
-from normlab.training.probing import NOTHING, Probing
+from normlab.training.replay import NOTHING, Probing
 from normlab.training.train import train
 from normlab.watching.meter import Meter
 from training.tiny import PowerCutError, run_of, tiny
@@ -70,13 +70,13 @@ def test_metrics_and_weights_are_bit_identical_also_after_resume(
 
 def test_only_steps_of_the_cadence_are_hooked_and_only_their_first_micro_batch(text, tmp_path, monkeypatch):
     run, steps = run_of(watched(tiny(text, grad_accum_steps=2), "full"), tmp_path), []
-    whole = probing.observe
+    whole = replay.observe
 
     def observing(*args):
         steps.append(run.progress.step)
         return whole(*args)
 
-    monkeypatch.setattr(probing, "observe", observing)
+    monkeypatch.setattr(replay, "observe", observing)
     for _ in range(6):
         run.step()
         for module in run.trainer.model.modules():
