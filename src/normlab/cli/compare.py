@@ -75,7 +75,7 @@ class CompareCommand:
 
         request = on_backend(self.request(command_line()))
         if self.plan:
-            print_plan(plan.plan(request), jobs=request.jobs)
+            _print_plan(plan.plan(request), jobs=request.jobs)
             return
         from normlab.report.compare import write_compare_page
 
@@ -106,7 +106,7 @@ class CompareCommand:
             raise SystemExit(FAILED)
 
 
-def print_plan(planned: ComparePlan, *, jobs: int) -> None:
+def _print_plan(planned: ComparePlan, *, jobs: int) -> None:
     """Print the runs of a plan, what they could tell, and the time they take."""
     table = terminal.table("recipe", ">lr", ">seed", "run", "")
     for run in planned.sweep:

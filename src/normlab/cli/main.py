@@ -79,7 +79,7 @@ RUN: Final = """run is for models that were trained; type one of:
   normlab run fold RUN               rewrite a model exactly as the plainest equal one"""
 
 
-class Command(Protocol):
+class _Command(Protocol):
     """One command: its fields are its flags.
 
     One whose flags' defaults depend on the command line has a class method ``defaults(argv)``, which returns
@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def load(name: str) -> type[Command]:
+def load(name: str) -> type[_Command]:
     """Import a command by its name."""
     module, _, kind = COMMANDS[name].partition(":")
     return getattr(import_module(f"normlab.cli.{module}"), kind)

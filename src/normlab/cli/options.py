@@ -123,7 +123,7 @@ def load(name_or_file: str) -> Config:
 
     Raises UserError for an unknown name, with the nearest known one; FileNotFoundError for a missing file.
     """
-    if not is_file_name(name_or_file):
+    if not _is_file_name(name_or_file):
         if name_or_file in CONFIGS:
             return CONFIGS[name_or_file]()
         raise UserError(
@@ -138,7 +138,7 @@ def load(name_or_file: str) -> Config:
     return read_config(path)
 
 
-def is_file_name(name_or_file: str) -> bool:
+def _is_file_name(name_or_file: str) -> bool:
     """Whether ``--config`` names a file and not a configuration."""
     return name_or_file.endswith(".json") or "/" in name_or_file
 
@@ -222,7 +222,7 @@ def resolved(name: str, flags: ConfigFlags, *, recipe: str, lr: float, seed: int
     config = replace(config, optim=replace(config.optim, lr=lr))
     if seed != base.seeds.init:
         config = replace(config, seeds=SeedConfig(seed, seed, seed))
-    if recipe != base.recipe or not is_file_name(name):
+    if recipe != base.recipe or not _is_file_name(name):
         config = resolve(recipe, config, force=force)
     else:
         require_known(config)

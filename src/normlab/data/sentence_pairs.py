@@ -280,7 +280,7 @@ class LabelledCorpus(PreparedCorpus):
 
 
 @dataclass(frozen=True)
-class LabelledRows:
+class _LabelledRows:
     """The columns of a table of pairs."""
 
     first: list[str]
@@ -290,8 +290,8 @@ class LabelledRows:
     def __len__(self) -> int:
         return len(self.label)
 
-    def only(self, chosen: Sequence[int]) -> LabelledRows:
-        return LabelledRows(*([column[i] for i in chosen] for column in vars(self).values()))
+    def only(self, chosen: Sequence[int]) -> _LabelledRows:
+        return _LabelledRows(*([column[i] for i in chosen] for column in vars(self).values()))
 
 
 def prepare_labelled(config: DataConfig, root: str | Path) -> tuple[DataConfig, LabelledCorpus]:
@@ -309,7 +309,7 @@ def prepare_labelled(config: DataConfig, root: str | Path) -> tuple[DataConfig, 
     return config, replace(corpus, facts=origin | corpus.facts)
 
 
-def columns_of(spec: str) -> LabelledRows:
+def columns_of(spec: str) -> _LabelledRows:
     """Read the three columns that a path of pairs names, such as ``pairs.tsv#first,second,label``."""
     all_three = open_text(spec)
     texts: list[Column | HubColumn] = []
@@ -329,10 +329,10 @@ def columns_of(spec: str) -> LabelledRows:
             f"the columns of {spec} have {len(first)}, {len(second)} and {len(label)} rows; give three of "
             "the same table, with at least one row"
         )
-    return LabelledRows(first, second, label)
+    return _LabelledRows(first, second, label)
 
 
-def _read(config: DataConfig) -> tuple[dict[str, LabelledRows], dict[str, str]]:
+def _read(config: DataConfig) -> tuple[dict[str, _LabelledRows], dict[str, str]]:
     """Return train, dev and test pairs, and facts about their origin."""
     paths = {name: getattr(config, f"{name}_pairs") for name in SPLITS}
     given = [f"{name}_pairs" for name in SPLITS if paths[name]]
@@ -350,7 +350,7 @@ def _read(config: DataConfig) -> tuple[dict[str, LabelledRows], dict[str, str]]:
     return {name: rows[name] for name in SPLITS}, origin
 
 
-def _fill(work: Path, *, rows: dict[str, LabelledRows], config: DataConfig) -> dict[str, Any]:
+def _fill(work: Path, *, rows: dict[str, _LabelledRows], config: DataConfig) -> dict[str, Any]:
     labels = sorted(set(rows["train"].label))
     for name, split in rows.items():
         if unknown := sorted({*split.label} - {*labels}):

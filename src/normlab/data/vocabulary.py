@@ -204,7 +204,7 @@ def primary(language: str) -> str:
 
 
 @dataclass(frozen=True)
-class PretokenizerEntry:
+class _PretokenizerEntry:
     """The pretokenizer in the JSON of a ``PretokenizerChain``."""
 
     name: str
@@ -224,7 +224,7 @@ class PretokenizerChain(Tokenizer):
 
     @classmethod
     def of_json(cls, fields: Mapping[str, Any]) -> PretokenizerChain:
-        entry: PretokenizerEntry = from_plain(PretokenizerEntry, fields[_PRETOKENIZER], _PRETOKENIZER)
+        entry: _PretokenizerEntry = from_plain(_PretokenizerEntry, fields[_PRETOKENIZER], _PRETOKENIZER)
         if not isinstance(fields.get("tokenizer"), dict):
             raise UserError("its JSON is damaged: it has no object 'tokenizer'")
         return cls(parse(json.dumps(fields["tokenizer"]).encode()), entry.name, entry.languages)

@@ -136,10 +136,10 @@ def _is_open_as(path: Path, descriptor: int) -> bool:
 
 def write_text_atomic(path: Path, text: str) -> None:
     """Write beside the file, sync and rename: a reader sees the old text or the new one, never a part."""
-    write_bytes_atomic(path, text.encode())
+    _write_bytes_atomic(path, text.encode())
 
 
-def write_bytes_atomic(path: Path, content: bytes) -> None:
+def _write_bytes_atomic(path: Path, content: bytes) -> None:
     """Write bytes as ``write_text_atomic`` writes text; a file that was there gives the new one its mode."""
     new = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     with name_in_errors(path):
@@ -176,7 +176,7 @@ def write_examples(path: Path, examples: Mapping[str, NDArray[np.float64]]) -> N
     import numpy as np
     from safetensors.numpy import save
 
-    write_bytes_atomic(path, save({name: np.ascontiguousarray(rows) for name, rows in examples.items()}))
+    _write_bytes_atomic(path, save({name: np.ascontiguousarray(rows) for name, rows in examples.items()}))
 
 
 def read_examples(path: Path) -> dict[str, NDArray[np.float64]]:

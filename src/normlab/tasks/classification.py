@@ -120,13 +120,13 @@ class Classification(Task[LabelledCorpus, PairClassifier, PairBatch], name="clas
         """
         dev = self.corpus.dev
         log_p = self._log_p(model, dev)
-        shifted = examples_of(np.roll(log_p, 1, axis=0), dev.labels)
+        shifted = _examples_of(np.roll(log_p, 1, axis=0), dev.labels)
         exchanged = {"nll_exchanged": self.scores_of(shifted)["nll"]} if len(dev) > 1 else {}
-        return self.scores_of(examples_of(log_p, dev.labels)) | exchanged
+        return self.scores_of(_examples_of(log_p, dev.labels)) | exchanged
 
     def test(self, model: PairClassifier) -> Evaluation:
         log_p = self._log_p(model, self.corpus.test)
-        examples = examples_of(log_p, self.corpus.test.labels)
+        examples = _examples_of(log_p, self.corpus.test.labels)
         outputs = [self.corpus.labels[i] for i in log_p.argmax(-1)]
         return Evaluation(self.scores_of(examples), outputs, examples)
 
@@ -168,7 +168,7 @@ def cut(first: list[int], second: list[int], most: int) -> tuple[list[int], list
     return first, second
 
 
-def examples_of(log_p: Array, labels: NDArray[np.int64]) -> dict[str, Array]:
+def _examples_of(log_p: Array, labels: NDArray[np.int64]) -> dict[str, Array]:
     """Return the sufficient statistics of each pair: right or wrong, kind of error, log-likelihood."""
     answers, last, ones = log_p.argmax(-1), log_p.shape[1] - 1, np.ones(len(labels))
     given, chosen = labels == last, answers == last

@@ -145,7 +145,7 @@ class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model")
         decode, length = self.config.decode, self.config.data.block_len
         with evaluating(model):
             continuations = [
-                continued(model, ids, decode, seed=derive(decode.sample_seed, "continue", i), window=length)
+                _continued(model, ids, decode, seed=derive(decode.sample_seed, "continue", i), window=length)
                 for i, ids in enumerate(_prompts(self.corpus, length))
             ]
         return _texts(self.corpus, continuations)
@@ -197,7 +197,7 @@ def _texts(corpus: TextCorpus, rows: Sequence[Sequence[int]]) -> list[str]:
 
 
 @torch.inference_mode()
-def continued(
+def _continued(
     model: Decoder, prompt: Sequence[int], decode: DecodeConfig, *, seed: int, window: int
 ) -> list[int]:
     """Sample ``CONTINUATION_TOKENS`` tokens with the temperature and truncation of ``decode``; each sees the

@@ -74,7 +74,7 @@ class Prepared(Protocol):
     def facts(self) -> dict[str, str]: ...
 
 
-class MicroBatch(Protocol):
+class _MicroBatch(Protocol):
     """The interface of a micro-batch."""
 
     @property
@@ -105,7 +105,7 @@ def ignore_progress(phase: str, done: float | None) -> None:
 
 CorpusT = TypeVar("CorpusT", bound=Prepared)
 ModelT = TypeVar("ModelT", bound=TokenModel)
-BatchT = TypeVar("BatchT", bound=MicroBatch)
+BatchT = TypeVar("BatchT", bound=_MicroBatch)
 
 
 class Task(ABC, Generic[CorpusT, ModelT, BatchT]):

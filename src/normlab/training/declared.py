@@ -55,7 +55,7 @@ def declared(given: str, setup: Setup) -> Setup:
     Raises UserError for a name that is neither, and for a file that says something else.
     """
     if not given.endswith(".toml") and not Path(given).is_file():
-        return replace(setup, declare=replace(setup.declare, init=starts_of_recipe(given, setup)))
+        return replace(setup, declare=replace(setup.declare, init=_starts_of_recipe(given, setup)))
     words, entries = _read_declaration(Path(given))
     own = {name: v for name, v in vars(setup.declare).items() if v is not None and v != ()}
     declare = Declaration.of(own | words)
@@ -197,7 +197,7 @@ def _start(entry: Mapping[str, Any], place: _Place) -> Start | None:
     return Start(place.path, std=std, truncated_at=most or None, **place.slice)
 
 
-def starts_of_recipe(recipe: str, setup: Setup) -> tuple[Start, ...]:
+def _starts_of_recipe(recipe: str, setup: Setup) -> tuple[Start, ...]:
     """Return the starts of a model's matrices, were it initialised as a recipe with the model's layers,
     widths and vocabulary. Raises UserError for a recipe that does not exist, and where these cannot be read.
     """

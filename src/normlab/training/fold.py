@@ -160,8 +160,8 @@ def _fold(
     built.load_state_dict(rewritten.model.state_dict())
     calls = calls_of(model, lambda: task.dev_scores(model), BATCHES)
     model.eval()
-    float32, _ = largest_difference(model, built, calls)
-    float64, largest = largest_difference(deepcopy(model).double(), rewritten.model, calls)
+    float32, _ = _largest_difference(model, built, calls)
+    float64, largest = _largest_difference(deepcopy(model).double(), rewritten.model, calls)
     outputs = [task.dev_outputs(one) for one in (model, built)]
     result = FoldResult(
         run=folder.path.name,
@@ -193,7 +193,7 @@ def _require_done(folder: RunFolder, config: Config) -> None:
 
 
 @torch.no_grad()
-def largest_difference(
+def _largest_difference(
     model: nn.Module, other: nn.Module, calls: Sequence[Mapping[str, Any]]
 ) -> tuple[float, float]:
     """Return the largest absolute difference of two models' outputs, and the model's largest output."""
@@ -226,7 +226,7 @@ STACKS = ("encoder", "decoder")
 
 
 @dataclass(frozen=True)
-class Rewritten:
+class _Rewritten:
     """A model that computes the same as another, in float64."""
 
     model: TokenModel
@@ -238,7 +238,7 @@ class Rewritten:
 
 
 @torch.no_grad()
-def rewrite(model: TokenModel, config: ModelConfig) -> Rewritten:
+def rewrite(model: TokenModel, config: ModelConfig) -> _Rewritten:
     """Return the plainest equal model, computed in float64, in evaluation mode.
 
     The given model stays as it is. Raises UserError if no single config can describe both of its stacks.
@@ -260,7 +260,7 @@ def rewrite(model: TokenModel, config: ModelConfig) -> Rewritten:
     if any((factor != 1).any() for factor in first.values()):
         plain = _fold_inputs(model, plain, first)
     changed = replace(plain, scheme=config.scheme) != config
-    return Rewritten(model, replace(plain, scheme=ModelConfig().scheme), tuple(dict.fromkeys(kept)), changed)
+    return _Rewritten(model, replace(plain, scheme=ModelConfig().scheme), tuple(dict.fromkeys(kept)), changed)
 
 
 def _attempt(part: Part, fold: Callable[[Part], None], kept: list[str]) -> Part:

@@ -118,7 +118,7 @@ class Ranks:
 SINGLE_PROCESS: Final = Ranks()
 
 
-def world() -> int:
+def _world() -> int:
     """The number of processes that torchrun has started, 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
@@ -130,7 +130,7 @@ def leads() -> bool:
 
 def check_share(grad_accum_steps: int) -> None:
     """Raise UserError unless every rank gets the same number of a step's micro-batches."""
-    count = world()
+    count = _world()
     if grad_accum_steps % count:
         above = -(-grad_accum_steps // count) * count
         fewer = max(n for n in range(1, min(count, grad_accum_steps) + 1) if grad_accum_steps % n == 0)
@@ -148,7 +148,7 @@ def join_processes(device: torch.device) -> Generator[tuple[Ranks, torch.device]
 
     Raises UserError where the ranks of a machine have no GPU each.
     """
-    count = world()
+    count = _world()
     if count == 1:
         yield SINGLE_PROCESS, device
         return
@@ -174,7 +174,7 @@ def _own(device: torch.device) -> torch.device:
         return device
     if device.index is not None:
         raise UserError(
-            f"the device {device} was asked for, and each of {world()} processes needs one of its own; "
+            f"the device {device} was asked for, and each of {_world()} processes needs one of its own; "
             "type --device cuda"
         )
     local, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()

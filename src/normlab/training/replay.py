@@ -36,17 +36,17 @@ from normlab.watching.meter import Grouping, Meter, StepRecord, norms_of
 from normlab.watching.recorder import RING, Replayed, Trigger, report_of
 
 
-class Preset(NamedTuple):
+class _Preset(NamedTuple):
     """Probes of activations, and whether updates are also measured by kind of matrix."""
 
     probes: tuple[Probe, ...]
     kinds: bool
 
 
-_NO_PROBES: Final = Preset((), kinds=False)
+_NO_PROBES: Final = _Preset((), kinds=False)
 
 
-def preset_of(name: str, model: nn.Module) -> Preset:
+def preset_of(name: str, model: nn.Module) -> _Preset:
     """Return what a preset of ``diagnosis.probes`` measures in this model; nothing for "".
 
     Parameters are not probed, since the trainer has their norms: weights, gradients before clipping, and
@@ -55,7 +55,7 @@ def preset_of(name: str, model: nn.Module) -> Preset:
     if not name:
         return _NO_PROBES
     probes = [p for p in preset_probes(_sites(model), name) if p.signal not in PARAMETERS]
-    return Preset(tuple(probes), kinds=name != PRESETS[0])
+    return _Preset(tuple(probes), kinds=name != PRESETS[0])
 
 
 def _sites(model: nn.Module) -> Iterator[SublayerSite]:
@@ -75,7 +75,7 @@ class Probing:
     belongs to parameters is fetched by ``flush``.
     """
 
-    def __init__(self, model: nn.Module, preset: Preset, every_steps: int, emit: Emit) -> None:
+    def __init__(self, model: nn.Module, preset: _Preset, every_steps: int, emit: Emit) -> None:
         self._model, self._emit, self._every_steps = model, emit, every_steps
         self._probes = preset.probes
         self._groups = _Groups(model, kinds=preset.kinds) if self._probes else None
@@ -249,7 +249,7 @@ def _not_finite(weights: Mapping[str, Tensor]) -> str:
 def _again(trainer: Trainer, stop: int, watched: int, history: Sequence[Row]) -> Iterator[StepRecord]:
     """Do the steps up to ``stop``, or to one whose loss is not finite."""
     seen: list[Record] = []
-    probing = Probing(trainer.model, Preset(EVERYTHING, kinds=False), 1, seen.append)
+    probing = Probing(trainer.model, _Preset(EVERYTHING, kinds=False), 1, seen.append)
     validated = {int(row["step"]): row for row in history if row["kind"] == "dev"}
     finite = True
     while trainer.progress.step < stop and finite:

@@ -231,7 +231,7 @@ def task_of(config: Config, root: Path, tokens: int) -> AnyTask:
     return kind(replace(config, data=data, train=sized), corpus, device)
 
 
-class TrainingBatches:
+class _TrainingBatches:
     """The training batches of a task, without end."""
 
     def __init__(self, task: AnyTask) -> None:
@@ -276,7 +276,7 @@ def _setup(task: AnyTask, model: nn.Module) -> Setup:
 
     return Setup(
         model,
-        TrainingBatches(task),
+        _TrainingBatches(task),
         loss=loss,
         optimizer=optimizer,
         scheduler=scheduler,

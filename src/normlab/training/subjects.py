@@ -154,10 +154,10 @@ def _case(title: str, task: AnyTask, model: nn.Module, facts: Mapping[str, str])
     return Case(
         title=title,
         model=model,
-        batch=task_inputs(task, model, micro),
+        batch=_task_inputs(task, model, micro),
         loss=mean_loss,
         optimiser=_factory(task.config.optim, task.config.optim.lr),
-        batches=[task_inputs(small, model, small.batch(i)) for i in range(MINI_BATCHES)],
+        batches=[_task_inputs(small, model, small.batch(i)) for i in range(MINI_BATCHES)],
         facts=dict(facts) | {"tokens": f"{micro.tokens:,} predicted in {micro.padded_tokens:,} positions"},
         plan=Options(warmup_steps=task.config.optim.warmup_steps),
     )
@@ -176,7 +176,7 @@ class TaskInputs(dict[str, Any]):
 
 
 @torch.no_grad()
-def task_inputs(task: AnyTask, model: nn.Module, batch: Any) -> TaskInputs:
+def _task_inputs(task: AnyTask, model: nn.Module, batch: Any) -> TaskInputs:
     """Find the arguments of a model by watching how the task's loss calls it on a micro-batch.
 
     Raises UserError if the loss does not call the model itself.

@@ -92,7 +92,7 @@ class Run:
         The first Ctrl-C saves a checkpoint after the step in progress and raises KeyboardInterrupt.
         """
         train, machine = self.config.train, self.config.machine
-        with graceful_interrupt() as interrupted, self.clock.watched():
+        with _graceful_interrupt() as interrupted, self.clock.watched():
             for part in self.parts:
                 part.on_start(self)
             self.weights.keep()
@@ -181,7 +181,7 @@ class Run:
 
 
 @contextmanager
-def graceful_interrupt() -> Iterator[threading.Event]:
+def _graceful_interrupt() -> Iterator[threading.Event]:
     """Let the first Ctrl-C, or a closed terminal, set an event, so that the step in progress is saved.
 
     The second one interrupts at once. A signal that is ignored, as ``nohup`` has it, stays ignored.
@@ -236,7 +236,7 @@ def train(
     with join_processes(prepare_process(config.machine)) as (ranks, device):
         with ranks.main_first():
             task = load_task(with_start(config, root), root, device)
-        with open_run(root, task, ranks) as (folder, finished):
+        with _open_run(root, task, ranks) as (folder, finished):
             if not finished:
                 observers = [Log(), *([TensorBoard()] if config.machine.tensorboard else [])]
                 _train_and_test(task, folder, [*observers, *callbacks, OnRow(on_row)], ranks)
@@ -244,16 +244,16 @@ def train(
 
 
 @contextmanager
-def open_run(root: Path, task: AnyTask, ranks: Ranks) -> Iterator[tuple[RunFolder, bool]]:
+def _open_run(root: Path, task: AnyTask, ranks: Ranks) -> Iterator[tuple[RunFolder, bool]]:
     """Give a run's folder, and whether the run is finished; if not, the folder is complete, and locked within
     this block. Raises UserError for a folder from which a part was removed.
     """
     folder = RunFolder(root / run_id(task.config))
     with ExitStack() as held:
-        yield folder, ranks.from_main(lambda: _finished(folder) or not acquire_run(folder, task, held))
+        yield folder, ranks.from_main(lambda: _finished(folder) or not _acquire_run(folder, task, held))
 
 
-def acquire_run(folder: RunFolder, task: AnyTask, held: ExitStack) -> bool:
+def _acquire_run(folder: RunFolder, task: AnyTask, held: ExitStack) -> bool:
     """Lock a run and create its folder; return whether the run is still to be finished."""
     folder.path.mkdir(parents=True, exist_ok=True)
     held.enter_context(folder.lock())
@@ -262,7 +262,7 @@ def acquire_run(folder: RunFolder, task: AnyTask, held: ExitStack) -> bool:
     checkpoints = (folder.last, folder.previous, folder.best, folder.average)
     if not folder.there() and any(map(has_checkpoint, checkpoints)):
         raise _no_config(folder)
-    create_run_folder(folder, task)
+    _create_run_folder(folder, task)
     return True
 
 
@@ -270,7 +270,7 @@ def _finished(folder: RunFolder) -> bool:
     return folder.there() and folder.status().state == "done" and folder.scores.exists()
 
 
-def create_run_folder(folder: RunFolder, task: AnyTask) -> None:
+def _create_run_folder(folder: RunFolder, task: AnyTask) -> None:
     """Write the files that a run folder needs to be used without its corpus, the configuration last."""
     if not folder.there():
         with name_in_errors(folder.tokenizer):

@@ -86,7 +86,7 @@ def kept_steps(folder: RunFolder) -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal() and has_checkpoint(folder.steps / name))
 
 
-def tested_name(folder: RunFolder) -> str:
+def _tested_name(folder: RunFolder) -> str:
     """The name of the weights that a run is tested with: ``average`` where it has one, else ``best``."""
     return "average" if has_checkpoint(folder.average) else "best"
 
@@ -115,11 +115,11 @@ def weights_of(folder: RunFolder, name: str | int = "") -> Weights:
         description = f"the moving average of the weights after step {step:,}"
     else:
         description = f"the weights after step {step:,}"
-    return Weights(name or tested_name(folder), path, description, step)
+    return Weights(name or _tested_name(folder), path, description, step)
 
 
 def checkpoint_of(folder: RunFolder, weights: str | int = "") -> Path:
-    """Return the checkpoint ``best``, ``last``, ``average``, of a step, or ``tested_name`` if empty.
+    """Return the checkpoint ``best``, ``last``, ``average``, of a step, or ``_tested_name`` if empty.
 
     Raises FileNotFoundError, with what is there and what to type for others, and UserError for another name.
     """
@@ -132,7 +132,7 @@ def checkpoint_of(folder: RunFolder, weights: str | int = "") -> Path:
             f"the run {folder.path} keeps no weights of step {weights}; {there}; train one with "
             "--keep-checkpoints log, all or 10,50, and in another --out: a run that is done is not done again"
         )
-    name = weights or tested_name(folder)
+    name = weights or _tested_name(folder)
     paths = {"best": folder.best, "last": folder.last, "average": folder.average}
     if name not in paths:
         raise UserError(f"no weights are called {name!r}{nearest(name, paths)}; a step is a whole number")
@@ -222,7 +222,7 @@ def initial_weights(
         )
     about = InitialWeights(
         run=folder.path.resolve().name,
-        weights=tested_name(folder),
+        weights=_tested_name(folder),
         digest=now,
         taken=tuple(taken),
         other_shape=tuple(name for name in shapes if name in given and name not in taken),

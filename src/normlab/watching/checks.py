@@ -26,7 +26,7 @@ BUDGET_S: Final = 20.0
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def first_violations(
+def _first_violations(
     model: nn.Module, batch: Batch, scored: Sequence[Scored], own: object
 ) -> list[Violation]:
     """Test a copy of a model before its first step; ``own`` holds hooks on it, which the copy has not.
@@ -151,7 +151,7 @@ class Checks:
             self._rates = RateHistory({})
         scored, self.loop.scored = self.loop.scored, list[Scored]()
         if self._model is not None and scored:
-            for v in first_violations(self._model, scored[0].batch, scored, self._own):
+            for v in _first_violations(self._model, scored[0].batch, scored, self._own):
                 self._add(step, v)
 
     def took(self, step: int, lr: float) -> None:

@@ -74,7 +74,7 @@ def fault(steps: Sequence[StepRecord]) -> Fault:
     return _range(steps) or Fault(sentence, "none", evidence=_nearest(steps))
 
 
-def module_label(module: str) -> str:
+def _module_label(module: str) -> str:
     """The name of a module in a sentence."""
     return module or "the model itself"
 
@@ -87,7 +87,7 @@ def _forward(record: StepRecord) -> Fault | None:
             largest = [f"{s.value:.3g}" for s in record.seen if s.module == r.module and s.signal == "input"]
             given = f"its input is finite (largest entry {largest[0]})" if largest else "its input is tokens"
             return Fault(
-                f"{module_label(r.module)} is the first module whose output is not finite while its input "
+                f"{_module_label(r.module)} is the first module whose output is not finite while its input "
                 f"is, in step {record.step}" + (f": its {weight} is not finite" if weight else ""),
                 "forward",
                 r.module,
@@ -114,11 +114,11 @@ def _backward(record: StepRecord) -> Fault | None:
             if math.isfinite(r.value):
                 finite = r
                 continue
-            after = (
-                "the loss" if finite is None else f"{module_label(finite.module)}, {finite.value:.3g} at most"
-            )
+            after = "the loss"
+            if finite is not None:
+                after = f"{_module_label(finite.module)}, {finite.value:.3g} at most"
             return Fault(
-                f"the gradient of the output of {module_label(r.module)} is the first, in backward order, "
+                f"the gradient of the output of {_module_label(r.module)} is the first, in backward order, "
                 f"that is not finite, in step {record.step}; all outputs are finite",
                 "backward",
                 r.module,
@@ -161,7 +161,7 @@ def _range(steps: Sequence[StepRecord]) -> Fault | None:
     first = left[0] if record.seen else max(left, key=lambda one: one.factor)
     others = sorted((one for one in left if one is not first), key=lambda one: -one.factor)[:3]
     before = "step" if first.before == 1 else f"{first.before} steps"
-    name = module_label(first.name)
+    name = _module_label(first.name)
     return Fault(
         f"{first.what} {name} left its range first, in step {record.step}: "
         f"{first.factor:.3g} times its median of the {before} before",
@@ -170,7 +170,7 @@ def _range(steps: Sequence[StepRecord]) -> Fault | None:
         record.step,
         (
             f"{first.what} {name}: {first.value:.3g}, median before {first.median:.3g}",
-            *(f"in the same step {o.what} {module_label(o.name)}: {o.factor:.3g} times" for o in others),
+            *(f"in the same step {o.what} {_module_label(o.name)}: {o.factor:.3g} times" for o in others),
             f"loss of the step: {_loss(record):.4g}, of the step before {_loss(steps[first.at - 1]):.4g}",
         ),
     )
@@ -235,7 +235,7 @@ def _nearest(steps: Sequence[StepRecord]) -> tuple[str, ...]:
     best = max((o for step in _against_before(steps) for o in step), key=lambda o: o.factor, default=None)
     if best is None:
         return ()
-    name, first, last = module_label(best.name), steps[0], steps[-1]
+    name, first, last = _module_label(best.name), steps[0], steps[-1]
     nearest = f"nearest to it: {best.what} {name}, {best.factor:.3g} times its median before"
     return (
         f"{nearest}, in step {steps[best.at].step}",

@@ -41,7 +41,7 @@ class Losses:
         It is called ``loss``, as in those of Hugging Face, or it is the only tensor without dimensions, as
         in the ``(logits, loss)`` of nanoGPT, and has a gradient.
         """
-        if (loss := loss_in(output)) is None or not loss.requires_grad:
+        if (loss := _loss_in(output)) is None or not loss.requires_grad:
             return None
         self._shares = kwargs.get("num_items_in_batch") is not None
         self._seen.append(loss.detach().mean())
@@ -60,7 +60,7 @@ class Losses:
         self._seen.clear()
 
 
-def loss_in(output: Any) -> Tensor | None:
+def _loss_in(output: Any) -> Tensor | None:
     """Return the loss in a model's output, if it has one; see ``Losses.see``."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(loss, Tensor):

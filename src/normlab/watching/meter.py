@@ -45,7 +45,7 @@ class StepRecord(NamedTuple):
         return dict(zip(self.names, norms.tolist(), strict=True))
 
 
-class Parts(Protocol):
+class _Parts(Protocol):
     """Parameters by name, as this process holds them, and how to take their norms."""
 
     @property
@@ -54,7 +54,7 @@ class Parts(Protocol):
     def norms(self, parts: Sequence[Tensor], /) -> Tensor: ...
 
 
-P = TypeVar("P", bound=Parts)
+P = TypeVar("P", bound=_Parts)
 
 
 class Meter(Generic[P]):

@@ -60,7 +60,7 @@ class Trigger:
 
 
 @dataclass(frozen=True)
-class Spike:
+class _Spike:
     """A spike that training may yet recover from."""
 
     trigger: Trigger
@@ -146,7 +146,7 @@ class Recorder:
         self._first: list[StepRecord] = []
         self._waiting: list[StepRecord] = []
         self._saved = 0
-        self._spiked: Spike | None = None
+        self._spiked: _Spike | None = None
 
     def state_dict(self) -> dict[str, Tensor]:
         """The last steps, as tensors; empty before the first one."""
@@ -256,7 +256,7 @@ class Recorder:
         except Exception as error:  # a training must not end because its recorder failed
             return Replayed(Fault(f"the replay failed: {type(error).__name__}: {error}", "none"))
 
-    def _recover(self, step: int, spike: Spike) -> None:
+    def _recover(self, step: int, spike: _Spike) -> None:
         """Write a note if the loss, or the norm, is below the limit again."""
         later = [n[spike.what] for at, n in self.numbers.items() if at > spike.trigger.until][-RECENT:]
         if len(later) < RECENT or (now := statistics.median(later)) > spike.limit:
@@ -291,7 +291,7 @@ class Recorder:
             return replace(trigger, kind="diverged", words=outcome.evidence)
         return None
 
-    def _spike(self) -> Spike | None:
+    def _spike(self) -> _Spike | None:
         """Find the first kept step of those whose losses or norms are too high as a whole."""
         for what, limit_of in self._limits.items():
             kept = [self.numbers[r.step] | {"step": r.step} for r in self.ring if r.step in self.numbers]
@@ -305,7 +305,7 @@ class Recorder:
                     first = next(i for i in range(at, len(values)) if values[i] > limit)
                     last, usual = steps[at + RECENT - 1], statistics.median(values[:at])
                     words = f"the {what} went from {usual:.3g} to {now:.3g}, from step {steps[first]} on"
-                    return Spike(Trigger("spike", steps[first], last, words), what, limit, tuple(self.ring))
+                    return _Spike(Trigger("spike", steps[first], last, words), what, limit, tuple(self.ring))
         return None
 
 
