@@ -80,7 +80,7 @@ def timed(trainer: Trainer, way: Way, meter: Meter) -> float:
     trainer.progress.step = 0
     start = time.perf_counter()
     record = trainer.step(probing.passing)
-    probing.measure_step(record, meter)
+    probing.measure_step(record, meter, trainer.parallel)
     probing.flush()
     return time.perf_counter() - start
 

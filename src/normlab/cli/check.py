@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
-from normlab.cli import errors
+from rich.text import Text
+
+from normlab.cli import errors, terminal
 from normlab.cli.options import (
     FAILS,
     SourceFlags,
@@ -19,8 +21,10 @@ from normlab.cli.options import (
     title_lines,
     typed_values,
 )
+from normlab.config.io import to_plain
+from normlab.config.units import duration
 from normlab.errors import UserError
-from normlab.runs.folder import find_run
+from normlab.runs.folder import find_run, write_text_atomic
 
 if TYPE_CHECKING:
     from normlab.checks.report import Report
@@ -158,7 +162,6 @@ class CheckCommand(SourceFlags):
         return report, setup
 
     def _plain(self, source: NamedSetup, report: Report, setup: Setup) -> dict[str, Any]:
-        from normlab.config.io import to_plain
         from normlab.training.declared import parameters_of
         from normlab.training.setups import sources
 
@@ -176,7 +179,6 @@ class CheckCommand(SourceFlags):
 
     def _write_for_programs(self, reports: Sequence[Mapping[str, Any]]) -> None:
         from normlab.report.ci_formats import junit, sarif
-        from normlab.runs.folder import write_text_atomic
 
         for path, write in ((self.junit, junit), (self.sarif, sarif)):
             if path is not None:
@@ -185,11 +187,6 @@ class CheckCommand(SourceFlags):
 
 def _print(source: NamedSetup, report: Report) -> None:
     """Print the failures, what holds, and what could not be tested."""
-    from rich.text import Text
-
-    from normlab.cli import terminal
-    from normlab.config.units import duration
-
     terminal.write(
         *(Text(line.text, STYLES[line.kind]) for line in report.lines()),
         *title_lines(source.title, {**source.facts, **report.facts}),

@@ -23,7 +23,7 @@ from normlab.cli.options import (
 )
 from normlab.cli.progress import STYLES, progress
 from normlab.cli.run import FORCED, forced_lines
-from normlab.comparison.result import CompareRequest, Comparison
+from normlab.comparison.result import CompareRequest, Comparison, on_backend
 from normlab.config.units import duration, p_value, rate
 from normlab.runs.files import own
 
@@ -71,7 +71,6 @@ class CompareCommand:
 
     def run(self) -> None:
         from normlab.comparison import compare, plan
-        from normlab.comparison.result import on_backend
 
         request = on_backend(self.request(command_line()))
         if self.plan:

@@ -33,7 +33,7 @@ COMMANDS: Final = {
     "recipes": "recipes:RecipesCommand",
     "papers list": "papers:PapersCommand",
     "papers show": "papers:PapersCommand",
-    "papers reproduce": "reproduce:ReproduceCommand",
+    "papers reproduce": "papers:ReproduceCommand",
 }
 """Name to the module and class that hold it, which are imported when the command is typed."""
 MOVED: Final = {

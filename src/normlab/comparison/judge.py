@@ -36,7 +36,7 @@ from normlab.comparison.statistics import (
 )
 from normlab.config.metric import Metric
 from normlab.runs.files import read_examples
-from normlab.runs.folder import RunFolder, Status, read_json
+from normlab.runs.folder import RunFolder, read_json
 from normlab.tasks import TASKS
 
 
@@ -65,22 +65,13 @@ def _signatures(comparison: Comparison, root: Path) -> dict[str, str]:
     return {name: " or ".join(signatures) for name, signatures in by_metric.items()}
 
 
-def trial(run: str, lr: float, status: Status) -> SweepRun:
-    """Return the result of a run of the sweep."""
-    return SweepRun(lr, run, status.best_dev, _outcome(status))
-
-
-def _outcome(status: Status) -> str:
-    return status.outcome.state if status.outcome else status.state
-
-
 def _result(recipe: RecipeResult, comparison: Comparison, root: Path) -> RecipeResult:
     every = dict.fromkeys([*(t.run for t in recipe.trials), *recipe.runs])
     status = {run: RunFolder(root / run).status() for run in every}
     result = replace(
         recipe,
-        trials=tuple(trial(t.run, t.lr, status[t.run]) for t in recipe.trials),
-        outcomes=tuple(_outcome(status[run]) for run in recipe.runs),
+        trials=tuple(SweepRun.of(t.run, t.lr, status[t.run]) for t in recipe.trials),
+        outcomes=tuple(status[run].ended_as for run in recipe.runs),
         scores=_scores(comparison.metrics, [RunFolder(root / run) for run in recipe.runs]),
         train_seconds=median(status[run].train_seconds for run in recipe.runs),
         total_seconds=sum(each.train_seconds for each in status.values()),

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from normlab.comparison.judge import trial
 from normlab.comparison.result import CompareRequest, SweepRun, choose, has_trained, on_backend
 from normlab.comparison.statistics import MetricScale, detectable
 from normlab.config.config import Config, SeedConfig, run_id
@@ -65,7 +64,8 @@ class RunGrid:
 
     def trials(self, recipe: str) -> tuple[SweepRun, ...]:
         return tuple(
-            trial(f.path.name, lr, f.status()) for f, lr in zip(self.sweep(recipe), self.swept, strict=True)
+            SweepRun.of(f.path.name, lr, f.status())
+            for f, lr in zip(self.sweep(recipe), self.swept, strict=True)
         )
 
     def chosen_lr(self, recipe: str) -> float:

@@ -18,6 +18,7 @@ from normlab.config.io import validated
 from normlab.config.metric import NLL, Metric, selection_metric
 from normlab.config.units import count
 from normlab.errors import UserError
+from normlab.runs.folder import Status
 from normlab.training.jobs import backend
 
 
@@ -135,6 +136,10 @@ class SweepRun:
     dev: dict[str, float]
     """The best dev scores by metric name; empty: it was never validated."""
     outcome: str
+
+    @classmethod
+    def of(cls, run: str, lr: float, status: Status) -> SweepRun:
+        return cls(lr, run, status.best_dev, status.ended_as)
 
 
 def choose(trials: Sequence[SweepRun]) -> float:

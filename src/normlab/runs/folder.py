@@ -54,6 +54,11 @@ class Status:
     phase_done: float | None = None
     """The share of it that is done, 0 to 1, where that is known."""
 
+    @property
+    def ended_as(self) -> str:
+        """The outcome, or the state of a run that has none."""
+        return self.outcome.state if self.outcome else self.state
+
 
 class RunFolder:
     """``runs/<id>/``: configuration, metrics, status, checkpoints, outputs and scores of one run.

@@ -30,23 +30,16 @@ class DiedError(Exception):
 
 
 class Worker(Protocol):
-    """Trains one configuration after the other, somewhere."""
+    """Trains one configuration after the other, somewhere, while it is ``alive``.
 
-    def train(self, config: Config) -> str:
-        """Return the answer, "done" or the reason why not. Raises DiedError if the worker ends first."""
-        ...
+    ``train`` returns "done" or the reason why not, and raises DiedError if the worker ends first.
+    ``interrupt`` asks it to save its run and end, without waiting; ``close`` waits until it has.
+    """
 
-    def alive(self) -> bool:
-        """Whether it can train another configuration."""
-        ...
-
-    def interrupt(self) -> None:
-        """Ask it to save its run and end, without waiting."""
-        ...
-
-    def close(self) -> None:
-        """Let it end, once its run is saved."""
-        ...
+    def train(self, config: Config) -> str: ...
+    def alive(self) -> bool: ...
+    def interrupt(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Process:

@@ -172,7 +172,7 @@ class ProbeRows(RunPart):
         self.passing = self._probing.passing
 
     def on_step(self, record: StepRecord) -> None:
-        self._probing.measure_step(record, self._run.trainer.meter)
+        self._probing.measure_step(record, self._run.trainer.meter, self._run.trainer.parallel)
 
     def on_row(self, row: Row) -> None:
         self._write()

@@ -43,7 +43,7 @@ class _Preset(NamedTuple):
     kinds: bool
 
 
-_NO_PROBES: Final = _Preset((), kinds=False)
+NO_PROBES: Final = _Preset((), kinds=False)
 
 
 def preset_of(name: str, model: nn.Module) -> _Preset:
@@ -53,7 +53,7 @@ def preset_of(name: str, model: nn.Module) -> _Preset:
     updates relative to the weights, of each sublayer and, from ``standard`` on, of each kind of matrix.
     """
     if not name:
-        return _NO_PROBES
+        return NO_PROBES
     probes = [p for p in preset_probes(_sites(model), name) if p.signal not in PARAMETERS]
     return _Preset(tuple(probes), kinds=name != PRESETS[0])
 
@@ -94,11 +94,10 @@ class Probing:
             yield
             observer.flush(step)
 
-    def measure_step(self, record: StepRecord, meter: Meter[Parallel]) -> None:
+    def measure_step(self, record: StepRecord, meter: Meter, parallel: Parallel) -> None:
         """Keep the norms of an optimiser step for ``flush`` to fetch."""
         if self._groups is not None and self.due(record.step):
-            measured = self._groups.measured(meter, record.gradients, record.updates)
-            self._late.append((record.step, *measured))
+            self._late.append((record.step, *self._groups.measured(record, meter, parallel)))
 
     def flush(self) -> None:
         if not self._late:
@@ -125,11 +124,9 @@ class _Groups:
         self._kinds, self._homes = kinds, homes
 
     @torch.no_grad()
-    def measured(
-        self, meter: Meter[Parallel], gradients: Tensor, updates: Tensor
-    ) -> tuple[list[Key], Tensor]:
+    def measured(self, record: StepRecord, meter: Meter, parallel: Parallel) -> tuple[list[Key], Tensor]:
         """Return keys and their values: norms of gradients and weights, and updates relative to weights."""
-        whole, views = meter.parallel.whole, meter.parallel.matrices if self._kinds else ()
+        whole, views = parallel.whole, parallel.matrices if self._kinds else ()
         keys: list[Key] = [
             *(
                 (*_place(m, self._homes), m, signal, how)
@@ -139,8 +136,8 @@ class _Groups:
             *((*_place(v.module, self._homes), v.module, f"update[{v.kind}]", "ratio") for v in views),
         ]
         together = self._grouping.together
-        lengths = together(meter.parallel.norms(meter.weights))
-        values = [together(gradients), lengths, together(updates) / lengths]
+        lengths = together(meter.norms(meter.weights))
+        values = [together(record.gradients), lengths, together(record.updates) / lengths]
         if views:
             moved, weights = (
                 norms_of([v.of(whole(meter.names[v.index], tensors[v.index])) for v in views])

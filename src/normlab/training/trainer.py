@@ -70,7 +70,7 @@ class Trainer:
         enabled = self.config.train.precision == "fp16"
         self.scaling = Scaling(self.parallel.scaler(self.device, enabled=enabled), self.device)
         self.ema = Ema(self.optimiser, self.config.train.ema_decay)
-        self.meter = Meter(self.parallel)
+        self.meter = Meter(self.parallel.parts, self.parallel.norms)
         self.progress = RunProgress()
         self.batches = Prefetch(
             lambda index: self.task.batch(index),
