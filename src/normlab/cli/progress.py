@@ -55,10 +55,7 @@ def state_of(status: Status) -> str:
 
 
 class Tail:
-    """A reader of the rows that are appended to a JSON-lines file. It waits for the end of a torn last line.
-
-    A file that got shorter was truncated by a resumed run; it is read again from the start.
-    """
+    """Reads the rows that are appended to a JSON-lines file, whole lines alone; anew if it was truncated."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -209,10 +206,7 @@ class ProgressDisplay:
     def watch_one(
         self, config: Config, metrics: Sequence[Metric], root: Path
     ) -> Callable[[dict[str, Any]], None]:
-        """Return a callback for the rows of one run of this process, whose folder is made under ``root``.
-
-        After the first row, a thread reads the run's status twice a second.
-        """
+        """Return a callback for the rows of one run here, whose status a thread reads twice a second."""
         view = self.views[Path()] = RunBar.of(config, metrics)
         view.state, self.asked = "running", 1
 

@@ -35,10 +35,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def table(*columns: str) -> Table:
-    """A plain table; a column whose name begins with > is aligned to the right and never wraps.
-
-    What is too long for its column goes on in the next line; nothing is cut off.
-    """
+    """A plain table; a column whose name begins with > is aligned to the right, and nothing is cut off."""
     plain = Table(box=None, pad_edge=False, header_style="bold")
     for name in columns:
         number = name.startswith(">")

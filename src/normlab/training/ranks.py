@@ -68,10 +68,7 @@ class Ranks:
             function(*args)
 
     def from_main(self, function: Callable[[], T]) -> T:
-        """Call a function on the main rank and return its result, which must be JSON, on every rank.
-
-        Raises OtherRankError on the other ranks if it failed.
-        """
+        """Call a function on the main rank; return its result, as JSON, on all. Raises as ``main_first``."""
         with self.main_first() as results:
             if self.main:
                 results.append(function())
@@ -79,10 +76,7 @@ class Ranks:
 
     @contextmanager
     def main_first(self) -> Generator[list[Any]]:
-        """Let the main rank go through this block before the others, which get the list that it has filled.
-
-        Raises as ``from_main`` does.
-        """
+        """Let the main rank go first; the others get the list that it has filled, or raise OtherRankError."""
         results: list[Any] = []
         if not self.main:
             results = self._shared(None)

@@ -74,10 +74,7 @@ class Case:
 
 
 def _structure(model: nn.Module, batch: Any) -> Structure | None:
-    """Read a model that has sublayers of ours, or return None, so that a diagnosis says what is wrong.
-
-    A sublayer that shows no sum, as of a placement that keeps its stream on a sphere, is read by its branch.
-    """
+    """Read a model with sublayers of ours, by their branch where no sum is seen; None for any other."""
     ours = {path.rpartition(".")[0] for path, m in model.named_modules() if isinstance(m, Sublayer)}
     seen: dict[str, StackView] = {}
     if ours:
@@ -93,10 +90,7 @@ def _structure(model: nn.Module, batch: Any) -> Structure | None:
 
 
 def of_setup(source: NamedSetup, lr: float | None = None) -> Case:
-    """Examine a setup, stepped by its optimizer or, if it has none, by an Adam at a rate.
-
-    Raises UserError for several optimizers, and for a rate where the optimizer brings its own.
-    """
+    """Examine a setup by its optimizer or an Adam at a rate. Raises UserError for both, and for several."""
     setup = source.setup
     optimizer = setup.optimizer
     if optimizer is not None and lr is not None:
@@ -115,10 +109,7 @@ def of_setup(source: NamedSetup, lr: float | None = None) -> Case:
 
 
 def of_config(config: Config, root: Path, *, tokens: int) -> Case:
-    """Examine a resolved configuration, as it is initialised, in float32 on ``tokens`` positions of its text.
-
-    The text is prepared under ``root``. Raises UserError for a configuration that cannot be trained.
-    """
+    """Examine a configuration at its start, in float32 on ``tokens`` positions of its text under ``root``."""
     task = task_of(config, root, tokens)
     facts = {"recipe": describe(config)}
     if warm := config.optim.warmup_steps:
@@ -177,10 +168,7 @@ class TaskInputs(dict[str, Any]):
 
 @torch.no_grad()
 def _task_inputs(task: AnyTask, model: nn.Module, batch: Any) -> TaskInputs:
-    """Find the arguments of a model by watching how the task's loss calls it on a micro-batch.
-
-    Raises UserError if the loss does not call the model itself.
-    """
+    """Find a model's arguments by how the task's loss calls it. Raises UserError if it does not."""
     calls = calls_of(model, lambda: task.loss(model, batch))
     if not calls:
         raise UserError(

@@ -87,9 +87,7 @@ class Meter:
 
 
 def local_parts(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return what this process holds of each tensor, which shares its memory: all of it, or the part of one
-    that is spread over ranks.
-    """
+    """Return what this process holds of each tensor, all of it or a rank's part, which shares its memory."""
     return [getattr(x, "to_local", lambda x=x: x)() for x in tensors]
 
 
@@ -138,10 +136,7 @@ def _sums_over(tensor: Any) -> tuple[Any, ...]:
 
 
 class OptimizerSteps:
-    """Measures the norms of gradients and updates of an optimizer's parameters in every step.
-
-    It keeps one copy of these weights. Nothing waits for the device.
-    """
+    """Measures gradients and updates of an optimizer in every step; nothing waits for the device."""
 
     def __init__(self, optimizer: Optimizer, model: nn.Module) -> None:
         self.optimizer, self._model = optimizer, model
