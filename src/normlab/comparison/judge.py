@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from normlab.comparison import statistics
 from normlab.comparison.result import (
     Comparison,
     Interval,
@@ -21,19 +22,6 @@ from normlab.comparison.result import (
     has_trained,
 )
 from normlab.comparison.sentences import findings, of_difference, of_training
-from normlab.comparison.statistics import (
-    LEVEL,
-    Array,
-    Contrasts,
-    MetricScale,
-    contrasts,
-    fisher,
-    mean_margin,
-    paired_randomisation,
-    seeds_for_shares,
-    seeds_needed,
-    share,
-)
 from normlab.config.metric import Metric
 from normlab.runs.files import read_examples
 from normlab.runs.folder import RunFolder, read_json
@@ -78,7 +66,7 @@ def _result(recipe: RecipeResult, comparison: Comparison, root: Path) -> RecipeR
     )
     return replace(
         result,
-        trains=share(result.trained, result.ended) if result.ended else None,
+        trains=statistics.share(result.trained, result.ended) if result.ended else None,
         means={m.name: mean for m in comparison.metrics if (mean := _mean(result, m))},
     )
 
@@ -90,12 +78,12 @@ def _scores(metrics: Sequence[Metric], folders: Sequence[RunFolder]) -> dict[str
     return {name: values for name, values in scores.items() if any(value is not None for value in values)}
 
 
-def _values(recipe: RecipeResult, metric: Metric) -> Array:
+def _values(recipe: RecipeResult, metric: Metric) -> statistics.Array:
     """Scores on the metric's scale by seed; NaN where the run did not train or has no finite score."""
     scores = recipe.scores.get(metric.name, (None,) * len(recipe.runs))
     pairs = zip(scores, recipe.outcomes, strict=True)
     kept = np.array([s if s is not None and has_trained(o) else np.nan for s, o in pairs], dtype=np.float64)
-    return MetricScale(metric).values(np.where(np.isfinite(kept), kept, np.nan))
+    return statistics.MetricScale(metric).values(np.where(np.isfinite(kept), kept, np.nan))
 
 
 def _mean(recipe: RecipeResult, metric: Metric) -> Interval | None:
@@ -103,11 +91,12 @@ def _mean(recipe: RecipeResult, metric: Metric) -> Interval | None:
     values = _values(recipe, metric)
     if np.isnan(values[[has_trained(outcome) for outcome in recipe.outcomes]]).any():
         return None
-    mean, margin = map(float, mean_margin(values))
+    mean, margin = map(float, statistics.mean_margin(values))
     if np.isnan(mean):
         return None
     value, *ends = (
-        float(MetricScale(metric).scores(np.array(v))) for v in (mean, mean - margin, mean + margin)
+        float(statistics.MetricScale(metric).scores(np.array(v)))
+        for v in (mean, mean - margin, mean + margin)
     )
     return Interval(value) if np.isnan(margin) else Interval(value, *ends)
 
@@ -117,7 +106,7 @@ def _differences(comparison: Comparison, root: Path, exchanges: int) -> tuple[Re
     if len(recipes) < 2:
         return ()
     values = np.stack([_values(recipe, metric) for recipe in recipes])
-    contrast, pairs = contrasts(values), list(itertools.combinations(range(len(recipes)), 2))
+    contrast, pairs = statistics.contrasts(values), list(itertools.combinations(range(len(recipes)), 2))
     examples = {recipe.name: _examples(recipe, metric, root) for recipe in recipes}
     judged = []
     for index, (i, j) in enumerate(pairs):
@@ -138,12 +127,14 @@ def _training(a: RecipeResult, b: RecipeResult, pairs: int) -> dict[str, Any]:
     if not a.ended or not b.ended:
         return {}
     counts = (a.trained, a.ended), (b.trained, b.ended)
-    p = min(1.0, pairs * fisher(*counts))
-    settles = seeds_for_shares(*counts, pairs) if p >= LEVEL else None
+    p = min(1.0, pairs * statistics.fisher(*counts))
+    settles = statistics.seeds_for_shares(*counts, pairs) if p >= statistics.LEVEL else None
     return {"p_trains": p, "trains_sentence": of_training(a, b, p, settles)}
 
 
-def _answer(comparison: Comparison, contrast: Contrasts, index: int, values: Array) -> RecipeDifference:
+def _answer(
+    comparison: Comparison, contrast: statistics.Contrasts, index: int, values: statistics.Array
+) -> RecipeDifference:
     """The answer about one pair, of which ``values`` holds both recipes, without names and words."""
     common, delta, margin = (
         int(contrast.common[index]),
@@ -152,14 +143,14 @@ def _answer(comparison: Comparison, contrast: Contrasts, index: int, values: Arr
     )
     if not contrast.given[index]:
         return RecipeDifference("", "", common, "open")
-    scale, both = MetricScale(comparison.headline), values[:, np.isfinite(values).all(axis=0)]
+    scale, both = statistics.MetricScale(comparison.headline), values[:, np.isfinite(values).all(axis=0)]
 
     def points(moved: float) -> float:
         return float(scale.difference(both.mean(), np.array(moved)))
 
     interval = Interval(points(delta), points(delta - margin), points(delta + margin))
     p = float(contrast.p[index])
-    if p < LEVEL:
+    if p < statistics.LEVEL:
         return RecipeDifference("", "", common, "better", delta=interval, p=p)
     if interval.largest <= comparison.margin:
         return RecipeDifference("", "", common, "equal", delta=interval, p=p)
@@ -168,13 +159,15 @@ def _answer(comparison: Comparison, contrast: Contrasts, index: int, values: Arr
     spread = float(contrast.spread[index])
     if common < 3:  # two differences say little of their spread, the recipes' own spreads a bit more
         spread = max(spread, float(np.sqrt(both.var(axis=1, ddof=1).sum())))
-    enough = seeds_needed(len(comparison.recipes), wanted * 2**0.5 / spread, len(comparison.seeds) + 1)
+    enough = statistics.seeds_needed(
+        len(comparison.recipes), wanted * 2**0.5 / spread, len(comparison.seeds) + 1
+    )
     return RecipeDifference("", "", common, "open", delta=interval, p=p, effect=effect, seeds_needed=enough)
 
 
-def _examples(recipe: RecipeResult, metric: Metric, root: Path) -> Mapping[int, Array]:
+def _examples(recipe: RecipeResult, metric: Metric, root: Path) -> Mapping[int, statistics.Array]:
     """The statistics of each test example under the headline metric, by the index of a seed that trained."""
-    examples: dict[int, Array] = {}
+    examples: dict[int, statistics.Array] = {}
     for index, (run, outcome) in enumerate(zip(recipe.runs, recipe.outcomes, strict=True)):
         kept = RunFolder(root / run).examples
         if has_trained(outcome) and kept.exists() and metric.name in (read := read_examples(kept)):
@@ -183,7 +176,10 @@ def _examples(recipe: RecipeResult, metric: Metric, root: Path) -> Mapping[int, 
 
 
 def _models(
-    a: Mapping[int, Array], b: Mapping[int, Array], comparison: Comparison, exchanges: int
+    a: Mapping[int, statistics.Array],
+    b: Mapping[int, statistics.Array],
+    comparison: Comparison,
+    exchanges: int,
 ) -> dict[str, Any]:
     """The difference between the very models of the seeds at which both trained, and its p."""
     seeds = sorted(a.keys() & b.keys())
@@ -193,5 +189,5 @@ def _models(
     combine = partial(TASKS[comparison.task].combine, comparison.headline.name)
     with np.errstate(all="ignore"):  # scores that are not finite
         delta = combine(first.sum(axis=1)).mean() - combine(second.sum(axis=1)).mean()
-        p = paired_randomisation(first, second, combine, trials=exchanges)
+        p = statistics.paired_randomisation(first, second, combine, trials=exchanges)
     return {"models": float(delta), "p_models": p}

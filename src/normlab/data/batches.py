@@ -81,7 +81,7 @@ class _Cells:
 
 
 def _equal_shares(cells: _Cells, table: NDArray[np.int64], count: int) -> list[NDArray[np.int64]]:
-    """Return corners, each for nine tenths of one of ``count`` equal shares of the tokens, the last for all."""
+    """Return corners, each for nine tenths of one of ``count`` equal shares of tokens, the last for all."""
     totals = np.add.outer(np.arange(table.shape[0]), np.arange(table.shape[1]))
     held = np.zeros(totals.max() + 1, np.int64)
     np.add.at(held, totals, table)

@@ -14,16 +14,9 @@ from torch import Tensor
 
 from normlab.config.config import Config
 from normlab.config.metric import NLL, Metric
+from normlab.data import sentence_pairs
 from normlab.data.batches import TensorBatch
 from normlab.data.ragged import Ints
-from normlab.data.sentence_pairs import (
-    SPECIAL_TOKENS,
-    Labelled,
-    LabelledCorpus,
-    Shuffled,
-    joined,
-    prepare_labelled,
-)
 from normlab.errors import UserError
 from normlab.nn import PairClassifier
 from normlab.nn.model import evaluating
@@ -52,7 +45,7 @@ class PairBatch(TensorBatch):
         return self.ids.numel()
 
 
-class Classification(Task[LabelledCorpus, PairClassifier, PairBatch], name="classification"):
+class Classification(Task[sentence_pairs.LabelledCorpus, PairClassifier, PairBatch], name="classification"):
     r""":math:`-\log p(y \mid a, b)`, the label of a pair of sentences.
 
     Devlin et al. 2019, Section 4.1 and Appendix A.3 (arXiv 1810.04805). A pair of more than
@@ -72,9 +65,9 @@ class Classification(Task[LabelledCorpus, PairClassifier, PairBatch], name="clas
         replace(NLL, unit="nats per pair"),
     )
 
-    def __init__(self, config: Config, corpus: LabelledCorpus, device: torch.device) -> None:
+    def __init__(self, config: Config, corpus: sentence_pairs.LabelledCorpus, device: torch.device) -> None:
         super().__init__(config, corpus, device)
-        self.order = Shuffled(len(corpus.train), rows=rows_of(config), seed=config.seeds.data)
+        self.order = sentence_pairs.Shuffled(len(corpus.train), rows=rows_of(config), seed=config.seeds.data)
 
     @classmethod
     def check(cls, config: Config) -> None:
@@ -90,14 +83,14 @@ class Classification(Task[LabelledCorpus, PairClassifier, PairBatch], name="clas
                 "a classification begins with the weights and the tokenizer of a pre-trained run; name one: "
                 "--init-from RUN, or train from scratch with a tokenizer of its own: --tokenizer bpe"
             )
-        if data.block_len < SPECIAL_TOKENS + 2 or config.train.max_tokens < data.block_len:
+        if data.block_len < sentence_pairs.SPECIAL_TOKENS + 2 or config.train.max_tokens < data.block_len:
             raise UserError(
                 f"block_len is {data.block_len} and max_tokens {config.train.max_tokens}; an input has at "
-                f"least {SPECIAL_TOKENS + 2} tokens, and a batch at least one input: raise --block-len or "
-                "--max-tokens"
+                f"least {sentence_pairs.SPECIAL_TOKENS + 2} tokens, and a batch at least one input: raise "
+                "--block-len or --max-tokens"
             )
 
-    prepare = staticmethod(prepare_labelled)
+    prepare = staticmethod(sentence_pairs.prepare_labelled)
 
     def build(self) -> PairClassifier:
         """Build the initialised model, with data-dependent initialisation on the first batch. Its vocabulary
@@ -131,7 +124,9 @@ class Classification(Task[LabelledCorpus, PairClassifier, PairBatch], name="clas
         return Evaluation(self.scores_of(examples), outputs, examples)
 
     @classmethod
-    def test_examples(cls, config: Config, corpus: LabelledCorpus) -> Sequence[tuple[str, str]]:
+    def test_examples(
+        cls, config: Config, corpus: sentence_pairs.LabelledCorpus
+    ) -> Sequence[tuple[str, str]]:
         text, labels = corpus.test_text, corpus.test.labels.tolist()
         sentences = zip(text.source, text.target, labels, strict=True)
         return [(f"{first} | {second}", corpus.labels[label]) for first, second, label in sentences]
@@ -144,14 +139,18 @@ class Classification(Task[LabelledCorpus, PairClassifier, PairBatch], name="clas
         right, false, missed = (sums[..., i] for i in range(3))
         return 200 * right / np.maximum(2 * right + false + missed, 1)
 
-    def _batch(self, split: Labelled, chosen: Ints) -> PairBatch:
+    def _batch(self, split: sentence_pairs.Labelled, chosen: Ints) -> PairBatch:
         most = self.config.data.block_len
         first, second = split.pairs.source, split.pairs.target
-        pairs = [cut(first[row], second[row], most - SPECIAL_TOKENS) for row in chosen.tolist()]
-        return PairBatch(*map(torch.from_numpy, (*joined(pairs, most=most), split.labels[chosen])))
+        pairs = [
+            cut(first[row], second[row], most - sentence_pairs.SPECIAL_TOKENS) for row in chosen.tolist()
+        ]
+        return PairBatch(
+            *map(torch.from_numpy, (*sentence_pairs.joined(pairs, most=most), split.labels[chosen]))
+        )
 
     @torch.inference_mode()
-    def _log_p(self, model: PairClassifier, split: Labelled) -> Array:
+    def _log_p(self, model: PairClassifier, split: sentence_pairs.Labelled) -> Array:
         """The log-probability of each label of each pair, `[pairs, labels]`."""
         rows = 2 * rows_of(self.config)
         numbers = (np.arange(start, min(start + rows, len(split))) for start in range(0, len(split), rows))

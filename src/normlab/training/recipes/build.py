@@ -15,20 +15,7 @@ from normlab.config.tex import readable
 from normlab.nn import Branch, Decoder, Placement, Sublayer, TokenModel
 from normlab.nn.init import profile_
 from normlab.tasks.task import build_model
-from normlab.training.recipes.grammar import (
-    AXES,
-    MODELS,
-    PLACEMENT,
-    WARM_UP,
-    Axis,
-    by_stack,
-    describe,
-    empty_model,
-    not_plain,
-    paragraphs,
-    resolve,
-    uses_norm,
-)
+from normlab.training.recipes import grammar
 
 DECODER: Final[dict[str, Any]] = {"encoder_layers": 0, "decoder_layers": 4, "dropout": 0.0}
 """Sizes of a model for which nothing else is said."""
@@ -51,8 +38,8 @@ def build(recipe: str, vocab_size: int, *, seed: int = 1, force: bool = False, *
     >>> model(torch.randint(1000, (8, 16))).shape
     torch.Size([8, 16, 1000])
     """
-    config = resolve(recipe, Config(model=ModelConfig(**{**DECODER, **sizes})), force=force).model
-    kind: Any = MODELS.get((bool(config.encoder_layers), bool(config.decoder_layers)), Decoder)
+    config = grammar.resolve(recipe, Config(model=ModelConfig(**{**DECODER, **sizes})), force=force).model
+    kind: Any = grammar.MODELS.get((bool(config.encoder_layers), bool(config.decoder_layers)), Decoder)
     model = build_model(kind, config, vocab_size, seed)
     if next(model.parameters()).is_meta:
         return model
@@ -70,19 +57,21 @@ def explain(config: Config) -> dict[str, str]:
     """Return labelled texts: equation and source of every choice that is not the plain one, the placement's
     factors on the initialisation of each matrix, and the number of parameters.
     """
-    model = empty_model(config.model, config.data.vocab_size)
-    texts = {"in short": describe(config)}
+    model = grammar.empty_model(config.model, config.data.vocab_size)
+    texts = {"in short": grammar.describe(config)}
     plain: list[str] = []
-    for axis in (PLACEMENT, *AXES):
-        chosen = by_stack(axis, config) if axis is PLACEMENT else not_plain(axis, config)
-        if axis.name == "norm" and not uses_norm(config.model):
+    for axis in (grammar.PLACEMENT, *grammar.AXES):
+        chosen = (
+            grammar.by_stack(axis, config) if axis is grammar.PLACEMENT else grammar.not_plain(axis, config)
+        )
+        if axis.name == "norm" and not grammar.uses_norm(config.model):
             texts["norm"] = "not used"
         elif chosen:
             texts |= {f"{axis.name} {stack}".strip(): _part(axis, name) for stack, name in chosen.items()}
         else:
             plain.append(axis.form.format(axis.plain))
     steps = config.optim.warmup_steps
-    texts["warm-up"] = f"{steps} steps: {_text(WARM_UP['warmup'])}" if steps else "none"
+    texts["warm-up"] = f"{steps} steps: {_text(grammar.WARM_UP['warmup'])}" if steps else "none"
     texts["plain choices"] = ", ".join(plain)
     texts["initialisation"] = "; ".join(_initialisation(model))
     texts["parameters"] = _parameters(config, model)
@@ -91,15 +80,15 @@ def explain(config: Config) -> dict[str, str]:
     return texts
 
 
-def _part(axis: Axis, name: str) -> str:
+def _part(axis: grammar.Axis, name: str) -> str:
     claim = ""
-    if axis is PLACEMENT and Placement.registry[name].deep:
+    if axis is grammar.PLACEMENT and Placement.registry[name].deep:
         claim = " Its source claims that very deep models train with it."
     return f"{name}: {_text(axis.names[name])}{claim}"
 
 
 def _text(source: object) -> str:
-    return readable(" ".join(paragraphs(source)))
+    return readable(" ".join(grammar.paragraphs(source)))
 
 
 def _initialisation(model: TokenModel) -> Iterator[str]:
