@@ -21,8 +21,8 @@ from normlab.cli.options import (
     flags_of,
     load,
 )
-from normlab.cli.progress import STYLES, progress
 from normlab.cli.run import FORCED, forced_lines
+from normlab.cli.terminal import STYLES, progress
 from normlab.comparison.result import CompareRequest, Comparison, on_backend
 from normlab.config.units import duration, p_value, rate
 from normlab.runs.files import own

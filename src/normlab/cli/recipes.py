@@ -12,7 +12,7 @@ from tyro.conf import Positional, arg
 from normlab.cli import terminal
 from normlab.cli.options import Imports, Switch, load
 from normlab.config.config import Config
-from normlab.config.tex import readable
+from normlab.config.units import readable
 from normlab.errors import UserError, nearest
 
 ROOMY = 160

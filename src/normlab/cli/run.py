@@ -11,7 +11,7 @@ from tyro.conf import Positional, arg
 
 from normlab.cli import terminal
 from normlab.cli.options import RUNS, Imports
-from normlab.cli.progress import state_of
+from normlab.cli.terminal import state_of
 from normlab.comparison.result import Comparison
 from normlab.config.io import from_plain
 from normlab.config.metric import in_words, selection_metric

@@ -19,6 +19,9 @@ from normlab.errors import UserError
 from normlab.runs.files import (
     append_rows,
     blame,
+    held,
+    hold,
+    other_host,
     read_json,
     regular,
     row_line,
@@ -26,7 +29,6 @@ from normlab.runs.files import (
     write_json_atomic,
     write_text_atomic,
 )
-from normlab.runs.lock import held, hold, other_host
 from normlab.runs.manifest import CheckpointError
 
 Row = dict[str, Any]

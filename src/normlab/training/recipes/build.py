@@ -11,7 +11,7 @@ from torch import Tensor
 
 from normlab.config.config import Config
 from normlab.config.model import ModelConfig, derive
-from normlab.config.tex import readable
+from normlab.config.units import readable
 from normlab.nn import Branch, Decoder, Placement, Sublayer, TokenModel
 from normlab.nn.init import profile_
 from normlab.tasks.task import build_model
