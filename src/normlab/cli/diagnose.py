@@ -14,8 +14,7 @@ from rich.text import Text
 from normlab.cli import errors, terminal
 from normlab.cli.options import FAILS, SourceFlags, Switch, command_line, title_lines
 from normlab.config.config import Config, run_id
-from normlab.config.fields import flag_name
-from normlab.config.io import to_plain
+from normlab.config.io import flag_name, to_plain
 from normlab.config.units import count, duration
 from normlab.errors import UserError
 from normlab.runs.folder import find_run, write_text_atomic

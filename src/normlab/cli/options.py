@@ -28,8 +28,7 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, UseAppend
 from normlab.cli import errors, terminal
 from normlab.cli.presets import CONFIGS
 from normlab.config.config import PARALLEL_TEXTS, Config, SeedConfig
-from normlab.config.fields import changes_numbers, flag_name, is_flag
-from normlab.config.io import is_utf8
+from normlab.config.io import changes_numbers, flag_name, is_flag, is_utf8
 from normlab.errors import UserError, nearest
 from normlab.runs.folder import read_config
 

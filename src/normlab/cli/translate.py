@@ -13,7 +13,7 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 from normlab.cli import errors
 from normlab.cli.options import RUNS, Imports, Switch, flags_of
 from normlab.config.config import DecodeConfig
-from normlab.config.fields import flag_name
+from normlab.config.io import flag_name
 from normlab.config.units import printable
 from normlab.errors import UserError
 from normlab.runs.files import write_output

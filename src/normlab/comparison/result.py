@@ -13,8 +13,7 @@ from typing import Annotated
 from annotated_types import Ge, Lt
 
 from normlab.config.config import Config, OptimConfig, TrainConfig
-from normlab.config.fields import Amount, Count, Positive, Size, no_flag
-from normlab.config.io import validated
+from normlab.config.io import Amount, Count, Positive, Size, no_flag, validated
 from normlab.config.metric import NLL, Metric, selection_metric
 from normlab.config.units import count
 from normlab.errors import UserError

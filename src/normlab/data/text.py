@@ -17,7 +17,7 @@ from typing import TypeVar, final
 import numpy as np
 from numpy.typing import NDArray
 
-from normlab.config.fields import flag_name
+from normlab.config.io import flag_name
 from normlab.config.units import count
 from normlab.errors import UserError
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from normlab.config.config import SEMANTICS, Config, run_id
-from normlab.config.fields import Count
-from normlab.config.io import NOT_FINITE, from_plain
+from normlab.config.io import NOT_FINITE, Count, from_plain
 from normlab.config.metric import NLL, Metric, Outcome
 from normlab.errors import UserError
 from normlab.runs.files import (

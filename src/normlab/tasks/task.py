@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from normlab.config.config import Config, DataConfig, ModelConfig
-from normlab.config.fields import flag_name
+from normlab.config.io import flag_name
 from normlab.config.metric import NLL, Metric, metric_named
 from normlab.config.model import derive
 from normlab.data.tokenizer import Tokenizer
