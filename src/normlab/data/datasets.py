@@ -15,7 +15,6 @@ from normlab.data.sources import HUB, HubSet
 from normlab.errors import UserError
 
 SIDES = ("src", "tgt")
-
 _NAMES = {
     "train": re.compile(r"train([._-].*)?"),
     "dev": re.compile(r"(dev|val|valid|validation)([._-].*|\d.*)?"),

@@ -29,7 +29,6 @@ LONGEST_WORD = 2**15
 """The most characters without white space between them: tokenizers take minutes over many more."""
 FEWEST_DOCUMENTS = 20
 """Blank lines separate documents only where at least so many result."""
-
 _OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 _DATA_FOLDER = re.compile(r"\$(NORMLAB_DATA\b|\{NORMLAB_DATA\})")
 

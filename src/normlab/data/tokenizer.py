@@ -20,7 +20,6 @@ PAD, UNK, BOS, EOS = range(4)
 
 # A space inside the name: no merge of the text's own pieces can ever spell it.
 SPECIALS = ("[ pad ]", "[ unk ]", "[ bos ]", "[ eos ]")
-
 _SPACE = "\u2581"
 
 

@@ -32,7 +32,6 @@ from normlab.tasks.task import Evaluation, LossSum, Task, label_smoothed, repeat
 
 _SEARCHED_SENTENCES = 200
 """About one batch of the search at full size: fewer sentences would each seem dearer than they are."""
-
 SEARCH_POSITIONS = 4096
 """Source positions of a batch of the search, those of its beams together."""
 

@@ -28,7 +28,6 @@ from normlab.training.progress import RunProgress
 
 FORMAT: Final = 2
 """The format of checkpoints that this version writes and reads."""
-
 _FORMAT: Final = "format"
 _OPTIMISER: Final = "optimiser"
 State = Mapping[str, Mapping[str, Any]]

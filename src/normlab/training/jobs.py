@@ -86,9 +86,7 @@ class Process:
 
 Watch = Callable[[Sequence[RunFolder]], None]
 """Called at least twice a second with the folders of all runs that were added so far, finished or not."""
-
 _POLL_SECONDS = 0.5
-
 _DEATHS = 3
 """A run has failed once so many workers have died in it at the same step."""
 

@@ -154,7 +154,6 @@ def _place(module: str, sublayers: Sequence[str]) -> tuple[str | None, int | Non
 
 WATCHED: Final = 64
 """Steps before the bad one in which a replay watches every module; those before are done again unwatched."""
-
 LATER: Final = "ask normlab.training.replay"
 Row = Mapping[str, Any]
 

@@ -13,16 +13,12 @@ from normlab.watching.meter import StepRecord
 
 LEFT: Final = 10.0
 """A statistic has left its range at so many times its median over many steps before."""
-
 FEW: Final = 4.0
 """After only n steps the limit is 1 + ``FEW`` / n times as high: what begins at zero grows fast at first."""
-
 BEFORE: Final = 32
 """The largest number of steps in that median."""
-
 MODEL: Final = ""
 """The path of the model itself."""
-
 EVERYTHING: Final = (
     Probe("*", "input", "max_abs", every_tensor=True),
     Probe("*", "output", "max_abs", every_tensor=True),
@@ -32,15 +28,12 @@ EVERYTHING: Final = (
     Probe("*", "weight", "max_abs", every_tensor=True),
 )
 """The largest entries of every module, which show whether it is finite, and its rms, which shows its size."""
-
 NOWHERE: Final = "no module left its range: look at the data, the labels or the loss"
 """The sentence about steps that went wrong without a module to blame."""
-
 NO_PARAMETER: Final = (
     "no gradient and no update of a parameter left its range: look at the learning rate, the data, the labels"
 )
 """The same where only the norms of parameters were recorded."""
-
 NOTHING: Final = "no module left its range in these steps, and the run trained"
 """The same about steps of a run that trained."""
 

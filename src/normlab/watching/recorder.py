@@ -25,7 +25,6 @@ from normlab.watching.meter import StepRecord
 
 RING: Final = 32
 """The number of last steps that are kept."""
-
 SPIKE_NATS: Final = 0.5
 """A loss has spiked when the median of ``RECENT`` steps is above every kept step before them, of which there
 are as many, and so much above their median. One bad batch is not a spike."""

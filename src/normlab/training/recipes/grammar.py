@@ -30,7 +30,6 @@ source may come before one on arXiv.
 
 LONGEST = 300
 """More characters than a recipe needs that names a part of each axis."""
-
 DEFAULTS = Config()
 MODELS: Mapping[tuple[bool, bool], type[nn.TokenModel]] = {
     (True, True): nn.Seq2Seq,
