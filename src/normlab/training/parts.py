@@ -19,7 +19,7 @@ from normlab.training.checkpoint import has_checkpoint, load_checkpoint, save_ch
 from normlab.training.outcome import Row, outcome, why_stop
 from normlab.training.progress import Phases
 from normlab.training.replay import LATER, Probing, preset_of, replay
-from normlab.training.weights import kept_steps, step_folder
+from normlab.training.weights import kept_steps
 from normlab.watching.fault import Fault
 from normlab.watching.meter import StepRecord
 from normlab.watching.recorder import NATS, Recorder, Replayed
@@ -357,7 +357,7 @@ class KeptWeights(RunPart):
         weights = [p.detach() for p in model.parameters()]
         total = [torch.zeros_like(w) for w in weights]
         for step in steps:
-            load_checkpoint(step_folder(self._folder, step), model, run=self._folder.id())
+            load_checkpoint(self._folder.steps / str(step), model, run=self._folder.id())
             torch._foreach_add_(total, weights)
         torch._foreach_div_(total, float(len(steps)))
         torch._foreach_copy_(weights, total)
@@ -368,7 +368,7 @@ class KeptWeights(RunPart):
         self._delete(steps[:-1] if self._policy == "log" else steps)
 
     def _save(self, model: nn.Module, step: int) -> None:
-        path = step_folder(self._folder, step)
+        path = self._folder.steps / str(step)
         recover(path)
         if not path.exists():
             save_checkpoint(path, weights_state(model, step), run=self._folder.id())
@@ -385,5 +385,5 @@ class KeptWeights(RunPart):
     def _delete(self, steps: Iterable[int]) -> None:
         for step in list(steps):
             if self._policy != "all" and not self._stays(step):
-                recover(step_folder(self._folder, step))
-                shutil.rmtree(step_folder(self._folder, step))
+                recover(self._folder.steps / str(step))
+                shutil.rmtree(self._folder.steps / str(step))

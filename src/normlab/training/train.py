@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -48,7 +48,7 @@ from normlab.training.progress import Phases, TrainingClock
 from normlab.training.ranks import Ranks, check_share, join_processes
 from normlab.training.recipes.plugins import imported
 from normlab.training.trainer import AnyTask, Trainer, load_task
-from normlab.training.weights import checkpoint_of, with_start, write_start
+from normlab.training.weights import checkpoint_of, with_start
 
 _STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -76,7 +76,8 @@ class Run:
             self.ranks.on_main(self.folder.cut_rows, self.progress.step)
         self.rows.written = self.folder.metrics()
         if not self.progress.step and (initial := self.trainer.begin()):
-            self.ranks.on_main(write_start, self.folder, initial)
+            start = {**asdict(initial), "sentence": initial.sentence()}
+            self.ranks.on_main(write_json_atomic, self.folder.start, start)
         self.saved, self.clock = self.progress.step, TrainingClock(self.progress.seconds)
         before, now = self.folder.status().hardware, hardware(self.trainer.device, self.ranks.count)
         self.hardware, changed = hardware_so_far(before, now, self.progress.step)

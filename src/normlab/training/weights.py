@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -16,7 +16,7 @@ from torch import Size, Tensor
 from normlab.config.config import Config
 from normlab.config.units import count, steps_named
 from normlab.errors import UserError, nearest
-from normlab.runs.folder import RunFolder, find_run, write_json_atomic
+from normlab.runs.folder import RunFolder, find_run
 from normlab.tasks.task import Prepared, Task
 from normlab.trace.tensors import bytes_of
 from normlab.training.checkpoint import has_checkpoint, open_checkpoint
@@ -74,11 +74,6 @@ class Ema:
             torch._foreach_copy_(means, before)
 
 
-def step_folder(folder: RunFolder, step: int) -> Path:
-    """The folder of the weights after a step."""
-    return folder.steps / str(step)
-
-
 def kept_steps(folder: RunFolder) -> list[int]:
     """The steps whose weights are there, in order."""
     there = folder.steps.iterdir() if folder.steps.is_dir() else ()
@@ -126,7 +121,7 @@ def checkpoint_of(folder: RunFolder, weights: str | int = "") -> Path:
     if isinstance(weights, int):
         steps = kept_steps(folder)
         if weights in steps:
-            return step_folder(folder, weights)
+            return folder.steps / str(weights)
         there = f"there are steps {', '.join(map(str, steps))}" if steps else "none were kept"
         raise FileNotFoundError(
             f"the run {folder.path} keeps no weights of step {weights}; {there}; train one with "
@@ -260,11 +255,6 @@ def _require_same_tokenizer(folder: RunFolder, corpus: Prepared) -> None:
 
 def _tested_weights(folder: RunFolder) -> dict[str, Tensor]:
     return open_checkpoint(checkpoint_of(folder), run=folder.id()).weights()
-
-
-def write_start(folder: RunFolder, initial: InitialWeights) -> None:
-    """Note in the run's folder which weights it began with."""
-    write_json_atomic(folder.start, {**asdict(initial), "sentence": initial.sentence()})
 
 
 def digest(weights: Mapping[str, Tensor]) -> str:
