@@ -31,7 +31,7 @@ from normlab.tasks import TASKS
 from normlab.training import replay, trainer
 from normlab.training.devices import prepare_process
 from normlab.training.recipes.grammar import resolve
-from normlab.training.run import Run
+from normlab.training.train import Run
 from normlab.training.trainer import AnyTask, Trainer
 from normlab.watching import fault as rules
 from normlab.watching import recorder

@@ -24,7 +24,7 @@ from normlab.config.config import Config, DataConfig, MachineConfig, ModelConfig
 from normlab.diagnosis import PRESETS, Record
 from normlab.tasks import TASKS
 from normlab.training.devices import hardware, prepare_process
-from normlab.training.probing import Probing, preset_of
+from normlab.training.replay import Probing, preset_of
 from normlab.training.trainer import Trainer
 from normlab.watching.meter import Meter
 
@@ -80,7 +80,7 @@ def timed(trainer: Trainer, way: Way, meter: Meter) -> float:
     trainer.progress.step = 0
     start = time.perf_counter()
     record = trainer.step(probing.passing)
-    probing.measure_step(record, meter)
+    probing.measure_step(record, meter, trainer.parallel)
     probing.flush()
     return time.perf_counter() - start
 

@@ -21,13 +21,11 @@ import torch
 from torch import nn
 
 from normlab.config.config import MachineConfig, ModelConfig, OptimConfig
-from normlab.data.batches import Batch, PairBatches
+from normlab.data.batches import Batch, PairBatches, plan_shapes
 from normlab.data.ragged import Ragged, TokenPairs
-from normlab.data.shapes import plan_shapes
 from normlab.nn import PAD
 from normlab.optim import build_optimiser
-from normlab.tasks.loss import label_smoothed
-from normlab.tasks.task import build_seq2seq
+from normlab.tasks.task import build_seq2seq, label_smoothed
 from normlab.training.devices import autocast, hardware, prepare_process
 from peers import PEERS, installed
 

@@ -33,7 +33,7 @@ PARSERS = {
 OTHERS_CODE = {
     "cli/compare.py": "the results of a comparison never hang on its page; it warns with what to type",
     "cli/main.py": "shows the traceback",
-    "cli/reproduce.py": "shows the traceback; the artefacts that follow are measured all the same",
+    "cli/papers.py": "shows the traceback; the artefacts that follow are measured all the same",
     "data/tokenizer.py": "the library tokenizers raises no narrower one",
     "diagnosis/diagnose.py": "the study's note names class and message; the model is anybody's",
     "diagnosis/reading/block.py": "a block of a foreign model is called with one tensor",

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from normlab.comparison.judge import judge
+from normlab.comparison.compare import judge
 from normlab.comparison.result import Comparison
 from normlab.config.io import from_plain
 from normlab.papers import ARTEFACTS

@@ -13,7 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from normlab.comparison.judge import judge
+from normlab.comparison.compare import judge
 from normlab.comparison.result import Comparison, RecipeResult
 from normlab.config.io import from_plain, to_json
 from normlab.config.metric import Metric

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from bad_input.damage import MODEL
 from bad_input.prompt import GOOD, runs_made
-from normlab.cli.main import main
-from normlab.cli.streams import keep
+from normlab.cli.main import keep_streams, main
 from normlab.runs import RunFolder
 
 NORMLAB = [sys.executable, "-m", "normlab"]
@@ -54,7 +53,7 @@ def test_output_goes_nowhere_once_its_reader_is_gone(monkeypatch):
         os.dup2(write, 1)
         os.close(write)
         os.close(2)
-        keep()
+        keep_streams()
         sys.stdout.write("heard\n")
         sys.stdout.flush()
         said = os.read(read, 100)
@@ -78,7 +77,7 @@ def test_a_full_disk_is_still_an_error_of_what_is_printed(monkeypatch):
         full = os.open("/dev/full", os.O_WRONLY)
         os.dup2(full, 1)
         os.close(full)
-        keep()
+        keep_streams()
         failed = ""
         try:
             sys.stdout.write("lost\n")

@@ -23,7 +23,7 @@ from bad_input.prompt import GOOD, lacking, refused
 from normlab.cli.main import main
 from normlab.data.ragged import ArrayWriter
 from normlab.runs import RunFolder, files
-from normlab.runs import lock as locks
+from normlab.runs import files as locks
 from normlab.training import checkpoint
 
 HOLD = """

@@ -14,8 +14,8 @@ from rich.console import Console
 from normlab.cli import terminal
 from normlab.cli.compare import print_comparison
 from normlab.cli.main import main
-from normlab.cli.progress import progress as show_progress
 from normlab.cli.run import print_run, print_runs
+from normlab.cli.terminal import progress as show_progress
 from normlab.comparison.result import Comparison, Interval, RecipeDifference, RecipeResult, SweepRun
 from normlab.config.config import Config, OptimConfig
 from normlab.config.io import to_json

@@ -15,7 +15,7 @@ from normlab.cli.presets import CONFIGS
 from normlab.cli.train import TrainCommand
 from normlab.cli.translate import DecodeFlags
 from normlab.config.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
-from normlab.config.fields import no_flag
+from normlab.config.io import no_flag
 from normlab.runs import RunFolder
 
 DATA = (

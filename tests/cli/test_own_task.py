@@ -36,7 +36,7 @@ from normlab.config.config import Config, DataConfig, MachineConfig, ModelConfig
 from normlab.config.metric import NLL, Metric
 from normlab.config.model import derive
 from normlab.tasks.task import build_model
-from normlab.tasks.loss import LossSum
+from normlab.tasks.task import LossSum
 from normlab.tasks.task import Evaluation, Task
 
 ODD, EVEN = ["one", "three", "five", "seven"], ["two", "four", "six", "eight"]

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from normlab.cli.main import main
-from normlab.cli.reproduce import ReproduceCommand
+from normlab.cli.papers import ReproduceCommand
 from normlab.errors import UserError
 from normlab.papers import registry
 from normlab.papers import results as reproductions_store

@@ -6,7 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
-from normlab.cli.progress import ProgressDisplay, RunBar, Tail
+from normlab.cli.terminal import ProgressDisplay, RunBar, Tail
 from normlab.config.config import Config, OptimConfig, SeedConfig, TrainConfig
 from normlab.config.metric import Outcome
 from normlab.runs import RunFolder, Status
@@ -146,7 +146,7 @@ def test_a_terminal_shows_one_row_a_run_and_as_many_as_fit(folders):
 
 
 def test_the_phase_is_shown_with_its_progress(folders, monkeypatch):
-    monkeypatch.setattr("normlab.cli.progress.LOG_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("normlab.cli.terminal.LOG_EVERY_SECONDS", 0.0)
     out = io.StringIO()
     progress = ProgressDisplay(Console(file=out))
     with progress:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from normlab.comparison.judge import judge
+from normlab.comparison.compare import judge
 from normlab.comparison.result import Comparison, RecipeResult, SweepRun
 from normlab.config.config import Config
 from normlab.config.metric import NLL, Metric, Outcome

@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from normlab.config.model import derive
-from normlab.data.batches import PairBatches, dev_batches, permutation
+from normlab.data.batches import PairBatches, Shape, dev_batches, permutation, plan_shapes
 from normlab.data.ragged import Ragged, TokenPairs
-from normlab.data.shapes import Shape, plan_shapes
 from normlab.data.tokenizer import BOS, EOS, PAD, UNK
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from normlab.data.segments import mask_tokens, predictions, word_beginnings
-from normlab.data.sentencepiece import SentencePieces
+from normlab.data.sentence_pairs import mask_tokens, predictions, word_beginnings
 from normlab.data.tokenizer import BOS, EOS, PAD, UNK, BytePairs
+from normlab.data.vocabulary import SentencePieces
 
 MASK = 50
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from normlab.data.batches import AHEAD, PairBatches, Prefetch
+from normlab.data.batches import AHEAD, PairBatches, Prefetch, plan_shapes
 from normlab.data.ragged import Ragged, TokenPairs
-from normlab.data.shapes import plan_shapes
 
 WORKERS = (0, 1, 2, 4)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from normlab.data.segments import Shuffled, Spans, joined
+from normlab.data.sentence_pairs import Shuffled, Spans, joined
 from normlab.data.tokenizer import BOS, EOS, PAD
 from normlab.errors import UserError
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from cases import each
 from normlab.data import ragged
+from normlab.data.batches import Shape, plan_shapes
 from normlab.data.ragged import Ragged, TokenPairs
-from normlab.data.shapes import Shape, plan_shapes
 
 
 def pairs_of(source, target):
@@ -49,7 +49,7 @@ def start_at_once(source, target, count):
     st.integers(1, 40),
 )
 def test_the_search_begins_where_all_lengths_at_once_would_begin(lengths, scale, count, at_a_time):
-    from normlab.data.shapes import _Cells, _equal_shares
+    from normlab.data.batches import _Cells, _equal_shares
 
     source, target = (scale * side for side in np.array(lengths).T)
     with pytest.MonkeyPatch.context() as patch:

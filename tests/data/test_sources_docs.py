@@ -12,7 +12,7 @@ import pytest
 
 from normlab.cli.main import main
 from normlab.data.builtin import generate
-from normlab.data.sentencepiece import SentencePieces
+from normlab.data.vocabulary import SentencePieces
 from normlab.runs import Runs
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text(encoding="utf-8")

@@ -11,9 +11,8 @@ import pytest
 
 from normlab.config.config import Config, DataConfig, DecodeConfig, ModelConfig, TrainConfig, run_id
 from normlab.data.parallel import prepare
-from normlab.data.sentencepiece import SentencePieces
 from normlab.data.tokenizer import BytePairs
-from normlab.data.vocabulary import PretokenizerChain, load, vocabulary
+from normlab.data.vocabulary import PretokenizerChain, SentencePieces, load, vocabulary
 from normlab.errors import UserError
 from normlab.training.train import train
 from normlab.training.translate import translate

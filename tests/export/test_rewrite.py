@@ -16,8 +16,8 @@ from contracts.variants import ALONE, CONFIG, SEQ2SEQ, VOCAB, inputs, kind_of, l
 from normlab.config.config import Config
 from normlab.errors import UserError
 from normlab.nn import Norm, Placement, Seq2Seq
+from normlab.training.fold import rewrite
 from normlab.training.recipes.grammar import resolve
-from normlab.training.rewrite import rewrite
 
 FLOAT64, FLOAT32 = 1e-12, 1e-5
 """The largest difference of logits relative to the largest logit."""

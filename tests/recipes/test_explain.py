@@ -7,7 +7,7 @@ from dataclasses import replace
 from normlab.cli.presets import demo
 from normlab.config.config import Config, DataConfig, ModelConfig
 from normlab.tasks.task import build_seq2seq
-from normlab.training.recipes.explain import explain
+from normlab.training.recipes.build import explain
 from normlab.training.recipes.grammar import describe, resolve
 
 

@@ -11,7 +11,7 @@ import pytest
 from cases import each
 from normlab.config.config import Config, ModelConfig, OptimConfig, run_id
 from normlab.nn import Norm, Placement, PreNorm
-from normlab.training.recipes.explain import explain
+from normlab.training.recipes.build import explain
 from normlab.training.recipes.grammar import (
     CITATION,
     RecipePart,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from normlab.comparison.judge import judge
+from normlab.comparison.compare import judge
 from normlab.comparison.result import Comparison, RecipeResult, Sample, SweepRun
 from normlab.config.config import (
     Config,

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 from markupsafe import Markup
 
-from normlab.comparison.judge import judge
+from normlab.comparison.compare import judge
 from normlab.comparison.result import Comparison
 from normlab.report.compare import compare_page, write_compare_page
 from normlab.report.page import LIMIT_BYTES

@@ -29,8 +29,7 @@ from normlab.config.config import (
     SeedConfig,
     TrainConfig,
 )
-from normlab.config.fields import Count
-from normlab.config.io import from_json, from_plain, to_json, to_plain, validated
+from normlab.config.io import Count, from_json, from_plain, to_json, to_plain, validated
 from normlab.config.metric import NLL, Metric, Outcome
 from normlab.config.model import ModelConfig
 from normlab.errors import UserError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cases import each
-from normlab.config.tex import readable
+from normlab.config.units import readable
 
 SHOWN = {
     r"Post-LN: :math:`x \leftarrow \mathrm{LN}(x + f(x))`": "Post-LN: x ← LN(x + f(x))",

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from cases import each
-from normlab.tasks.loss import label_smoothed
+from normlab.tasks.task import label_smoothed
 from oracles import losses
 
 V = 7

@@ -22,7 +22,7 @@ from normlab.runs import RunFolder
 from normlab.tasks import TASKS
 from normlab.training.ranks import SINGLE_PROCESS, Ranks
 from normlab.training.recipes.grammar import resolve
-from normlab.training.run import Run
+from normlab.training.train import Run
 from normlab.training.trainer import Trainer
 
 NAMES = ("train_src", "train_tgt", "dev_src", "dev_tgt", "test_src", "test_tgt")

@@ -9,11 +9,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
-from normlab.cli import errors
-from normlab.cli.options import Switch, typed_values
-from normlab.cli.source import FAILS, SourceFlags, command_line, progress_line, title_lines
+from rich.text import Text
+
+from normlab.cli import errors, terminal
+from normlab.cli.options import (
+    FAILS,
+    SourceFlags,
+    Switch,
+    command_line,
+    progress_line,
+    title_lines,
+    typed_values,
+)
+from normlab.config.io import to_plain
+from normlab.config.units import duration
 from normlab.errors import UserError
-from normlab.runs.folder import find_run
+from normlab.runs.folder import find_run, write_text_atomic
 
 if TYPE_CHECKING:
     from normlab.checks.report import Report
@@ -104,7 +115,6 @@ class CheckCommand(SourceFlags):
 
     # ---------------------------------------------------------------------------------------------- sources
     def _require_flags(self) -> None:
-        """Raise UserError if nothing is named, or flags that nothing reads."""
         self.require_one()
         of_run = ["--checkpoints"] * bool(self.checkpoints) + ["--step"] * (self.step is not None)
         if self.kind != "run" and of_run:
@@ -151,7 +161,6 @@ class CheckCommand(SourceFlags):
         return report, setup
 
     def _plain(self, source: NamedSetup, report: Report, setup: Setup) -> dict[str, Any]:
-        from normlab.config.io import to_plain
         from normlab.training.declared import parameters_of
         from normlab.training.setups import sources
 
@@ -169,7 +178,6 @@ class CheckCommand(SourceFlags):
 
     def _write_for_programs(self, reports: Sequence[Mapping[str, Any]]) -> None:
         from normlab.report.ci_formats import junit, sarif
-        from normlab.runs.folder import write_text_atomic
 
         for path, write in ((self.junit, junit), (self.sarif, sarif)):
             if path is not None:
@@ -177,12 +185,6 @@ class CheckCommand(SourceFlags):
 
 
 def _print(source: NamedSetup, report: Report) -> None:
-    """Print the failures, what holds, and what could not be tested."""
-    from rich.text import Text
-
-    from normlab.cli import terminal
-    from normlab.config.units import duration
-
     terminal.write(
         *(Text(line.text, STYLES[line.kind]) for line in report.lines()),
         *title_lines(source.title, {**source.facts, **report.facts}),

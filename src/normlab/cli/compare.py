@@ -11,11 +11,19 @@ from rich.text import Text
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, arg
 
 from normlab.cli import errors, terminal
-from normlab.cli.options import ConfigFlags, ConfigParts, Imports, Switch, base_of, flags_of, load
-from normlab.cli.progress import STYLES, progress
+from normlab.cli.options import (
+    ConfigFlags,
+    ConfigParts,
+    Imports,
+    Switch,
+    base_of,
+    command_line,
+    flags_of,
+    load,
+)
 from normlab.cli.run import FORCED, forced_lines
-from normlab.cli.source import command_line
-from normlab.comparison.result import CompareRequest, Comparison
+from normlab.cli.terminal import STYLES, progress
+from normlab.comparison.result import CompareRequest, Comparison, on_backend
 from normlab.config.units import duration, p_value, rate
 from normlab.runs.files import own
 
@@ -63,11 +71,10 @@ class CompareCommand:
 
     def run(self) -> None:
         from normlab.comparison import compare, plan
-        from normlab.comparison.result import on_backend
 
         request = on_backend(self.request(command_line()))
         if self.plan:
-            print_plan(plan.plan(request), jobs=request.jobs)
+            _print_plan(plan.plan(request), jobs=request.jobs)
             return
         from normlab.report.compare import write_compare_page
 
@@ -98,7 +105,7 @@ class CompareCommand:
             raise SystemExit(FAILED)
 
 
-def print_plan(planned: ComparePlan, *, jobs: int) -> None:
+def _print_plan(planned: ComparePlan, *, jobs: int) -> None:
     """Print the runs of a plan, what they could tell, and the time they take."""
     table = terminal.table("recipe", ">lr", ">seed", "run", "")
     for run in planned.sweep:

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
-from normlab.cli import errors
-from normlab.cli.options import Switch
-from normlab.cli.source import FAILS, SourceFlags, command_line, title_lines
+from rich.text import Text
+
+from normlab.cli import errors, terminal
+from normlab.cli.options import FAILS, SourceFlags, Switch, command_line, title_lines
 from normlab.config.config import Config, run_id
-from normlab.config.fields import flag_name
-from normlab.config.units import count
+from normlab.config.io import flag_name, to_plain
+from normlab.config.units import count, duration
 from normlab.errors import UserError
-from normlab.runs.folder import find_run
+from normlab.runs.folder import find_run, write_text_atomic
 
 if TYPE_CHECKING:
     from normlab.diagnosis import Diagnosis
@@ -72,7 +73,6 @@ class DiagnoseCommand(SourceFlags):
         if self.flight:
             self._print_flight()
             return
-        from normlab.config.io import to_plain
         from normlab.report.diagnosis import write_diagnosis
 
         problems, everything = 0, list[dict[str, Any]]()
@@ -93,7 +93,6 @@ class DiagnoseCommand(SourceFlags):
             raise SystemExit(FAILS)
 
     def _require_flags(self) -> None:
-        """Raise UserError if the flags name several subjects, or half of one."""
         typed = {"fail_on": self.fail_on, "checkpoints": self.checkpoints, "step": self.step is not None}
         ignored = [flag_name(name) for name, value in typed.items() if value]
         if self.flight and ignored:
@@ -108,11 +107,7 @@ class DiagnoseCommand(SourceFlags):
         self.require_one()
 
     def _print_flight(self) -> None:
-        """Print the flight recorder's report on a run that is over or interrupted, and write its page."""
-        from normlab.cli import terminal
-        from normlab.config.io import to_plain
         from normlab.report.run import run_page
-        from normlab.runs.folder import write_text_atomic
         from normlab.training.replay import examine
 
         folder = find_run(self.source, self.runs)
@@ -172,12 +167,6 @@ def _flags_for_arguments() -> Iterator[None]:
 
 
 def _print(case: Case, diagnosis: Diagnosis, page: Path) -> None:
-    """Print the cause, the other findings, and the path of the page."""
-    from rich.text import Text
-
-    from normlab.cli import terminal
-    from normlab.config.units import duration
-
     cause, facts = diagnosis.cause, {**diagnosis.facts, **case.facts}
     about = {name: value for name, value in facts.items() if name not in ("recipe", "run")}
     lines = [Text(diagnosis.verdict, STYLES[cause.severity] if cause else "bold green")]

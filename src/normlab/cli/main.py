@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import shlex
 import signal
+import stat
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TextIO
 
-from normlab.cli import errors, streams
+from normlab.cli import errors
 from normlab.errors import UserError, nearest
 
 INTERRUPTED: Final = 130
@@ -30,7 +33,7 @@ COMMANDS: Final = {
     "recipes": "recipes:RecipesCommand",
     "papers list": "papers:PapersCommand",
     "papers show": "papers:PapersCommand",
-    "papers reproduce": "reproduce:ReproduceCommand",
+    "papers reproduce": "papers:ReproduceCommand",
 }
 """Name to the module and class that hold it, which are imported when the command is typed."""
 MOVED: Final = {
@@ -76,7 +79,7 @@ RUN: Final = """run is for models that were trained; type one of:
   normlab run fold RUN               rewrite a model exactly as the plainest equal one"""
 
 
-class Command(Protocol):
+class _Command(Protocol):
     """One command: its fields are its flags.
 
     One whose flags' defaults depend on the command line has a class method ``defaults(argv)``, which returns
@@ -93,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         argv = sys.argv[1:]
         os.environ["PYTHONSAFEPATH"] = "1"  # no child process imports a file of the current directory
-        streams.keep()
+        keep_streams()
         for number in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal is as polite as Ctrl-C
             if signal.getsignal(number) != signal.SIG_IGN:  # nohup
                 signal.signal(number, signal.default_int_handler)
@@ -109,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def load(name: str) -> type[Command]:
+def load(name: str) -> type[_Command]:
     """Import a command by its name."""
     module, _, kind = COMMANDS[name].partition(":")
     return getattr(import_module(f"normlab.cli.{module}"), kind)
@@ -169,3 +172,51 @@ def _named(args: Sequence[str]) -> tuple[str, Sequence[str]]:
         raise UserError(f"normlab {first} is normlab {MOVED[first]} now; type: {words}")
     known = dict.fromkeys(name.split()[0] for name in COMMANDS)
     raise UserError(f"there is no command {first!r}{nearest(first, known)}")
+
+
+_GONE = (errno.EPIPE, errno.EIO)
+"""Errors of a pipe that nobody reads any more, and of a terminal that was closed."""
+
+
+class _Lasting(io.FileIO):
+    """A descriptor that turns to the null device once its reader is gone."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in _GONE or stat.S_ISREG(os.fstat(self.fileno()).st_mode):
+                raise
+            _turn_to_null(self.fileno())
+            return super().write(data)
+
+
+def keep_streams() -> None:
+    """Open closed standard streams on the null device, and let output and errors outlive their readers.
+
+    A closed descriptor would otherwise be given to the next file that is opened, and receive what is printed.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            _turn_to_null(descriptor)
+    sys.stdout, sys.stderr = _lasting(1, sys.stdout), _lasting(2, sys.stderr)
+
+
+def _lasting(descriptor: int, before: TextIO | None) -> TextIO:
+    errors = "backslashreplace" if descriptor == 2 else getattr(before, "errors", None)
+    raw = _Lasting(descriptor, "w", closefd=False)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw),
+        encoding=getattr(before, "encoding", None) or "utf-8",
+        errors=errors,
+        line_buffering=descriptor == 2 or raw.isatty() or getattr(before, "write_through", False),
+    )
+
+
+def _turn_to_null(descriptor: int) -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    if null != descriptor:
+        os.dup2(null, descriptor)
+        os.close(null)

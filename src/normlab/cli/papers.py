@@ -1,24 +1,41 @@
-"""``normlab papers``: the claims of the papers, and what was measured for them."""
+"""``normlab papers``: the claims of the papers, what was measured for them, and to measure it anew."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
+from rich.console import Console
+from rich.text import Text
 from tyro.conf import Positional, arg
 
+from normlab import papers
+from normlab.cli import errors, terminal
 from normlab.cli.options import RUNS, Imports, Switch
-from normlab.papers.results import ArtefactStatus, at_other_scales, disagreements, folders, standing
+from normlab.config.config import MachineConfig
+from normlab.config.io import to_plain
+from normlab.config.units import count, seconds_of
+from normlab.errors import SpentError, UserError
+from normlab.papers import words
+from normlab.papers.artefact import Artefact, Reproduction
+from normlab.papers.claim import Claim, Measure
+from normlab.papers.results import (
+    ArtefactStatus,
+    at_other_scales,
+    disagreements,
+    folders,
+    standing,
+    write_reproduction,
+)
 from normlab.papers.trainings import LAPTOP, Scale
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from normlab.papers.artefact import Artefact
-    from normlab.papers.claim import Claim, Measure
+from normlab.training.jobs import Queue, backend, usable_cores
 
 STYLES: Final = {
     "agrees": "green",
@@ -46,9 +63,8 @@ class PapersCommand:
     imports: Imports = ()
 
     def run(self) -> None:
-        from normlab.papers import chosen
 
-        standings = standings_of(chosen(self.names or ("all",)), self.runs, self.scale)
+        standings = _standings_of(papers.chosen(self.names or ("all",)), self.runs, self.scale)
         if self.as_json:
             print(json.dumps([_plain(s) for s in standings], ensure_ascii=False, allow_nan=False))
         elif len(standings) == 1:
@@ -57,16 +73,12 @@ class PapersCommand:
             _show_all(standings)
 
 
-def standings_of(artefacts: Iterable[Artefact], runs: Path, scale: Scale = LAPTOP) -> list[ArtefactStatus]:
+def _standings_of(artefacts: Iterable[Artefact], runs: Path, scale: Scale = LAPTOP) -> list[ArtefactStatus]:
     """What stands about each artefact: results below ``runs``, else the kept ones."""
     return [standing(artefact, folders(runs), scale) for artefact in artefacts]
 
 
 def _plain(standing: ArtefactStatus) -> dict[str, Any]:
-    """An artefact as plain data for JSON; earlier versions without their tables."""
-    from normlab.config.io import to_plain
-    from normlab.papers.words import standing_in_words
-
     artefact, found = standing.artefact, standing.found
     measures = {} if found is None else found.measures
     claims = [
@@ -82,7 +94,7 @@ def _plain(standing: ArtefactStatus) -> dict[str, Any]:
     return {
         **{name: getattr(artefact, name) for name in about},
         "study": artefact.study_name,
-        "holds": standing_in_words(standing),
+        "holds": words.standing_in_words(standing),
         "published": dict(artefact.published),
         "state": standing.state,
         "claims": claims,
@@ -102,56 +114,44 @@ def _plain(standing: ArtefactStatus) -> dict[str, Any]:
 
 
 def _show_all(standings: Sequence[ArtefactStatus]) -> None:
-    """Print a row for each artefact, with the scale of its trainings where it has any, and how many claims of
-    all of them hold.
-    """
-    from rich.text import Text
-
-    from normlab.cli import terminal
-    from normlab.papers.words import disagreeing, in_short, overall, pace, standing_in_words
-
-    seconds = pace(standings)
+    seconds = words.pace(standings)
     roomy = terminal.console().width >= WIDE
     table = terminal.table(
         "artefact", "scale", "claims that hold", "what it shows", *(("what was measured",) if roomy else ())
     )
     for s in standings:
-        short = in_short(s, seconds)
+        short = words.in_short(s, seconds)
         said = [Text(s.artefact.shows), Text(short)]
         cells = said if roomy else [Text("\n").join(filter(None, said))]
         scale = s.scale if s.scale in s.artefact.trainings else "–"
-        hold = Text(standing_in_words(s), STYLES.get(s.state, "dim"))
+        hold = Text(words.standing_in_words(s), STYLES.get(s.state, "dim"))
         table.add_row(Text(s.artefact.id), Text(scale), hold, *cells)
-    terminal.write(table, f"{len(standings)} artefacts: {', '.join(overall(standings))}")
+    terminal.write(table, f"{len(standings)} artefacts: {', '.join(words.overall(standings))}")
     for found in disagreements(standings):
-        terminal.write(Text(disagreeing(found)))
+        terminal.write(Text(words.disagreeing(found)))
 
 
 def _show_one(standing: ArtefactStatus, others: Sequence[ArtefactStatus]) -> None:
-    from rich.text import Text
-
-    from normlab.cli import terminal
-    from normlab.papers.words import command, number, resolution, standing_in_words, stood_in
 
     artefact, console = standing.artefact, terminal.console()
-    hold = standing_in_words(standing), STYLES.get(standing.state, "dim")
+    hold = words.standing_in_words(standing), STYLES.get(standing.state, "dim")
     console.print(Text.assemble((artefact.id, "bold"), ": ", hold))
     terminal.write(Text(artefact.paper, "dim"), Text(artefact.shows), "")
     table = terminal.table("published", "")
     for name, value in artefact.published.items():
-        table.add_row(Text(name), Text(number(value) if isinstance(value, float) else str(value)))
+        table.add_row(Text(name), Text(words.number(value) if isinstance(value, float) else str(value)))
     terminal.write(table, "", Text(f"To decide: {artefact.asserts}"))
-    print_verdicts(console, standing)
+    _print_verdicts(console, standing)
     if standing.trouble:
         terminal.write(Text(standing.trouble))
     if standing.found is not None and standing.found.stand_in:
-        terminal.write(stood_in(standing.found))
+        terminal.write(words.stood_in(standing.found))
     if standing.state == "stale":
         terminal.write("stale: this was measured for another claim; the verdicts above are not valid")
     for said in filter(None, (artefact.discussion, artefact.finding)):
         terminal.write("", Text(said))
     if standing.scale in artefact.trainings:
-        how = artefact.trainings[standing.scale].differs, resolution(artefact, standing.scale)
+        how = artefact.trainings[standing.scale].differs, words.resolution(artefact, standing.scale)
         terminal.write("", Text(f"The {standing.scale} scale: {' '.join(filter(None, how))}"))
     if standing.path is not None:
         terminal.write("", f"result: {standing.path}")
@@ -159,37 +159,30 @@ def _show_one(standing: ArtefactStatus, others: Sequence[ArtefactStatus]) -> Non
         terminal.write(
             "", f"at the {other.scale} scale: normlab papers show {artefact.id} --scale {other.scale}"
         )
-    terminal.write("", command(artefact, standing.scale) if artefact.study else "No study decides it yet.")
+    terminal.write(
+        "", words.command(artefact, standing.scale) if artefact.study else "No study decides it yet."
+    )
 
 
-def print_verdicts(console: Console, standing: ArtefactStatus) -> None:
+def _print_verdicts(console: Console, standing: ArtefactStatus) -> None:
     """Print the claims with their verdicts; for changed ones the reason, and what was found before."""
-    from rich.text import Text
-
-    from normlab.papers.words import earlier
-
     artefact = standing.artefact
     _judge(console, artefact.claims, {} if standing.found is None else standing.found.measures)
     if artefact.version > 1:
         console.print(Text(f"version {artefact.version}, {artefact.date}: {artefact.reason}", "dim"))
     for one in standing.before:
-        console.print(Text(earlier(one), "dim"))
+        console.print(Text(words.earlier(one), "dim"))
         _judge(console, one.claims, one.found.measures)
 
 
 def _judge(console: Console, claims: Sequence[Claim], measures: Mapping[str, Measure]) -> None:
-    """Print a line for each claim: verdict, measure, what is allowed, and why that."""
-    from rich.text import Text
-
-    from normlab.papers.words import basis, measured, undecided
-
     for claim in claims:
-        verdict, found = claim.verdict(measures), measured(measures.get(claim.measure))
+        verdict, found = claim.verdict(measures), words.measured(measures.get(claim.measure))
         said = [
             f"allowed {claim.allowed()}",
             *([f"published {claim.published}"] if claim.published else []),
-            *basis(claim, measures),
-            *filter(None, [undecided(claim, measures)]),
+            *words.basis(claim, measures),
+            *filter(None, [words.undecided(claim, measures)]),
         ]
         console.print(
             Text.assemble(
@@ -199,3 +192,183 @@ def _judge(console: Console, claims: Sequence[Claim], measures: Mapping[str, Mea
                 ("; ".join(said), "dim"),
             )
         )
+
+
+FAILED: Final = 1
+"""Exit code where something could not be measured."""
+
+
+@dataclass(frozen=True)
+class ReproduceCommand:
+    """Measure what artefacts of the papers claim, and write a page about each and one about all.
+
+    What was measured for the same claim, here or for the results kept by normlab, is not measured again
+    without --again. An artefact that fails does not stop the others; the exit code is then 1.
+    """
+
+    names: Annotated[Positional[tuple[str, ...]], arg(metavar="ID|KEY|all")]
+    """Artefacts such as liu2020.fig4, papers such as liu2020, or all; of several those with a study."""
+    runs: Path = RUNS
+    """Folder for results: papers/<id>.json, papers/<id>.html and papers/papers.html below it."""
+    data: Path | None = None
+    """Folder of local data sets; without it $NORMLAB_DATA."""
+    jobs: int = 0
+    """Artefacts that are measured, or runs that are trained, at the same time; 0: one for each usable core;
+    on Ray one run for each CPU.
+    """
+    on: str = "local"
+    """Where runs are trained: local (this machine), or ray: the Ray cluster at RAY_ADDRESS, else the one that
+    runs on this machine, else a new one on this machine alone. Artefacts without trainings are measured here.
+    """
+    scale: Scale = LAPTOP
+    """Size of the trainings: laptop (two cores), gpu (one accelerator and the papers' models), or paper."""
+    device: str = ""
+    """Device of the trainings, such as cpu or cuda; without it cpu at the laptop scale, else cuda."""
+    budget: str = ""
+    """Time for all, such as 2h or 90min, after which nothing else is started; the same command goes on."""
+    without: tuple[str, ...] = ()
+    """Artefacts or papers to leave out, such as one whose runs take hours."""
+    again: Switch = False
+    """Also measure what was measured for the same claim already."""
+    imports: Imports = ()
+
+    def run(self) -> None:
+        """Raises SystemExit with code 1 where something could not be measured."""
+        from normlab.report.papers import write_papers_page
+
+        if not self.names:
+            raise UserError("name an artefact, a paper or all, as in: normlab papers reproduce liu2020.fig4")
+        if self.data is not None:
+            os.environ["NORMLAB_DATA"] = str(self.data.absolute())  # where trainings read it
+        backend(self.on)  # a wrong name is said before anything is measured
+        budget, wanted = seconds_of(self.budget, "--budget"), self._wanted()
+        until = math.inf if budget is None else time.monotonic() + budget
+        standings = _standings_of(wanted, self.runs, self.scale)
+        fresh = {s.artefact.id for s in standings if s.whole and not self.again}
+        for artefact in (a for a in wanted if a.id in fresh):
+            self._done(artefact, None)
+        open_ = [artefact for artefact in wanted if artefact.id not in fresh]
+        failed = self._measure([a for a in open_ if not a.trainings and not a.rests_on], until)
+        todo = {a.id: a for a in open_ if self.scale in a.trainings}
+        failed += self._train(todo, until) if todo else []
+        left = until < math.inf and not all(
+            s.whole for s in _standings_of(list(todo.values()), self.runs, self.scale)
+        )
+        failed += self._measure([a for a in open_ if a.rests_on], -math.inf if left else until)
+        page = write_papers_page(
+            _standings_of(papers.ARTEFACTS.values(), self.runs),
+            folders(self.runs)[0],
+            at_other_scales(papers.ARTEFACTS.values(), folders(self.runs)),
+        )
+        print(f"all artefacts: {page}")
+        if failed:
+            errors.write(f"normlab: {len(failed)} could not be measured: {', '.join(failed)}")
+            raise SystemExit(FAILED)
+
+    def _wanted(self) -> list[Artefact]:
+        """Raises UserError where none of several has a study; one named by its id says so itself."""
+        left_out = papers.chosen(self.without)
+        found = [artefact for artefact in papers.chosen(self.names) if artefact not in left_out]
+        wanted = [a for a in found if a.study or a.id in self.names]
+        if not wanted:
+            if found != papers.chosen(self.names):
+                raise UserError("--without leaves nothing to measure; leave out fewer")
+            having = ", ".join(a.id for a in papers.ARTEFACTS.values() if a.study)
+            raise UserError(f"no artefact of {', '.join(self.names)} has a study yet; these have: {having}")
+        scales = dict.fromkeys(scale for artefact in wanted for scale in artefact.trainings)
+        if self.scale != LAPTOP and self.scale not in scales:
+            raise UserError(
+                f"--scale is {self.scale}, and {', '.join(self.names)} has no trainings of that scale; it "
+                f"has {', '.join(scales) or 'none at all, leave --scale out'}"
+            )
+        return wanted
+
+    def _measure(self, todo: Sequence[Artefact], until: float = math.inf) -> list[str]:
+        """Measure artefacts that need no training; return the ids of those that could not be measured."""
+        from normlab.papers.reproduce import each
+
+        jobs = min(self.jobs or usable_cores(), len(todo))
+        done, failed = list[str](), list[str]()
+        for artefact, measure in each(todo, self._texts(), self.runs, _progress, jobs=jobs, until=until):
+            (done if self._done(artefact, measure) else failed).append(artefact.id)
+        left = [artefact.id for artefact in todo if artefact.id not in {*done, *failed}]
+        if left:
+            print(f"the budget is spent; {', '.join(left)}: not measured, the same command measures them")
+        return failed
+
+    def _train(self, todo: Mapping[str, Artefact], until: float) -> list[str]:
+        """Train what the artefacts need, measure each when its runs have ended; return those that failed."""
+        from normlab.papers.planning import PlanTrainer, plan
+        from normlab.papers.reproduce import reproduce
+
+        where = backend(self.on)
+        machine = MachineConfig(device=self.device or ("cpu" if self.scale == LAPTOP else "cuda"))
+        jobs, threads = where.share(self.jobs, machine)
+        machine = replace(machine, threads=threads)
+        planned = plan(list(todo.values()), self.runs, scale=self.scale, machine=machine)
+        failed = list(planned.without_text)
+        for reason in dict.fromkeys(planned.without_text.values()):
+            ids = (id_ for id_, own in planned.without_text.items() if own == reason)
+            errors.write(f"normlab: {', '.join(ids)}: {reason}")
+        self._require_device(machine.device, len(planned.todo))
+        queue = partial(Queue, jobs=jobs, start=where.start, until=until)
+        training = PlanTrainer(planned, self.runs, jobs, until, _progress, start=where.start)
+
+        def ended(id_: str) -> None:
+            runs = planned.whole(id_)
+            texts, given = self._texts(), {"scale": self.scale, "runs": runs, "queue": queue}
+            measure = partial(reproduce, todo[id_], texts, self.runs, _progress, **given)
+            if not self._done(todo[id_], measure):
+                failed.append(id_)
+
+        training.run(ended)
+        for run, reason in training.failed.items():
+            errors.write(f"normlab: run {run} could not be trained: {reason}")
+        for id_ in planned.cells:
+            open_ = len(planned.open_runs(id_))
+            if open_:
+                whole = count(len(planned.runs(id_)), "run")
+                print(f"{id_}: {open_} of {whole} left; the same command goes on")
+        return [*failed, *(id_ for id_ in planned.cells if training.failed.keys() & planned.open_runs(id_))]
+
+    def _require_device(self, device: str, runs: int) -> None:
+        """Raise UserError where so many runs are to be trained here on an accelerator, and there is none."""
+        from torch import cuda
+
+        if runs and self.on == "local" and device.startswith("cuda") and not cuda.is_available():
+            slow = "" if self.scale == LAPTOP else ", which may take weeks"
+            raise UserError(
+                f"{count(runs, 'run')} of the {self.scale} scale would be trained on {device}, and torch sees"
+                f" none here; type --device cpu to train them on this processor{slow}, or --on ray for a "
+                "cluster that has one"
+            )
+
+    def _texts(self) -> Path | None:
+        return Path(given) if (given := os.environ.get("NORMLAB_DATA")) else None
+
+    def _done(self, artefact: Artefact, measure: Callable[[], Reproduction] | None) -> bool:
+        from normlab.report.reproduction import write_reproduction_page
+
+        console, folder = terminal.console(), folders(self.runs)[0]
+        (found,) = _standings_of([artefact], self.runs, self.scale)
+        try:
+            if measure is None:
+                print(f"{artefact.id}: measured already, {found.path}; --again measures it anew")
+            else:
+                write_reproduction(measure(), folder)
+                found = standing(artefact, [folder], self.scale)
+                console.print(Text.assemble((artefact.id, "bold"), f": {artefact.asserts}"))
+            _print_verdicts(console, found)
+            page = write_reproduction_page(found, folder)
+        except SpentError as spent:
+            print(f"{artefact.id}: {spent}; the same command goes on")
+            return True
+        except Exception as error:  # the artefacts that follow are measured all the same
+            errors.report(error, ["papers", "reproduce", artefact.id])
+            return False
+        print(f"page: {page}")
+        return True
+
+
+def _progress(line: str) -> None:
+    errors.write(f"  {line}")

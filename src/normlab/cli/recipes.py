@@ -12,7 +12,7 @@ from tyro.conf import Positional, arg
 from normlab.cli import terminal
 from normlab.cli.options import Imports, Switch, load
 from normlab.config.config import Config
-from normlab.config.tex import readable
+from normlab.config.units import readable
 from normlab.errors import UserError, nearest
 
 ROOMY = 160
@@ -37,15 +37,15 @@ class RecipesCommand:
         from normlab.training.recipes.grammar import resolve
 
         if not self.names:
-            print_parts(self.axis)
+            _print_parts(self.axis)
         base = load(self.config)
         if not base.optim.decay_step:  # schedules that decay at a step are explained with one
             base = replace(base, optim=replace(base.optim, decay_step=base.train.steps // 2))
         for config in [resolve(name, base, force=self.force) for name in self.names]:
-            print_recipe(config)
+            _print_recipe(config)
 
 
-def print_parts(axis: str = "") -> None:
+def _print_parts(axis: str = "") -> None:
     """Print all parts, or those of one axis. Raises UserError for an unknown axis."""
     from normlab.training.recipes.grammar import listed, summary
 
@@ -73,9 +73,9 @@ def print_parts(axis: str = "") -> None:
         )
 
 
-def print_recipe(config: Config) -> None:
+def _print_recipe(config: Config) -> None:
     """Print the parts that a recipe resolves to."""
-    from normlab.training.recipes.explain import explain
+    from normlab.training.recipes.build import explain
 
     table = terminal.table("", "")
     table.show_header = False

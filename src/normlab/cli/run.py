@@ -11,7 +11,9 @@ from tyro.conf import Positional, arg
 
 from normlab.cli import terminal
 from normlab.cli.options import RUNS, Imports
-from normlab.cli.progress import state_of
+from normlab.cli.terminal import state_of
+from normlab.comparison.result import Comparison
+from normlab.config.io import from_plain
 from normlab.config.metric import in_words, selection_metric
 from normlab.config.units import duration, rate, steps_named
 from normlab.errors import UserError
@@ -64,8 +66,6 @@ class ReportCommand:
             page = self._page(folder.path, folder.path / "run.html")
             write_output(page, run_page(folder.path))
             return page
-        from normlab.comparison.result import Comparison
-        from normlab.config.io import from_plain
         from normlab.report.compare import write_compare_page
 
         stored = Path(self.of or self.runs / "comparison.json")
@@ -80,7 +80,6 @@ class ReportCommand:
         return write_compare_page(comparison, stored.parent, page)
 
     def _page(self, data: Path, default: Path) -> Path:
-        """Return the path of the page of some data. Raises UserError if no page may be written there."""
         if self.page is None:
             return own(default)
         if str(self.page) == "-":

@@ -1,15 +1,31 @@
-"""Plain tables and lines in a terminal, or in what reads a command's output."""
+"""What a terminal shows, or what reads a command's output: lines, tables, and the progress of runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+import math
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from normlab.config.units import printable
+from normlab.config.config import Config
+from normlab.config.metric import IGNORES_SOURCE, NLL, Metric, selection_metric
+from normlab.config.units import duration, printable, rate
+from normlab.errors import UserError
+from normlab.runs import RunFolder, Runs, Status
 
 
 class PlainConsole(Console):
@@ -35,10 +51,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def table(*columns: str) -> Table:
-    """A plain table; a column whose name begins with > is aligned to the right and never wraps.
-
-    What is too long for its column goes on in the next line; nothing is cut off.
-    """
+    """A plain table; a column whose name begins with > is aligned to the right, and nothing is cut off."""
     plain = Table(box=None, pad_edge=False, header_style="bold")
     for name in columns:
         number = name.startswith(">")
@@ -62,3 +75,266 @@ def fitted(header: Sequence[str], rows: Sequence[Sequence[str | Text]], spare: S
         if out.measure(fitting, options=out.options.update(width=1000)).maximum <= out.width:
             break
     return fitting
+
+
+LOG_EVERY_SECONDS = 30.0
+"""Without a terminal, a run logs its progress this often, and at every validation."""
+POLL_SECONDS = 0.5
+RATE_ROWS = 20
+"""The number of log rows over which tokens per second are computed."""
+WIDE = 110
+"""The width in columns from which a terminal shows all values."""
+STYLES = {
+    "trained": "green",
+    "stuck": "yellow",
+    IGNORES_SOURCE: "yellow",
+    "diverged": "red",
+    "failed": "red",
+    "interrupted": "yellow",
+}
+
+
+def state_of(status: Status) -> str:
+    """Return one word: the outcome of a run that is done, otherwise its state."""
+    if status.state == "done" and status.outcome:
+        return status.outcome.state
+    return "waiting" if status.state == "new" else status.state
+
+
+class Tail:
+    """Reads the rows that are appended to a JSON-lines file, whole lines alone; anew if it was truncated."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offset = 0
+
+    def rows(self) -> tuple[bool, list[dict[str, Any]]]:
+        """Return whether the file was truncated, and the new rows."""
+        try:
+            size = self.path.stat().st_size
+        except FileNotFoundError:
+            return False, []
+        anew = size < self.offset
+        if anew:
+            self.offset = 0
+        if size == self.offset:
+            return anew, []
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        self.offset += len(whole) + len(newline)
+        return anew, [json.loads(line) for line in whole.splitlines() if line.strip()]
+
+
+@dataclass
+class RunBar:
+    """The progress of one run, as far as its rows and its status tell."""
+
+    name: str
+    steps: int
+    metric: Metric = NLL
+    """The dev metric that decides which checkpoint is best."""
+    state: str = "waiting"
+    phase: str = ""
+    """The work in progress beside training, with the share that is done: ``translating 40%``."""
+    last: dict[str, Any] = field(default_factory=dict)
+    best: float | None = None
+    """The best dev score so far."""
+    recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RATE_ROWS))
+    """The (seconds, tokens) of the last log rows."""
+
+    @classmethod
+    def of(cls, config: Config, metrics: Sequence[Metric]) -> Self:
+        name = f"{config.recipe} · {rate(config.optim.lr)} · seed {config.seeds.init}"
+        return cls(name, config.train.steps, selection_metric(metrics, config.train.best_by))
+
+    def see(self, row: Mapping[str, Any]) -> None:
+        """Add one row of the metrics; infinities may be strings."""
+        if row["kind"] == "dev":
+            score = float(row.get(self.metric.name, math.nan))
+            self.best = score if self.metric.better(score, self.best) else self.best
+        else:
+            self.last = dict(row)
+            self.recent.append((float(row["seconds"]), float(row["tokens"])))
+
+    def look(self, status: Status) -> None:
+        """Update the state and the phase of the run."""
+        self.state = state_of(status)
+        share = "" if status.phase_done is None else f" {status.phase_done:.0%}"
+        self.phase = f"{status.phase}{share}" if status.phase and self.state == "running" else ""
+
+    @property
+    def step(self) -> int:
+        return int(self.last.get("step", 0))
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        if len(self.recent) < 2 or self.recent[-1][0] <= self.recent[0][0]:
+            return None
+        (start, before), (end, after) = self.recent[0], self.recent[-1]
+        return (after - before) / (end - start)
+
+    @property
+    def remaining_seconds(self) -> float | None:
+        """The remaining training time, at the mean pace so far (validations included)."""
+        if self.state not in ("running", "waiting"):
+            return 0.0
+        if not self.step:
+            return None
+        return float(self.last["seconds"]) / self.step * (self.steps - self.step)
+
+    def cells(self) -> list[tuple[str, str]]:
+        """The (label, value) pairs of the display; an unknown value is an empty string."""
+        tokens, left = self.tokens_per_second, self.remaining_seconds
+        return [
+            ("step", f"{self.step:,}/{self.steps:,}"),
+            ("tokens/s", "" if tokens is None else f"{tokens:,.0f}"),
+            ("loss", self._number("loss", ".3f")),
+            ("gradient norm", self._number("grad_norm_l2", ".3g")),
+            ("lr", rate(float(self.last["lr"])) if self.last.get("lr") else ""),
+            (f"best {self.metric.label}", self.metric.shown(self.best)),
+            ("ETA", "" if left is None or not left else duration(left)),
+        ]
+
+    def line(self) -> str:
+        """The run's log line."""
+        known = [f"{label} {value}" for label, value in self.cells() if value]
+        return f"{self.name} [{self.phase or self.state}]: {', '.join(known)}"
+
+    def _number(self, key: str, form: str) -> str:
+        value = float(self.last.get(key, math.nan))
+        return format(value, form) if key in self.last else ""
+
+
+class ProgressDisplay:
+    """A display of runs in training: ``watch`` takes run folders, ``watch_one`` the rows of a single run."""
+
+    def __init__(self, console: Console, *, jobs: int = 1, expected_runs: int = 0) -> None:
+        self.console, self.jobs, self.expected_runs = console, jobs, expected_runs
+        self.views: dict[Path, RunBar] = {}
+        self.tails: dict[Path, Tail] = {}
+        self.asked = 0
+        self.live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self.said: dict[int, tuple[object, float]] = {}
+        self.over = threading.Event()
+
+    def __enter__(self) -> Self:
+        if self.live:
+            self.live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.over.set()
+        if self.live:
+            with suppress(OSError):
+                self.live.stop()
+
+    def watch(self, folders: Sequence[RunFolder]) -> None:
+        """Update the display from the folders of all runs that were asked for so far."""
+        self.asked = len(folders)
+        for folder in folders:
+            path = folder.path
+            if not (path / "config.json").exists():
+                continue
+            if path not in self.views:
+                self.views[path] = RunBar.of(folder.config(), folder.task_metrics())
+                self.tails[path] = Tail(path / "metrics.jsonl")
+            view = self.views[path]
+            anew, rows = self.tails[path].rows()
+            if anew:
+                view.recent.clear()
+            for row in rows:
+                view.see(row)
+            view.look(folder.status())
+        self.show()
+
+    def watch_one(
+        self, config: Config, metrics: Sequence[Metric], root: Path
+    ) -> Callable[[dict[str, Any]], None]:
+        """Return a callback for the rows of one run here, whose status a thread reads twice a second."""
+        view = self.views[Path()] = RunBar.of(config, metrics)
+        view.state, self.asked = "running", 1
+
+        def same(folder: RunFolder) -> bool:
+            other = folder.config()
+            mine = (config.recipe, config.optim, config.model, config.seeds)
+            return mine == (other.recipe, other.optim, other.model, other.seeds)
+
+        def follow() -> None:
+            with suppress(OSError, UserError):
+                running = (f for f in Runs(root) if f.status().state == "running")
+                folder = next(filter(same, running), None)
+                while folder and not self.over.wait(POLL_SECONDS):
+                    view.look(folder.status())
+                    self.show()
+
+        def see(row: dict[str, Any]) -> None:
+            if not view.last:
+                threading.Thread(target=follow, daemon=True).start()
+            view.see(row)
+            self.show()
+
+        return see
+
+    def show(self) -> None:
+        """Draw the table, or log the news. A closed terminal does not stop the run."""
+        with suppress(OSError):
+            self._draw()
+
+    def _draw(self) -> None:
+        if self.live:
+            self.live.update(Group(self.table(self.console.height - 4), Text(self.summary())), refresh=True)
+            return
+        for view in self.views.values():
+            if view.state == "waiting":
+                continue
+            news, now = (view.state, view.best, bool(view.last)), time.monotonic()
+            before, when = self.said.get(id(view), (None, -math.inf))
+            if news != before or (view.state == "running" and now - when >= LOG_EVERY_SECONDS):
+                self.said[id(view)] = news, now
+                line = f"{time.strftime('%H:%M:%S')} {view.line()}"
+                self.console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+    def table(self, height: int) -> Table:
+        """Build the table of at most ``height`` runs, those in progress first."""
+        order = sorted(self.views.values(), key=lambda v: (v.state != "running", v.state == "waiting"))
+        hidden = set() if self.console.width >= WIDE else {"lr"}
+        first = order[0] if order else RunBar("", 0)
+        labels = [label for label, _ in first.cells() if label not in hidden]
+        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+        table.add_column("run", min_width=12)
+        table.add_column("", min_width=8)
+        for name in labels:
+            table.add_column(name.replace(" ", "\n"), justify="right", min_width=max(map(len, name.split())))
+        for view in order[: max(1, height)]:
+            bar = ProgressBar(total=max(1, view.steps), completed=view.step, width=8)
+            words = view.phase or ("" if view.state == "running" else view.state)
+            state = Text(words, style=STYLES.get(view.state, "")) if words else bar
+            cells = dict(view.cells())
+            table.add_row(view.name, state, *(Text(cells.get(label, ""), no_wrap=True) for label in labels))
+        return table
+
+    def summary(self) -> str:
+        """The number of runs in each state, and the remaining time."""
+        states = Counter(view.state for view in self.views.values())
+        states["waiting"] += self.asked - len(self.views)
+        parts = [f"{number} {state}" for state, number in states.items() if number]
+        total = max(self.asked, self.expected_runs)
+        left = self.remaining_seconds(total)
+        return f"{total} runs: {', '.join(parts)}" + ("" if left is None else f" · ETA {duration(left)}")
+
+    def remaining_seconds(self, total: int) -> float | None:
+        """The remaining time: that of the runs in progress, and a mean run for each other one."""
+        begun = [view for view in self.views.values() if view.step]
+        left = [seconds for view in begun if (seconds := view.remaining_seconds) is not None]
+        if not begun:
+            return None
+        mean = sum(float(v.last["seconds"]) / v.step * v.steps for v in begun) / len(begun)
+        return max([(sum(left) + mean * (total - len(begun))) / max(1, self.jobs), *left])
+
+
+def progress(*, jobs: int = 1, expected_runs: int = 0) -> ProgressDisplay:
+    """Return a progress display on standard error; standard output is for results."""
+    return ProgressDisplay(PlainConsole(stderr=True), jobs=jobs, expected_runs=expected_runs)

@@ -57,8 +57,8 @@ class TrainCommand:
         return config
 
     def run(self) -> None:
-        from normlab.cli.progress import progress
         from normlab.cli.run import print_run
+        from normlab.cli.terminal import progress
         from normlab.tasks import TASKS
         from normlab.training.ranks import leads
         from normlab.training.train import train

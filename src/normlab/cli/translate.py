@@ -13,7 +13,7 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 from normlab.cli import errors
 from normlab.cli.options import RUNS, Imports, Switch, flags_of
 from normlab.config.config import DecodeConfig
-from normlab.config.fields import flag_name
+from normlab.config.io import flag_name
 from normlab.config.units import printable
 from normlab.errors import UserError
 from normlab.runs.files import write_output
@@ -83,7 +83,7 @@ class TranslateCommand:
         place = Path(self.output)
         if self.output == "-":
             return
-        named_output(place, files_of(self.files or ("-",)))
+        named_output(place, _files_of(self.files or ("-",)))
         if place.is_dir():
             raise UserError(f"--output is {self.output!r}, a folder; name a file, or - for standard output")
         if not place.parent.is_dir():
@@ -100,7 +100,7 @@ class TranslateCommand:
         folder = find_run(self.run_folder, self.runs)
         require_known(folder.config())
         decode = self.decode(folder.config().decode)
-        lines = [line for name in self.files or ("-",) for line in lines_of(name)]
+        lines = [line for name in self.files or ("-",) for line in _lines_of(name)]
         prefixes = [self.prefix] * len(lines)
         weights = weights_of(folder, self._weights())
         errors.write(f"translating with {weights.description}")
@@ -138,28 +138,28 @@ class ScoreCommand:
         given = (self.hypotheses, self.references, self.against)
         if given.count("-") > 1:
             raise UserError("- is standard input, which is read once; give the other texts as files")
-        hypotheses, references = lines_of(self.hypotheses), lines_of(self.references)
+        hypotheses, references = _lines_of(self.hypotheses), _lines_of(self.references)
         scores = score(hypotheses, references, tokenised=self.tokenised, target_lang=self.target_lang)
         lines = [
             f"{name:<20} {value:.2f}" if isinstance(value, float) else f"{name:<20} {value}"
             for name, value in vars(scores).items()
         ]
         if self.against:
-            baseline = lines_of(self.against)
+            baseline = _lines_of(self.against)
             found = against(hypotheses, baseline, references, target_lang=self.target_lang)
             lines.append(f"minus {self.against}: {found}")
         print("\n".join(lines))
 
 
-def files_of(names: Sequence[str]) -> list[Path]:
-    """Return the files that ``lines_of`` reads for these names."""
+def _files_of(names: Sequence[str]) -> list[Path]:
+    """Return the files that ``_lines_of`` reads for these names."""
     from normlab.data.sources import file_of, open_lines
 
     texts = [open_lines("/dev/stdin" if name == "-" else name) for name in names]
     return [path for path in map(file_of, texts) if path is not None]
 
 
-def lines_of(name: str) -> list[str]:
+def _lines_of(name: str) -> list[str]:
     """Return the lines of a file or a column, see ``data.sources``; - is standard input."""
     from normlab.data.sources import open_lines
 

@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
+from rich.text import Text
 from tyro.conf import UseAppendAction, arg
 
-from normlab.cli import errors
-from normlab.cli.options import load
-from normlab.cli.source import SourceFlags, command_line, progress_line, title_lines
+from normlab.cli import errors, terminal
+from normlab.cli.options import SourceFlags, command_line, load, progress_line, title_lines
 from normlab.config.config import Config
-from normlab.config.units import seconds_of
+from normlab.config.io import to_plain
+from normlab.config.units import count, duration, seconds_of, short_rate
 from normlab.errors import UserError
 from normlab.trials import STEPS
 
@@ -67,7 +68,6 @@ class TrialCommand(SourceFlags):
 
     def run(self) -> None:
         """Raises KeyboardInterrupt after the answer so far, where the trials were interrupted."""
-        from normlab.config.io import to_plain
         from normlab.trials.trial import trial
 
         command, budget_s = command_line(), seconds_of(self.budget, "--budget")
@@ -137,12 +137,6 @@ def _with_steps(config: Config, steps: int) -> Config:
 
 
 def _print(plain: Mapping[str, Any], answer: Trials) -> None:
-    """Print the answer, then each rate with its loss."""
-    from rich.text import Text
-
-    from normlab.cli import terminal
-    from normlab.config.units import count, duration, short_rate
-
     first, *rest = answer.lines()
     every = [plain, *plain["beside"]]
     table = terminal.table(">rate", *(f">{one['change'] or 'loss'}" for one in every), "")

@@ -6,19 +6,37 @@ import datetime
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
 
-from normlab.comparison.judge import judge
+import numpy as np
+
+from normlab.comparison import statistics
 from normlab.comparison.plan import RunGrid
-from normlab.comparison.result import CompareRequest, Comparison, RecipeResult, Sample
+from normlab.comparison.result import (
+    CompareRequest,
+    Comparison,
+    Interval,
+    RecipeDifference,
+    RecipeResult,
+    Sample,
+    SweepRun,
+    has_trained,
+)
+from normlab.comparison.sentences import findings, of_difference, of_training
 from normlab.config.config import Config
 from normlab.config.io import to_json, validated
-from normlab.config.metric import NLL
+from normlab.config.metric import NLL, Metric
 from normlab.config.units import count
 from normlab.data.text import read_lines
-from normlab.runs.folder import RunFolder, write_text_atomic
-from normlab.training.backends import backend
-from normlab.training.jobs import Queue, Watch
-from normlab.training.recipes.explain import explain
+from normlab.runs.files import read_examples
+from normlab.runs.folder import RunFolder, read_json, write_text_atomic
+from normlab.tasks import TASKS
+from normlab.training.jobs import Queue, Watch, backend
+from normlab.training.recipes.build import explain
 from normlab.training.recipes.grammar import describe
 
 Publish = Callable[[Comparison], None]
@@ -153,3 +171,167 @@ def _test_is_dev(grid: RunGrid) -> bool:
         return True
     given = [name for name in grid.task.texts if getattr(grid.request.base.data, name)]
     return any(n.startswith("train_") for n in given) and not any(n.startswith("test_") for n in given)
+
+
+def judge(comparison: Comparison, root: Path, *, exchanges: int = 2000) -> Comparison:
+    """Return the comparison with everything that follows from its runs, which lie in ``root``, computed anew.
+
+    Its recipes need names, learning rates and run ids; outcomes, scores, means, differences, sentences and
+    the signatures of scores are filled in.
+    """
+    judged = replace(
+        comparison,
+        recipes=tuple(_result(r, comparison, root) for r in comparison.recipes),
+        signatures=_signatures(comparison, root),
+    )
+    judged = replace(judged, differences=_differences(judged, root, exchanges))
+    return replace(judged, sentences=findings(judged))
+
+
+def _signatures(comparison: Comparison, root: Path) -> dict[str, str]:
+    """The signature of each metric; of runs that were scored otherwise, all of them."""
+    by_metric: dict[str, dict[str, None]] = {}
+    for run in (run for recipe in comparison.recipes for run in recipe.runs):
+        scores = RunFolder(root / run).scores
+        for name, signature in (read_json(scores) if scores.exists() else {}).get("signatures", {}).items():
+            by_metric.setdefault(name, {})[signature] = None
+    return {name: " or ".join(signatures) for name, signatures in by_metric.items()}
+
+
+def _result(recipe: RecipeResult, comparison: Comparison, root: Path) -> RecipeResult:
+    every = dict.fromkeys([*(t.run for t in recipe.trials), *recipe.runs])
+    status = {run: RunFolder(root / run).status() for run in every}
+    result = replace(
+        recipe,
+        trials=tuple(SweepRun.of(t.run, t.lr, status[t.run]) for t in recipe.trials),
+        outcomes=tuple(status[run].ended_as for run in recipe.runs),
+        scores=_scores(comparison.metrics, [RunFolder(root / run) for run in recipe.runs]),
+        train_seconds=median(status[run].train_seconds for run in recipe.runs),
+        total_seconds=sum(each.train_seconds for each in status.values()),
+    )
+    return replace(
+        result,
+        trains=statistics.share(result.trained, result.ended) if result.ended else None,
+        means={m.name: mean for m in comparison.metrics if (mean := _mean(result, m))},
+    )
+
+
+def _scores(metrics: Sequence[Metric], folders: Sequence[RunFolder]) -> dict[str, tuple[float | None, ...]]:
+    """The test scores by metric, one for each run; of the metrics that some run has."""
+    read = [read_json(folder.scores) if folder.scores.exists() else {} for folder in folders]
+    scores = {m.name: tuple(of_run.get(m.name) for of_run in read) for m in metrics}
+    return {name: values for name, values in scores.items() if any(value is not None for value in values)}
+
+
+def _values(recipe: RecipeResult, metric: Metric) -> statistics.Array:
+    """Scores on the metric's scale by seed; NaN where the run did not train or has no finite score."""
+    scores = recipe.scores.get(metric.name, (None,) * len(recipe.runs))
+    pairs = zip(scores, recipe.outcomes, strict=True)
+    kept = np.array([s if s is not None and has_trained(o) else np.nan for s, o in pairs], dtype=np.float64)
+    return statistics.MetricScale(metric).values(np.where(np.isfinite(kept), kept, np.nan))
+
+
+def _mean(recipe: RecipeResult, metric: Metric) -> Interval | None:
+    values = _values(recipe, metric)
+    if np.isnan(values[[has_trained(outcome) for outcome in recipe.outcomes]]).any():
+        return None
+    mean, margin = map(float, statistics.mean_margin(values))
+    if np.isnan(mean):
+        return None
+    value, *ends = (
+        float(statistics.MetricScale(metric).scores(np.array(v)))
+        for v in (mean, mean - margin, mean + margin)
+    )
+    return Interval(value) if np.isnan(margin) else Interval(value, *ends)
+
+
+def _differences(comparison: Comparison, root: Path, exchanges: int) -> tuple[RecipeDifference, ...]:
+    recipes, metric = comparison.ranked, comparison.headline
+    if len(recipes) < 2:
+        return ()
+    values = np.stack([_values(recipe, metric) for recipe in recipes])
+    contrast, pairs = statistics.contrasts(values), list(itertools.combinations(range(len(recipes)), 2))
+    examples = {recipe.name: _examples(recipe, metric, root) for recipe in recipes}
+    judged = []
+    for index, (i, j) in enumerate(pairs):
+        a, b = recipes[i], recipes[j]
+        difference = replace(
+            _answer(comparison, contrast, index, values[[i, j]]),
+            a=a.name,
+            b=b.name,
+            **_training(a, b, len(pairs)),
+            **_models(examples[a.name], examples[b.name], comparison, exchanges),
+        )
+        judged.append(replace(difference, sentence=of_difference(difference, comparison)))
+    return tuple(judged)
+
+
+def _training(a: RecipeResult, b: RecipeResult, pairs: int) -> dict[str, Any]:
+    """The p, corrected for the number of pairs, that both train equally often, and the answer in words."""
+    if not a.ended or not b.ended:
+        return {}
+    counts = (a.trained, a.ended), (b.trained, b.ended)
+    p = min(1.0, pairs * statistics.fisher(*counts))
+    settles = statistics.seeds_for_shares(*counts, pairs) if p >= statistics.LEVEL else None
+    return {"p_trains": p, "trains_sentence": of_training(a, b, p, settles)}
+
+
+def _answer(
+    comparison: Comparison, contrast: statistics.Contrasts, index: int, values: statistics.Array
+) -> RecipeDifference:
+    """The answer about one pair, of which ``values`` holds both recipes, without names and words."""
+    common, delta, margin = (
+        int(contrast.common[index]),
+        float(contrast.delta[index]),
+        float(contrast.margin[index]),
+    )
+    if not contrast.given[index]:
+        return RecipeDifference("", "", common, "open")
+    scale, both = statistics.MetricScale(comparison.headline), values[:, np.isfinite(values).all(axis=0)]
+
+    def points(moved: float) -> float:
+        return float(scale.difference(both.mean(), np.array(moved)))
+
+    interval = Interval(points(delta), points(delta - margin), points(delta + margin))
+    p = float(contrast.p[index])
+    if p < statistics.LEVEL:
+        return RecipeDifference("", "", common, "better", delta=interval, p=p)
+    if interval.largest <= comparison.margin:
+        return RecipeDifference("", "", common, "equal", delta=interval, p=p)
+    effect = max(abs(interval.value), comparison.margin)
+    wanted = abs(delta) if effect == abs(interval.value) else effect / abs(points(1e-3) / 1e-3)
+    spread = float(contrast.spread[index])
+    if common < 3:  # two differences say little of their spread, the recipes' own spreads a bit more
+        spread = max(spread, float(np.sqrt(both.var(axis=1, ddof=1).sum())))
+    enough = statistics.seeds_needed(
+        len(comparison.recipes), wanted * 2**0.5 / spread, len(comparison.seeds) + 1
+    )
+    return RecipeDifference("", "", common, "open", delta=interval, p=p, effect=effect, seeds_needed=enough)
+
+
+def _examples(recipe: RecipeResult, metric: Metric, root: Path) -> Mapping[int, statistics.Array]:
+    """The statistics of each test example under the headline metric, by the index of a seed that trained."""
+    examples: dict[int, statistics.Array] = {}
+    for index, (run, outcome) in enumerate(zip(recipe.runs, recipe.outcomes, strict=True)):
+        kept = RunFolder(root / run).examples
+        if has_trained(outcome) and kept.exists() and metric.name in (read := read_examples(kept)):
+            examples[index] = read[metric.name]
+    return examples
+
+
+def _models(
+    a: Mapping[int, statistics.Array],
+    b: Mapping[int, statistics.Array],
+    comparison: Comparison,
+    exchanges: int,
+) -> dict[str, Any]:
+    """The difference between the very models of the seeds at which both trained, and its p."""
+    seeds = sorted(a.keys() & b.keys())
+    if not seeds:
+        return {}
+    first, second = (np.stack([rows[seed] for seed in seeds]) for rows in (a, b))
+    combine = partial(TASKS[comparison.task].combine, comparison.headline.name)
+    with np.errstate(all="ignore"):  # scores that are not finite
+        delta = combine(first.sum(axis=1)).mean() - combine(second.sum(axis=1)).mean()
+        p = statistics.paired_randomisation(first, second, combine, trials=exchanges)
+    return {"models": float(delta), "p_models": p}

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from normlab.comparison.judge import trial
 from normlab.comparison.result import CompareRequest, SweepRun, choose, has_trained, on_backend
 from normlab.comparison.statistics import MetricScale, detectable
 from normlab.config.config import Config, SeedConfig, run_id
@@ -65,7 +64,8 @@ class RunGrid:
 
     def trials(self, recipe: str) -> tuple[SweepRun, ...]:
         return tuple(
-            trial(f.path.name, lr, f.status()) for f, lr in zip(self.sweep(recipe), self.swept, strict=True)
+            SweepRun.of(f.path.name, lr, f.status())
+            for f, lr in zip(self.sweep(recipe), self.swept, strict=True)
         )
 
     def chosen_lr(self, recipe: str) -> float:
@@ -210,9 +210,7 @@ def power(
 
 
 def spread(root: Path, task: str, metric: Metric) -> Spread | None:
-    """Return the spread over seeds of a task's runs below a folder, pooled over recipes; None if no recipe
-    has two seeds that trained.
-    """
+    """Return the spread over seeds below a folder, pooled over recipes; None where no two seeds trained."""
     groups: dict[str, list[float]] = {}
     for path in sorted(root.rglob("config.json")):
         folder = RunFolder(path.parent)

@@ -13,12 +13,12 @@ from typing import Annotated
 from annotated_types import Ge, Lt
 
 from normlab.config.config import Config, OptimConfig, TrainConfig
-from normlab.config.fields import Amount, Count, Positive, Size, no_flag
-from normlab.config.io import validated
+from normlab.config.io import Amount, Count, Positive, Size, no_flag, validated
 from normlab.config.metric import NLL, Metric, selection_metric
 from normlab.config.units import count
 from normlab.errors import UserError
-from normlab.training.backends import backend
+from normlab.runs.folder import Status
+from normlab.training.jobs import backend
 
 
 def _base() -> Config:
@@ -135,6 +135,10 @@ class SweepRun:
     dev: dict[str, float]
     """The best dev scores by metric name; empty: it was never validated."""
     outcome: str
+
+    @classmethod
+    def of(cls, run: str, lr: float, status: Status) -> SweepRun:
+        return cls(lr, run, status.best_dev, status.ended_as)
 
 
 def choose(trials: Sequence[SweepRun]) -> float:

@@ -32,7 +32,6 @@ from normlab.errors import UserError
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Combine = Callable[[Array], Array]
 """Sums of statistics `[..., k]` to scores `[...]`."""
-
 LEVEL = 0.05
 """Errors that are allowed: a p below it is significant, and intervals cover the rest."""
 POWER = 0.8

@@ -1,6 +1,6 @@
 """A run's configuration as frozen dataclasses, and the run id.
 
-The docstring of a field is the help text of its flag, see ``fields``.
+The docstring of a field is the help text of its flag, see ``io``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from normlab.config.fields import (
+from normlab.config.io import (
     Amount,
     Count,
     Positive,
@@ -25,8 +25,8 @@ from normlab.config.fields import (
     machine,
     no_flag,
     since,
+    validated,
 )
-from normlab.config.io import validated
 from normlab.config.model import ModelConfig
 from normlab.errors import UserError
 
@@ -34,7 +34,6 @@ SEMANTICS = 1
 """Version of what the code computes. Raise it when the same config starts to give other numbers."""
 REVISED = {"innernorm": 2, "radam": 2, "subln": 2, "tfixup": 2}
 """Version of what one part of a recipe computes, if it has changed: no other run gets another id by it."""
-
 PARALLEL_TEXTS = ("train_src", "train_tgt", "dev_src", "dev_tgt", "test_src", "test_tgt")
 """Fields of ``DataConfig`` that name the texts of a translation."""
 

@@ -1,8 +1,10 @@
 """The door: files and options are read strictly by pydantic; inside are plain frozen dataclasses.
 
-Bounds stand in annotations, see ``fields``. Text is no number, a bool is no number, and an option that
-does not exist is refused with the nearest that does. Numbers that are not finite, for which JSON has no word,
-are written as "nan", "inf" and "-inf". Pydantic is imported when something is read: ``--help`` needs none.
+Every field of a configuration changes numbers, enters the run id and is a flag of ``normlab train``, with its
+docstring as the help text, unless it is declared otherwise. Bounds stand in annotations. Text is no number, a
+bool is no number, and an option that does not exist is refused with the nearest that does. Numbers that are
+not finite, for which JSON has no word, are written as "nan", "inf" and "-inf". Pydantic is imported when
+something is read: ``--help`` needs none.
 """
 
 from __future__ import annotations
@@ -18,10 +20,55 @@ import types
 import typing
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import Field, field
+from math import inf
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
+
+from annotated_types import Ge, Gt, Lt
 
 from normlab.errors import UserError, nearest
+
+T = TypeVar("T")
+
+Count: TypeAlias = Annotated[int, Ge(0), Lt(2**63)]
+"""Whole numbers are below 2**63, because tensors cannot hold more."""
+Size: TypeAlias = Annotated[int, Ge(1), Lt(2**63)]
+Share: TypeAlias = Annotated[float, Ge(0), Lt(1)]
+Positive: TypeAlias = Annotated[float, Gt(0), Lt(inf)]
+Amount: TypeAlias = Annotated[float, Ge(0), Lt(inf)]
+"""A bound refuses NaN as well."""
+
+
+def machine(default: T, *, flag: bool = True) -> T:
+    """A field that does not change numbers (a path, a device, a cadence): it stays out of the run id."""
+    return field(default=default, metadata={"numbers": False, "flag": flag})
+
+
+def since(default: T, *, introduced: T, flag: bool = True) -> T:
+    """A field whose default was another one when it was introduced, so that the ids of old runs stay."""
+    return field(default=default, metadata={"introduced": introduced, "flag": flag})
+
+
+def no_flag(default: T) -> T:
+    """A field that the command line does not offer: a recipe, a configuration or another flag sets it."""
+    return field(default=default, metadata={"flag": False})
+
+
+def changes_numbers(declared: Field[Any]) -> bool:
+    """Whether a field enters the run id."""
+    return declared.metadata.get("numbers", True)
+
+
+def is_flag(declared: Field[Any]) -> bool:
+    """Whether the command line offers a field."""
+    return declared.metadata.get("flag", True)
+
+
+def flag_name(name: str) -> str:
+    """A field's name as it is typed: ``max_len`` is ``--max-len``."""
+    return f"--{name.replace('_', '-')}"
+
 
 T = TypeVar("T")
 C = TypeVar("C", bound=Callable[..., Any])

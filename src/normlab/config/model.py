@@ -8,8 +8,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Lt
 
-from normlab.config.fields import Count, Share, Size, no_flag
-from normlab.config.io import validated
+from normlab.config.io import Count, Share, Size, no_flag, validated
 
 
 @validated

@@ -20,7 +20,6 @@ from normlab.errors import UserError
 
 HELD_OUT = 500
 """Number of pairs of dev text, and of test text."""
-
 LARGEST = 10_000_000
 CURRENCIES = ("EUR", "USD", "CHF", "JPY", "AUD", "CAD", "MXN", "KRW", "VND", "CNY")
 """Currencies whose names agree with "one" and "twenty-one" in the languages below."""

@@ -86,10 +86,7 @@ def prepare_folder(root: str | Path, key: Sequence[Any], fill: Callable[[Path], 
 
 
 def open_corpus(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the manifest of a folder, and the fields of its ``PreparedCorpus``.
-
-    Raises FileNotFoundError if the folder is missing or incomplete.
-    """
+    """Return the manifest and the fields of a corpus. Raises FileNotFoundError for an incomplete folder."""
     manifest = _read_manifest(folder)
     if manifest is None:
         raise FileNotFoundError(f"{folder} is no complete prepared corpus; prepare the data again")
@@ -111,7 +108,6 @@ def count_facts(counts: NDArray[np.int64]) -> dict[str, Any]:
 
 
 def _read_manifest(folder: Path) -> dict[str, Any] | None:
-    """Read the manifest of a folder; None if the folder is missing or incomplete."""
     try:
         manifest = json.loads((folder / "manifest.json").read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -123,7 +119,6 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def _whole(folder: Path) -> bool:
-    """Whether every file of a folder has the SHA-256 of its manifest."""
     manifest = _read_manifest(folder)
     return manifest is not None and all(_sha256(folder / n) == sha for n, sha in manifest["files"].items())
 
@@ -157,10 +152,7 @@ def _write(folder: Path, fill: Callable[[Path], dict[str, Any]]) -> None:
 
 @contextmanager
 def _workplace(folder: Path) -> Generator[Path]:
-    """Make a folder beside another one, and delete those that killed processes of this host left there.
-
-    A process locks its own, and the lock ends with it.
-    """
+    """Make a locked folder beside another one, and delete those that killed processes of this host left."""
     host = socket.gethostname()
     with ExitStack() as held:
         with _locked(folder.parent.resolve()):  # nobody may look at a new folder that is not locked yet

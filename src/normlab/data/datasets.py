@@ -15,7 +15,6 @@ from normlab.data.sources import HUB, HubSet
 from normlab.errors import UserError
 
 SIDES = ("src", "tgt")
-
 _NAMES = {
     "train": re.compile(r"train([._-].*)?"),
     "dev": re.compile(r"(dev|val|valid|validation)([._-].*|\d.*)?"),
@@ -67,7 +66,6 @@ def _folder(name: str, languages: tuple[str, str], root: str) -> str:
 
 
 def _splits(folder: Path) -> dict[str, set[str]]:
-    """Return for each language the splits that a folder has in it."""
     splits: dict[str, set[str]] = {}
     for file in filter(Path.is_file, folder.iterdir()):
         split, _, language = re.sub(r"\.(gz|xz)$", "", file.name).rpartition(".")
@@ -103,7 +101,6 @@ def _languages(config: DataConfig) -> tuple[str, str]:
 
 
 def _starts_of_folder(where: str, languages: tuple[str, str]) -> tuple[str, dict[str, str]]:
-    """Return the folder, and each split's path of its texts up to the language."""
     by_language = _splits(Path(os.path.expandvars(where)))
     _require_languages(where, languages, sorted(by_language))
     splits = sorted(by_language[languages[0]] & by_language[languages[1]])
@@ -111,7 +108,6 @@ def _starts_of_folder(where: str, languages: tuple[str, str]) -> tuple[str, dict
 
 
 def _starts_of_hub(config: DataConfig, languages: tuple[str, str], root: str) -> tuple[str, dict[str, str]]:
-    """Return the data set, and each split's path of its texts up to the language."""
     try:
         of_set = _configured(HubSet.of(config.dataset), languages)
         splits = of_set.splits()
@@ -146,9 +142,7 @@ def _configured(of_set: HubSet, languages: tuple[str, str]) -> HubSet:
 def _choose(
     where: str, starts: Mapping[str, str], roles: Sequence[str], languages: tuple[str, str]
 ) -> dict[str, str]:
-    """Return the start of the paths of each role's texts. Raises UserError for a role that no split could
-    have, or several.
-    """
+    """Return where the paths of each role's texts begin. Raises UserError unless one split could have it."""
     candidates = _candidates(sorted(starts))
     for role in roles:
         if len(candidates[role]) != 1:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from normlab.config.config import PARALLEL_TEXTS, DataConfig
 from normlab.config.units import count
+from normlab.data import text
 from normlab.data.builtin import generate
 from normlab.data.corpus import (
     PreparedCorpus,
@@ -26,20 +27,6 @@ from normlab.data.corpus import (
 from normlab.data.datasets import SIDES, by_name
 from normlab.data.ragged import Ragged, RaggedWriter, TokenPairs
 from normlab.data.sources import open_text
-from normlab.data.text import (
-    Overlap,
-    Pairs,
-    Survey,
-    describe_shares,
-    overlap_shares,
-    paired_parts,
-    raw,
-    read_lines,
-    require_parallel,
-    require_texts,
-    require_unchanged,
-    survey,
-)
 from normlab.data.tokenizer import EOS, Tokenizer
 from normlab.data.vocabulary import vocabulary
 from normlab.errors import UserError
@@ -54,8 +41,8 @@ class Corpus(PreparedCorpus):
 
     train: TokenPairs
     dev: TokenPairs
-    dev_text: Pairs
-    test_text: Pairs
+    dev_text: text.Pairs
+    test_text: text.Pairs
 
     @classmethod
     def load(cls, folder: str | Path) -> Corpus:
@@ -65,8 +52,8 @@ class Corpus(PreparedCorpus):
         return cls(
             train=TokenPairs(*(Ragged.mapped(folder / f"train.{side}") for side in SIDES)),
             dev=TokenPairs(*(Ragged.mapped(folder / f"dev.{side}") for side in SIDES)),
-            dev_text=Pairs(*(read_lines(folder / f"dev.{side}.txt") for side in SIDES)),
-            test_text=Pairs(*(read_lines(folder / f"test.{side}.txt") for side in SIDES)),
+            dev_text=text.Pairs(*(text.read_lines(folder / f"dev.{side}.txt") for side in SIDES)),
+            test_text=text.Pairs(*(text.read_lines(folder / f"test.{side}.txt") for side in SIDES)),
             **fields,
         )
 
@@ -86,7 +73,7 @@ def prepare(config: DataConfig, root: str | Path) -> tuple[DataConfig, Corpus]:
     """
     config, dataset = by_name(config)
     texts, origin = _read(config)
-    surveys = {name: survey(lines, getattr(config, name) or name) for name, lines in texts.items()}
+    surveys = {name: text.survey(lines, getattr(config, name) or name) for name, lines in texts.items()}
     if config.train_src:
         _require_sound(config, surveys)
     digests = [facts.digest for facts in surveys.values()]
@@ -100,7 +87,6 @@ def prepare(config: DataConfig, root: str | Path) -> tuple[DataConfig, Corpus]:
 
 
 def _read(config: DataConfig) -> tuple[dict[str, Iterable[str]], dict[str, str]]:
-    """Return the six texts, which can be iterated repeatedly, and facts about their origin."""
     given = [name for name in PARALLEL_TEXTS if getattr(config, name)]
     if not given:
         splits = generate(config.builtin, pairs=config.builtin_pairs, seed=config.builtin_seed)
@@ -108,7 +94,7 @@ def _read(config: DataConfig) -> tuple[dict[str, Iterable[str]], dict[str, str]]
         origin = {"Corpus": f"built-in {config.builtin}, seed {config.builtin_seed}"}
         return dict(zip(PARALLEL_TEXTS, sides, strict=True)), origin
     needed = PARALLEL_TEXTS if config.test_src or config.test_tgt else PARALLEL_TEXTS[:4]
-    require_texts(given, needed, "both sides of train and dev text are needed, and of test text if any")
+    text.require_texts(given, needed, "both sides of train and dev text are needed, and of test text if any")
     texts = {name: open_text(getattr(config, name)) for name in given}
     held_out = {name: list(lines) for name, lines in texts.items() if name not in PARALLEL_TEXTS[:2]}
     files = [Path(getattr(config, name)).name for name in given]
@@ -121,14 +107,13 @@ def _read(config: DataConfig) -> tuple[dict[str, Iterable[str]], dict[str, str]]
     return {**texts, **dev_for_test, **held_out}, origin
 
 
-def _require_sound(config: DataConfig, surveys: dict[str, Survey]) -> None:
-    """Raise UserError for sides of different length, and for dev or test text without a word."""
+def _require_sound(config: DataConfig, surveys: dict[str, text.Survey]) -> None:
     for source, target in zip(PARALLEL_TEXTS[::2], PARALLEL_TEXTS[1::2], strict=True):
         paths = getattr(config, source), getattr(config, target)
         if not paths[0]:
             continue
         sides = surveys[source], surveys[target]
-        require_parallel(paths, (sides[0].lines, sides[1].lines))
+        text.require_parallel(paths, (sides[0].lines, sides[1].lines))
         for path, side in zip(paths, sides, strict=True):
             if source != "train_src" and side.blank:
                 empty = "is empty" if side.lines == 1 else "are all empty"
@@ -140,10 +125,10 @@ def _fill(
 ) -> dict[str, Any]:
     tokenizer = vocabulary(config, texts["train_src"], texts["train_tgt"])
     tokenizer.save(work / "tokenizer.json")
-    again = {name: Overlap(texts[f"{name}_src"]) for name in ("dev", "test")}
+    again = {name: text.Overlap(texts[f"{name}_src"]) for name in ("dev", "test")}
     tally = _encode_train(work, tokenizer, (texts["train_src"], texts["train_tgt"]), config.max_len, again)
     for name, before, now in zip(PARALLEL_TEXTS[:2], train, tally.digests, strict=True):
-        require_unchanged(getattr(config, name), before, now)
+        text.require_unchanged(getattr(config, name), before, now)
     empty, too_long = tally.left_out.values()
     if not tally.kept:
         hint = f"type a larger --max-len than {config.max_len}" if too_long else "give text with words"
@@ -152,14 +137,14 @@ def _fill(
             f"longer than max_len; {hint}"
         )
     for name in PARALLEL_TEXTS[2:]:
-        (work / f"{name.replace('_', '.')}.txt").write_bytes(raw(list(texts[name])))
+        (work / f"{name.replace('_', '.')}.txt").write_bytes(text.raw(list(texts[name])))
     dtype = id_type(tokenizer.vocab_size)
     for side, encode in zip(SIDES, (tokenizer.encode, tokenizer.encode_target), strict=True):
         with RaggedWriter.open(work / f"dev.{side}", dtype) as file:
             file.append(Ragged.of(encode(list(texts[f"dev_{side}"])), dtype))
     sizes = [len(list(texts[f"{name}_src"])) for name in ("dev", "test")]
     counts = count_facts(tally.target_counts)
-    overlap = overlap_shares(again, texts["dev_src"], texts["test_src"])
+    overlap = text.overlap_shares(again, texts["dev_src"], texts["test_src"])
     return {
         "digest": config.digest,
         "max_len": config.max_len,
@@ -170,7 +155,7 @@ def _fill(
             "Training pairs": f"{tally.kept:,} kept of {tally.read:,}; left out: {empty:,} with an empty "
             f"side, {too_long:,} with a side over {config.max_len} tokens",
             "Dev and test pairs": f"{sizes[0]:,} and {sizes[1]:,}",
-            "Same source sentences": describe_shares(overlap),
+            "Same source sentences": text.describe_shares(overlap),
             "Training tokens": f"{tally.tokens[0]:,} source, {tally.tokens[1]:,} target",
             "Vocabulary": f"{tokenizer.vocab_size:,} entries, joint {tokenizer.kind}",
             "Unigram entropy": f"{counts['unigram_entropy_nats']:.3f} nats a target token",
@@ -180,8 +165,6 @@ def _fill(
 
 @dataclass(frozen=True)
 class _Tally:
-    """Counts of a training text that is encoded."""
-
     read: int
     kept: int
     left_out: dict[str, int]
@@ -197,7 +180,7 @@ def _encode_train(
     tokenizer: Tokenizer,
     sides: tuple[Iterable[str], Iterable[str]],
     max_len: int,
-    again: Mapping[str, Overlap],
+    again: Mapping[str, text.Overlap],
 ) -> _Tally:
     """Write the tokens of all pairs whose sides have 1 to ``max_len`` - 1 tokens; ``again`` sees them."""
     dtype = id_type(tokenizer.vocab_size)
@@ -209,9 +192,9 @@ def _encode_train(
         RaggedWriter.open(work / "train.src", dtype) as src,
         RaggedWriter.open(work / "train.tgt", dtype) as tgt,
     ):
-        for part in paired_parts(*sides):
+        for part in text.paired_parts(*sides):
             for hashed, lines in zip(whole, part, strict=True):
-                hashed.update(raw(lines))
+                hashed.update(text.raw(lines))
             for overlap in again.values():
                 overlap.see(part[0])
             both = [Ragged.of(encode(lines), dtype) for encode, lines in zip(encoders, part, strict=True)]

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from normlab.config.config import DataConfig
 from normlab.config.model import derive
+from normlab.data import text
 from normlab.data.batches import TensorBatch, drop_words, permutation
 from normlab.data.builtin import generate
 from normlab.data.corpus import (
@@ -30,17 +31,6 @@ from normlab.data.corpus import (
 )
 from normlab.data.ragged import ArrayWriter, Ints, Ragged, Read, reader_of
 from normlab.data.sources import open_text
-from normlab.data.text import (
-    Overlap,
-    describe_shares,
-    document_sizes,
-    overlap_shares,
-    parts,
-    raw,
-    require_texts,
-    require_unchanged,
-    survey,
-)
 from normlab.data.tokenizer import EOS, PAD, UNK, Tokenizer
 from normlab.data.vocabulary import vocabulary
 from normlab.errors import UserError
@@ -100,7 +90,7 @@ def prepare_text(config: DataConfig, root: str | Path) -> tuple[DataConfig, Text
     """
     texts, origin = _read(config)
     paths = {name: getattr(config, f"{name}_text") for name in texts}
-    surveys = {name: survey(lines, paths[name] or name) for name, lines in texts.items()}
+    surveys = {name: text.survey(lines, paths[name] or name) for name, lines in texts.items()}
     if wordless := [paths[name] for name, facts in surveys.items() if paths[name] and facts.blank]:
         raise UserError(f"{wordless[0]} holds no word; pass a file of text")
     before = {name: facts.digest for name, facts in surveys.items()}
@@ -112,7 +102,6 @@ def prepare_text(config: DataConfig, root: str | Path) -> tuple[DataConfig, Text
 
 
 def _read(config: DataConfig) -> tuple[dict[str, Iterable[str]], dict[str, str]]:
-    """Return train, dev and test, which can be iterated repeatedly, and facts about their origin."""
     paths = {name: getattr(config, f"{name}_text") for name in SPLITS}
     given = [name for name in SPLITS if paths[name]]
     if not given:
@@ -121,7 +110,7 @@ def _read(config: DataConfig) -> tuple[dict[str, Iterable[str]], dict[str, str]]
         texts = {split: getattr(splits, split).target for split in SPLITS}
         return texts, {"Corpus": f"target side of built-in {name}, seed {seed}"}
     fields = [f"{name}_text" for name in given]
-    require_texts(fields, ("train_text", "dev_text"), "train and dev text are needed")
+    text.require_texts(fields, ("train_text", "dev_text"), "train and dev text are needed")
     texts = {name: open_text(paths[name]) for name in given}
     origin = {f"{name.capitalize()} text": Path(paths[name]).name for name in given}
     return {"test": texts["dev"], **texts}, {"Test text": "none given, so the dev text", **origin}
@@ -134,23 +123,23 @@ def _fill(
     tokenizer.save(work / "tokenizer.json")
     sizes: dict[str, dict[str, int]] = {}
     counts: dict[str, NDArray[np.int64]] = {}
-    again = {name: Overlap(texts[name]) for name in ("dev", "test")}
+    again = {name: text.Overlap(texts[name]) for name in ("dev", "test")}
     for name, lines in texts.items():
         seen_by = again.values() if name == "train" else ()
         sizes[name], counts[name], now = _encode(work / f"{name}.tokens.npy", tokenizer, lines, seen_by)
-        require_unchanged(getattr(config, f"{name}_text"), before[name], now)
-    documents = document_sizes(texts["test"])
+        text.require_unchanged(getattr(config, f"{name}_text"), before[name], now)
+    documents = text.document_sizes(texts["test"])
     np.save(work / _DOCUMENTS, documents, allow_pickle=False)
     amounts = {name: f"{size['words']:,} words, {size['bytes']:,} bytes" for name, size in sizes.items()}
     train_facts = count_facts(counts["train"])
-    overlap = overlap_shares(again, texts["dev"], texts["test"])
+    overlap = text.overlap_shares(again, texts["dev"], texts["test"])
     return {
         "digest": config.digest,
         "sizes": sizes,
         "overlap": overlap,
         **train_facts,
         "facts": {
-            "Same lines": describe_shares(overlap),
+            "Same lines": text.describe_shares(overlap),
             "Training size": f"{amounts['train']}, {int(counts['train'].sum()):,} tokens",
             "Dev size": f"{amounts['dev']}, {int(counts['dev'][UNK]):,} unknown characters",
             "Test size": f"{amounts['test']}, {int(counts['test'][UNK]):,} unknown characters",
@@ -162,7 +151,7 @@ def _fill(
 
 
 def _encode(
-    path: Path, tokenizer: Tokenizer, lines: Iterable[str], seen_by: Iterable[Overlap]
+    path: Path, tokenizer: Tokenizer, lines: Iterable[str], seen_by: Iterable[text.Overlap]
 ) -> tuple[dict[str, int], NDArray[np.int64], bytes]:
     """Write a text's stream; return its words and bytes, how often each entry is predicted, its digest."""
     words = size = 0
@@ -171,8 +160,8 @@ def _encode(
     dtype = id_type(tokenizer.vocab_size)
     with ArrayWriter.open(path, dtype) as file:
         file.append(np.array([EOS], dtype))
-        for part in parts(lines):
-            content = raw(part)
+        for part in text.parts(lines):
+            content = text.raw(part)
             whole.update(content)
             for overlap in seen_by:
                 overlap.see(part)

@@ -1,12 +1,12 @@
-"""Pairs of sentences with a label, from three columns of a table or of a Hugging Face data set."""
+"""Pairs of sentences: of plain text, consecutive or of two documents, and labelled ones of a table."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from normlab.config.config import DataConfig
 from normlab.config.model import derive
 from normlab.config.units import count
-from normlab.data.batches import permutation
+from normlab.data.batches import permutation, uniform
 from normlab.data.corpus import (
     PreparedCorpus,
     count_facts,
@@ -24,11 +24,220 @@ from normlab.data.corpus import (
     with_digest,
 )
 from normlab.data.plain import SPLITS
-from normlab.data.ragged import Ragged, RaggedWriter, TokenPairs
+from normlab.data.ragged import Ints, Ragged, RaggedWriter, TokenPairs
 from normlab.data.sources import Column, HubColumn, open_text
-from normlab.data.text import Pairs, raw, read_lines, require_texts, survey
+from normlab.data.text import Pairs, document_starts, raw, read_lines, require_texts, survey
+from normlab.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from normlab.data.vocabulary import vocabulary
 from normlab.errors import UserError
+
+SPECIAL_TOKENS = 3
+"""[CLS], which is BOS, and two [SEP], which are EOS, in each row."""
+WIDTH_STEP = 32
+"""Rows are padded to a multiple of this, so that batches have few shapes."""
+
+Tokens: TypeAlias = Sequence[int] | Ints
+
+
+class Shuffled:
+    """Endless micro-batches of ``rows`` of ``count`` examples; in each epoch every example occurs once.
+
+    The order depends on the seed and the epoch alone. A micro-batch may hold the end of one epoch and the
+    beginning of the next, so that all have the same size.
+    """
+
+    def __init__(self, count: int, *, rows: int, seed: int) -> None:
+        self._count, self._rows = count, rows
+        self._order = lru_cache(2)(lambda epoch: permutation(count, derive(seed, "shuffle", epoch)))
+
+    def at(self, index: int) -> Ints:
+        """Return the numbers of the examples of a micro-batch, `[rows]`."""
+        places = np.arange(index * self._rows, (index + 1) * self._rows)
+        return np.array([self._order(p // self._count)[p % self._count] for p in places.tolist()], np.int64)
+
+
+@dataclass(frozen=True)
+class SegmentPairs:
+    """Rows ``[CLS] A [SEP] B [SEP]``, padded on the right."""
+
+    ids: Ints
+    """`[B, W]`."""
+    segments: Ints
+    """`[B, W]`: 1 in B and the [SEP] after it, else 0."""
+    random: Ints
+    """`[B]`: 1 where B comes from another document, 0 where it follows A."""
+
+
+@dataclass(frozen=True)
+class Spans:
+    """A text cut into spans of at most ``span_len`` tokens, each within one document.
+
+    Each span is cut in two at the beginning of one of its lines, or anywhere if it has a part of one line
+    only: A and the B that follows it. Ends of lines are left out.
+    """
+
+    text: Ints
+    lines: Ints
+    """The index of the first token of each line."""
+    bounds: Ints
+    """First token of each span and its end, `[spans, 2]`."""
+    document: Ints
+    """The number of each span's document, ascending, `[spans]`."""
+    document_ends: Ints
+    span_len: int
+
+    @classmethod
+    def of(cls, stream: Ints, *, span_len: int) -> Spans:
+        """Cut a ``Stream`` of tokens; documents are those of ``text.document_sizes``, and a remainder of one
+        token is left out.
+
+        Raises UserError for a text of one document, which has no other to draw a random segment from.
+        """
+        tokens = np.asarray(stream)
+        sizes = np.diff(np.flatnonzero(tokens == EOS)) - 1
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        edges = np.append(offsets[document_starts(sizes == 0)], offsets[-1])
+        if len(edges) < 3:
+            raise UserError(
+                "next-sentence prediction needs a text of several documents, and this is one; separate "
+                "documents by blank lines"
+            )
+        spans = -(-np.diff(edges) // span_len)
+        document = np.repeat(np.arange(len(spans)), spans)
+        number = np.arange(len(document)) - np.repeat(np.cumsum(spans) - spans, spans)
+        starts = edges[document] + number * span_len
+        bounds = np.stack([starts, np.minimum(starts + span_len, edges[document + 1])], axis=1)
+        whole = np.diff(bounds)[:, 0] > 1
+        text, lines = tokens[tokens != EOS], offsets[:-1][sizes > 0]
+        return cls(text, lines, bounds[whole], document[whole], edges[1:], span_len)
+
+    def __len__(self) -> int:
+        return len(self.bounds)
+
+    def pairs(self, chosen: Ints, seed: int) -> SegmentPairs:
+        """Return A of the chosen spans `[B]` and, with a probability of one half each, what follows or as
+        many tokens from the cut of a span of another document on.
+
+        Devlin et al. 2019, Section 3.1 (arXiv 1810.04805). The draws depend on the seed alone.
+        """
+        where, follows, other, elsewhere = uniform(seed, 4, len(chosen))
+        cut = self._cuts(chosen, where)
+        random = follows >= 0.5
+        strangers = self._of_another_document(chosen, other)
+        lengths = self.bounds[chosen, 1] - cut
+        begin = np.where(random, self._cuts(strangers, elsewhere), cut)
+        home = np.where(random, strangers, chosen)
+        end = np.minimum(begin + lengths, self.document_ends[self.document[home]])
+        first = (self.text[a:b] for a, b in zip(self.bounds[chosen, 0], cut, strict=True))
+        second = (self.text[a:b] for a, b in zip(begin, end, strict=True))
+        ids, segments = joined(list(zip(first, second, strict=True)), most=self.span_len + SPECIAL_TOKENS)
+        return SegmentPairs(ids, segments, random.astype(np.int64))
+
+    def _cuts(self, chosen: Ints, draw: NDArray[np.float64]) -> Ints:
+        """The first token of B in each span."""
+        start, stop = self.bounds[chosen].T
+        low, high = np.searchsorted(self.lines, start, "right"), np.searchsorted(self.lines, stop, "left")
+        line = self.lines[np.minimum(low + (draw * (high - low)).astype(np.int64), len(self.lines) - 1)]
+        return np.where(high > low, line, start + 1 + (draw * (stop - start - 1)).astype(np.int64))
+
+    def _of_another_document(self, chosen: Ints, draw: NDArray[np.float64]) -> Ints:
+        first = np.searchsorted(self.document, self.document[chosen], "left")
+        own = np.searchsorted(self.document, self.document[chosen], "right") - first
+        index = (draw * (len(self) - own)).astype(np.int64)
+        return index + own * (index >= first)
+
+
+def joined(pairs: Sequence[tuple[Tokens, Tokens]], *, most: int) -> tuple[Ints, Ints]:
+    """Return ids and segments `[B, W]` of rows ``[CLS] A [SEP] B [SEP]``; W is a multiple of
+    ``WIDTH_STEP``, or ``most``.
+    """
+    longest = max(len(a) + len(b) for a, b in pairs) + SPECIAL_TOKENS
+    ids = np.full((len(pairs), min(most, -(-longest // WIDTH_STEP) * WIDTH_STEP)), PAD, np.int64)
+    segments = np.zeros_like(ids)
+    for row, segment, (a, b) in zip(ids, segments, pairs, strict=True):
+        end = len(a) + len(b) + SPECIAL_TOKENS
+        row[:end] = np.concatenate([[BOS], a, [EOS], b, [EOS]])
+        segment[len(a) + 2 : end] = 1
+    return ids, segments
+
+
+SHARE: Final = 0.15
+"""The share of the tokens that are predicted."""
+MASKED: Final = 0.8
+"""Of these, the share that the mask replaces in training. Of the others, random vocabulary entries replace
+one half, and the other half stays as it is.
+"""
+
+
+@dataclass(frozen=True)
+class Masked:
+    """Rows in which some tokens are replaced, and what these were."""
+
+    ids: Ints
+    """`[B, W]`."""
+    positions: Ints
+    """`[B, P]`: the places that are predicted, ascending, then 0."""
+    targets: Ints
+    """`[B, P]`: the original tokens there, then PAD."""
+
+
+def predictions(tokens: int) -> int:
+    """Return how many of so many tokens are predicted: 15%, rounded, and at least one."""
+    return max(1, round(SHARE * tokens))
+
+
+def mask_tokens(
+    ids: Ints, *, mask: int, begins: NDArray[np.bool_] | None, seed: int, masked: float = MASKED
+) -> Masked:
+    """Choose ``predictions`` of the tokens of each row `[B, W]`, and replace the share ``masked`` of them by
+    ``mask``, and half of the others by random vocabulary entries.
+
+    Devlin et al. 2019, Section 3.1 and Appendix A.1 (arXiv 1810.04805). Special and unknown tokens are never
+    chosen and replace none. With ``begins`` `[V]`, which entries begin a word, the tokens of a word are all
+    chosen or none, as in the authors' later code; a word that would exceed the number is passed over.
+    ``mask`` is the number of vocabulary entries, the first that is none. The draws depend on the seed alone.
+    """
+    order, kind, entry = uniform(seed, 3, *ids.shape)
+    words = EOS + 1 + (entry * (mask - EOS - 1)).astype(np.int64)
+    noisy = np.where(kind < masked, mask, np.where(kind < (1 + masked) / 2, words, ids))
+    most = predictions(ids.shape[1] - SPECIAL_TOKENS)
+    replaced, positions = ids.copy(), np.zeros((len(ids), most), np.int64)
+    targets = np.full_like(positions, PAD)
+    for row, original in enumerate(ids):
+        places = _chosen(original, order[row], begins)
+        replaced[row, places] = noisy[row, places]
+        positions[row, : len(places)], targets[row, : len(places)] = places, original[places]
+    return Masked(replaced, positions, targets)
+
+
+def _chosen(ids: Ints, order: NDArray[np.float64], begins: NDArray[np.bool_] | None) -> list[int]:
+    """The places of a row that are predicted, words in the order of the draws of their first tokens."""
+    places = np.flatnonzero(ids > EOS)
+    if not len(places):
+        return []
+    first = np.ones(len(places), bool) if begins is None else begins[ids[places]].copy()
+    first[0] = True
+    first[1:] |= np.diff(places) > 1  # nothing goes on over a special token
+    edges = np.flatnonzero(first)
+    ends = np.append(edges[1:], len(places))
+    wanted, chosen = predictions(len(places)), list[int]()
+    for word in np.argsort(order[places[edges]], kind="stable"):
+        if len(chosen) + ends[word] - edges[word] <= wanted:
+            chosen.extend(places[edges[word] : ends[word]].tolist())
+        if len(chosen) == wanted:
+            break
+    return sorted(chosen)
+
+
+def word_beginnings(tokenizer: Tokenizer) -> NDArray[np.bool_]:
+    """Return which vocabulary entries begin a word, `[V]`: those that a space precedes after another one."""
+    entries = range(EOS + 1, tokenizer.vocab_size)
+    alone = tokenizer.decode([[entry] for entry in entries])
+    before = next(entry for entry, text in zip(entries, alone, strict=True) if text.strip())
+    (text,) = tokenizer.decode([[before]])
+    after = tokenizer.decode([[before, entry] for entry in range(tokenizer.vocab_size)])
+    return np.array([line.removeprefix(text).startswith(" ") for line in after])
+
 
 _SIDES = ("first", "second")
 HELD_OUT = 0.1
@@ -70,7 +279,7 @@ class LabelledCorpus(PreparedCorpus):
 
 
 @dataclass(frozen=True)
-class LabelledRows:
+class _LabelledRows:
     """The columns of a table of pairs."""
 
     first: list[str]
@@ -80,8 +289,8 @@ class LabelledRows:
     def __len__(self) -> int:
         return len(self.label)
 
-    def only(self, chosen: Sequence[int]) -> LabelledRows:
-        return LabelledRows(*([column[i] for i in chosen] for column in vars(self).values()))
+    def only(self, chosen: Sequence[int]) -> _LabelledRows:
+        return _LabelledRows(*([column[i] for i in chosen] for column in vars(self).values()))
 
 
 def prepare_labelled(config: DataConfig, root: str | Path) -> tuple[DataConfig, LabelledCorpus]:
@@ -99,7 +308,7 @@ def prepare_labelled(config: DataConfig, root: str | Path) -> tuple[DataConfig, 
     return config, replace(corpus, facts=origin | corpus.facts)
 
 
-def columns_of(spec: str) -> LabelledRows:
+def columns_of(spec: str) -> _LabelledRows:
     """Read the three columns that a path of pairs names, such as ``pairs.tsv#first,second,label``."""
     all_three = open_text(spec)
     texts: list[Column | HubColumn] = []
@@ -119,11 +328,10 @@ def columns_of(spec: str) -> LabelledRows:
             f"the columns of {spec} have {len(first)}, {len(second)} and {len(label)} rows; give three of "
             "the same table, with at least one row"
         )
-    return LabelledRows(first, second, label)
+    return _LabelledRows(first, second, label)
 
 
-def _read(config: DataConfig) -> tuple[dict[str, LabelledRows], dict[str, str]]:
-    """Return train, dev and test pairs, and facts about their origin."""
+def _read(config: DataConfig) -> tuple[dict[str, _LabelledRows], dict[str, str]]:
     paths = {name: getattr(config, f"{name}_pairs") for name in SPLITS}
     given = [f"{name}_pairs" for name in SPLITS if paths[name]]
     require_texts(given, ("train_pairs",), "training pairs are needed")
@@ -140,7 +348,7 @@ def _read(config: DataConfig) -> tuple[dict[str, LabelledRows], dict[str, str]]:
     return {name: rows[name] for name in SPLITS}, origin
 
 
-def _fill(work: Path, *, rows: dict[str, LabelledRows], config: DataConfig) -> dict[str, Any]:
+def _fill(work: Path, *, rows: dict[str, _LabelledRows], config: DataConfig) -> dict[str, Any]:
     labels = sorted(set(rows["train"].label))
     for name, split in rows.items():
         if unknown := sorted({*split.label} - {*labels}):

@@ -17,7 +17,7 @@ from typing import TypeVar, final
 import numpy as np
 from numpy.typing import NDArray
 
-from normlab.config.fields import flag_name
+from normlab.config.io import flag_name
 from normlab.config.units import count
 from normlab.errors import UserError
 
@@ -29,7 +29,6 @@ LONGEST_WORD = 2**15
 """The most characters without white space between them: tokenizers take minutes over many more."""
 FEWEST_DOCUMENTS = 20
 """Blank lines separate documents only where at least so many result."""
-
 _OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 _DATA_FOLDER = re.compile(r"\$(NORMLAB_DATA\b|\{NORMLAB_DATA\})")
 
@@ -86,10 +85,7 @@ class TextFile:
 
 
 def filled_in(path: str | Path) -> str:
-    """Fill the environment variables into a path.
-
-    Raises FileNotFoundError if the path has ``$NORMLAB_DATA`` and that is not set.
-    """
+    """Fill environment variables into a path. Raises FileNotFoundError if $NORMLAB_DATA is not set."""
     if _DATA_FOLDER.search(str(path)) and not os.environ.get("NORMLAB_DATA"):
         raise FileNotFoundError(
             f"{path} is in the folder of local data sets, and NORMLAB_DATA is not set; "
@@ -143,10 +139,7 @@ def parts(lines: Iterable[str]) -> Iterator[list[str]]:
 
 
 def paired_parts(source: Iterable[str], target: Iterable[str]) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield both sides of a parallel text in lists of bounded size, line n beside line n.
-
-    The iteration ends with the shorter side.
-    """
+    """Yield both sides of a parallel text in lists of bounded size, up to the end of the shorter one."""
     both = zip(source, target, strict=False)
     for part in _parts(both, lambda pair: len(pair[0]) + len(pair[1])):
         yield [pair[0] for pair in part], [pair[1] for pair in part]

@@ -8,21 +8,162 @@ in Moses). Nothing is escaped: ``&`` stays ``&`` and an apostrophe an apostrophe
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
+import io
 import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+import numpy as np
+
 from normlab.config.config import DataConfig
 from normlab.config.io import from_plain, parsed
-from normlab.data.sentencepiece import KEY as SENTENCEPIECE
-from normlab.data.sentencepiece import SentencePieces
 from normlab.data.text import located
-from normlab.data.tokenizer import BytePairs, Tokenizer
+from normlab.data.tokenizer import SPECIALS, UNK, BytePairs, Tokenizer, require_room_for_characters
 from normlab.errors import UserError
+
+_PIECES = "sentencepiece"
+"""Key of the model, in base 64, in the JSON of such a tokenizer."""
+
+
+@final
+class SentencePieces(Tokenizer):
+    """A SentencePiece model (Kudo and Richardson 2018, arXiv 1808.06226) behind our special tokens.
+
+    Our special tokens replace the model's unknown and control pieces (``<unk>``, ``<s>``, ``</s>``, ``<pad>``
+    …); its other pieces follow from 4 on, in the order of the model. The model normalises text as it was
+    trained to, and decoding cannot undo that.
+    """
+
+    def __init__(self, model: bytes) -> None:
+        """Raises UserError if the bytes are no SentencePiece model. No byte of them is executed."""
+        self._model = model
+        self._backend: Any = _processor(model)
+        kept = [
+            i
+            for i in range(self._backend.get_piece_size())
+            if not self._backend.is_unknown(i) and not self._backend.is_control(i)
+        ]
+        self._theirs = [0] * len(SPECIALS) + kept
+        self._ours = np.full(self._backend.get_piece_size(), UNK)
+        self._ours[kept] = np.arange(len(SPECIALS), len(self._theirs))
+
+    @classmethod
+    def train(cls, lines: Iterable[str], vocab_size: int) -> SentencePieces:
+        """Learn a unigram model (Kudo 2018, Section 3, arXiv 1804.10959) of ``vocab_size`` entries, special
+        tokens and single characters included; fewer when the text gives no more.
+
+        Normalisation (``nmt_nfkc``) and defaults are SentencePiece's own, but every line and every character
+        is used; the text is held in memory. Raises UserError if the characters alone are more.
+        """
+        from sentencepiece import SentencePieceTrainer
+
+        model = io.BytesIO()
+        try:
+            SentencePieceTrainer.train(
+                sentence_iterator=iter(lines),
+                model_writer=model,
+                model_type="unigram",
+                vocab_size=max(vocab_size, len(SPECIALS)),
+                hard_vocab_limit=False,
+                character_coverage=1.0,
+                max_sentence_length=2**30,
+                pad_id=0,
+                unk_id=1,
+                bos_id=2,
+                eos_id=3,
+                minloglevel=2,
+            )
+        except RuntimeError as error:
+            match = re.search(rf"\b{max(vocab_size, len(SPECIALS))} vs (\d+)", str(error))
+            if match:
+                require_room_for_characters(vocab_size, least=int(match[1]))
+            raise UserError(f"no unigram model can be learned from this text ({error})") from error
+        return cls(model.getvalue())
+
+    @classmethod
+    def of_json(cls, content: dict[str, Any]) -> SentencePieces:
+        """Raises UserError if the value is not base 64 or no SentencePiece model."""
+        value = content[_PIECES]
+        try:
+            model = base64.b64decode(value if isinstance(value, str) else "", validate=True)
+        except binascii.Error as error:
+            raise UserError(f"its JSON is damaged: {_PIECES} is not base 64 ({error})") from error
+        return cls(model)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._theirs)
+
+    @property
+    def kind(self) -> str:
+        return "SentencePiece"
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        encoded = self._backend.encode(list(lines), out_type=int)
+        return [self._ours[ids].tolist() if ids else [] for ids in encoded]
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """Invert ``encode`` up to the model's normalisation and unknown characters."""
+        pieces = [[self._theirs[i] for i in line if i >= len(SPECIALS)] for line in ids]
+        return [self._backend.decode(line) if line else "" for line in pieces]
+
+    def to_json(self) -> str:
+        return json.dumps({_PIECES: base64.b64encode(self._model).decode("ascii")})
+
+
+def _processor(model: bytes) -> Any:
+    from sentencepiece import SentencePieceProcessor
+
+    if not model:
+        raise UserError("it is empty")
+    try:
+        whole = {_TRAINER, _NORMALISER} <= set(_fields(model))
+        backend = SentencePieceProcessor(model_proto=model)
+    except (RuntimeError, IndexError) as error:
+        raise UserError("it is neither JSON nor a SentencePiece model") from error
+    if not whole or not backend.get_piece_size():
+        raise UserError("it is a SentencePiece model with a part missing")
+    return backend
+
+
+_TRAINER, _NORMALISER = 2, 3
+"""Numbers of the fields that follow the pieces of a model."""
+
+
+def _fields(message: bytes) -> Iterator[int]:
+    """Yield the numbers of a protocol buffer's fields with a length, up to the first field without one.
+
+    They show whether a model is whole: the library accepts one that ends after any of its pieces. Raises
+    IndexError if the message ends within a number.
+    """
+    place = 0
+
+    def number() -> int:
+        nonlocal place
+        value = shift = 0
+        while True:
+            byte = message[place]
+            place += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while place < len(message):
+        tag = number()
+        if tag & 7 != 2:
+            return
+        yield tag >> 3
+        length = number()
+        place += length
+
 
 LEARNED: Mapping[str, Callable[[Iterable[str], int], Tokenizer]] = {
     "bpe": BytePairs.train,
@@ -63,7 +204,7 @@ def primary(language: str) -> str:
 
 
 @dataclass(frozen=True)
-class PretokenizerEntry:
+class _PretokenizerEntry:
     """The pretokenizer in the JSON of a ``PretokenizerChain``."""
 
     name: str
@@ -83,7 +224,7 @@ class PretokenizerChain(Tokenizer):
 
     @classmethod
     def of_json(cls, fields: Mapping[str, Any]) -> PretokenizerChain:
-        entry: PretokenizerEntry = from_plain(PretokenizerEntry, fields[_PRETOKENIZER], _PRETOKENIZER)
+        entry: _PretokenizerEntry = from_plain(_PretokenizerEntry, fields[_PRETOKENIZER], _PRETOKENIZER)
         if not isinstance(fields.get("tokenizer"), dict):
             raise UserError("its JSON is damaged: it has no object 'tokenizer'")
         return cls(parse(json.dumps(fields["tokenizer"]).encode()), entry.name, entry.languages)
@@ -133,11 +274,7 @@ def digests(config: DataConfig) -> list[bytes]:
 
 
 def _from_file(config: DataConfig) -> Tokenizer:
-    """Return the tokenizer of a file that a user names, without its pretokenizer.
-
-    Raises FileNotFoundError if there is no such file, and UserError if it is no tokenizer or has another
-    pretokenizer than the configuration.
-    """
+    """Return the tokenizer of a named file without its pretokenizer. Raises UserError if that is another."""
     path, content = config.tokenizer, _content(config.tokenizer)
     try:
         tokenizer = parse(content)
@@ -167,10 +304,7 @@ def load(path: str | Path) -> Tokenizer:
 
 
 def parse(content: bytes) -> Tokenizer:
-    """Read a tokenizer, our JSON or a SentencePiece model.
-
-    Nothing is executed, whatever the bytes are. Raises UserError with the reason if they are no tokenizer.
-    """
+    """Read our JSON or a SentencePiece model; nothing is executed. Raises UserError for anything else."""
     if not content.lstrip().startswith(b"{"):
         return SentencePieces(content)
     try:
@@ -179,7 +313,7 @@ def parse(content: bytes) -> Tokenizer:
         raise UserError(f"byte {error.start} is not UTF-8") from error
     if _PRETOKENIZER in fields:
         return PretokenizerChain.of_json(fields)
-    return (SentencePieces if SENTENCEPIECE in fields else BytePairs).of_json(fields)
+    return (SentencePieces if _PIECES in fields else BytePairs).of_json(fields)
 
 
 def _content(path: str) -> bytes:

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
-from normlab.config.fields import Count, Positive
-from normlab.config.io import to_plain, validated
+from normlab.config.io import Count, Positive, to_plain, validated
 from normlab.config.units import count
 from normlab.diagnosis.reading.recording import refuse_elsewhere
 from normlab.diagnosis.reading.structure import Structure, pointed_out, read_structure, unregistered

@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from normlab.config.config import SEMANTICS, Config, run_id
-from normlab.config.fields import Count
-from normlab.config.io import NOT_FINITE, from_plain
+from normlab.config.io import NOT_FINITE, Count, from_plain
 from normlab.config.metric import NLL, Metric, Outcome
 from normlab.errors import UserError
 from normlab.runs.files import (
     append_rows,
     blame,
+    held,
+    hold,
+    other_host,
     read_json,
     regular,
     row_line,
@@ -26,7 +28,6 @@ from normlab.runs.files import (
     write_json_atomic,
     write_text_atomic,
 )
-from normlab.runs.lock import held, hold, other_host
 from normlab.runs.manifest import CheckpointError
 
 Row = dict[str, Any]
@@ -53,6 +54,11 @@ class Status:
     """The work beside training: ``validating``, ``testing`` or the task's own name of a part; else empty."""
     phase_done: float | None = None
     """The share of it that is done, 0 to 1, where that is known."""
+
+    @property
+    def ended_as(self) -> str:
+        """The outcome, or the state of a run that has none."""
+        return self.outcome.state if self.outcome else self.state
 
 
 class RunFolder:
@@ -180,10 +186,7 @@ class RunFolder:
         append_rows(self._metrics, [row])
 
     def metrics(self) -> list[Row]:
-        """Read all rows; a last line that a crash cut off is left out.
-
-        Raises UserError naming the line where anything but the last one is damaged.
-        """
+        """Read all rows but a last line that was cut off. Raises UserError naming a damaged line."""
         return _rows(self._metrics)
 
     def append_probes(self, rows: Sequence[Row]) -> None:
@@ -199,10 +202,7 @@ class RunFolder:
         self._write_flights([*self.flights(), report])
 
     def flights(self) -> list[Row]:
-        """Read the flight recorder's reports, the oldest first.
-
-        Raises UserError where the file is damaged.
-        """
+        """Read the recorder's reports, the oldest first. Raises UserError where the file is damaged."""
         path = self.path / "flight.json"
         if not path.exists():
             return []
@@ -246,10 +246,7 @@ class RunFolder:
         write_json_atomic(self.path / "flight.json", {"reports": list(reports)})
 
     def lock(self) -> AbstractContextManager[None]:
-        """Keep other processes out of this run, on this host and others, until the block or the process ends.
-
-        Raises RunBusyError if a process is in it.
-        """
+        """Keep other processes out, on any host, within the block. Raises RunBusyError if one is in."""
         return hold(self.path)
 
 

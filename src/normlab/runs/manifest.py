@@ -34,7 +34,7 @@ class _File:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class _Manifest:
     """The files of a checkpoint, the run that it belongs to, and the digest of its state."""
 
     run: str
@@ -125,7 +125,7 @@ def read_state(folder: Path, *, run: str = "") -> dict[str, Any]:
         if _MANIFEST not in state:
             raise UserError("it has no manifest")
         plain = state.pop(_MANIFEST)
-        manifest: Manifest = from_plain(Manifest, plain, _MANIFEST)
+        manifest: _Manifest = from_plain(_Manifest, plain, _MANIFEST)
     except (UserError, OSError) as error:
         raise CheckpointError(folder, f"{path} is damaged ({error})") from error
     if manifest.state != _digest(state, plain):

@@ -17,25 +17,15 @@ from torch import Tensor
 from normlab.config.config import Config, DataConfig
 from normlab.config.metric import NLL, Metric
 from normlab.config.model import derive
+from normlab.data import sentence_pairs
 from normlab.data.batches import TensorBatch
 from normlab.data.plain import Stream, TextCorpus, prepare_text, require_block_len
 from normlab.data.ragged import Ints
-from normlab.data.segments import (
-    MASKED,
-    SPECIAL_TOKENS,
-    Masked,
-    SegmentPairs,
-    Shuffled,
-    Spans,
-    mask_tokens,
-    word_beginnings,
-)
 from normlab.data.tokenizer import EOS
 from normlab.errors import UserError
 from normlab.nn import PAD, Encoder
 from normlab.nn.model import evaluating
-from normlab.tasks.loss import LossSum, label_smoothed
-from normlab.tasks.task import Evaluation, Task, rows_of
+from normlab.tasks.task import Evaluation, LossSum, Task, label_smoothed, rows_of
 
 Array = NDArray[np.float64]
 
@@ -58,7 +48,7 @@ class BertBatch(TensorBatch):
     """The number of tokens to predict."""
 
     @classmethod
-    def of(cls, pairs: SegmentPairs, rows: Masked) -> Self:
+    def of(cls, pairs: sentence_pairs.SegmentPairs, rows: sentence_pairs.Masked) -> Self:
         """Make a batch of pairs and of their masked rows."""
         arrays = (rows.ids, pairs.segments, rows.positions, rows.targets, pairs.random)
         return cls(*map(torch.from_numpy, arrays), tokens=int((rows.targets != PAD).sum()))
@@ -101,8 +91,10 @@ class BertPretraining(Task[TextCorpus, Encoder, BertBatch], name="bert_pretraini
     def __init__(self, config: Config, corpus: TextCorpus, device: torch.device) -> None:
         super().__init__(config, corpus, device)
         self.spans = self._spans(corpus.train)
-        self.order = Shuffled(len(self.spans), rows=rows_of(config), seed=config.seeds.data)
-        self.begins = word_beginnings(corpus.tokenizer) if config.data.whole_word_masking else None
+        self.order = sentence_pairs.Shuffled(len(self.spans), rows=rows_of(config), seed=config.seeds.data)
+        self.begins = (
+            sentence_pairs.word_beginnings(corpus.tokenizer) if config.data.whole_word_masking else None
+        )
 
     @classmethod
     def check_lengths(cls, config: Config, corpus: TextCorpus, max_positions: int | None) -> None:
@@ -112,10 +104,10 @@ class BertPretraining(Task[TextCorpus, Encoder, BertBatch], name="bert_pretraini
     def check(cls, config: Config) -> None:
         super().check(config)
         data, max_tokens = config.data, config.train.max_tokens
-        if data.block_len < SPECIAL_TOKENS + 2:
+        if data.block_len < sentence_pairs.SPECIAL_TOKENS + 2:
             raise UserError(
                 f"block_len is {data.block_len}, and two segments with their special tokens have at least "
-                f"{SPECIAL_TOKENS + 2} tokens; raise --block-len"
+                f"{sentence_pairs.SPECIAL_TOKENS + 2} tokens; raise --block-len"
             )
         if max_tokens < data.block_len:
             raise UserError(
@@ -176,16 +168,21 @@ class BertPretraining(Task[TextCorpus, Encoder, BertBatch], name="bert_pretraini
         }
         return Evaluation(self.scores_of(examples), examples=by_document)
 
-    def _spans(self, stream: Stream) -> Spans:
-        return Spans.of(stream.tokens, span_len=self.config.data.block_len - SPECIAL_TOKENS)
-
-    def _masked(self, pairs: SegmentPairs, seed: int, *, masked: float = MASKED) -> BertBatch:
-        mask = self.corpus.tokenizer.vocab_size
-        return BertBatch.of(
-            pairs, mask_tokens(pairs.ids, mask=mask, begins=self.begins, seed=seed, masked=masked)
+    def _spans(self, stream: Stream) -> sentence_pairs.Spans:
+        return sentence_pairs.Spans.of(
+            stream.tokens, span_len=self.config.data.block_len - sentence_pairs.SPECIAL_TOKENS
         )
 
-    def _fixed(self, spans: Spans) -> BertBatch:
+    def _masked(
+        self, pairs: sentence_pairs.SegmentPairs, seed: int, *, masked: float = sentence_pairs.MASKED
+    ) -> BertBatch:
+        mask = self.corpus.tokenizer.vocab_size
+        return BertBatch.of(
+            pairs,
+            sentence_pairs.mask_tokens(pairs.ids, mask=mask, begins=self.begins, seed=seed, masked=masked),
+        )
+
+    def _fixed(self, spans: sentence_pairs.Spans) -> BertBatch:
         """All spans of a held-out text, the same whatever the seeds of a run."""
         every: Ints = np.arange(len(spans))
         pairs = spans.pairs(every, derive(0, "held-out segments"))

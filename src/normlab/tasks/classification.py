@@ -14,15 +14,13 @@ from torch import Tensor
 
 from normlab.config.config import Config
 from normlab.config.metric import NLL, Metric
+from normlab.data import sentence_pairs
 from normlab.data.batches import TensorBatch
 from normlab.data.ragged import Ints
-from normlab.data.segments import SPECIAL_TOKENS, Shuffled, joined
-from normlab.data.sentence_pairs import Labelled, LabelledCorpus, prepare_labelled
 from normlab.errors import UserError
 from normlab.nn import PairClassifier
 from normlab.nn.model import evaluating
-from normlab.tasks.loss import LossSum, label_smoothed
-from normlab.tasks.task import Evaluation, Task, rows_of
+from normlab.tasks.task import Evaluation, LossSum, Task, label_smoothed, rows_of
 
 Array = NDArray[np.float64]
 
@@ -47,7 +45,7 @@ class PairBatch(TensorBatch):
         return self.ids.numel()
 
 
-class Classification(Task[LabelledCorpus, PairClassifier, PairBatch], name="classification"):
+class Classification(Task[sentence_pairs.LabelledCorpus, PairClassifier, PairBatch], name="classification"):
     r""":math:`-\log p(y \mid a, b)`, the label of a pair of sentences.
 
     Devlin et al. 2019, Section 4.1 and Appendix A.3 (arXiv 1810.04805). A pair of more than
@@ -67,9 +65,9 @@ class Classification(Task[LabelledCorpus, PairClassifier, PairBatch], name="clas
         replace(NLL, unit="nats per pair"),
     )
 
-    def __init__(self, config: Config, corpus: LabelledCorpus, device: torch.device) -> None:
+    def __init__(self, config: Config, corpus: sentence_pairs.LabelledCorpus, device: torch.device) -> None:
         super().__init__(config, corpus, device)
-        self.order = Shuffled(len(corpus.train), rows=rows_of(config), seed=config.seeds.data)
+        self.order = sentence_pairs.Shuffled(len(corpus.train), rows=rows_of(config), seed=config.seeds.data)
 
     @classmethod
     def check(cls, config: Config) -> None:
@@ -85,14 +83,14 @@ class Classification(Task[LabelledCorpus, PairClassifier, PairBatch], name="clas
                 "a classification begins with the weights and the tokenizer of a pre-trained run; name one: "
                 "--init-from RUN, or train from scratch with a tokenizer of its own: --tokenizer bpe"
             )
-        if data.block_len < SPECIAL_TOKENS + 2 or config.train.max_tokens < data.block_len:
+        if data.block_len < sentence_pairs.SPECIAL_TOKENS + 2 or config.train.max_tokens < data.block_len:
             raise UserError(
                 f"block_len is {data.block_len} and max_tokens {config.train.max_tokens}; an input has at "
-                f"least {SPECIAL_TOKENS + 2} tokens, and a batch at least one input: raise --block-len or "
-                "--max-tokens"
+                f"least {sentence_pairs.SPECIAL_TOKENS + 2} tokens, and a batch at least one input: raise "
+                "--block-len or --max-tokens"
             )
 
-    prepare = staticmethod(prepare_labelled)
+    prepare = staticmethod(sentence_pairs.prepare_labelled)
 
     def build(self) -> PairClassifier:
         """Build the initialised model, with data-dependent initialisation on the first batch. Its vocabulary
@@ -115,18 +113,20 @@ class Classification(Task[LabelledCorpus, PairClassifier, PairBatch], name="clas
         """
         dev = self.corpus.dev
         log_p = self._log_p(model, dev)
-        shifted = examples_of(np.roll(log_p, 1, axis=0), dev.labels)
+        shifted = _examples_of(np.roll(log_p, 1, axis=0), dev.labels)
         exchanged = {"nll_exchanged": self.scores_of(shifted)["nll"]} if len(dev) > 1 else {}
-        return self.scores_of(examples_of(log_p, dev.labels)) | exchanged
+        return self.scores_of(_examples_of(log_p, dev.labels)) | exchanged
 
     def test(self, model: PairClassifier) -> Evaluation:
         log_p = self._log_p(model, self.corpus.test)
-        examples = examples_of(log_p, self.corpus.test.labels)
+        examples = _examples_of(log_p, self.corpus.test.labels)
         outputs = [self.corpus.labels[i] for i in log_p.argmax(-1)]
         return Evaluation(self.scores_of(examples), outputs, examples)
 
     @classmethod
-    def test_examples(cls, config: Config, corpus: LabelledCorpus) -> Sequence[tuple[str, str]]:
+    def test_examples(
+        cls, config: Config, corpus: sentence_pairs.LabelledCorpus
+    ) -> Sequence[tuple[str, str]]:
         text, labels = corpus.test_text, corpus.test.labels.tolist()
         sentences = zip(text.source, text.target, labels, strict=True)
         return [(f"{first} | {second}", corpus.labels[label]) for first, second, label in sentences]
@@ -139,14 +139,18 @@ class Classification(Task[LabelledCorpus, PairClassifier, PairBatch], name="clas
         right, false, missed = (sums[..., i] for i in range(3))
         return 200 * right / np.maximum(2 * right + false + missed, 1)
 
-    def _batch(self, split: Labelled, chosen: Ints) -> PairBatch:
+    def _batch(self, split: sentence_pairs.Labelled, chosen: Ints) -> PairBatch:
         most = self.config.data.block_len
         first, second = split.pairs.source, split.pairs.target
-        pairs = [cut(first[row], second[row], most - SPECIAL_TOKENS) for row in chosen.tolist()]
-        return PairBatch(*map(torch.from_numpy, (*joined(pairs, most=most), split.labels[chosen])))
+        pairs = [
+            cut(first[row], second[row], most - sentence_pairs.SPECIAL_TOKENS) for row in chosen.tolist()
+        ]
+        return PairBatch(
+            *map(torch.from_numpy, (*sentence_pairs.joined(pairs, most=most), split.labels[chosen]))
+        )
 
     @torch.inference_mode()
-    def _log_p(self, model: PairClassifier, split: Labelled) -> Array:
+    def _log_p(self, model: PairClassifier, split: sentence_pairs.Labelled) -> Array:
         """The log-probability of each label of each pair, `[pairs, labels]`."""
         rows = 2 * rows_of(self.config)
         numbers = (np.arange(start, min(start + rows, len(split))) for start in range(0, len(split), rows))
@@ -163,7 +167,7 @@ def cut(first: list[int], second: list[int], most: int) -> tuple[list[int], list
     return first, second
 
 
-def examples_of(log_p: Array, labels: NDArray[np.int64]) -> dict[str, Array]:
+def _examples_of(log_p: Array, labels: NDArray[np.int64]) -> dict[str, Array]:
     """Return the sufficient statistics of each pair: right or wrong, kind of error, log-likelihood."""
     answers, last, ones = log_p.argmax(-1), log_p.shape[1] - 1, np.ones(len(labels))
     given, chosen = labels == last, answers == last

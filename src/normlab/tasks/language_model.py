@@ -14,22 +14,13 @@ from numpy.typing import NDArray
 from normlab.config.config import Config, DecodeConfig
 from normlab.config.metric import NLL, Metric
 from normlab.config.model import derive
-from normlab.data.plain import (
-    Blocks,
-    Stream,
-    TextBatch,
-    TextCorpus,
-    blocks_in_order,
-    prepare_text,
-    require_block_len,
-)
+from normlab.data import plain
 from normlab.data.tokenizer import EOS
 from normlab.errors import UserError
 from normlab.nn import PAD, Decoder
 from normlab.nn.decode import likeliest, nucleus
 from normlab.nn.model import evaluating
-from normlab.tasks.loss import LossSum, label_smoothed
-from normlab.tasks.task import Evaluation, Task, rows_of
+from normlab.tasks.task import Evaluation, LossSum, Task, label_smoothed, rows_of
 
 Array = NDArray[np.float64]
 
@@ -39,7 +30,7 @@ PROMPT_TOKENS = 16
 CONTINUATION_TOKENS = 48
 
 
-class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model"):
+class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="language_model"):
     r""":math:`-\sum_i \log p(t_i \mid t_{i-L+1} \dots t_{i-1})`, within blocks of L tokens.
 
     Radford et al. 2018, Section 3.1 (Improving Language Understanding by Generative Pre-Training). A block's
@@ -59,9 +50,9 @@ class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model")
         NLL,
     )
 
-    def __init__(self, config: Config, corpus: TextCorpus, device: torch.device) -> None:
+    def __init__(self, config: Config, corpus: plain.TextCorpus, device: torch.device) -> None:
         super().__init__(config, corpus, device)
-        self.blocks = Blocks(
+        self.blocks = plain.Blocks(
             corpus.train.tokens, block_len=config.data.block_len, rows=rows_of(config), seed=config.seeds.data
         )
 
@@ -85,19 +76,19 @@ class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model")
             )
 
     @classmethod
-    def check_lengths(cls, config: Config, corpus: TextCorpus, max_positions: int | None) -> None:
-        require_block_len(config.data, max_positions)
+    def check_lengths(cls, config: Config, corpus: plain.TextCorpus, max_positions: int | None) -> None:
+        plain.require_block_len(config.data, max_positions)
 
-    prepare = staticmethod(prepare_text)
+    prepare = staticmethod(plain.prepare_text)
 
     def build(self) -> Decoder:
         return self.initialised(Decoder, self.corpus.tokenizer.vocab_size, self.blocks.at(0).ids)
 
-    def batch(self, index: int) -> TextBatch:
+    def batch(self, index: int) -> plain.TextBatch:
         seed = derive(self.config.seeds.data, "word_dropout")
         return self.blocks.at(index, word_dropout=self.config.data.word_dropout, seed=seed).to(self.device)
 
-    def loss(self, model: Decoder, batch: TextBatch) -> LossSum:
+    def loss(self, model: Decoder, batch: plain.TextBatch) -> LossSum:
         return label_smoothed(model(batch.ids), batch.target, self.config.optim.label_smoothing, None, PAD)
 
     def dev_scores(self, model: Decoder) -> dict[str, float]:
@@ -116,7 +107,7 @@ class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model")
         )
 
     @classmethod
-    def test_examples(cls, config: Config, corpus: TextCorpus) -> Sequence[tuple[str, str]]:
+    def test_examples(cls, config: Config, corpus: plain.TextCorpus) -> Sequence[tuple[str, str]]:
         prompts = _prompts(corpus, config.data.block_len)
         return [(text, "") for text in _texts(corpus, [ids[1:] for ids in prompts])]
 
@@ -146,20 +137,22 @@ class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model")
         decode, length = self.config.decode, self.config.data.block_len
         with evaluating(model):
             continuations = [
-                continued(model, ids, decode, seed=derive(decode.sample_seed, "continue", i), window=length)
+                _continued(model, ids, decode, seed=derive(decode.sample_seed, "continue", i), window=length)
                 for i, ids in enumerate(_prompts(self.corpus, length))
             ]
         return _texts(self.corpus, continuations)
 
     @torch.inference_mode()
-    def _scores(self, model: Decoder, text: Stream, of_tokens: list[Array] | None = None) -> dict[str, float]:
+    def _scores(
+        self, model: Decoder, text: plain.Stream, of_tokens: list[Array] | None = None
+    ) -> dict[str, float]:
         """Compute ``nll`` and ``perplexity`` per token, and ``word_perplexity`` and ``bits_per_byte``, which
         do not depend on the tokenizer. The nats of every token are appended to ``of_tokens``.
         """
         nll = torch.zeros((), dtype=torch.float64, device=self.device)
         length, rows = self.config.data.block_len, 2 * rows_of(self.config)
         with evaluating(model):
-            for batch in blocks_in_order(text.tokens, block_len=length, rows=rows):
+            for batch in plain.blocks_in_order(text.tokens, block_len=length, rows=rows):
                 batch = batch.to(self.device)
                 logits, target = model(batch.ids), batch.target.flatten()
                 nll += label_smoothed(logits, batch.target, 0.0, None, PAD).nll
@@ -174,14 +167,14 @@ class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model")
         }
 
 
-def _edges(corpus: TextCorpus) -> NDArray[np.intp]:
+def _edges(corpus: plain.TextCorpus) -> NDArray[np.intp]:
     """The index of each test document's first predicted token, and the end, `[documents + 1]`."""
     ends = np.flatnonzero(np.asarray(corpus.test.tokens) == EOS)
     lines = np.concatenate([[0], np.cumsum(corpus.documents[:, 0])])
     return ends[lines]
 
 
-def _prompts(corpus: TextCorpus, block_len: int) -> list[list[int]]:
+def _prompts(corpus: plain.TextCorpus, block_len: int) -> list[list[int]]:
     """The beginnings of a few test documents, evenly spread, each after the EOS that stands before it."""
     edges = _edges(corpus)
     starts = np.unique(np.linspace(0, len(edges) - 2, PROMPTS).astype(int))
@@ -191,14 +184,14 @@ def _prompts(corpus: TextCorpus, block_len: int) -> list[list[int]]:
     return [np.asarray(tokens[a:b]).tolist() for a, b in zip(edges[starts], ends, strict=True)]
 
 
-def _texts(corpus: TextCorpus, rows: Sequence[Sequence[int]]) -> list[str]:
+def _texts(corpus: plain.TextCorpus, rows: Sequence[Sequence[int]]) -> list[str]:
     """Decode each row as one line of text, with an arrow at the end of each original line."""
     lines = [[list(ids) for end, ids in groupby(row, EOS.__eq__) if not end] for row in rows]
     return [" ↵ ".join(corpus.tokenizer.decode(parts)) for parts in lines]
 
 
 @torch.inference_mode()
-def continued(
+def _continued(
     model: Decoder, prompt: Sequence[int], decode: DecodeConfig, *, seed: int, window: int
 ) -> list[int]:
     """Sample ``CONTINUATION_TOKENS`` tokens with the temperature and truncation of ``decode``; each sees the

@@ -46,7 +46,6 @@ class TranslationScores:
 
 
 _METRICS = ("bleu", "chrf", "bleu_tokenised")
-
 _OF_LANGUAGES = dict.fromkeys(("zh", "zho", "cmn", "yue"), "zh") | dict.fromkeys(("ja", "jpn"), "ja-mecab")
 _OF_LANGUAGES |= dict.fromkeys(("ko", "kor"), "ko-mecab")
 

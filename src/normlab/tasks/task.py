@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 import torch
+import torch.nn.functional as F
 from numpy import bool_, float64
 from numpy.typing import NDArray
 from torch import Tensor
 
 from normlab.config.config import Config, DataConfig, ModelConfig
-from normlab.config.fields import flag_name
+from normlab.config.io import flag_name
 from normlab.config.metric import NLL, Metric, metric_named
 from normlab.config.model import derive
 from normlab.data.tokenizer import Tokenizer
@@ -24,7 +25,40 @@ from normlab.errors import UserError
 from normlab.nn import PositionEncoding, Seq2Seq, TokenModel
 from normlab.nn.init import initialise_, profile_
 from normlab.nn.registry import Registry
-from normlab.tasks.loss import LossSum
+
+
+@dataclass(frozen=True)
+class LossSum:
+    """Sums over the target tokens of a micro-batch, padding left out, in nats (scalars on the device)."""
+
+    loss: Tensor
+    """The label-smoothed loss, to be differentiated."""
+    nll: Tensor
+    """The negative log-likelihood, detached."""
+
+
+def label_smoothed(
+    logits: Tensor, target: Tensor, smoothing: float, allowed: Tensor | None, pad: int
+) -> LossSum:
+    r""":math:`(1 - \epsilon)(-\log p_y) + \epsilon \cdot \mathrm{mean}_v(-\log p_v)`, summed over tokens.
+
+    Szegedy et al. 2016, Section 7 (arXiv 1512.00567). ``logits`` `[B, T, V]`, ``target`` `[B, T]` with
+    ``pad`` where nothing is predicted. ``allowed`` `[V]`: vocabulary entries that are False get the logit
+    minus infinity and no share of the smoothing.
+    """
+    if allowed is not None:
+        logits = logits.masked_fill(~allowed, float("-inf"))
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    log_p = F.log_softmax(wide, dim=-1).flatten(0, 1)
+    nll = F.nll_loss(log_p, target.flatten(), ignore_index=pad, reduction="sum")
+    if not smoothing:
+        return LossSum(nll, nll.detach())
+    if allowed is None:
+        spread = log_p.mean(-1)
+    else:
+        spread = log_p.masked_fill(~allowed, 0.0).sum(-1) / allowed.sum()
+    uniform = -(spread * (target.flatten() != pad)).sum()
+    return LossSum(torch.lerp(nll, uniform, smoothing), nll.detach())
 
 
 class Prepared(Protocol):
@@ -40,7 +74,7 @@ class Prepared(Protocol):
     def facts(self) -> dict[str, str]: ...
 
 
-class MicroBatch(Protocol):
+class _MicroBatch(Protocol):
     """The interface of a micro-batch."""
 
     @property
@@ -71,7 +105,7 @@ def ignore_progress(phase: str, done: float | None) -> None:
 
 CorpusT = TypeVar("CorpusT", bound=Prepared)
 ModelT = TypeVar("ModelT", bound=TokenModel)
-BatchT = TypeVar("BatchT", bound=MicroBatch)
+BatchT = TypeVar("BatchT", bound=_MicroBatch)
 
 
 class Task(ABC, Generic[CorpusT, ModelT, BatchT]):

@@ -18,23 +18,20 @@ from normlab.config.metric import NLL, Metric
 from normlab.config.model import derive
 from normlab.config.units import count as number_of
 from normlab.config.units import perplexity
-from normlab.data.batches import Batch, PairBatches, dev_batches
+from normlab.data.batches import Batch, PairBatches, dev_batches, plan_shapes
 from normlab.data.parallel import LONGEST_SENTENCE, Corpus, prepare, require_lengths
 from normlab.data.ragged import Ragged, TokenPairs
-from normlab.data.shapes import plan_shapes
 from normlab.data.text import require_words
 from normlab.data.tokenizer import UNK, Tokenizer
 from normlab.errors import UserError
 from normlab.nn import PAD, Seq2Seq
 from normlab.nn.decode import EOS, FREE, Bounds, Hypothesis, sample, search
 from normlab.nn.model import evaluating
-from normlab.tasks.loss import LossSum, label_smoothed
 from normlab.tasks.scores import bleu_of_sums, corpus_bleu, require_bleu_tokens, score, sentence_statistics
-from normlab.tasks.task import Evaluation, Task, repeated_share
+from normlab.tasks.task import Evaluation, LossSum, Task, label_smoothed, repeated_share
 
 _SEARCHED_SENTENCES = 200
 """About one batch of the search at full size: fewer sentences would each seem dearer than they are."""
-
 SEARCH_POSITIONS = 4096
 """Source positions of a batch of the search, those of its beams together."""
 

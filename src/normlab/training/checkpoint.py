@@ -28,7 +28,6 @@ from normlab.training.progress import RunProgress
 
 FORMAT: Final = 2
 """The format of checkpoints that this version writes and reads."""
-
 _FORMAT: Final = "format"
 _OPTIMISER: Final = "optimiser"
 State = Mapping[str, Mapping[str, Any]]
@@ -127,11 +126,7 @@ def open_checkpoint(folder: Path, *, run: str = "") -> Checkpoint:
 def load_checkpoint(
     folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer | None = None, *, run: str = ""
 ) -> Checkpoint:
-    """Load the weights of a checkpoint into a model, and the optimiser's tensors into an optimiser.
-
-    Raises as ``open_checkpoint``, and CheckpointError where the checkpoint belongs to another model; then
-    nothing is loaded.
-    """
+    """Load weights into a model, and the optimiser's tensors into an optimiser, unless they are another's."""
     checkpoint, target = open_checkpoint(folder, run=run), SingleProcess(model)
     if optimiser is None:
         target.load_weights(checkpoint.model(target.shapes()))

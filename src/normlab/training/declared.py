@@ -55,7 +55,7 @@ def declared(given: str, setup: Setup) -> Setup:
     Raises UserError for a name that is neither, and for a file that says something else.
     """
     if not given.endswith(".toml") and not Path(given).is_file():
-        return replace(setup, declare=replace(setup.declare, init=starts_of_recipe(given, setup)))
+        return replace(setup, declare=replace(setup.declare, init=_starts_of_recipe(given, setup)))
     words, entries = _read_declaration(Path(given))
     own = {name: v for name, v in vars(setup.declare).items() if v is not None and v != ()}
     declare = Declaration.of(own | words)
@@ -197,7 +197,7 @@ def _start(entry: Mapping[str, Any], place: _Place) -> Start | None:
     return Start(place.path, std=std, truncated_at=most or None, **place.slice)
 
 
-def starts_of_recipe(recipe: str, setup: Setup) -> tuple[Start, ...]:
+def _starts_of_recipe(recipe: str, setup: Setup) -> tuple[Start, ...]:
     """Return the starts of a model's matrices, were it initialised as a recipe with the model's layers,
     widths and vocabulary. Raises UserError for a recipe that does not exist, and where these cannot be read.
     """
@@ -222,7 +222,6 @@ def starts_of_recipe(recipe: str, setup: Setup) -> tuple[Start, ...]:
 
 
 def _draws(model: TokenModel) -> Iterator[tuple[tuple[str, int | None, str], tuple[float, int]]]:
-    """Yield the size and the entries of the matrices of a model of ours by stack, sublayer and role."""
     for m in model.modules():
         if isinstance(m, Sublayer) and isinstance(f := m.f, Branch):
             for name, weight in f.matrices().items():
@@ -262,7 +261,6 @@ class _Sizes:
 
     @cached_property
     def embedding(self) -> _Place:
-        """The largest table of embeddings."""
         tables = [p for p in self.places if p.part.kind == "embedding" and p.matrix]
         if not tables:
             raise UserError(f"the model has no embedding matrix, whose rows are the vocabulary; {FILE}")

@@ -17,11 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from normlab.config.config import Config, MachineConfig, run_id
 from normlab.config.io import to_json
-from normlab.errors import UserError
+from normlab.errors import UserError, nearest
 from normlab.runs.folder import RunFolder
 
 
@@ -30,30 +30,20 @@ class DiedError(Exception):
 
 
 class Worker(Protocol):
-    """Trains one configuration after the other, somewhere."""
+    """Trains one configuration after the other, somewhere, while it is ``alive``.
 
-    def train(self, config: Config) -> str:
-        """Return the answer, "done" or the reason why not. Raises DiedError if the worker ends first."""
-        ...
+    ``train`` returns "done" or the reason why not, and raises DiedError if the worker ends first.
+    ``interrupt`` asks it to save its run and end, without waiting; ``close`` waits until it has.
+    """
 
-    def alive(self) -> bool:
-        """Whether it can train another configuration."""
-        ...
-
-    def interrupt(self) -> None:
-        """Ask it to save its run and end, without waiting."""
-        ...
-
-    def close(self) -> None:
-        """Let it end, once its run is saved."""
-        ...
+    def train(self, config: Config) -> str: ...
+    def alive(self) -> bool: ...
+    def interrupt(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Process:
-    """A ``normlab.training.worker`` process.
-
-    It imports nothing from its directory (``-P``) but the modules that ``--import`` names.
-    """
+    """A worker process, which imports nothing from its directory (``-P``) but what ``--import`` names."""
 
     def __init__(
         self, root: Path, *, cwd: Path | None = None, environment: Mapping[str, str] | None = None
@@ -96,9 +86,7 @@ class Process:
 
 Watch = Callable[[Sequence[RunFolder]], None]
 """Called at least twice a second with the folders of all runs that were added so far, finished or not."""
-
 _POLL_SECONDS = 0.5
-
 _DEATHS = 3
 """A run has failed once so many workers have died in it at the same step."""
 
@@ -193,11 +181,7 @@ class Queue:
         done(config)
 
     def _fail(self, config: Config, reason: str) -> None:
-        """Record a failure here and in the run's folder, which a killed worker could not do itself.
-
-        A run that is done has not failed, whatever its worker says, and one that another process is training
-        is left alone.
-        """
+        """Record a failure here and in the run's folder, unless it is done or another process trains it."""
         folder = RunFolder(self.root / run_id(config))
         self.failed[folder.path.name] = reason
         with contextlib.suppress(OSError, UserError):
@@ -238,13 +222,30 @@ class Backend:
     """Where runs are trained side by side: on this machine, unless a subclass names others."""
 
     def share(self, jobs: int, machine: MachineConfig) -> tuple[int, int]:
-        """Return how many runs are trained at the same time, and the threads of each; what is given stays.
-
-        Here one run for each usable core, or a single one on a GPU, with an equal share of the cores each.
-        """
+        """Return how many runs train at a time, one a core or one on a GPU, and the threads of each."""
         jobs = jobs or (usable_cores() if machine.device == "cpu" else 1)
         return jobs, machine.threads or threads_each(jobs)
 
     def start(self, root: Path) -> Worker:
         """Return a new worker, which trains below ``root``."""
         return Process(root)
+
+
+def _ray() -> Backend:
+    try:
+        from normlab.training.ray import Ray
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise UserError("--on ray needs Ray; type: pip install 'normlab[cluster]'") from error
+    return Ray()
+
+
+BACKENDS: Final[Mapping[str, Callable[[], Backend]]] = {"local": Backend, "ray": _ray}
+
+
+def backend(name: str) -> Backend:
+    """Return the backend of that name. Raises UserError for an unknown one, or where a library is missing."""
+    if name not in BACKENDS:
+        raise UserError(f"--on is {name!r}{nearest(name, BACKENDS)}")
+    return BACKENDS[name]()

@@ -35,7 +35,7 @@ from normlab.training.recipes.grammar import describe
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-    from normlab.training.run import Run
+    from normlab.training.train import Run
 
 _TEXT: Final = ("tokenizers", "sentencepiece", "sacremoses", "sacrebleu")
 PACKAGES: Final = ("torch", "numpy", *_TEXT, "safetensors")
@@ -120,7 +120,6 @@ def facts(folder: RunFolder, config: Config, model: nn.Module, device: torch.dev
 
 
 def _file(spec: str) -> str:
-    """The location of a text, with size and SHA-256 of the file that holds it."""
     path = file_of(open_lines(spec))
     if path is None:
         return spec

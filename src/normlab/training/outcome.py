@@ -13,26 +13,19 @@ from normlab.runs.folder import Row
 WINDOW = 0.1
 """Share of the steps over which the median NLL is taken: batches of short and of long sentences differ by
 tenths of a nat, and a spike of a few batches is no divergence."""
-
 WINDOW_ROWS = 3
 """The least number of rows in a window, however short the run."""
-
 STUCK_ABOVE = 0.93
 """Share of the unigram entropy above which a model knows little more than the frequencies of tokens."""
-
 JUDGE_FROM = 0.5
 """Share of the steps before which no run is called stuck: some sit at the unigram entropy and then learn."""
-
 FALLING_BY = 0.005
 """Share of the unigram entropy. A run whose last two windows reach lower than all before by more than this is
 still falling. A slower one would need more steps than it has left to come clear of ``STUCK_ABOVE``."""
-
 DIVERGED_ABOVE = 0.5
 """Nats above the first step's loss: far more than batches differ by at the start."""
-
 READS_BY = 0.05
 """Nats per token. By so much at least, the loss rises with sources exchanged where a model reads its own."""
-
 _NAMES = {"loss": "loss", "nll": "NLL", "grad_norm_l2": "gradient norm"}
 
 
@@ -80,8 +73,6 @@ def outcome(
 
 
 class _Course:
-    """The course of the loss in training, by window, the last one first."""
-
     def __init__(self, rows: Sequence[Row], entropy: float, total_steps: int) -> None:
         self.step, self.start, self.entropy = rows[-1]["step"], rows[0]["nll"], entropy
         self.limit = STUCK_ABOVE * entropy
@@ -103,7 +94,6 @@ class _Course:
 
     @property
     def trend(self) -> str:
-        """The end of a sentence where the loss is known to fall."""
         return "; still falling" if self.falling and len(self.middles) >= 3 else ""
 
     @property
@@ -155,10 +145,7 @@ def _not_finite(metrics: Sequence[Row]) -> Outcome | None:
 
 
 def _windows(rows: Sequence[Row], total_steps: int) -> list[list[Row]]:
-    """Return the rows by window, the last one first; the first row is the start and belongs to none.
-
-    Windows are counted back from the last row, so that they do not jump as a run goes on.
-    """
+    """Return the rows after the first by window, counted back from the last so that they do not jump."""
     first, last = rows[0]["step"], rows[-1]["step"]
     cadence = (last - first) / max(1, len(rows) - 1)
     width = max(WINDOW * total_steps, WINDOW_ROWS * cadence, 1)

@@ -21,7 +21,7 @@ from normlab.nn.sublayer import Branch, Sublayer
 from normlab.watching.meter import norms_of
 
 
-class MatrixView(NamedTuple):
+class _MatrixView(NamedTuple):
     """A matrix of a branch, which may be a part of a packed parameter."""
 
     module: str
@@ -37,7 +37,7 @@ class MatrixView(NamedTuple):
         return whole.as_strided(self.size, self.stride, whole.storage_offset() + self.offset)
 
 
-def matrix_views(model: nn.Module) -> Iterator[MatrixView]:
+def _matrix_views(model: nn.Module) -> Iterator[_MatrixView]:
     """The matrices of all branches of a model whose parameters are whole."""
     parameters = list(model.parameters())
     homes = {p.untyped_storage().data_ptr(): i for i, p in enumerate(parameters)}
@@ -46,7 +46,7 @@ def matrix_views(model: nn.Module) -> Iterator[MatrixView]:
             for kind, matrix in sublayer.f.matrices().items():
                 index = homes[matrix.untyped_storage().data_ptr()]
                 offset = int(matrix.storage_offset() - parameters[index].storage_offset())
-                yield MatrixView(path, kind, index, matrix.shape, matrix.stride(), offset)
+                yield _MatrixView(path, kind, index, matrix.shape, matrix.stride(), offset)
 
 
 class Parallel(ABC):
@@ -57,7 +57,7 @@ class Parallel(ABC):
         """The model that computes the loss."""
         self.parts: dict[str, nn.Parameter] = dict(model.named_parameters())
         """This rank's part of each parameter: plain tensors that an optimiser can step."""
-        self.matrices = tuple(matrix_views(model))
+        self.matrices = tuple(_matrix_views(model))
         """The matrices of the model's branches, as views of whole parameters."""
 
     @abstractmethod

@@ -87,16 +87,13 @@ def _read(folder: Path) -> Mapping[str, Any]:
 
 
 def _names_code(value: Any) -> bool:
-    """Whether a configuration, or one inside it, names code outside of the library."""
     if isinstance(value, Mapping):
         return "auto_map" in value or any(map(_names_code, value.values()))
     return isinstance(value, list) and any(map(_names_code, value))
 
 
 def _builder(library: Any, config: Any, *, trusted: bool) -> tuple[Callable[[], nn.Module], str]:
-    """Return what draws the model, and the kind of its head: that of its architecture, or of the first kind
-    that its type has.
-    """
+    """Return what draws the model, and the kind of its head: its architecture's, or the first of its type."""
     architecture = next(iter(config.architectures or ()), "")
     ends = {"LMHeadModel": "CausalLM", **{f"For{head}": head for head in HEADS}}
     kind = next((head for end, head in ends.items() if architecture.endswith(end)), "")

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
-from normlab.config.fields import Count
-from normlab.config.io import from_plain
+from normlab.config.io import Count, from_plain
 from normlab.errors import UserError
 from normlab.optim import ValDecay
 from normlab.runs.folder import RunFolder

@@ -68,10 +68,7 @@ class Ranks:
             function(*args)
 
     def from_main(self, function: Callable[[], T]) -> T:
-        """Call a function on the main rank and return its result, which must be JSON, on every rank.
-
-        Raises OtherRankError on the other ranks if it failed.
-        """
+        """Call a function on the main rank; return its result, as JSON, on all. Raises as ``main_first``."""
         with self.main_first() as results:
             if self.main:
                 results.append(function())
@@ -79,10 +76,7 @@ class Ranks:
 
     @contextmanager
     def main_first(self) -> Generator[list[Any]]:
-        """Let the main rank go through this block before the others, which get the list that it has filled.
-
-        Raises as ``from_main`` does.
-        """
+        """Let the main rank go first; the others get the list that it has filled, or raise OtherRankError."""
         results: list[Any] = []
         if not self.main:
             results = self._shared(None)
@@ -118,7 +112,7 @@ class Ranks:
 SINGLE_PROCESS: Final = Ranks()
 
 
-def world() -> int:
+def _world() -> int:
     """The number of processes that torchrun has started, 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
@@ -130,7 +124,7 @@ def leads() -> bool:
 
 def check_share(grad_accum_steps: int) -> None:
     """Raise UserError unless every rank gets the same number of a step's micro-batches."""
-    count = world()
+    count = _world()
     if grad_accum_steps % count:
         above = -(-grad_accum_steps // count) * count
         fewer = max(n for n in range(1, min(count, grad_accum_steps) + 1) if grad_accum_steps % n == 0)
@@ -148,7 +142,7 @@ def join_processes(device: torch.device) -> Generator[tuple[Ranks, torch.device]
 
     Raises UserError where the ranks of a machine have no GPU each.
     """
-    count = world()
+    count = _world()
     if count == 1:
         yield SINGLE_PROCESS, device
         return
@@ -174,7 +168,7 @@ def _own(device: torch.device) -> torch.device:
         return device
     if device.index is not None:
         raise UserError(
-            f"the device {device} was asked for, and each of {world()} processes needs one of its own; "
+            f"the device {device} was asked for, and each of {_world()} processes needs one of its own; "
             "type --device cuda"
         )
     local, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()

@@ -178,9 +178,7 @@ def setup_from_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> 
 def load_run(
     folder: RunFolder, checkpoint: str | int, *, tokens: int
 ) -> tuple[AnyTask, nn.Module, torch.optim.Optimizer | None, RunProgress]:
-    """Load a run's weights and, where they were kept, its optimizer's moments. Raises FileNotFoundError for a
-    run without that checkpoint.
-    """
+    """Load a run's weights, and its optimizer's moments where they were kept. Raises as ``checkpoint_of``."""
     path = committed(checkpoint_of(folder, checkpoint))
     task = task_of(folder.config(), folder.path.parent, tokens)
     model, optimizer = task.build(), None
@@ -231,7 +229,7 @@ def task_of(config: Config, root: Path, tokens: int) -> AnyTask:
     return kind(replace(config, data=data, train=sized), corpus, device)
 
 
-class TrainingBatches:
+class _TrainingBatches:
     """The training batches of a task, without end."""
 
     def __init__(self, task: AnyTask) -> None:
@@ -276,7 +274,7 @@ def _setup(task: AnyTask, model: nn.Module) -> Setup:
 
     return Setup(
         model,
-        TrainingBatches(task),
+        _TrainingBatches(task),
         loss=loss,
         optimizer=optimizer,
         scheduler=scheduler,
@@ -335,7 +333,6 @@ def _line_of_module(model: nn.Module, path: str) -> dict[str, str | int]:
 
 
 def _line(code: Any) -> dict[str, str | int] | None:
-    """The place of a function or class, if that is in a file of the current folder."""
     with suppress(OSError, TypeError):  # no source, or built in
         file, line = Path(inspect.getsourcefile(code) or "").resolve(), inspect.getsourcelines(code)[1]
         if file.is_relative_to(Path.cwd()):

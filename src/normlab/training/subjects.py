@@ -21,17 +21,8 @@ from normlab.nn.sublayer import Sublayer
 from normlab.optim import ScheduleState, build_optimiser, schedule_factor
 from normlab.runs.folder import RunFolder
 from normlab.trace.step import OptimizerFactory
+from normlab.training import setups
 from normlab.training.recipes.grammar import describe
-from normlab.training.setups import (
-    FIRST,
-    NamedSetup,
-    at_rate,
-    calls_of,
-    label_of,
-    load_run,
-    task_of,
-    title_of,
-)
 from normlab.training.trainer import AnyTask
 
 MINI_BATCHES: Final = 4
@@ -74,10 +65,7 @@ class Case:
 
 
 def _structure(model: nn.Module, batch: Any) -> Structure | None:
-    """Read a model that has sublayers of ours, or return None, so that a diagnosis says what is wrong.
-
-    A sublayer that shows no sum, as of a placement that keeps its stream on a sphere, is read by its branch.
-    """
+    """Read a model with sublayers of ours, by their branch where no sum is seen; None for any other."""
     ours = {path.rpartition(".")[0] for path, m in model.named_modules() if isinstance(m, Sublayer)}
     seen: dict[str, StackView] = {}
     if ours:
@@ -92,11 +80,8 @@ def _structure(model: nn.Module, batch: Any) -> Structure | None:
     return None
 
 
-def of_setup(source: NamedSetup, lr: float | None = None) -> Case:
-    """Examine a setup, stepped by its optimizer or, if it has none, by an Adam at a rate.
-
-    Raises UserError for several optimizers, and for a rate where the optimizer brings its own.
-    """
+def of_setup(source: setups.NamedSetup, lr: float | None = None) -> Case:
+    """Examine a setup by its optimizer or an Adam at a rate. Raises UserError for both, and for several."""
     setup = source.setup
     optimizer = setup.optimizer
     if optimizer is not None and lr is not None:
@@ -115,15 +100,12 @@ def of_setup(source: NamedSetup, lr: float | None = None) -> Case:
 
 
 def of_config(config: Config, root: Path, *, tokens: int) -> Case:
-    """Examine a resolved configuration, as it is initialised, in float32 on ``tokens`` positions of its text.
-
-    The text is prepared under ``root``. Raises UserError for a configuration that cannot be trained.
-    """
-    task = task_of(config, root, tokens)
+    """Examine a configuration at its start, in float32 on ``tokens`` positions of its text under ``root``."""
+    task = setups.task_of(config, root, tokens)
     facts = {"recipe": describe(config)}
     if warm := config.optim.warmup_steps:
         facts["warm-up"] = f"{warm:,} steps to this rate"
-    return _case(title_of(config), task, task.build(), facts)
+    return _case(setups.title_of(config), task, task.build(), facts)
 
 
 def of_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> Case:
@@ -133,38 +115,38 @@ def of_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> Case:
     the others keep no moments, so that it starts afresh. Raises FileNotFoundError for a run without that
     checkpoint.
     """
-    task, model, optimizer, progress = load_run(folder, checkpoint, tokens=tokens)
-    config, label = folder.config(), label_of(checkpoint, progress)
+    task, model, optimizer, progress = setups.load_run(folder, checkpoint, tokens=tokens)
+    config, label = folder.config(), setups.label_of(checkpoint, progress)
     state = ScheduleState(config.optim, config.train.steps, progress.val_decay.decays)
     lr = config.optim.lr * schedule_factor(progress.step + 1, state)
     facts = {"run": folder.path.name, "checkpoint": label, "recipe": describe(config)}
     if not lr:
         facts["learning rate"] = f"0 by now, so that the peak of {rate(config.optim.lr)} is examined"
     which = label if isinstance(checkpoint, int) else f"{checkpoint} checkpoint"
-    case = _case(f"{title_of(config)}, {which}", task, model, facts)
+    case = _case(f"{setups.title_of(config)}, {which}", task, model, facts)
     case.plan.pop("warmup_steps", None)  # the rate is that of this step already
     lr = lr or config.optim.lr
-    return replace(case, optimiser=at_rate(optimizer, lr) if optimizer else _factory(config.optim, lr))
+    return replace(case, optimiser=setups.at_rate(optimizer, lr) if optimizer else _factory(config.optim, lr))
 
 
 def _case(title: str, task: AnyTask, model: nn.Module, facts: Mapping[str, str]) -> Case:
     train = replace(task.config.train, max_tokens=min(task.config.train.max_tokens, SMALL_TOKENS))
     small = type(task)(replace(task.config, train=train), task.corpus, task.device)
-    micro = task.batch(FIRST)
+    micro = task.batch(setups.FIRST)
     return Case(
         title=title,
         model=model,
-        batch=task_inputs(task, model, micro),
+        batch=_task_inputs(task, model, micro),
         loss=mean_loss,
         optimiser=_factory(task.config.optim, task.config.optim.lr),
-        batches=[task_inputs(small, model, small.batch(i)) for i in range(MINI_BATCHES)],
+        batches=[_task_inputs(small, model, small.batch(i)) for i in range(MINI_BATCHES)],
         facts=dict(facts) | {"tokens": f"{micro.tokens:,} predicted in {micro.padded_tokens:,} positions"},
         plan=Options(warmup_steps=task.config.optim.warmup_steps),
     )
 
 
 def _factory(optim: OptimConfig, lr: float) -> OptimizerFactory:
-    return lambda parameters: at_rate(build_optimiser(parameters, optim), lr)
+    return lambda parameters: setups.at_rate(build_optimiser(parameters, optim), lr)
 
 
 class TaskInputs(dict[str, Any]):
@@ -176,12 +158,8 @@ class TaskInputs(dict[str, Any]):
 
 
 @torch.no_grad()
-def task_inputs(task: AnyTask, model: nn.Module, batch: Any) -> TaskInputs:
-    """Find the arguments of a model by watching how the task's loss calls it on a micro-batch.
-
-    Raises UserError if the loss does not call the model itself.
-    """
-    calls = calls_of(model, lambda: task.loss(model, batch))
+def _task_inputs(task: AnyTask, model: nn.Module, batch: Any) -> TaskInputs:
+    calls = setups.calls_of(model, lambda: task.loss(model, batch))
     if not calls:
         raise UserError(
             f"the loss of the task {task.name} does not call the model as a whole; diagnose the model from "

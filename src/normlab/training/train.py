@@ -1,13 +1,19 @@
-"""Training a configuration, from its data to a finished run folder."""
+"""Train a configuration, from its data to a finished run folder."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import shlex
+import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 from torch import nn
@@ -16,19 +22,186 @@ from normlab.config.config import Config, run_id
 from normlab.config.io import validated
 from normlab.errors import UserError
 from normlab.runs.files import name_in_errors, write_examples
-from normlab.runs.folder import Row, RunFolder, State, write_json_atomic, write_text_atomic
-from normlab.runs.manifest import train_anew
+from normlab.runs.folder import Row, RunFolder, State, Status, write_json_atomic, write_text_atomic
+from normlab.runs.manifest import committed, read_state, train_anew
 from normlab.tasks import TASKS
-from normlab.training.checkpoint import has_checkpoint, load_checkpoint
-from normlab.training.devices import autocast, prepare_process, resolved_precision
-from normlab.training.log import Log, TensorBoard, require_tensorboard
-from normlab.training.parts import OnRow, RunPart
-from normlab.training.progress import Phases
+from normlab.training.checkpoint import (
+    has_checkpoint,
+    load_checkpoint,
+    open_checkpoint,
+    resume,
+    save_checkpoint,
+)
+from normlab.training.devices import autocast, hardware, hardware_so_far, prepare_process, resolved_precision
+from normlab.training.log import Log, TensorBoard, notice, require_tensorboard
+from normlab.training.parts import (
+    FlightRecorder,
+    KeptWeights,
+    MetricRows,
+    OnRow,
+    ProbeRows,
+    RunPart,
+    StoppingRule,
+    Validation,
+)
+from normlab.training.progress import Phases, TrainingClock
 from normlab.training.ranks import Ranks, check_share, join_processes
 from normlab.training.recipes.plugins import imported
-from normlab.training.run import Run
 from normlab.training.trainer import AnyTask, Trainer, load_task
 from normlab.training.weights import checkpoint_of, with_start
+
+_STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Run:
+    """One run in progress: the steps of a trainer, and what its parts do in between."""
+
+    def __init__(self, trainer: Trainer, folder: RunFolder, observers: Sequence[RunPart] = ()) -> None:
+        self.trainer, self.folder = trainer, folder
+        self.config, self.ranks, self.progress = trainer.config, trainer.ranks, trainer.progress
+        self.clock, self.hardware, self.saved = TrainingClock(), "", 0
+        self.rows, self.probes = MetricRows(self), ProbeRows(self)
+        self.stopping, self.recorder = StoppingRule(self), FlightRecorder(self)
+        self.validation, self.weights = Validation(self), KeptWeights(self)
+        own = (self.rows, self.probes, self.stopping, self.recorder, self.validation, self.weights)
+        self.parts: tuple[RunPart, ...] = (*(observers if self.ranks.main else ()), *own)
+
+    def resume(self) -> Run:
+        """Go on from the newest checkpoint that can be used, or begin at the start; return the run."""
+        with self.ranks.main_first():
+            if refused := resume(self.folder.last, self.folder.previous, self._load):
+                notice(self.folder, refused)
+            if self.progress.best_step is not None:  # or the run would find out when it is over
+                read_state(committed(self.folder.best), run=self.folder.id())
+            self.ranks.on_main(self.folder.cut_rows, self.progress.step)
+        self.rows.written = self.folder.metrics()
+        if not self.progress.step and (initial := self.trainer.begin()):
+            start = {**asdict(initial), "sentence": initial.sentence()}
+            self.ranks.on_main(write_json_atomic, self.folder.start, start)
+        self.saved, self.clock = self.progress.step, TrainingClock(self.progress.seconds)
+        before, now = self.folder.status().hardware, hardware(self.trainer.device, self.ranks.count)
+        self.hardware, changed = hardware_so_far(before, now, self.progress.step)
+        if changed:
+            self.ranks.on_main(notice, self.folder, changed)
+        self.stopping.judge()
+        self._report("running")
+        return self
+
+    def train(self) -> None:
+        """Train to the last step, or to the step at which the outcome is clear.
+
+        The first Ctrl-C saves a checkpoint after the step in progress and raises KeyboardInterrupt.
+        """
+        train, machine = self.config.train, self.config.machine
+        with _graceful_interrupt() as interrupted, self.clock.watched():
+            for part in self.parts:
+                part.on_start(self)
+            self.weights.keep()
+            while not self.stopping.reached:
+                self.step()
+                step = self.progress.step
+                last = step == train.steps
+                if last or step % machine.log_every_steps == 0 or step == 1:
+                    self.rows.flush()
+                if last or step % train.validate_every_steps == 0:
+                    self.validation.run()
+                self.weights.keep()
+                if self.stopping.consider():
+                    self._conclude()
+                if self.ranks.any(interrupted.is_set()):
+                    self.checkpoint("interrupted")
+                    raise KeyboardInterrupt
+                if not self.stopping.reached and step % machine.checkpoint_every_steps == 0:
+                    self.checkpoint("running")
+            self.weights.keep(last=True)
+            self.checkpoint("running")
+            if train.average_last:
+                self.validation.average()
+
+    def step(self) -> None:
+        record = self.trainer.step(self.probes.passing)
+        for part in self.parts:
+            part.on_step(record)
+
+    def checkpoint(self, state: State) -> None:
+        for part in self.parts:
+            part.before_checkpoint(interrupted=state == "interrupted")
+        self.saved = self.progress.step
+        self.ranks.on_main(self.folder.sync_rows)
+        self.progress.seconds = self.clock.seconds()
+        parts = {part.key: part.state_dict() for part in self.parts if part.key}
+        save = partial(save_checkpoint, run=self.folder.id(), previous=self.folder.previous)
+        self.ranks.on_main(save, self.folder.last, self.trainer.state_dict() | parts)
+        for part in self.parts:
+            part.on_checkpoint(self.saved)
+        self._report(state)
+
+    def end(self) -> None:
+        for part in self.parts:
+            part.on_end()
+
+    def close(self) -> None:
+        for part in self.parts:
+            part.close()
+
+    def _load(self, folder: Path) -> int:
+        checkpoint = open_checkpoint(folder, run=self.folder.id())
+        state = checkpoint.state(self.trainer.parallel.shapes())
+        with checkpoint.loading():
+            self.trainer.load_state_dict(state)
+            if self.progress.step > self.config.train.steps:
+                steps = self.config.train.steps
+                raise UserError(f"progress.step is {self.progress.step}, and the run has {steps} steps")
+            for part in self.parts:
+                part.load_state_dict(state.get(part.key, {}))
+            self.folder.require_rows(self.rows.sizes, folder)
+        return self.progress.step
+
+    def _conclude(self) -> None:
+        """Write the last rows before their step's checkpoint: a resumed run must not write them again."""
+        p = self.progress
+        if self.rows.pending:
+            self.rows.flush()
+        if p.best_step is None or (p.stopped and not self.rows.validated):
+            self.validation.run()
+        self.stopping.judge()
+
+    def _report(self, state: State) -> None:
+        p = self.progress
+        status = Status(
+            state=state,
+            step=p.step,
+            outcome=self.stopping.outcome,
+            best_step=p.best_step,
+            best_dev=dict(p.best_dev),
+            train_seconds=p.seconds,
+            hardware=self.hardware,
+            stopped=p.stopped,
+        )
+        self.ranks.on_main(self.folder.set_status, status)
+
+
+@contextmanager
+def _graceful_interrupt() -> Iterator[threading.Event]:
+    """Let the first Ctrl-C or hang-up set an event, the second interrupt; what is ignored stays ignored."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+
+    def handle(number: int, frame: Any) -> None:
+        if event.is_set():
+            raise KeyboardInterrupt
+        event.set()
+        with contextlib.suppress(OSError, RuntimeError, AttributeError):  # gone, busy just now, or none
+            sys.stderr.write("\nsaving after this step; once more stops at once\n")
+
+    before = {s: signal.signal(s, handle) for s in _STOPS if signal.getsignal(s) != signal.SIG_IGN}
+    try:
+        yield event
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)
 
 
 @validated
@@ -61,7 +234,7 @@ def train(
     with join_processes(prepare_process(config.machine)) as (ranks, device):
         with ranks.main_first():
             task = load_task(with_start(config, root), root, device)
-        with open_run(root, task, ranks) as (folder, finished):
+        with _open_run(root, task, ranks) as (folder, finished):
             if not finished:
                 observers = [Log(), *([TensorBoard()] if config.machine.tensorboard else [])]
                 _train_and_test(task, folder, [*observers, *callbacks, OnRow(on_row)], ranks)
@@ -69,16 +242,14 @@ def train(
 
 
 @contextmanager
-def open_run(root: Path, task: AnyTask, ranks: Ranks) -> Iterator[tuple[RunFolder, bool]]:
-    """Give a run's folder, and whether the run is finished; if not, the folder is complete, and locked within
-    this block. Raises UserError for a folder from which a part was removed.
-    """
+def _open_run(root: Path, task: AnyTask, ranks: Ranks) -> Iterator[tuple[RunFolder, bool]]:
+    """Give a run's folder, and whether it is finished; if not, the folder is complete and locked here."""
     folder = RunFolder(root / run_id(task.config))
     with ExitStack() as held:
-        yield folder, ranks.from_main(lambda: _finished(folder) or not acquire_run(folder, task, held))
+        yield folder, ranks.from_main(lambda: _finished(folder) or not _acquire_run(folder, task, held))
 
 
-def acquire_run(folder: RunFolder, task: AnyTask, held: ExitStack) -> bool:
+def _acquire_run(folder: RunFolder, task: AnyTask, held: ExitStack) -> bool:
     """Lock a run and create its folder; return whether the run is still to be finished."""
     folder.path.mkdir(parents=True, exist_ok=True)
     held.enter_context(folder.lock())
@@ -87,7 +258,7 @@ def acquire_run(folder: RunFolder, task: AnyTask, held: ExitStack) -> bool:
     checkpoints = (folder.last, folder.previous, folder.best, folder.average)
     if not folder.there() and any(map(has_checkpoint, checkpoints)):
         raise _no_config(folder)
-    create_run_folder(folder, task)
+    _create_run_folder(folder, task)
     return True
 
 
@@ -95,7 +266,7 @@ def _finished(folder: RunFolder) -> bool:
     return folder.there() and folder.status().state == "done" and folder.scores.exists()
 
 
-def create_run_folder(folder: RunFolder, task: AnyTask) -> None:
+def _create_run_folder(folder: RunFolder, task: AnyTask) -> None:
     """Write the files that a run folder needs to be used without its corpus, the configuration last."""
     if not folder.there():
         with name_in_errors(folder.tokenizer):
@@ -108,7 +279,6 @@ def create_run_folder(folder: RunFolder, task: AnyTask) -> None:
 
 
 def _no_config(folder: RunFolder) -> UserError:
-    """Return the error for a run folder whose config.json is missing."""
     rest = f"remove the rest, rm -r {shlex.quote(str(folder.path))}; then " if folder.path.exists() else ""
     return UserError(
         f"{folder.path / 'config.json'} was removed, and with it what the run needs; {rest}the same command "
@@ -117,7 +287,6 @@ def _no_config(folder: RunFolder) -> UserError:
 
 
 def _train_and_test(task: AnyTask, folder: RunFolder, observers: Sequence[RunPart], ranks: Ranks) -> None:
-    """Train a run and test it; one that is done is only tested again."""
     if folder.status().state == "done":
         ranks.from_main(lambda: _test_again(task, folder))
         return
@@ -149,10 +318,7 @@ def _mark(folder: RunFolder, state: State, error: str = "") -> None:
 
 
 def score_test(task: AnyTask, folder: RunFolder, model: nn.Module) -> None:
-    """Test the run's weights: write ``scores.json``, the statistics of each example, and the outputs.
-
-    A run with an average is tested with that; the files of its best weights are written beside these.
-    """
+    """Test the run's weights, and beside an average its best ones: write scores, statistics and outputs."""
     files = {checkpoint_of(folder): (folder.outputs, folder.examples, folder.scores)}
     files.setdefault(folder.best, (folder.best_outputs, folder.best_examples, folder.best_scores))
     phases = Phases(folder)

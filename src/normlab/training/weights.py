@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -16,7 +16,7 @@ from torch import Size, Tensor
 from normlab.config.config import Config
 from normlab.config.units import count, steps_named
 from normlab.errors import UserError, nearest
-from normlab.runs.folder import RunFolder, find_run, write_json_atomic
+from normlab.runs.folder import RunFolder, find_run
 from normlab.tasks.task import Prepared, Task
 from normlab.trace.tensors import bytes_of
 from normlab.training.checkpoint import has_checkpoint, open_checkpoint
@@ -74,11 +74,6 @@ class Ema:
             torch._foreach_copy_(means, before)
 
 
-def step_folder(folder: RunFolder, step: int) -> Path:
-    """The folder of the weights after a step."""
-    return folder.steps / str(step)
-
-
 def kept_steps(folder: RunFolder) -> list[int]:
     """The steps whose weights are there, in order."""
     there = folder.steps.iterdir() if folder.steps.is_dir() else ()
@@ -86,7 +81,7 @@ def kept_steps(folder: RunFolder) -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal() and has_checkpoint(folder.steps / name))
 
 
-def tested_name(folder: RunFolder) -> str:
+def _tested_name(folder: RunFolder) -> str:
     """The name of the weights that a run is tested with: ``average`` where it has one, else ``best``."""
     return "average" if has_checkpoint(folder.average) else "best"
 
@@ -115,24 +110,24 @@ def weights_of(folder: RunFolder, name: str | int = "") -> Weights:
         description = f"the moving average of the weights after step {step:,}"
     else:
         description = f"the weights after step {step:,}"
-    return Weights(name or tested_name(folder), path, description, step)
+    return Weights(name or _tested_name(folder), path, description, step)
 
 
 def checkpoint_of(folder: RunFolder, weights: str | int = "") -> Path:
-    """Return the checkpoint ``best``, ``last``, ``average``, of a step, or ``tested_name`` if empty.
+    """Return the checkpoint ``best``, ``last``, ``average``, of a step, or ``_tested_name`` if empty.
 
     Raises FileNotFoundError, with what is there and what to type for others, and UserError for another name.
     """
     if isinstance(weights, int):
         steps = kept_steps(folder)
         if weights in steps:
-            return step_folder(folder, weights)
+            return folder.steps / str(weights)
         there = f"there are steps {', '.join(map(str, steps))}" if steps else "none were kept"
         raise FileNotFoundError(
             f"the run {folder.path} keeps no weights of step {weights}; {there}; train one with "
             "--keep-checkpoints log, all or 10,50, and in another --out: a run that is done is not done again"
         )
-    name = weights or tested_name(folder)
+    name = weights or _tested_name(folder)
     paths = {"best": folder.best, "last": folder.last, "average": folder.average}
     if name not in paths:
         raise UserError(f"no weights are called {name!r}{nearest(name, paths)}; a step is a whole number")
@@ -222,7 +217,7 @@ def initial_weights(
         )
     about = InitialWeights(
         run=folder.path.resolve().name,
-        weights=tested_name(folder),
+        weights=_tested_name(folder),
         digest=now,
         taken=tuple(taken),
         other_shape=tuple(name for name in shapes if name in given and name not in taken),
@@ -235,7 +230,6 @@ def initial_weights(
 
 
 def _require_exact(about: InitialWeights, task: Task[Any, Any, Any], folder: RunFolder) -> None:
-    """Raise UserError unless exactly the parameters that the task declares are new and left out."""
     new, dropped = task.new_parameters or (), task.dropped_parameters
     wrong = [f"{name} has another shape there" for name in about.other_shape]
     wrong += [f"{name} is not there" for name in about.not_there if not name.startswith(new)]
@@ -261,11 +255,6 @@ def _require_same_tokenizer(folder: RunFolder, corpus: Prepared) -> None:
 
 def _tested_weights(folder: RunFolder) -> dict[str, Tensor]:
     return open_checkpoint(checkpoint_of(folder), run=folder.id()).weights()
-
-
-def write_start(folder: RunFolder, initial: InitialWeights) -> None:
-    """Note in the run's folder which weights it began with."""
-    write_json_atomic(folder.start, {**asdict(initial), "sentence": initial.sentence()})
 
 
 def digest(weights: Mapping[str, Tensor]) -> str:

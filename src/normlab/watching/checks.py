@@ -26,7 +26,7 @@ BUDGET_S: Final = 20.0
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def first_violations(
+def _first_violations(
     model: nn.Module, batch: Batch, scored: Sequence[Scored], own: object
 ) -> list[Violation]:
     """Test a copy of a model before its first step; ``own`` holds hooks on it, which the copy has not.
@@ -112,10 +112,7 @@ class WatchReports:
 
 
 class Checks:
-    """The checks of one training, whose findings become reports, each once.
-
-    ``own`` is whose hooks a model has that is not to be copied with them.
-    """
+    """The checks of one training: findings become reports, each once; no copy has the hooks of ``own``."""
 
     def __init__(
         self, reports: Reports, own: object, step: int = 0, rates: Mapping[int, float] | None = None
@@ -151,7 +148,7 @@ class Checks:
             self._rates = RateHistory({})
         scored, self.loop.scored = self.loop.scored, list[Scored]()
         if self._model is not None and scored:
-            for v in first_violations(self._model, scored[0].batch, scored, self._own):
+            for v in _first_violations(self._model, scored[0].batch, scored, self._own):
                 self._add(step, v)
 
     def took(self, step: int, lr: float) -> None:

@@ -13,16 +13,12 @@ from normlab.watching.meter import StepRecord
 
 LEFT: Final = 10.0
 """A statistic has left its range at so many times its median over many steps before."""
-
 FEW: Final = 4.0
 """After only n steps the limit is 1 + ``FEW`` / n times as high: what begins at zero grows fast at first."""
-
 BEFORE: Final = 32
 """The largest number of steps in that median."""
-
 MODEL: Final = ""
 """The path of the model itself."""
-
 EVERYTHING: Final = (
     Probe("*", "input", "max_abs", every_tensor=True),
     Probe("*", "output", "max_abs", every_tensor=True),
@@ -32,15 +28,12 @@ EVERYTHING: Final = (
     Probe("*", "weight", "max_abs", every_tensor=True),
 )
 """The largest entries of every module, which show whether it is finite, and its rms, which shows its size."""
-
 NOWHERE: Final = "no module left its range: look at the data, the labels or the loss"
 """The sentence about steps that went wrong without a module to blame."""
-
 NO_PARAMETER: Final = (
     "no gradient and no update of a parameter left its range: look at the learning rate, the data, the labels"
 )
 """The same where only the norms of parameters were recorded."""
-
 NOTHING: Final = "no module left its range in these steps, and the run trained"
 """The same about steps of a run that trained."""
 
@@ -74,7 +67,7 @@ def fault(steps: Sequence[StepRecord]) -> Fault:
     return _range(steps) or Fault(sentence, "none", evidence=_nearest(steps))
 
 
-def module_label(module: str) -> str:
+def _module_label(module: str) -> str:
     """The name of a module in a sentence."""
     return module or "the model itself"
 
@@ -87,7 +80,7 @@ def _forward(record: StepRecord) -> Fault | None:
             largest = [f"{s.value:.3g}" for s in record.seen if s.module == r.module and s.signal == "input"]
             given = f"its input is finite (largest entry {largest[0]})" if largest else "its input is tokens"
             return Fault(
-                f"{module_label(r.module)} is the first module whose output is not finite while its input "
+                f"{_module_label(r.module)} is the first module whose output is not finite while its input "
                 f"is, in step {record.step}" + (f": its {weight} is not finite" if weight else ""),
                 "forward",
                 r.module,
@@ -114,11 +107,11 @@ def _backward(record: StepRecord) -> Fault | None:
             if math.isfinite(r.value):
                 finite = r
                 continue
-            after = (
-                "the loss" if finite is None else f"{module_label(finite.module)}, {finite.value:.3g} at most"
-            )
+            after = "the loss"
+            if finite is not None:
+                after = f"{_module_label(finite.module)}, {finite.value:.3g} at most"
             return Fault(
-                f"the gradient of the output of {module_label(r.module)} is the first, in backward order, "
+                f"the gradient of the output of {_module_label(r.module)} is the first, in backward order, "
                 f"that is not finite, in step {record.step}; all outputs are finite",
                 "backward",
                 r.module,
@@ -161,7 +154,7 @@ def _range(steps: Sequence[StepRecord]) -> Fault | None:
     first = left[0] if record.seen else max(left, key=lambda one: one.factor)
     others = sorted((one for one in left if one is not first), key=lambda one: -one.factor)[:3]
     before = "step" if first.before == 1 else f"{first.before} steps"
-    name = module_label(first.name)
+    name = _module_label(first.name)
     return Fault(
         f"{first.what} {name} left its range first, in step {record.step}: "
         f"{first.factor:.3g} times its median of the {before} before",
@@ -170,7 +163,7 @@ def _range(steps: Sequence[StepRecord]) -> Fault | None:
         record.step,
         (
             f"{first.what} {name}: {first.value:.3g}, median before {first.median:.3g}",
-            *(f"in the same step {o.what} {module_label(o.name)}: {o.factor:.3g} times" for o in others),
+            *(f"in the same step {o.what} {_module_label(o.name)}: {o.factor:.3g} times" for o in others),
             f"loss of the step: {_loss(record):.4g}, of the step before {_loss(steps[first.at - 1]):.4g}",
         ),
     )
@@ -178,8 +171,6 @@ def _range(steps: Sequence[StepRecord]) -> Fault | None:
 
 @dataclass(frozen=True)
 class _Compared:
-    """A statistic of a module or a parameter, and its median over the steps before."""
-
     at: int
     name: str
     what: str
@@ -197,7 +188,6 @@ class _Compared:
 
 
 def _against_before(steps: Sequence[StepRecord]) -> Iterator[list[_Compared]]:
-    """Compare each statistic of each step with its median before, in the order of the stream."""
     sizes = [dict(_sizes(record)) for record in steps]
     for at in range(1, len(steps)):
         compared: list[_Compared] = []
@@ -231,11 +221,10 @@ def _sizes(record: StepRecord) -> Iterator[tuple[tuple[str, str], float]]:
 
 
 def _nearest(steps: Sequence[StepRecord]) -> tuple[str, ...]:
-    """Say which statistic came nearest to leaving its range, and how the loss went."""
     best = max((o for step in _against_before(steps) for o in step), key=lambda o: o.factor, default=None)
     if best is None:
         return ()
-    name, first, last = module_label(best.name), steps[0], steps[-1]
+    name, first, last = _module_label(best.name), steps[0], steps[-1]
     nearest = f"nearest to it: {best.what} {name}, {best.factor:.3g} times its median before"
     return (
         f"{nearest}, in step {steps[best.at].step}",

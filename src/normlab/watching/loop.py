@@ -34,8 +34,6 @@ READ: Final = 2
 
 @dataclass
 class _Gradient:
-    """What became of one parameter's gradient, on the device."""
-
     name: str
     kept: Tensor | None = None
     """Its norm in the last step."""
@@ -71,10 +69,7 @@ class _BackwardPass:
 
 
 class Loop:
-    """Follows the gradients of the first steps of a loop, from ``attach`` on.
-
-    ``report`` is given each property that does not hold, once.
-    """
+    """Follows the gradients of the first steps from ``attach`` on, and ``report``s each violation once."""
 
     def __init__(self, report: Callable[[int, Violation], None]) -> None:
         self._report = report
@@ -184,7 +179,6 @@ class Loop:
         self._scaler = scaler
 
     def _stale(self, held: Sequence[tuple[Tensor, _Gradient]], _: Any) -> Violation | None:
-        """The gradient of a step contains none of the last step's."""
         known = [(one.name, one.carried) for _, one in held if one.carried is not None]
         stale = [n for (n, _), there in zip(known, _fetched([c for _, c in known]), strict=True) if there]
         if not stale:

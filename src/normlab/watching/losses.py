@@ -41,7 +41,7 @@ class Losses:
         It is called ``loss``, as in those of Hugging Face, or it is the only tensor without dimensions, as
         in the ``(logits, loss)`` of nanoGPT, and has a gradient.
         """
-        if (loss := loss_in(output)) is None or not loss.requires_grad:
+        if (loss := _loss_in(output)) is None or not loss.requires_grad:
             return None
         self._shares = kwargs.get("num_items_in_batch") is not None
         self._seen.append(loss.detach().mean())
@@ -60,7 +60,7 @@ class Losses:
         self._seen.clear()
 
 
-def loss_in(output: Any) -> Tensor | None:
+def _loss_in(output: Any) -> Tensor | None:
     """Return the loss in a model's output, if it has one; see ``Losses.see``."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(loss, Tensor):
@@ -72,27 +72,20 @@ def loss_in(output: Any) -> Tensor | None:
 
 RECENT: Final = 5
 """Losses whose median stands for one: one bad batch is no rise."""
-
 LAST: Final = 16
 """The losses at the end of which each must be above the start; half of all where there are fewer than twice
 as many."""
-
 ENDED_ABOVE: Final = 0.05
 """A loss is above its start from this share of it on."""
-
 SPIKE_ABOVE: Final = 0.2
 """A loss has risen when its running median is above the start by this share and by ``NOISE`` deviations."""
-
 NOISE: Final = 4.0
 """Deviations of single losses, estimated at the end by the median difference of neighbours."""
-
 AT_ONCE: Final = 2 * RECENT
 """A loss has also risen when one of its first so many is above the start by twice ``SPIKE_ABOVE`` and twice
 ``NOISE``: a training that diverges at once may be back before a median has seen it."""
-
 BELOW: Final = 2.0
 """After a rise a loss has come back when it is so many deviations and ``ENDED_ABOVE`` below its start."""
-
 SIGMA: Final = 1.0 / (0.6744897501960817 * math.sqrt(2))
 """The deviation of a normal variable by the median size of the differences of two draws."""
 

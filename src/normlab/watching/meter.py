@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed, nn
@@ -45,28 +45,19 @@ class StepRecord(NamedTuple):
         return dict(zip(self.names, norms.tolist(), strict=True))
 
 
-class Parts(Protocol):
-    """Parameters by name, as this process holds them, and how to take their norms."""
-
-    @property
-    def parts(self) -> Mapping[str, nn.Parameter]: ...
-
-    def norms(self, parts: Sequence[Tensor], /) -> Tensor: ...
-
-
-P = TypeVar("P", bound=Parts)
-
-
-class Meter(Generic[P]):
+class Meter:
     """Measures the norm of every parameter's gradient and of its update, in every step.
 
     One copy of the weights is kept for the updates: about 1% of a step's time on a CPU, a quarter of what
-    Adam keeps anyway.
+    Adam keeps anyway. ``parts`` are the parameters by name as this process holds them, of which ``norms``
+    gives those of the whole tensors.
     """
 
-    def __init__(self, parallel: P) -> None:
-        self.parallel, parts = parallel, parallel.parts
-        self.names, self.weights = tuple(parts), tuple(p.detach() for p in parts.values())
+    def __init__(
+        self, parts: Mapping[str, nn.Parameter], norms: Callable[[Sequence[Tensor]], Tensor]
+    ) -> None:
+        self.norms, self.names = norms, tuple(parts)
+        self.weights = tuple(p.detach() for p in parts.values())
         self._parameters = tuple(parts.values())
         self.moved = [torch.empty_like(w) for w in self.weights]
         """Each parameter before the last step minus itself after it."""
@@ -77,7 +68,7 @@ class Meter(Generic[P]):
         here = [(i, stored(p.grad)) for i, p in enumerate(self._parameters) if p.grad is not None]
         if not here:
             return torch.zeros(len(self.names), device=self.weights[0].device)
-        norms = self.parallel.norms([gradient for _, gradient in here])
+        norms = self.norms([gradient for _, gradient in here])
         if len(here) == len(self.names):
             return norms
         whole = norms.new_zeros(len(self.names))
@@ -92,13 +83,11 @@ class Meter(Generic[P]):
     def after(self) -> Tensor:
         """`[P]`: the L2 norm of each parameter's update; call it after the optimizer's step."""
         torch._foreach_sub_(self._moved_here, self._weights_here)
-        return self.parallel.norms(self.moved)
+        return self.norms(self.moved)
 
 
 def local_parts(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return what this process holds of each tensor, which shares its memory: all of it, or the part of one
-    that is spread over ranks.
-    """
+    """Return what this process holds of each tensor, all of it or a rank's part, which shares its memory."""
     return [getattr(x, "to_local", lambda x=x: x)() for x in tensors]
 
 
@@ -125,50 +114,34 @@ def norms_of(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(list(tensors)))
 
 
-class _Owned:
-    """The parameters of an optimizer by name, whole or as the parts of this rank."""
-
-    def __init__(self, parts: dict[str, nn.Parameter]) -> None:
-        self.parts = parts
-
-    def norms(self, parts: Sequence[Tensor], /) -> Tensor:
-        """`[P]`: L2 norms of whole tensors, their squares added up over the ranks where these hold parts.
-
-        One exchange for each way in which tensors are spread over ranks, as one for all that FSDP2 shards.
-        """
-        parts = [whole(part) if _is_sum(part) else part for part in parts]
-        ways = [_sums_over(part) for part in parts]
-        norms = norms_of(local_parts(parts))
-        for way in dict.fromkeys(filter(None, ways)):
-            here = torch.tensor([i for i, own in enumerate(ways) if own == way], device=norms.device)
-            squares = norms[here].square()
-            for group in way:
-                distributed.all_reduce(squares, group=group)
-            norms = norms.index_copy(0, here, squares.sqrt())
-        return norms
+def _norms_over_ranks(parts: Sequence[Tensor]) -> Tensor:
+    """`[P]`: L2 norms of whole tensors, by one exchange for each way in which ranks share them."""
+    is_sum = (any(placed.is_partial() for placed in getattr(part, "placements", ())) for part in parts)
+    parts = [whole(part) if summed else part for part, summed in zip(parts, is_sum, strict=True)]
+    ways = [_sums_over(part) for part in parts]
+    norms = norms_of(local_parts(parts))
+    for way in dict.fromkeys(filter(None, ways)):
+        here = torch.tensor([i for i, own in enumerate(ways) if own == way], device=norms.device)
+        squares = norms[here].square()
+        for group in way:
+            distributed.all_reduce(squares, group=group)
+        norms = norms.index_copy(0, here, squares.sqrt())
+    return norms
 
 
-def _sums_over(tensor: Tensor) -> tuple[Any, ...]:
+def _sums_over(tensor: Any) -> tuple[Any, ...]:
     """Return the groups of ranks over which the parts of a tensor are spread, none if it is whole here."""
-    spread: Any = tensor
     placements = enumerate(getattr(tensor, "placements", ()))
-    return tuple(spread.device_mesh.get_group(dim) for dim, placed in placements if not placed.is_replicate())
-
-
-def _is_sum(tensor: Tensor) -> bool:
-    return any(placed.is_partial() for placed in getattr(tensor, "placements", ()))
+    return tuple(tensor.device_mesh.get_group(dim) for dim, placed in placements if not placed.is_replicate())
 
 
 class OptimizerSteps:
-    """Measures the norms of gradients and updates of an optimizer's parameters in every step.
-
-    It keeps one copy of these weights. Nothing waits for the device.
-    """
+    """Measures gradients and updates of an optimizer in every step; nothing waits for the device."""
 
     def __init__(self, optimizer: Optimizer, model: nn.Module) -> None:
         self.optimizer, self._model = optimizer, model
         self._lr = math.nan
-        self._meter: Meter[_Owned] | None = None
+        self._meter: Meter | None = None
         self._gradients: Tensor | None = None
         self._updates: Tensor | None = None
         self.depth = 0
@@ -183,16 +156,15 @@ class OptimizerSteps:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     @property
-    def meter(self) -> Meter[_Owned]:
+    def meter(self) -> Meter:
         owned = self.parameters
         if self._meter is None or len(self._meter.names) != len(owned):
             names = {id(p): name for name, p in self._model.named_parameters()}
             by_name = {names.get(id(p), f"parameter {i} of the optimizer"): p for i, p in enumerate(owned)}
             # in the order of the model, which is that of the stream as a rule
             order = {name: i for i, name in enumerate(names.values())}
-            self._meter = Meter(
-                _Owned(dict(sorted(by_name.items(), key=lambda one: order.get(one[0], len(order)))))
-            )
+            parts = dict(sorted(by_name.items(), key=lambda one: order.get(one[0], len(order))))
+            self._meter = Meter(parts, _norms_over_ranks)
         return self._meter
 
     def before(self) -> None:
@@ -224,7 +196,7 @@ class OptimizerSteps:
         owners = [homes[m].module if m in homes else m for m in modules]
         known = {site.module: (site.stack or None, site.index) for site in sites}
         grouping = Grouping(owners, self._updates.device)
-        lengths = grouping.together(self.meter.parallel.norms(self.meter.weights))
+        lengths = grouping.together(self.meter.norms(self.meter.weights))
         values = (grouping.together(self._updates) / lengths).tolist()
         for module, value in zip(grouping.names, values, strict=True):
             stack, index = known.get(module, (None, None))

@@ -25,7 +25,6 @@ from normlab.watching.meter import StepRecord
 
 RING: Final = 32
 """The number of last steps that are kept."""
-
 SPIKE_NATS: Final = 0.5
 """A loss has spiked when the median of ``RECENT`` steps is above every kept step before them, of which there
 are as many, and so much above their median. One bad batch is not a spike."""
@@ -60,7 +59,7 @@ class Trigger:
 
 
 @dataclass(frozen=True)
-class Spike:
+class _Spike:
     """A spike that training may yet recover from."""
 
     trigger: Trigger
@@ -146,7 +145,7 @@ class Recorder:
         self._first: list[StepRecord] = []
         self._waiting: list[StepRecord] = []
         self._saved = 0
-        self._spiked: Spike | None = None
+        self._spiked: _Spike | None = None
 
     def state_dict(self) -> dict[str, Tensor]:
         """The last steps, as tensors; empty before the first one."""
@@ -239,10 +238,7 @@ class Recorder:
             self._note(last, Trigger("recovered", last, last, self.curve.words))
 
     def report(self, step: int, trigger: Trigger, records: Sequence[StepRecord] = ()) -> None:
-        """Add a report with what went wrong first, by a replay up to the bad step where there is one.
-
-        ``records`` are the last steps unless others are given.
-        """
+        """Report what went wrong first in the last steps or those given, by a replay where there is one."""
         records = records or tuple(self.ring)
         self._reports.add_flight(report_of(step, trigger, self._examine(trigger, records), records))
 
@@ -256,8 +252,7 @@ class Recorder:
         except Exception as error:  # a training must not end because its recorder failed
             return Replayed(Fault(f"the replay failed: {type(error).__name__}: {error}", "none"))
 
-    def _recover(self, step: int, spike: Spike) -> None:
-        """Write a note if the loss, or the norm, is below the limit again."""
+    def _recover(self, step: int, spike: _Spike) -> None:
         later = [n[spike.what] for at, n in self.numbers.items() if at > spike.trigger.until][-RECENT:]
         if len(later) < RECENT or (now := statistics.median(later)) > spike.limit:
             return
@@ -278,7 +273,6 @@ class Recorder:
 
     @cached_property
     def _reported(self) -> set[str]:
-        """The kinds of triggers that the training has a report of."""
         return {_covering(report.get("trigger", {}).get("kind", "")) for report in self._reports.flights()}
 
     def _trigger(self, outcome: Outcome | None) -> Trigger | None:
@@ -291,7 +285,7 @@ class Recorder:
             return replace(trigger, kind="diverged", words=outcome.evidence)
         return None
 
-    def _spike(self) -> Spike | None:
+    def _spike(self) -> _Spike | None:
         """Find the first kept step of those whose losses or norms are too high as a whole."""
         for what, limit_of in self._limits.items():
             kept = [self.numbers[r.step] | {"step": r.step} for r in self.ring if r.step in self.numbers]
@@ -305,7 +299,7 @@ class Recorder:
                     first = next(i for i in range(at, len(values)) if values[i] > limit)
                     last, usual = steps[at + RECENT - 1], statistics.median(values[:at])
                     words = f"the {what} went from {usual:.3g} to {now:.3g}, from step {steps[first]} on"
-                    return Spike(Trigger("spike", steps[first], last, words), what, limit, tuple(self.ring))
+                    return _Spike(Trigger("spike", steps[first], last, words), what, limit, tuple(self.ring))
         return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import count
@@ -50,25 +50,15 @@ class TensorBoardSink:
         self._writer.flush()
 
 
-def _wandb(_: Path) -> Sink:
-    module: Any = import_module("wandb")
-    return WandbSink(module.run or module.init())
-
-
-def _trackio(_: Path) -> Sink:
-    return TrackioSink(import_module("trackio"))  # the module logs to the run that was begun last
-
-
-def _tensorboard(folder: Path) -> Sink:
-    module: Any = import_module("torch.utils.tensorboard")
-    return TensorBoardSink(module.SummaryWriter(str(folder)))
-
-
-SINKS: Final[Mapping[str, Callable[[Path], Sink]]] = {
-    "wandb": _wandb,
-    "trackio": _trackio,
-    "tensorboard": _tensorboard,
+_SINKS: Final[Mapping[str, tuple[str, Callable[[Any, Path], Sink]]]] = {
+    "wandb": ("wandb", lambda wandb, _: WandbSink(wandb.run or wandb.init())),
+    "trackio": ("trackio", lambda trackio, _: TrackioSink(trackio)),  # logs to the run that was begun last
+    "tensorboard": (
+        "torch.utils.tensorboard",
+        lambda tensorboard, folder: TensorBoardSink(tensorboard.SummaryWriter(str(folder))),
+    ),
 }
+"""Name to the module that is imported, and what opens the sink with it."""
 
 
 def sink_of(given: str | Sink, folder: Path) -> Sink:
@@ -79,11 +69,12 @@ def sink_of(given: str | Sink, folder: Path) -> Sink:
         if not callable(given):
             raise UserError(f"a sink is called with a step and its values, and {given!r} cannot be called")
         return given
-    if given not in SINKS:
-        raise UserError(f"there is no sink {given!r}; there are {', '.join(SINKS)}, or pass a function")
+    if given not in _SINKS:
+        raise UserError(f"there is no sink {given!r}; there are {', '.join(_SINKS)}, or pass a function")
     if find_spec(given) is None:
         raise UserError(f"the sink {given!r} needs a library that is missing; type: pip install {given}")
-    opened = cache(partial(SINKS[given], folder))
+    module, open_sink = _SINKS[given]
+    opened = cache(lambda: open_sink(import_module(module), folder))
     return lambda step, values: opened()(step, values)
 
 
@@ -122,9 +113,7 @@ class RecordFile:
     def write_flight(
         self, path: Path, reports: Sequence[Mapping[str, Any]], notes: Sequence[str], *, losses: int
     ) -> None:
-        """Write the reports of the flight recorder, the notes and the number of losses that it was given,
-        which the page shows with the rows.
-        """
+        """Write what the page shows beside the rows: reports, notes and the number of losses."""
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json_atomic(path, {"reports": reports, "notes": notes, "losses": losses}, flat=True)
 

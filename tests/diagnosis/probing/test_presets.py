@@ -14,7 +14,7 @@ from normlab.diagnosis.probes import (
     stream_sites,
     weight_probes,
 )
-from normlab.training.probing import preset_of
+from normlab.training.replay import preset_of
 
 X = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(1))
 UNSEEN = {"inside"}

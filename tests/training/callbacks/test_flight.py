@@ -13,8 +13,7 @@ from normlab.tasks.translation import Translation
 from normlab.training import parts
 from normlab.training import trainer as module
 from normlab.training.replay import examine
-from normlab.training.run import Run
-from normlab.training.train import train
+from normlab.training.train import Run, train
 from normlab.training.trainer import Trainer
 from normlab.watching.fault import NOTHING
 from normlab.watching.recorder import RING, Trigger

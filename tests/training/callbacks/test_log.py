@@ -23,7 +23,7 @@ import normlab
 from normlab.cli.main import main
 from normlab.config.config import Config, DataConfig
 from normlab.config.io import from_json
-from normlab.data.sentencepiece import SentencePieces
+from normlab.data.vocabulary import SentencePieces
 from normlab.runs import RunFolder
 from normlab.training import log
 from normlab.training.jobs import Queue

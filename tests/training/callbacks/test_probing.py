@@ -8,9 +8,9 @@ import torch
 
 from normlab.diagnosis import PRESETS, Record
 from normlab.runs import RunFolder
-from normlab.training import probing
+from normlab.training import replay
 from normlab.training.parallel import SingleProcess
-from normlab.training.probing import NOTHING, Probing
+from normlab.training.replay import NO_PROBES, Probing
 from normlab.training.train import train
 from normlab.watching.meter import Meter
 from training.tiny import PowerCutError, run_of, tiny
@@ -70,13 +70,13 @@ def test_metrics_and_weights_are_bit_identical_also_after_resume(
 
 def test_only_steps_of_the_cadence_are_hooked_and_only_their_first_micro_batch(text, tmp_path, monkeypatch):
     run, steps = run_of(watched(tiny(text, grad_accum_steps=2), "full"), tmp_path), []
-    whole = probing.observe
+    whole = replay.observe
 
     def observing(*args):
         steps.append(run.progress.step)
         return whole(*args)
 
-    monkeypatch.setattr(probing, "observe", observing)
+    monkeypatch.setattr(replay, "observe", observing)
     for _ in range(6):
         run.step()
         for module in run.trainer.model.modules():
@@ -142,7 +142,8 @@ def test_every_sublayer_of_a_deep_stack_is_measured(text, tmp_path):
 
 def test_the_meter_counts_a_parameter_without_gradient_as_zero():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
-    meter = Meter(SingleProcess(model))
+    process = SingleProcess(model)
+    meter = Meter(process.parts, process.norms)
     model[1](torch.ones(1, 2)).sum().backward()
     weight = model[1].weight.grad.norm().item()
     assert meter.gradients().tolist() == pytest.approx([0, 0, weight, 2**0.5])
@@ -154,7 +155,7 @@ def test_the_meter_counts_a_parameter_without_gradient_as_zero():
 
 def test_nothing_is_due_where_nothing_is_asked_for():
     model = torch.nn.Linear(2, 2)
-    idle = Probing(model, NOTHING, 1, lambda record: pytest.fail("nothing was asked for"))
+    idle = Probing(model, NO_PROBES, 1, lambda record: pytest.fail("nothing was asked for"))
     assert not idle.due(1)
     with idle.passing(1, 0):
         model(torch.ones(1, 2))

@@ -1,7 +1,9 @@
-"""From a recipe's name to a model in one call."""
+"""From a recipe to its model in one call, and to its full explanation: equations, sources, sizes."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
@@ -9,10 +11,11 @@ from torch import Tensor
 
 from normlab.config.config import Config
 from normlab.config.model import ModelConfig, derive
-from normlab.nn import Decoder, TokenModel
+from normlab.config.units import readable
+from normlab.nn import Branch, Decoder, Placement, Sublayer, TokenModel
 from normlab.nn.init import profile_
 from normlab.tasks.task import build_model
-from normlab.training.recipes.grammar import MODELS, resolve
+from normlab.training.recipes import grammar
 
 DECODER: Final[dict[str, Any]] = {"encoder_layers": 0, "decoder_layers": 4, "dropout": 0.0}
 """Sizes of a model for which nothing else is said."""
@@ -35,8 +38,8 @@ def build(recipe: str, vocab_size: int, *, seed: int = 1, force: bool = False, *
     >>> model(torch.randint(1000, (8, 16))).shape
     torch.Size([8, 16, 1000])
     """
-    config = resolve(recipe, Config(model=ModelConfig(**{**DECODER, **sizes})), force=force).model
-    kind: Any = MODELS.get((bool(config.encoder_layers), bool(config.decoder_layers)), Decoder)
+    config = grammar.resolve(recipe, Config(model=ModelConfig(**{**DECODER, **sizes})), force=force).model
+    kind: Any = grammar.MODELS.get((bool(config.encoder_layers), bool(config.decoder_layers)), Decoder)
     model = build_model(kind, config, vocab_size, seed)
     if next(model.parameters()).is_meta:
         return model
@@ -48,3 +51,89 @@ def build(recipe: str, vocab_size: int, *, seed: int = 1, force: bool = False, *
     both = config.encoder_layers and config.decoder_layers
     profile_(model, lambda: model.hidden(tokens(), tokens()) if both else model.hidden(tokens()))
     return model
+
+
+def explain(config: Config) -> dict[str, str]:
+    """Return labelled texts: equation and source of every choice that is not the plain one, the placement's
+    factors on the initialisation of each matrix, and the number of parameters.
+    """
+    model = grammar.empty_model(config.model, config.data.vocab_size)
+    texts = {"in short": grammar.describe(config)}
+    plain: list[str] = []
+    for axis in (grammar.PLACEMENT, *grammar.AXES):
+        chosen = (
+            grammar.by_stack(axis, config) if axis is grammar.PLACEMENT else grammar.not_plain(axis, config)
+        )
+        if axis.name == "norm" and not grammar.uses_norm(config.model):
+            texts["norm"] = "not used"
+        elif chosen:
+            texts |= {f"{axis.name} {stack}".strip(): _part(axis, name) for stack, name in chosen.items()}
+        else:
+            plain.append(axis.form.format(axis.plain))
+    steps = config.optim.warmup_steps
+    texts["warm-up"] = f"{steps} steps: {_text(grammar.WARM_UP['warmup'])}" if steps else "none"
+    texts["plain choices"] = ", ".join(plain)
+    texts["initialisation"] = "; ".join(_initialisation(model))
+    texts["parameters"] = _parameters(config, model)
+    if config.forced:
+        texts["forced"] = config.forced
+    return texts
+
+
+def _part(axis: grammar.Axis, name: str) -> str:
+    claim = ""
+    if axis is grammar.PLACEMENT and Placement.registry[name].deep:
+        claim = " Its source claims that very deep models train with it."
+    return f"{name}: {_text(axis.names[name])}{claim}"
+
+
+def _text(source: object) -> str:
+    return readable(" ".join(grammar.paragraphs(source)))
+
+
+def _initialisation(model: TokenModel) -> Iterator[str]:
+    sublayers = [module for module in model.modules() if isinstance(module, Sublayer)]
+    scaled = [f"{stack} {', '.join(names)} × {factor:.3g}" for (stack, factor), names in gains(model).items()]
+    yield from scaled or ["every matrix as in the scheme"]
+    embeddings = min(s.place.embedding_gain(s.site) for s in sublayers)
+    classifier = min(s.place.classifier_gain(s.site) for s in sublayers)
+    if embeddings != 1:
+        yield f"embeddings × {embeddings:.3g}"
+    if classifier != 1:
+        yield f"classifier × {classifier:.3g}"
+    if any(s.place.profiled for s in sublayers):
+        yield "profiled on one batch before the first step"
+
+
+def gains(model: TokenModel) -> dict[tuple[str, float], list[str]]:
+    """Return the matrices whose initial standard deviation has a factor other than 1, by stack and factor.
+
+    A matrix that has another factor in another branch of the stack is named with its branch.
+    """
+    roles: dict[tuple[str, str], dict[float, dict[str, None]]] = defaultdict(lambda: defaultdict(dict))
+    for sublayer in model.modules():
+        if isinstance(sublayer, Sublayer) and isinstance(sublayer.f, Branch):
+            site = sublayer.site
+            for matrix in sublayer.f.matrices():
+                roles[site.stack, matrix][sublayer.place.gain(site, matrix)][site.role] = None
+    factors: dict[tuple[str, float], list[str]] = defaultdict(list)
+    for (stack, matrix), by_factor in roles.items():
+        for factor, where in by_factor.items():
+            if factor != 1:
+                of = f" of {' and '.join(where)}" if len(by_factor) > 1 else ""
+                factors[stack, factor].append(matrix + of)
+    return dict(factors)
+
+
+def _parameters(config: Config, built: TokenModel) -> str:
+    model, vocab = config.model, config.data.vocab_size
+    total = sum(p.numel() for p in built.parameters())
+    embedding = sum(p.numel() for p in built.embedding.parameters())
+    heads = f"{model.heads} heads"
+    if model.kv_heads:
+        heads += f" ({model.kv_heads} for keys and values)"
+    return (
+        f"{total:,}, of which {embedding:,} in the embedding of {vocab:,} vocabulary entries; "
+        f"{model.encoder_layers}+{model.decoder_layers} layers, width {model.dim}, "
+        f"feed-forward {model.ffn_dim}, {heads}"
+    )

@@ -11,24 +11,10 @@ from typing import Any
 
 import torch
 
+from normlab import nn
 from normlab.config.config import Config, ModelConfig
 from normlab.config.io import validated
 from normlab.errors import UserError, nearest
-from normlab.nn import (
-    BIASES,
-    HEAD_GAINS,
-    INNER_NORMS,
-    Activation,
-    Decoder,
-    Embedding,
-    Encoder,
-    Norm,
-    Placement,
-    PositionEncoding,
-    QueryKeyNorm,
-    Seq2Seq,
-    TokenModel,
-)
 from normlab.nn.init import SCHEMES
 from normlab.optim import OPTIMISERS, SCHEDULES, warmup
 from normlab.optim.schedule import check_schedule
@@ -44,12 +30,11 @@ source may come before one on arXiv.
 
 LONGEST = 300
 """More characters than a recipe needs that names a part of each axis."""
-
 DEFAULTS = Config()
-MODELS: Mapping[tuple[bool, bool], type[TokenModel]] = {
-    (True, True): Seq2Seq,
-    (True, False): Encoder,
-    (False, True): Decoder,
+MODELS: Mapping[tuple[bool, bool], type[nn.TokenModel]] = {
+    (True, True): nn.Seq2Seq,
+    (True, False): nn.Encoder,
+    (False, True): nn.Decoder,
 }
 """The model class by whether it has an encoder and whether it has a decoder."""
 
@@ -80,20 +65,20 @@ class Axis:
     @property
     def plain(self) -> str:
         """The choice of a model whose description does not mention this axis."""
-        return str(getattr(Placement, self.field)) if self.of_branch else self.of(DEFAULTS)
+        return str(getattr(nn.Placement, self.field)) if self.of_branch else self.of(DEFAULTS)
 
 
-PLACEMENT = Axis("placement", Placement.registry, "model", "encoder_placement")
+PLACEMENT = Axis("placement", nn.Placement.registry, "model", "encoder_placement")
 AXES = (
-    Axis("norm", Norm.registry, "model", "norm", always_said=True),
-    Axis("embedding", Embedding.registry, "model", "embedding", form="{} embedding"),
+    Axis("norm", nn.Norm.registry, "model", "norm", always_said=True),
+    Axis("embedding", nn.Embedding.registry, "model", "embedding", form="{} embedding"),
     Axis("scheme", SCHEMES, "model", "scheme", always_said=True),
-    Axis("position encoding", PositionEncoding.registry, "model", "position_encoding", keeps=True),
-    Axis("activation", Activation.registry, "model", "activation", keeps=True),
-    Axis("query-key norm", QueryKeyNorm.registry, "model", "qk_norm"),
-    Axis("bias", BIASES, "model", "bias"),
-    Axis("inner norm", INNER_NORMS, "model", "inner_norm"),
-    Axis("head gain", HEAD_GAINS, "model", "head_gain"),
+    Axis("position encoding", nn.PositionEncoding.registry, "model", "position_encoding", keeps=True),
+    Axis("activation", nn.Activation.registry, "model", "activation", keeps=True),
+    Axis("query-key norm", nn.QueryKeyNorm.registry, "model", "qk_norm"),
+    Axis("bias", nn.BIASES, "model", "bias"),
+    Axis("inner norm", nn.INNER_NORMS, "model", "inner_norm"),
+    Axis("head gain", nn.HEAD_GAINS, "model", "head_gain"),
     Axis("optimiser", OPTIMISERS, "optim", "optimiser", keeps=True),
     Axis("schedule", SCHEDULES, "optim", "schedule", keeps=True, always_said=True),
 )
@@ -209,7 +194,7 @@ def by_stack(axis: Axis, config: Config) -> dict[str, str]:
         choices = placements
     elif axis.of_branch:
         choices = {
-            stack: getattr(Placement.registry[name].complete(config.model), axis.field)
+            stack: getattr(nn.Placement.registry[name].complete(config.model), axis.field)
             for stack, name in placements.items()
         }
     else:
@@ -220,15 +205,15 @@ def by_stack(axis: Axis, config: Config) -> dict[str, str]:
 
 def uses_norm(model: ModelConfig) -> bool:
     """Whether a placement, a part of a branch or a head uses the model's norm."""
-    if any(Placement.registry[name].normed for name in _stacks(model).values()):
+    if any(nn.Placement.registry[name].normed for name in _stacks(model).values()):
         return True
-    return any(isinstance(module, Norm) for module in empty_model(_shallow(model), 1).modules())
+    return any(isinstance(module, nn.Norm) for module in empty_model(_shallow(model), 1).modules())
 
 
-def empty_model(model: ModelConfig, vocab_size: int) -> TokenModel:
+def empty_model(model: ModelConfig, vocab_size: int) -> nn.TokenModel:
     """Build the model without memory for its weights."""
     encodes, decodes = bool(model.encoder_layers), bool(model.decoder_layers)
-    kind = MODELS.get((encodes, decodes), Seq2Seq)
+    kind = MODELS.get((encodes, decodes), nn.Seq2Seq)
     with torch.device("meta"):
         return kind(model, vocab_size)
 
@@ -264,7 +249,6 @@ def _labels(by_stack: Mapping[str, str]) -> list[str]:
 
 
 def _stacks(model: ModelConfig) -> dict[str, str]:
-    """Return the placement of each stack that the model has."""
     stacks = {
         stack: placement
         for stack, layers, placement in (
@@ -295,7 +279,7 @@ class _Recipe:
         for axis in AXES:
             name = self.named.get(axis.name, axis.of(base if axis.keeps else DEFAULTS))
             if axis.of_branch and all(
-                getattr(Placement.registry[p], axis.field) == name for p in self.placements
+                getattr(nn.Placement.registry[p], axis.field) == name for p in self.placements
             ):
                 name = ""  # the same numbers have the same id, named or not
             chosen[axis.section][axis.field] = name
@@ -307,9 +291,8 @@ class _Recipe:
         return replace(base, model=model, optim=optim)
 
     def conflicts(self, config: Config) -> list[str]:
-        """Return the reasons why a model of these choices is not defined."""
         model = config.model
-        placements = [Placement.registry[name] for name in dict.fromkeys(_stacks(model).values())]
+        placements = [nn.Placement.registry[name] for name in dict.fromkeys(_stacks(model).values())]
         reasons = []
         if "norm" in self.named and not uses_norm(model):
             without = " and ".join(placement.__name__ for placement in placements)
@@ -351,7 +334,7 @@ def _parse(name: str) -> _Recipe:
     named: dict[str, str] = {}
     placements = _placements(head, name)
     for part in rest:
-        if part in Placement.registry:
+        if part in nn.Placement.registry:
             apart = () if "/" in head or head == part else (f"enc:{head}/dec:{part}",)
             raise UserError(
                 f"recipe {name!r}: {part!r} is a placement, and a stack has one, which comes first; "
@@ -374,9 +357,9 @@ def _placements(head: str, name: str) -> tuple[str, str]:
     apart = re.fullmatch(r"enc:([^/]+)/dec:(.+)", head)
     encoder, decoder = apart.groups() if apart else (head, head)
     for placement in (encoder, decoder):
-        if placement not in Placement.registry:
+        if placement not in nn.Placement.registry:
             axis = next((part.axis for part in parts() if part.name == placement), None)
-            why = f"is a name of {axis}" if axis else f"is not one{nearest(placement, Placement.registry)}"
+            why = f"is a name of {axis}" if axis else f"is not one{nearest(placement, nn.Placement.registry)}"
             raise UserError(
                 f"recipe {name!r} begins with a placement or enc:A/dec:B; {placement!r} {why}; {HINT}"
             )
