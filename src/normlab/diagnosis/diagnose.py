@@ -20,19 +20,20 @@ from torch import Tensor, nn
 from normlab.config.fields import Count, Positive
 from normlab.config.io import to_plain, validated
 from normlab.config.units import count
-from normlab.diagnosis.reading.recording import refuse_elsewhere
-from normlab.diagnosis.reading.structure import Structure, pointed_out, read_structure, unregistered
+from normlab.diagnosis.recording import refuse_elsewhere
+from normlab.diagnosis.structure import Structure, pointed_out, read_structure, unregistered
 from normlab.diagnosis.study import (
     SEVERITIES,
     Finding,
     Study,
+    Table,
+    Tables,
     by_severity,
     find,
     registered,
     studies_named,
 )
 from normlab.diagnosis.subject import STEP_LR, AnyOptimizer, Subject
-from normlab.diagnosis.tables import Table, Tables
 from normlab.errors import UserError
 from normlab.trace.setup import Loss, Setup
 from normlab.trace.step import made

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from normlab.diagnosis.reading.structure import Structure
+from normlab.diagnosis.structure import Structure
 from normlab.errors import UserError
 from normlab.trace.record import Seen, Want, matching, record
 from normlab.trace.tensors import Place, Tap, compiles, unwrap, unwrapped

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from normlab.diagnosis.reading.parameters import Owner, ParameterPart, Width, kinds, measuring, owners
-from normlab.diagnosis.reading.recording import awake
-from normlab.diagnosis.reading.structure import StackView, Structure, SublayerView, read_structure
+from normlab.diagnosis.parameters import Owner, ParameterPart, Width, kinds, measuring, owners
+from normlab.diagnosis.recording import awake
+from normlab.diagnosis.structure import StackView, Structure, SublayerView, read_structure
 from normlab.errors import UserError
 from normlab.trace.setup import Loss
 from normlab.trace.step import FROZEN, Gradients, OptimizerFactory, gradients_in, trainable, zeros_for_none

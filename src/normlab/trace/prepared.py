@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normlab.errors import UserError
-from normlab.trace.compare import Part, blame, distance, part_of
-from normlab.trace.exact import Fresh, awake, in_float64, rounding_of, small_part
+from normlab.trace.compare import Part, awake, blame, distance, in_float64, part_of, rounding_of, small_part
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.stacks import Scaled, scaled_streams, stream_of
@@ -26,7 +25,7 @@ from normlab.trace.facts.wiring import Scores, Wiring, read_wiring
 from normlab.trace.optimizers import Rates, copied, held, rates_of, rebound
 from normlab.trace.rehearsal import SEED, Rehearsal, RehearsedStep, plain_step
 from normlab.trace.setup import Setup, shown
-from normlab.trace.starts import constant, parameters_of
+from normlab.trace.starts import Fresh, constant, parameters_of
 from normlab.trace.tensors import Place, Tap, forward_hooks, refusal, replaced, unwrap
 from normlab.trace.trace import Trace, output_loss
 

@@ -15,11 +15,10 @@ from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
 from normlab.errors import UserError
-from normlab.trace.compare import distance
-from normlab.trace.exact import rounded
+from normlab.trace.compare import distance, rounded
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
-from normlab.trace.functions import Functions
+from normlab.trace.record import Functions
 from normlab.trace.setup import Loss
 from normlab.trace.setup import Step as Whole
 from normlab.trace.tensors import eager, map_tensors, tensors_in

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import sys
+import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
 from statistics import NormalDist
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from normlab.trace.compare import distance
-from normlab.trace.facts.stacks import odd_one
+from normlab.trace.compare import awake, distance, in_float64
+from normlab.trace.facts import Unknown
+from normlab.trace.facts.stacks import odd_one, settings, shared
+from normlab.trace.setup import Setup, shown
+from normlab.trace.tensors import unwrap
+from normlab.trace.trace import Trace
+from normlab.trace.untouched import same_globals, same_random_state
 
 LEVEL: Final = 1e-6
 """Probability of a false alarm over all parameters that are compared."""
@@ -197,3 +208,107 @@ def _log_std(draws: list[Tensor]) -> tuple[list[float], list[float]]:
     fourth = sum(float(((x - x.mean()) / s).pow(4).sum()) for x, s in zip(flat, stds, strict=True))
     share = max(fourth / sum(x.numel() for x in flat) - 1, 0.05) / 4
     return [math.log(s) for s in stds], [(share / x.numel()) ** 0.5 for x in flat]
+
+
+SEEDS: Final = (101, 202)
+
+
+def from_library(one: object) -> bool:
+    """Whether the class of an object was installed with a package, so that it is not the user's own."""
+    source = getattr(sys.modules.get(type(one).__module__), "__file__", None)
+    homes = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
+    return source is not None and any(home in Path(source).resolve().parents for home in homes)
+
+
+class Fresh:
+    """The model of a setup as it is drawn anew."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._model, self._make = unwrap(setup.model), setup.make
+        self.by_class = from_library(self._model) and getattr(self._model, "config", None) is not None
+        """Whether a library's own class draws it."""
+
+    @cached_property
+    def pair(self) -> tuple[nn.Module, nn.Module]:
+        """The models of two seeds. Raises Unknown where nothing says how they are drawn."""
+        return self._draw(SEEDS[0]), self._draw(SEEDS[1])
+
+    @property
+    def of_class(self) -> nn.Module | None:
+        """The model as its library's class draws it; None where none does."""
+        with suppress(Unknown):
+            return self.pair[0] if self.by_class else None
+        return None
+
+    def exact(self, like: Trace) -> Trace | None:
+        """The same step in float64, on the model of its class; None where it does not run."""
+        if self.of_class is None:
+            return None
+        with suppress(Exception):
+            return in_float64(replace(like, model=awake(copy.deepcopy(self.of_class)), dropout=False))
+        return None
+
+    def has_setting(self, path: str, name: str, value: Any) -> bool | None:
+        """Whether a model made anew gives one of its modules this setting; None where that is not known."""
+        with suppress(Unknown, KeyError):
+            return settings(dict(self.pair[0].named_modules())[path]).get(name) == value
+        return None
+
+    def draws(self, name: str, p: Tensor) -> bool:
+        """Whether a parameter is drawn: two seeds differ in it, or it looks so where that is not known."""
+        with suppress(Unknown):
+            one, other = (dict(m.named_parameters()) for m in self.pair)
+            varying = {n for n, x in one.items() if n in other and not torch.equal(x, other[n])}
+            return name in varying if varying and name in one else looks_drawn(p)
+        return looks_drawn(p)
+
+    def copies(self, first: str, name: str) -> bool:
+        """Whether the model's class, or a library's container (nn.TransformerEncoder), copies its blocks."""
+        if self.of_class is not None:
+            drawn = dict(self.of_class.named_parameters())
+            return first in drawn and name in drawn and torch.equal(drawn[first], drawn[name])
+        return from_library(self._model.get_submodule(".".join(shared((first, name))[:-1])))
+
+    def built(self) -> nn.Module | None:
+        """A model of ``make``, else of Hugging Face's class, in the type of the model; None without either.
+
+        Raises Unknown where the class makes a model with other tensors.
+        """
+        library, model = sys.modules.get("transformers"), self._model
+        if self._make is None and (library is None or not isinstance(model, library.PreTrainedModel)):
+            return None
+        with same_random_state(SEEDS[0]):
+            made = self._made() if self._make is not None else self._configured()
+        if self._make is None and made.state_dict().keys() != model.state_dict().keys():
+            raise Unknown("the model was changed after its class had made it: pass make=")
+        kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
+        return made.to(kinds.pop()) if len(kinds) == 1 else made
+
+    def on_meta(self) -> nn.Module | None:
+        """What ``built`` makes on the meta device. Raises Unknown where the user's code cannot."""
+        try:
+            with torch.device("meta"):
+                return self.built()
+        except Unknown:
+            raise
+        except Exception as error:
+            why = f"make() raises {type(error).__name__} on the meta device: {error}"
+            raise Unknown(why) from error
+
+    def _draw(self, seed: int) -> nn.Module:
+        with same_random_state(seed), same_globals():
+            if self.by_class:
+                with suppress(Exception):
+                    return self._configured()
+            return self._made()
+
+    def _configured(self) -> nn.Module:
+        return type(self._model)(copy.deepcopy(self._model.config))
+
+    def _made(self) -> nn.Module:
+        made = None if self._make is None else self._make()
+        if isinstance(made, nn.Module):
+            return made
+        if self._make is not None:
+            raise Unknown(f"make() returned {shown(made)}, and must return a model")
+        raise Unknown("nothing says how the model is drawn: pass make=, a function that builds it")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normlab.errors import UserError
-from normlab.trace.functions import OWN, FunctionCall, Functions, Preserve, own_functions
+from normlab.trace.record import OWN, FunctionCall, Functions, Preserve, own_functions
 from normlab.trace.setup import Loss
 from normlab.trace.step import Gradients, OptimizerFactory, Weights, gradients_in, trainable, updated
 from normlab.trace.tensors import Place, Side, Tap, call_model, forward_hooks, tensors_in

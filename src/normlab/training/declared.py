@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from normlab.checks.property import Violation
 from normlab.config.config import Config, ModelConfig
 from normlab.diagnosis import Structure, read_structure
-from normlab.diagnosis.reading.block import layer_of
-from normlab.diagnosis.reading.parameters import ParameterPart
+from normlab.diagnosis.block import layer_of
+from normlab.diagnosis.parameters import ParameterPart
 from normlab.diagnosis.subject import Subject
 from normlab.errors import UserError, nearest
 from normlab.nn import Branch, TokenModel

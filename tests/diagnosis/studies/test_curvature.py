@@ -13,8 +13,8 @@ from torch.func import functional_call
 
 from contracts.variants import CONFIG, build
 from diagnosis.small import SOURCE, TARGET, labelled, translating, untouched
-from normlab.diagnosis.reading.parameters import nodes_behind
-from normlab.diagnosis.reading.structure import Structure
+from normlab.diagnosis.parameters import nodes_behind
+from normlab.diagnosis.structure import Structure
 from normlab.diagnosis.studies.curvature import (
     DOUBLINGS,
     Hessian,

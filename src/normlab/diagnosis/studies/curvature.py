@@ -10,9 +10,18 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from normlab.diagnosis.study import SMALL_BATCH, Finding, Study, format_number, start_of_warmup
+from normlab.diagnosis.study import (
+    SMALL_BATCH,
+    Finding,
+    Row,
+    Study,
+    Table,
+    Tables,
+    as_float,
+    format_number,
+    start_of_warmup,
+)
 from normlab.diagnosis.subject import AnyOptimizer, Subject, cropped
-from normlab.diagnosis.tables import Row, Table, Tables, as_float
 from normlab.errors import UserError
 from normlab.nn import reference
 from normlab.trace.step import FROZEN, Gradients, Weights, made, nodes_behind, trainable

@@ -9,12 +9,22 @@ import torch
 from torch import Tensor
 
 from normlab.config.chart import Growth
-from normlab.diagnosis.fits import Curve, fits_of_curves
-from normlab.diagnosis.reading.structure import StackView
+from normlab.diagnosis.structure import StackView
 from normlab.diagnosis.studies.dependency import depends_strongly
-from normlab.diagnosis.study import LIU, SMALL_BATCH, Finding, Study, at_peak, format_number
+from normlab.diagnosis.study import (
+    LIU,
+    SMALL_BATCH,
+    Finding,
+    Row,
+    Study,
+    Table,
+    Tables,
+    as_float,
+    at_peak,
+    format_number,
+)
 from normlab.diagnosis.subject import AnyOptimizer, Subject, rows
-from normlab.diagnosis.tables import Row, Table, Tables, as_float
+from normlab.diagnosis.theory import Curve, fits_of_curves
 from normlab.errors import UserError
 from normlab.trace.step import Weights, trainable
 from normlab.trace.trace import at_weights

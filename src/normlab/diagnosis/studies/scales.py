@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from normlab.config.chart import ByDepth
-from normlab.diagnosis.reading.structure import StackView, Structure
-from normlab.diagnosis.study import XIONG, Finding, Study, format_number
+from normlab.diagnosis.structure import StackView, Structure
+from normlab.diagnosis.study import XIONG, Finding, Row, Study, Table, Tables, as_float, format_number
 from normlab.diagnosis.subject import Subject, place
-from normlab.diagnosis.tables import Row, Table, Tables, as_float
 from normlab.diagnosis.theory import LEMMA_2, bounded_fraction, ffn_gain, hidden_scales
 
 PLACEMENTS: Final = {

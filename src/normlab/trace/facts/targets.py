@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlab.trace.compare import distance
-from normlab.trace.functions import FunctionCall
-from normlab.trace.graph import factors
+from normlab.trace.facts.wiring import MULTIPLIED, factors
+from normlab.trace.record import FunctionCall
 from normlab.trace.step import gradients_in
 from normlab.trace.tensors import Tap, rows_of
 from normlab.trace.trace import Event, Pass, Trace
@@ -156,8 +156,6 @@ def _fit(z: Tensor, g: Tensor) -> tuple[Tensor, ...]:
 
 SCORED: Final = ("cross_entropy", "log_softmax", "nll_loss")
 """Functions of torch to whose input a cross-entropy's logits may go without being a module's output."""
-MULTIPLIED: Final = ("linear", "addmm", "matmul", "__matmul__", "bmm", "baddbmm", "einsum")
-"""Functions of torch that multiply matrices."""
 CLOSE: Final = 1e-6
 """Relative difference of sums of gradients in float64, and of what is read off them."""
 CANDIDATES: Final = 16

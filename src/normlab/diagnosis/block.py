@@ -12,13 +12,14 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from normlab.diagnosis.reading.recording import ModuleEvent, Recording
-from normlab.diagnosis.reading.relations import Sum, Sums, proportion
+from normlab.diagnosis.recording import ModuleEvent, Recording, Sum, Sums, proportion
 from normlab.errors import UserError
 from normlab.trace.facts.stacks import shared
 from normlab.trace.tensors import Tap
 
 ATTENTION = re.compile(r"att(n|ention)|mha", re.IGNORECASE)
+
+
 FFN = re.compile(r"mlp|ff|feed_?forward|fc\d|intermediate|linear\d|dense|moe|expert|glu", re.IGNORECASE)
 
 
