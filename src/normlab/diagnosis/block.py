@@ -23,7 +23,7 @@ ATTENTION = re.compile(r"att(n|ention)|mha", re.IGNORECASE)
 FFN = re.compile(r"mlp|ff|feed_?forward|fc\d|intermediate|linear\d|dense|moe|expert|glu", re.IGNORECASE)
 
 
-class NormCall(NamedTuple):
+class _NormCall(NamedTuple):
     """A call of a norm, with the numbers of its input and its output."""
 
     path: str
@@ -31,7 +31,7 @@ class NormCall(NamedTuple):
     output: int
 
 
-class NormRead(NamedTuple):
+class _NormRead(NamedTuple):
     """The norm through which a branch reads the stream, and the factor by which its output is multiplied."""
 
     path: str
@@ -57,7 +57,7 @@ class Norms:
         self.modules = dict(model.named_modules())
         self._known: dict[tuple[str, int], bool] = {}
 
-    def calls(self, recording: Recording, start: int, stop: int) -> Iterator[NormCall]:
+    def calls(self, recording: Recording, start: int, stop: int) -> Iterator[_NormCall]:
         """Yield the calls of norms among these events, the innermost module first.
 
         A norm takes one tensor, and not one of them twice, as a sum of equal streams does.
@@ -71,7 +71,7 @@ class Norms:
                 (x,), (y,) = given, seen
                 size = recording.sizes[x]
                 if size == recording.sizes[y] and self.norms(event.path, size[1]):
-                    yield NormCall(event.path, x, y)
+                    yield _NormCall(event.path, x, y)
 
     def norms(self, path: str, dim: int) -> bool:
         if (path, dim) not in self._known:
@@ -110,7 +110,7 @@ class BlockReader:
         self.called = self.events[0].path == path
         calls = norms.calls(recording, start, stop)  # one that blocks share has another block's path
         inside = [n for n in calls if self.called or f"{n.path}.".startswith(f"{path}.")]
-        self.norms: dict[int, list[NormCall]] = {}
+        self.norms: dict[int, list[_NormCall]] = {}
         for norm in inside:
             self.norms.setdefault(norm.given, []).append(norm)
         self._walked: dict[int, list[StreamStep] | None] = {}
@@ -206,18 +206,18 @@ class BlockReader:
     def normed(self, branch: int) -> str | None:
         return next((n.path for calls in self.norms.values() for n in calls if n.output == branch), None)
 
-    def read(self, step: StreamStep, shown: Sequence[ModuleEvent]) -> NormRead | None:
+    def read(self, step: StreamStep, shown: Sequence[ModuleEvent]) -> _NormRead | None:
         """Find the norm through which a branch reads the stream: among those that are applied to the stream,
         the one whose output is used nearest to the branch, directly if that is seen and otherwise scaled.
         """
-        near: list[tuple[bool, int, int, NormRead]] = []
+        near: list[tuple[bool, int, int, _NormRead]] = []
         for norm in self.norms.get(step.stream, ()):
             made, summed = self.first(norm.output), self.first(step.sum.total)
             users = [e for e in self.events[made:summed] if e.side == "input" and e.path != norm.path]
             for i, user in enumerate(users):
                 if factor := self._factor(user, norm.output):
                     common = max(len(shared([user.path, event.path])) for event in shown)
-                    near.append((factor == 1.0, common, -i, NormRead(norm.path, factor)))
+                    near.append((factor == 1.0, common, -i, _NormRead(norm.path, factor)))
         return max(near)[-1] if near else None
 
     def _factor(self, user: ModuleEvent, output: int) -> float | None:

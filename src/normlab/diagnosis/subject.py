@@ -31,7 +31,7 @@ PaddingMasks = Mapping[str, Tensor]
 """By stack, a mask over the positions of its stream, True where there is a token."""
 
 
-class ForwardPass(NamedTuple):
+class _ForwardPass(NamedTuple):
     """The activations of a forward pass without dropout, and what they tell about parameters."""
 
     tensors: Mapping[Tap, Tensor]
@@ -45,7 +45,7 @@ class ForwardPass(NamedTuple):
 class BackwardPass(NamedTuple):
     """A forward and backward pass without dropout."""
 
-    forward: ForwardPass
+    forward: _ForwardPass
     slope: Gradients
     stream: Mapping[Tap, Tensor]
     """Gradients of the loss where each stack begins and after each sublayer, unless all before is frozen."""
@@ -109,7 +109,7 @@ class Subject:
             return self.loss_of(self.model, self.batch)
 
     @cached_property
-    def forward(self) -> ForwardPass:
+    def forward(self) -> _ForwardPass:
         """A forward pass: that of ``backward`` where there was one."""
         if "backward" in vars(self):
             return self.backward.forward
@@ -142,9 +142,9 @@ class Subject:
     def _taps(self) -> list[Tap]:
         return [tap for _, view in self.structure.sublayers for tap in view.taps]
 
-    def _forward(self, seen: Mapping[Tap, Tensor], widths: Mapping[str, Width]) -> ForwardPass:
+    def _forward(self, seen: Mapping[Tap, Tensor], widths: Mapping[str, Width]) -> _ForwardPass:
         owned = owners(self.model, self.structure, seen)
-        return ForwardPass({tap: x.detach() for tap, x in seen.items()}, owned, dict(widths))
+        return _ForwardPass({tap: x.detach() for tap, x in seen.items()}, owned, dict(widths))
 
     @cached_property
     def dims(self) -> dict[str | None, int]:

@@ -30,7 +30,7 @@ class ScaleBounds(NamedTuple):
         return self.low if self.low == self.high else None
 
 
-class Scales(NamedTuple):
+class _Scales(NamedTuple):
     """Mean squares of an element of the four tensors of a sublayer; None where theory says nothing."""
 
     before: ScaleBounds | None
@@ -63,7 +63,7 @@ def ffn_gain(dim: int, ffn_dim: int) -> float:
 
 def hidden_scales(
     sublayers: Sequence[SublayerView], *, start: float, ffn_gains: Sequence[float | None]
-) -> Iterator[Scales]:
+) -> Iterator[_Scales]:
     r"""Predict :math:`\mathbb{E}\|x + f(x)\|^2 = \mathbb{E}\|x\|^2 + \mathbb{E}\|f(x)\|^2`; d after a norm.
 
     Post-LN has :math:`(1 + g) d` after each feed-forward sum, :math:`3d/2` where its gain g is 1/2; Pre-LN
@@ -82,7 +82,7 @@ def hidden_scales(
         if stream is not None and branch is not None:
             total = ScaleBounds(stream.low + branch.low, stream.high + branch.high)
         after = UNIT if view.placement == "post" else total
-        yield Scales(stream, branch, total, after)
+        yield _Scales(stream, branch, total, after)
         stream = after
 
 

@@ -37,7 +37,7 @@ SMALL: Final = 2.0**-40
 """Factor of gradients that no clipping touches; powers of two round nothing."""
 
 
-class OutputDifference(NamedTuple):
+class _OutputDifference(NamedTuple):
     """The largest difference of two runs, relative to the largest entry, and the module where they part."""
 
     size: float
@@ -224,7 +224,7 @@ class Step:
             return wide[0]
         raise Unknown("the model puts out no tensor to compare")
 
-    def difference(self, a: Trace, b: Trace, part: Part) -> OutputDifference | None:
+    def difference(self, a: Trace, b: Trace, part: Part) -> _OutputDifference | None:
         """Compare two runs in a part of the logits; None where they agree up to rounding.
 
         The module is the first, in order of completion, whose inputs agree in that part and whose outputs do
@@ -234,7 +234,7 @@ class Step:
         if x is None or y is None:
             raise Unknown("the output has no axis for positions")
         size = distance(x, y)
-        return OutputDifference(size, blame(a, b, part, self.rounding)) if size > self.rounding else None
+        return _OutputDifference(size, blame(a, b, part, self.rounding)) if size > self.rounding else None
 
     def uses(self, path: str) -> bool:
         """Whether the loss depends on the output of a module."""

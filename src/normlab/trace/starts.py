@@ -78,8 +78,8 @@ class Start:
             return "" if square == self.std else other
         kurtosis = float(x.pow(4).mean()) / square**2
         spread = (kurtosis - 1) / 4 * (1 / x.numel() + (1 / self.entries if self.entries else 0))
-        limit = limit_of(compared) * spread**0.5
-        kept = truncated(self.truncated_at) if self.truncated_at else 1.0
+        limit = _limit_of(compared) * spread**0.5
+        kept = _truncated(self.truncated_at) if self.truncated_at else 1.0
         off = min(abs(math.log(square**0.5 / (self.std * share))) for share in {1.0, kept})
         if off > limit:
             return other
@@ -88,12 +88,12 @@ class Start:
         return f"its largest entry is {largest:.4g}, and truncation at {most:.4g} is declared" if far else ""
 
 
-def limit_of(compared: int) -> float:
+def _limit_of(compared: int) -> float:
     """The largest deviation of so many normal draws, in units of their error, that is still chance."""
     return NormalDist().inv_cdf(1 - LEVEL / 2 / max(compared, 1))
 
 
-def truncated(at: float) -> float:
+def _truncated(at: float) -> float:
     r"""Return the deviation of a standard normal that is cut off at so many deviations on both sides:
     :math:`\sqrt{1 - 2 t \varphi(t) / (2 \Phi(t) - 1)}`, 0.88 for t = 2.
     """
@@ -109,7 +109,7 @@ def differences(model: nn.Module, starts: Iterable[Start]) -> Iterator[tuple[str
             yield one.path, how
 
 
-class Unlike(NamedTuple):
+class _Unlike(NamedTuple):
     """A parameter that starts unlike others, and how; ``z`` in errors of a draw."""
 
     z: float
@@ -128,7 +128,7 @@ def constant(p: Tensor) -> bool:
     return p.numel() > 0 and bool((flat[:64] == flat[0]).all()) and bool((flat == flat[0]).all())
 
 
-def looks_drawn(p: Tensor) -> bool:
+def _looks_drawn(p: Tensor) -> bool:
     """Whether a matrix has more distinct entries than diagonals, along which identities and tables agree."""
     part = p.detach().flatten(1)[:64, :64]
     return p.numel() > 1 and len(part.unique()) >= sum(part.shape)
@@ -145,46 +145,46 @@ def equal_draws(parameters: Parameters, drawn: Callable[[str, Tensor], bool]) ->
                 yield first, name
 
 
-def unlike_class(live: Parameters, one: Parameters, other: Parameters) -> list[Unlike]:
+def unlike_class(live: Parameters, one: Parameters, other: Parameters) -> list[_Unlike]:
     """Compare parameters with two draws of their class: constants exactly, draws by their deviation."""
     shared = [n for n, p in live.items() if n in one and n in other and p.shape == one[n].shape]
     seeded = all(torch.equal(one[n], other[n]) for n in shared)
-    limit, odd = limit_of(len(shared)), list[Unlike]()
+    limit, odd = _limit_of(len(shared)), list[_Unlike]()
     for name in shared:
         p, a, b = live[name], one[name], other[name]
         if torch.equal(a, b) and (constant(a) or not seeded):
             gap = distance(p, a.to(p.dtype))
             if gap > 2 * torch.finfo(p.dtype).eps:
                 how = f"differs by {gap:.1g} from the constants that it starts with"
-                odd.append(Unlike(math.inf, name, how))
+                odd.append(_Unlike(math.inf, name, how))
         elif p.numel() >= LEAST and constant(p):
             how = f"is {float(p.flatten()[0]):g} everywhere, and is drawn at random"
-            odd.append(Unlike(math.inf, name, how))
+            odd.append(_Unlike(math.inf, name, how))
         elif p.numel() >= LEAST:
             (own, *logs), (error, *_) = _log_std([p, a, b])
             z = abs(own - sum(logs) / 2) / (error * 1.5**0.5)
             how = f"has deviation {math.exp(own):.4g}, and is drawn with {math.exp(logs[0]):.4g}"
-            odd += [Unlike(z, name, how)] if z > limit else []
+            odd += [_Unlike(z, name, how)] if z > limit else []
     return odd
 
 
-def unlike_siblings(groups: Sequence[Parameters]) -> Unlike | None:
+def unlike_siblings(groups: Sequence[Parameters]) -> _Unlike | None:
     """The parameter that is most unlike the others of its group, where those agree."""
     groups = [g for g in groups if len(g) > 2 and len({p.shape for p in g.values()}) == 1]
-    limit = limit_of(sum(map(len, groups)))
+    limit = _limit_of(sum(map(len, groups)))
     odd = [_odd_constant(g) if any(map(constant, g.values())) else _odd_draw(g, limit) for g in groups]
     return max((one for one in odd if one), default=None)
 
 
-def _odd_constant(group: Parameters) -> Unlike | None:
+def _odd_constant(group: Parameters) -> _Unlike | None:
     is_ = {n: f"is {float(p.flatten()[0]):.9g}" if constant(p) else "is drawn" for n, p in group.items()}
     if (odd := odd_one(is_)) is None:
         return None
     how = f"{odd.value}, and in the {len(group) - 1} other blocks it {odd.rest}"
-    return Unlike(math.inf, odd.key, how)
+    return _Unlike(math.inf, odd.key, how)
 
 
-def _odd_draw(group: Parameters, limit: float) -> Unlike | None:
+def _odd_draw(group: Parameters, limit: float) -> _Unlike | None:
     if next(iter(group.values())).numel() < LEAST:
         return None
     logs, errors = (torch.tensor(x, dtype=torch.float64) for x in _log_std(list(group.values())))
@@ -198,7 +198,7 @@ def _odd_draw(group: Parameters, limit: float) -> Unlike | None:
         return None
     i = int(z.argmax())
     how = f"has deviation {math.exp(logs[i]):.4g}, its siblings {math.exp(middle):.4g}"
-    return Unlike(float(z[i]), list(group)[i], how)
+    return _Unlike(float(z[i]), list(group)[i], how)
 
 
 def _log_std(draws: list[Tensor]) -> tuple[list[float], list[float]]:
@@ -259,8 +259,8 @@ class Fresh:
         with suppress(Unknown):
             one, other = (dict(m.named_parameters()) for m in self.pair)
             varying = {n for n, x in one.items() if n in other and not torch.equal(x, other[n])}
-            return name in varying if varying and name in one else looks_drawn(p)
-        return looks_drawn(p)
+            return name in varying if varying and name in one else _looks_drawn(p)
+        return _looks_drawn(p)
 
     def copies(self, first: str, name: str) -> bool:
         """Whether the model's class, or a library's container (nn.TransformerEncoder), copies its blocks."""

@@ -25,7 +25,7 @@ from normlab.trace.trace import Trace
 DRAWS: Final = 3
 
 
-class Rounding(NamedTuple):
+class _Rounding(NamedTuple):
     """How far a module is from its twin."""
 
     module: str
@@ -34,7 +34,7 @@ class Rounding(NamedTuple):
     operations: int
 
 
-def roundings(step: Step) -> Iterator[Rounding]:
+def roundings(step: Step) -> Iterator[_Rounding]:
     """Measure the first call of each module in low precision, inner ones first; under autocast where the
     user's step runs the model so.
 
@@ -62,7 +62,7 @@ def roundings(step: Step) -> Iterator[Rounding]:
         with suppress(Exception):  # a module may ask for its own type
             twin = twins.get_submodule(path)
             weights = dict(twin.named_parameters()) if casts else {}
-            yield Rounding(path, *_ratio(twin, weights, values, _floating(written), eps))
+            yield _Rounding(path, *_ratio(twin, weights, values, _floating(written), eps))
 
 
 def _ratio(
@@ -182,7 +182,7 @@ def _attribute(output: Any, name: str) -> Any:
     return value
 
 
-class Exchange(NamedTuple):
+class _Exchange(NamedTuple):
     """A batch in which two places of a row, or of images, are exchanged."""
 
     batch: Any
@@ -193,7 +193,7 @@ class Exchange(NamedTuple):
     """Whether a parameter of the model may hold something for each place."""
 
 
-def exchanged_tokens(facts: Facts, logits: Tensor) -> Exchange:
+def exchanged_tokens(facts: Facts, logits: Tensor) -> _Exchange:
     """Exchange two tokens. Raises Unknown where they repeat."""
     ids, expected = facts.tokens.ids, logits.clone()
     one, other = 1, ids.shape[1] // 2
@@ -204,10 +204,10 @@ def exchanged_tokens(facts: Facts, logits: Tensor) -> Exchange:
     swapped[row, [one, other]] = ids[row, [other, one]]
     if logits.ndim >= 3 and logits.shape[:2] == ids.shape:
         expected[row, [one, other]] = logits[row, [other, one]]
-    return Exchange(facts.with_tokens(swapped), expected)
+    return _Exchange(facts.with_tokens(swapped), expected)
 
 
-def exchanged_patches(facts: Facts, logits: Tensor) -> Exchange:
+def exchanged_patches(facts: Facts, logits: Tensor) -> _Exchange:
     """Exchange two patches of each image. Raises Unknown where none is cut into patches."""
     model, batch = facts.trace.model, facts.trace.batch
     for event in facts.trace.events:
@@ -225,7 +225,7 @@ def exchanged_patches(facts: Facts, logits: Tensor) -> Exchange:
         swapped[one], swapped[other] = swapped[other].clone(), swapped[one].clone()
         counts = {down * across + more for more in range(3)}
         held = any(counts & {*p.shape} for p in model.parameters())
-        return Exchange(replaced(batch, place, swapped), logits, event.module, held)
+        return _Exchange(replaced(batch, place, swapped), logits, event.module, held)
     raise Unknown("the batch holds neither tokens nor an image that is cut into patches")
 
 
@@ -244,7 +244,7 @@ def one_token(facts: Facts) -> Any:
     return map_tensors(facts.with_tokens(torch.full_like(ids, int(pool[len(pool) // 2]))), plain)
 
 
-class Repeated(NamedTuple):
+class _Repeated(NamedTuple):
     """What one self-attention computes on one repeated token."""
 
     module: str
@@ -282,13 +282,13 @@ class Repeated(NamedTuple):
         return worst
 
 
-def repeated(trace: Trace, width: int) -> Iterator[Repeated]:
+def repeated(trace: Trace, width: int) -> Iterator[_Repeated]:
     """What each self-attention over so many positions computes."""
     for call in trace.functions("scaled_dot_product_attention", "softmax"):
         if call.name == "softmax":
             x = call.argument(0, "input")
             if x.ndim == 4 and x.shape[-1] == x.shape[-2] == width:
-                yield Repeated(call.module, x.detach(), None)
+                yield _Repeated(call.module, x.detach(), None)
             continue
         q, k = call.argument(0, "query").detach(), call.argument(1, "key").detach()
         if q.ndim != 4 or q.shape[-2] != k.shape[-2] or q.shape[-2] != width:
@@ -298,7 +298,7 @@ def repeated(trace: Trace, width: int) -> Iterator[Repeated]:
         scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
         if isinstance(bias, Tensor) and bias.is_floating_point():
             scores = scores + bias
-        yield Repeated(call.module, scores, call.argument(2, "value").detach())
+        yield _Repeated(call.module, scores, call.argument(2, "value").detach())
 
 
 def stream_variation(trace: Trace, module: str, size: tuple[int, int]) -> float:

@@ -81,7 +81,7 @@ def same_globals() -> Iterator[None]:
 @contextmanager
 def same(*objects: Any, parameters: bool) -> Iterator[None]:
     """Put back what these objects hold after this block, see ``Kept``; ``parameters`` with their bits."""
-    kept = Kept(*(own for one in objects for own in _own(one)), parameters=parameters)
+    kept = _Kept(*(own for one in objects for own in _own(one)), parameters=parameters)
     try:
         yield
     finally:
@@ -155,7 +155,7 @@ def untouched(setup: Setup) -> Iterator[None]:
         return
     refuse_hollow(model)
     functions = (setup.loss, setup.step, setup.make, setup.optimizer, setup.scheduler)
-    reached = [one for function in functions if callable(function) for one in held_by(function)]
+    reached = [one for function in functions if callable(function) for one in _held_by(function)]
     batches = setup.batches[:SEVERAL] if isinstance(setup.batches, list) else setup.batches
     objects = [model, setup.optimizer, setup.scheduler, batches, *reached]
     before = _UNTOUCHED.set((*inside, model))
@@ -204,7 +204,7 @@ OBJECTS: Final = (nn.Module, Optimizer, LRScheduler, GradScaler)
 HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
-class Kept:
+class _Kept:
     """What objects hold: attributes, containers, tensors, and generators of random numbers.
 
     Objects stay the same objects: attributes and entries are put back, tensors get the storage, the bits, the
@@ -382,7 +382,7 @@ def _generators() -> Iterator[tuple[type, Callable[[Any], Any], Callable[[Any, A
         yield numpy.random.Generator, lambda g: g.bit_generator.state, put
 
 
-def held_by(function: Any) -> list[Any]:
+def _held_by(function: Any) -> list[Any]:
     """Return the modules, optimizers, schedulers and containers that a user's function reaches by name."""
     values: list[Any] = [function, *getattr(function, "__dict__", {}).values()]
     while isinstance(function, partial):

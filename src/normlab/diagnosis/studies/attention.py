@@ -63,7 +63,7 @@ def attention(subject: Subject) -> Table:
     plain, seen = sdpa_kernel(SDPBackend.MATH), forward_hooks(moments.watched, moments.see)
     with plain, seen, moments:
         subject.calls().once()
-    turned = is_sequence_first(subject.model)
+    turned = _is_sequence_first(subject.model)
     stacks = subject.structure.stacks
     rows = [row for s in stacks for row in _rows(s, moments, masks[s.name], sequence_first=turned)]
     if not rows:
@@ -163,12 +163,12 @@ def _joined(those: Sequence[_Softmax]) -> Row:
     return {"entropy": mean_entropy, "max_logit": max_logit, "uniform": uniform.mean().item()}
 
 
-def is_sequence_first(model: nn.Module) -> bool:
+def _is_sequence_first(model: nn.Module) -> bool:
     """Whether streams are `[T, B, D]`, as torch's layers have them unless told ``batch_first``."""
     return any(getattr(module, "batch_first", True) is False for module in model.modules())
 
 
-def entropy_of_heads(tables: Tables) -> Iterator[Finding]:
+def _entropy_of_heads(tables: Tables) -> Iterator[Finding]:
     """Count heads that attend to one key only or to all alike, and report logits that saturate softmax."""
     for stack, table in tables.stacks("attention"):
         known = [
@@ -208,7 +208,7 @@ ATTENTION: Final = Study(
     "attention",
     attention,
     "cheap",
-    rules=(entropy_of_heads,),
+    rules=(_entropy_of_heads,),
     title="Attention",
     intro="Entropy of the attention of each head, in nats; zero means a single key. Dashed: uniform "
     "attention.",
@@ -231,7 +231,7 @@ def similarity(subject: Subject) -> Table:
     Dong et al. 2021, Section 2 (arXiv 2103.03404) for tokens that grow alike; Roy and Vetterli 2007, Section
     2 (EUSIPCO) for the rank.
     """
-    turned, rows = is_sequence_first(subject.model), list[Row]()
+    turned, rows = _is_sequence_first(subject.model), list[Row]()
     for stack in subject.structure.stacks:
         taps = {-1: stack.sublayers[0].before} | {view.index: view.after for view in stack.sublayers}
         for index, tap in taps.items():
@@ -271,7 +271,7 @@ def effective_rank(x: Tensor) -> Tensor:
     return torch.special.entr(shares).sum(-1).exp().where(finite, torch.nan)
 
 
-def similarity_of_tokens(tables: Tables) -> Iterator[Finding]:
+def _similarity_of_tokens(tables: Tables) -> Iterator[Finding]:
     """Say whether depth makes tokens alike."""
     for stack, table in tables.stacks("similarity"):
         rows = [row for row in table if as_float(row["cosine"]) is not None]
@@ -296,7 +296,7 @@ SIMILARITY: Final = Study(
     "similarity",
     similarity,
     "cheap",
-    rules=(similarity_of_tokens,),
+    rules=(_similarity_of_tokens,),
     title="Similarity",
     intro="Mean cosine between the states of two tokens, and the effective rank of a sequence's states, "
     "which counts the directions that they use.",

@@ -186,7 +186,7 @@ def preconditioned_sharpness(
     small, used = cropped(subject, tokens)
     hessian = Hessian(small)
     diagonal = -hessian.update(optimizer) / hessian.gradient
-    preconditioned = Preconditioned(hessian, diagonal)
+    preconditioned = _Preconditioned(hessian, diagonal)
     pair = largest_eigenvalue(preconditioned, products=products, tolerance=TOLERANCE, seed=seed)
     return Table("curvature", (_row("preconditioned_sharpness", pair.value, pair.detail(used)),))
 
@@ -254,7 +254,7 @@ class Hessian:
         return torch.dot(unit, self @ unit).item()
 
 
-class Preconditioned(Hessian):
+class _Preconditioned(Hessian):
     """:math:`D^{1/2} H D^{1/2}` of a Hessian and a diagonal `[P]`, whose entries below 0 count as 0."""
 
     def __init__(self, hessian: Hessian, diagonal: Tensor) -> None:
@@ -265,7 +265,7 @@ class Preconditioned(Hessian):
         return self._root * super().__matmul__(self._root * vector)
 
 
-class Eigenvalue(NamedTuple):
+class _Eigenvalue(NamedTuple):
     r"""An estimate, its residual :math:`\|Hx - \lambda x\|`, and the number of products that it took."""
 
     value: float
@@ -277,7 +277,7 @@ class Eigenvalue(NamedTuple):
 
 
 @torch.no_grad()
-def largest_eigenvalue(hessian: Hessian, *, products: int, tolerance: float, seed: int) -> Eigenvalue:
+def largest_eigenvalue(hessian: Hessian, *, products: int, tolerance: float, seed: int) -> _Eigenvalue:
     r"""Find :math:`\max_x x^\top H x / x^\top x` by power iteration with a memory: the next x is the best in
     the span of x, Hx and the step before.
 
@@ -294,7 +294,7 @@ def largest_eigenvalue(hessian: Hessian, *, products: int, tolerance: float, see
         rest = images[0] - value * basis[0]
         residual = torch.linalg.vector_norm(rest)
         if used == products or not residual > tolerance * value.abs():
-            return Eigenvalue(value.item(), residual.item(), used)
+            return _Eigenvalue(value.item(), residual.item(), used)
         rest = rest / residual
         basis.insert(1, rest)
         images.insert(1, hessian @ rest)
@@ -320,7 +320,7 @@ def _combined(weights: Tensor, vectors: list[Tensor]) -> Tensor:
     return sum((w * v for w, v in zip(weights[1:], vectors[1:], strict=True)), weights[0] * vectors[0])
 
 
-def critical_rate(tables: Tables) -> Iterator[Finding]:
+def _critical_rate(tables: Tables) -> Iterator[Finding]:
     """Say that the learning rate is above the smallest one at which a step raises the loss. That it is below
     says nothing: many a training fails there.
     """
@@ -348,7 +348,7 @@ CRITICAL_LR = Study(
     "critical_lr",
     lambda subject: [critical_lr(subject.small, subject.optimizer, tolerance=CLOSE)],
     "standard",
-    rules=(critical_rate,),
+    rules=(_critical_rate,),
     batch=SMALL_BATCH,
     order=5,
 )

@@ -136,7 +136,7 @@ def _gain(before: Tensor, branch: Tensor, mask: Tensor, generator: torch.Generat
     return (back.norm() / drawn.norm()).square().item()
 
 
-def gradients_of_sublayers(tables: Tables) -> Iterator[Finding]:
+def _gradients_of_sublayers(tables: Tables) -> Iterator[Finding]:
     """Say whether gradients of sublayer outputs vanish or grow on their way to the input."""
     for stack, table in tables.stacks("sublayer_gradients"):
         silent = sum(value == 0 for value in table.column("relative"))
@@ -167,7 +167,7 @@ def _small_below(rows: Sequence[Row]) -> bool:
     return half > 0 and mean(logs[:half]) <= mean(logs[half:])
 
 
-def gradients_of_parameters(tables: Tables) -> Iterator[Finding]:
+def _gradients_of_parameters(tables: Tables) -> Iterator[Finding]:
     """Compare the gradients of the feed-forward matrices in the last layer and in the first."""
     for stack, table in tables.stacks("parameter_gradients"):
         squares: dict[int, float] = defaultdict(float)
@@ -194,7 +194,7 @@ SUBLAYER_GRADIENTS: Final = Study(
     "sublayer_gradients",
     sublayer_gradients,
     "cheap",
-    rules=(gradients_of_sublayers,),
+    rules=(_gradients_of_sublayers,),
     title="Gradients of outputs",
     intro="Gradient of the loss in the output of each sublayer, relative to the largest one of the "
     "model, on a log scale (Liu et al. 2020, Figure 3).",
@@ -207,7 +207,7 @@ PARAMETER_GRADIENTS: Final = Study(
     "parameter_gradients",
     parameter_gradients,
     "standard",
-    rules=(gradients_of_parameters,),
+    rules=(_gradients_of_parameters,),
     title="Gradients of parameters",
     intro="L2 norm of the gradient of each sublayer's parameters, averaged over mini-batches, on a log "
     "scale (Xiong et al. 2020, Figure 3).",
@@ -271,7 +271,7 @@ def updates(subject: Subject, optimizer: AnyOptimizer) -> Table:
     return Table("updates", tuple(rows))
 
 
-def balance_of_updates(tables: Tables) -> Iterator[Finding]:
+def _balance_of_updates(tables: Tables) -> Iterator[Finding]:
     """Compare gradients with updates, and updates with weights, over the matrices of all layers."""
     weights = (row for row in tables.table("updates") if row["kind"] in MATRICES)
     rows = [row for row in weights if not str(row["parameter"]).endswith("bias")]  # which move otherwise
@@ -306,7 +306,7 @@ def balance_of_updates(tables: Tables) -> Iterator[Finding]:
         )
 
 
-def no_gradient(tables: Tables) -> Iterator[Finding]:
+def _no_gradient(tables: Tables) -> Iterator[Finding]:
     """Report parameters that the loss does not reach; of a packed matrix, the parts that it does not."""
     parts: dict[str, dict[str, bool]] = {}
     for row in tables.table("updates"):
@@ -333,7 +333,7 @@ UPDATES: Final = Study(
     "updates",
     lambda subject: [updates(subject, subject.optimizer)],
     "standard",
-    rules=(balance_of_updates, no_gradient),
+    rules=(_balance_of_updates, _no_gradient),
     title="Updates",
     intro="A tick per matrix or gain, relative to the model's largest: gradients may differ where one "
     "step of the optimizer moves all alike (Liu et al. 2020, Figure 5).",

@@ -147,7 +147,7 @@ def spectral_norm(matrices: Tensor, *, steps: int = STEPS) -> Tensor:
     return torch.linalg.eigvalsh(images.mT @ images)[:, -1].clamp(min=0).sqrt()
 
 
-def gains(tables: Tables) -> Iterator[Finding]:
+def _gains(tables: Tables) -> Iterator[Finding]:
     """Report norms whose gain, measured by their Jacobian, is near zero or far above one."""
     effective = _effective(tables)
     for name, words, limit, some in (
@@ -174,7 +174,7 @@ def _effective(tables: Tables) -> dict[str, float]:
     return {name: measured / exact for name, measured, exact in read if measured is not None and exact}
 
 
-def scaling_of_gradients(tables: Tables) -> Iterator[Finding]:
+def _scaling_of_gradients(tables: Tables) -> Iterator[Finding]:
     """Say by how much the norms scale gradients, and compare it with the exact form of Lemma 3."""
     ends = extremes(tables.table("jacobian"), "spectral")
     ratios = [ratio for ratio in _effective(tables).values() if ratio]
@@ -198,7 +198,7 @@ JACOBIAN: Final = Study(
     "jacobian",
     lambda subject: [jacobian(subject.small, tokens=ASKED)],
     "standard",
-    rules=(gains, scaling_of_gradients),
+    rules=(_gains, _scaling_of_gradients),
     batch=SMALL_BATCH,
     order=90,
 )

@@ -164,7 +164,7 @@ def _outputs(subject: Subject, stacks: Sequence[StackView], weights: Weights) ->
     return outputs
 
 
-def growth_of_change(tables: Tables) -> Iterator[Finding]:
+def _growth_of_change(tables: Tables) -> Iterator[Finding]:
     """Say how the output change grows with depth, and how far one step of the optimizer moves the output."""
     for stack, fits in tables.stacks("output_change_fit"):
         laws = {str(row["law"]): row for row in fits.where(kind="random")}
@@ -243,7 +243,7 @@ OUTPUT_CHANGE: Final = Study(
     "output_change",
     _measure,
     "standard",
-    rules=(growth_of_change,),
+    rules=(_growth_of_change,),
     title="Output change",
     intro="How far the output of the first N sublayers moves when the matrices of all sublayers change, "
     "in mean square. Solid: the power law that fits best; dashed: a line in N; dotted: log N. Theory "

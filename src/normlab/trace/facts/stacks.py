@@ -153,7 +153,7 @@ def learns(model: nn.Module, path: str) -> bool:
     return any(p.requires_grad for p in own)
 
 
-class Odd(NamedTuple):
+class _Odd(NamedTuple):
     """The only one whose value differs from that of all others, which agree."""
 
     key: str
@@ -161,13 +161,13 @@ class Odd(NamedTuple):
     rest: Any
 
 
-def odd_one(values: Mapping[str, Any]) -> Odd | None:
+def odd_one(values: Mapping[str, Any]) -> _Odd | None:
     """Find it among three and more."""
     counts = Counter(values.values()).most_common()
     if len(values) < 3 or len(counts) != 2 or counts[1][1] != 1:
         return None
     (rest, _), (value, _) = counts
-    return Odd(next(key for key, own in values.items() if own == value), value, rest)
+    return _Odd(next(key for key, own in values.items() if own == value), value, rest)
 
 
 def rows_equal(x: Tensor) -> bool:
@@ -239,7 +239,7 @@ def grown(low: Tensor, high: Tensor) -> bool:
 OVER_TOKENS: Final = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LocalResponseNorm)
 
 
-class Response(NamedTuple):
+class _Response(NamedTuple):
     """How the output of a module that may norm answers to its input."""
 
     module: str
@@ -254,7 +254,7 @@ class Response(NamedTuple):
     """Whether a token of it depends on others."""
 
 
-def responses(trace: Trace) -> list[Response]:
+def responses(trace: Trace) -> list[_Response]:
     """Call anew each module that keeps the shape of one tensor, and holds numbers and vectors alone."""
     events = [e for e in trace.events if e.call == 0 and _may_norm(trace.model, e)]
     with trace.running():
@@ -262,7 +262,7 @@ def responses(trace: Trace) -> list[Response]:
     return [one for one in tried if one is not None]
 
 
-def gains(trace: Trace, norms: Iterable[Response]) -> dict[str, Tensor]:
+def gains(trace: Trace, norms: Iterable[_Response]) -> dict[str, Tensor]:
     """The factor of each of these on each feature, read off a token of ones with as many of either sign."""
     read: dict[str, Tensor] = {}
     with trace.running():
@@ -312,7 +312,7 @@ def _may_norm(model: nn.Module, event: Event) -> bool:
     )
 
 
-def _response(trace: Trace, event: Event) -> Response | None:
+def _response(trace: Trace, event: Event) -> _Response | None:
     module, (like,) = trace.model.get_submodule(event.module), event.inputs
     shape, width = [min(n, 3) for n in like.shape[:-1]], like.shape[-1]
     h = torch.randn(*shape, width, generator=torch.Generator().manual_seed(5)).to(like)
@@ -327,4 +327,4 @@ def _response(trace: Trace, event: Event) -> Response | None:
     first, alone = (y.reshape(len(h), -1, width)[:, 0] for y in (ys[0], ys[2]))
     leaks, grows = distance(first, alone) > least, distance(ys[3], ys[4])
     has_vector = any(p.numel() == width for p in module.parameters())
-    return Response(event.module, width, has_vector, mixes, grows if grows > least else 0.0, leaks)
+    return _Response(event.module, width, has_vector, mixes, grows if grows > least else 0.0, leaks)

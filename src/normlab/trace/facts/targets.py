@@ -285,14 +285,14 @@ def over_one(trace: Trace) -> float | None:
     return None
 
 
-class Cut(NamedTuple):
+class _Cut(NamedTuple):
     """The share of logits that get no gradient from their loss, and the module that makes them."""
 
     size: float
     module: str
 
 
-def cut_off(trace: Trace, logits: Tensor) -> Cut | None:
+def cut_off(trace: Trace, logits: Tensor) -> _Cut | None:
     """Logits that a cross-entropy moves, though not by the last product of their shape.
 
     One whose probability rounds to 0 or 1 may have no gradient.
@@ -310,4 +310,4 @@ def cut_off(trace: Trace, logits: Tensor) -> Cut | None:
     least = torch.finfo(p.dtype).eps
     unsure = counted & (p > least) & (p < 1 - least)
     lost = unsure & (g == 0)
-    return Cut(float(lost.sum() / unsure.sum()), made[-1].module) if lost.any() else None
+    return _Cut(float(lost.sum() / unsure.sum()), made[-1].module) if lost.any() else None

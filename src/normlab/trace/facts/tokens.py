@@ -121,7 +121,7 @@ class Padding(NamedTuple):
         or else in those that begin with it; "moved" has all of it at the other end, "moved on" a column more
         there.
         """
-        left, right = (own & ~self.real for own in runs(~self.real))
+        left, right = (own & ~self.real for own in _runs(~self.real))
         lead, trail, width = left.sum(1), right.sum(1), self.real.shape[1]
         whole = (self.real == ~(left | right)).all(1) & self.real.any(1)
         some = (whole & ~self.real.all(1)).nonzero()[:1, 0]
@@ -180,7 +180,7 @@ def padding_of(facts: Facts, tokens: Tokens) -> Padding:
     )
 
 
-def runs(x: Tensor) -> tuple[Tensor, Tensor]:
+def _runs(x: Tensor) -> tuple[Tensor, Tensor]:
     """Where the rows of a mask `[B, T]` are True from the left end on, and up to the right end."""
     return x.long().cumprod(1).bool(), x.flip(1).long().cumprod(1).flip(1).bool()
 
@@ -190,7 +190,7 @@ def real_tokens(ids: Tensor, pad: int, *, ends: bool = False) -> Tensor:
     text, the first of a run on the right is that end.
     """
     filled = ids == pad
-    left, right = runs(filled)
+    left, right = _runs(filled)
     left = left & ~filled.all(1, keepdim=True)
     if bool(filled[:, 0].all()):  # each row begins with it: a start
         left = left & False
@@ -211,7 +211,7 @@ def _as_mask(entry: Tensor, tokens: Tokens, declared: int | None) -> Tensor | No
         return None
     for shut in values:
         hidden = flat == shut
-        (left, right), fill = runs(hidden), torch.unique(tokens.ids[hidden])
+        (left, right), fill = _runs(hidden), torch.unique(tokens.ids[hidden])
         at_an_end = hidden.equal(left | right) and not hidden.all(1).any()
         if at_an_end and len(fill) == 1 and declared in (None, int(fill[0])):
             return ~hidden
@@ -282,7 +282,7 @@ def restarts(positions: Tensor) -> Tensor | None:
     anew = positions[:, 1:] == 0
     counts = (step == 1) | anew
     inside = anew & (step != 1)
-    inside = inside & ~runs(anew)[1]  # zeros under padding
+    inside = inside & ~_runs(anew)[1]  # zeros under padding
     if not bool((positions[:, 0] == 0).all()) or not bool(counts.all()) or not bool(inside.any()):
         return None
     return torch.cat([torch.zeros_like(inside[:, :1]), inside], 1)

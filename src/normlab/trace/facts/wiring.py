@@ -109,7 +109,7 @@ def _stream(event: Event, leaves: dict[str, Tensor]) -> tuple[bool, bool] | None
     if x is None or y is None or x.shape != y.shape or event.call:
         return None
     others = frozenset(x.shape[1:-1]) - {x.shape[-1]} if x.ndim > 3 else frozenset[int]()
-    return comes_from(y, x, MAPS, others), comes_from(y, x)
+    return _comes_from(y, x, MAPS, others), _comes_from(y, x)
 
 
 def _scores(call: FunctionCall) -> Scores | None:
@@ -121,20 +121,22 @@ def _scores(call: FunctionCall) -> Scores | None:
     x = call.argument(0, "input")
     if call.name != "softmax" or not isinstance(x, Tensor) or x.grad_fn is None or x.ndim < 2:
         return None
-    products = summands(x.grad_fn)
+    products = _summands(x.grad_fn)
     if len(products) != 1:
         return None
     factor, product = products[0]
     first = getattr(product, "_saved_batch1", getattr(product, "_saved_self", None))
-    return None if first is None else _read(call.module, factor, first.shape[-1], operands(product))
+    return None if first is None else _read(call.module, factor, first.shape[-1], _operands(product))
 
 
 def _read(module: str, factor: float, width: int, pair: tuple[Node | None, Node | None]) -> Scores | None:
-    if None in pair or any(parameter(one) is not None for one in pair):
+    if None in pair or any(_parameter(one) is not None for one in pair):
         return None
-    constants = [rotated(one) for one in pair]
-    behind = [n for one in pair for n in upstream(one, PRODUCTS)]
-    free = any(operation(n) in REDUCTIONS or (operation(n) == "Mul" and len(before(n)) > 1) for n in behind)
+    constants = [_rotated(one) for one in pair]
+    behind = [n for one in pair for n in _upstream(one, PRODUCTS)]
+    free = any(
+        _operation(n) in REDUCTIONS or (_operation(n) == "Mul" and len(_before(n)) > 1) for n in behind
+    )
     if None in constants and not free:
         return None
     return Scores(module, factor * prod(c for c in constants if c is not None), width, free, _drawn(pair))
@@ -152,10 +154,10 @@ def _matrix(end: Node) -> Tensor | None:
     """The only parameter that makes queries, or keys."""
     own = {
         id(p): p
-        for n in upstream(end, PRODUCTS)
-        if operation(n) in PRODUCTS
-        for one in before(n)
-        if (p := parameter(one)) is not None and p.ndim > 1
+        for n in _upstream(end, PRODUCTS)
+        if _operation(n) in PRODUCTS
+        for one in _before(n)
+        if (p := _parameter(one)) is not None and p.ndim > 1
     }
     return next(iter(own.values())) if len(own) == 1 else None
 
@@ -181,11 +183,11 @@ def _chains(calls: tuple[FunctionCall, ...]) -> Iterator[tuple[str, str, int]]:
         x = next((a for a in tensors if not isinstance(a, nn.Parameter)), None)
         if call.name not in MULTIPLIED or x is None or not any(isinstance(a, nn.Parameter) for a in tensors):
             continue
-        first = None if x.grad_fn is None else maps.get(scaled(x.grad_fn)[1])
+        first = None if x.grad_fn is None else maps.get(_scaled(x.grad_fn)[1])
         if first is not None and x.shape[-1] > max(first[1], call.result.shape[-1]):
             yield first[0], call.module, x.shape[-1]
-        end = scaled(call.result.grad_fn)[1]
-        if operation(end) in PRODUCTS:  # not written over since, as by an activation in place
+        end = _scaled(call.result.grad_fn)[1]
+        if _operation(end) in PRODUCTS:  # not written over since, as by an activation in place
             maps[end] = call.module, x.shape[-1]
 
 
@@ -222,26 +224,26 @@ TURNS: Final = frozenset(("Add", "Sub", "Cat", "Stack", "Neg", "Roll"))
 """Operations that a rotation of features is made of, beside products with cosines."""
 
 
-def operation(node: Node) -> str:
+def _operation(node: Node) -> str:
     """The name of a node's operation, without the word for its derivative."""
     return re.sub(r"Backward\w*$", "", type(node).__name__)
 
 
-def attends(node: Node) -> bool:
+def _attends(node: Node) -> bool:
     """Whether a node is torch's own attention."""
-    return operation(node).startswith("ScaledDotProduct")
+    return _operation(node).startswith("ScaledDotProduct")
 
 
-def before(node: Node) -> list[Node]:
+def _before(node: Node) -> list[Node]:
     """The nodes that a node reads."""
     return [n for n, _ in node.next_functions if n is not None]
 
 
-def upstream(node: Node | None, stop: Collection[str] = (), axes: Collection[int] = ()) -> Iterator[Node]:
+def _upstream(node: Node | None, stop: Collection[str] = (), axes: Collection[int] = ()) -> Iterator[Node]:
     """Yield a node and all that lies behind it, but not behind these operations, save sums over such axes."""
 
     def beyond(n: Node) -> bool:
-        return not (operation(n) in stop or (stop and attends(n))) or (bool(axes) and _summed(n) in axes)
+        return not (_operation(n) in stop or (stop and _attends(n))) or (bool(axes) and _summed(n) in axes)
 
     return nodes_behind(node, beyond=beyond)
 
@@ -252,45 +254,45 @@ def _summed(node: Node) -> int:
     return 0 if right is None else right.shape[-2]
 
 
-def comes_from(y: Tensor, x: Tensor, stop: Collection[str] = (), axes: Collection[int] = ()) -> bool:
+def _comes_from(y: Tensor, x: Tensor, stop: Collection[str] = (), axes: Collection[int] = ()) -> bool:
     """Whether ``y`` was computed from the leaf ``x`` on a way that ``upstream`` goes."""
-    return y is x or any(getattr(n, "variable", None) is x for n in upstream(y.grad_fn, stop, axes))
+    return y is x or any(getattr(n, "variable", None) is x for n in _upstream(y.grad_fn, stop, axes))
 
 
-def parameter(node: Node) -> nn.Parameter | None:
+def _parameter(node: Node) -> nn.Parameter | None:
     """The parameter that a node hands on, moved at most."""
-    variable = getattr(scaled(node)[1], "variable", None)
+    variable = getattr(_scaled(node)[1], "variable", None)
     return variable if isinstance(variable, nn.Parameter) else None
 
 
 def _multiplier(node: Node) -> Tensor | None:
     """What a node multiplies or divides by, if that has no graph of its own."""
-    if operation(node) not in ("Mul", "Div") or len(before(node)) != 1:
+    if _operation(node) not in ("Mul", "Div") or len(_before(node)) != 1:
         return None
     first = node.next_functions[0][0] is not None
     other = getattr(node, "_saved_other" if first else "_saved_self", None)
-    return other if isinstance(other, Tensor) and (first or operation(node) == "Mul") else None
+    return other if isinstance(other, Tensor) and (first or _operation(node) == "Mul") else None
 
 
-def constant(node: Node) -> float | None:
+def _constant(node: Node) -> float | None:
     """The number that a node multiplies by; None if it is another operation, or its factor is no number."""
     other = _multiplier(node)
     if other is None or other.numel() != 1:
         return None
     value = float(other)
-    return value if operation(node) == "Mul" else 1 / value if value else None
+    return value if _operation(node) == "Mul" else 1 / value if value else None
 
 
-def scaled(node: Node) -> tuple[float, Node]:
+def _scaled(node: Node) -> tuple[float, Node]:
     """Follow a node back through constant factors and moved entries: their product, and where they end."""
     factor = 1.0
     while True:
-        by = constant(node)
-        moved = operation(node) in SHAPES and len(before(node)) == 1
+        by = _constant(node)
+        moved = _operation(node) in SHAPES and len(_before(node)) == 1
         if by is None and not moved:
             return factor, node
         factor *= 1.0 if by is None else by
-        node = before(node)[0]
+        node = _before(node)[0]
 
 
 def _ends(node: Node, through: Callable[[Node], bool]) -> Iterator[tuple[float, Node]]:
@@ -298,45 +300,45 @@ def _ends(node: Node, through: Callable[[Node], bool]) -> Iterator[tuple[float, 
     waiting, seen = [(1.0, node)], set[tuple[float, Node]]()
     while waiting:
         factor, one = waiting.pop()
-        by, one = scaled(one)
+        by, one = _scaled(one)
         end = factor * by, one
         if end in seen:
             continue
         seen.add(end)
         if through(one):
-            waiting += [(end[0], n) for n in before(one)]
+            waiting += [(end[0], n) for n in _before(one)]
         else:
             yield end
 
 
-def summands(node: Node) -> list[tuple[float, Node]]:
+def _summands(node: Node) -> list[tuple[float, Node]]:
     """The products that a node sums, masks or caps, each with its constant factor."""
     products: dict[Node, float] = {}
-    for factor, one in _ends(node, lambda n: operation(n) in SUMS):
-        if operation(one) in PRODUCTS:
+    for factor, one in _ends(node, lambda n: _operation(n) in SUMS):
+        if _operation(one) in PRODUCTS:
             products.setdefault(one, factor * float(getattr(one, "_saved_alpha", 1.0)))
     return [(factor, one) for one, factor in products.items()]
 
 
 def factors(node: Node) -> tuple[nn.Parameter, ...]:
     """The matrices whose products with something a node hands on, or sums."""
-    read = (parameter(n) for _, one in summands(node) for n in before(one))
+    read = (_parameter(n) for _, one in _summands(node) for n in _before(one))
     return tuple(p for p in read if p is not None and p.ndim > 1)
 
 
-def rotated(node: Node) -> float | None:
+def _rotated(node: Node) -> float | None:
     """The constant factor on a node's features, also through a rotation of them; None where it is not one."""
 
     def turns(n: Node) -> bool:
-        by = _multiplier(n) if operation(n) == "Mul" else None  # cosines differ from feature to feature
-        return operation(n) in TURNS or (by is not None and by.ndim > 0 and by.shape[-1] > 1)
+        by = _multiplier(n) if _operation(n) == "Mul" else None  # cosines differ from feature to feature
+        return _operation(n) in TURNS or (by is not None and by.ndim > 0 and by.shape[-1] > 1)
 
     ends = _ends(node, turns)
-    factors = {round(factor, 9) for factor, one in ends if parameter(one) is None}
+    factors = {round(factor, 9) for factor, one in ends if _parameter(one) is None}
     return factors.pop() if len(factors) == 1 else None
 
 
-def operands(product: Node) -> tuple[Node | None, Node | None]:
+def _operands(product: Node) -> tuple[Node | None, Node | None]:
     """What a product multiplies."""
     pair = [n for n, _ in product.next_functions][-2:]
     return (pair[0], pair[1]) if len(pair) == 2 else (None, None)
