@@ -18,7 +18,7 @@ from normlab.diagnosis.structure import StackView, Structure, SublayerView, read
 from normlab.errors import UserError
 from normlab.trace.setup import Loss
 from normlab.trace.step import FROZEN, Gradients, OptimizerFactory, gradients_in, trainable, zeros_for_none
-from normlab.trace.tensors import Tap, call_model, map_tensors, tensors_in, unwrap
+from normlab.trace.tensors import Call, Tap, call_model, map_tensors, tensors_in, unwrap
 from normlab.trace.trace import Trace, output_loss
 from normlab.trace.untouched import undisturbed
 
@@ -68,6 +68,8 @@ class Subject:
     """Mini-batches; without any, studies of several split the batch."""
     warmup_steps: int = 0
     """Steps over which the learning rate is going to rise to its peak."""
+    call: Call = call_model
+    """How the model is called where no loss is needed."""
 
     @classmethod
     def of(
@@ -101,7 +103,7 @@ class Subject:
         return Trace(self.model, self.batch, self.loss_of, taps=tuple(dict.fromkeys(taps))).again(**changes)
 
     def calls(self, taps: Iterable[Tap] = ()) -> Trace:
-        return self.trace(taps, loss_of=call_model)
+        return self.trace(taps, loss_of=self.call)
 
     def loss(self) -> Tensor:
         """Return the scalar loss with its graph, without dropout."""
@@ -168,11 +170,21 @@ class Subject:
 
         Raises UserError where there is neither a mask nor a gradient.
         """
-        stacks = self.structure.stacks
-        given = {stack.name: m for stack in stacks if (m := _given(self.batch, stack)) is not None}
+        given, batch = dict[str, Tensor](), self.batch if isinstance(self.batch, Mapping) else {}
+        for stack in self.structure.stacks:
+            reads_memory = any(view.role == "cross_attention" for view in stack.sublayers)
+            mask = batch.get("decoder_attention_mask" if reads_memory else "attention_mask")
+            if isinstance(mask, Tensor) and mask.ndim == 2:
+                given[stack.name] = mask != 0
         given |= self.padding_masks or {}
-        unknown = [stack for stack in stacks if stack.name not in given]
-        return given | {name: _nonzero(name, g) for name, g in self._begun(unknown).items()}
+        for name, gradient in self._begun([s for s in self.structure.stacks if s.name not in given]).items():
+            given[name] = (gradient != 0).any(-1)
+            if not given[name].any():
+                raise UserError(
+                    f"the loss does not change with any token of {name}, so that padding cannot be "
+                    "recognised; pass padding_masks={stack: mask}, or a loss that uses the model's output"
+                )
+        return given
 
     def _begun(self, stacks: Sequence[StackView]) -> dict[str, Tensor]:
         """Return the gradient of the loss where each stack begins, by its name.
@@ -207,39 +219,16 @@ class Subject:
         return dict(zip(first, gradients, strict=True))
 
     def tokens(self, stack: str, x: Tensor) -> Tensor:
-        """Return the tokens `[N, D]` of a stack's tensor `[..., D]`, see ``rows``."""
-        return rows(x, self.masks[stack])
-
-
-def _given(batch: Any, stack: StackView) -> Tensor | None:
-    reads_memory = any(view.role == "cross_attention" for view in stack.sublayers)
-    name = "decoder_attention_mask" if reads_memory else "attention_mask"
-    mask = batch.get(name) if isinstance(batch, Mapping) else None
-    return mask != 0 if isinstance(mask, Tensor) and mask.ndim == 2 else None
-
-
-def _nonzero(name: str, gradient: Tensor) -> Tensor:
-    mask = (gradient != 0).any(-1)
-    if not mask.any():
-        raise UserError(
-            f"the loss does not change with any token of {name}, so that padding cannot be recognised; pass "
-            "padding_masks={stack: mask}, or a loss that uses the model's output"
-        )
-    return mask
-
-
-def rows(x: Tensor, mask: Tensor) -> Tensor:
-    """Return the tokens `[N, D]` of a tensor `[..., D]` without padding and graph, in float32 or wider.
-
-    Raises UserError for a mask over another number of tokens.
-    """
-    flat = x.detach().reshape(-1, x.shape[-1])
-    if len(flat) != mask.numel():
-        raise UserError(
-            f"a mask of shape {tuple(mask.shape)} does not fit a stream of shape {tuple(x.shape)}; pass "
-            "padding_masks={stack: mask} with a mask over all but the last dimension"
-        )
-    return flat[mask.reshape(-1)].to(torch.promote_types(x.dtype, torch.float32))
+        """Return the tokens `[N, D]` of a stack's tensor `[..., D]` without padding and graph, in float32 or
+        wider. Raises UserError where its mask is over another number of tokens.
+        """
+        flat, mask = x.detach().reshape(-1, x.shape[-1]), self.masks[stack]
+        if len(flat) != mask.numel():
+            raise UserError(
+                f"a mask of shape {tuple(mask.shape)} does not fit a stream of shape {tuple(x.shape)}; pass "
+                "padding_masks={stack: mask} with a mask over all but the last dimension"
+            )
+        return flat[mask.reshape(-1)].to(torch.promote_types(x.dtype, torch.float32))
 
 
 def place(stack: str, view: SublayerView) -> dict[str, str | int]:

@@ -8,7 +8,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Final, Literal, TypeVar
 
@@ -220,27 +219,6 @@ def first_calls(
         yield calls
 
 
-_CALLING: ContextVar[tuple[nn.Module, Call | None] | None] = ContextVar("_CALLING", default=None)
-
-
-@contextmanager
-def calling(model: nn.Module, call: Call | None) -> Iterator[None]:
-    """Let ``call_model`` call this model by ``call(model, batch)`` inside this block; without a call, by the
-    type of the batch.
-    """
-    before = _CALLING.set((model, call))
-    try:
-        yield
-    finally:
-        _CALLING.reset(before)
-
-
-def call_of(model: nn.Module) -> Call | None:
-    """Return the function by which ``call_model`` calls this model; None where the batch's type decides."""
-    current = _CALLING.get()
-    return current[1] if current is not None and current[0] is model else None
-
-
 def apart(entered: Mapping[Any, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the positional arguments of a call and those by name, from what ``forward_hooks`` shows."""
     args = tuple(value for key, value in entered.items() if isinstance(key, int))
@@ -254,11 +232,7 @@ def arguments_of(module: nn.Module, entered: Mapping[Any, Any]) -> Mapping[str, 
 
 
 def call_model(model: nn.Module, batch: Any) -> Any:
-    """Call ``model(**batch)``, ``model(*batch)`` or ``model(batch)``, by the type of the batch, or as the
-    surrounding ``calling`` says.
-    """
-    if (call := call_of(model)) is not None:
-        return call(model, batch)
+    """Call ``model(**batch)``, ``model(*batch)`` or ``model(batch)``, by the type of the batch."""
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)

@@ -23,7 +23,7 @@ from normlab.diagnosis.study import (
     at_peak,
     format_number,
 )
-from normlab.diagnosis.subject import AnyOptimizer, Subject, rows
+from normlab.diagnosis.subject import AnyOptimizer, Subject
 from normlab.diagnosis.theory import Curve, fits_of_curves
 from normlab.errors import UserError
 from normlab.trace.step import Weights, trainable
@@ -154,13 +154,13 @@ def _curve(changes: Table) -> Curve:
 @torch.no_grad()
 def _outputs(subject: Subject, stacks: Sequence[StackView], weights: Weights) -> list[list[Tensor]]:
     """Return, for each stack, the tokens `[N, D]` after every sublayer, through its final norm."""
-    masks, outputs = subject.masks, list[list[Tensor]]()
+    outputs = list[list[Tensor]]()
     with at_weights(subject.model, weights):
         seen = subject.calls(view.after for stack in stacks for view in stack.sublayers).once().taps
         for stack in stacks:
             final = subject.model.get_submodule(stack.final_norm) if stack.final_norm else torch.nn.Identity()
             taps = dict.fromkeys(view.after for view in stack.sublayers)
-            outputs.append([rows(final(seen[tap]), masks[stack.name]) for tap in taps])
+            outputs.append([subject.tokens(stack.name, final(seen[tap])) for tap in taps])
     return outputs
 
 
