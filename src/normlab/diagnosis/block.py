@@ -262,6 +262,18 @@ class BlockReader:
             if any(p.ndim > 1 for p in self._modules[event.path].parameters(recurse=False))
         )
 
+    def role(self, step: StreamStep, shown: Sequence[ModuleEvent]) -> str:
+        """Name the role of a branch by the names of the modules that put it out, or else of those that ran
+        before it was added; attention to a tensor from before its block is cross-attention.
+        """
+        ran = [event for event in self.between(step) if event.side == "input"]
+        for words in [*(self.names(e.path) for e in shown), " ".join(self.names(e.path) for e in ran)]:
+            if ATTENTION.search(words):
+                return "cross_attention" if self.reads_memory(step, ran) else "self_attention"
+            if FFN.search(words):
+                return "ffn"
+        return "branch"
+
     def second_streams(self, steps: Sequence[StreamStep]) -> bool:
         """Whether the block puts out more than one new tensor of the stream's shape."""
         if not self.called:
@@ -303,19 +315,6 @@ def _siblings(module: nn.Module) -> Iterator[list[str]]:
         kinds = list(children.values())
         if len(kinds) > len(set(kinds)) or (isinstance(module, nn.ModuleList) and len(kinds) == 1):
             yield list(children)
-
-
-def role_of(block: BlockReader, step: StreamStep, shown: Sequence[ModuleEvent]) -> str:
-    """Name the role of a branch by the names of the modules that put it out, or else of those that ran before
-    it was added; attention to a tensor from before its block is cross-attention.
-    """
-    ran = [event for event in block.between(step) if event.side == "input"]
-    for words in [*(block.names(e.path) for e in shown), " ".join(block.names(e.path) for e in ran)]:
-        if ATTENTION.search(words):
-            return "cross_attention" if block.reads_memory(step, ran) else "self_attention"
-        if FFN.search(words):
-            return "ffn"
-    return "branch"
 
 
 def layer_of(path: str) -> int | None:

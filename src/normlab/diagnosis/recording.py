@@ -25,7 +25,6 @@ from normlab.trace.tensors import (
     forward_hooks,
     refusal,
     tensors_in,
-    wide,
 )
 from normlab.trace.trace import Trace
 
@@ -133,6 +132,11 @@ def refuse_elsewhere(model: nn.Module, batch: Any) -> None:
         )
 
 
+def _wide(x: Tensor) -> Tensor:
+    """Return a tensor of one byte a number in float32, as torch can do little with it; others as they are."""
+    return x.float() if x.is_floating_point() and x.element_size() == 1 else x
+
+
 def awake(model: nn.Module) -> dict[str, Tensor]:
     """Draw other values for the parameters that are zero to the precision of float32.
 
@@ -141,7 +145,7 @@ def awake(model: nn.Module) -> dict[str, Tensor]:
     """
     generator = torch.Generator().manual_seed(0)
     known = ((name, p.detach()) for name, p in model.named_parameters() if p.numel() and not p.is_meta)
-    asleep = {name: p for name, p in known if wide(p).abs().amax() < 1e-3}
+    asleep = {name: p for name, p in known if _wide(p).abs().amax() < 1e-3}
     values: dict[str, Tensor] = {}
     for name, parameter in asleep.items():
         drawn = torch.rand(parameter.shape, generator=generator)

@@ -11,7 +11,7 @@ from typing import Any, Final
 from torch import Tensor, nn
 
 from normlab.config.io import validated
-from normlab.diagnosis.block import BlockReader, Norms, StreamStep, candidates, role_of
+from normlab.diagnosis.block import BlockReader, Norms, StreamStep, candidates
 from normlab.diagnosis.recording import Factor, Recording, Sum, awake, record, refit
 from normlab.errors import UserError
 from normlab.trace.setup import Setup
@@ -222,7 +222,7 @@ class _StreamReader:
         view = SublayerView(
             index=0,
             layer=0,
-            role=role_of(block, step, shown[y]),
+            role=block.role(step, shown[y]),
             before=before,
             branch=branch.tap(y),
             total=total,

@@ -17,7 +17,7 @@ from normlab.diagnosis.recording import awake
 from normlab.diagnosis.structure import StackView, Structure, SublayerView, read_structure
 from normlab.errors import UserError
 from normlab.trace.setup import Loss
-from normlab.trace.step import FROZEN, Gradients, OptimizerFactory, gradients_in, trainable, zeros_for_none
+from normlab.trace.step import FROZEN, Gradients, OptimizerFactory, gradients_in, trainable
 from normlab.trace.tensors import Call, Tap, call_model, map_tensors, tensors_in, unwrap
 from normlab.trace.trace import Trace, output_loss
 from normlab.trace.untouched import undisturbed
@@ -94,9 +94,30 @@ class Subject:
         if self.batches:
             return self.on(self.batches[0])
         try:
-            return cropped(self, SMALL_TOKENS)[0] if self.structure.stacks else self
+            return self.cropped(SMALL_TOKENS)[0] if self.structure.stacks else self
         except UserError:
             return self
+
+    def cropped(self, tokens: int) -> tuple[Subject, int]:
+        """Return the subject on the first rows of its batch, and its number of tokens.
+
+        There are as many rows as keep its longest stream within ``tokens`` tokens, but at least one.
+
+        Raises UserError where the loss fails on fewer rows, as one does that holds targets of its own.
+        """
+        count, used = _count(self.batch) or 1, _tokens(self)
+        kept = max(1, count * tokens // used)
+        if kept >= count:
+            return self, used
+        small = self.on(split(self.batch, -(-count // kept))[0])
+        try:
+            return small, _tokens(small)
+        except Exception as error:
+            raise UserError(
+                f"on the first {kept} of the {count} rows of the batch the loss fails with "
+                f"{type(error).__name__}: {error}; give a batch of at most {tokens} tokens, or tokens={used} "
+                "to use all of it"
+            ) from error
 
     def trace(self, taps: Iterable[Tap] = (), **changes: Any) -> Trace:
         """Return the step that computes the loss, without dropout; it shows the tensors at these taps."""
@@ -134,7 +155,7 @@ class Subject:
             taps = [t for s in stacks for t in (s.sublayers[0].before, *(v.after for v in s.sublayers))]
             inner = {tap: passed.taps[tap] for tap in dict.fromkeys(taps) if passed.taps[tap].requires_grad}
             tensors = [*inner.values(), *weights.values()]
-            gradients = zeros_for_none(gradients_in(passed.loss, tensors, self.model), tensors)
+            gradients = _zeros_for_none(gradients_in(passed.loss, tensors, self.model), tensors)
             loss = passed.loss.item()
         stream, own = gradients[: len(inner)], gradients[len(inner) :]
         slope = Gradients(loss, dict(zip(weights, own, strict=True)))
@@ -215,7 +236,7 @@ class Subject:
             if passed.loss is None or not passed.loss.requires_grad or not all(first.values()):
                 raise UserError(FROZEN)
             tensors = [x for (x,) in first.values()]
-            gradients = zeros_for_none(gradients_in(passed.loss, tensors, self.model), tensors)
+            gradients = _zeros_for_none(gradients_in(passed.loss, tensors, self.model), tensors)
         return dict(zip(first, gradients, strict=True))
 
     def tokens(self, stack: str, x: Tensor) -> Tensor:
@@ -231,31 +252,15 @@ class Subject:
         return flat[mask.reshape(-1)].to(torch.promote_types(x.dtype, torch.float32))
 
 
+def _zeros_for_none(gradients: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the gradients with zeros where the loss does not reach a tensor."""
+    pairs = zip(gradients, tensors, strict=True)
+    return [torch.zeros_like(x, requires_grad=False) if g is None else g for g, x in pairs]
+
+
 def place(stack: str, view: SublayerView) -> dict[str, str | int]:
     """Return the columns that say which sublayer a row is about."""
     return {"stack": stack, "index": view.index, "layer": view.layer, "role": view.role}
-
-
-def cropped(subject: Subject, tokens: int) -> tuple[Subject, int]:
-    """Return the subject on the first rows of its batch, and its number of tokens.
-
-    There are as many rows as keep its longest stream within ``tokens`` tokens, but at least one.
-
-    Raises UserError where the loss fails on fewer rows, as one does that holds targets of its own.
-    """
-    count, used = _count(subject.batch) or 1, _tokens(subject)
-    kept = max(1, count * tokens // used)
-    if kept >= count:
-        return subject, used
-    small = subject.on(split(subject.batch, -(-count // kept))[0])
-    try:
-        return small, _tokens(small)
-    except Exception as error:
-        raise UserError(
-            f"on the first {kept} of the {count} rows of the batch the loss fails with "
-            f"{type(error).__name__}: {error}; give a batch of at most {tokens} tokens, or tokens={used} "
-            "to use all of it"
-        ) from error
 
 
 def _tokens(subject: Subject) -> int:

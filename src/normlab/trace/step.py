@@ -104,12 +104,6 @@ def _by_backward(
             handle.remove()
 
 
-def zeros_for_none(gradients: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the gradients with zeros where the loss does not reach a tensor."""
-    pairs = zip(gradients, tensors, strict=True)
-    return [torch.zeros_like(x, requires_grad=False) if g is None else g for g, x in pairs]
-
-
 def made(optimizer: Optimizer | OptimizerFactory, model: nn.Module) -> tuple[Optimizer, float]:
     """Return the optimizer, or the one that a function makes of copies of the model's trainable parameters;
     and the largest rate of its groups, of which one that is None counts as 0.

@@ -73,11 +73,6 @@ def activations(value: Any) -> Iterator[tuple[Place, Tensor]]:
     )
 
 
-def wide(x: Tensor) -> Tensor:
-    """Return a tensor of one byte a number in float32, as torch can do little with it; others as they are."""
-    return x.float() if x.is_floating_point() and x.element_size() == 1 else x
-
-
 def map_tensors(value: Any, change: Callable[[Place, Tensor], Tensor], place: Place = ()) -> Any:
     """Return the same nest with each tensor changed; other objects stay as they are."""
     if isinstance(value, Tensor):
@@ -126,19 +121,6 @@ def unwrapped(model: nn.Module) -> list[nn.Module]:
             models.append(inner)
         else:
             return models
-
-
-class Wrapped(nn.Module):
-    """Stands for a data-parallel wrapper in functions of the user's, which may ask it for what it wraps."""
-
-    no_sync = nullcontext
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.module(*args, **kwargs)
 
 
 def unwrap(model: nn.Module) -> nn.Module:

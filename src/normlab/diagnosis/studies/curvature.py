@@ -21,7 +21,7 @@ from normlab.diagnosis.study import (
     format_number,
     start_of_warmup,
 )
-from normlab.diagnosis.subject import AnyOptimizer, Subject, cropped
+from normlab.diagnosis.subject import AnyOptimizer, Subject
 from normlab.errors import UserError
 from normlab.nn import reference
 from normlab.trace.step import FROZEN, Gradients, Weights, made, nodes_behind, trainable
@@ -144,7 +144,7 @@ def curvature(
     r"""Measure :math:`\lambda_{\max}(H)` and :math:`v^\top H v / \|v\|^2`, H being the Hessian of the loss in
     the trainable parameters, along v = the gradient and v = the optimizer's first update.
 
-    On the first rows of the batch with at most ``tokens`` tokens, see ``cropped``. The eigenvalue is found
+    On the first rows of the batch with at most ``tokens`` tokens (``Subject.cropped``). The eigenvalue is found
     from Hessian-vector products, at most ``products`` of them, until :math:`\|Hx - \lambda x\|` is below
     ``tolerance`` times :math:`|\lambda|`, which bounds the error of an eigenvalue that is far from the others
     by about its square; the detail says how many it took and what was left. Attention runs in a kernel that
@@ -154,7 +154,7 @@ def curvature(
     Pan and Li 2023, Section 3 (arXiv 2306.00204). Raises UserError for a frozen model and for a loss that
     cannot be differentiated twice.
     """
-    small, used = cropped(subject, tokens)
+    small, used = subject.cropped(tokens)
     hessian = Hessian(small)
     pair = largest_eigenvalue(hessian, products=products, tolerance=tolerance, seed=seed)
     rows = (
@@ -183,7 +183,7 @@ def preconditioned_sharpness(
 
     Cohen et al. 2022, Section 2 (arXiv 2207.14484). Raises as ``curvature``.
     """
-    small, used = cropped(subject, tokens)
+    small, used = subject.cropped(tokens)
     hessian = Hessian(small)
     diagonal = -hessian.update(optimizer) / hessian.gradient
     preconditioned = _Preconditioned(hessian, diagonal)

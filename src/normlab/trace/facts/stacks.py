@@ -170,11 +170,6 @@ def odd_one(values: Mapping[str, Any]) -> _Odd | None:
     return _Odd(next(key for key, own in values.items() if own == value), value, rest)
 
 
-def rows_equal(x: Tensor) -> bool:
-    """Whether all rows `[B, ...]` are the same."""
-    return len(x) < 2 or bool(torch.equal(x, x[:1].expand_as(x)))
-
-
 def shared(paths: Iterable[str]) -> list[str]:
     """The leading names that all of these paths have in common."""
     levels = zip(*(path.split(".") for path in paths), strict=False)

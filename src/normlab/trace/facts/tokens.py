@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from normlab.trace.facts import Unknown
-from normlab.trace.facts.stacks import rows_equal
 from normlab.trace.record import FunctionCall
 from normlab.trace.tensors import Place
 
@@ -53,7 +52,9 @@ def looked_up(entries: Mapping[Place, Tensor], lookups: Sequence[FunctionCall], 
             continue
         for place, entry in integers.items():
             tokens = _match(ids, place, entry, (rows, len(table)))
-            positions = tokens is not None and len(tokens.ids) > 1 and rows_equal(tokens.ids)
+            positions = (
+                tokens is not None and len(tokens.ids) > 1 and bool((tokens.ids == tokens.ids[:1]).all())
+            )
             if tokens is not None and place not in found and not positions:
                 found[place] = tokens
     return list(found.values())
