@@ -144,10 +144,10 @@ def curvature(
     r"""Measure :math:`\lambda_{\max}(H)` and :math:`v^\top H v / \|v\|^2`, H being the Hessian of the loss in
     the trainable parameters, along v = the gradient and v = the optimizer's first update.
 
-    On the first rows of the batch with at most ``tokens`` tokens (``Subject.cropped``). The eigenvalue is found
-    from Hessian-vector products, at most ``products`` of them, until :math:`\|Hx - \lambda x\|` is below
-    ``tolerance`` times :math:`|\lambda|`, which bounds the error of an eigenvalue that is far from the others
-    by about its square; the detail says how many it took and what was left. Attention runs in a kernel that
+    On the first rows of the batch with at most ``tokens`` tokens (``Subject.cropped``). The eigenvalue is
+    found from Hessian-vector products, at most ``products`` of them, until :math:`\|Hx - \lambda x\|` is
+    below ``tolerance`` times :math:`|\lambda|`, which bounds the error of an eigenvalue that is far from the
+    others by about its square; the detail says how many it took and what was left. Attention runs in a kernel that
     can be differentiated twice, and so do normlab's own layers, within ``normlab.nn.reference()``.
     ``optimizer`` as for ``step.updated``.
 

@@ -92,7 +92,8 @@ def read_targets(logits: Tensor, gradient: Tensor, precision: torch.dtype = torc
     counted = g.abs().sum(-1) > 0
     if classes < 2 or not counted.any() or not torch.isfinite(g).all():
         return None
-    fitted = [torch.cat(x) for x in zip(*_fits(z[counted], g[counted]), strict=True)]
+    parts = zip(z[counted].split(ROWS), g[counted].split(ROWS), strict=True)
+    fitted = [torch.cat(x) for x in zip(*(_fit(z.double(), g.double()) for z, g in parts), strict=True)]
     ids, weight, p_weight, uniform, residual, nll = fitted
     good = (residual < RESIDUAL.get(precision, 5e-2)) & (weight > 0) & (p_weight > 0)
     if good.double().mean() < 0.98:
@@ -115,11 +116,6 @@ def read_targets(logits: Tensor, gradient: Tensor, precision: torch.dtype = torc
         float(smoothing),
         float(excess),
     )
-
-
-def _fits(z: Tensor, g: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    for rows in range(0, len(z), ROWS):
-        yield _fit(z[rows : rows + ROWS].double(), g[rows : rows + ROWS].double())
 
 
 def _fit(z: Tensor, g: Tensor) -> tuple[Tensor, ...]:

@@ -258,14 +258,15 @@ def documents_of(facts: Facts) -> Tensor:
     declared = facts.declared.documents
     if declared is not None:
         return _declared(facts, declared)
-    looked_up = [f.argument(0, "input") for f in facts.lookups]
+    read = [f.argument(0, "input") for f in facts.lookups]
     for place, entry in facts.entries.items():
         if place == facts.tokens.place or entry.is_floating_point() or entry.dtype == torch.bool:
             continue
         if entry.ndim == 2 and entry.shape[0] == ids.shape[0] and entry.shape[1] >= ids.shape[1]:
             own = entry[:, facts.tokens.columns].cpu().long()
             starts = restarts(own)
-            if starts is None and not any(_is(x, entry) for x in looked_up):
+            tables = (x for x in read if isinstance(x, Tensor) and x.shape == entry.shape)
+            if starts is None and not any(torch.equal(x, entry) for x in tables):
                 starts = _changes(own)
             if starts is not None:
                 return starts.long().cumsum(1)
@@ -332,7 +333,3 @@ def _declared(facts: Facts, declared: object) -> Tensor:
     if numbers.ndim != 2 or numbers.shape[0] != ids.shape[0] or numbers.shape[1] < ids.shape[1]:
         raise Unknown(f"documents are declared as {list(numbers.shape)}, and tokens are {list(ids.shape)}")
     return numbers[:, : ids.shape[1]]
-
-
-def _is(x: object, entry: Tensor) -> bool:
-    return isinstance(x, Tensor) and x.shape == entry.shape and bool(torch.equal(x, entry))

@@ -229,11 +229,6 @@ def _operation(node: Node) -> str:
     return re.sub(r"Backward\w*$", "", type(node).__name__)
 
 
-def _attends(node: Node) -> bool:
-    """Whether a node is torch's own attention."""
-    return _operation(node).startswith("ScaledDotProduct")
-
-
 def _before(node: Node) -> list[Node]:
     """The nodes that a node reads."""
     return [n for n, _ in node.next_functions if n is not None]
@@ -243,15 +238,12 @@ def _upstream(node: Node | None, stop: Collection[str] = (), axes: Collection[in
     """Yield a node and all that lies behind it, but not behind these operations, save sums over such axes."""
 
     def beyond(n: Node) -> bool:
-        return not (_operation(n) in stop or (stop and _attends(n))) or (bool(axes) and _summed(n) in axes)
+        right = getattr(n, "_saved_mat2", None) if axes else None  # a product sums over its rows
+        summed = 0 if right is None else right.shape[-2]
+        own_attention = bool(stop) and _operation(n).startswith("ScaledDotProduct")
+        return not (_operation(n) in stop or own_attention) or summed in axes
 
     return nodes_behind(node, beyond=beyond)
-
-
-def _summed(node: Node) -> int:
-    """The length of the axis that a product of two tensors sums over, 0 where that is not known."""
-    right = getattr(node, "_saved_mat2", None)
-    return 0 if right is None else right.shape[-2]
 
 
 def _comes_from(y: Tensor, x: Tensor, stop: Collection[str] = (), axes: Collection[int] = ()) -> bool:
