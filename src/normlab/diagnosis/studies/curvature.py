@@ -147,8 +147,8 @@ def curvature(
     On the first rows of the batch with at most ``tokens`` tokens (``Subject.cropped``). The eigenvalue is
     found from Hessian-vector products, at most ``products`` of them, until :math:`\|Hx - \lambda x\|` is
     below ``tolerance`` times :math:`|\lambda|`, which bounds the error of an eigenvalue that is far from the
-    others by about its square; the detail says how many it took and what was left. Attention runs in a kernel that
-    can be differentiated twice, and so do normlab's own layers, within ``normlab.nn.reference()``.
+    others by about its square; the detail says how many it took and what was left. Attention runs in a kernel
+    that can be differentiated twice, and so do normlab's own layers, within ``normlab.nn.reference()``.
     ``optimizer`` as for ``step.updated``.
 
     Pan and Li 2023, Section 3 (arXiv 2306.00204). Raises UserError for a frozen model and for a loss that
