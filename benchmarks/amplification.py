@@ -28,11 +28,11 @@ from torch import Tensor, nn
 from normlab.config.config import MachineConfig, ModelConfig
 from normlab.data.builtin import generate
 from normlab.data.tokenizer import EOS, UNK, BytePairs
-from normlab.diagnosis.fits import LawFit
-from normlab.diagnosis.reading.structure import Structure, read_structure
+from normlab.diagnosis.structure import Structure, read_structure
 from normlab.diagnosis.studies.output_change import SIZE, output_change, output_change_fit
+from normlab.diagnosis.study import Table
 from normlab.diagnosis.subject import Subject
-from normlab.diagnosis.tables import Table
+from normlab.diagnosis.theory import LawFit
 from normlab.nn import Encoder, Seq2Seq, TokenModel
 from normlab.nn.init import profile_
 from normlab.report.charts.diagnosis import growth

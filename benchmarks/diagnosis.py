@@ -28,7 +28,7 @@ from torch import nn
 
 from normlab.config.config import MachineConfig, ModelConfig
 from normlab.diagnosis import diagnose
-from normlab.diagnosis.fits import LawFit, fits
+from normlab.diagnosis.theory import LawFit, fits
 from normlab.nn import Encoder
 from normlab.tasks.task import build_model
 from normlab.training.devices import hardware, prepare_process

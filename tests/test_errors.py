@@ -36,8 +36,8 @@ OTHERS_CODE = {
     "cli/papers.py": "shows the traceback; the artefacts that follow are measured all the same",
     "data/tokenizer.py": "the library tokenizers raises no narrower one",
     "diagnosis/diagnose.py": "the study's note names class and message; the model is anybody's",
-    "diagnosis/reading/block.py": "a block of a foreign model is called with one tensor",
-    "diagnosis/reading/recording.py": "runs a foreign model",
+    "diagnosis/block.py": "a block of a foreign model is called with one tensor",
+    "diagnosis/recording.py": "runs a foreign model",
     "diagnosis/subject.py": "runs a foreign loss",
     "training/pretrained.py": "builds a model that a configuration describes",
     "training/setups.py": "runs the user's own file",
@@ -48,7 +48,15 @@ OTHERS_CODE = {
             *(f"checks/{name}.py" for name in ("check", "loop")),
             *(
                 f"trace/{name}.py"
-                for name in ("exact", "facts/norming", "optimizers", "prepared", "tensors", "twins")
+                for name in (
+                    "compare",
+                    "starts",
+                    "facts/stacks",
+                    "optimizers",
+                    "prepared",
+                    "tensors",
+                    "twins",
+                )
             ),
         ),
         "runs a step that is anybody's, changed in one thing; what it raises makes a property untestable",

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from normlab.diagnosis.reading.structure import read_structure
+from normlab.diagnosis.structure import read_structure
 from normlab.diagnosis.studies.dependency import dependency, residual_dependency
 from normlab.diagnosis.studies.gradients import parameter_gradients
 from normlab.diagnosis.studies.output_change import output_change

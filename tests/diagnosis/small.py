@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from contracts.variants import CONFIG, build, uniform
 from normlab.config.config import ModelConfig
+from normlab.diagnosis.study import Table
 from normlab.diagnosis.subject import Subject
-from normlab.diagnosis.tables import Table
 from normlab.nn import ENCODER_LAYER, PAD, Context, build_stack
 
 SOURCE = torch.tensor([[4, 8, 11, 6, 8, 10], [12, 9, 8, 12, 0, 0], [12, 10, 7, 0, 0, 0], [5, 3, 9, 9, 4, 0]])

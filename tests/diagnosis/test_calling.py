@@ -15,7 +15,6 @@ from diagnosis.small import BATCH, LABELS, SOURCE, TARGET, labelled, translating
 from diagnosis.test_diagnose import X, square, tower
 from normlab.diagnosis import Diagnosis, diagnose
 from normlab.errors import UserError
-from normlab.trace.tensors import call_model, call_of, calling
 from normlab.training.recipes.build import build
 
 Named = namedtuple("Named", "source target labels")
@@ -47,7 +46,6 @@ def diagnosed(model: nn.Module, batch: Any, pair: Callable[[Any], Any], **option
     """Return the diagnosis, in which no study may have failed."""
     found = diagnose(model, batch, lr=1e-3, loss=lambda _, b: labelled(inner(model), pair(b)), **options)
     assert [str(f) for f in found.findings if f.name == "not_done" and f.severity == "warning"] == []
-    assert call_of(model) is None
     return found
 
 
@@ -85,22 +83,9 @@ def test_a_batch_may_be_a_dataclass():
     assert {"scales", "sublayer_gradients"} <= found.tables.keys()
 
 
-def test_a_call_is_for_one_model_and_ends_with_its_block():
-    model, other = tower(), tower()
-
-    def negative(model: nn.Module, batch: Any) -> Tensor:
-        return -model(batch["x"])
-
-    with calling(model, negative):
-        assert torch.equal(call_model(model, {"x": X}), -model(X))
-        assert torch.equal(call_model(other, X), other(X))
-        with calling(other, None):
-            assert torch.equal(call_model(other, X), other(X))
-        assert call_of(model) is negative
-    assert call_of(model) is None
+def test_a_call_that_fails_is_named():
     with pytest.raises(UserError, match="KeyError"):
-        diagnose(model, {"y": X}, loss=lambda m, b: m(b["y"]).square().mean(), call=negative)
-    assert call_of(model) is None
+        diagnose(tower(), {"y": X}, loss=lambda m, b: m(b["y"]).square().mean(), call=lambda m, b: -m(b["x"]))
 
 
 def test_a_loss_in_the_output_is_that_of_the_call():

@@ -13,7 +13,7 @@ from torch import nn
 from diagnosis.small import BATCH, labelled, translating, untouched
 from normlab.config.io import to_plain
 from normlab.diagnosis import Table, diagnose, read_structure, registered, study
-from normlab.diagnosis.tables import Row
+from normlab.diagnosis.study import Row
 from normlab.errors import UserError
 
 

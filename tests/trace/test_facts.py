@@ -8,10 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from normlab.trace.facts import Unknown
-from normlab.trace.facts.documents import restarts
 from normlab.trace.facts.facts import Facts
-from normlab.trace.facts.padding import real_tokens
 from normlab.trace.facts.targets import read_targets
+from normlab.trace.facts.tokens import real_tokens, restarts
 from normlab.trace.setup import Declaration
 from normlab.trace.trace import Trace, output_loss
 

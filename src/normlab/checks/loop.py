@@ -17,7 +17,7 @@ import torch
 from torch.optim import SGD, Optimizer
 
 from normlab.checks.property import Answers, fail, needs, note, property_of
-from normlab.diagnosis.reading.structure import unregistered
+from normlab.diagnosis.structure import unregistered
 from normlab.trace.compare import distance
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import common, odd_one, siblings

@@ -17,7 +17,8 @@ from normlab.trace.compare import distance
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.stacks import block_of, siblings
-from normlab.trace.facts.targets import CLOSE, MULTIPLIED, bypassed, cut_off, over_one
+from normlab.trace.facts.targets import CLOSE, bypassed, cut_off, over_one
+from normlab.trace.facts.wiring import MULTIPLIED
 from normlab.trace.gradients import HARMLESS, Along, Found, asleep, hole, lost_results, silent_parameters
 from normlab.trace.optimizers import factors
 from normlab.trace.prepared import Step

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from normlab.checks.property import Answers, fail, needs, note, property_of
 from normlab.errors import UserError
-from normlab.trace.compare import distance, part_ways, whole
-from normlab.trace.exact import rounding_of
+from normlab.trace.compare import distance, part_ways, rounding_of, whole
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.gradients import Along

@@ -10,12 +10,11 @@ from typing import Any
 import torch
 
 from normlab.checks.property import Answers, fail, needs, note, property_of
-from normlab.trace.exact import from_library
 from normlab.trace.facts import stacks
-from normlab.trace.facts.norming import gains, responses, scatters, sets_norm_or_dropout
+from normlab.trace.facts.stacks import gains, responses, scatters, sets_norm_or_dropout
 from normlab.trace.facts.wiring import alike
 from normlab.trace.prepared import Step
-from normlab.trace.starts import equal_draws
+from normlab.trace.starts import equal_draws, from_library
 from normlab.trace.tensors import shared_names
 
 ADDED, TIE = "x = x + branch(norm(x)) for each branch", "tie them after all else"

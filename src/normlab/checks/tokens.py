@@ -11,13 +11,12 @@ from typing import Any
 import torch
 
 from normlab.checks.property import Answers, fail, needs, note, property_of
+from normlab.trace import twins
 from normlab.trace.compare import Part, distance, part_of
-from normlab.trace.facts import Unknown, wiring
-from normlab.trace.facts.padding import Arranged, Padding, padding_of
+from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import common, declares_itself
-from normlab.trace.facts.tokens import Tokens
+from normlab.trace.facts.tokens import Arranged, Padding, Tokens, padding_of
 from normlab.trace.prepared import Step
-from normlab.trace.twins import off_arranged
 
 ROUNDINGS = 8
 """Roundings of the model's own type, in which tables of angles may be kept, that a score may hold."""
@@ -165,7 +164,7 @@ def _arranged(step: Step, tokens: Tokens, padded: Padding) -> Answers:
     where: dict[str, Any] = {"tokens": tokens, "only": () if alone else {tokens.place, padded.mask}}
 
     def off(way: str, other: Arranged | None = None) -> float:  # NaN, which is neither above nor below
-        return off_arranged(step, real, ways[way], other, **where) if way in ways else nan
+        return twins.off_arranged(step, real, ways[way], other, **where) if way in ways else nan
 
     if (size := off("cut")) > step.rounding:
         advice = "hand the mask to every layer, and count positions from the first token"
@@ -188,7 +187,7 @@ def order(step: Step) -> Answers:
     """The order of the tokens is seen, in each layer that claims positions."""
     facts, base, causal = step.facts, step.logits(step.exact), False
     if not facts.sources:
-        what, exchange = "patches", wiring.exchanged_patches(facts, base)
+        what, exchange = "patches", twins.exchanged_patches(facts, base)
     elif facts.tokens.ids.shape[1] < 6:
         raise Unknown("rows hold fewer than six tokens")
     else:
@@ -197,7 +196,7 @@ def order(step: Step) -> Answers:
         if causal:
             yield from _in_each_layer(step)
             return
-        what, exchange = "tokens", wiring.exchanged_tokens(facts, base)
+        what, exchange = "tokens", twins.exchanged_tokens(facts, base)
     place = exchange.module or common([f.module for f in facts.lookups])
     other = step.logits(step.exact.again(batch=exchange.batch))
     unseen, say = distance(exchange.expected, other) <= step.rounding, f"swapping two {what}"
@@ -210,16 +209,16 @@ def order(step: Step) -> Answers:
 
 def _in_each_layer(step: Step) -> Answers:
     (rows, width), least = step.facts.tokens.ids.shape, _least(step)
-    trace = step.exact.again(batch=wiring.one_token(step.facts))
-    layers = list(wiring.repeated(trace, width))
+    trace = step.exact.again(batch=twins.one_token(step.facts))
+    layers = list(twins.repeated(trace, width))
     needs(layers, "no scores of self-attention are seen, so layers cannot be told apart")
     first, flat = layers[0], [one for one in layers if one.slope < least]
-    varies = wiring.stream_variation(trace, first.module, (rows, width)) > least
+    varies = twins.stream_variation(trace, first.module, (rows, width)) > least
     if step.declare.positions is False and (varies or len(flat) < len(layers)):
         yield fail(first.module, "what it makes of one repeated token differs by position", UNORDERED)
     if varies or step.declare.positions is False:
         return
-    if first.values is not None and wiring.variation(first.values, 2) > least:
+    if first.values is not None and twins.variation(first.values, 2) > least:
         yield fail(first.module, "values of one repeated token differ by position", "rotate no values")
     same = "the scores of one repeated token"
     if len(flat) == len(layers):
@@ -254,7 +253,7 @@ def documents(step: Step) -> Answers:
     yield from _moved(step, facts.other_tokens(here & first & ~border), part, what, advice)
     second = here & (numbers == numbers[row][~first[row]][0])
     alone = Padding(second, "", None, None).arranged()["cut"]
-    if (size := off_arranged(step, second, alone)) > step.rounding:
+    if (size := twins.off_arranged(step, second, alone)) > step.rounding:
         say = f"a document alone gives outputs {size:.1e} of their size off those in its row"
         yield fail("", say, "restart positions at each document, and masks at the token after an end")
 

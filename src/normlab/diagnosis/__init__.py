@@ -4,10 +4,9 @@ from normlab.config.chart import ByDepth, Growth, HeatMap, Lines, Strips
 from normlab.diagnosis import studies as studies
 from normlab.diagnosis.diagnose import Diagnosis, diagnose
 from normlab.diagnosis.probes import PRESETS, STATISTICS, Observer, Probe, Record, Statistic, measure, observe
-from normlab.diagnosis.reading.structure import StackView, Structure, SublayerView, read_structure
-from normlab.diagnosis.study import Finding, Study, find, register, registered
+from normlab.diagnosis.structure import StackView, Structure, SublayerView, read_structure
+from normlab.diagnosis.study import Finding, Study, Table, Tables, find, register, registered
 from normlab.diagnosis.subject import Subject
-from normlab.diagnosis.tables import Table, Tables
 from normlab.trace.tensors import Tap
 
 __all__ = [

@@ -19,23 +19,24 @@ from torch import Tensor, nn
 
 from normlab.config.io import Count, Positive, to_plain, validated
 from normlab.config.units import count
-from normlab.diagnosis.reading.recording import refuse_elsewhere
-from normlab.diagnosis.reading.structure import Structure, pointed_out, read_structure, unregistered
+from normlab.diagnosis.recording import refuse_elsewhere
+from normlab.diagnosis.structure import Structure, pointed_out, read_structure, unregistered
 from normlab.diagnosis.study import (
     SEVERITIES,
     Finding,
     Study,
+    Table,
+    Tables,
     by_severity,
     find,
     registered,
     studies_named,
 )
 from normlab.diagnosis.subject import STEP_LR, AnyOptimizer, Subject
-from normlab.diagnosis.tables import Table, Tables
 from normlab.errors import UserError
 from normlab.trace.setup import Loss, Setup
 from normlab.trace.step import made
-from normlab.trace.tensors import Call, calling, tensors_in, unwrap
+from normlab.trace.tensors import Call, call_model, tensors_in, unwrap
 from normlab.trace.trace import output_loss
 from normlab.trace.untouched import refuse_hollow, undisturbed, untouched
 
@@ -185,15 +186,17 @@ def diagnose(
     model, make = _checked(model, batch), optimizer or partial(torch.optim.Adam, lr=lr or STEP_LR)
     batches = tuple(options.get("batches", ()))
     setup = Setup(model, (batch, batches), loss, make)
-    with untouched(setup), calling(model, options.get("call") or loss):
+    call = options.get("call") or loss or call_model
+    with untouched(setup):
         begun = _loss(model, batch, loss) if loss else None  # its errors are its own, and not the reader's
         structure = options.get("structure") or read_structure(
-            model, batch, blocks=options.get("blocks", ()), branches=options.get("branches", ())
+            model, batch, call=call, blocks=options.get("blocks", ()), branches=options.get("branches", ())
         )
         used, rate = made(make, model)
         warmup = 0 if used.state else options.get("warmup_steps", 0)
-        subject = Subject(model, batch, loss or output_loss, structure, None, make, batches, warmup)
-        begun = _loss(model, batch, output_loss) if begun is None else begun
+        loss = loss or partial(output_loss, call=call)
+        subject = Subject(model, batch, loss, structure, None, make, batches, warmup, call)
+        begun = _loss(model, batch, loss) if begun is None else begun
         tables, failed, seconds, applied = _measure(studies, subject)
         findings = find(tables, rate if lr or optimizer else None)
     amid = " during its training" if used.state else ""

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from normlab.diagnosis.reading.structure import Structure
+from normlab.diagnosis.structure import Structure
 from normlab.errors import UserError
 from normlab.trace.record import Seen, Want, matching, record
 from normlab.trace.tensors import Place, Tap, compiles, unwrap, unwrapped
@@ -22,7 +22,7 @@ from normlab.trace.tensors import Place, Tap, compiles, unwrap, unwrapped
 Statistic = Callable[[Tensor], Tensor]
 
 
-def similarity(x: Tensor) -> Tensor:
+def _similarity(x: Tensor) -> Tensor:
     r"""Return :math:`\frac{1}{t(t-1)} \sum_{i \ne j} \cos(x_i, x_j)` of the t rows of `[..., t, d]`, the mean
     over sequences. Not a number where t is 1.
     """
@@ -42,7 +42,7 @@ STATISTICS: Final[dict[str, Statistic]] = {
     "fraction_nonfinite": lambda x: 1 - x.isfinite().to(x.dtype).mean(),
     "fraction_zero": lambda x: (x == 0).to(x.dtype).mean(),
     "entropy": lambda x: torch.special.entr(x).sum(-1).mean(),
-    "similarity": similarity,
+    "similarity": _similarity,
 }
 r"""The statistics by the names that probes use. The variance is :math:`\frac{1}{n} \sum_i (x_i - \bar x)^2`,
 the mean square that of the entries: of rows of width d, their mean squared length over d. The entropy is the

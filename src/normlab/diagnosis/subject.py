@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from normlab.diagnosis.reading.parameters import Owner, ParameterPart, Width, kinds, measuring, owners
-from normlab.diagnosis.reading.recording import awake
-from normlab.diagnosis.reading.structure import StackView, Structure, SublayerView, read_structure
+from normlab.diagnosis.parameters import Owner, ParameterPart, Width, kinds, measuring, owners
+from normlab.diagnosis.recording import awake
+from normlab.diagnosis.structure import StackView, Structure, SublayerView, read_structure
 from normlab.errors import UserError
 from normlab.trace.setup import Loss
-from normlab.trace.step import FROZEN, Gradients, OptimizerFactory, gradients_in, trainable, zeros_for_none
-from normlab.trace.tensors import Tap, call_model, map_tensors, tensors_in, unwrap
+from normlab.trace.step import FROZEN, Gradients, OptimizerFactory, gradients_in, trainable
+from normlab.trace.tensors import Call, Tap, call_model, map_tensors, tensors_in, unwrap
 from normlab.trace.trace import Trace, output_loss
 from normlab.trace.untouched import undisturbed
 
@@ -31,7 +31,7 @@ PaddingMasks = Mapping[str, Tensor]
 """By stack, a mask over the positions of its stream, True where there is a token."""
 
 
-class ForwardPass(NamedTuple):
+class _ForwardPass(NamedTuple):
     """The activations of a forward pass without dropout, and what they tell about parameters."""
 
     tensors: Mapping[Tap, Tensor]
@@ -45,7 +45,7 @@ class ForwardPass(NamedTuple):
 class BackwardPass(NamedTuple):
     """A forward and backward pass without dropout."""
 
-    forward: ForwardPass
+    forward: _ForwardPass
     slope: Gradients
     stream: Mapping[Tap, Tensor]
     """Gradients of the loss where each stack begins and after each sublayer, unless all before is frozen."""
@@ -68,6 +68,8 @@ class Subject:
     """Mini-batches; without any, studies of several split the batch."""
     warmup_steps: int = 0
     """Steps over which the learning rate is going to rise to its peak."""
+    call: Call = call_model
+    """How the model is called where no loss is needed."""
 
     @classmethod
     def of(
@@ -92,16 +94,37 @@ class Subject:
         if self.batches:
             return self.on(self.batches[0])
         try:
-            return cropped(self, SMALL_TOKENS)[0] if self.structure.stacks else self
+            return self.cropped(SMALL_TOKENS)[0] if self.structure.stacks else self
         except UserError:
             return self
+
+    def cropped(self, tokens: int) -> tuple[Subject, int]:
+        """Return the subject on the first rows of its batch, and its number of tokens.
+
+        There are as many rows as keep its longest stream within ``tokens`` tokens, but at least one.
+
+        Raises UserError where the loss fails on fewer rows, as one does that holds targets of its own.
+        """
+        count, used = _count(self.batch) or 1, _tokens(self)
+        kept = max(1, count * tokens // used)
+        if kept >= count:
+            return self, used
+        small = self.on(split(self.batch, -(-count // kept))[0])
+        try:
+            return small, _tokens(small)
+        except Exception as error:
+            raise UserError(
+                f"on the first {kept} of the {count} rows of the batch the loss fails with "
+                f"{type(error).__name__}: {error}; give a batch of at most {tokens} tokens, or tokens={used} "
+                "to use all of it"
+            ) from error
 
     def trace(self, taps: Iterable[Tap] = (), **changes: Any) -> Trace:
         """Return the step that computes the loss, without dropout; it shows the tensors at these taps."""
         return Trace(self.model, self.batch, self.loss_of, taps=tuple(dict.fromkeys(taps))).again(**changes)
 
     def calls(self, taps: Iterable[Tap] = ()) -> Trace:
-        return self.trace(taps, loss_of=call_model)
+        return self.trace(taps, loss_of=self.call)
 
     def loss(self) -> Tensor:
         """Return the scalar loss with its graph, without dropout."""
@@ -109,7 +132,7 @@ class Subject:
             return self.loss_of(self.model, self.batch)
 
     @cached_property
-    def forward(self) -> ForwardPass:
+    def forward(self) -> _ForwardPass:
         """A forward pass: that of ``backward`` where there was one."""
         if "backward" in vars(self):
             return self.backward.forward
@@ -132,7 +155,7 @@ class Subject:
             taps = [t for s in stacks for t in (s.sublayers[0].before, *(v.after for v in s.sublayers))]
             inner = {tap: passed.taps[tap] for tap in dict.fromkeys(taps) if passed.taps[tap].requires_grad}
             tensors = [*inner.values(), *weights.values()]
-            gradients = zeros_for_none(gradients_in(passed.loss, tensors, self.model), tensors)
+            gradients = _zeros_for_none(gradients_in(passed.loss, tensors, self.model), tensors)
             loss = passed.loss.item()
         stream, own = gradients[: len(inner)], gradients[len(inner) :]
         slope = Gradients(loss, dict(zip(weights, own, strict=True)))
@@ -142,9 +165,9 @@ class Subject:
     def _taps(self) -> list[Tap]:
         return [tap for _, view in self.structure.sublayers for tap in view.taps]
 
-    def _forward(self, seen: Mapping[Tap, Tensor], widths: Mapping[str, Width]) -> ForwardPass:
+    def _forward(self, seen: Mapping[Tap, Tensor], widths: Mapping[str, Width]) -> _ForwardPass:
         owned = owners(self.model, self.structure, seen)
-        return ForwardPass({tap: x.detach() for tap, x in seen.items()}, owned, dict(widths))
+        return _ForwardPass({tap: x.detach() for tap, x in seen.items()}, owned, dict(widths))
 
     @cached_property
     def dims(self) -> dict[str | None, int]:
@@ -168,11 +191,21 @@ class Subject:
 
         Raises UserError where there is neither a mask nor a gradient.
         """
-        stacks = self.structure.stacks
-        given = {stack.name: m for stack in stacks if (m := _given(self.batch, stack)) is not None}
+        given, batch = dict[str, Tensor](), self.batch if isinstance(self.batch, Mapping) else {}
+        for stack in self.structure.stacks:
+            reads_memory = any(view.role == "cross_attention" for view in stack.sublayers)
+            mask = batch.get("decoder_attention_mask" if reads_memory else "attention_mask")
+            if isinstance(mask, Tensor) and mask.ndim == 2:
+                given[stack.name] = mask != 0
         given |= self.padding_masks or {}
-        unknown = [stack for stack in stacks if stack.name not in given]
-        return given | {name: _nonzero(name, g) for name, g in self._begun(unknown).items()}
+        for name, gradient in self._begun([s for s in self.structure.stacks if s.name not in given]).items():
+            given[name] = (gradient != 0).any(-1)
+            if not given[name].any():
+                raise UserError(
+                    f"the loss does not change with any token of {name}, so that padding cannot be "
+                    "recognised; pass padding_masks={stack: mask}, or a loss that uses the model's output"
+                )
+        return given
 
     def _begun(self, stacks: Sequence[StackView]) -> dict[str, Tensor]:
         """Return the gradient of the loss where each stack begins, by its name.
@@ -203,70 +236,31 @@ class Subject:
             if passed.loss is None or not passed.loss.requires_grad or not all(first.values()):
                 raise UserError(FROZEN)
             tensors = [x for (x,) in first.values()]
-            gradients = zeros_for_none(gradients_in(passed.loss, tensors, self.model), tensors)
+            gradients = _zeros_for_none(gradients_in(passed.loss, tensors, self.model), tensors)
         return dict(zip(first, gradients, strict=True))
 
     def tokens(self, stack: str, x: Tensor) -> Tensor:
-        """Return the tokens `[N, D]` of a stack's tensor `[..., D]`, see ``rows``."""
-        return rows(x, self.masks[stack])
+        """Return the tokens `[N, D]` of a stack's tensor `[..., D]` without padding and graph, in float32 or
+        wider. Raises UserError where its mask is over another number of tokens.
+        """
+        flat, mask = x.detach().reshape(-1, x.shape[-1]), self.masks[stack]
+        if len(flat) != mask.numel():
+            raise UserError(
+                f"a mask of shape {tuple(mask.shape)} does not fit a stream of shape {tuple(x.shape)}; pass "
+                "padding_masks={stack: mask} with a mask over all but the last dimension"
+            )
+        return flat[mask.reshape(-1)].to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _given(batch: Any, stack: StackView) -> Tensor | None:
-    reads_memory = any(view.role == "cross_attention" for view in stack.sublayers)
-    name = "decoder_attention_mask" if reads_memory else "attention_mask"
-    mask = batch.get(name) if isinstance(batch, Mapping) else None
-    return mask != 0 if isinstance(mask, Tensor) and mask.ndim == 2 else None
-
-
-def _nonzero(name: str, gradient: Tensor) -> Tensor:
-    mask = (gradient != 0).any(-1)
-    if not mask.any():
-        raise UserError(
-            f"the loss does not change with any token of {name}, so that padding cannot be recognised; pass "
-            "padding_masks={stack: mask}, or a loss that uses the model's output"
-        )
-    return mask
-
-
-def rows(x: Tensor, mask: Tensor) -> Tensor:
-    """Return the tokens `[N, D]` of a tensor `[..., D]` without padding and graph, in float32 or wider.
-
-    Raises UserError for a mask over another number of tokens.
-    """
-    flat = x.detach().reshape(-1, x.shape[-1])
-    if len(flat) != mask.numel():
-        raise UserError(
-            f"a mask of shape {tuple(mask.shape)} does not fit a stream of shape {tuple(x.shape)}; pass "
-            "padding_masks={stack: mask} with a mask over all but the last dimension"
-        )
-    return flat[mask.reshape(-1)].to(torch.promote_types(x.dtype, torch.float32))
+def _zeros_for_none(gradients: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the gradients with zeros where the loss does not reach a tensor."""
+    pairs = zip(gradients, tensors, strict=True)
+    return [torch.zeros_like(x, requires_grad=False) if g is None else g for g, x in pairs]
 
 
 def place(stack: str, view: SublayerView) -> dict[str, str | int]:
     """Return the columns that say which sublayer a row is about."""
     return {"stack": stack, "index": view.index, "layer": view.layer, "role": view.role}
-
-
-def cropped(subject: Subject, tokens: int) -> tuple[Subject, int]:
-    """Return the subject on the first rows of its batch, and its number of tokens.
-
-    There are as many rows as keep its longest stream within ``tokens`` tokens, but at least one.
-
-    Raises UserError where the loss fails on fewer rows, as one does that holds targets of its own.
-    """
-    count, used = _count(subject.batch) or 1, _tokens(subject)
-    kept = max(1, count * tokens // used)
-    if kept >= count:
-        return subject, used
-    small = subject.on(split(subject.batch, -(-count // kept))[0])
-    try:
-        return small, _tokens(small)
-    except Exception as error:
-        raise UserError(
-            f"on the first {kept} of the {count} rows of the batch the loss fails with "
-            f"{type(error).__name__}: {error}; give a batch of at most {tokens} tokens, or tokens={used} "
-            "to use all of it"
-        ) from error
 
 
 def _tokens(subject: Subject) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from normlab.diagnosis.fits import LawFit, fits, half_width
+from normlab.diagnosis.theory import LawFit, fits, half_width
 from normlab.papers.claim import Measure
 
 Array: TypeAlias = NDArray[np.float64]

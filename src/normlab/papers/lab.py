@@ -17,7 +17,7 @@ from normlab.config.config import PARALLEL_TEXTS, Config, DataConfig, ModelConfi
 from normlab.config.model import derive
 from normlab.data.batches import dev_batches, permutation
 from normlab.data.text import located
-from normlab.diagnosis.reading.structure import Structure, read_structure
+from normlab.diagnosis.structure import Structure, read_structure
 from normlab.diagnosis.subject import Subject
 from normlab.errors import UserError
 from normlab.nn import PAD, Seq2Seq

@@ -1,12 +1,16 @@
-"""Compare two runs of a step in a part of their tensors, and find the module where they part."""
+"""Runs of a step in float64, in which any change shows, and the comparison of two runs part by part."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from normlab.trace.tensors import Place, map_tensors, rows_of, tensors_in
 from normlab.trace.trace import Event, Trace
 
 Part = Callable[[Tensor], Tensor | None]
@@ -89,3 +93,90 @@ def laid_out(x: Tensor, rows: int, width: int) -> Tensor | None:
     if x.ndim >= 2 and rows > 1 and shape[0] in (rows * width, rows * (width - 1)):
         return x.reshape(rows, -1, *shape[1:])
     return None
+
+
+LARGE: Final = 4_000_000_000
+"""Positions times parameters of a batch whose passes in float64 take about a second on one core."""
+
+
+COLUMNS: Final = 32
+"""The fewest columns of a part of a batch."""
+
+
+def awake(model: nn.Module) -> nn.Module:
+    """Give small draws to the parameters that are zero, in place: ReZero's scalars, FixUp's and LoRA's last
+    matrices hide their branch at the start.
+    """
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.is_floating_point() and p.numel() and not bool(p.any()):
+                p.copy_(0.02 * torch.randn(p.shape, generator=generator))
+    return model
+
+
+def small_part(batch: Any, parameters: int) -> Any:
+    """Two rows, and the first columns, of a batch that is large for a model of so many parameters.
+
+    Columns are left out only where all integers are of one width and none may be a mask, a position or a
+    document: those of a part say something else.
+    """
+    rows = rows_of(batch)
+    whole = [x for _, x in tensors_in(batch) if x.ndim == 2 and not x.is_floating_point()]
+    ids = [x for x in whole if x.shape[0] == rows]
+    widths = {x.shape[1] for x in ids}
+    positions = rows * max(widths, default=1)
+    if rows < 2 or positions * parameters <= LARGE:
+        return batch
+    falls = [float((x.diff(dim=1) < 0).float().mean()) for x in ids]  # what counts up seldom falls
+    plain = len(widths) == 1 and min(falls) > 0.1 and all(len(torch.unique(x)) > 2 for x in ids)
+    width = widths.pop() if plain else 0
+    kept = max(COLUMNS, LARGE // parameters // 2)
+
+    def cut(_: Place, x: Tensor) -> Tensor:
+        if not x.ndim or x.shape[0] != rows:
+            return x
+        x = x[:2]
+        for axis in range(1, x.ndim):
+            if x.shape[axis] == width > kept:
+                x = x.narrow(axis, 0, kept)
+        return x
+
+    return map_tensors(batch, cut)
+
+
+def in_float64(trace: Trace) -> Trace | None:
+    """The same step on a copy in float64, None where that does not run or does not give the same loss."""
+    try:
+        batch = map_tensors(trace.batch, lambda _, x: x.double() if x.is_floating_point() else x)
+        wide = replace(trace, model=copy.deepcopy(trace.model).double(), batch=batch, exact=True)
+        a, b = float(wide.loss), float(trace.loss)
+        if abs(a - b) <= 0.05 * abs(b) + 1e-3 or a != a:
+            return wide
+        drawn = max(abs(float(trace.again(seed=seed).loss) - b) for seed in (1, 2))
+    except Exception:
+        return None
+    return wide if abs(a - b) <= 0.05 * abs(b) + 4 * drawn + 1e-3 else None
+
+
+def rounding_of(trace: Trace, value: Callable[[Trace], Tensor]) -> float:
+    """The relative difference of a value that rounding alone may make, in the model's own precision: the
+    largest that a change of each parameter by one rounding makes.
+    """
+    base, worst, draw = value(trace), 0.0, torch.Generator().manual_seed(0)
+    for _ in range(2):
+        moved, eps = rounded(trace.model, draw)
+        worst = max(worst, distance(base, value(trace.again(weights=moved))))
+    return 4 * worst + eps
+
+
+def rounded(model: nn.Module, draw: torch.Generator) -> tuple[dict[str, Tensor], float]:
+    """Parameters, each changed by one rounding at most, and the largest relative rounding."""
+    own = {n: p.detach() for n, p in model.named_parameters() if p.is_floating_point()}
+    eps = max(torch.finfo(p.dtype).eps for p in own.values())
+    return {n: shaken(p, eps, draw) for n, p in own.items()}, eps
+
+
+def shaken(x: Tensor, eps: float, draw: torch.Generator) -> Tensor:
+    """The tensor with each entry changed by a relative eps at most."""
+    return x * (1 + eps * (torch.rand(x.shape, generator=draw) - 0.5).to(x))

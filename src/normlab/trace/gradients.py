@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from normlab.trace.compare import distance
-from normlab.trace.exact import from_library
-from normlab.trace.functions import OWN, FunctionCall
 from normlab.trace.prepared import Step
+from normlab.trace.record import OWN, FunctionCall
+from normlab.trace.starts import from_library
 from normlab.trace.step import gradients_in
 from normlab.trace.trace import Trace
 
@@ -23,7 +23,7 @@ FLOOR: Final = 1e-7
 """Relative error of a central difference in float64 that two step sizes need not show."""
 
 
-class LossChange(NamedTuple):
+class _LossChange(NamedTuple):
     """How the loss moves along its gradient: as the gradient has it, as it does, and the error of that."""
 
     expected: float
@@ -67,23 +67,23 @@ class Along:
         numbers = map(float, _numbers(trace.functions(OWN)))
         return float(trace.loss) + sum(c * x for c, x in zip(self.attached, numbers, strict=True))
 
-    def compare(self, names: Sequence[str]) -> LossChange:
+    def compare(self, names: Sequence[str]) -> _LossChange:
         """Compare them in these parameters, at the two step sizes that agree best with each other."""
         expected = sum(self.scale[n] * float(self.gradients[n].square().sum()) for n in names)
-        start, best = self._loss((), 0.0), LossChange(expected, 0.0, float("inf"))
+        start, best = self._loss((), 0.0), _LossChange(expected, 0.0, float("inf"))
         for h in STEPS:
             up, down, near, below = (self._loss(names, x) for x in (h, -h, h / 2, -h / 2))
             a, b = (up - down) / (2 * h), (near - below) / h
             bend = (4 * (near + below - 2 * start) - (up + down - 2 * start)) / h
             error = abs(a - b) + abs(bend)
             if error < best.error:
-                best = LossChange(expected, (4 * b - a) / 3, error)
+                best = _LossChange(expected, (4 * b - a) / 3, error)
             if min(best.error / 10, abs(best.measured - expected)) <= FLOOR * abs(expected):
                 break
         return best
 
     @cached_property
-    def all(self) -> LossChange:
+    def all(self) -> _LossChange:
         """The comparison in every parameter at once, with what is attached where that explains it."""
         moved = self.compare(list(self.gradients))
         if not moved.disagrees:
@@ -124,7 +124,7 @@ HEAD: Final = 4
 """The least width of a part of a matrix: a head, a gate's half, a third of a fused projection."""
 
 
-class Silent(NamedTuple):
+class _Silent(NamedTuple):
     """The gradients of a training step, and why some parameters have none."""
 
     found: Found
@@ -132,7 +132,7 @@ class Silent(NamedTuple):
     why: Mapping[str, str]
 
 
-def silent_parameters(step: Step) -> Silent:
+def silent_parameters(step: Step) -> _Silent:
     """Look for parameters without a gradient, at other weights, too: a start may cancel one by its symmetry,
     and other weights route tokens otherwise.
     """
@@ -141,7 +141,7 @@ def silent_parameters(step: Step) -> Silent:
         found = _filled(found, step.exact.gradients)
     dead = [n for n in _none_of(found, found, step.rounding) if not step.declare.is_frozen(n)]
     if dead:
-        dead = _none_of(trace.again(weights=stepped(trace)).gradients, dead, step.rounding)
+        dead = _none_of(trace.again(weights=_stepped(trace)).gradients, dead, step.rounding)
     never, own = dead, {n: p.detach() for n, p in trace.model.named_parameters()}
     for places in (1, 3, 5, 7):
         if never:
@@ -155,16 +155,16 @@ def silent_parameters(step: Step) -> Silent:
         idle = name.rpartition(".")[0] not in ran
         if name not in never:
             return batch
-        if not none(found[name]) and not _moves_loss(step, name, own[name]):
+        if not _none(found[name]) and not _moves_loss(step, name, own[name]):
             return symmetry
         if idle and _is_expert(step, name, found):
             return expert
         return library if _is_of_library(step, name) else IDLE if idle else CUT
 
-    return Silent(found, {name: reason(name) for name in dead})
+    return _Silent(found, {name: reason(name) for name in dead})
 
 
-def none(gradient: Tensor | None) -> bool:
+def _none(gradient: Tensor | None) -> bool:
     """Whether there is no gradient, or zeros alone."""
     return gradient is None or not bool(gradient.any())
 
@@ -183,7 +183,7 @@ def without_gradient(step: Step, parameters: Sequence[Tensor]) -> Sequence[Tenso
 
 
 def _filled(found: Found, other: Found) -> Found:
-    return {n: other[n] if none(g) else g for n, g in found.items()}
+    return {n: other[n] if _none(g) else g for n, g in found.items()}
 
 
 def _none_of(found: Found, among: Iterable[str], rounding: float) -> list[str]:
@@ -204,7 +204,7 @@ def _is_expert(step: Step, name: str, found: Found) -> bool:
     parts, blocks = name.split("."), {b.path for b in step.facts.blocks}
     numbers = [i for i, x in enumerate(parts) if x.isdigit() and ".".join(parts[: i + 1]) not in blocks]
     globs = [".".join([*parts[:i], "*", *parts[i + 1 :]]) for i in numbers]
-    return any(fnmatchcase(n, glob) and not none(g) for n, g in found.items() for glob in globs)
+    return any(fnmatchcase(n, glob) and not _none(g) for n, g in found.items() for glob in globs)
 
 
 def _is_of_library(step: Step, name: str) -> bool:
@@ -218,7 +218,7 @@ def _is_of_library(step: Step, name: str) -> bool:
     return bool(built) and built[0] and built == sorted(built, reverse=True)
 
 
-def stepped(trace: Trace) -> dict[str, Tensor]:
+def _stepped(trace: Trace) -> dict[str, Tensor]:
     """The weights after a short step down the gradient, by a hundredth of each one's size."""
     own, weights = dict(trace.model.named_parameters()), dict(trace.weights)
     for n, g in trace.gradients.items():
@@ -232,10 +232,10 @@ def stepped(trace: Trace) -> dict[str, Tensor]:
 def asleep(trace: Trace, idle: Iterable[str]) -> list[str]:
     """Parameters that never get a gradient although they are not idle, however many steps are taken."""
     dead = list[str]()
-    while now := [n for n, g in trace.gradients.items() if none(g) and n not in idle]:
+    while now := [n for n, g in trace.gradients.items() if _none(g) and n not in idle]:
         if now == dead:
             return dead
-        dead, trace = now, trace.again(weights=stepped(trace))
+        dead, trace = now, trace.again(weights=_stepped(trace))
     return []
 
 

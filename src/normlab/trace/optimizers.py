@@ -252,7 +252,7 @@ class Rates(NamedTuple):
         )
 
 
-def simulated(optimizers: Sequence[Optimizer], scheduler: Any, steps: int | None) -> Rates:
+def _simulated(optimizers: Sequence[Optimizer], scheduler: Any, steps: int | None) -> Rates:
     """Follow a schedule without stepping an optimizer; optimizers and scheduler are copies, and change.
 
     Every step where they are few; else the first ones, and of the others some where the schedule has a closed
@@ -358,7 +358,7 @@ def rates_of(setup: Setup) -> Rates:
     _, optimizers, scheduler = copied(setup, hollow=True)
     if scheduler is None:
         return Rates([0], [[float(g["lr"]) for g in groups_of(optimizers)]], None)
-    return simulated(optimizers, scheduler, setup.declare.steps)
+    return _simulated(optimizers, scheduler, setup.declare.steps)
 
 
 def resumed(setup: Setup) -> tuple[list[float], list[float]]:

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normlab.errors import UserError
-from normlab.trace.compare import Part, blame, distance, part_of
-from normlab.trace.exact import Fresh, awake, in_float64, rounding_of, small_part
+from normlab.trace.compare import Part, awake, blame, distance, in_float64, part_of, rounding_of, small_part
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.stacks import Scaled, scaled_streams, stream_of
@@ -26,7 +25,7 @@ from normlab.trace.facts.wiring import Scores, Wiring, read_wiring
 from normlab.trace.optimizers import Rates, copied, held, rates_of, rebound
 from normlab.trace.rehearsal import SEED, Rehearsal, RehearsedStep, plain_step
 from normlab.trace.setup import Setup, shown
-from normlab.trace.starts import constant, parameters_of
+from normlab.trace.starts import Fresh, constant, parameters_of
 from normlab.trace.tensors import Place, Tap, forward_hooks, refusal, replaced, unwrap
 from normlab.trace.trace import Trace, output_loss
 
@@ -38,7 +37,7 @@ SMALL: Final = 2.0**-40
 """Factor of gradients that no clipping touches; powers of two round nothing."""
 
 
-class OutputDifference(NamedTuple):
+class _OutputDifference(NamedTuple):
     """The largest difference of two runs, relative to the largest entry, and the module where they part."""
 
     size: float
@@ -231,7 +230,7 @@ class Step:
             return wide[0]
         raise Unknown("the model puts out no tensor to compare")
 
-    def difference(self, a: Trace, b: Trace, part: Part) -> OutputDifference | None:
+    def difference(self, a: Trace, b: Trace, part: Part) -> _OutputDifference | None:
         """Compare two runs in a part of the logits; None where they agree up to rounding.
 
         The module is the first, in order of completion, whose inputs agree in that part and whose outputs do
@@ -241,7 +240,7 @@ class Step:
         if x is None or y is None:
             raise Unknown("the output has no axis for positions")
         size = distance(x, y)
-        return OutputDifference(size, blame(a, b, part, self.rounding)) if size > self.rounding else None
+        return _OutputDifference(size, blame(a, b, part, self.rounding)) if size > self.rounding else None
 
     def uses(self, path: str) -> bool:
         """Whether the loss depends on the output of a module."""

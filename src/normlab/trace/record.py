@@ -1,4 +1,4 @@
-"""See what flows through somebody else's step, without changing it."""
+"""See, and change, what flows through a step, by hooks on modules and at calls of functions of torch."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from types import FunctionType
 from typing import Any, Final, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from normlab.errors import UserError
-from normlab.trace.tensors import Side, Tap, activations, forward_hooks, unwrap
+from normlab.trace.tensors import Side, Tap, activations, forward_hooks, tensors_in, unwrap
 
 Signal = Literal["value", "grad"]
 ROOM: Final = 256
@@ -132,3 +135,187 @@ class _Hooks:
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
+
+
+WIDE: Final = torch.float64
+
+
+NARROW: Final = (torch.float32, torch.float16, torch.bfloat16)
+
+
+CASTS: Final = {Tensor.float, Tensor.half, Tensor.bfloat16}
+
+
+DROPOUTS: Final = {
+    F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout,
+}  # fmt: skip
+
+
+OWN: Final = "Function.apply"
+"""The name under which calls of autograd functions that are written in Python are recorded."""
+
+
+RUNNING: Final = list[type]()
+"""Those of these that run now, in which nothing has a graph."""
+
+
+class FunctionCall(NamedTuple):
+    """One call of a function of torch: its name, the module that was running, its arguments, its result."""
+
+    name: str
+    module: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    result: Any
+
+    def argument(self, place: int, name: str, default: Any = None) -> Any:
+        """Return an argument that may be given by position or by name."""
+        return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws, or takes statistics of the batch, as dropout and batch norm do in training."""
+        if self.name == "batch_norm":
+            return bool(self.argument(5, "training", False))
+        if self.name == "dropout":
+            return bool(self.argument(1, "p", 0.5)) and bool(self.argument(2, "training", True))
+        return bool(self.argument(4, "dropout_p", 0.0))
+
+
+class Functions(TorchFunctionMode):
+    """Runs a step's functions in float64 where ``exact``, and without dropout unless ``dropout``.
+
+    In float64 means that casts to a narrower floating type are casts to float64: a loss that says
+    ``logits.float()`` then loses nothing. Functions in ``wanted`` are handed to ``see`` as FunctionCalls.
+    """
+
+    def __init__(
+        self,
+        *,
+        exact: bool = False,
+        dropout: bool = True,
+        wanted: Callable[[str], bool] | None = None,
+        see: Callable[[str, tuple[Any, ...], Mapping[str, Any], Any], None] | None = None,
+    ) -> None:
+        super().__init__()
+        self._exact, self._dropout, self._wanted, self._see = exact, dropout, wanted, see
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is F.multi_head_attention_forward:
+            with self:  # what it calls is seen, too
+                return _seen_through(func)(*args, **kwargs)
+        if self._exact:
+            func, args, kwargs = _widened(func, args, kwargs)
+        if not self._dropout:
+            args, kwargs = _without_dropout(func, args, kwargs)
+        result = func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if self._see is not None and (self._wanted is None or self._wanted(name)):
+            self._see(name, args, kwargs, result)
+        return result
+
+
+def _widened(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """The same call with float64 wherever it names a narrower floating type."""
+    if func in CASTS:
+        func = Tensor.double
+    if getattr(func, "__name__", "") in ("grouped_mm", "_grouped_mm"):
+        func = _grouped_mm  # torch has no kernel of it for float64
+    args = tuple(WIDE if _narrow(a) else a for a in args)
+    if func is Tensor.to and len(args) > 1 and isinstance(args[1], Tensor) and args[1].dtype in NARROW:
+        args = (args[0], args[1].device, WIDE, *args[2:])
+    if _narrow(kwargs.get("dtype")):
+        kwargs["dtype"] = WIDE
+    return func, args, kwargs
+
+
+def _narrow(x: Any) -> bool:
+    return isinstance(x, torch.dtype) and x in NARROW
+
+
+def _grouped_mm(x: Tensor, weights: Tensor, offs: Tensor | None = None, **_: Any) -> Tensor:
+    """Products of groups of rows `[N, K]`, which end at ``offs``, with a matrix `[K, M]` each."""
+    if offs is None or x.ndim != 2 or weights.ndim != 3:
+        return x @ weights
+    ends = [0, *offs.tolist()]
+    groups = [x[a:b] @ w for a, b, w in zip(ends, ends[1:], weights, strict=False)]
+    return torch.cat([*groups, x[ends[-1] :] @ weights[-1]])
+
+
+def _without_dropout(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if func not in DROPOUTS and func is not F.scaled_dot_product_attention:
+        return args, kwargs
+    place, name = (1, "p") if func in DROPOUTS else (4, "dropout_p")
+    if len(args) > place:
+        return (*args[:place], 0.0, *args[place + 1 :]), kwargs
+    return args, {**kwargs, name: 0.0}
+
+
+def _seen_through(func: FunctionType) -> FunctionType:
+    """The same function, which does not hand itself to the mode, so that its inner calls are seen."""
+    blind = {name: lambda *_: False for name in func.__globals__ if name.startswith("has_torch_function")}
+    seen = FunctionType(func.__code__, {**func.__globals__, **blind}, func.__name__, func.__defaults__)
+    seen.__kwdefaults__ = func.__kwdefaults__
+    return seen
+
+
+@contextmanager
+def own_functions(see: Callable[[str, tuple[Any, ...], Mapping[str, Any], Any], None]) -> Iterator[None]:
+    """Hand each call of an autograd function that is written in Python, inside this block, to ``see``."""
+    base = torch.autograd.Function
+    own = base.__dict__["apply"]
+
+    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+        RUNNING.append(cls)
+        try:
+            result = own.__func__(cls, *args, **kwargs)
+        finally:
+            RUNNING.pop()
+        see(OWN, args, kwargs, result)
+        return result
+
+    base.apply = classmethod(apply)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        base.apply = own  # type: ignore[method-assign]
+
+
+class Preserve(TorchFunctionMode):
+    """Puts a copy in the place of each recorded tensor that is about to be written to, with the graph leading
+    through the copy: it has the value, and the gradient, that the tensor had before.
+    """
+
+    def __init__(self, held: dict[Any, Tensor]) -> None:
+        super().__init__()
+        self._held = held
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        name = getattr(func, "__name__", "")
+        writes = (name.endswith("_") and not name.startswith("_")) or given.get("inplace")
+        writes = writes or name == "__setitem__" or (name.startswith("__i") and name not in READING)
+        written = [*(args[:1] if writes else ()), given.get("out")]
+        for storage in {x.untyped_storage().data_ptr() for _, x in tensors_in(written)}:
+            self._preserve(storage)
+        return func(*args, **given)
+
+    def _preserve(self, storage: int) -> None:
+        held = {id(x): x for x in self._held.values() if x.untyped_storage().data_ptr() == storage}
+        for i, x in held.items():
+            if not (x.is_leaf and x.requires_grad):  # autograd lets nothing write to these
+                held[i] = x.clone()
+                x.copy_(held[i])
+        for key, x in self._held.items():
+            self._held[key] = held.get(id(x), x)
+
+
+READING: Final = ("__int__", "__iter__", "__invert__", "__index__", "__init__")
+"""Methods of tensors that begin as those that write in place, and do not."""

@@ -15,11 +15,10 @@ from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
 from normlab.errors import UserError
-from normlab.trace.compare import distance
-from normlab.trace.exact import rounded
+from normlab.trace.compare import distance, rounded
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
-from normlab.trace.functions import Functions
+from normlab.trace.record import Functions
 from normlab.trace.setup import Loss
 from normlab.trace.setup import Step as Whole
 from normlab.trace.tensors import eager, map_tensors, tensors_in
@@ -192,7 +191,7 @@ class Rehearsal:
         def clipped(own: Callable[..., Any], parameters: Any, *args: Any) -> None:
             held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
             own(held, *args)
-            seen.clips.append((frozenset(map(id, held)), norm_of(held)))
+            seen.clips.append((frozenset(map(id, held)), _norm_of(held)))
             seen.fresh -= {*map(id, held)}
 
         def stepped(own: Callable[..., Any], i: int, *args: Any, **kwargs: Any) -> Any:
@@ -222,7 +221,7 @@ class Rehearsal:
                 seen.gradients[self.names[id(p)]] = sample(p.grad) * unscale
         own = {id(p): p for p in self.model.parameters()}
         for held, left in () if seen.clipped else reversed(seen.clips):
-            norm = norm_of(own[i] for i in held if i in own)
+            norm = _norm_of(own[i] for i in held if i in own)
             if not seen.undone and not seen.clipped & held and abs(norm - left) > 1e-3 * left:
                 seen.undone = left, norm
             seen.clipped |= held
@@ -282,12 +281,12 @@ def groups_of(optimizers: Iterable[Optimizer]) -> list[dict[str, Any]]:
     return [group for o in optimizers for group in o.param_groups]
 
 
-def norm_of(parameters: Iterable[Tensor]) -> float:
+def _norm_of(parameters: Iterable[Tensor]) -> float:
     """The norm of their gradients together."""
     return sum(float(p.grad.double().norm()) ** 2 for p in parameters if p.grad is not None) ** 0.5
 
 
-class Fit(NamedTuple):
+class _Fit(NamedTuple):
     """Gradients as a factor times others, and the share of them that this does not explain."""
 
     factor: float
@@ -299,15 +298,15 @@ class Fit(NamedTuple):
         return max(self.rest, abs(self.factor - 1))
 
 
-def fit(gradients: Gradients, want: Gradients, scale: float = 1.0) -> Fit:
+def fit(gradients: Gradients, want: Gradients, scale: float = 1.0) -> _Fit:
     """The factor k of gradients / scale = k · want, and what it leaves; 1 and 0 where both are zero."""
     zeros = {n: torch.zeros_like(g) for n, g in {**gradients, **want}.items()}
     if not any(bool(g.any()) for own in (gradients, want) for g in own.values()):
-        return Fit(1.0, 0.0)
+        return _Fit(1.0, 0.0)
     wide = ([g.to("cpu", torch.float64) for g in {**zeros, **own}.values()] for own in (gradients, want))
     g, w = map(torch.cat, wide)
     k = float(g @ w) / scale / max(float(w @ w), 1e-300)
-    return Fit(k, float((g - k * scale * w).norm()) / max(float(g.norm()), 1e-300))
+    return _Fit(k, float((g - k * scale * w).norm()) / max(float(g.norm()), 1e-300))
 
 
 def splits(trace: Trace, facts: Facts, rounding: float) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from itertools import repeat
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.errors import UserError, nearest
-from normlab.trace.tensors import PARALLEL, Wrapped, unwrapped
+from normlab.trace.tensors import PARALLEL, unwrapped
 
 Loss = Callable[[nn.Module, Any], Tensor]
 """``loss(model, batch)``: a scalar with its graph."""
@@ -126,6 +127,19 @@ def refuse_unknown(word: Any, allowed: Sequence[str], where: str) -> None:
         raise UserError(f"{where} has no {shown(word)}{nearest(str(word), allowed)}")
 
 
+class _Wrapped(nn.Module):
+    """Stands for a data-parallel wrapper in functions of the user's, which may ask it for what it wraps."""
+
+    no_sync = nullcontext
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+
 @dataclass(frozen=True)
 class Setup:
     """A model, its data, loss and optimizer, as they are right before the first step.
@@ -195,7 +209,7 @@ class Setup:
         if not any(isinstance(m, PARALLEL) for m in unwrapped(self.model)):
             return self
         own = {n: f for n in ("loss", "step", "optimizer") if callable(f := getattr(self, n))}
-        return replace(self, **{n: lambda m, *more, f=f: f(Wrapped(m), *more) for n, f in own.items()})
+        return replace(self, **{n: lambda m, *more, f=f: f(_Wrapped(m), *more) for n, f in own.items()})
 
     @property
     def optimizers(self) -> list[Any]:

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import sys
+import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
 from statistics import NormalDist
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from normlab.trace.compare import distance
-from normlab.trace.facts.stacks import odd_one
+from normlab.trace.compare import awake, distance, in_float64
+from normlab.trace.facts import Unknown
+from normlab.trace.facts.stacks import odd_one, settings, shared
+from normlab.trace.setup import Setup, shown
+from normlab.trace.tensors import unwrap
+from normlab.trace.trace import Trace
+from normlab.trace.untouched import same_globals, same_random_state
 
 LEVEL: Final = 1e-6
 """Probability of a false alarm over all parameters that are compared."""
@@ -67,8 +78,8 @@ class Start:
             return "" if square == self.std else other
         kurtosis = float(x.pow(4).mean()) / square**2
         spread = (kurtosis - 1) / 4 * (1 / x.numel() + (1 / self.entries if self.entries else 0))
-        limit = limit_of(compared) * spread**0.5
-        kept = truncated(self.truncated_at) if self.truncated_at else 1.0
+        limit = _limit_of(compared) * spread**0.5
+        kept = _truncated(self.truncated_at) if self.truncated_at else 1.0
         off = min(abs(math.log(square**0.5 / (self.std * share))) for share in {1.0, kept})
         if off > limit:
             return other
@@ -77,12 +88,12 @@ class Start:
         return f"its largest entry is {largest:.4g}, and truncation at {most:.4g} is declared" if far else ""
 
 
-def limit_of(compared: int) -> float:
+def _limit_of(compared: int) -> float:
     """The largest deviation of so many normal draws, in units of their error, that is still chance."""
     return NormalDist().inv_cdf(1 - LEVEL / 2 / max(compared, 1))
 
 
-def truncated(at: float) -> float:
+def _truncated(at: float) -> float:
     r"""Return the deviation of a standard normal that is cut off at so many deviations on both sides:
     :math:`\sqrt{1 - 2 t \varphi(t) / (2 \Phi(t) - 1)}`, 0.88 for t = 2.
     """
@@ -98,7 +109,7 @@ def differences(model: nn.Module, starts: Iterable[Start]) -> Iterator[tuple[str
             yield one.path, how
 
 
-class Unlike(NamedTuple):
+class _Unlike(NamedTuple):
     """A parameter that starts unlike others, and how; ``z`` in errors of a draw."""
 
     z: float
@@ -117,7 +128,7 @@ def constant(p: Tensor) -> bool:
     return p.numel() > 0 and bool((flat[:64] == flat[0]).all()) and bool((flat == flat[0]).all())
 
 
-def looks_drawn(p: Tensor) -> bool:
+def _looks_drawn(p: Tensor) -> bool:
     """Whether a matrix has more distinct entries than diagonals, along which identities and tables agree."""
     part = p.detach().flatten(1)[:64, :64]
     return p.numel() > 1 and len(part.unique()) >= sum(part.shape)
@@ -134,46 +145,46 @@ def equal_draws(parameters: Parameters, drawn: Callable[[str, Tensor], bool]) ->
                 yield first, name
 
 
-def unlike_class(live: Parameters, one: Parameters, other: Parameters) -> list[Unlike]:
+def unlike_class(live: Parameters, one: Parameters, other: Parameters) -> list[_Unlike]:
     """Compare parameters with two draws of their class: constants exactly, draws by their deviation."""
     shared = [n for n, p in live.items() if n in one and n in other and p.shape == one[n].shape]
     seeded = all(torch.equal(one[n], other[n]) for n in shared)
-    limit, odd = limit_of(len(shared)), list[Unlike]()
+    limit, odd = _limit_of(len(shared)), list[_Unlike]()
     for name in shared:
         p, a, b = live[name], one[name], other[name]
         if torch.equal(a, b) and (constant(a) or not seeded):
             gap = distance(p, a.to(p.dtype))
             if gap > 2 * torch.finfo(p.dtype).eps:
                 how = f"differs by {gap:.1g} from the constants that it starts with"
-                odd.append(Unlike(math.inf, name, how))
+                odd.append(_Unlike(math.inf, name, how))
         elif p.numel() >= LEAST and constant(p):
             how = f"is {float(p.flatten()[0]):g} everywhere, and is drawn at random"
-            odd.append(Unlike(math.inf, name, how))
+            odd.append(_Unlike(math.inf, name, how))
         elif p.numel() >= LEAST:
             (own, *logs), (error, *_) = _log_std([p, a, b])
             z = abs(own - sum(logs) / 2) / (error * 1.5**0.5)
             how = f"has deviation {math.exp(own):.4g}, and is drawn with {math.exp(logs[0]):.4g}"
-            odd += [Unlike(z, name, how)] if z > limit else []
+            odd += [_Unlike(z, name, how)] if z > limit else []
     return odd
 
 
-def unlike_siblings(groups: Sequence[Parameters]) -> Unlike | None:
+def unlike_siblings(groups: Sequence[Parameters]) -> _Unlike | None:
     """The parameter that is most unlike the others of its group, where those agree."""
     groups = [g for g in groups if len(g) > 2 and len({p.shape for p in g.values()}) == 1]
-    limit = limit_of(sum(map(len, groups)))
+    limit = _limit_of(sum(map(len, groups)))
     odd = [_odd_constant(g) if any(map(constant, g.values())) else _odd_draw(g, limit) for g in groups]
     return max((one for one in odd if one), default=None)
 
 
-def _odd_constant(group: Parameters) -> Unlike | None:
+def _odd_constant(group: Parameters) -> _Unlike | None:
     is_ = {n: f"is {float(p.flatten()[0]):.9g}" if constant(p) else "is drawn" for n, p in group.items()}
     if (odd := odd_one(is_)) is None:
         return None
     how = f"{odd.value}, and in the {len(group) - 1} other blocks it {odd.rest}"
-    return Unlike(math.inf, odd.key, how)
+    return _Unlike(math.inf, odd.key, how)
 
 
-def _odd_draw(group: Parameters, limit: float) -> Unlike | None:
+def _odd_draw(group: Parameters, limit: float) -> _Unlike | None:
     if next(iter(group.values())).numel() < LEAST:
         return None
     logs, errors = (torch.tensor(x, dtype=torch.float64) for x in _log_std(list(group.values())))
@@ -187,7 +198,7 @@ def _odd_draw(group: Parameters, limit: float) -> Unlike | None:
         return None
     i = int(z.argmax())
     how = f"has deviation {math.exp(logs[i]):.4g}, its siblings {math.exp(middle):.4g}"
-    return Unlike(float(z[i]), list(group)[i], how)
+    return _Unlike(float(z[i]), list(group)[i], how)
 
 
 def _log_std(draws: list[Tensor]) -> tuple[list[float], list[float]]:
@@ -197,3 +208,112 @@ def _log_std(draws: list[Tensor]) -> tuple[list[float], list[float]]:
     fourth = sum(float(((x - x.mean()) / s).pow(4).sum()) for x, s in zip(flat, stds, strict=True))
     share = max(fourth / sum(x.numel() for x in flat) - 1, 0.05) / 4
     return [math.log(s) for s in stds], [(share / x.numel()) ** 0.5 for x in flat]
+
+
+SEEDS: Final = (101, 202)
+
+
+def from_library(one: object) -> bool:
+    """Whether the class of an object was installed with a package, so that it is not the user's own."""
+    source = getattr(sys.modules.get(type(one).__module__), "__file__", None)
+    homes = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
+    return source is not None and any(home in Path(source).resolve().parents for home in homes)
+
+
+class Fresh:
+    """The model of a setup as it is drawn anew."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._model, self._make = unwrap(setup.model), setup.make
+        self.by_class = from_library(self._model) and getattr(self._model, "config", None) is not None
+        """Whether a library's own class draws it."""
+
+    @cached_property
+    def one(self) -> nn.Module:
+        """The model of a seed. Raises Unknown where nothing says how it is drawn."""
+        return self._draw(SEEDS[0])
+
+    @cached_property
+    def pair(self) -> tuple[nn.Module, nn.Module]:
+        """The models of two seeds. Raises Unknown where nothing says how they are drawn."""
+        return self.one, self._draw(SEEDS[1])
+
+    @property
+    def of_class(self) -> nn.Module | None:
+        """The model as its library's class draws it; None where none does."""
+        with suppress(Unknown):
+            return self.one if self.by_class else None
+        return None
+
+    def exact(self, like: Trace) -> Trace | None:
+        """The same step in float64, on the model of its class; None where it does not run."""
+        if self.of_class is None:
+            return None
+        with suppress(Exception):
+            return in_float64(replace(like, model=awake(copy.deepcopy(self.of_class)), dropout=False))
+        return None
+
+    def has_setting(self, path: str, name: str, value: Any) -> bool | None:
+        """Whether a model made anew gives one of its modules this setting; None where that is not known."""
+        with suppress(Unknown, KeyError):
+            return settings(dict(self.one.named_modules())[path]).get(name) == value
+        return None
+
+    def draws(self, name: str, p: Tensor) -> bool:
+        """Whether a parameter is drawn: two seeds differ in it, or it looks so where that is not known."""
+        with suppress(Unknown):
+            one, other = (dict(m.named_parameters()) for m in self.pair)
+            varying = {n for n, x in one.items() if n in other and not torch.equal(x, other[n])}
+            return name in varying if varying and name in one else _looks_drawn(p)
+        return _looks_drawn(p)
+
+    def copies(self, first: str, name: str) -> bool:
+        """Whether the model's class, or a library's container (nn.TransformerEncoder), copies its blocks."""
+        if self.of_class is not None:
+            drawn = dict(self.of_class.named_parameters())
+            return first in drawn and name in drawn and torch.equal(drawn[first], drawn[name])
+        return from_library(self._model.get_submodule(".".join(shared((first, name))[:-1])))
+
+    def built(self) -> nn.Module | None:
+        """A model of ``make``, else of Hugging Face's class, in the type of the model; None without either.
+
+        Raises Unknown where the class makes a model with other tensors.
+        """
+        library, model = sys.modules.get("transformers"), self._model
+        if self._make is None and (library is None or not isinstance(model, library.PreTrainedModel)):
+            return None
+        with same_random_state(SEEDS[0]):
+            made = self._made() if self._make is not None else self._configured()
+        if self._make is None and made.state_dict().keys() != model.state_dict().keys():
+            raise Unknown("the model was changed after its class had made it: pass make=")
+        kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
+        return made.to(kinds.pop()) if len(kinds) == 1 else made
+
+    def on_meta(self) -> nn.Module | None:
+        """What ``built`` makes on the meta device. Raises Unknown where the user's code cannot."""
+        try:
+            with torch.device("meta"):
+                return self.built()
+        except Unknown:
+            raise
+        except Exception as error:
+            why = f"make() raises {type(error).__name__} on the meta device: {error}"
+            raise Unknown(why) from error
+
+    def _draw(self, seed: int) -> nn.Module:
+        with same_random_state(seed), same_globals():
+            if self.by_class:
+                with suppress(Exception):
+                    return self._configured()
+            return self._made()
+
+    def _configured(self) -> nn.Module:
+        return type(self._model)(copy.deepcopy(self._model.config))
+
+    def _made(self) -> nn.Module:
+        made = None if self._make is None else self._make()
+        if isinstance(made, nn.Module):
+            return made
+        if self._make is not None:
+            raise Unknown(f"make() returned {shown(made)}, and must return a model")
+        raise Unknown("nothing says how the model is drawn: pass make=, a function that builds it")

@@ -16,7 +16,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from normlab.errors import UserError
-from normlab.trace.untouched import undisturbed, without_gradients
+from normlab.trace.untouched import undisturbed
 
 if TYPE_CHECKING:
     from normlab.trace.trace import Trace
@@ -87,24 +87,21 @@ def _by_backward(
     arrived: dict[int, Tensor] = {}
     handles = [x.register_hook(partial(arrived.__setitem__, id(x))) for x in tensors if not x.is_leaf]
     hooks = [hooks for p in model.parameters() if (hooks := p._post_accumulate_grad_hooks)]
-    kept = [OrderedDict(one) for one in hooks]
+    kept, own = [OrderedDict(one) for one in hooks], [(p, p.grad) for p in model.parameters()]
     try:
         for one in hooks:
             one.clear()
-        with without_gradients(model):
-            loss.backward(retain_graph=retain_graph)
-            return [x.grad if x.is_leaf else arrived.get(id(x)) for x in tensors]
+        for p, _ in own:
+            p.grad = None
+        loss.backward(retain_graph=retain_graph)
+        return [x.grad if x.is_leaf else arrived.get(id(x)) for x in tensors]
     finally:
+        for p, gradient in own:
+            p.grad = gradient
         for one, before in zip(hooks, kept, strict=True):
             one.update(before)
         for handle in handles:
             handle.remove()
-
-
-def zeros_for_none(gradients: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the gradients with zeros where the loss does not reach a tensor."""
-    pairs = zip(gradients, tensors, strict=True)
-    return [torch.zeros_like(x, requires_grad=False) if g is None else g for g, x in pairs]
 
 
 def made(optimizer: Optimizer | OptimizerFactory, model: nn.Module) -> tuple[Optimizer, float]:

@@ -8,7 +8,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Final, Literal, TypeVar
 
@@ -74,11 +73,6 @@ def activations(value: Any) -> Iterator[tuple[Place, Tensor]]:
     )
 
 
-def wide(x: Tensor) -> Tensor:
-    """Return a tensor of one byte a number in float32, as torch can do little with it; others as they are."""
-    return x.float() if x.is_floating_point() and x.element_size() == 1 else x
-
-
 def map_tensors(value: Any, change: Callable[[Place, Tensor], Tensor], place: Place = ()) -> Any:
     """Return the same nest with each tensor changed; other objects stay as they are."""
     if isinstance(value, Tensor):
@@ -127,19 +121,6 @@ def unwrapped(model: nn.Module) -> list[nn.Module]:
             models.append(inner)
         else:
             return models
-
-
-class Wrapped(nn.Module):
-    """Stands for a data-parallel wrapper in functions of the user's, which may ask it for what it wraps."""
-
-    no_sync = nullcontext
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.module(*args, **kwargs)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -220,27 +201,6 @@ def first_calls(
         yield calls
 
 
-_CALLING: ContextVar[tuple[nn.Module, Call | None] | None] = ContextVar("_CALLING", default=None)
-
-
-@contextmanager
-def calling(model: nn.Module, call: Call | None) -> Iterator[None]:
-    """Let ``call_model`` call this model by ``call(model, batch)`` inside this block; without a call, by the
-    type of the batch.
-    """
-    before = _CALLING.set((model, call))
-    try:
-        yield
-    finally:
-        _CALLING.reset(before)
-
-
-def call_of(model: nn.Module) -> Call | None:
-    """Return the function by which ``call_model`` calls this model; None where the batch's type decides."""
-    current = _CALLING.get()
-    return current[1] if current is not None and current[0] is model else None
-
-
 def apart(entered: Mapping[Any, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the positional arguments of a call and those by name, from what ``forward_hooks`` shows."""
     args = tuple(value for key, value in entered.items() if isinstance(key, int))
@@ -254,11 +214,7 @@ def arguments_of(module: nn.Module, entered: Mapping[Any, Any]) -> Mapping[str, 
 
 
 def call_model(model: nn.Module, batch: Any) -> Any:
-    """Call ``model(**batch)``, ``model(*batch)`` or ``model(batch)``, by the type of the batch, or as the
-    surrounding ``calling`` says.
-    """
-    if (call := call_of(model)) is not None:
-        return call(model, batch)
+    """Call ``model(**batch)``, ``model(*batch)`` or ``model(batch)``, by the type of the batch."""
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)

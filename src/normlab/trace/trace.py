@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normlab.errors import UserError
-from normlab.trace.functions import OWN, FunctionCall, Functions, Preserve, own_functions
+from normlab.trace.record import OWN, FunctionCall, Functions, Preserve, own_functions
 from normlab.trace.setup import Loss
 from normlab.trace.step import Gradients, OptimizerFactory, Weights, gradients_in, trainable, updated
-from normlab.trace.tensors import Place, Side, Tap, call_model, forward_hooks, tensors_in
+from normlab.trace.tensors import Call, Place, Side, Tap, call_model, forward_hooks, tensors_in
 from normlab.trace.untouched import undisturbed
 
 
@@ -68,13 +68,13 @@ class Pass(NamedTuple):
     taps: Mapping[Tap, Tensor]
 
 
-def output_loss(model: nn.Module, batch: Any) -> Tensor:
+def output_loss(model: nn.Module, batch: Any, call: Call = call_model) -> Tensor:
     """Return the loss in the model's own output, as Hugging Face's models have it for batches with labels; of
     a tuple or a dict, the only number in it.
 
     Raises UserError with what to pass where there is none.
     """
-    output = call_model(model, batch)
+    output = call(model, batch)
     loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
     numbers = [x for _, x in tensors_in(output) if x.numel() == 1 and x.is_floating_point()]
     if loss is None and len(numbers) == 1:

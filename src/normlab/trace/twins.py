@@ -1,6 +1,4 @@
-"""The same by another way: each module in float32, the state loaded anew, rows with other padding, tokens one
-by one.
-"""
+"""The same by another way: in float32, loaded anew, padded otherwise, token by token, in another order."""
 
 from __future__ import annotations
 
@@ -14,21 +12,20 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from normlab.trace.compare import distance, whole
-from normlab.trace.exact import shaken
+from normlab.trace.compare import distance, laid_out, shaken, whole
 from normlab.trace.facts import Unknown
-from normlab.trace.facts.padding import Arranged
-from normlab.trace.facts.tokens import Tokens
-from normlab.trace.functions import Functions
+from normlab.trace.facts.facts import Facts
+from normlab.trace.facts.tokens import Arranged, Tokens, restarts
 from normlab.trace.prepared import Step
+from normlab.trace.record import Functions
 from normlab.trace.step import Weights
-from normlab.trace.tensors import apart, first_calls, map_tensors, tensors_in
+from normlab.trace.tensors import Place, apart, first_calls, map_tensors, replaced, tensors_in
 from normlab.trace.trace import Trace
 
 DRAWS: Final = 3
 
 
-class Rounding(NamedTuple):
+class _Rounding(NamedTuple):
     """How far a module is from its twin."""
 
     module: str
@@ -37,7 +34,7 @@ class Rounding(NamedTuple):
     operations: int
 
 
-class LowCalls(NamedTuple):
+class _LowCalls(NamedTuple):
     """The first call of each module of a pass in which something is in low precision."""
 
     calls: Mapping[str, Any]
@@ -46,7 +43,7 @@ class LowCalls(NamedTuple):
     """Whether anything runs under autocast."""
 
 
-def low_calls(step: Step) -> LowCalls:
+def low_calls(step: Step) -> _LowCalls:
     """Run the model once, under autocast where the user's step runs it so.
 
     Raises Unknown where all is in float32.
@@ -68,10 +65,10 @@ def low_calls(step: Step) -> LowCalls:
     low = {torch.bfloat16, torch.float16} & (types | casts)
     if not low:
         raise Unknown("no parameter is in low precision, and nothing runs under autocast")
-    return LowCalls(calls, low, bool(casts))
+    return _LowCalls(calls, low, bool(casts))
 
 
-def roundings(step: Step) -> Iterator[Rounding]:
+def roundings(step: Step) -> Iterator[_Rounding]:
     """Measure the first call of each module in low precision, inner ones first.
 
     Raises Unknown where all is in float32.
@@ -82,7 +79,7 @@ def roundings(step: Step) -> Iterator[Rounding]:
         with suppress(Exception):  # a module may ask for its own type
             twin = twins.get_submodule(path)
             weights = dict(twin.named_parameters()) if low.cast else {}
-            yield Rounding(path, *_ratio(twin, weights, values, _floating(written), eps))
+            yield _Rounding(path, *_ratio(twin, weights, values, _floating(written), eps))
 
 
 def _ratio(
@@ -200,3 +197,139 @@ def _attribute(output: Any, name: str) -> Any:
     if value is None:
         raise Unknown(f"its output has no {name}")
     return value
+
+
+class _Exchange(NamedTuple):
+    """A batch in which two places of a row, or of images, are exchanged."""
+
+    batch: Any
+    expected: Tensor
+    """The logits of a model that does not see the order."""
+    module: str = ""
+    has_positions: bool = True
+    """Whether a parameter of the model may hold something for each place."""
+
+
+def exchanged_tokens(facts: Facts, logits: Tensor) -> _Exchange:
+    """Exchange two tokens. Raises Unknown where they repeat."""
+    ids, expected = facts.tokens.ids, logits.clone()
+    one, other = 1, ids.shape[1] // 2
+    row = next((i for i, own in enumerate(ids) if own[one] != own[other]), None)
+    if row is None:
+        raise Unknown("tokens repeat")
+    swapped = ids.clone()
+    swapped[row, [one, other]] = ids[row, [other, one]]
+    if logits.ndim >= 3 and logits.shape[:2] == ids.shape:
+        expected[row, [one, other]] = logits[row, [other, one]]
+    return _Exchange(facts.with_tokens(swapped), expected)
+
+
+def exchanged_patches(facts: Facts, logits: Tensor) -> _Exchange:
+    """Exchange two patches of each image. Raises Unknown where none is cut into patches."""
+    model, batch = facts.trace.model, facts.trace.batch
+    for event in facts.trace.events:
+        module = model.get_submodule(event.module)
+        if not isinstance(module, nn.Conv2d) or module.kernel_size != module.stride or not facts.stacks:
+            continue
+        images = event.inputs[0]
+        place = next((p for p, x in facts.entries.items() if x.shape == images.shape), None)
+        high, wide = module.stride
+        down, across = images.shape[2] // high, images.shape[3] // wide
+        if place is None or logits.ndim != 2 or min(down, across) < 2:
+            continue
+        one, other = (..., slice(high), slice(wide)), (..., slice(high, 2 * high), slice(wide, 2 * wide))
+        swapped = facts.entries[place].clone()
+        swapped[one], swapped[other] = swapped[other].clone(), swapped[one].clone()
+        counts = {down * across + more for more in range(3)}
+        held = any(counts & {*p.shape} for p in model.parameters())
+        return _Exchange(replaced(batch, place, swapped), logits, event.module, held)
+    raise Unknown("the batch holds neither tokens nor an image that is cut into patches")
+
+
+def one_token(facts: Facts) -> Any:
+    """The batch with one token all over, no padding, and positions as the model counts them itself."""
+    tokens, ids = facts.tokens, facts.tokens.ids
+    pool = torch.unique(ids[ids != facts.declared.pad_id] if facts.declared.pad_id is not None else ids)
+
+    def plain(place: Place, x: Tensor) -> Tensor:
+        if place == tokens.place or x.is_floating_point() or x.shape != ids.shape:
+            return x
+        if set(torch.unique(x.long()).tolist()) <= {0, 1}:
+            return torch.ones_like(x)
+        return x if restarts(x.long()) is None else torch.arange(x.shape[1]).expand_as(x).to(x)
+
+    return map_tensors(facts.with_tokens(torch.full_like(ids, int(pool[len(pool) // 2]))), plain)
+
+
+class _Repeated(NamedTuple):
+    """What one self-attention computes on one repeated token."""
+
+    module: str
+    scores: Tensor
+    """`[B, H, T, T]`, before the softmax."""
+    values: Tensor | None
+
+    @property
+    def seen(self) -> Tensor:
+        """Which keys get a weight of a query of a model that looks back; a mask leaves others none."""
+        return (self.scores.double().softmax(-1) > 0).tril()
+
+    @property
+    def size(self) -> Tensor:
+        """The largest score of a key that is seen."""
+        return self.scores.masked_fill(~self.seen, 0).abs().max().clamp_min(1e-300)
+
+    @property
+    def slope(self) -> float:
+        """How far the scores of the last query differ by the keys that it sees, relative to the largest."""
+        last, seen = self.scores[..., -1, :], self.seen[..., -1, :]
+        far, near = last.masked_fill(~seen, -torch.inf).amax(-1), last.masked_fill(~seen, torch.inf).amin(-1)
+        return float((far - near).max() / self.size)
+
+    @property
+    def beyond_distance(self) -> float:
+        """How far the scores of two neighbouring queries differ beyond a factor and a constant of each."""
+        worst, s, seen = 0.0, self.scores, self.seen
+        for i in range(4, s.shape[-1]):  # by distance: those of a query, and of the query before
+            both = seen[..., i, 1 : i + 1] & seen[..., i - 1, :i]
+            pair = (x.masked_fill(~both, torch.nan) for x in (s[..., i, 1 : i + 1], s[..., i - 1, :i]))
+            x, y = ((part - part.nanmean(-1, keepdim=True)).nan_to_num(0) for part in pair)
+            factor = (x * y).sum(-1, keepdim=True) / y.square().sum(-1, keepdim=True).clamp_min(1e-300)
+            worst = max(worst, float((x - factor * y).abs().max() / self.size))
+        return worst
+
+
+def repeated(trace: Trace, width: int) -> Iterator[_Repeated]:
+    """What each self-attention over so many positions computes."""
+    for call in trace.functions("scaled_dot_product_attention", "softmax"):
+        if call.name == "softmax":
+            x = call.argument(0, "input")
+            if x.ndim == 4 and x.shape[-1] == x.shape[-2] == width:
+                yield _Repeated(call.module, x.detach(), None)
+            continue
+        q, k = call.argument(0, "query").detach(), call.argument(1, "key").detach()
+        if q.ndim != 4 or q.shape[-2] != k.shape[-2] or q.shape[-2] != width:
+            continue
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+        scale, bias = call.argument(6, "scale"), call.argument(3, "attn_mask")
+        scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+        if isinstance(bias, Tensor) and bias.is_floating_point():
+            scores = scores + bias
+        yield _Repeated(call.module, scores, call.argument(2, "value").detach())
+
+
+def stream_variation(trace: Trace, module: str, size: tuple[int, int]) -> float:
+    """How far the stream `[B, T, …]` read nearest around a module varies over T. Raises Unknown."""
+    inside = module.split(".")
+    for around in [".".join(inside[:depth]) for depth in range(len(inside), -1, -1)]:
+        for event in trace.events:
+            shown = (laid_out(x, *size) for x in event.inputs if x.is_floating_point())
+            here = [x for x in shown if x is not None and x.ndim > 2]
+            if event.module == around and here:
+                return variation(min(here, key=Tensor.dim), 1)
+    raise Unknown("no module around attention reads a stream with an axis for positions")
+
+
+def variation(x: Tensor, axis: int) -> float:
+    """How far a tensor differs along an axis from its first entry there."""
+    return distance(x, x.narrow(axis, 0, 1).expand_as(x))

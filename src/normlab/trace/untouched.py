@@ -1,22 +1,29 @@
-"""Leave a model, and everything random, as it was."""
+"""Leave a model, whatever belongs to it, and everything random, as it was, bit for bit."""
 
 from __future__ import annotations
 
 import gc
 import random
 import sys
+import types
 import warnings
-from collections.abc import Iterator
+from collections import OrderedDict, UserDict, deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from dataclasses import is_dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, UntypedStorage, nn
+from torch.amp import GradScaler
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from normlab.errors import UserError
-from normlab.trace.kept import Kept, held_by
 from normlab.trace.setup import Setup
 from normlab.trace.tensors import eager, unwrap
 
@@ -88,7 +95,7 @@ def same_globals() -> Iterator[None]:
 @contextmanager
 def same(*objects: Any, parameters: bool) -> Iterator[None]:
     """Put back what these objects hold after this block, see ``Kept``; ``parameters`` with their bits."""
-    kept = Kept(*(own for one in objects for own in _own(one)), parameters=parameters)
+    kept = _Kept(*(own for one in objects for own in _own(one)), parameters=parameters)
     try:
         yield
     finally:
@@ -122,19 +129,6 @@ def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
     finally:
         for module, before in modes:
             module.training = before
-
-
-@contextmanager
-def without_gradients(model: nn.Module) -> Iterator[None]:
-    """Hide the gradients that parameters hold inside this block, and put them back."""
-    held: list[tuple[nn.Parameter, Any]] = [(p, p.grad) for p in model.parameters()]
-    try:
-        for p, _ in held:
-            p.grad = None
-        yield
-    finally:
-        for p, gradient in held:
-            p.grad = gradient
 
 
 @contextmanager
@@ -175,7 +169,7 @@ def untouched(setup: Setup) -> Iterator[None]:
         return
     refuse_hollow(model)
     functions = (setup.loss, setup.step, setup.make, setup.optimizer, setup.scheduler)
-    reached = [one for function in functions if callable(function) for one in held_by(function)]
+    reached = [one for function in functions if callable(function) for one in _held_by(function)]
     batches = setup.batches[:SEVERAL] if isinstance(setup.batches, list) else setup.batches
     objects = [model, setup.optimizer, setup.scheduler, batches, *reached]
     before = _UNTOUCHED.set((*inside, model))
@@ -200,3 +194,220 @@ def refuse_hollow(model: nn.Module) -> None:
             f'{hollow[0]}; build the model outside of torch.device("meta"), or give it weights: '
             'model.to_empty(device="cpu"), then model.load_state_dict(…)'
         )
+
+
+PLAIN: Final = frozenset(
+    {
+        *(bool, int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device, torch.Size),
+        *(types.FunctionType, types.MethodType, types.ModuleType, types.BuiltinFunctionType),
+    }
+)
+"""Types of values that lead nowhere."""
+
+
+FILLED: Final = frozenset({dict, OrderedDict, list, set})
+
+
+MAPPINGS: Final = (dict, UserDict)
+
+
+OBJECTS: Final = (nn.Module, Optimizer, LRScheduler, GradScaler)
+"""Objects whose attributes are kept, beside those of dataclasses."""
+
+
+HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+class _Kept:
+    """What objects hold: attributes, containers, tensors, and generators of random numbers.
+
+    Objects stay the same objects: attributes and entries are put back, tensors get the storage, the bits, the
+    gradient and the hooks that they had. Of an attribute that is an object of some other class only a
+    dataclass is looked into: the rest may lead anywhere. ``parameters`` says whether their bits are copied,
+    to the CPU's memory.
+    """
+
+    def __init__(self, *roots: Any, parameters: bool) -> None:
+        self._parameters = parameters
+        self._known: dict[int, Any] = {}
+        self._undo: list[Callable[[], None]] = []
+        self._empty: list[Any] = []
+        self._storages: dict[Any, tuple[UntypedStorage, UntypedStorage, list[Tensor]]] = {}
+        waiting = list(roots)
+        for root in roots:
+            waiting += [vars(root)] if hasattr(root, "__dict__") else []
+        while waiting:
+            value = waiting.pop()
+            if id(value) in self._known:
+                continue
+            self._known[id(value)] = value
+            for inner in self._keep(value):
+                if type(inner) in FILLED and not inner:  # as most of what a module holds
+                    self._empty.append(inner)
+                elif type(inner) not in PLAIN:
+                    waiting.append(inner)
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for undo in reversed(self._undo):
+            undo()
+        for container in self._empty:
+            if container:
+                container.clear()
+        for storage, before, views in self._storages.values():
+            if storage.nbytes() != before.nbytes():
+                storage.resize_(before.nbytes())
+            if not _bytes(storage, before.device).equal(_bytes(before, before.device)):
+                storage.copy_(before)
+                torch.autograd.graph.increment_version([x for x in views if not x.is_inference()])
+
+    def _keep(self, value: Any) -> list[Any]:
+        """Remember a value; return what it leads to."""
+        if isinstance(value, Tensor):
+            return self._keep_tensor(value)
+        if isinstance(value, OBJECTS):
+            return [vars(value)]
+        if isinstance(value, (*MAPPINGS, list, set, tuple, deque)):
+            return self._keep_container(value)
+        if is_dataclass(value) and not isinstance(value, type):
+            return [vars(value)] if hasattr(value, "__dict__") else []
+        for kind, get, put in _generators():
+            if isinstance(value, kind):
+                self._undo.append(partial(put, value, get(value)))
+        if (numpy := sys.modules.get("numpy")) and isinstance(value, numpy.ndarray) and value.dtype != object:
+            self._keep_array(value)
+        return []
+
+    def _keep_container(self, value: Any) -> list[Any]:
+        if isinstance(value, tuple):
+            return list(value)
+        if isinstance(value, MAPPINGS):
+            items = dict(value)
+            self._undo.append(partial(_put_back, value, items))
+            return [*items, *items.values()]
+        entries = list(value)
+        self._undo.append(partial(_refill, value, entries))
+        return entries
+
+    def _keep_array(self, value: Any) -> None:
+        before = value.copy()
+
+        def undo() -> None:
+            if value.tobytes() != before.tobytes():
+                value[...] = before
+
+        self._undo.append(undo)
+
+    def _keep_tensor(self, x: Tensor) -> list[Any]:
+        if is_lazy(x):
+            return [vars(x)]
+        inner = list(_inside(x))
+        is_leaf, gradient = x.is_leaf, x.grad if x.is_leaf else None
+        data, trained = x if inner else x.data, x.requires_grad
+        hooks = {name: getattr(x, name) for name in HOOKS}
+
+        def undo() -> None:
+            if not _same_place(x, data):
+                x.data = data
+            if is_leaf and not x.is_leaf:
+                x.detach_()
+            if is_leaf and x.requires_grad is not trained:
+                x.requires_grad_(trained)
+            if is_leaf and x.grad is not gradient:
+                x.grad = gradient
+            for name, own in hooks.items():
+                if own is None and (added := getattr(x, name)):
+                    added.clear()
+
+        self._undo.append(undo)
+        if not inner and (self._parameters or not isinstance(x, nn.Parameter)):
+            self._keep_bits(x)
+        return [*inner, *hooks.values(), *([gradient] if self._parameters else []), vars(x)]
+
+    def _keep_bits(self, x: Tensor) -> None:
+        for storage in _storages(x):
+            key = storage.device, storage.data_ptr()
+            if key not in self._storages:
+                away = self._parameters and storage.device.type != "cpu"
+                self._storages[key] = storage, storage.cpu() if away else storage.clone(), []
+            self._storages[key][2].append(x)
+
+
+def _inside(x: Tensor) -> Iterator[Tensor]:
+    """Yield the tensors that a wrapper around tensors holds (sharded, quantised, jagged)."""
+    if is_traceable_wrapper_subclass(x):
+        held = (getattr(x, name) for name in x.__tensor_flatten__()[0])
+        yield from (inner for inner in held if isinstance(inner, Tensor))
+    elif x.layout is torch.sparse_coo:
+        yield from (x._indices(), x._values())
+
+
+def _storages(x: Tensor) -> list[UntypedStorage]:
+    """Return the storage of a tensor that has one of its own, and not one in tensors that it holds."""
+    if x.is_meta or x.layout is not torch.strided or is_traceable_wrapper_subclass(x):
+        return []
+    storage = x.untyped_storage()
+    return [storage] if storage.nbytes() else []
+
+
+def _bytes(storage: UntypedStorage, device: torch.device) -> Tensor:
+    here = storage if storage.device == device else storage.cpu()
+    return torch.empty(0, dtype=torch.uint8, device=device).set_(here)
+
+
+def _same_place(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors are the same view of the same storage."""
+    if [s.data_ptr() for s in _storages(x)] != [s.data_ptr() for s in _storages(y)]:
+        return False
+    if x.is_nested or not _storages(x):
+        return True
+    return all(f(x) == f(y) for f in (Tensor.size, Tensor.stride, Tensor.storage_offset, lambda z: z.dtype))
+
+
+def _put_back(mapping: Any, before: dict[Any, Any]) -> None:
+    """Put back the entries of a mapping, one by one: it is never without those that stay."""
+    for key in [key for key in mapping if key not in before]:
+        del mapping[key]
+    for key, value in before.items():
+        if key not in mapping or mapping[key] is not value:
+            mapping[key] = value
+    if list(mapping) != list(before):
+        for key, value in before.items():
+            del mapping[key]
+            mapping[key] = value
+
+
+def _refill(value: Any, before: list[Any]) -> None:
+    """Put back the entries of another container, if they are not the same objects."""
+    if len(before) != len(value) or not all(a is b for a, b in zip(before, value, strict=True)):
+        value.clear()
+        (value.update if isinstance(value, set) else value.extend)(before)
+
+
+def _generators() -> Iterator[tuple[type, Callable[[Any], Any], Callable[[Any, Any], None]]]:
+    yield torch.Generator, lambda g: g.get_state(), lambda g, state: g.set_state(state)
+    yield random.Random, lambda g: g.getstate(), lambda g, state: g.setstate(state)
+    if numpy := sys.modules.get("numpy"):
+        yield numpy.random.RandomState, lambda g: g.get_state(), lambda g, state: g.set_state(state)
+
+        def put(generator: Any, state: Any) -> None:
+            generator.bit_generator.state = state
+
+        yield numpy.random.Generator, lambda g: g.bit_generator.state, put
+
+
+def _held_by(function: Any) -> list[Any]:
+    """Return the modules, optimizers, schedulers and containers that a user's function reaches by name."""
+    values: list[Any] = [function, *getattr(function, "__dict__", {}).values()]
+    while isinstance(function, partial):
+        values += [*function.args, *function.keywords.values()]
+        function = function.func
+    values.append(getattr(function, "__self__", None))
+    function = getattr(function, "__func__", function)
+    if not isinstance(function, types.FunctionType):
+        function = type(function).__call__
+    if isinstance(function, types.FunctionType):
+        values += [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
+        values += [function.__globals__.get(name) for name in function.__code__.co_names]
+        values += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    return [value for value in values if isinstance(value, (*OBJECTS, *MAPPINGS, list, set, deque))]

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from normlab.checks.property import Violation
 from normlab.config.config import Config, ModelConfig
 from normlab.diagnosis import Structure, read_structure
-from normlab.diagnosis.reading.block import layer_of
-from normlab.diagnosis.reading.parameters import ParameterPart
+from normlab.diagnosis.block import layer_of
+from normlab.diagnosis.parameters import ParameterPart
 from normlab.diagnosis.subject import Subject
 from normlab.errors import UserError, nearest
 from normlab.nn import Branch, TokenModel
@@ -33,7 +33,7 @@ from normlab.runs.files import read_json
 from normlab.tasks.task import build_model
 from normlab.trace.setup import Declaration, Setup
 from normlab.trace.starts import Start
-from normlab.trace.tensors import calling, unwrap
+from normlab.trace.tensors import call_model, unwrap
 from normlab.trace.trace import output_loss
 from normlab.training.recipes.grammar import MODELS, resolve
 
@@ -121,10 +121,11 @@ class _Place:
 def _read(setup: Setup, *, stream: bool = False) -> tuple[Structure, list[_Place]]:
     """Read the residual stream, without which ``stream`` gives up, and the parts of all parameters."""
     model, batch, structure = deepcopy(unwrap(setup.model)), setup.batch, Structure((), ("nothing was read",))
-    with torch.enable_grad(), calling(model, setup.loss):
+    call = setup.loss or call_model
+    with torch.enable_grad():
         with nullcontext() if stream else suppress(UserError):
-            structure = read_structure(model, batch)
-        subject = Subject(model, batch, setup.loss or output_loss, structure)
+            structure = read_structure(model, batch, call=call)
+        subject = Subject(model, batch, setup.loss or output_loss, structure, call=call)
         owned, parts = subject.forward.owned, subject.parts
     layers = {s.name: s.sublayers[-1].layer + 1 for s in structure.stacks}
     places = []

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from normlab.diagnosis import Observer, Probe, Record, Structure, observe, read_structure
+from normlab.diagnosis.block import candidates
 from normlab.diagnosis.probes import SublayerSite, preset_probes, require_preset, stream_sites, weight_probes
-from normlab.diagnosis.reading.block import candidates
 from normlab.errors import UserError
 from normlab.trace.tensors import Side, apart, compiles, forward_hooks, unwrap
 

@@ -11,8 +11,8 @@ from contracts.variants import BY_PLACEMENT, build, inputs, label, loss_of, unif
 from diagnosis.small import untouched
 from normlab.diagnosis.studies.gradients import parameter_gradients
 from normlab.diagnosis.studies.output_change import output_change
+from normlab.diagnosis.study import Table
 from normlab.diagnosis.subject import BackwardPass, Subject, split
-from normlab.diagnosis.tables import Table
 from normlab.nn import PAD
 from normlab.trace.step import Gradients
 

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from diagnosis.following import alike, follow, shape_of
+from normlab.diagnosis import block as reading
 from normlab.diagnosis import read_structure
-from normlab.diagnosis.reading import block as reading
-from normlab.diagnosis.reading.structure import UnreadError
+from normlab.diagnosis.structure import UnreadError
 
 X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
 

@@ -5,8 +5,7 @@ import math
 import pytest
 
 from normlab.diagnosis import Diagnosis, Structure, find
-from normlab.diagnosis.study import SEVERITIES, Finding, format_number
-from normlab.diagnosis.tables import Table, Tables
+from normlab.diagnosis.study import SEVERITIES, Finding, Table, Tables, format_number
 
 
 def table(name, *rows):

@@ -13,8 +13,8 @@ from torch.func import functional_call
 
 from contracts.variants import CONFIG, build
 from diagnosis.small import SOURCE, TARGET, labelled, translating, untouched
-from normlab.diagnosis.reading.parameters import nodes_behind
-from normlab.diagnosis.reading.structure import Structure
+from normlab.diagnosis.parameters import nodes_behind
+from normlab.diagnosis.structure import Structure
 from normlab.diagnosis.studies.curvature import (
     DOUBLINGS,
     Hessian,
@@ -23,7 +23,7 @@ from normlab.diagnosis.studies.curvature import (
     curvature,
     largest_eigenvalue,
 )
-from normlab.diagnosis.subject import Subject, cropped, split
+from normlab.diagnosis.subject import Subject, split
 from normlab.errors import UserError
 
 SGD = partial(torch.optim.SGD, lr=1e-3)
@@ -325,7 +325,7 @@ def test_rows_are_cropped_wherever_they_are():
 
 @pytest.mark.parametrize(("tokens", "kept"), [(6, 1), (12, 2), (23, 2), (24, 4), (1, 1)])
 def test_a_subject_has_at_most_so_many_tokens_but_one_row(tokens, kept):
-    small, used = cropped(translating(), tokens)
+    small, used = translating().cropped(tokens)
     assert [len(x) for x in small.batch] == [kept, kept]
     assert used == 6 * kept
     assert small.loss().isfinite()
@@ -337,6 +337,6 @@ def test_a_loss_with_targets_of_its_own_is_told_what_to_do():
     subject = replace(
         subject, loss_of=lambda model, batch: nn.functional.cross_entropy(model(*batch).flatten(0, 1), words)
     )
-    assert cropped(subject, 24)[0] is subject
+    assert subject.cropped(24)[0] is subject
     with pytest.raises(ValueError, match="on the first 2 of the 4 rows of the batch the loss fails with"):
-        cropped(subject, 12)
+        subject.cropped(12)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from contracts.variants import build, uniform
 from diagnosis.small import BATCH, PADDING_MASKS, labelled, translating, untouched
-from normlab.diagnosis.reading.parameters import Owner, owners
+from normlab.diagnosis.parameters import Owner, owners
 from normlab.diagnosis.studies.gradients import (
     branch_jacobians,
     parameter_gradients,

@@ -9,7 +9,8 @@ from torch import nn
 
 from contracts.variants import perturbed, uniform
 from diagnosis.small import PADDING_MASKS, SOURCE, TARGET, labelled, translating, untouched
-from normlab.diagnosis.studies.representation import effective_rank, norm_parameters, similarity
+from normlab.diagnosis.studies.attention import effective_rank, similarity
+from normlab.diagnosis.studies.jacobian import norm_parameters
 from normlab.diagnosis.subject import Subject
 
 BATCH = (SOURCE, TARGET)

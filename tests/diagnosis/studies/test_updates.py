@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from contracts.variants import perturbed, uniform
 from diagnosis.small import SOURCE, TARGET, labelled, translating, untouched
-from normlab.diagnosis.reading.parameters import kinds, measuring, owners
-from normlab.diagnosis.studies.updates import updates
+from normlab.diagnosis.parameters import kinds, measuring, owners
+from normlab.diagnosis.studies.gradients import updates
 from normlab.diagnosis.subject import Subject
 
 BATCH = (SOURCE, TARGET)

@@ -1,4 +1,4 @@
-"""Measure attention head by head: the entropy of its weights and its largest logit."""
+"""Measure attention head by head, its entropy and its largest logit, and how alike depth makes tokens."""
 
 from __future__ import annotations
 
@@ -12,10 +12,20 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from normlab.config.chart import ByDepth
-from normlab.diagnosis.reading.structure import StackView
-from normlab.diagnosis.study import Finding, Study, format_number
+from normlab.diagnosis.structure import StackView
+from normlab.diagnosis.study import (
+    Finding,
+    Row,
+    Study,
+    Table,
+    Tables,
+    as_float,
+    floats,
+    format_cosine,
+    format_number,
+    mean,
+)
 from normlab.diagnosis.subject import Subject
-from normlab.diagnosis.tables import Row, Table, Tables, as_float, floats, mean
 from normlab.errors import UserError
 from normlab.trace.tensors import Side, Tap, at, forward_hooks
 
@@ -53,7 +63,7 @@ def attention(subject: Subject) -> Table:
     plain, seen = sdpa_kernel(SDPBackend.MATH), forward_hooks(moments.watched, moments.see)
     with plain, seen, moments:
         subject.calls().once()
-    turned = is_sequence_first(subject.model)
+    turned = _is_sequence_first(subject.model)
     stacks = subject.structure.stacks
     rows = [row for s in stacks for row in _rows(s, moments, masks[s.name], sequence_first=turned)]
     if not rows:
@@ -153,12 +163,12 @@ def _joined(those: Sequence[_Softmax]) -> Row:
     return {"entropy": mean_entropy, "max_logit": max_logit, "uniform": uniform.mean().item()}
 
 
-def is_sequence_first(model: nn.Module) -> bool:
+def _is_sequence_first(model: nn.Module) -> bool:
     """Whether streams are `[T, B, D]`, as torch's layers have them unless told ``batch_first``."""
     return any(getattr(module, "batch_first", True) is False for module in model.modules())
 
 
-def entropy_of_heads(tables: Tables) -> Iterator[Finding]:
+def _entropy_of_heads(tables: Tables) -> Iterator[Finding]:
     """Count heads that attend to one key only or to all alike, and report logits that saturate softmax."""
     for stack, table in tables.stacks("attention"):
         known = [
@@ -198,10 +208,101 @@ ATTENTION: Final = Study(
     "attention",
     attention,
     "cheap",
-    rules=(entropy_of_heads,),
+    rules=(_entropy_of_heads,),
     title="Attention",
     intro="Entropy of the attention of each head, in nats; zero means a single key. Dashed: uniform "
     "attention.",
     charts=(ByDepth("attention", "Attention entropy", "entropy", "nats", theory="uniform", by_role=True),),
     order=70,
+)
+
+ALIKE: Final = 0.95
+"""Mean cosine of two tokens' states beyond which less than a tenth of their energy distinguishes tokens."""
+
+
+def similarity(subject: Subject) -> Table:
+    r"""Measure :math:`\cos(x_i, x_j)`, the mean over pairs :math:`i \ne j` of tokens of a sequence, and the
+    effective rank :math:`\exp(-\sum_k p_k \ln p_k)` with :math:`p_k = \sigma_k / \sum_l \sigma_l` of a
+    sequence's singular values.
+
+    Of the stream `[B, T, D]` that a stack begins with, index -1, and after each sublayer; the mean over
+    sequences of more than one token, without padding. A stream `[N, D]` is one sequence.
+
+    Dong et al. 2021, Section 2 (arXiv 2103.03404) for tokens that grow alike; Roy and Vetterli 2007, Section
+    2 (EUSIPCO) for the rank.
+    """
+    turned, rows = _is_sequence_first(subject.model), list[Row]()
+    for stack in subject.structure.stacks:
+        taps = {-1: stack.sublayers[0].before} | {view.index: view.after for view in stack.sublayers}
+        for index, tap in taps.items():
+            x = subject.forward.tensors[tap]
+            mask = subject.masks[stack.name].reshape(x.shape[:-1]).to(x.device)
+            if turned and x.ndim == 3:
+                x, mask = x.transpose(0, 1), mask.T
+            rows.append({"stack": stack.name, "index": index, **_alike(x, mask)})
+    return Table("similarity", tuple(rows))
+
+
+def _alike(x: Tensor, mask: Tensor) -> Row:
+    x = x.to(torch.promote_types(x.dtype, torch.float32)) * mask[..., None]
+    sequences = x.reshape(-1, *x.shape[-2:])[(mask.sum(-1) > 1).reshape(-1)]
+    if not len(sequences):
+        return {"cosine": None, "effective_rank": None}
+    tokens = mask.reshape(-1, x.shape[-2]).sum(-1)
+    pairs = (tokens * (tokens - 1))[tokens > 1]
+    unit = nn.functional.normalize(sequences, dim=-1)
+    together = unit.sum(-2).square().sum(-1) - unit.square().sum((-2, -1))
+    means = {"cosine": (together / pairs).mean(), "effective_rank": effective_rank(sequences).mean()}
+    return {name: value.item() if value.isfinite() else None for name, value in means.items()}
+
+
+def effective_rank(x: Tensor) -> Tensor:
+    r"""Return :math:`\exp(-\sum_k p_k \ln p_k)` with :math:`p_k = \sigma_k / \sum_l \sigma_l`, from the
+    singular values :math:`\sigma` of each matrix `[..., T, D]`.
+
+    1 for a matrix of rank one or zero, min(T, D) for one with equal singular values; NaN for one whose
+    squares are not finite. Roy and Vetterli 2007, Section 2 (EUSIPCO).
+    """
+    x = x.double()
+    gram = x @ x.mT if x.shape[-2] < x.shape[-1] else x.mT @ x
+    finite = gram.isfinite().all(-1).all(-1)
+    values = torch.linalg.eigvalsh(gram.where(finite[..., None, None], 0.0)).clamp(min=0).sqrt()
+    shares = values / values.sum(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+    return torch.special.entr(shares).sum(-1).exp().where(finite, torch.nan)
+
+
+def _similarity_of_tokens(tables: Tables) -> Iterator[Finding]:
+    """Say whether depth makes tokens alike."""
+    for stack, table in tables.stacks("similarity"):
+        rows = [row for row in table if as_float(row["cosine"]) is not None]
+        if not rows:
+            continue
+        first, last = float(rows[0]["cosine"] or 0), float(rows[-1]["cosine"] or 0)
+        rank = as_float(rows[-1]["effective_rank"])
+        yield Finding(
+            "similarity",
+            "warning" if last > ALIKE else "note",
+            f"the mean cosine between the states of two tokens goes from {format_cosine(first)} to "
+            f"{format_cosine(last)} through {stack}"
+            + ("" if rank is None else f", whose output has an effective rank of {format_number(rank)}")
+            + ("; its tokens are nearly alike" if last > ALIKE else ""),
+            "similarity",
+            {"first": first, "last": last, "effective_rank": rank},
+            "Dong et al. 2021, Section 2 (arXiv 2103.03404)",
+        )
+
+
+SIMILARITY: Final = Study(
+    "similarity",
+    similarity,
+    "cheap",
+    rules=(_similarity_of_tokens,),
+    title="Similarity",
+    intro="Mean cosine between the states of two tokens, and the effective rank of a sequence's states, "
+    "which counts the directions that they use.",
+    charts=(
+        ByDepth("similarity", "Cosine of tokens", "cosine", "mean cosine"),
+        ByDepth("similarity", "Directions in use", "effective_rank", "effective rank"),
+    ),
+    order=80,
 )

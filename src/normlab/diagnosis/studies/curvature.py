@@ -10,9 +10,18 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from normlab.diagnosis.study import SMALL_BATCH, Finding, Study, format_number, start_of_warmup
-from normlab.diagnosis.subject import AnyOptimizer, Subject, cropped
-from normlab.diagnosis.tables import Row, Table, Tables, as_float
+from normlab.diagnosis.study import (
+    SMALL_BATCH,
+    Finding,
+    Row,
+    Study,
+    Table,
+    Tables,
+    as_float,
+    format_number,
+    start_of_warmup,
+)
+from normlab.diagnosis.subject import AnyOptimizer, Subject
 from normlab.errors import UserError
 from normlab.nn import reference
 from normlab.trace.step import FROZEN, Gradients, Weights, made, nodes_behind, trainable
@@ -135,17 +144,17 @@ def curvature(
     r"""Measure :math:`\lambda_{\max}(H)` and :math:`v^\top H v / \|v\|^2`, H being the Hessian of the loss in
     the trainable parameters, along v = the gradient and v = the optimizer's first update.
 
-    On the first rows of the batch with at most ``tokens`` tokens, see ``cropped``. The eigenvalue is found
-    from Hessian-vector products, at most ``products`` of them, until :math:`\|Hx - \lambda x\|` is below
-    ``tolerance`` times :math:`|\lambda|`, which bounds the error of an eigenvalue that is far from the others
-    by about its square; the detail says how many it took and what was left. Attention runs in a kernel that
-    can be differentiated twice, and so do normlab's own layers, within ``normlab.nn.reference()``.
+    On the first rows of the batch with at most ``tokens`` tokens (``Subject.cropped``). The eigenvalue is
+    found from Hessian-vector products, at most ``products`` of them, until :math:`\|Hx - \lambda x\|` is
+    below ``tolerance`` times :math:`|\lambda|`, which bounds the error of an eigenvalue that is far from the
+    others by about its square; the detail says how many it took and what was left. Attention runs in a kernel
+    that can be differentiated twice, and so do normlab's own layers, within ``normlab.nn.reference()``.
     ``optimizer`` as for ``step.updated``.
 
     Pan and Li 2023, Section 3 (arXiv 2306.00204). Raises UserError for a frozen model and for a loss that
     cannot be differentiated twice.
     """
-    small, used = cropped(subject, tokens)
+    small, used = subject.cropped(tokens)
     hessian = Hessian(small)
     pair = largest_eigenvalue(hessian, products=products, tolerance=tolerance, seed=seed)
     rows = (
@@ -174,10 +183,10 @@ def preconditioned_sharpness(
 
     Cohen et al. 2022, Section 2 (arXiv 2207.14484). Raises as ``curvature``.
     """
-    small, used = cropped(subject, tokens)
+    small, used = subject.cropped(tokens)
     hessian = Hessian(small)
     diagonal = -hessian.update(optimizer) / hessian.gradient
-    preconditioned = Preconditioned(hessian, diagonal)
+    preconditioned = _Preconditioned(hessian, diagonal)
     pair = largest_eigenvalue(preconditioned, products=products, tolerance=TOLERANCE, seed=seed)
     return Table("curvature", (_row("preconditioned_sharpness", pair.value, pair.detail(used)),))
 
@@ -245,7 +254,7 @@ class Hessian:
         return torch.dot(unit, self @ unit).item()
 
 
-class Preconditioned(Hessian):
+class _Preconditioned(Hessian):
     """:math:`D^{1/2} H D^{1/2}` of a Hessian and a diagonal `[P]`, whose entries below 0 count as 0."""
 
     def __init__(self, hessian: Hessian, diagonal: Tensor) -> None:
@@ -256,7 +265,7 @@ class Preconditioned(Hessian):
         return self._root * super().__matmul__(self._root * vector)
 
 
-class Eigenvalue(NamedTuple):
+class _Eigenvalue(NamedTuple):
     r"""An estimate, its residual :math:`\|Hx - \lambda x\|`, and the number of products that it took."""
 
     value: float
@@ -268,7 +277,7 @@ class Eigenvalue(NamedTuple):
 
 
 @torch.no_grad()
-def largest_eigenvalue(hessian: Hessian, *, products: int, tolerance: float, seed: int) -> Eigenvalue:
+def largest_eigenvalue(hessian: Hessian, *, products: int, tolerance: float, seed: int) -> _Eigenvalue:
     r"""Find :math:`\max_x x^\top H x / x^\top x` by power iteration with a memory: the next x is the best in
     the span of x, Hx and the step before.
 
@@ -285,7 +294,7 @@ def largest_eigenvalue(hessian: Hessian, *, products: int, tolerance: float, see
         rest = images[0] - value * basis[0]
         residual = torch.linalg.vector_norm(rest)
         if used == products or not residual > tolerance * value.abs():
-            return Eigenvalue(value.item(), residual.item(), used)
+            return _Eigenvalue(value.item(), residual.item(), used)
         rest = rest / residual
         basis.insert(1, rest)
         images.insert(1, hessian @ rest)
@@ -311,7 +320,7 @@ def _combined(weights: Tensor, vectors: list[Tensor]) -> Tensor:
     return sum((w * v for w, v in zip(weights[1:], vectors[1:], strict=True)), weights[0] * vectors[0])
 
 
-def critical_rate(tables: Tables) -> Iterator[Finding]:
+def _critical_rate(tables: Tables) -> Iterator[Finding]:
     """Say that the learning rate is above the smallest one at which a step raises the loss. That it is below
     says nothing: many a training fails there.
     """
@@ -339,7 +348,7 @@ CRITICAL_LR = Study(
     "critical_lr",
     lambda subject: [critical_lr(subject.small, subject.optimizer, tolerance=CLOSE)],
     "standard",
-    rules=(critical_rate,),
+    rules=(_critical_rate,),
     batch=SMALL_BATCH,
     order=5,
 )

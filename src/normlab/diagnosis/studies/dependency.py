@@ -12,10 +12,22 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from normlab.config.chart import HeatMap
-from normlab.diagnosis.reading.structure import StackView, SublayerView
-from normlab.diagnosis.study import LIU, SMALL_BATCH, Finding, Study, format_number, format_share
+from normlab.diagnosis.structure import StackView, SublayerView
+from normlab.diagnosis.study import (
+    LIU,
+    SMALL_BATCH,
+    Finding,
+    Row,
+    Study,
+    Table,
+    Tables,
+    Value,
+    floats,
+    format_number,
+    format_share,
+    mean,
+)
 from normlab.diagnosis.subject import Subject
-from normlab.diagnosis.tables import Row, Table, Tables, Value, floats, mean
 from normlab.errors import UserError
 from normlab.trace.tensors import Tap
 
@@ -220,13 +232,13 @@ def _add(
         parts.add_state(next((p for state, p in states if torch.equal(state, seen[tap])), seen[tap][None]))
 
 
-def dependency_on_branches(tables: Tables) -> Iterator[Finding]:
+def _dependency_on_branches(tables: Tables) -> Iterator[Finding]:
     """Compare how strongly each sublayer's output depends on its residual branch with 1/i."""
     for stack, table in tables.stacks("residual_dependency"):
         shares = floats(table, "beta_sq")
         if len(shares) < 2:
             continue
-        amplification, expected = sum(shares), harmonic(len(shares))
+        amplification, expected = sum(shares), _harmonic(len(shares))
         strong = amplification > LEANING * expected
         late = mean(shares[len(shares) // 2 :])
         yield Finding(
@@ -242,7 +254,7 @@ def dependency_on_branches(tables: Tables) -> Iterator[Finding]:
         )
 
 
-def harmonic(n: int) -> float:
+def _harmonic(n: int) -> float:
     """Return the sum of 1/i for i from 1 to n."""
     return sum(1 / i for i in range(1, n + 1))
 
@@ -250,7 +262,7 @@ def harmonic(n: int) -> float:
 def depends_strongly(tables: Tables, stack: Value) -> bool:
     """Whether the sublayers of a stack depend on their residual branches, or that was not measured."""
     shares = floats(tables.table("residual_dependency").where(stack=stack), "beta_sq")
-    return not shares or sum(shares) > LEANING * harmonic(len(shares))
+    return not shares or sum(shares) > LEANING * _harmonic(len(shares))
 
 
 def _measure(subject: Subject) -> Iterator[Table]:
@@ -263,7 +275,7 @@ DEPENDENCY: Final = Study(
     "dependency",
     _measure,
     "standard",
-    rules=(dependency_on_branches,),
+    rules=(_dependency_on_branches,),
     title="Dependency",
     intro="How much of the variance of each sublayer's output comes from which branch (Liu et al. 2020, "
     "Section 4.1, Figures 7 and 8). A dark diagonal means that sublayers depend on their own residual "

@@ -1,4 +1,4 @@
-"""Measure by how much the norms of a model scale the gradients that pass through them."""
+"""Measure the parameters of norms, and by how much norms scale the gradients that pass through them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,20 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from normlab.diagnosis.study import SMALL_BATCH, XIONG, Finding, Study, format_number
+from normlab.diagnosis.parameters import Owner, norms_of
+from normlab.diagnosis.study import (
+    SMALL_BATCH,
+    XIONG,
+    Finding,
+    Row,
+    Study,
+    Table,
+    Tables,
+    as_float,
+    extremes,
+    format_number,
+)
 from normlab.diagnosis.subject import Subject
-from normlab.diagnosis.tables import Row, Table, Tables, as_float, extremes
 from normlab.diagnosis.theory import layer_norm_jacobian, rms_norm_jacobian
 from normlab.errors import UserError
 from normlab.trace.tensors import activations, first_calls
@@ -136,7 +147,7 @@ def spectral_norm(matrices: Tensor, *, steps: int = STEPS) -> Tensor:
     return torch.linalg.eigvalsh(images.mT @ images)[:, -1].clamp(min=0).sqrt()
 
 
-def gains(tables: Tables) -> Iterator[Finding]:
+def _gains(tables: Tables) -> Iterator[Finding]:
     """Report norms whose gain, measured by their Jacobian, is near zero or far above one."""
     effective = _effective(tables)
     for name, words, limit, some in (
@@ -163,7 +174,7 @@ def _effective(tables: Tables) -> dict[str, float]:
     return {name: measured / exact for name, measured, exact in read if measured is not None and exact}
 
 
-def scaling_of_gradients(tables: Tables) -> Iterator[Finding]:
+def _scaling_of_gradients(tables: Tables) -> Iterator[Finding]:
     """Say by how much the norms scale gradients, and compare it with the exact form of Lemma 3."""
     ends = extremes(tables.table("jacobian"), "spectral")
     ratios = [ratio for ratio in _effective(tables).values() if ratio]
@@ -187,7 +198,54 @@ JACOBIAN: Final = Study(
     "jacobian",
     lambda subject: [jacobian(subject.small, tokens=ASKED)],
     "standard",
-    rules=(gains, scaling_of_gradients),
+    rules=(_gains, _scaling_of_gradients),
     batch=SMALL_BATCH,
     order=90,
 )
+
+
+def norm_parameters(subject: Subject) -> Table:
+    r"""Measure :math:`\frac{1}{n} \sum_i w_i`, :math:`\min_i w_i` and :math:`\max_i w_i` of the gains, biases
+    and scalars w of every norm, and of what scales streams and branches: :math:`g, \gamma, \beta, \omega,
+    \alpha, \lambda`.
+
+    That is, of all parameters with at most one dimension of norms anywhere, which their numbers tell, and of
+    modules without a matrix in the sublayers but outside their branches. ``parameter`` is the path from the
+    model, ``module`` that of its module; stack and index are None outside of all sublayers, and index is the
+    first sublayer's for what those of a layer share, such as ReZero's :math:`\alpha`.
+
+    Nguyen and Salazar 2019, Figure 3 (arXiv 1910.05895) for the g of ScaleNorm by depth.
+    """
+    model, structure = subject.model, subject.structure
+    _, owned, widths = subject.forward
+    norms = norms_of(model, widths)
+    by_structure = {  # of frozen parameters, which no graph shows
+        path: Owner(stack, v.index, v.layer, v.role) for stack, v in structure.sublayers for path in v.norms
+    }
+    finals = {stack.final_norm: stack.name for stack in structure.stacks if stack.final_norm}
+    rows: list[Row] = []
+    for path, p in model.named_parameters():
+        holder = path.rpartition(".")[0]
+        owner = owned[path] if owned[path].role != "other" else by_structure.get(holder, Owner())
+        if p.ndim < 2 and (holder in norms or (owner.role != "other" and _scales(subject, holder))):
+            stack, index = finals.get(holder, owner.stack), _index(subject, owner)
+            wide = p.detach().to(torch.promote_types(p.dtype, torch.float32))
+            levels = {"mean": wide.mean().item(), "low": wide.min().item(), "high": wide.max().item()}
+            rows.append({"module": holder, "parameter": path, "stack": stack, "index": index, **levels})
+    return Table("norm_parameters", tuple(rows))
+
+
+def _scales(subject: Subject, holder: str) -> bool:
+    matrix = any(p.ndim > 1 for p in subject.model.get_submodule(holder).parameters(recurse=False))
+    branches = (view.branch.module for _, view in subject.structure.sublayers)
+    return not matrix and not any(f"{holder}.".startswith(f"{branch}.") for branch in branches)
+
+
+def _index(subject: Subject, owner: Owner) -> int | None:
+    """Return the sublayer in which a parameter acts, or the first of the layer that shares it."""
+    views = subject.structure.sublayers
+    shared = (v.index for stack, v in views if (stack, v.layer) == (owner.stack, owner.layer))
+    return next(shared, None) if owner.index is None else owner.index
+
+
+NORM_PARAMETERS: Final = Study("norm_parameters", norm_parameters, "cheap", order=85)

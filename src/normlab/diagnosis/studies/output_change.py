@@ -9,12 +9,22 @@ import torch
 from torch import Tensor
 
 from normlab.config.chart import Growth
-from normlab.diagnosis.fits import Curve, fits_of_curves
-from normlab.diagnosis.reading.structure import StackView
+from normlab.diagnosis.structure import StackView
 from normlab.diagnosis.studies.dependency import depends_strongly
-from normlab.diagnosis.study import LIU, SMALL_BATCH, Finding, Study, at_peak, format_number
-from normlab.diagnosis.subject import AnyOptimizer, Subject, rows
-from normlab.diagnosis.tables import Row, Table, Tables, as_float
+from normlab.diagnosis.study import (
+    LIU,
+    SMALL_BATCH,
+    Finding,
+    Row,
+    Study,
+    Table,
+    Tables,
+    as_float,
+    at_peak,
+    format_number,
+)
+from normlab.diagnosis.subject import AnyOptimizer, Subject
+from normlab.diagnosis.theory import Curve, fits_of_curves
 from normlab.errors import UserError
 from normlab.trace.step import Weights, trainable
 from normlab.trace.trace import at_weights
@@ -144,17 +154,17 @@ def _curve(changes: Table) -> Curve:
 @torch.no_grad()
 def _outputs(subject: Subject, stacks: Sequence[StackView], weights: Weights) -> list[list[Tensor]]:
     """Return, for each stack, the tokens `[N, D]` after every sublayer, through its final norm."""
-    masks, outputs = subject.masks, list[list[Tensor]]()
+    outputs = list[list[Tensor]]()
     with at_weights(subject.model, weights):
         seen = subject.calls(view.after for stack in stacks for view in stack.sublayers).once().taps
         for stack in stacks:
             final = subject.model.get_submodule(stack.final_norm) if stack.final_norm else torch.nn.Identity()
             taps = dict.fromkeys(view.after for view in stack.sublayers)
-            outputs.append([rows(final(seen[tap]), masks[stack.name]) for tap in taps])
+            outputs.append([subject.tokens(stack.name, final(seen[tap])) for tap in taps])
     return outputs
 
 
-def growth_of_change(tables: Tables) -> Iterator[Finding]:
+def _growth_of_change(tables: Tables) -> Iterator[Finding]:
     """Say how the output change grows with depth, and how far one step of the optimizer moves the output."""
     for stack, fits in tables.stacks("output_change_fit"):
         laws = {str(row["law"]): row for row in fits.where(kind="random")}
@@ -233,7 +243,7 @@ OUTPUT_CHANGE: Final = Study(
     "output_change",
     _measure,
     "standard",
-    rules=(growth_of_change,),
+    rules=(_growth_of_change,),
     title="Output change",
     intro="How far the output of the first N sublayers moves when the matrices of all sublayers change, "
     "in mean square. Solid: the power law that fits best; dashed: a line in N; dotted: log N. Theory "

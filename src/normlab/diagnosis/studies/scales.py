@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from normlab.config.chart import ByDepth
-from normlab.diagnosis.reading.structure import StackView, Structure
-from normlab.diagnosis.study import XIONG, Finding, Study, format_number
+from normlab.diagnosis.structure import StackView, Structure
+from normlab.diagnosis.study import XIONG, Finding, Row, Study, Table, Tables, as_float, format_number
 from normlab.diagnosis.subject import Subject, place
-from normlab.diagnosis.tables import Row, Table, Tables, as_float
 from normlab.diagnosis.theory import LEMMA_2, bounded_fraction, ffn_gain, hidden_scales
 
 PLACEMENTS: Final = {
@@ -27,7 +26,7 @@ let the mean square grow with their number; ten times that means that branches g
 """
 
 
-def structure(read: Structure) -> Table:
+def _structure(read: Structure) -> Table:
     """Tabulate each sublayer with its role, its placement, its norms and the module of its branch."""
     rows = (
         {"stack": stack.name}
@@ -39,7 +38,7 @@ def structure(read: Structure) -> Table:
     return Table("structure", tuple(rows))
 
 
-def placement(tables: Tables) -> Iterator[Finding]:
+def _placement(tables: Tables) -> Iterator[Finding]:
     """Name the placement of each stack, and how many of its sublayers follow it."""
     for stack, table in tables.stacks("structure"):
         counted = Counter(str(row["placement"]) for row in table)
@@ -116,7 +115,7 @@ def _ffn_widths(subject: Subject) -> dict[tuple[str, int | None], int]:
     return widths
 
 
-def hidden_scale(tables: Tables) -> Iterator[Finding]:
+def _hidden_scale(tables: Tables) -> Iterator[Finding]:
     """Say how the mean square of the stream changes with depth, and how near it is to theory."""
     for stack, table in tables.stacks("scales"):
         rows = [row for row in table.where(signal="after") if (as_float(row["mean_square"]) or 0) > 0]
@@ -161,9 +160,9 @@ def _theory(tables: Tables) -> Iterator[Finding]:
 
 STRUCTURE: Final = Study(
     "structure",
-    lambda subject: [structure(subject.structure)],
+    lambda subject: [_structure(subject.structure)],
     "cheap",
-    rules=(placement,),
+    rules=(_placement,),
     batch="the model alone",
     order=0,
 )
@@ -171,7 +170,7 @@ SCALES: Final = Study(
     "scales",
     scales,
     "cheap",
-    rules=(hidden_scale,),
+    rules=(_hidden_scale,),
     title="Hidden scale",
     intro="Mean square of the stream plus the branch at each sublayer, which in a Post-LN is the input "
     "of the norm, on a log scale. Dashed line or bar: the value or the bounds that theory predicts for a "

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file
 
-from normlab.diagnosis.reading.structure import read_structure
+from normlab.diagnosis.structure import read_structure
 from normlab.diagnosis.subject import Subject
 from normlab.errors import UserError
 from normlab.papers.intervals import Array

@@ -11,11 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from normlab.trace.facts import Unknown
-from normlab.trace.facts.documents import documents_of
-from normlab.trace.facts.padding import Arranged, Padding, padding_of
 from normlab.trace.facts.stacks import Block, find_stacks, stream_of
 from normlab.trace.facts.targets import SCORED, Logits, Targets, read_logits
-from normlab.trace.facts.tokens import Tokens, looked_up
+from normlab.trace.facts.tokens import Arranged, Padding, Tokens, documents_of, looked_up, padding_of
 from normlab.trace.setup import Declaration
 from normlab.trace.tensors import Place, at, map_tensors, replaced, rows_of, tensors_in
 from normlab.trace.trace import Trace

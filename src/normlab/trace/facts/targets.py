@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlab.trace.compare import distance
-from normlab.trace.functions import FunctionCall
-from normlab.trace.graph import factors
+from normlab.trace.facts.wiring import MULTIPLIED, factors
+from normlab.trace.record import FunctionCall
 from normlab.trace.step import gradients_in
 from normlab.trace.tensors import Tap, rows_of
 from normlab.trace.trace import Event, Pass, Trace
@@ -92,7 +92,8 @@ def read_targets(logits: Tensor, gradient: Tensor, precision: torch.dtype = torc
     counted = g.abs().sum(-1) > 0
     if classes < 2 or not counted.any() or not torch.isfinite(g).all():
         return None
-    fitted = [torch.cat(x) for x in zip(*_fits(z[counted], g[counted]), strict=True)]
+    parts = zip(z[counted].split(ROWS), g[counted].split(ROWS), strict=True)
+    fitted = [torch.cat(x) for x in zip(*(_fit(z.double(), g.double()) for z, g in parts), strict=True)]
     ids, weight, p_weight, uniform, residual, nll = fitted
     good = (residual < RESIDUAL.get(precision, 5e-2)) & (weight > 0) & (p_weight > 0)
     if good.double().mean() < 0.98:
@@ -115,11 +116,6 @@ def read_targets(logits: Tensor, gradient: Tensor, precision: torch.dtype = torc
         float(smoothing),
         float(excess),
     )
-
-
-def _fits(z: Tensor, g: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    for rows in range(0, len(z), ROWS):
-        yield _fit(z[rows : rows + ROWS].double(), g[rows : rows + ROWS].double())
 
 
 def _fit(z: Tensor, g: Tensor) -> tuple[Tensor, ...]:
@@ -156,8 +152,6 @@ def _fit(z: Tensor, g: Tensor) -> tuple[Tensor, ...]:
 
 SCORED: Final = ("cross_entropy", "log_softmax", "nll_loss")
 """Functions of torch to whose input a cross-entropy's logits may go without being a module's output."""
-MULTIPLIED: Final = ("linear", "addmm", "matmul", "__matmul__", "bmm", "baddbmm", "einsum")
-"""Functions of torch that multiply matrices."""
 CLOSE: Final = 1e-6
 """Relative difference of sums of gradients in float64, and of what is read off them."""
 CANDIDATES: Final = 16
@@ -287,14 +281,14 @@ def over_one(trace: Trace) -> float | None:
     return None
 
 
-class Cut(NamedTuple):
+class _Cut(NamedTuple):
     """The share of logits that get no gradient from their loss, and the module that makes them."""
 
     size: float
     module: str
 
 
-def cut_off(trace: Trace, logits: Tensor) -> Cut | None:
+def cut_off(trace: Trace, logits: Tensor) -> _Cut | None:
     """Logits that a cross-entropy moves, though not by the last product of their shape.
 
     One whose probability rounds to 0 or 1 may have no gradient.
@@ -312,4 +306,4 @@ def cut_off(trace: Trace, logits: Tensor) -> Cut | None:
     least = torch.finfo(p.dtype).eps
     unsure = counted & (p > least) & (p < 1 - least)
     lost = unsure & (g == 0)
-    return Cut(float(lost.sum() / unsure.sum()), made[-1].module) if lost.any() else None
+    return _Cut(float(lost.sum() / unsure.sum()), made[-1].module) if lost.any() else None

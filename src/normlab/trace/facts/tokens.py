@@ -1,16 +1,19 @@
-"""The ids that a model reads."""
+"""The ids that a model reads, which of them only fill rows up, and the documents that they belong to."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from normlab.trace.facts.stacks import rows_equal
-from normlab.trace.functions import FunctionCall
+from normlab.trace.facts import Unknown
+from normlab.trace.record import FunctionCall
 from normlab.trace.tensors import Place
+
+if TYPE_CHECKING:
+    from normlab.trace.facts.facts import Facts
 
 
 class Tokens(NamedTuple):
@@ -49,7 +52,9 @@ def looked_up(entries: Mapping[Place, Tensor], lookups: Sequence[FunctionCall], 
             continue
         for place, entry in integers.items():
             tokens = _match(ids, place, entry, (rows, len(table)))
-            positions = tokens is not None and len(tokens.ids) > 1 and rows_equal(tokens.ids)
+            positions = (
+                tokens is not None and len(tokens.ids) > 1 and bool((tokens.ids == tokens.ids[:1]).all())
+            )
             if tokens is not None and place not in found and not positions:
                 found[place] = tokens
     return list(found.values())
@@ -76,3 +81,255 @@ def _match(ids: Tensor, place: Place, entry: Tensor, size: tuple[int, int]) -> T
             if spare in (0, -1) and width > 2 and bool(((shifted == looked[:, 1:]) | (shifted < 0)).all()):
                 return Tokens(place, looked, -1, transposed, vocabulary, looked)
     return None
+
+
+Columns = Callable[[int], Tensor]
+"""For a tensor so wide, the columns `[B, W]` that are taken of each of its rows."""
+
+
+class Arranged(NamedTuple):
+    """Some rows of a batch, and their columns in another order, or other ones, where there are such."""
+
+    rows: Tensor
+    columns: Columns | None = None
+    batch: Any = None
+    """Where it is not the step's own."""
+
+
+class Padding(NamedTuple):
+    """Where the tokens `[B, T]` are real, and who says so."""
+
+    real: Tensor
+    """`[B, T]`, True at tokens."""
+    source: str
+    """A batch entry's name, "pad_id", "padding_idx", "config" or "runs"."""
+    mask: Place | None
+    """The place of the mask in the batch, where it holds one."""
+    pad_id: int | None
+    """The id that fills, where there is one."""
+
+    @property
+    def side(self) -> str:
+        """Left or right: the end at which rows are filled; "both" where both are, "none" without padding."""
+        left, right = bool((~self.real[:, 0]).any()), bool((~self.real[:, -1]).any())
+        names = {(True, False): "left", (False, True): "right", (True, True): "both"}
+        return names.get((left, right), "none")
+
+    def arranged(self) -> dict[str, Arranged]:
+        """The same tokens under other padding, by name; a name that this batch cannot have is missing.
+
+        "cut" is one row without its padding; "more" has a column more of it, in the rows that end in padding
+        or else in those that begin with it; "moved" has all of it at the other end, "moved on" a column more
+        there.
+        """
+        left, right = (own & ~self.real for own in _runs(~self.real))
+        lead, trail, width = left.sum(1), right.sum(1), self.real.shape[1]
+        whole = (self.real == ~(left | right)).all(1) & self.real.any(1)
+        some = (whole & ~self.real.all(1)).nonzero()[:1, 0]
+        ends = bool((whole & (trail > 0)).any())
+        rows = (whole & ((trail if ends else lead) > 0)).nonzero()[:, 0]
+        plain = (whole & ((lead > 0) != (trail > 0))).nonzero()[:, 0]
+        first, length, shift = lead[some], int(self.real[some].sum()), (trail - lead)[plain, None]
+
+        def beside(columns: Tensor, *, last: bool) -> Tensor:
+            return torch.cat([columns, columns[:, -1:]] if last else [columns[:, :1], columns], 1)
+
+        def moved(wide: int) -> Tensor:
+            return (torch.arange(wide) - shift) % wide
+
+        arranged = {
+            "cut": Arranged(some, lambda wide: first[:, None] + torch.arange(length + wide - width)),
+            "more": Arranged(rows, lambda wide: beside(torch.arange(wide).expand(len(rows), -1), last=ends)),
+            "moved": Arranged(plain, moved),
+            "moved on": Arranged(plain, lambda wide: beside(moved(wide), last=not ends)),
+        }
+        return {name: own for name, own in arranged.items() if len(own.rows)}
+
+
+def padding_of(facts: Facts, tokens: Tokens) -> Padding:
+    """Find the padding of the tokens, or of other ids of the step. Raises Unknown where nothing says.
+
+    A mask of the batch is a tensor over the tokens with two values, one of which lies at an end of each row
+    over one and the same id. Without a mask, the id that fills is the declared one, that of the embedding
+    (``padding_idx``), that of the model's configuration, or one that ends several rows in runs and stands
+    nowhere else.
+    """
+    declared = facts.declared.pad_id
+    for place, entry in facts.entries.items():
+        if place == tokens.place:
+            continue
+        real = _as_mask(entry, tokens, declared)
+        if real is not None:
+            fill = torch.unique(tokens.ids[~real])
+            pad = int(fill[0]) if len(fill) == 1 else declared
+            return Padding(real, str(place[-1]) if place else "mask", place, pad)
+    tables = (m.padding_idx for m in facts.trace.model.modules() if isinstance(m, nn.Embedding))
+    index = next((i for i in tables if i is not None), None)
+    configured, ends = (facts.configured(f"{name}_token_id") for name in ("pad", "eos"))
+    for pad, source in ((declared, "pad_id"), (index, "padding_idx"), (configured, "config")):
+        if isinstance(pad, int) and (tokens.ids == pad).any():
+            real = real_tokens(tokens.ids, pad, ends=pad in (facts.declared.eos_id, ends))
+            if not real.all():
+                return Padding(real, source, None, pad)
+    pad = _run(tokens.ids)
+    if pad is not None:
+        return Padding(real_tokens(tokens.ids, pad), "runs", None, pad)
+    if declared is not None:
+        raise Unknown(f"no token of the batch is padding (pad_id {declared})")
+    raise Unknown(
+        "nothing says that the batch has padding: declare pad_id, or hand a mask over with the batch"
+    )
+
+
+def _runs(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the rows of a mask `[B, T]` are True from the left end on, and up to the right end."""
+    return x.long().cumprod(1).bool(), x.flip(1).long().cumprod(1).flip(1).bool()
+
+
+def real_tokens(ids: Tensor, pad: int, *, ends: bool = False) -> Tensor:
+    """`[B, T]`, False in the runs of padding at either end of each row; where the id is also the end of a
+    text, the first of a run on the right is that end.
+    """
+    filled = ids == pad
+    left, right = _runs(filled)
+    left = left & ~filled.all(1, keepdim=True)
+    if bool(filled[:, 0].all()):  # each row begins with it: a start
+        left = left & False
+    if ends:
+        first = right & ~torch.cat([torch.zeros_like(right[:, :1]), right[:, :-1]], 1)
+        right = right & ~first
+        left = left & False
+    return ~(right | left)
+
+
+def _as_mask(entry: Tensor, tokens: Tokens, declared: int | None) -> Tensor | None:
+    """`[B, T]` True at tokens, if this entry of the batch is such a mask and hides something."""
+    flat = _flattened(entry.cpu(), tokens)
+    if flat is None:
+        return None
+    values = torch.unique(flat)
+    if len(values) != 2:
+        return None
+    for shut in values:
+        hidden = flat == shut
+        (left, right), fill = _runs(hidden), torch.unique(tokens.ids[hidden])
+        at_an_end = hidden.equal(left | right) and not hidden.all(1).any()
+        if at_an_end and len(fill) == 1 and declared in (None, int(fill[0])):
+            return ~hidden
+    return None
+
+
+def _flattened(entry: Tensor, tokens: Tokens) -> Tensor | None:
+    """An entry `[B, T]`, `[B, 1, 1, T]` or `[B, 1, T]` as `[B, T]`, in the columns of the ids."""
+    rows, width = tokens.ids.shape
+    if entry.ndim > 2 and entry.shape[0] == rows and entry.numel() == rows * entry.shape[-1]:
+        entry = entry.reshape(rows, entry.shape[-1])
+    if entry.ndim == 2 and tokens.transposed and entry.shape[1] == rows:
+        entry = entry.T
+    if entry.ndim != 2 or entry.shape[0] != rows or entry.shape[1] < width:
+        return None
+    return entry[:, tokens.columns]
+
+
+def _run(ids: Tensor) -> int | None:
+    """The id that fills several rows at one end, in runs of two and more, and stands nowhere else."""
+    for end in (-1, 0):
+        for pad in torch.unique(ids[:, end]).tolist():
+            real = real_tokens(ids, pad)
+            lengths = (~real).sum(1)
+            if (
+                int((lengths >= 2).sum()) >= 2
+                and not bool((ids[real] == pad).any())
+                and not bool((lengths == ids.shape[1]).any())
+            ):
+                return int(pad)
+    return None
+
+
+def documents_of(facts: Facts) -> Tensor:
+    """Return the documents' numbers `[B, T]`. Raises Unknown where nothing says that rows are packed.
+
+    Declared; or positions in the batch that begin anew at 0 within a row; or numbers that stay the same in
+    runs and are looked up in no table, as segments are; or offsets of the documents in a flat row.
+    """
+    ids = facts.tokens.ids
+    if ids.shape[1] < 2:
+        raise Unknown("rows hold one token each")
+    declared = facts.declared.documents
+    if declared is not None:
+        return _declared(facts, declared)
+    read = [f.argument(0, "input") for f in facts.lookups]
+    for place, entry in facts.entries.items():
+        if place == facts.tokens.place or entry.is_floating_point() or entry.dtype == torch.bool:
+            continue
+        if entry.ndim == 2 and entry.shape[0] == ids.shape[0] and entry.shape[1] >= ids.shape[1]:
+            own = entry[:, facts.tokens.columns].cpu().long()
+            starts = restarts(own)
+            tables = (x for x in read if isinstance(x, Tensor) and x.shape == entry.shape)
+            if starts is None and not any(torch.equal(x, entry) for x in tables):
+                starts = _changes(own)
+            if starts is not None:
+                return starts.long().cumsum(1)
+        if entry.ndim == 1 and (numbers := _offsets(entry.cpu(), ids)) is not None:
+            return numbers
+    raise Unknown(
+        "nothing says that rows hold several documents: positions that restart, document numbers, or "
+        "declare documents"
+    )
+
+
+def restarts(positions: Tensor) -> Tensor | None:
+    """`[B, T]`, True where positions, one more at each step otherwise, begin anew at 0 within a row."""
+    step = positions[:, 1:] - positions[:, :-1]
+    anew = positions[:, 1:] == 0
+    counts = (step == 1) | anew
+    inside = anew & (step != 1)
+    inside = inside & ~_runs(anew)[1]  # zeros under padding
+    if not bool((positions[:, 0] == 0).all()) or not bool(counts.all()) or not bool(inside.any()):
+        return None
+    return torch.cat([torch.zeros_like(inside[:, :1]), inside], 1)
+
+
+def _changes(numbers: Tensor) -> Tensor | None:
+    """`[B, T]`, True where numbers that stay the same in runs change; None if they are no such numbers.
+
+    They never return to a number that they left, but for a filling at the end, and some run is longer than
+    one position.
+    """
+    change = numbers[:, 1:] != numbers[:, :-1]
+    if not bool(change.any()) or bool((change.float().mean(1) > 0.5).any()):
+        return None
+    for row, moved in zip(numbers, change, strict=True):
+        runs = [int(row[0]), *row[1:][moved].tolist()]
+        if len(set(runs)) != len(runs):
+            return None
+    if set(torch.unique(numbers).tolist()) == {0, 1} and not bool((numbers[:, 0] == 0).all()):
+        return None  # ones, then zeros: a mask
+    return torch.cat([torch.zeros_like(change[:, :1]), change], 1)
+
+
+def _offsets(offsets: Tensor, ids: Tensor) -> Tensor | None:
+    """The numbers by cumulative lengths, which begin with 0 and end with the length of the one flat row."""
+    if (
+        len(offsets) < 3
+        or int(offsets[0]) != 0
+        or int(offsets[-1]) != ids.numel()
+        or not bool((offsets.diff() > 0).all())
+    ):
+        return None
+    starts = torch.zeros(ids.numel(), dtype=torch.long)
+    starts[offsets[1:-1].long()] = 1
+    return starts.cumsum(0).reshape(ids.shape)
+
+
+def _declared(facts: Facts, declared: object) -> Tensor:
+    if isinstance(declared, str):
+        entry = next((x for p, x in facts.entries.items() if p and p[-1] == declared), None)
+        if entry is None:
+            raise Unknown(f"the batch has no entry {declared!r}, which is declared to hold the documents")
+        declared = entry
+    numbers = torch.as_tensor(declared).cpu().long()
+    ids = facts.tokens.ids
+    if numbers.ndim != 2 or numbers.shape[0] != ids.shape[0] or numbers.shape[1] < ids.shape[1]:
+        raise Unknown(f"documents are declared as {list(numbers.shape)}, and tokens are {list(ids.shape)}")
+    return numbers[:, : ids.shape[1]]

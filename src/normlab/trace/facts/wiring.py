@@ -1,25 +1,19 @@
-"""What passes show of a model's wiring: streams, scores, chains of maps, and the order of tokens."""
+"""What passes show of a model's wiring, read off autograd graphs: streams, scores, chains of maps."""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from math import prod
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from normlab.trace import graph
-from normlab.trace.compare import distance, laid_out
-from normlab.trace.facts import Unknown
-from normlab.trace.facts.documents import restarts
-from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.stacks import Stacks, siblings, stream_of
-from normlab.trace.facts.targets import MULTIPLIED
-from normlab.trace.functions import OWN, RUNNING, FunctionCall
-from normlab.trace.graph import PRODUCTS, REDUCTIONS, Node, before, operation, parameter
-from normlab.trace.tensors import Place, map_tensors, replaced
+from normlab.trace.record import OWN, RUNNING, FunctionCall
+from normlab.trace.step import nodes_behind
 from normlab.trace.trace import Event, Trace
 
 ATTENDED: Final = ("softmax", "scaled_dot_product_attention")
@@ -115,7 +109,7 @@ def _stream(event: Event, leaves: dict[str, Tensor]) -> tuple[bool, bool] | None
     if x is None or y is None or x.shape != y.shape or event.call:
         return None
     others = frozenset(x.shape[1:-1]) - {x.shape[-1]} if x.ndim > 3 else frozenset[int]()
-    return graph.comes_from(y, x, graph.MAPS, others), graph.comes_from(y, x)
+    return _comes_from(y, x, MAPS, others), _comes_from(y, x)
 
 
 def _scores(call: FunctionCall) -> Scores | None:
@@ -127,20 +121,22 @@ def _scores(call: FunctionCall) -> Scores | None:
     x = call.argument(0, "input")
     if call.name != "softmax" or not isinstance(x, Tensor) or x.grad_fn is None or x.ndim < 2:
         return None
-    products = graph.summands(x.grad_fn)
+    products = _summands(x.grad_fn)
     if len(products) != 1:
         return None
     factor, product = products[0]
     first = getattr(product, "_saved_batch1", getattr(product, "_saved_self", None))
-    return None if first is None else _read(call.module, factor, first.shape[-1], graph.operands(product))
+    return None if first is None else _read(call.module, factor, first.shape[-1], _operands(product))
 
 
 def _read(module: str, factor: float, width: int, pair: tuple[Node | None, Node | None]) -> Scores | None:
-    if None in pair or any(parameter(one) is not None for one in pair):
+    if None in pair or any(_parameter(one) is not None for one in pair):
         return None
-    constants = [graph.rotated(one) for one in pair]
-    behind = [n for one in pair for n in graph.upstream(one, PRODUCTS)]
-    free = any(operation(n) in REDUCTIONS or (operation(n) == "Mul" and len(before(n)) > 1) for n in behind)
+    constants = [_rotated(one) for one in pair]
+    behind = [n for one in pair for n in _upstream(one, PRODUCTS)]
+    free = any(
+        _operation(n) in REDUCTIONS or (_operation(n) == "Mul" and len(_before(n)) > 1) for n in behind
+    )
     if None in constants and not free:
         return None
     return Scores(module, factor * prod(c for c in constants if c is not None), width, free, _drawn(pair))
@@ -158,10 +154,10 @@ def _matrix(end: Node) -> Tensor | None:
     """The only parameter that makes queries, or keys."""
     own = {
         id(p): p
-        for n in graph.upstream(end, PRODUCTS)
-        if operation(n) in PRODUCTS
-        for one in before(n)
-        if (p := parameter(one)) is not None and p.ndim > 1
+        for n in _upstream(end, PRODUCTS)
+        if _operation(n) in PRODUCTS
+        for one in _before(n)
+        if (p := _parameter(one)) is not None and p.ndim > 1
     }
     return next(iter(own.values())) if len(own) == 1 else None
 
@@ -187,145 +183,158 @@ def _chains(calls: tuple[FunctionCall, ...]) -> Iterator[tuple[str, str, int]]:
         x = next((a for a in tensors if not isinstance(a, nn.Parameter)), None)
         if call.name not in MULTIPLIED or x is None or not any(isinstance(a, nn.Parameter) for a in tensors):
             continue
-        first = None if x.grad_fn is None else maps.get(graph.scaled(x.grad_fn)[1])
+        first = None if x.grad_fn is None else maps.get(_scaled(x.grad_fn)[1])
         if first is not None and x.shape[-1] > max(first[1], call.result.shape[-1]):
             yield first[0], call.module, x.shape[-1]
-        end = graph.scaled(call.result.grad_fn)[1]
-        if operation(end) in PRODUCTS:  # not written over since, as by an activation in place
+        end = _scaled(call.result.grad_fn)[1]
+        if _operation(end) in PRODUCTS:  # not written over since, as by an activation in place
             maps[end] = call.module, x.shape[-1]
 
 
-class Exchange(NamedTuple):
-    """A batch in which two places of a row, or of images, are exchanged."""
-
-    batch: Any
-    expected: Tensor
-    """The logits of a model that does not see the order."""
-    module: str = ""
-    has_positions: bool = True
-    """Whether a parameter of the model may hold something for each place."""
+Node = Any
+"""A node of the autograd graph."""
 
 
-def exchanged_tokens(facts: Facts, logits: Tensor) -> Exchange:
-    """Exchange two tokens. Raises Unknown where they repeat."""
-    ids, expected = facts.tokens.ids, logits.clone()
-    one, other = 1, ids.shape[1] // 2
-    row = next((i for i, own in enumerate(ids) if own[one] != own[other]), None)
-    if row is None:
-        raise Unknown("tokens repeat")
-    swapped = ids.clone()
-    swapped[row, [one, other]] = ids[row, [other, one]]
-    if logits.ndim >= 3 and logits.shape[:2] == ids.shape:
-        expected[row, [one, other]] = logits[row, [other, one]]
-    return Exchange(facts.with_tokens(swapped), expected)
+PRODUCTS: Final = frozenset("Mm Addmm Bmm Baddbmm Addbmm Mv Addmv Dot Linear MkldnnLinear".split())
+"""Operations that contract two tensors over an axis."""
 
 
-def exchanged_patches(facts: Facts, logits: Tensor) -> Exchange:
-    """Exchange two patches of each image. Raises Unknown where none is cut into patches."""
-    model, batch = facts.trace.model, facts.trace.batch
-    for event in facts.trace.events:
-        module = model.get_submodule(event.module)
-        if not isinstance(module, nn.Conv2d) or module.kernel_size != module.stride or not facts.stacks:
+MAPS: Final = PRODUCTS | {"Convolution", "Embedding", "Softmax", "FftR2C", "FftC2C", "ThnnFusedLstmCell"}
+"""Operations after which nothing of a stream is left as it was."""
+
+
+REDUCTIONS: Final = frozenset(
+    "Mean Var Std VarMean Norm LinalgVectorNorm NativeLayerNorm FusedRmsNorm Rsqrt".split()
+)
+"""Operations that only a norm needs."""
+
+
+SHAPES: Final = frozenset(
+    "View UnsafeView ReshapeAlias Transpose Permute T Clone Expand Unsqueeze Squeeze ViewAsReal "
+    "ViewAsComplex ToCopy Select Slice Split SplitWithSizes Alias AsStrided Unbind Repeat Flip".split()
+)
+"""Operations that only move entries."""
+
+
+SUMS: Final = frozenset(("Add", "Sub", "Cat", "MaskedFill", "Where", "Tanh"))
+"""Operations that products go through on their way to a softmax: sums, masks and caps."""
+
+
+TURNS: Final = frozenset(("Add", "Sub", "Cat", "Stack", "Neg", "Roll"))
+"""Operations that a rotation of features is made of, beside products with cosines."""
+
+
+def _operation(node: Node) -> str:
+    """The name of a node's operation, without the word for its derivative."""
+    return re.sub(r"Backward\w*$", "", type(node).__name__)
+
+
+def _before(node: Node) -> list[Node]:
+    """The nodes that a node reads."""
+    return [n for n, _ in node.next_functions if n is not None]
+
+
+def _upstream(node: Node | None, stop: Collection[str] = (), axes: Collection[int] = ()) -> Iterator[Node]:
+    """Yield a node and all that lies behind it, but not behind these operations, save sums over such axes."""
+
+    def beyond(n: Node) -> bool:
+        right = getattr(n, "_saved_mat2", None) if axes else None  # a product sums over its rows
+        summed = 0 if right is None else right.shape[-2]
+        own_attention = bool(stop) and _operation(n).startswith("ScaledDotProduct")
+        return not (_operation(n) in stop or own_attention) or summed in axes
+
+    return nodes_behind(node, beyond=beyond)
+
+
+def _comes_from(y: Tensor, x: Tensor, stop: Collection[str] = (), axes: Collection[int] = ()) -> bool:
+    """Whether ``y`` was computed from the leaf ``x`` on a way that ``upstream`` goes."""
+    return y is x or any(getattr(n, "variable", None) is x for n in _upstream(y.grad_fn, stop, axes))
+
+
+def _parameter(node: Node) -> nn.Parameter | None:
+    """The parameter that a node hands on, moved at most."""
+    variable = getattr(_scaled(node)[1], "variable", None)
+    return variable if isinstance(variable, nn.Parameter) else None
+
+
+def _multiplier(node: Node) -> Tensor | None:
+    """What a node multiplies or divides by, if that has no graph of its own."""
+    if _operation(node) not in ("Mul", "Div") or len(_before(node)) != 1:
+        return None
+    first = node.next_functions[0][0] is not None
+    other = getattr(node, "_saved_other" if first else "_saved_self", None)
+    return other if isinstance(other, Tensor) and (first or _operation(node) == "Mul") else None
+
+
+def _constant(node: Node) -> float | None:
+    """The number that a node multiplies by; None if it is another operation, or its factor is no number."""
+    other = _multiplier(node)
+    if other is None or other.numel() != 1:
+        return None
+    value = float(other)
+    return value if _operation(node) == "Mul" else 1 / value if value else None
+
+
+def _scaled(node: Node) -> tuple[float, Node]:
+    """Follow a node back through constant factors and moved entries: their product, and where they end."""
+    factor = 1.0
+    while True:
+        by = _constant(node)
+        moved = _operation(node) in SHAPES and len(_before(node)) == 1
+        if by is None and not moved:
+            return factor, node
+        factor *= 1.0 if by is None else by
+        node = _before(node)[0]
+
+
+def _ends(node: Node, through: Callable[[Node], bool]) -> Iterator[tuple[float, Node]]:
+    """Follow a node back through these operations, too: the constant factor of each end, and the end."""
+    waiting, seen = [(1.0, node)], set[tuple[float, Node]]()
+    while waiting:
+        factor, one = waiting.pop()
+        by, one = _scaled(one)
+        end = factor * by, one
+        if end in seen:
             continue
-        images = event.inputs[0]
-        place = next((p for p, x in facts.entries.items() if x.shape == images.shape), None)
-        high, wide = module.stride
-        down, across = images.shape[2] // high, images.shape[3] // wide
-        if place is None or logits.ndim != 2 or min(down, across) < 2:
-            continue
-        one, other = (..., slice(high), slice(wide)), (..., slice(high, 2 * high), slice(wide, 2 * wide))
-        swapped = facts.entries[place].clone()
-        swapped[one], swapped[other] = swapped[other].clone(), swapped[one].clone()
-        counts = {down * across + more for more in range(3)}
-        held = any(counts & {*p.shape} for p in model.parameters())
-        return Exchange(replaced(batch, place, swapped), logits, event.module, held)
-    raise Unknown("the batch holds neither tokens nor an image that is cut into patches")
+        seen.add(end)
+        if through(one):
+            waiting += [(end[0], n) for n in _before(one)]
+        else:
+            yield end
 
 
-def one_token(facts: Facts) -> Any:
-    """The batch with one token all over, no padding, and positions as the model counts them itself."""
-    tokens, ids = facts.tokens, facts.tokens.ids
-    pool = torch.unique(ids[ids != facts.declared.pad_id] if facts.declared.pad_id is not None else ids)
-
-    def plain(place: Place, x: Tensor) -> Tensor:
-        if place == tokens.place or x.is_floating_point() or x.shape != ids.shape:
-            return x
-        if set(torch.unique(x.long()).tolist()) <= {0, 1}:
-            return torch.ones_like(x)
-        return x if restarts(x.long()) is None else torch.arange(x.shape[1]).expand_as(x).to(x)
-
-    return map_tensors(facts.with_tokens(torch.full_like(ids, int(pool[len(pool) // 2]))), plain)
+def _summands(node: Node) -> list[tuple[float, Node]]:
+    """The products that a node sums, masks or caps, each with its constant factor."""
+    products: dict[Node, float] = {}
+    for factor, one in _ends(node, lambda n: _operation(n) in SUMS):
+        if _operation(one) in PRODUCTS:
+            products.setdefault(one, factor * float(getattr(one, "_saved_alpha", 1.0)))
+    return [(factor, one) for one, factor in products.items()]
 
 
-class Repeated(NamedTuple):
-    """What one self-attention computes on one repeated token."""
-
-    module: str
-    scores: Tensor
-    """`[B, H, T, T]`, before the softmax."""
-    values: Tensor | None
-
-    @property
-    def seen(self) -> Tensor:
-        """Which keys get a weight of a query of a model that looks back; a mask leaves others none."""
-        return (self.scores.double().softmax(-1) > 0).tril()
-
-    @property
-    def size(self) -> Tensor:
-        """The largest score of a key that is seen."""
-        return self.scores.masked_fill(~self.seen, 0).abs().max().clamp_min(1e-300)
-
-    @property
-    def slope(self) -> float:
-        """How far the scores of the last query differ by the keys that it sees, relative to the largest."""
-        last, seen = self.scores[..., -1, :], self.seen[..., -1, :]
-        far, near = last.masked_fill(~seen, -torch.inf).amax(-1), last.masked_fill(~seen, torch.inf).amin(-1)
-        return float((far - near).max() / self.size)
-
-    @property
-    def beyond_distance(self) -> float:
-        """How far the scores of two neighbouring queries differ beyond a factor and a constant of each."""
-        worst, s, seen = 0.0, self.scores, self.seen
-        for i in range(4, s.shape[-1]):  # by distance: those of a query, and of the query before
-            both = seen[..., i, 1 : i + 1] & seen[..., i - 1, :i]
-            pair = (x.masked_fill(~both, torch.nan) for x in (s[..., i, 1 : i + 1], s[..., i - 1, :i]))
-            x, y = ((part - part.nanmean(-1, keepdim=True)).nan_to_num(0) for part in pair)
-            factor = (x * y).sum(-1, keepdim=True) / y.square().sum(-1, keepdim=True).clamp_min(1e-300)
-            worst = max(worst, float((x - factor * y).abs().max() / self.size))
-        return worst
+def factors(node: Node) -> tuple[nn.Parameter, ...]:
+    """The matrices whose products with something a node hands on, or sums."""
+    read = (_parameter(n) for _, one in _summands(node) for n in _before(one))
+    return tuple(p for p in read if p is not None and p.ndim > 1)
 
 
-def repeated(trace: Trace, width: int) -> Iterator[Repeated]:
-    """What each self-attention over so many positions computes."""
-    for call in trace.functions("scaled_dot_product_attention", "softmax"):
-        if call.name == "softmax":
-            x = call.argument(0, "input")
-            if x.ndim == 4 and x.shape[-1] == x.shape[-2] == width:
-                yield Repeated(call.module, x.detach(), None)
-            continue
-        q, k = call.argument(0, "query").detach(), call.argument(1, "key").detach()
-        if q.ndim != 4 or q.shape[-2] != k.shape[-2] or q.shape[-2] != width:
-            continue
-        k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
-        scale, bias = call.argument(6, "scale"), call.argument(3, "attn_mask")
-        scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
-        if isinstance(bias, Tensor) and bias.is_floating_point():
-            scores = scores + bias
-        yield Repeated(call.module, scores, call.argument(2, "value").detach())
+def _rotated(node: Node) -> float | None:
+    """The constant factor on a node's features, also through a rotation of them; None where it is not one."""
+
+    def turns(n: Node) -> bool:
+        by = _multiplier(n) if _operation(n) == "Mul" else None  # cosines differ from feature to feature
+        return _operation(n) in TURNS or (by is not None and by.ndim > 0 and by.shape[-1] > 1)
+
+    ends = _ends(node, turns)
+    factors = {round(factor, 9) for factor, one in ends if _parameter(one) is None}
+    return factors.pop() if len(factors) == 1 else None
 
 
-def stream_variation(trace: Trace, module: str, size: tuple[int, int]) -> float:
-    """How far the stream `[B, T, …]` read nearest around a module varies over T. Raises Unknown."""
-    inside = module.split(".")
-    for around in [".".join(inside[:depth]) for depth in range(len(inside), -1, -1)]:
-        for event in trace.events:
-            shown = (laid_out(x, *size) for x in event.inputs if x.is_floating_point())
-            here = [x for x in shown if x is not None and x.ndim > 2]
-            if event.module == around and here:
-                return variation(min(here, key=Tensor.dim), 1)
-    raise Unknown("no module around attention reads a stream with an axis for positions")
+def _operands(product: Node) -> tuple[Node | None, Node | None]:
+    """What a product multiplies."""
+    pair = [n for n, _ in product.next_functions][-2:]
+    return (pair[0], pair[1]) if len(pair) == 2 else (None, None)
 
 
-def variation(x: Tensor, axis: int) -> float:
-    """How far a tensor differs along an axis from its first entry there."""
-    return distance(x, x.narrow(axis, 0, 1).expand_as(x))
+MULTIPLIED: Final = ("linear", "addmm", "matmul", "__matmul__", "bmm", "baddbmm", "einsum")
+"""Functions of torch that multiply matrices."""

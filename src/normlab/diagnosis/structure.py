@@ -11,9 +11,8 @@ from typing import Any, Final
 from torch import Tensor, nn
 
 from normlab.config.io import validated
-from normlab.diagnosis.reading.block import BlockReader, Norms, StreamStep, candidates, role_of
-from normlab.diagnosis.reading.recording import Recording, awake, record
-from normlab.diagnosis.reading.relations import Factor, Sum, refit
+from normlab.diagnosis.block import BlockReader, Norms, StreamStep, candidates
+from normlab.diagnosis.recording import Factor, Recording, Sum, awake, record, refit
 from normlab.errors import UserError
 from normlab.trace.setup import Setup
 from normlab.trace.tensors import Call, Tap, call_model, unwrap
@@ -25,6 +24,8 @@ PLACEMENTS: Final = {
     (True, True, False): "sandwich",
 }
 """Placements by whether there is a norm where a branch reads the stream, at its end, and on the sum."""
+
+
 UNSURE: Final = "another branch (parallel, or one after the other through norms that no module computes)"
 """The branch beside one where it is not seen what the later of the two reads."""
 
@@ -221,7 +222,7 @@ class _StreamReader:
         view = SublayerView(
             index=0,
             layer=0,
-            role=role_of(block, step, shown[y]),
+            role=block.role(step, shown[y]),
             before=before,
             branch=branch.tap(y),
             total=total,

@@ -12,17 +12,18 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from normlab.diagnosis.reading.recording import ModuleEvent, Recording
-from normlab.diagnosis.reading.relations import Sum, Sums, proportion
+from normlab.diagnosis.recording import ModuleEvent, Recording, Sum, Sums, proportion
 from normlab.errors import UserError
 from normlab.trace.facts.stacks import shared
 from normlab.trace.tensors import Tap
 
 ATTENTION = re.compile(r"att(n|ention)|mha", re.IGNORECASE)
+
+
 FFN = re.compile(r"mlp|ff|feed_?forward|fc\d|intermediate|linear\d|dense|moe|expert|glu", re.IGNORECASE)
 
 
-class NormCall(NamedTuple):
+class _NormCall(NamedTuple):
     """A call of a norm, with the numbers of its input and its output."""
 
     path: str
@@ -30,7 +31,7 @@ class NormCall(NamedTuple):
     output: int
 
 
-class NormRead(NamedTuple):
+class _NormRead(NamedTuple):
     """The norm through which a branch reads the stream, and the factor by which its output is multiplied."""
 
     path: str
@@ -56,7 +57,7 @@ class Norms:
         self.modules = dict(model.named_modules())
         self._known: dict[tuple[str, int], bool] = {}
 
-    def calls(self, recording: Recording, start: int, stop: int) -> Iterator[NormCall]:
+    def calls(self, recording: Recording, start: int, stop: int) -> Iterator[_NormCall]:
         """Yield the calls of norms among these events, the innermost module first.
 
         A norm takes one tensor, and not one of them twice, as a sum of equal streams does.
@@ -70,7 +71,7 @@ class Norms:
                 (x,), (y,) = given, seen
                 size = recording.sizes[x]
                 if size == recording.sizes[y] and self.norms(event.path, size[1]):
-                    yield NormCall(event.path, x, y)
+                    yield _NormCall(event.path, x, y)
 
     def norms(self, path: str, dim: int) -> bool:
         if (path, dim) not in self._known:
@@ -109,7 +110,7 @@ class BlockReader:
         self.called = self.events[0].path == path
         calls = norms.calls(recording, start, stop)  # one that blocks share has another block's path
         inside = [n for n in calls if self.called or f"{n.path}.".startswith(f"{path}.")]
-        self.norms: dict[int, list[NormCall]] = {}
+        self.norms: dict[int, list[_NormCall]] = {}
         for norm in inside:
             self.norms.setdefault(norm.given, []).append(norm)
         self._walked: dict[int, list[StreamStep] | None] = {}
@@ -205,18 +206,18 @@ class BlockReader:
     def normed(self, branch: int) -> str | None:
         return next((n.path for calls in self.norms.values() for n in calls if n.output == branch), None)
 
-    def read(self, step: StreamStep, shown: Sequence[ModuleEvent]) -> NormRead | None:
+    def read(self, step: StreamStep, shown: Sequence[ModuleEvent]) -> _NormRead | None:
         """Find the norm through which a branch reads the stream: among those that are applied to the stream,
         the one whose output is used nearest to the branch, directly if that is seen and otherwise scaled.
         """
-        near: list[tuple[bool, int, int, NormRead]] = []
+        near: list[tuple[bool, int, int, _NormRead]] = []
         for norm in self.norms.get(step.stream, ()):
             made, summed = self.first(norm.output), self.first(step.sum.total)
             users = [e for e in self.events[made:summed] if e.side == "input" and e.path != norm.path]
             for i, user in enumerate(users):
                 if factor := self._factor(user, norm.output):
                     common = max(len(shared([user.path, event.path])) for event in shown)
-                    near.append((factor == 1.0, common, -i, NormRead(norm.path, factor)))
+                    near.append((factor == 1.0, common, -i, _NormRead(norm.path, factor)))
         return max(near)[-1] if near else None
 
     def _factor(self, user: ModuleEvent, output: int) -> float | None:
@@ -261,6 +262,18 @@ class BlockReader:
             if any(p.ndim > 1 for p in self._modules[event.path].parameters(recurse=False))
         )
 
+    def role(self, step: StreamStep, shown: Sequence[ModuleEvent]) -> str:
+        """Name the role of a branch by the names of the modules that put it out, or else of those that ran
+        before it was added; attention to a tensor from before its block is cross-attention.
+        """
+        ran = [event for event in self.between(step) if event.side == "input"]
+        for words in [*(self.names(e.path) for e in shown), " ".join(self.names(e.path) for e in ran)]:
+            if ATTENTION.search(words):
+                return "cross_attention" if self.reads_memory(step, ran) else "self_attention"
+            if FFN.search(words):
+                return "ffn"
+        return "branch"
+
     def second_streams(self, steps: Sequence[StreamStep]) -> bool:
         """Whether the block puts out more than one new tensor of the stream's shape."""
         if not self.called:
@@ -302,19 +315,6 @@ def _siblings(module: nn.Module) -> Iterator[list[str]]:
         kinds = list(children.values())
         if len(kinds) > len(set(kinds)) or (isinstance(module, nn.ModuleList) and len(kinds) == 1):
             yield list(children)
-
-
-def role_of(block: BlockReader, step: StreamStep, shown: Sequence[ModuleEvent]) -> str:
-    """Name the role of a branch by the names of the modules that put it out, or else of those that ran before
-    it was added; attention to a tensor from before its block is cross-attention.
-    """
-    ran = [event for event in block.between(step) if event.side == "input"]
-    for words in [*(block.names(e.path) for e in shown), " ".join(block.names(e.path) for e in ran)]:
-        if ATTENTION.search(words):
-            return "cross_attention" if block.reads_memory(step, ran) else "self_attention"
-        if FFN.search(words):
-            return "ffn"
-    return "branch"
 
 
 def layer_of(path: str) -> int | None:
