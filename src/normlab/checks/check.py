@@ -23,7 +23,8 @@ from normlab.errors import UserError, is_own
 from normlab.trace.facts import Unknown
 from normlab.trace.prepared import Step
 from normlab.trace.setup import Loss, Setup, setup_of, shown
-from normlab.trace.untouched import same_globals, same_random_state, unscanned, untouched
+from normlab.trace.tensors import unscanned
+from normlab.trace.untouched import same_globals, same_random_state, untouched
 
 Progress = Callable[[str, int, int], None]
 """``progress(name, done, of)``, called before each property."""

@@ -74,7 +74,7 @@ class Step:
         return bool(called)
 
     def copy(self) -> nn.Module:
-        """Return a copy of the model, without gradients. Raises Unknown where that is not to be had."""
+        """Return a copy of the model, without gradients. Raises Unknown if it cannot be copied."""
         if not self.copyable:
             why = "the loss runs another model than it is given, or the model cannot be copied"
             raise Unknown(f"{why}; call the model that loss(model, batch) receives")
@@ -129,7 +129,7 @@ class Step:
 
     @cached_property
     def exact(self) -> Trace:
-        """The model in float64 where it can be had, awake, without dropout, in evaluation mode."""
+        """The model in float64 if possible, ``awake`` and without dropout, in evaluation mode."""
         with suppress(Exception):
             if isinstance(tap := self.facts.logits.where, Tap):
                 self.facts.trace = self._wide[0].again(taps=(tap,))
@@ -334,7 +334,7 @@ class Step:
     # ------------------------------------------------------------------------------------------ the check
 
     def turn_to(self, group: str) -> None:
-        """Give back what is large and can be made again: records of passes, and copies of the model that the
+        """Free what is large and can be made again: records of passes, and copies of the model that the
         tests of another group shared.
         """
         weights = sum(p.nbytes for p in self.model.parameters())
@@ -355,7 +355,7 @@ class Step:
         return self.budget_s - (time.monotonic() - self.started)
 
     def refuse_what_cannot_run(self) -> None:
-        """Raise UserError for a step that cannot be run once, and for functions that return no such thing."""
+        """Raise UserError for a step that cannot be run once, and for a loss that is not one number."""
         try:
             loss = self.whole.loss
         except UserError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import sys
 from collections import Counter
@@ -246,3 +247,16 @@ def eager() -> Iterator[None]:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@contextmanager
+def unscanned() -> Iterator[None]:
+    """Inside this block collect garbage among its own objects only: to scan all others is slow."""
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

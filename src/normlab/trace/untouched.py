@@ -1,8 +1,7 @@
-"""Leave a model, whatever belongs to it, and everything random, as it was, bit for bit."""
+"""Restore a model, everything attached to it, and all random states, bit for bit."""
 
 from __future__ import annotations
 
-import gc
 import random
 import sys
 import types
@@ -55,7 +54,7 @@ def same_random_state(seed: int | None = None) -> Iterator[None]:
 
 
 def _accelerators() -> list[tuple[Any, ...]]:
-    """Return the module of torch and the number of every device that has begun to draw; MPS has no number."""
+    """Return the module of torch and the number of every initialized device; MPS has no number."""
     kind = torch.accelerator.current_accelerator(check_available=True)
     if kind is None:
         return []
@@ -64,19 +63,6 @@ def _accelerators() -> list[tuple[Any, ...]]:
         return [(module,)]
     begun = getattr(module, "is_initialized", lambda: True)()
     return [(module, i) for i in range(module.device_count())] if begun else []
-
-
-@contextmanager
-def unscanned() -> Iterator[None]:
-    """Collect garbage inside this block among its own objects alone: to scan all others takes long."""
-    if gc.get_freeze_count():
-        yield
-        return
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 @contextmanager
@@ -94,7 +80,7 @@ def same_globals() -> Iterator[None]:
 
 @contextmanager
 def same(*objects: Any, parameters: bool) -> Iterator[None]:
-    """Put back what these objects hold after this block, see ``Kept``; ``parameters`` with their bits."""
+    """Put back what these objects hold after this block; ``parameters`` with their bits."""
     kept = _Kept(*(own for one in objects for own in _own(one)), parameters=parameters)
     try:
         yield
@@ -157,7 +143,7 @@ _UNTOUCHED: ContextVar[tuple[nn.Module, ...]] = ContextVar("_UNTOUCHED", default
 
 @contextmanager
 def untouched(setup: Setup) -> Iterator[None]:
-    """Put everything of a setup back after this block, bit for bit, whatever is raised inside it: parameters,
+    """Restore everything in a setup after this block, bit for bit, whatever is raised inside it: parameters,
     buffers, gradients, attributes, modes, hooks, the optimizer's and the scheduler's state, the batch, other
     models that its functions use, and the random states of torch, Python and numpy.
 
@@ -202,7 +188,7 @@ PLAIN: Final = frozenset(
         *(types.FunctionType, types.MethodType, types.ModuleType, types.BuiltinFunctionType),
     }
 )
-"""Types of values that lead nowhere."""
+"""Types of values that are not looked into."""
 
 
 FILLED: Final = frozenset({dict, OrderedDict, list, set})
