@@ -34,7 +34,7 @@ def artefact(name, cells, seeds=2, claims=1):
         study=studies.trainings,
         settings={"measures": {f"m{i}": ShareTrained(tuple(cells)) for i in range(claims)}},
         trainings={"laptop": Trainings(BASE, cells, seeds, "It is small.")},
-        claims=tuple(at_least(0.5, derived="for a test")("it trains", f"m{i}") for i in range(claims)),
+        claims=tuple(at_least(f"m{i}", 0.5, "it trains", derived="for a test") for i in range(claims)),
     )
 
 

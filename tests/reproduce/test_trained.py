@@ -150,7 +150,7 @@ def test_a_failed_run_is_worse_than_any_that_trains_and_in_no_mean(ends):
     assert DifferenceOfTrained("bleu", "a", "b").measure(some).value == pytest.approx(10.0, abs=0.2)
     failed = DifferenceOfTrained("bleu", "a", "b").measure(ends(a=[(1.0, False)], b=[(1.0, True)]))
     assert (failed.low, failed.high) == (-math.inf, math.inf)
-    assert at_least(0.0)("", "m").verdict({"m": failed}) == "undecided"
+    assert at_least("m", 0.0).verdict({"m": failed}) == "undecided"
 
 
 def test_edges_are_those_up_to_which_every_rate_trains(ends):

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 from normlab.config.config import Config, DataConfig, DecodeConfig, ModelConfig, OptimConfig, TrainConfig
-from normlab.papers.artefact import Drawing
 from normlab.papers.texts import IWSLT14, WMT14_DE
 
 LAPTOP: Final = Config(
@@ -21,7 +20,6 @@ LAPTOP: Final = Config(
 DATES: Final = replace(LAPTOP, train=replace(LAPTOP.train, steps=1200, validate_every_steps=200))
 """The same, six times as long: for claims on which recipes train, which 200 steps cannot tell."""
 
-GUESS: Final = "By a guess, a run takes {} minutes on an H200."
 TO_THE_END: Final = {"train.stop_early": False}
 """For cells in which a run may be stuck: it can leave its plateau until the last step."""
 CONVERGED: Final = "trainings to convergence, at the gpu scale"
@@ -149,10 +147,3 @@ def fine_tuning(data: DataConfig, *, steps: int) -> Config:
             BERT.train, steps=steps, max_tokens=2048, validate_every_steps=steps // 3, stop_early=False
         ),
     )
-
-
-CURVES: Final = (
-    Drawing("curves", "step", "bleu", "Dev BLEU through training", "step", "BLEU", colour="cell"),
-    Drawing("curves", "step", "nll", "Dev NLL through training", "step", "nats per token", colour="cell"),
-)
-"""The charts of trained translations."""

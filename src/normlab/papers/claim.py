@@ -145,30 +145,28 @@ class Claim:
             yield runs
 
 
-def at_least(bound: float, **basis: str) -> Callable[..., Claim]:
-    """Make claims, of ``says`` and ``measure``, that a measure is at least ``bound``; ``basis`` holds other
-    fields of ``Claim``.
-    """
-    return partial(Claim, at_least=bound, **basis)
+def at_least(measure: str, bound: float, says: str = "", **basis: str) -> Claim:
+    """The claim that a measure is at least ``bound``; ``basis`` holds other fields of ``Claim``."""
+    return Claim(says, measure, at_least=bound, **basis)
 
 
-def at_most(bound: float, **basis: str) -> Callable[..., Claim]:
-    """Make claims, as ``at_least`` does, that a measure is at most ``bound``."""
-    return partial(Claim, at_most=bound, **basis)
+def at_most(measure: str, bound: float, says: str = "", **basis: str) -> Claim:
+    """The claim, as of ``at_least``, that a measure is at most ``bound``."""
+    return Claim(says, measure, at_most=bound, **basis)
 
 
-def within(low: float, high: float, **basis: str) -> Callable[..., Claim]:
-    """Make claims, as ``at_least`` does, that a measure is from ``low`` to ``high``."""
-    return partial(Claim, at_least=low, at_most=high, **basis)
+def within(measure: str, low: float, high: float, says: str = "", **basis: str) -> Claim:
+    """The claim, as of ``at_least``, that a measure is from ``low`` to ``high``."""
+    return Claim(says, measure, at_least=low, at_most=high, **basis)
 
 
-positive: Final = at_least(0.0, derived="an order is the sign of the difference")
-negative: Final = at_most(0.0, derived="an order is the sign of the difference")
-above_one: Final = at_least(1.0, derived="an order is a ratio above or below 1")
-below_one: Final = at_most(1.0, derived="an order is a ratio above or below 1")
-mostly: Final = at_least(0.5, derived="one is better than the other if it is so at most seeds")
-fails: Final = at_most(0.5, convention="it fails if most of its runs do")
-trains: Final = at_least(0.5, convention="it trains if most of its runs do")
+positive: Final = partial(at_least, bound=0.0, derived="an order is the sign of the difference")
+negative: Final = partial(at_most, bound=0.0, derived="an order is the sign of the difference")
+above_one: Final = partial(at_least, bound=1.0, derived="an order is a ratio above or below 1")
+below_one: Final = partial(at_most, bound=1.0, derived="an order is a ratio above or below 1")
+mostly: Final = partial(at_least, bound=0.5, derived="one is better than the other if it is so at most seeds")
+fails: Final = partial(at_most, bound=0.5, convention="it fails if most of its runs do")
+trains: Final = partial(at_least, bound=0.5, convention="it trains if most of its runs do")
 """Claims where a paper says which of two is better, or whether a model trains."""
 
 
