@@ -9,7 +9,7 @@ import pytest
 from cases import each
 from normlab.config.config import Config
 from normlab.papers import ARTEFACTS
-from normlab.papers.texts import SOURCES, source_of, text_name
+from normlab.papers.bases import SOURCES, source_of, text_name
 from normlab.papers.trainings import LAPTOP, SCALES, Setting, Trainings, changed, for_each_scale, unlike
 from normlab.tasks import TASKS
 from normlab.training.recipes.grammar import resolve

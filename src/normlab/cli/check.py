@@ -168,7 +168,7 @@ class CheckCommand(SourceFlags):
         self.print_page(write_check_page(plain, page))
 
     def _write_for_programs(self, reports: Sequence[Mapping[str, Any]]) -> None:
-        from normlab.report.ci_formats import junit, sarif
+        from normlab.report.check import junit, sarif
         from normlab.runs.folder import write_text_atomic
 
         for path, write in ((self.junit, junit), (self.sarif, sarif)):

@@ -198,7 +198,7 @@ class ReproduceCommand:
         from rich.text import Text
 
         from normlab.cli import terminal
-        from normlab.report.reproduction import write_reproduction_page
+        from normlab.report.papers import write_reproduction_page
 
         console, folder = terminal.console(), self._folder()
         (found,) = standings_of([artefact], self.runs, self.scale)

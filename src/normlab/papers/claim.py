@@ -145,17 +145,17 @@ class Claim:
             yield runs
 
 
-def at_least(measure: str, bound: float, says: str = "", **basis: str) -> Claim:
+def at_least(measure: str, bound: float, says: str = "", **basis: Any) -> Claim:
     """The claim that a measure is at least ``bound``; ``basis`` holds other fields of ``Claim``."""
     return Claim(says, measure, at_least=bound, **basis)
 
 
-def at_most(measure: str, bound: float, says: str = "", **basis: str) -> Claim:
+def at_most(measure: str, bound: float, says: str = "", **basis: Any) -> Claim:
     """The claim, as of ``at_least``, that a measure is at most ``bound``."""
     return Claim(says, measure, at_most=bound, **basis)
 
 
-def within(measure: str, low: float, high: float, says: str = "", **basis: str) -> Claim:
+def within(measure: str, low: float, high: float, says: str = "", **basis: Any) -> Claim:
     """The claim, as of ``at_least``, that a measure is from ``low`` to ``high``."""
     return Claim(says, measure, at_least=low, at_most=high, **basis)
 

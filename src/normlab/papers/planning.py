@@ -17,8 +17,8 @@ from normlab.data.text import located
 from normlab.errors import UserError
 from normlab.papers import results as reproductions
 from normlab.papers.artefact import Artefact
+from normlab.papers.bases import LOCAL, paths_of, source_of, text_name
 from normlab.papers.lab import quiet
-from normlab.papers.texts import LOCAL, paths_of, source_of, text_name
 from normlab.papers.trainings import LAPTOP, SCALES, Scale, work
 from normlab.runs import RunFolder
 from normlab.tasks import TASKS

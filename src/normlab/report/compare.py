@@ -13,9 +13,8 @@ from normlab.comparison.result import Comparison, RecipeResult, Sample, has_trai
 from normlab.config.io import validated
 from normlab.config.metric import Metric
 from normlab.config.units import count, duration, p_value, rate
-from normlab.report import tables
-from normlab.report.charts.downsample import POINTS
-from normlab.report.comparison_charts import pictures
+from normlab.report.charts.theme import POINTS
+from normlab.report.comparison_charts import all_runs, pictures
 from normlab.report.page import Block, Cell, Code, Details, Html, Page, PageTable, Section, Text, swatch
 from normlab.report.runs import RunView, run_details, settings_table, shared, tag, view
 from normlab.report.wording import breakable, linked, names, notes, sentence, slug
@@ -99,7 +98,7 @@ def write_compare_page(comparison: Comparison, runs_root: Path, path: Path) -> P
 
 
 def _page(comparison: Comparison, root: Path) -> Page:
-    views = {run: view(root, run) for run in tables.all_runs(comparison)}
+    views = {run: view(root, run) for run in all_runs(comparison)}
     missing = [run for run, seen in views.items() if seen.problem]
     stale = [run for run, seen in views.items() if seen.stale]
     seen = comparison.seen_before

@@ -1,8 +1,8 @@
-"""The charts of a comparison's page: results at a glance, curves, the sweep, cost."""
+"""A comparison and its runs as polars frames, and the charts of its page: results, curves, sweep, cost."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -10,13 +10,131 @@ import polars as pl
 
 from normlab.comparison.result import Comparison
 from normlab.config.metric import NLL, Metric
-from normlab.report import tables
+from normlab.config.units import duration
 from normlab.report.charts.curves import CurveAxis, curve
-from normlab.report.charts.downsample import POINTS
 from normlab.report.charts.scores import score_dots, sensitivity, time_bars
+from normlab.report.charts.theme import POINTS
 from normlab.report.page import Chart, Columns, Notes, Section, Text
-from normlab.report.runs import RunView
+from normlab.report.runs import RunView, metrics_frame
 from normlab.report.wording import rate
+
+TRAIN = ("nll", "grad_norm_l2", "tokens")
+WHO = {"recipe": pl.String, "run": pl.String, "seed": pl.String, "outcome": pl.String}
+
+
+def all_runs(comparison: Comparison) -> list[str]:
+    """Return every run id once: by recipe, the sweep first, then the other seeds, then failed runs."""
+    ids = [run for r in comparison.recipes for run in (*(t.run for t in r.trials), *r.runs)]
+    ids += [entry.partition(":")[0].strip() for entry in comparison.failed]
+    return [run for run in dict.fromkeys(ids) if run]
+
+
+def seed_curves(
+    comparison: Comparison, views: Mapping[str, RunView], kind: str, columns: Sequence[str]
+) -> pl.DataFrame:
+    """Return the curves of each recipe at its chosen learning rate, one row per step and run."""
+    entries = [
+        (recipe.name, run, str(seed), outcome)
+        for recipe in comparison.recipes
+        for run, seed, outcome in zip(recipe.runs, comparison.seeds, recipe.outcomes, strict=False)
+    ]
+    return _curves(entries, views, kind, columns)
+
+
+def trial_curves(comparison: Comparison, views: Mapping[str, RunView], lr: float) -> pl.DataFrame:
+    """Return the training curves of every recipe at one learning rate, with the seed of the sweep."""
+    seed = str(comparison.sweep_seed)
+    entries = [(r.name, t.run, seed, t.outcome) for r in comparison.recipes for t in r.trials if t.lr == lr]
+    return _curves(entries, views, "train", ("nll",))
+
+
+def by_minutes(curves: pl.DataFrame) -> pl.DataFrame:
+    """Add ``minutes`` of training: steps times the recipe's mean time per step; its seeds stay aligned."""
+    pace = (pl.col("seconds").sum() / pl.col("step").sum()).over("recipe")
+    return curves.with_columns(minutes=pl.col("step") * pace / 60)
+
+
+def by_tokens(curves: pl.DataFrame, train: pl.DataFrame) -> pl.DataFrame:
+    """Add ``seen``, the number of training tokens predicted up to a step, from the training rows."""
+    pace = train.group_by("recipe").agg(pace=pl.col("tokens").sum() / pl.col("step").sum())
+    return curves.join(pace, on="recipe", how="left").with_columns(seen=pl.col("step") * pl.col("pace"))
+
+
+def trials(comparison: Comparison) -> pl.DataFrame:
+    """Return the sweep, one row per recipe and learning rate; ``dev`` is the score that decides."""
+    rows = [
+        (r.name, t.lr, t.run, t.dev.get(comparison.rate_by), t.dev.get(NLL.name), t.outcome, t.lr == r.lr)
+        for r in comparison.recipes
+        for t in r.trials
+    ]
+    schema = {"recipe": pl.String, "lr": pl.Float64, "run": pl.String, "dev": pl.Float64}
+    schema |= {"dev_nll": pl.Float64, "outcome": pl.String, "chosen": pl.Boolean}
+    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def results(comparison: Comparison) -> pl.DataFrame:
+    """Return one row per recipe: the headline test score (``value``) with the ends of its interval, the other
+    test scores by name, how many seeds trained, the chosen learning rate and the time.
+    """
+    headline = comparison.headline
+    rows = [
+        {
+            "recipe": r.name,
+            "value": r.value(headline),
+            "low": found.low if found else None,
+            "high": found.high if found else None,
+            **{m.name: r.value(m) for m in comparison.tested if m != headline},
+            "trained": r.trained,
+            "seeds": r.ended,
+            "lr": r.lr,
+            "note": r.states if r.trained < len(r.outcomes) else "",
+            "minutes": r.train_seconds / 60,
+            "total_minutes": r.total_seconds / 60,
+            "words": duration(r.train_seconds),
+        }
+        for r in comparison.recipes
+        for found in [r.means.get(headline.name)]
+    ]
+    texts = ("recipe", "note", "words")
+    schema = {name: pl.String if name in texts else pl.Float64 for name in (rows[0] if rows else texts)}
+    return pl.DataFrame(rows, schema=schema)
+
+
+def seed_scores(comparison: Comparison) -> pl.DataFrame:
+    """Return the headline test score of each seed's run, if it has one."""
+    rows = [
+        (recipe.name, str(seed), run, outcome, float(value))
+        for recipe in comparison.recipes
+        for seed, run, outcome, value in zip(
+            comparison.seeds,
+            recipe.runs,
+            recipe.outcomes,
+            recipe.scores.get(comparison.headline.name, (None,) * len(recipe.runs)),
+            strict=False,
+        )
+        if value is not None
+    ]
+    schema = {
+        "recipe": pl.String,
+        "seed": pl.String,
+        "run": pl.String,
+        "outcome": pl.String,
+        "value": pl.Float64,
+    }
+    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def _curves(
+    runs: Iterable[tuple[str, str, str, str]], views: Mapping[str, RunView], kind: str, columns: Sequence[str]
+) -> pl.DataFrame:
+    parts = [pl.DataFrame(schema=WHO | {"step": pl.Int64} | dict.fromkeys(columns, pl.Float64))]
+    for who in runs:
+        if who[1] in views:
+            constants = [pl.lit(value).alias(name) for name, value in zip(WHO, who, strict=True)]
+            frame = metrics_frame(views[who[1]], kind, columns)
+            parts.append(frame.select(*constants, "step", *columns))
+    return pl.concat(parts)
+
 
 SPIKY_POINTS: Final = 60
 """Of a curve that is mostly noise: few points make its mean readable, the band keeps every spike."""
@@ -50,7 +168,7 @@ def curves(
 def pictures(comparison: Comparison, views: Mapping[str, RunView], known: Sequence[Text]) -> list[Section]:
     """Return the sections of charts, the most important first; ``known`` stands below the first two."""
     recipes = [r.name for r in comparison.recipes]
-    result, seeds = tables.results(comparison), tables.seed_scores(comparison)
+    result, seeds = results(comparison), seed_scores(comparison)
     headline, decides = comparison.headline, comparison.rate_metric
     far = "below half" if headline.higher_is_better else "above twice"
     first = [
@@ -65,7 +183,7 @@ def pictures(comparison: Comparison, views: Mapping[str, RunView], known: Sequen
         )
     ]
     if len(comparison.lrs) > 1:
-        sweep = tables.trials(comparison)
+        sweep = trials(comparison)
         first.append(
             Chart(
                 "learning-rate",
@@ -94,8 +212,8 @@ _CURVES: Final = (
 
 def _seed_grid(comparison: Comparison, views: Mapping[str, RunView]) -> Columns:
     recipes = [r.name for r in comparison.recipes]
-    train = tables.seed_curves(comparison, views, "train", tables.TRAIN)
-    dev = tables.seed_curves(comparison, views, "dev", [m.name for m in comparison.validated])
+    train = seed_curves(comparison, views, "train", TRAIN)
+    dev = seed_curves(comparison, views, "dev", [m.name for m in comparison.validated])
     nats = comparison.unigram_entropy_nats
     nll = "Negative log-likelihood (NLL), without label smoothing."
     norm = "Before clipping, log scale. Here the band shows single spikes, too."
@@ -117,7 +235,7 @@ def _sweep_section(comparison: Comparison, views: Mapping[str, RunView]) -> list
     entropy = comparison.unigram_entropy_nats
     charts = []
     for lr in sorted(comparison.lrs):
-        frame, name = tables.trial_curves(comparison, views, lr), f"train-nll-lr-{rate(lr)}"
+        frame, name = trial_curves(comparison, views, lr), f"train-nll-lr-{rate(lr)}"
         title = f"Learning rate {rate(lr)}"
         charts.append(curves(name, title, "", frame, recipes, axis, entropy_nats=entropy))
     intro = f"Training loss of every recipe at every learning rate, seed {comparison.sweep_seed}."
@@ -126,10 +244,10 @@ def _sweep_section(comparison: Comparison, views: Mapping[str, RunView]) -> list
 
 def _time_section(comparison: Comparison, views: Mapping[str, RunView]) -> Section:
     recipes = [r.name for r in comparison.recipes]
-    result = tables.results(comparison)
+    result = results(comparison)
     metric = comparison.dev_metric
-    dev = tables.by_minutes(tables.seed_curves(comparison, views, "dev", (metric.name, "seconds")))
-    dev = tables.by_tokens(dev, tables.seed_curves(comparison, views, "train", tables.TRAIN))
+    dev = by_minutes(seed_curves(comparison, views, "dev", (metric.name, "seconds")))
+    dev = by_tokens(dev, seed_curves(comparison, views, "train", TRAIN))
     bars = Chart(
         "time",
         "Training time of a run",
@@ -144,5 +262,5 @@ def _time_section(comparison: Comparison, views: Mapping[str, RunView]) -> Secti
     pace = "At each recipe's mean speed over its seeds."
     by_time = curves(f"{name}-by-time", f"{title} time", pace, dev, recipes, minutes)
     told = "Tokens that were predicted in training."
-    by_tokens = curves(f"{name}-by-tokens", f"{title} tokens", told, dev, recipes, seen)
-    return Section("Cost", [Columns([by_time, by_tokens, bars])], "cost")
+    by_seen = curves(f"{name}-by-tokens", f"{title} tokens", told, dev, recipes, seen)
+    return Section("Cost", [Columns([by_time, by_seen, bars])], "cost")

@@ -20,8 +20,7 @@ import polars as pl
 from markupsafe import Markup
 
 from normlab.errors import UserError
-from normlab.report.charts.downsample import POINTS
-from normlab.report.charts.theme import MANY, Drawn, colour, dash, theme
+from normlab.report.charts.theme import MANY, POINTS, Drawn, colour, dash, theme
 from normlab.runs.files import write_output
 
 LIMIT_BYTES: Final = 5_000_000

@@ -7,9 +7,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from normlab.config.config import Config
-from normlab.papers.bases import BASE, DATES, LAPTOP, SMALL, TO_THE_END
+from normlab.papers.bases import (
+    BASE,
+    DATES,
+    IWSLT14_PART,
+    LAPTOP,
+    MULTI30K_DE,
+    MULTI30K_FR,
+    SMALL,
+    TO_THE_END,
+    WMT14_FR,
+)
 from normlab.papers.cells import settings_of
-from normlab.papers.texts import IWSLT14_PART, MULTI30K_DE, MULTI30K_FR, WMT14_FR
 from normlab.papers.trainings import Setting
 
 PLACEMENTS: Final = {"Post": "post", "Pre": "pre", "Admin": "admin"}

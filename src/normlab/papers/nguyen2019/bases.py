@@ -15,9 +15,8 @@ from normlab.config.config import (
     TrainConfig,
     parallel_files,
 )
-from normlab.papers.bases import BASE, DATES, LAPTOP
+from normlab.papers.bases import BASE, DATES, EN_VI, LAPTOP, MULTI30K_DE
 from normlab.papers.cells import settings_of
-from normlab.papers.texts import EN_VI, MULTI30K_DE
 from normlab.papers.trainings import Setting
 
 MODELS: Final[Mapping[str, Mapping[str, Any]]] = {

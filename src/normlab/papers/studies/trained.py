@@ -15,12 +15,16 @@ import numpy as np
 from normlab.comparison.result import Interval, has_trained
 from normlab.comparison.statistics import MetricScale, share, share_gap
 from normlab.config.metric import MOSTLY, Metric, metric_named
-from normlab.papers.artefact import Measurement
+from normlab.errors import UserError
+from normlab.papers import find_artefact
+from normlab.papers.artefact import Measurement, Reproduction
 from normlab.papers.claim import Measure
 from normlab.papers.intervals import Array, mean, mean_ratio
 from normlab.papers.lab import Lab, Row
 from normlab.papers.measures import Cells, OfRuns
+from normlab.papers.results import folders, standing
 from normlab.papers.studies import trained_models
+from normlab.papers.trainings import SCALES
 from normlab.runs.folder import RunFolder, read_scores
 from normlab.training.outcome import READS_BY
 
@@ -264,3 +268,36 @@ def _facts(runs: Trained) -> dict[str, str]:
         facts["training"][f"{train.steps:,} steps of {train.max_tokens:,} positions"] = None
         facts["trained on"][folder.status().hardware] = None
     return {name: "; ".join(filter(None, said)) for name, said in facts.items()}
+
+
+def answers(lab: Lab, *, rows: Mapping[str, tuple[str, str]]) -> Measurement:
+    """Measures of other artefacts under names of one's own, each given as an artefact's id and its measure,
+    at the largest scale at which it was measured. One that no scale has yet is left out.
+
+    Raises UserError for an artefact that was not measured for today's claims.
+    """
+    results = {name: (*row, _result(lab, *row)) for name, row in rows.items()}
+    measured = {name: row for name, row in results.items() if row[1] in row[2].measures}
+    table = [
+        {
+            "sentence": name,
+            "artefact": id_,
+            "measure": measure,
+            "scale": one.scale,
+            "fingerprint": one.fingerprint,
+        }
+        for name, (id_, measure, one) in measured.items()
+    ]
+    ids = ", ".join(dict.fromkeys(id_ for id_, _ in rows.values()))
+    values = {name: one.measures[measure] for name, (_, measure, one) in measured.items()}
+    return Measurement(values, {"rows": table}, {"rests on": ids})
+
+
+def _result(lab: Lab, id_: str, measure: str) -> Reproduction:
+    now = [standing(find_artefact(id_), folders(lab.root), scale) for scale in SCALES]
+    fresh = [s.found for s in now if s.found is not None and s.fresh]
+    if not fresh:
+        raise UserError(
+            f"this rests on {id_}, which is {now[0].state}; type first: normlab papers reproduce {id_}"
+        )
+    return next((one for one in reversed(fresh) if measure in one.measures), fresh[0])

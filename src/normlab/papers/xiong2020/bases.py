@@ -5,9 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from normlab.papers.bases import BASE, BERT, BERT_BASE, BERT_SHORT, DATES, LAPTOP, SMALL, TO_THE_END
+from normlab.papers.bases import (
+    BASE,
+    BERT,
+    BERT_BASE,
+    BERT_SHORT,
+    DATES,
+    IWSLT14_PART,
+    LAPTOP,
+    MULTI30K_DE,
+    SMALL,
+    TO_THE_END,
+)
 from normlab.papers.cells import settings_of
-from normlab.papers.texts import IWSLT14_PART, MULTI30K_DE
 from normlab.papers.trainings import Cells, Setting
 
 _DECODE: Final = replace(SMALL.decode, length_penalty=1.2)
