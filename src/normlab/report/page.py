@@ -186,7 +186,7 @@ class Page:
             blocks=blocks,
             many=MANY,
             toc=[b for b in self.blocks if isinstance(b, Section) and b.listed],
-            swatches=[(swatch if self.legend == "Recipes" else dot)(i) for i in range(len(self.recipes))],
+            swatches=[(swatch if self.legend == "Recipes" else _dot)(i) for i in range(len(self.recipes))],
             palette=[(colour(i), colour(i, "dark")) for i in range(len(self.recipes))],
             vega=_vega() if charts else "",
             specs=_json(specs),
@@ -203,7 +203,7 @@ def swatch(index: int) -> Markup:
     ).format(index, pattern)
 
 
-def dot(index: int) -> Markup:
+def _dot(index: int) -> Markup:
     """Return a sample of the role's points."""
     return Markup(
         '<svg class="swatch" viewBox="0 0 22 8" aria-hidden="true"><circle cx="11" cy="4" r="4" '

@@ -23,7 +23,6 @@ from normlab.papers.words import (
     earlier,
     in_short,
     measured,
-    number,
     overall,
     pace,
     resolution,
@@ -45,11 +44,9 @@ from normlab.report.page import (
     Text,
     breakable,
 )
-from normlab.report.studies import anchor, frame
+from normlab.report.studies import anchor, frame, number_cell, rows_table
 from normlab.runs.folder import write_text_atomic
 
-ROWS: Final = 400
-"""Rows of a table on the page, at most; the file beside it holds all."""
 CELL_TABLE: Final = "cells"
 """Table of the trained cells: ``cell``, the metric's mean, ``low``, ``high``, ``seeds`` and ``trained``."""
 CELLS: Final = 12
@@ -246,7 +243,7 @@ def _published(artefact: Artefact, found: Reproduction | None) -> Section:
         if printed is None or name not in (*printed.names.values(), *printed.rows)
     ]
     rows = [
-        [Cell(name), Cell(_cell(published.get(name))), *(_ours(ours.get(name), metric) if ours else ())]
+        [Cell(name), Cell(number_cell(published.get(name))), *(_ours(ours.get(name), metric) if ours else ())]
         for name in names
     ]
     header = ("", "published", f"here, {metric} [95%]", "seeds", "trained") if ours else ("", "published")
@@ -270,7 +267,7 @@ def _printed(published: PrintedTable, ours: Mapping[str, Mapping[str, Any]]) -> 
     rows = [
         [
             Cell(row),
-            *(Cell(_cell(published.get(name)), small=here(name, "here ")) for name in names),
+            *(Cell(number_cell(published.get(name)), small=here(name, "here ")) for name in names),
             *([Cell(here(row, "") or "–")] if of_rows else []),
         ]
         for row in published.rows
@@ -296,26 +293,10 @@ def _ours(row: Mapping[str, Any] | None, metric: str) -> tuple[Cell, ...]:
 def _tables(found: Reproduction | None) -> Iterator[Section]:
     if found is None:
         return
-    blocks = [_table(name, frame(rows)) for name, rows in found.tables.items() if rows]
+    blocks = [rows_table(name, frame(rows).to_dicts()) for name, rows in found.tables.items() if rows]
     measures = [[Cell(name.replace("_", " ")), Cell(measured(m))] for name, m in found.measures.items()]
     blocks.append(Details("Every measure", [PageTable(("measure", "value [95%]"), measures, text_columns=2)]))
     yield Section("Tables", blocks, "tables", "Every number behind the charts and the claims.")
-
-
-def _table(name: str, table: pl.DataFrame) -> Details:
-    words = [c for c in table.columns if not table[c].dtype.is_numeric()]
-    columns = [*words, *(c for c in table.columns if c not in words)]
-    shown = [[Cell(_cell(row[c])) for c in columns] for row in table.head(ROWS).iter_rows(named=True)]
-    more = Text(f"The first {ROWS} of {len(table):,} rows; the JSON file beside this page holds all.", "note")
-    summary = Markup("{} <span class=note>{} rows</span>").format(name.replace("_", " "), len(table))
-    body = PageTable([c.replace("_", " ") for c in columns], shown, text_columns=len(words))
-    return Details(summary, [*([more] if len(table) > ROWS else []), body], f"table-{anchor(name)}")
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "–"
-    return number(value) if isinstance(value, float) else str(value)
 
 
 def _plain(value: Any) -> str:

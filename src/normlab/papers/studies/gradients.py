@@ -266,7 +266,7 @@ def cross_attention(lab: Lab, **sizes: Unpack[Sizes]) -> Measurement:
     return Measurement({"largest_ratio": largest}, {"jacobians": rows}, lab.facts(**sizes))
 
 
-class Alone(nn.Module):
+class _EncoderAlone(nn.Module):
     """The encoder of an encoder-decoder by itself, with logits of every token's own type."""
 
     def __init__(self, model: Seq2Seq) -> None:
@@ -331,7 +331,7 @@ def _tables(lab: Lab, whole: Subject, text: str) -> Iterator[tuple[str, Table]]:
     encoder = whole.structure.stacks[0].name
     train_only(whole.model)
     yield "in_model", sublayer_gradients(whole).where(stack=encoder)
-    alone = Alone(cast("Seq2Seq", whole.model))
+    alone = _EncoderAlone(cast("Seq2Seq", whole.model))
     (stack,) = (structure := read_structure(alone, lab.batches(text, READING_TOKENS, 1)[0])).stacks
     mask = {stack.name: whole.batch["source"] != PAD}
     for where, loss in (("alone_token_loss", _token_loss), ("alone_pooled_loss", _pooled_loss)):

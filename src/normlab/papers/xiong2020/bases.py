@@ -15,10 +15,9 @@ from normlab.papers.bases import (
     LAPTOP,
     MULTI30K_DE,
     SMALL,
-    TO_THE_END,
 )
 from normlab.papers.cells import settings_of
-from normlab.papers.trainings import Cells, Setting
+from normlab.papers.trainings import Setting
 
 _DECODE: Final = replace(SMALL.decode, length_penalty=1.2)
 
@@ -76,61 +75,14 @@ EDGE: Final = {
 }
 """The trainings in which Post-LN's edge falls where the paper's does (docs/pilots.md)."""
 
-RATES: Final = "5e-4", "1e-3"
-"""The paper's learning rates of Adam."""
-
-
-def adam(s: Iwslt) -> Cells:
-    """Figure 2(a)."""
-    return {
-        f"lr {rate}, warm-up {paper}": {
-            "recipe": "post+warmup" if steps else "post",
-            "optim.lr": s.adam * float(rate),
-            "optim.warmup_steps": steps,
-            **TO_THE_END,
-        }
-        for rate in RATES
-        for paper, steps in zip((1, 500, 4000), s.warmups, strict=True)
-    }
-
-
-def cells_of(warmup: str) -> tuple[str, ...]:
-    """The cells of both learning rates."""
-    return tuple(f"lr {rate}, {warmup}" for rate in RATES)
-
-
-def sgd(s: Iwslt) -> Cells:
-    """Figure 2(b)."""
-    return {
-        f"SGD lr {rate}, {name} warm-up": {
-            "recipe": recipe,
-            "optim.lr": s.sgd * float(rate),
-            "optim.warmup_steps": s.warmups[-1],
-            **TO_THE_END,
-        }
-        for rate in ("1e-3", "5e-3")
-        for name, recipe in (("without", "post+sgd"), ("with", "post+sgd+warmup"))
-    }
-
-
-def some(s: Iwslt, *names: str) -> Cells:
-    """Cells of Figure 2(a) by name."""
-    found = adam(s)
-    return {name: found[name] for name in names}
-
-
-def small_rate(s: Iwslt) -> Cells:
-    """A fixed tenth of the larger learning rate, Figure 6."""
-    return {"fixed lr 1e-4": {"recipe": s.fixed, "optim.lr": s.adam * 1e-4, "optim.warmup_steps": 0}}
-
 
 @dataclass(frozen=True)
-class XiongWmt(Setting):
-    """A training on WMT'14 En-De."""
+class LargeTraining(Setting):
+    """A training on WMT'14 En-De, or a pre-training of BERT."""
 
-    rates: tuple[float, float] = (7e-4, 1.5e-3)
+    rates: tuple[float, float]
     epoch_6: int = 5 * 1000 + 1
-    """The first step of the paper's sixth epoch."""
+    """The first step of the paper's sixth epoch on WMT'14."""
 
 
 _WMT: Final = replace(
@@ -144,8 +96,8 @@ _WMT: Final = replace(
 """
 WMT: Final = settings_of(
     "xiong2020.wmt",
-    laptop=XiongWmt(LAPTOP, rates=(1e-3, 2e-3), epoch_6=100),
-    gpu=XiongWmt(
+    laptop=LargeTraining(LAPTOP, rates=(1e-3, 2e-3), epoch_6=100),
+    gpu=LargeTraining(
         replace(
             _WMT,
             data=MULTI30K_DE,
@@ -154,23 +106,15 @@ WMT: Final = settings_of(
                 _WMT.train, steps=9500, grad_accum_steps=1, precision="auto", validate_every_steps=500
             ),
         ),
+        rates=(7e-4, 1.5e-3),
         epoch_6=2501,
     ),
-    paper=XiongWmt(_WMT),
+    paper=LargeTraining(_WMT, rates=(7e-4, 1.5e-3)),
 )
-
-
-@dataclass(frozen=True)
-class Bert(Setting):
-    """A pre-training of BERT."""
-
-    rates: tuple[float, float] = (3e-4, 1e-4)
-
-
 PRETRAINING: Final = settings_of(
     "xiong2020.pretraining",
-    laptop=Bert(BERT_SHORT, rates=(3e-3, 1e-3)),
-    gpu=Bert(
+    laptop=LargeTraining(BERT_SHORT, rates=(3e-3, 1e-3)),
+    gpu=LargeTraining(
         replace(
             BERT_BASE,
             data=replace(BERT.data, vocab_size=8000, block_len=128),
@@ -183,7 +127,8 @@ PRETRAINING: Final = settings_of(
                 precision="auto",
                 validate_every_steps=500,
             ),
-        )
+        ),
+        rates=(3e-4, 1e-4),
     ),
-    paper=Bert(BERT_BASE),
+    paper=LargeTraining(BERT_BASE, rates=(3e-4, 1e-4)),
 )

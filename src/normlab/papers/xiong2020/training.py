@@ -23,20 +23,49 @@ from normlab.papers.measures import (
     StepsRatio,
 )
 from normlab.papers.trainings import Cells, for_each_scale
-from normlab.papers.xiong2020.bases import (
-    EDGE,
-    IWSLT,
-    PRETRAINING,
-    RATES,
-    WMT,
-    Bert,
-    Iwslt,
-    XiongWmt,
-    adam,
-    sgd,
-    small_rate,
-    some,
-)
+from normlab.papers.xiong2020.bases import EDGE, IWSLT, PRETRAINING, WMT, Iwslt, LargeTraining
+
+_RATES: Final = "5e-4", "1e-3"
+"""The paper's learning rates of Adam."""
+
+
+def _adam(s: Iwslt) -> Cells:
+    """Figure 2(a)."""
+    return {
+        f"lr {rate}, warm-up {paper}": {
+            "recipe": "post+warmup" if steps else "post",
+            "optim.lr": s.adam * float(rate),
+            "optim.warmup_steps": steps,
+            **TO_THE_END,
+        }
+        for rate in _RATES
+        for paper, steps in zip((1, 500, 4000), s.warmups, strict=True)
+    }
+
+
+def _sgd(s: Iwslt) -> Cells:
+    """Figure 2(b)."""
+    return {
+        f"SGD lr {rate}, {name} warm-up": {
+            "recipe": recipe,
+            "optim.lr": s.sgd * float(rate),
+            "optim.warmup_steps": s.warmups[-1],
+            **TO_THE_END,
+        }
+        for rate in ("1e-3", "5e-3")
+        for name, recipe in (("without", "post+sgd"), ("with", "post+sgd+warmup"))
+    }
+
+
+def _some(s: Iwslt, *names: str) -> Cells:
+    """Cells of Figure 2(a) by name."""
+    found = _adam(s)
+    return {name: found[name] for name in names}
+
+
+def _small_rate(s: Iwslt) -> Cells:
+    """A fixed tenth of the larger learning rate, Figure 6."""
+    return {"fixed lr 1e-4": {"recipe": s.fixed, "optim.lr": s.adam * 1e-4, "optim.warmup_steps": 0}}
 
 
 def _longest_over(steps: int, rate: str, metric: str) -> OfRuns:
@@ -46,8 +75,8 @@ def _longest_over(steps: int, rate: str, metric: str) -> OfRuns:
 
 def _warmup_or_none(metric: str) -> dict[str, OfRuns]:
     """At each rate, whether the longest warm-up is better than none, and whether runs without one train."""
-    better = {f"needs_warmup_at_{rate}": _longest_over(1, rate, metric) for rate in RATES}
-    without = {rate: ShareTrainedToTheEnd((f"lr {rate}, warm-up 1",)) for rate in RATES}
+    better = {f"needs_warmup_at_{rate}": _longest_over(1, rate, metric) for rate in _RATES}
+    without = {rate: ShareTrainedToTheEnd((f"lr {rate}, warm-up 1",)) for rate in _RATES}
     return better | {f"trains_without_at_{rate}": share for rate, share in without.items()}
 
 
@@ -67,9 +96,9 @@ FIG2A: Final = declare(
     "xiong2020.fig2a",
     studies.trainings,
     measures=_warmup_or_none("bleu")
-    | {f"longer_at_{rate}": _longest_over(500, rate, "bleu") for rate in RATES},
-    trainings=for_each_scale(adam, EDGE),
-    claims=[claim for rate in RATES for claim in (*_needs_warmup(rate), mostly(f"longer_at_{rate}"))],
+    | {f"longer_at_{rate}": _longest_over(500, rate, "bleu") for rate in _RATES},
+    trainings=for_each_scale(_adam, EDGE),
+    claims=[claim for rate in _RATES for claim in (*_needs_warmup(rate), mostly(f"longer_at_{rate}"))],
 )
 
 _SGD: Final = {
@@ -83,7 +112,7 @@ FIG2B: Final = declare(
         "without": BestScore("bleu", _SGD["without"]),
         "below_adam": BestDifference("bleu", ("lr 1e-3, warm-up 4000",), _SGD["with"]),
     },
-    trainings=for_each_scale(lambda s: {**sgd(s), **some(s, "lr 1e-3, warm-up 4000")}, IWSLT),
+    trainings=for_each_scale(lambda s: {**_sgd(s), **_some(s, "lr 1e-3, warm-up 4000")}, IWSLT),
     claims=(
         negative("helps"),
         at_most("without", 2.0, convention="just above zero: at most 2"),
@@ -95,7 +124,7 @@ LOSS_VS_BLEU: Final = declare(
     "xiong2020.loss_vs_bleu",
     studies.trainings,
     measures={"pairs": DisorderedPairs(10.0)},
-    trainings=for_each_scale(lambda s: {**adam(s), **sgd(s)}, IWSLT),
+    trainings=for_each_scale(lambda s: {**_adam(s), **_sgd(s)}, IWSLT),
     claims=(
         at_least(
             "pairs",
@@ -108,10 +137,10 @@ LOSS_VS_BLEU: Final = declare(
 
 
 def _simplified(s: Iwslt) -> Cells:
-    names = [f"lr {rate}, warm-up {steps}" for steps in (1, 4000) for rate in RATES]
+    names = [f"lr {rate}, warm-up {steps}" for steps in (1, 4000) for rate in _RATES]
     return {
         cell: {**changes, "model.scheme": "uniformattention", "model.heads": 1}
-        for cell, changes in some(s, *names).items()
+        for cell, changes in _some(s, *names).items()
     }
 
 
@@ -120,7 +149,7 @@ SIMPLIFIED: Final = declare(
     studies.trainings,
     measures=_warmup_or_none("nll"),
     trainings=for_each_scale(_simplified, EDGE),
-    claims=[claim for rate in RATES for claim in _needs_warmup(rate)],
+    claims=[claim for rate in _RATES for claim in _needs_warmup(rate)],
 )
 
 
@@ -129,7 +158,7 @@ def _figure4(s: Iwslt) -> Cells:
     recipes |= {f"{placement}, RAdam": f"{placement}+radam+linear" for placement in ("post", "pre")}
     cells = {cell: {"recipe": recipe, "optim.lr": s.figure4} for cell, recipe in recipes.items()}
     cells["pre, Adam"]["optim.decay_step"] = s.epoch_8
-    return {**cells, **some(s, "lr 1e-3, warm-up 1")}
+    return {**cells, **_some(s, "lr 1e-3, warm-up 1")}
 
 
 FIG4AB: Final = declare(
@@ -153,8 +182,8 @@ FIG4AB: Final = declare(
 
 def _small_rate_for_longer(s: Iwslt) -> Cells:
     steps = 27 * s.base.train.steps // 15
-    longer = {cell: {**fixed, "train.steps": steps} for cell, fixed in small_rate(s).items()}
-    return {**longer, **some(s, "lr 1e-3, warm-up 1", "lr 1e-3, warm-up 4000")}
+    longer = {cell: {**fixed, "train.steps": steps} for cell, fixed in _small_rate(s).items()}
+    return {**longer, **_some(s, "lr 1e-3, warm-up 1", "lr 1e-3, warm-up 4000")}
 
 
 FIG6: Final = declare(
@@ -170,9 +199,9 @@ FIG6: Final = declare(
 
 
 def _clipped(s: Iwslt) -> Cells:
-    large = some(s, "lr 1e-3, warm-up 1")
+    large = _some(s, "lr 1e-3, warm-up 1")
     clipped = {**large["lr 1e-3, warm-up 1"], "optim.max_grad_norm": 0.5}
-    return {"clip 0.5": clipped, **small_rate(s), **large}
+    return {"clip 0.5": clipped, **_small_rate(s), **large}
 
 
 CLIP: Final = declare(
@@ -194,7 +223,7 @@ _WMT_RATES: Final = "7e-4", "1.5e-3"
 """The paper's learning rates on WMT'14."""
 
 
-def _at_epoch_6(s: XiongWmt) -> Cells:
+def _at_epoch_6(s: LargeTraining) -> Cells:
     pre = {"recipe": "pre+step_decay_inverse_sqrt", "optim.decay_step": s.epoch_6, "optim.decay_factor": 1.0}
     return {
         f"lr {rate} {name}": {"optim.lr": lr, **changes}
@@ -219,7 +248,7 @@ _PRE, _POST = "pre, lr 3e-4", "post, lr 1e-4, warm-up"
 """The two curves of Figure 5(a)."""
 
 
-def _pretrainings(s: Bert) -> Cells:
+def _pretrainings(s: LargeTraining) -> Cells:
     """The pre-trainings of Figure 5, named by the paper's learning rates."""
     high, low = s.rates
     return {
