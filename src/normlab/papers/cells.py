@@ -9,7 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from normlab.papers import studies
 from normlab.papers.artefact import Artefact, Drawing, Measurement
+from normlab.papers.bases import CONVERGED
 from normlab.papers.claim import Claim
 from normlab.papers.measures import OfRuns
 from normlab.papers.trainings import SCALES, Scale, Setting, Trainings
@@ -47,7 +49,7 @@ class PrintedTable(dict[str, float | str]):
 
 def declare(
     id_: str,
-    study: Callable[..., Measurement],
+    study: Callable[..., Measurement] = studies.trainings,
     *,
     claims: Sequence[Claim],
     settings: Mapping[str, Any] | None = None,
@@ -58,7 +60,7 @@ def declare(
 ) -> Artefact:
     """An artefact of normlab's own: what decides its verdicts, with its words, its drawings, and what is in
     print for it and its claims, from ``<paper's key>.toml``. ``measures``, and those of the ``gpu`` scale,
-    are settings; ``more`` holds other fields of an ``Artefact``.
+    which need trainings to convergence, are settings; ``more`` holds other fields of an ``Artefact``.
     """
     words = dict(_words(id_))
     own, scales = words.pop("claims", {}), words.pop("scales", {})
@@ -73,12 +75,15 @@ def declare(
             scale: replace(one, differs=" ".join(filter(None, (one.differs, scales.get(scale)))))
             for scale, one in (trainings or {}).items()
         },
-        "claims": tuple(
-            c if c.says else replace(c, says=own[c.measure][0], published=own[c.measure][1]) for c in claims
-        ),
+        "claims": tuple(_in_words(c, own, CONVERGED if c.measure in (gpu or {}) else "") for c in claims),
         "drawings": (CURVES if trainings else ()) if drawn is None else tuple(Drawing(**d) for d in drawn),
     }
     return Artefact(id_, **told, **more)
+
+
+def _in_words(claim: Claim, words: Mapping[str, tuple[str, str]], needs: str) -> Claim:
+    says, published = words.get(claim.measure, (claim.says, claim.published))
+    return replace(claim, says=says, published=published, needs=claim.needs or needs)
 
 
 def settings_of(id_: str, **of: S) -> dict[Scale, S]:

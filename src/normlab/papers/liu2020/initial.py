@@ -214,7 +214,6 @@ THEOREM2: Final = declare(
 
 CONSTANT_C: Final = declare(
     "liu2020.constantC",
-    studies.trainings,
     measures={name.lower(): ConstantRatio(name) for name in PLACEMENTS},
     trainings=for_each_scale(
         lambda s: {name: s.recipe(placement) for name, placement in PLACEMENTS.items()}, EN_DE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from normlab.papers import studies
-from normlab.papers.bases import CONVERGED, TO_THE_END
+from normlab.papers.bases import TO_THE_END
 from normlab.papers.cells import declare
 from normlab.papers.claim import (
     above_one,
@@ -64,7 +64,6 @@ def _row(init: str, placement: str) -> tuple[str, ...]:
 
 TABLE2: Final = declare(
     "nguyen2019.table2",
-    studies.trainings,
     measures={
         name: measure
         for k, xavier, small in zip(_WARMUPS, _row("Xavier", "Post"), _row("SmallInit", "Post"), strict=True)
@@ -82,7 +81,7 @@ TABLE2: Final = declare(
             for k in _WARMUPS
             for part, make in (("xavier_post", fails), ("small_post", trains), ("post", mostly))
         ),
-        within("pre", -1.0, 1.0, convention="no change: less than 1 BLEU either way", needs=CONVERGED),
+        within("pre", -1.0, 1.0, convention="no change: less than 1 BLEU either way"),
     ),
 )
 
@@ -92,7 +91,6 @@ _COMPARED: Final = {"pre": (1, 0), "fixnorm": (2, 1), "scalenorm": (3, 2), "toge
 
 TABLE3: Final = declare(
     "nguyen2019.table3",
-    studies.trainings,
     measures={
         name: Difference("bleu", f"gl-en {_ROWS[better]}", f"gl-en {_ROWS[worse]}")
         for name, (better, worse) in _COMPARED.items()
@@ -116,7 +114,6 @@ def _table4(s: Ted) -> Cells:
 
 TABLE4: Final = declare(
     "nguyen2019.table4",
-    studies.trainings,
     measures={
         "no_warmup": Difference("bleu", "NoWarmup", "InvSqrtDecay"),
         "val_decay": Difference("bleu", "ValDecay", "InvSqrtDecay"),
@@ -147,7 +144,6 @@ def _table5(s: Ted) -> Cells:
 
 TABLE5: Final = declare(
     "nguyen2019.table5",
-    studies.trainings,
     measures={
         "post_deep": ShareTrainedToTheEnd(("5 layers Post", "6 layers Post")),
         "pre": ShareTrainedToTheEnd(("4 layers Pre", "5 layers Pre", "6 layers Pre")),
@@ -171,7 +167,6 @@ def _table7(s: Ted) -> Cells:
 
 TABLE7: Final = declare(
     "nguyen2019.table7",
-    studies.trainings,
     measures={
         "one_scale": Difference("bleu", "ScaleNorm+FixNorm", "RMSNorm+FixNorm"),
         "fixed": Difference("bleu", "ScaleNorm(g=√d)+FixNorm", "ScaleNorm+FixNorm"),
@@ -199,7 +194,6 @@ _NOT_WORSE: Final = "not worse: at most 1 BLEU below"
 
 TABLE6: Final = declare(
     "nguyen2019.table6",
-    studies.trainings,
     measures={"pre_scalenorm": Difference("bleu", _BEST, "Pre+LN")},
     gpu={
         "post": Difference("bleu", "Post+LN", "Pre+LN"),
@@ -207,15 +201,14 @@ TABLE6: Final = declare(
     },
     trainings=for_each_scale(_table6, WMT),
     claims=(
-        positive("post", needs=CONVERGED),
+        positive("post"),
         at_least("pre_scalenorm", -1.0, convention=_NOT_WORSE),
-        at_least("post_scalenorm", -1.0, convention=_NOT_WORSE, needs=CONVERGED),
+        at_least("post_scalenorm", -1.0, convention=_NOT_WORSE),
     ),
 )
 
 TABLE8: Final = declare(
     "nguyen2019.table8",
-    studies.trainings,
     settings={"shown": "perplexity_smoothed"},
     measures={
         "train": TrainPerplexityRatio("ScaleNorm", "LayerNorm"),
@@ -232,7 +225,6 @@ TABLE8: Final = declare(
 
 FIG1: Final = declare(
     "nguyen2019.fig1",
-    studies.trainings,
     measures={
         "pre_early": DevAt("bleu", "Pre+LN", "Post+LN", 0.5),
         "pre_late": DevAt("bleu", "Pre+LN", "Post+LN", 1.0),
@@ -256,7 +248,6 @@ FIG1: Final = declare(
 
 FIG2: Final = declare(
     "nguyen2019.fig2",
-    studies.trainings,
     measures={
         "spikes": SpikesDifference("Post+LN", "Pre+LN"),
         "level": GradientRatio("Pre+LN", _BEST),
@@ -282,10 +273,8 @@ FIG3: Final = declare(
     },
     trainings=for_each_scale(lambda s: {_BEST: MODELS[_BEST]}, TED),
     claims=(
-        *(at_least(r, 0.0, derived="growing is a positive slope", needs=CONVERGED) for r in _GROWING),
-        at_most(
-            "decoder-encoder_attention", 0.0, derived="not growing is a slope of at most 0", needs=CONVERGED
-        ),
+        *(at_least(r, 0.0, derived="growing is a positive slope") for r in _GROWING),
+        at_most("decoder-encoder_attention", 0.0, derived="not growing is a slope of at most 0"),
     ),
 )
 
@@ -300,7 +289,7 @@ FIG4: Final = declare(
         },
         TED,
     ),
-    claims=(negative("late", needs=CONVERGED), positive("output", needs=CONVERGED)),
+    claims=(negative("late"), positive("output")),
 )
 
 _LONGER: Final = "more operations take longer: a ratio above 1; limits simultaneous over the shapes"
@@ -330,7 +319,6 @@ SPEED: Final = declare(
 
 BATCHSIZE: Final = declare(
     "nguyen2019.batchsize",
-    studies.trainings,
     measures={
         "small": ShareTrained(("batch x1",)),
         "large": ShareTrained(("batch x4", "batch x16")),
