@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 import polars as pl
@@ -136,6 +139,13 @@ def _curves(
     return pl.concat(parts)
 
 
+@cache
+def words() -> Mapping[str, Any]:
+    """The words of the page that do not depend on the comparison, from ``templates/comparison.toml``."""
+    file = Path(__file__).with_name("templates") / "comparison.toml"
+    return tomllib.loads(file.read_text(encoding="utf-8"))
+
+
 SPIKY_POINTS: Final = 60
 """Of a curve that is mostly noise: few points make its mean readable, the band keeps every spike."""
 
@@ -170,14 +180,13 @@ def pictures(comparison: Comparison, views: Mapping[str, RunView], known: Sequen
     recipes = [r.name for r in comparison.recipes]
     result, seeds = results(comparison), seed_scores(comparison)
     headline, decides = comparison.headline, comparison.rate_metric
+    said = words()
     far = "below half" if headline.higher_is_better else "above twice"
     first = [
         Chart(
             f"test-{headline.name}",
             f"Test {headline.label}",
-            "Ticks: single seeds, crosses those that did not train. Dot: mean over the seeds that "
-            f"trained; bar: its 95% interval, where other seeds would put the mean. A recipe {far} the "
-            "best score and beyond the axis is written at the left edge.",
+            said["scores"].format(far=far),
             score_dots(result, seeds, recipes, headline),
             result,
         )
@@ -188,26 +197,17 @@ def pictures(comparison: Comparison, views: Mapping[str, RunView], known: Sequen
             Chart(
                 "learning-rate",
                 "Sensitivity to the learning rate",
-                "Ring: chosen. Hollow square: stuck; hollow cross: diverged; hollow diamond: ignores its "
-                "source; at the bad end of the axis without a score. Points at one learning rate stand "
-                "slightly apart so that all can be seen.",
+                said["sweep"],
                 sensitivity(sweep, recipes, sorted(comparison.lrs), decides),
                 sweep,
             )
         )
     return [
         Section("", [Columns(first), Notes(known)], "glance", listed=False),
-        Section("While training", [_seed_grid(comparison, views)], "training", _CURVES),
+        Section("While training", [_seed_grid(comparison, views)], "training", said["training"]),
         *_sweep_section(comparison, views),
         _time_section(comparison, views),
     ]
-
-
-_CURVES: Final = (
-    "At each recipe's chosen learning rate. Line: mean over the seeds that trained; band: from the lowest "
-    "to the highest of them. A run that was stuck, diverged or ignores its source has a thin line of its "
-    "own, which ends in a square, a cross or a diamond where the run ended or left the chart."
-)
 
 
 def _seed_grid(comparison: Comparison, views: Mapping[str, RunView]) -> Columns:
