@@ -321,7 +321,7 @@ class TrainPerplexityRatio(_OfTwo[str]):
     """
 
     def measure(self, runs: Trained) -> Measure:
-        losses = _by_seed(lambda cell: map(runs.models.training_loss, runs.cells[cell]), self)
+        losses = _by_seed(lambda cell: (model.training_loss() for model in runs.models(cell)), self)
         return runs.mean_ratio(math.exp(x - y) for x, y in losses)
 
 
@@ -343,7 +343,7 @@ class FoldDifference(OfRuns):
     cell: str
 
     def measure(self, runs: Trained) -> Measure:
-        return Measure.exact(max(map(runs.models.fold_difference, runs.cells[self.cell])))
+        return Measure.exact(max(model.fold_difference() for model in runs.models(self.cell)))
 
 
 @dataclass(frozen=True)
@@ -355,8 +355,8 @@ class ConstantRatio(OfRuns):
     cell: str
 
     def measure(self, runs: Trained) -> Measure:
-        seeds = enumerate(runs.cells[self.cell], 1)
-        return runs.mean_ratio(runs.models.constant_ratio(run, seed) for seed, run in seeds)
+        seeds = enumerate(runs.models(self.cell), 1)
+        return runs.mean_ratio(model.constant_ratio(seed) for seed, model in seeds)
 
 
 @dataclass(frozen=True)
@@ -367,7 +367,7 @@ class ScaleGrowth(OfRuns):
     role: str
 
     def measure(self, runs: Trained) -> Measure:
-        return runs.mean(runs.models.scale_growth(run, self.role) for run in runs.cells[self.cell])
+        return runs.mean(model.scale_growth(self.role) for model in runs.models(self.cell))
 
 
 @dataclass(frozen=True)
@@ -379,7 +379,7 @@ class ScaleChange(_OfTwo[str]):
     where: str
 
     def measure(self, runs: Trained) -> Measure:
-        scales = _by_seed(lambda cell: [runs.models.scale_at(r, self.where) for r in runs.cells[cell]], self)
+        scales = _by_seed(lambda cell: [model.scale_at(self.where) for model in runs.models(cell)], self)
         return runs.mean(x - y for x, y in scales)
 
 

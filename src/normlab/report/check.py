@@ -36,23 +36,19 @@ def write_check_page(report: Mapping[str, Any], path: Path) -> Path:
 
     Raises UserError if a part of the report is missing.
     """
-    return write_page(path, check_page(report))
-
-
-def check_page(report: Mapping[str, Any]) -> str:
-    """Draw the report that ``write_check_page`` receives as one self-contained HTML page."""
     require_parts(report, PARTS, "Report.to_dict()")
     failures, holds = report["failures"], report["holds"]
     first = failures[0] if failures else None
     kept = "property holds" if len(holds) == 1 else "properties hold"
     lead = f"{len(holds)} {kept}, {len(report['untestable'])} could not be tested."
-    return Page(
+    page = Page(
         title=str(report.get("title") or f"Check of {report['model']}"),
         headline=f"{_property(first)} fails at {_place(first)}" if first else "Nothing fails",
         facts=[f"{name} {value}" for name, value in report["facts"].items()],
         lead=f"{capital(first['evidence'])}. {lead}" if first else lead,
         blocks=list(_sections(report)),
-    ).html()
+    )
+    return write_page(path, page.html())
 
 
 def _sections(report: Mapping[str, Any]) -> Iterator[Section]:

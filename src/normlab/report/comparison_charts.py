@@ -32,7 +32,7 @@ def all_runs(comparison: Comparison) -> list[str]:
     return [run for run in dict.fromkeys(ids) if run]
 
 
-def seed_curves(
+def _seed_curves(
     comparison: Comparison, views: Mapping[str, RunView], kind: str, columns: Sequence[str]
 ) -> pl.DataFrame:
     """Return the curves of each recipe at its chosen learning rate, one row per step and run."""
@@ -44,26 +44,26 @@ def seed_curves(
     return _curves(entries, views, kind, columns)
 
 
-def trial_curves(comparison: Comparison, views: Mapping[str, RunView], lr: float) -> pl.DataFrame:
+def _trial_curves(comparison: Comparison, views: Mapping[str, RunView], lr: float) -> pl.DataFrame:
     """Return the training curves of every recipe at one learning rate, with the seed of the sweep."""
     seed = str(comparison.sweep_seed)
     entries = [(r.name, t.run, seed, t.outcome) for r in comparison.recipes for t in r.trials if t.lr == lr]
     return _curves(entries, views, "train", ("nll",))
 
 
-def by_minutes(curves: pl.DataFrame) -> pl.DataFrame:
+def _by_minutes(curves: pl.DataFrame) -> pl.DataFrame:
     """Add ``minutes`` of training: steps times the recipe's mean time per step; its seeds stay aligned."""
     pace = (pl.col("seconds").sum() / pl.col("step").sum()).over("recipe")
     return curves.with_columns(minutes=pl.col("step") * pace / 60)
 
 
-def by_tokens(curves: pl.DataFrame, train: pl.DataFrame) -> pl.DataFrame:
+def _by_tokens(curves: pl.DataFrame, train: pl.DataFrame) -> pl.DataFrame:
     """Add ``seen``, the number of training tokens predicted up to a step, from the training rows."""
     pace = train.group_by("recipe").agg(pace=pl.col("tokens").sum() / pl.col("step").sum())
     return curves.join(pace, on="recipe", how="left").with_columns(seen=pl.col("step") * pl.col("pace"))
 
 
-def trials(comparison: Comparison) -> pl.DataFrame:
+def _trials(comparison: Comparison) -> pl.DataFrame:
     """Return the sweep, one row per recipe and learning rate; ``dev`` is the score that decides."""
     rows = [
         (r.name, t.lr, t.run, t.dev.get(comparison.rate_by), t.dev.get(NLL.name), t.outcome, t.lr == r.lr)
@@ -75,7 +75,7 @@ def trials(comparison: Comparison) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
-def results(comparison: Comparison) -> pl.DataFrame:
+def _results(comparison: Comparison) -> pl.DataFrame:
     """Return one row per recipe: the headline test score (``value``) with the ends of its interval, the other
     test scores by name, how many seeds trained, the chosen learning rate and the time.
     """
@@ -103,7 +103,7 @@ def results(comparison: Comparison) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=schema)
 
 
-def seed_scores(comparison: Comparison) -> pl.DataFrame:
+def _seed_scores(comparison: Comparison) -> pl.DataFrame:
     """Return the headline test score of each seed's run, if it has one."""
     rows = [
         (recipe.name, str(seed), run, outcome, float(value))
@@ -178,7 +178,7 @@ def curves(
 def pictures(comparison: Comparison, views: Mapping[str, RunView], known: Sequence[Text]) -> list[Section]:
     """Return the sections of charts, the most important first; ``known`` stands below the first two."""
     recipes = [r.name for r in comparison.recipes]
-    result, seeds = results(comparison), seed_scores(comparison)
+    result, seeds = _results(comparison), _seed_scores(comparison)
     headline, decides = comparison.headline, comparison.rate_metric
     said = words()
     far = "below half" if headline.higher_is_better else "above twice"
@@ -192,7 +192,7 @@ def pictures(comparison: Comparison, views: Mapping[str, RunView], known: Sequen
         )
     ]
     if len(comparison.lrs) > 1:
-        sweep = trials(comparison)
+        sweep = _trials(comparison)
         first.append(
             Chart(
                 "learning-rate",
@@ -212,8 +212,8 @@ def pictures(comparison: Comparison, views: Mapping[str, RunView], known: Sequen
 
 def _seed_grid(comparison: Comparison, views: Mapping[str, RunView]) -> Columns:
     recipes = [r.name for r in comparison.recipes]
-    train = seed_curves(comparison, views, "train", TRAIN)
-    dev = seed_curves(comparison, views, "dev", [m.name for m in comparison.validated])
+    train = _seed_curves(comparison, views, "train", TRAIN)
+    dev = _seed_curves(comparison, views, "dev", [m.name for m in comparison.validated])
     nats = comparison.unigram_entropy_nats
     nll = "Negative log-likelihood (NLL), without label smoothing."
     norm = "Before clipping, log scale. Here the band shows single spikes, too."
@@ -235,7 +235,7 @@ def _sweep_section(comparison: Comparison, views: Mapping[str, RunView]) -> list
     entropy = comparison.unigram_entropy_nats
     charts = []
     for lr in sorted(comparison.lrs):
-        frame, name = trial_curves(comparison, views, lr), f"train-nll-lr-{rate(lr)}"
+        frame, name = _trial_curves(comparison, views, lr), f"train-nll-lr-{rate(lr)}"
         title = f"Learning rate {rate(lr)}"
         charts.append(curves(name, title, "", frame, recipes, axis, entropy_nats=entropy))
     intro = f"Training loss of every recipe at every learning rate, seed {comparison.sweep_seed}."
@@ -244,10 +244,10 @@ def _sweep_section(comparison: Comparison, views: Mapping[str, RunView]) -> list
 
 def _time_section(comparison: Comparison, views: Mapping[str, RunView]) -> Section:
     recipes = [r.name for r in comparison.recipes]
-    result = results(comparison)
+    result = _results(comparison)
     metric = comparison.dev_metric
-    dev = by_minutes(seed_curves(comparison, views, "dev", (metric.name, "seconds")))
-    dev = by_tokens(dev, seed_curves(comparison, views, "train", TRAIN))
+    dev = _by_minutes(_seed_curves(comparison, views, "dev", (metric.name, "seconds")))
+    dev = _by_tokens(dev, _seed_curves(comparison, views, "train", TRAIN))
     bars = Chart(
         "time",
         "Training time of a run",

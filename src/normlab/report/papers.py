@@ -103,7 +103,7 @@ def reproduction_page(standing: ArtefactStatus) -> str:
     ).html()
 
 
-def state_cell(state: State, words: str = "", small: str = "") -> Cell:
+def _state_cell(state: State, words: str = "", small: str = "") -> Cell:
     """Return the cell of a verdict, or of the reason why there is none, in other words if some are given."""
     return Cell(words or state, small=small, tone=TONES.get(state, ""))
 
@@ -173,7 +173,7 @@ def _judged(claims: Sequence[Claim], measures: Mapping[str, Measure]) -> Iterato
 def _claim(claim: Claim, measures: Mapping[str, Measure]) -> list[Cell]:
     return [
         Cell(claim.says, small=claim.measure.replace("_", " ")),
-        state_cell(claim.verdict(measures), small=undecided(claim, measures)),
+        _state_cell(claim.verdict(measures), small=undecided(claim, measures)),
         Cell(measured(measures.get(claim.measure)) or "–"),
         Cell(claim.allowed(), small="; ".join(basis(claim, measures))),
         Cell(claim.published or "–"),
@@ -366,7 +366,7 @@ def _overview(standings: Sequence[ArtefactStatus], linked: set[str], seconds: fl
     rows = [
         [
             Cell(breakable(name), href=f"{name}.html" if name in linked else ""),
-            state_cell(s.state, standing_in_words(s)),
+            _state_cell(s.state, standing_in_words(s)),
             Cell(s.artefact.shows, small=s.artefact.paper),
             Cell(in_short(s, seconds)),
         ]

@@ -23,7 +23,7 @@ from normlab.papers.intervals import Array, mean, mean_ratio
 from normlab.papers.lab import Lab, Row
 from normlab.papers.measures import Cells, OfRuns
 from normlab.papers.results import folders, standing
-from normlab.papers.studies import trained_models
+from normlab.papers.studies.trained_models import TrainedModel
 from normlab.papers.trainings import SCALES
 from normlab.runs.folder import RunFolder, read_scores
 from normlab.training.outcome import READS_BY
@@ -100,7 +100,10 @@ class Trained:
         centre = np.array(float((first + second).mean() / 2))
         return _mapped(mean(first - second), lambda moved: MetricScale(metric).difference(centre, moved))
 
-    models = trained_models
+    def models(self, cell: str) -> list[TrainedModel]:
+        """What each seed has trained."""
+        return [TrainedModel(folder) for folder in self.cells[cell]]
+
     mean = staticmethod(mean)
     mean_ratio = staticmethod(mean_ratio)
 
@@ -155,8 +158,9 @@ def trainings(
 def learned_scales(lab: Lab, *, gpu: Mapping[str, OfRuns]) -> Measurement:
     """``trainings`` with the table of the scales that every run has learned."""
     found = trainings(lab, measures={}, gpu=gpu)
-    rows = trained_models.scale_rows(Trained(lab.runs).seeds())
-    return replace(found, tables={**found.tables, "scales": list(rows)})
+    seeds = Trained(lab.runs).seeds()
+    rows = [row for cell, seed, run in seeds for row in TrainedModel(run).scale_rows(cell, seed)]
+    return replace(found, tables={**found.tables, "scales": rows})
 
 
 def _measured(found: Interval, runs: int) -> Measure:
