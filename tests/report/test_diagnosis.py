@@ -10,8 +10,8 @@ import pytest
 
 from normlab.diagnosis import registered
 from normlab.report.diagnosis import diagnosis_page, write_diagnosis
-from normlab.report.page import Chart
-from normlab.report.studies import ROWS, DiagnosisView, anchor, folded, frame, pictures
+from normlab.report.page import Chart, anchor
+from normlab.report.studies import ROWS, DiagnosisView, folded, frame, pictures
 
 STACKS = {"encoder.sublayers": "encoder", "decoder.sublayers": "decoder"}
 ROLES = ("self_attention", "cross_attention", "ffn")

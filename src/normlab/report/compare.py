@@ -14,10 +14,21 @@ from normlab.config.io import validated
 from normlab.config.metric import Metric
 from normlab.config.units import count, duration, p_value, rate
 from normlab.report.charts.theme import POINTS
-from normlab.report.comparison_charts import all_runs, pictures, words
-from normlab.report.page import Block, Cell, Code, Details, Html, Page, PageTable, Section, Text, swatch
+from normlab.report.comparison_charts import all_runs, linked, names, notes, pictures, sentence, slug, words
+from normlab.report.page import (
+    Block,
+    Cell,
+    Code,
+    Details,
+    Html,
+    Page,
+    PageTable,
+    Section,
+    Text,
+    breakable,
+    swatch,
+)
 from normlab.report.runs import RunView, run_details, settings_table, shared, tag, view
-from normlab.report.wording import breakable, linked, names, notes, sentence, slug
 from normlab.runs.files import write_output, write_text_atomic
 
 ROWS_OPEN: Final = 15
@@ -287,8 +298,8 @@ def _method(comparison: Comparison) -> Section:
         f"Recipes are compared by test {metric.title} ({better} is better); the checkpoint of each run was "
         f"chosen by dev {comparison.dev_metric.label}."
     )
-    blocks: list[Block] = [Text(text.format(points=POINTS)) for text in said["method"]]
-    blocks = [Text(choice), Text(scored), *blocks]
+    blocks: list[Block] = [Text(choice), Text(scored)]
+    blocks += [Text(text.format(points=POINTS)) for text in said["method"]]
     blocks += [
         Text(f"Signature of {labels.get(name, name)}: {signature}", "note")
         for name, signature in comparison.signatures.items()

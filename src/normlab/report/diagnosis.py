@@ -24,13 +24,13 @@ from normlab.report.page import (
     PageTable,
     Section,
     Text,
+    anchor,
     capital,
     require_parts,
 )
 from normlab.report.studies import (
     DiagnosisView,
     Row,
-    anchor,
     folded,
     number_cell,
     pictured,

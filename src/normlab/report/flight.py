@@ -15,8 +15,7 @@ from markupsafe import Markup
 from normlab.config.units import count
 from normlab.errors import UserError
 from normlab.report.charts.theme import POINTS, Drawn, downsample, finish, log_or_linear, nothing, rows
-from normlab.report.page import Block, Chart, Columns, Notes, Page, Section, Text, capital
-from normlab.report.studies import anchor
+from normlab.report.page import Block, Chart, Columns, Notes, Page, Section, Text, anchor, capital
 
 CURVES: Final = {
     ("after", "rms"): ("Stream", "rms", "After each sublayer."),

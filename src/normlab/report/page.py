@@ -280,6 +280,11 @@ def breakable(name: str, after: str = "._+/:") -> Markup:
     return Markup("<wbr>").join(re.split(rf"(?<=[{re.escape(after)}])", name))
 
 
+def anchor(text: str) -> str:
+    """Return a name for charts and links, unique to the text: ``pre+fixnorm`` -> ``pre-2b-fixnorm``."""
+    return "".join(c if c.isalnum() and c.isascii() else f"-{ord(c):x}-" for c in text)
+
+
 def write_page(path: Path, html: str) -> Path:
     """Write a page to the path that a person named, and the folders on its way; return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)

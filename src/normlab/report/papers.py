@@ -42,9 +42,10 @@ from normlab.report.page import (
     PageTable,
     Section,
     Text,
+    anchor,
     breakable,
 )
-from normlab.report.studies import anchor, frame, number_cell, rows_table
+from normlab.report.studies import frame, number_cell, rows_table
 from normlab.runs.folder import write_text_atomic
 
 CELL_TABLE: Final = "cells"

@@ -15,8 +15,7 @@ from normlab.config.chart import ByDepth, Growth, HeatMap, Lines, Strips, StudyC
 from normlab.config.io import NOT_FINITE
 from normlab.config.units import count
 from normlab.report.charts.diagnosis import by_depth, growth, heat_map, lines, strips
-from normlab.report.page import Cell, Chart, Columns, Details, PageTable, Section, Text
-from normlab.report.wording import slug
+from normlab.report.page import Cell, Chart, Columns, Details, PageTable, Section, Text, anchor
 
 ROLES: Final = {
     "self_attention": "self-attention",
@@ -273,8 +272,3 @@ DRAW: Final[Mapping[type[StudyChart], Callable[[DiagnosisView, Any], Iterator[Ch
     Strips: _strips,
     Lines: _lines,
 }
-
-
-def anchor(text: str) -> str:
-    """Return a name for charts and links; different texts stay different."""
-    return slug(text).removeprefix("recipe-")
