@@ -166,8 +166,8 @@ def _share_decides(found: Measure, bound: float) -> Callable[[int], bool]:
 
     # An end of the interval is at the bound where the bound's own tail is 2.5%.
     if found.value > bound:
-        return lambda runs: binom.sf(binom.isf(0.025, runs, bound), runs, found.value) >= POWER
-    return lambda runs: binom.cdf(binom.ppf(0.025, runs, bound) - 1, runs, found.value) >= POWER
+        return lambda runs: bool(binom.sf(binom.isf(0.025, runs, bound), runs, found.value) >= POWER)
+    return lambda runs: bool(binom.cdf(binom.ppf(0.025, runs, bound) - 1, runs, found.value) >= POWER)
 
 
 def _mean_decides(found: Measure, bound: float) -> Callable[[int], bool]:
