@@ -125,8 +125,7 @@ def paper_pages() -> Iterator[tuple[str, str]]:
     """The overview of the papers and the page of each kept reproduction."""
     from normlab.papers import ARTEFACTS
     from normlab.papers.results import KEPT, at_other_scales, result_name, standing
-    from normlab.report.papers import papers_page
-    from normlab.report.reproduction import reproduction_page
+    from normlab.report.papers import papers_page, reproduction_page
 
     standings = [standing(artefact, [KEPT]) for artefact in ARTEFACTS.values()]
     others = at_other_scales(ARTEFACTS.values(), [KEPT])

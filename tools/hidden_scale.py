@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import altair as alt
 import polars as pl
 import torch
 import vl_convert
@@ -23,8 +24,8 @@ from normlab.data.ragged import Ragged, TokenPairs
 from normlab.data.tokenizer import BytePairs
 from normlab.nn import PAD, Seq2Seq
 from normlab.nn.init import profile_
-from normlab.report.charts.depth import hidden_scale
-from normlab.report.charts.theme import Mode, theme
+from normlab.report.charts.theme import Drawn, Mode, dash, theme
+from normlab.report.charts.theme import rows as inline
 from normlab.tasks.task import build_seq2seq
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs/catalogue"
@@ -117,6 +118,40 @@ def domain(points: Iterable[Points]) -> tuple[float, float]:
     return 10 ** (math.floor(2 * low) / 2), 10 ** (math.ceil(2 * high) / 2)
 
 
+def picture(frame: pl.DataFrame, ends: Sequence[float]) -> Drawn:
+    """Draw the root mean square of the stream against the sublayers that it has passed, on a log scale.
+
+    ``frame`` has a row a point: ``stack``, ``sublayer``, ``low``, ``mid``, ``high``; positive values.
+    ``ends`` are those of the vertical axis, given so that pictures can be compared. Of a fixed, small size.
+    """
+    stacks = frame["stack"].unique(maintain_order=True).to_list()
+    low, high = ends
+    ticks = [t for e in range(-6, 10) for t in (float(f"1e{e}"), float(f"3e{e}")) if low <= t <= high]
+    scale = alt.Scale(type="log", domain=[low, high], nice=False)
+    axis = alt.Axis(values=ticks, format="~g")
+    y = partial(alt.Y, type="quantitative", scale=scale, title="RMS", axis=axis)
+    across = alt.Axis(grid=False, tickCount=6, format="d")
+    x = alt.X("sublayer:Q", title="sublayers passed", scale=alt.Scale(nice=False), axis=across)
+    colours = alt.Scale(domain=stacks, range="category")
+    dashes = alt.Scale(domain=stacks, range=[list(dash(i)) for i in range(len(stacks))])
+    legend = alt.Legend(
+        orient="top-left", direction="horizontal", symbolType="stroke", symbolSize=400, offset=2
+    )
+    base = alt.Chart(inline(frame)).encode(x=x)
+    band = base.mark_area(clip=True, opacity=0.25, strokeWidth=0)
+    line = base.mark_line(clip=True)
+    layers: list[Any] = [
+        band.encode(y=y("low"), y2="high:Q", fill=alt.Fill("stack:N", legend=None, scale=colours)),
+        line.encode(
+            y=y("mid"),
+            color=alt.Color("stack:N", title=None, legend=legend, scale=colours),
+            strokeDash=alt.StrokeDash("stack:N", title=None, legend=legend, scale=dashes),
+        ),
+    ]
+    apart = alt.Resolve(legend=alt.LegendResolveMap(fill="independent"))  # or the band's none counts for all
+    return alt.layer(*layers, resolve=apart).properties(width=340, height=150)
+
+
 def draw(points: Mapping[str, Points]) -> None:
     """Two pictures a placement, for a light and a dark page; others are removed."""
     axis = domain(points.values())
@@ -131,7 +166,7 @@ def draw(points: Mapping[str, Points]) -> None:
                 for i, (low, mid, high) in enumerate(rows)
             ]
         )
-        chart = hidden_scale(frame, axis).to_dict()
+        chart = picture(frame, axis).to_dict()
         for mode, ending in MODES.items():
             svg = vl_convert.vegalite_to_svg(chart, config=theme(mode))
             (FOLDER / f"{name}{ending}.svg").write_text(svg, encoding="utf-8")

@@ -23,7 +23,7 @@ import torch
 
 from normlab.config.config import Config, DataConfig, MachineConfig, SeedConfig, numbers, parallel_files
 from normlab.papers.bases import LAPTOP
-from normlab.papers.studies.trained_models import OUTPUT, ROLES, by_layer, scales_of
+from normlab.papers.studies.trained_models import OUTPUT, ROLES, TrainedModel
 from normlab.papers.trainings import changed
 from normlab.runs.folder import RunFolder, read_scores
 from normlab.training.devices import hardware
@@ -251,9 +251,11 @@ def _curve(folder: RunFolder) -> list[list[float]]:
 
 def _scales(folder: RunFolder) -> dict[str, Any]:
     """The learned scales by kind of sublayer, first layer first, of a model that has such."""
-    scales = scales_of(folder) if "scalenorm" in folder.config().model.norm else {}
-    roles = {role: [round(float(g), 3) for g in by_layer(scales, role)] for role in ROLES if scales}
-    return {"scales": {**roles, "output": round(scales[OUTPUT], 3)}} if scales else {}
+    if "scalenorm" not in folder.config().model.norm:
+        return {}
+    model = TrainedModel(folder)
+    roles = {role: [round(float(g), 3) for g in model.by_layer(role)] for role in ROLES}
+    return {"scales": {**roles, "output": round(model.scales[OUTPUT], 3)}}
 
 
 def line(cell: str, seed: int, config: Config, folder: RunFolder) -> dict[str, Any]:

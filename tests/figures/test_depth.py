@@ -1,7 +1,7 @@
 import polars as pl
 import vl_convert
 
-from normlab.report.charts.depth import hidden_scale
+from hidden_scale import picture
 from normlab.report.charts.theme import theme
 
 FRAME = pl.DataFrame(
@@ -16,7 +16,7 @@ FRAME = pl.DataFrame(
 
 
 def test_one_line_and_one_band_a_stack_on_the_given_axis() -> None:
-    chart = hidden_scale(FRAME, (0.1, 100.0)).to_dict()
+    chart = picture(FRAME, (0.1, 100.0)).to_dict()
     band, line = chart["layer"]
     assert (band["mark"]["type"], line["mark"]["type"]) == ("area", "line")
     for layer, field in ((band, "low"), (line, "mid")):
@@ -29,7 +29,7 @@ def test_one_line_and_one_band_a_stack_on_the_given_axis() -> None:
 
 
 def test_it_draws_in_both_modes_and_both_stacks_are_named_once() -> None:
-    chart = hidden_scale(FRAME, (0.1, 100.0)).to_dict()
+    chart = picture(FRAME, (0.1, 100.0)).to_dict()
     drawn = {mode: vl_convert.vegalite_to_svg(chart, config=theme(mode)) for mode in ("light", "dark")}
     assert drawn["light"] != drawn["dark"]
     for svg in drawn.values():

@@ -10,7 +10,7 @@ import pytest
 
 from cases import each
 from normlab.papers import ARTEFACTS, chosen, find_artefact, keys
-from normlab.papers.cells import PrintedTable
+from normlab.papers.cells import PrintedTable, words_of
 from normlab.papers.results import superseded
 
 
@@ -30,6 +30,14 @@ def test_an_artefact_says_what_is_published_and_what_is_asserted(id_):
     assert one.asserts.endswith(".")
     assert bool(one.study) == bool(one.claims)
     assert len({claim.says for claim in one.claims}) == len(one.claims)
+
+
+@each("id_", ARTEFACTS)
+def test_a_paper_s_file_has_words_for_what_is_claimed_and_trained_alone(id_):
+    key, _, name = id_.partition(".")
+    words, one = words_of(key)[name], ARTEFACTS[id_]
+    assert words.get("claims", {}).keys() <= {claim.measure for claim in one.claims}
+    assert words.get("scales", {}).keys() <= one.trainings.keys()
 
 
 CLAIMS = [(a, c) for a in ARTEFACTS.values() for c in a.claims]

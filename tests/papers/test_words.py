@@ -69,16 +69,16 @@ def test_all_claims_of_several_are_counted_and_only_those_of_today():
 
 
 def test_a_convention_is_named_with_the_bounds_that_would_change_the_verdict():
-    claim = at_least(10.0, convention="multiple magnitudes: at least 10 times")("c", "m")
+    claim = at_least("m", 10.0, "c", convention="multiple magnitudes: at least 10 times")
     named, turning = basis(claim, {"m": Measure(3.0, 2.0, 4.0)})
     assert "multiple magnitudes" in named
     assert {"2", "4"} <= set(turning.replace(",", "").split())
-    assert basis(at_least(1.0)("c", "m"), {"m": Measure(3.0, 2.0, 4.0)}) == []
+    assert basis(at_least("m", 1.0, "c"), {"m": Measure(3.0, 2.0, 4.0)}) == []
     assert len(basis(replace(claim, derived="d"), {})) == 2
 
 
 def test_an_undecided_claim_says_how_many_runs_would_decide_it():
-    claim, found_ = at_least(0.0)("c", "m"), {"m": Measure(0.3, -0.2, 0.8, 5)}
+    claim, found_ = at_least("m", 0.0, "c"), {"m": Measure(0.3, -0.2, 0.8, 5)}
     assert f"about {claim.runs_to_decide(found_)} " in undecided(claim, found_)
     assert "no number of runs" in undecided(claim, {"m": Measure(0.0, -1.0, 1.0, 5)})
     for other in (Measure(0.3, 0.2, 0.8, 5), Measure(0.3, -0.2, 0.8)):
@@ -100,7 +100,7 @@ def test_states_are_counted_in_one_order():
 
 
 def test_an_undecided_claim_says_what_it_needs():
-    claim = at_least(1.0, needs="a GPU")("c", "m")
+    claim = at_least("m", 1.0, "c", needs="a GPU")
     assert undecided(claim, {"another": Measure.exact(1.0)}) == "to decide it: a GPU"
     assert undecided(claim, {"m": Measure.exact(1.0)}) == ""
 

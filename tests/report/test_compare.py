@@ -12,8 +12,8 @@ from markupsafe import Markup
 from normlab.comparison.compare import judge
 from normlab.comparison.result import Comparison
 from normlab.report.compare import compare_page, write_compare_page
+from normlab.report.comparison_charts import slug
 from normlab.report.page import LIMIT_BYTES
-from normlab.report.wording import slug
 from report import example
 
 VOID = {"meta", "link", "br", "hr", "wbr", "line"}

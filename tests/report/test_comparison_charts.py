@@ -2,7 +2,7 @@ import dataclasses
 
 from normlab.comparison.result import Comparison
 from normlab.report import comparison_charts
-from normlab.report.charts.downsample import POINTS
+from normlab.report.charts.theme import POINTS
 
 
 def test_a_chart_for_every_question(comparison: Comparison) -> None:

@@ -9,9 +9,9 @@ import polars as pl
 import pytest
 
 from normlab.diagnosis import registered
-from normlab.report.diagnosis import ROWS, diagnosis_page, write_diagnosis
-from normlab.report.page import Chart
-from normlab.report.studies import DiagnosisView, anchor, folded, frame, pictures
+from normlab.report.diagnosis import diagnosis_page, write_diagnosis
+from normlab.report.page import Chart, anchor
+from normlab.report.studies import ROWS, DiagnosisView, folded, frame, pictures
 
 STACKS = {"encoder.sublayers": "encoder", "decoder.sublayers": "decoder"}
 ROLES = ("self_attention", "cross_attention", "ffn")

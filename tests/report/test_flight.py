@@ -8,8 +8,7 @@ import pytest
 from normlab.cli.run import ReportCommand
 from normlab.config.config import Config
 from normlab.errors import UserError
-from normlab.report.charts.probes import by_depth
-from normlab.report.flight import flown, watched, write_probes_page
+from normlab.report.flight import curves_by_depth, flown, watched, write_probes_page
 from normlab.report.page import Chart, Columns, Notes, Text
 from normlab.report.run import run_page
 from normlab.runs.folder import RunFolder, Status
@@ -65,7 +64,7 @@ def test_nothing_measured_is_no_section():
 def test_a_line_has_few_points_and_a_chart_not_many_more(layers, most):
     long = [(step, f"s{i}", i, 1.0) for i in range(layers) for step in range(900)]
     frame = pl.DataFrame(long, schema=["step", "module", "depth", "value"], orient="row")
-    (values,) = (v.splitlines() for v in by_depth(frame, "rms").to_dict()["datasets"].values())
+    (values,) = (v.splitlines() for v in curves_by_depth(frame, "rms").to_dict()["datasets"].values())
     assert len(values) - 1 == layers * most
 
 
@@ -73,7 +72,7 @@ def test_values_that_a_log_axis_cannot_hold_are_left_out():
     frame = pl.DataFrame(
         {"step": [1, 2, 3], "module": "m", "depth": 0, "value": [0.0, float("nan"), float("inf")]}
     )
-    assert "no finite value" in str(by_depth(frame, "rms").to_dict())
+    assert "no finite value" in str(curves_by_depth(frame, "rms").to_dict())
 
 
 def test_a_report_is_a_sentence_with_its_evidence():

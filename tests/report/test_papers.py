@@ -10,8 +10,7 @@ from normlab.papers import ARTEFACTS
 from normlab.papers.artefact import Artefact
 from normlab.papers.results import ArtefactStatus, at_other_scales, standing, write_reproduction
 from normlab.papers.trainings import Trainings
-from normlab.report.papers import papers_page, write_papers_page
-from normlab.report.reproduction import write_reproduction_page
+from normlab.report.papers import papers_page, write_papers_page, write_reproduction_page
 from report.reproductions import ARTEFACT, found
 
 

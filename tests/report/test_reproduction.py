@@ -10,7 +10,7 @@ from normlab.papers.artefact import Superseded
 from normlab.papers.cells import PrintedTable
 from normlab.papers.claim import Measure
 from normlab.papers.results import ArtefactStatus, standing, write_reproduction
-from normlab.report.reproduction import reproduction_page, write_reproduction_page
+from normlab.report.papers import reproduction_page, write_reproduction_page
 from report.reproductions import ARTEFACT, changed, found
 
 

@@ -4,7 +4,7 @@ import polars as pl
 import pytest
 
 from normlab.comparison.result import Comparison
-from normlab.report import tables
+from normlab.report import comparison_charts as tables
 from normlab.report.runs import view
 from report import example
 
@@ -17,38 +17,38 @@ def test_every_run_once(comparison: Comparison) -> None:
 
 def test_curves_of_seeds_and_of_the_sweep(comparison: Comparison, root: Path) -> None:
     views = {run: view(root, run) for run in tables.all_runs(comparison)}
-    dev = tables.seed_curves(comparison, views, "dev", ("nll", "bleu"))
+    dev = tables._seed_curves(comparison, views, "dev", ("nll", "bleu"))
     assert dev.columns == ["recipe", "run", "seed", "outcome", "step", "nll", "bleu"]
     assert set(dev.filter(pl.col("recipe") == "pre")["seed"]) == {"1", "2", "3"}
-    sweep = tables.trial_curves(comparison, views, 2e-3)
+    sweep = tables._trial_curves(comparison, views, 2e-3)
     assert dict(sweep.select("recipe", "outcome").unique().iter_rows())["post"] == "diverged"
     assert set(sweep["seed"]) == {"0"}
 
 
 def test_curves_of_missing_runs_are_empty(comparison: Comparison) -> None:
-    frame = tables.seed_curves(comparison, {}, "train", tables.TRAIN)
+    frame = tables._seed_curves(comparison, {}, "train", tables.TRAIN)
     assert frame.is_empty()
     assert frame.schema["nll"] == pl.Float64
 
 
 def test_minutes_keep_seeds_aligned() -> None:
     frame = pl.DataFrame({"recipe": ["a"] * 4, "step": [10, 20, 10, 20], "seconds": [10.0, 20.0, 20.0, 40.0]})
-    assert tables.by_minutes(frame)["minutes"].to_list() == pytest.approx([0.25, 0.5, 0.25, 0.5])
+    assert tables._by_minutes(frame)["minutes"].to_list() == pytest.approx([0.25, 0.5, 0.25, 0.5])
 
 
 def test_tokens_are_counted_from_the_rows_of_training() -> None:
     train = pl.DataFrame({"recipe": ["a", "a"], "step": [10, 20], "tokens": [1e6, 2e6]})
     dev = pl.DataFrame({"recipe": ["a", "a"], "step": [5, 20]})
-    assert tables.by_tokens(dev, train)["seen"].to_list() == pytest.approx([0.5e6, 2e6])
+    assert tables._by_tokens(dev, train)["seen"].to_list() == pytest.approx([0.5e6, 2e6])
 
 
 def test_results_and_scores(comparison: Comparison) -> None:
-    result = tables.results(comparison)
+    result = tables._results(comparison)
     assert result["recipe"].to_list() == list(example.PLAN)
     assert result["note"].to_list() == ["", "", "", "", "", "", "stuck (3)"]
-    seeds = tables.seed_scores(comparison)
+    seeds = tables._seed_scores(comparison)
     assert seeds["recipe"].n_unique() == 6
     assert seeds.height == 3 * 6
-    sweep = tables.trials(comparison)
+    sweep = tables._trials(comparison)
     assert sweep.filter("chosen").height == 7
     assert sweep["dev"].null_count() == 2

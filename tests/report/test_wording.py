@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from normlab.comparison.result import Comparison, Interval, RecipeResult, SweepRun
-from normlab.report import wording
+from normlab.report import comparison_charts as wording
 from normlab.tasks.translation import Translation
 from report import example
 

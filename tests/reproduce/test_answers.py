@@ -10,7 +10,7 @@ from normlab.papers import results as reproductions
 from normlab.papers.artefact import Reproduction
 from normlab.papers.claim import Measure
 from normlab.papers.lab import Lab
-from normlab.papers.studies.sentences import answers
+from normlab.papers.studies.trained import answers
 
 ID = "liu2020.warmup"
 SHARE = Measure(0.1, 0.0, 0.3, 8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from normlab.papers.lab import Lab, describe, size
+from normlab.papers.lab import Lab, size
 
 
 @pytest.fixture
@@ -19,9 +19,9 @@ def texts(tmp_path):
     return tmp_path
 
 
-def test_models_are_named_by_their_depth():
+def test_a_model_has_the_width_of_its_size_and_the_depth_asked_for():
     model = size("small", "admin", 14)
-    assert describe(model) == "admin 14-14"
+    assert (model.decoder_placement, model.encoder_layers, model.decoder_layers) == ("admin", 14, 14)
     assert (model.dim, model.ffn_dim, model.heads) == (512, 1024, 4)
 
 

@@ -10,8 +10,8 @@ import bert_text
 from normlab.config.config import MachineConfig
 from normlab.errors import UserError
 from normlab.papers import ARTEFACTS
+from normlab.papers.bases import paths_of
 from normlab.papers.planning import PlanTrainer, plan
-from normlab.papers.texts import paths_of
 from normlab.papers.trainings import changed
 
 LINES = 60

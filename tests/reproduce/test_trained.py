@@ -37,7 +37,7 @@ from normlab.papers.measures import (
     StepsRatio,
 )
 from normlab.papers.studies.trained import Trained, trainings
-from normlab.papers.studies.trained_models import ROLES, by_layer, scales_of
+from normlab.papers.studies.trained_models import ROLES, TrainedModel
 from normlab.runs import RunFolder, Status
 from normlab.runs.files import write_json_atomic
 from normlab.tasks import TASKS
@@ -150,7 +150,7 @@ def test_a_failed_run_is_worse_than_any_that_trains_and_in_no_mean(ends):
     assert DifferenceOfTrained("bleu", "a", "b").measure(some).value == pytest.approx(10.0, abs=0.2)
     failed = DifferenceOfTrained("bleu", "a", "b").measure(ends(a=[(1.0, False)], b=[(1.0, True)]))
     assert (failed.low, failed.high) == (-math.inf, math.inf)
-    assert at_least(0.0)("", "m").verdict({"m": failed}) == "undecided"
+    assert at_least("m", 0.0).verdict({"m": failed}) == "undecided"
 
 
 def test_edges_are_those_up_to_which_every_rate_trains(ends):
@@ -243,7 +243,7 @@ def test_learned_scales_are_read_from_the_weights(runs):
 
     both = runs(a=[[(1.0, 1.0)]] * 2, b=[[(1.0, 1.0)]] * 2)
     with pytest.raises(UserError, match="keeps no weights"):
-        scales_of(both.cells["a"][0])
+        _ = TrainedModel(both.cells["a"][0]).scales
     for cell, slope in (("a", 1.0), ("b", -1.0)):
         for folder in both.cells[cell]:
             g = {f"encoder.sublayers.{i}.place.norm.g": 8 + slope * i for i in range(6)}
@@ -253,8 +253,8 @@ def test_learned_scales_are_read_from_the_weights(runs):
             save_file(
                 {name: np.array([v], np.float32) for name, v in g.items()}, folder.best / "model.safetensors"
             )
-    assert by_layer(scales_of(both.cells["a"][0]), "encoder feed-forward").tolist() == [9, 11, 13]
-    assert by_layer(scales_of(both.cells["a"][0]), "decoder-encoder attention").tolist() == [19, 16, 13, 10]
+    assert TrainedModel(both.cells["a"][0]).by_layer("encoder feed-forward").tolist() == [9, 11, 13]
+    assert TrainedModel(both.cells["a"][0]).by_layer("decoder-encoder attention").tolist() == [19, 16, 13, 10]
     assert ScaleGrowth("a", "encoder attention").measure(both).value == pytest.approx(math.log(12 / 8) / 2)
     assert all(ScaleGrowth("b", r).measure(both).value > 0 for r in ROLES if r.startswith("decoder"))
     assert ScaleChange("a", "b", "output").measure(both).value == pytest.approx(2.0)

@@ -68,24 +68,24 @@ def test_the_gravest_decides_of_several(several, one):
 
 
 def test_helpers_make_claims_of_one_bound_or_two():
-    assert at_least(1.0, published="1")("c", "m") == Claim("c", "m", at_least=1.0, published="1")
-    assert at_most(2.0, check="always")("c", "m") == Claim("c", "m", at_most=2.0, check="always")
-    assert within(1.0, 2.0, convention="near")("c", "m") == Claim("c", "m", 1.0, 2.0, convention="near")
+    assert at_least("m", 1.0, "c", published="1") == Claim("c", "m", at_least=1.0, published="1")
+    assert at_most("m", 2.0, "c", check="always") == Claim("c", "m", at_most=2.0, check="always")
+    assert within("m", 1.0, 2.0, "c", convention="near") == Claim("c", "m", 1.0, 2.0, convention="near")
 
 
 @pytest.mark.parametrize(
-    "claim", [at_least(9.0)("c", "m"), at_most(9.0)("c", "m"), within(8.0, 9.0)("c", "m")]
+    "claim", [at_least("m", 9.0, "c"), at_most("m", 9.0, "c"), within("m", 8.0, 9.0, "c")]
 )
 def test_the_turning_bounds_turn_the_verdict(claim):
     """With bounds just inside the named ones a claim agrees, with others it does not."""
     found = Measure(2.0, 1.5, 2.5, 10)
     assert "1.5" in claim.turning(found)
     assert "2.5" in claim.turning(found)
-    assert at_least(1.5)("c", "m").verdict({"m": found}) == "agrees"
-    assert at_least(1.51)("c", "m").verdict({"m": found}) == "undecided"
-    assert at_most(2.5)("c", "m").verdict({"m": found}) == "agrees"
-    assert at_most(1.49)("c", "m").verdict({"m": found}) == "disagrees"
-    assert within(1.5, 2.5)("c", "m").verdict({"m": found}) == "agrees"
+    assert at_least("m", 1.5, "c").verdict({"m": found}) == "agrees"
+    assert at_least("m", 1.51, "c").verdict({"m": found}) == "undecided"
+    assert at_most("m", 2.5, "c").verdict({"m": found}) == "agrees"
+    assert at_most("m", 1.49, "c").verdict({"m": found}) == "disagrees"
+    assert within("m", 1.5, 2.5, "c").verdict({"m": found}) == "agrees"
 
 
 # ------------------------------------------------------------------------------- runs that would decide
@@ -99,7 +99,7 @@ def measured(value: float, deviation: float, runs: int) -> Measure:
 @pytest.mark.parametrize(("distance", "runs"), [(0.5, 5), (0.3, 5), (0.2, 20)])
 def test_so_many_runs_decide_in_four_cases_of_five(distance, runs):
     """Simulated: of samples as large as the answer, about 80% decide the claim."""
-    claim = at_least(0.0)("c", "m")
+    claim = at_least("m", 0.0, "c")
     needed = claim.runs_to_decide({"m": measured(distance, 1.0, runs)})
     assert needed is not None
     random = np.random.default_rng(0)
@@ -111,23 +111,23 @@ def test_so_many_runs_decide_in_four_cases_of_five(distance, runs):
 def test_a_bound_on_the_other_side_needs_as_many_runs():
     found = {"m": measured(0.3, 1.0, 8)}
     beyond = {"m": measured(-0.3, 1.0, 8)}
-    assert at_least(0.0)("c", "m").runs_to_decide(found) == at_most(0.0)("c", "m").runs_to_decide(found)
-    assert at_least(0.0)("c", "m").runs_to_decide(found) == at_least(0.0)("c", "m").runs_to_decide(beyond)
+    assert at_least("m", 0.0, "c").runs_to_decide(found) == at_most("m", 0.0, "c").runs_to_decide(found)
+    assert at_least("m", 0.0, "c").runs_to_decide(found) == at_least("m", 0.0, "c").runs_to_decide(beyond)
 
 
 def test_the_runs_are_counted_on_the_scale_of_the_interval():
     """A ratio is averaged as a logarithm, an R² as ln(1 − R²)."""
     plain = measured(0.3, 1.0, 8)
-    needed = at_least(0.0)("c", "m").runs_to_decide({"m": plain})
+    needed = at_least("m", 0.0, "c").runs_to_decide({"m": plain})
     ratio = Measure(exp(plain.value), exp(plain.low), exp(plain.high), 8)
-    assert at_least(1.0)("c", "m").runs_to_decide({"m": ratio}) == needed
+    assert at_least("m", 1.0, "c").runs_to_decide({"m": ratio}) == needed
     r2 = Measure(1 - exp(-5 - plain.value), 1 - exp(-5 - plain.low), 1 - exp(-5 - plain.high), 8)
-    assert at_least(1 - exp(-5))("c", "m").runs_to_decide({"m": r2}) == needed
+    assert at_least("m", 1 - exp(-5), "c").runs_to_decide({"m": r2}) == needed
 
 
 def test_of_two_bounds_the_nearer_one_needs_the_most():
     found = {"m": measured(0.3, 1.0, 8)}
-    assert within(0.0, 0.9)("c", "m").runs_to_decide(found) == at_least(0.0)("c", "m").runs_to_decide(found)
+    assert within("m", 0.0, 0.9, "c").runs_to_decide(found) == at_least("m", 0.0, "c").runs_to_decide(found)
 
 
 @pytest.mark.parametrize(
@@ -141,12 +141,12 @@ def test_of_two_bounds_the_nearer_one_needs_the_most():
     ids=["decided", "runs not known", "on the bound", "not a number"],
 )
 def test_no_number_of_runs_where_none_would_do(found):
-    assert at_least(0.0)("c", "m").runs_to_decide({"m": found}) is None
-    assert at_least(0.0)("c", "m").runs_to_decide({}) is None
+    assert at_least("m", 0.0, "c").runs_to_decide({"m": found}) is None
+    assert at_least("m", 0.0, "c").runs_to_decide({}) is None
 
 
 def test_a_claim_that_needs_more_than_was_at_hand_is_undecided():
-    claim = at_least(1.0, needs="a GPU")("c", "m")
+    claim = at_least("m", 1.0, "c", needs="a GPU")
     assert claim.verdict({"another": Measure.exact(1.0)}) == "undecided"
     assert claim.verdict({}) == "undecided"
     assert claim.verdict({"m": Measure.exact(2.0)}) == "agrees"
@@ -160,11 +160,11 @@ def test_a_claim_that_needs_more_than_was_at_hand_is_undecided():
 def test_a_share_is_decided_by_its_exact_interval(found, bounds, needed):
     """All of five runs leave an interval down to 0.478, of six to 0.541, of 23 to 0.852."""
     share = Measure(found[0], 0.1, 1.0, found[1], share=True)
-    assert within(*bounds)("c", "m").runs_to_decide({"m": share}) == needed
+    assert within("m", *bounds, "c").runs_to_decide({"m": share}) == needed
 
 
 def test_the_runs_that_a_share_needs_decide_it_four_times_in_five():
-    needed = at_least(0.5)("c", "m").runs_to_decide({"m": Measure(0.8, 0.4, 0.97, 10, share=True)})
+    needed = at_least("m", 0.5, "c").runs_to_decide({"m": Measure(0.8, 0.4, 0.97, 10, share=True)})
     assert needed is not None
     decided = [
         stats.binomtest(k, needed).proportion_ci(0.95, method="exact").low >= 0.5 for k in range(needed + 1)

@@ -12,8 +12,7 @@ import pytest
 
 from normlab.config.io import to_plain
 from normlab.errors import UserError
-from normlab.report.charts.rates import loss_by_rate
-from normlab.report.trial import trial_page, write_trial_page
+from normlab.report.trial import loss_by_rate, trial_page, write_trial_page
 from normlab.trials.scale import Scale
 from normlab.trials.trials import Trial, Trials
 

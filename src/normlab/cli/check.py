@@ -177,7 +177,7 @@ class CheckCommand(SourceFlags):
         self.print_page(write_check_page(plain, page))
 
     def _write_for_programs(self, reports: Sequence[Mapping[str, Any]]) -> None:
-        from normlab.report.ci_formats import junit, sarif
+        from normlab.report.check import junit, sarif
 
         for path, write in ((self.junit, junit), (self.sarif, sarif)):
             if path is not None:

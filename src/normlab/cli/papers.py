@@ -347,7 +347,7 @@ class ReproduceCommand:
         return Path(given) if (given := os.environ.get("NORMLAB_DATA")) else None
 
     def _done(self, artefact: Artefact, measure: Callable[[], Reproduction] | None) -> bool:
-        from normlab.report.reproduction import write_reproduction_page
+        from normlab.report.papers import write_reproduction_page
 
         console, folder = terminal.console(), folders(self.runs)[0]
         (found,) = _standings_of([artefact], self.runs, self.scale)

@@ -7,7 +7,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal
 
 from normlab.papers.claim import Claim, Measure, Verdict, together, whole
@@ -49,11 +48,6 @@ class Drawing:
     """Column drawn as a dashed line beside what was measured."""
     log_x: bool = False
     log_y: bool = False
-
-
-def chart(x_title: str, y_title: str, **look: Any) -> Callable[..., Drawing]:
-    """Make drawings of a table, two of its columns and a title; ``look`` holds the other fields."""
-    return partial(Drawing, x_title=x_title, y_title=y_title, **look)
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar
 
+from normlab.papers import studies
 from normlab.papers.artefact import Artefact, Drawing, Measurement
+from normlab.papers.bases import CONVERGED
 from normlab.papers.claim import Claim
 from normlab.papers.measures import OfRuns
-from normlab.papers.trainings import Scale, Trainings
+from normlab.papers.trainings import SCALES, Scale, Setting, Trainings
+
+CURVES: Final = (
+    Drawing("curves", "step", "bleu", "Dev BLEU through training", "step", "BLEU", colour="cell"),
+    Drawing("curves", "step", "nll", "Dev NLL through training", "step", "nats per token", colour="cell"),
+)
+"""The charts of trainings for which the paper's file has no others."""
+S = TypeVar("S", bound=Setting)
 
 
 class PrintedTable(dict[str, float | str]):
@@ -40,37 +49,68 @@ class PrintedTable(dict[str, float | str]):
 
 def declare(
     id_: str,
-    study: Callable[..., Measurement],
+    study: Callable[..., Measurement] = studies.trainings,
     *,
     claims: Sequence[Claim],
     settings: Mapping[str, Any] | None = None,
     measures: Mapping[str, OfRuns] | None = None,
     gpu: Mapping[str, OfRuns] | None = None,
     trainings: Mapping[Scale, Trainings] | None = None,
-    drawings: Sequence[Drawing] = (),
+    **more: Any,
 ) -> Artefact:
-    """An artefact of normlab's own: what decides its verdicts, with its words and what is in print for it and
-    its claims, from ``<paper's key>.toml``. ``measures``, and those of the ``gpu`` scale, are settings.
+    """An artefact of normlab's own: what decides its verdicts, with its words, its drawings, and what is in
+    print for it and its claims, from ``<paper's key>.toml``. ``measures``, and those of the ``gpu`` scale,
+    which need trainings to convergence, are settings; ``more`` holds other fields of an ``Artefact``.
     """
-    key, _, name = id_.partition(".")
-    words: dict[str, Any] = {**words_of(key)[name], "published": printed_values(id_)}
-    in_print = words.pop("claims", {})
-    own = tuple(c if c.published else replace(c, published=in_print.get(c.measure, "")) for c in claims)
+    words = dict(_words(id_))
+    own, scales = words.pop("claims", {}), words.pop("scales", {})
+    drawn = words.pop("drawings", None)
     of_runs = {name: some for name, some in (("measures", measures), ("gpu", gpu)) if some is not None}
-    tests: dict[str, Any] = {"study": study, "claims": own, "settings": {**(settings or {}), **of_runs}}
-    return Artefact(id_, **words, **tests, trainings=trainings or {}, drawings=drawings)
+    told: dict[str, Any] = {
+        **words,
+        "published": printed_values(id_),
+        "study": study,
+        "settings": {**(settings or {}), **of_runs},
+        "trainings": {
+            scale: replace(one, differs=" ".join(filter(None, (one.differs, scales.get(scale)))))
+            for scale, one in (trainings or {}).items()
+        },
+        "claims": tuple(_in_words(c, own, CONVERGED if c.measure in (gpu or {}) else "") for c in claims),
+        "drawings": (CURVES if trainings else ()) if drawn is None else tuple(Drawing(**d) for d in drawn),
+    }
+    return Artefact(id_, **told, **more)
+
+
+def _in_words(claim: Claim, words: Mapping[str, tuple[str, str]], needs: str) -> Claim:
+    says, published = words.get(claim.measure, (claim.says, claim.published))
+    return replace(claim, says=says, published=published, needs=claim.needs or needs)
+
+
+def settings_of(id_: str, **of: S) -> dict[Scale, S]:
+    """Settings by scale, with the words that the paper's file has for each under ``<paper's key>.<name>``."""
+    key, _, name = id_.partition(".")
+    words = words_of(key)["settings"]
+    return {
+        scale: replace(of[scale], differs=words[name][scale].format(open=words["open"]))
+        for scale in SCALES
+        if scale in of
+    }
 
 
 def printed_values(id_: str) -> Mapping[str, float | str]:
     """What is published for an artefact of normlab's own."""
-    key, _, name = id_.partition(".")
-    values = words_of(key)[name]["published"]
+    values = _words(id_)["published"]
     if "columns" not in values:
         return values
     return PrintedTable(values["columns"], values["rows"], **values.get("besides", {}))
 
 
+def _words(id_: str) -> Mapping[str, Any]:
+    key, _, name = id_.partition(".")
+    return words_of(key)[name]
+
+
 @cache
 def words_of(key: str) -> Mapping[str, Any]:
-    """The file of a paper: ``paper`` and its artefacts by name."""
+    """The file of a paper: ``paper``, its ``settings``, and its artefacts by name."""
     return tomllib.loads(Path(__file__).with_name(f"{key}.toml").read_text(encoding="utf-8"))

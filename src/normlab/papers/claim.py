@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from math import inf, isclose, isfinite, log, sqrt
@@ -118,77 +118,64 @@ class Claim:
         spread of the runs stay as they are; None where the claim is not undecided, where the number of runs
         is not known, and where no number of runs would do.
         """
-        if self.measure not in measures or self.verdict(measures) != "undecided":
+        found = measures.get(self.measure)
+        if found is None or found.runs < 2 or self.verdict(measures) != "undecided":
             return None
-        needed = list(self._needed(measures[self.measure]))
-        return max(needed) if needed and max(needed) <= MOST_RUNS else None
-
-    def _needed(self, found: Measure) -> Iterator[int]:
-        """The runs that tell the measure from each bound inside its interval."""
-        if found.runs < 2:
-            return
-        for bound in (self.at_least, self.at_most):
-            if not found.low <= bound <= found.high:
-                continue
-            if found.share:
-                yield _runs_for_share(found, bound)
-                continue
-            scale = _symmetric_scale(found)
-            half = abs(scale(found.high if bound >= found.value else found.low) - scale(found.value))
-            distance = abs(scale(bound) - scale(found.value))
-            one = half * sqrt(found.runs) / _quantile(0.975, found.runs)
-            runs = found.runs + 1
-            while runs <= MOST_RUNS and distance * sqrt(runs) < one * (
-                _quantile(0.975, runs) + _quantile(POWER, runs)
-            ):
-                runs += max(1, runs // 50)
-            yield runs
+        inside = (b for b in (self.at_least, self.at_most) if found.low <= b <= found.high)
+        needed = max((_runs_to_tell(found, bound) for bound in inside), default=MOST_RUNS + 1)
+        return needed if needed <= MOST_RUNS else None
 
 
-def at_least(bound: float, **basis: str) -> Callable[..., Claim]:
-    """Make claims, of ``says`` and ``measure``, that a measure is at least ``bound``; ``basis`` holds other
-    fields of ``Claim``.
-    """
-    return partial(Claim, at_least=bound, **basis)
+def at_least(measure: str, bound: float, says: str = "", **basis: Any) -> Claim:
+    """The claim that a measure is at least ``bound``; ``basis`` holds other fields of ``Claim``."""
+    return Claim(says, measure, at_least=bound, **basis)
 
 
-def at_most(bound: float, **basis: str) -> Callable[..., Claim]:
-    """Make claims, as ``at_least`` does, that a measure is at most ``bound``."""
-    return partial(Claim, at_most=bound, **basis)
+def at_most(measure: str, bound: float, says: str = "", **basis: Any) -> Claim:
+    """The claim, as of ``at_least``, that a measure is at most ``bound``."""
+    return Claim(says, measure, at_most=bound, **basis)
 
 
-def within(low: float, high: float, **basis: str) -> Callable[..., Claim]:
-    """Make claims, as ``at_least`` does, that a measure is from ``low`` to ``high``."""
-    return partial(Claim, at_least=low, at_most=high, **basis)
+def within(measure: str, low: float, high: float, says: str = "", **basis: Any) -> Claim:
+    """The claim, as of ``at_least``, that a measure is from ``low`` to ``high``."""
+    return Claim(says, measure, at_least=low, at_most=high, **basis)
 
 
-positive: Final = at_least(0.0, derived="an order is the sign of the difference")
-negative: Final = at_most(0.0, derived="an order is the sign of the difference")
-above_one: Final = at_least(1.0, derived="an order is a ratio above or below 1")
-below_one: Final = at_most(1.0, derived="an order is a ratio above or below 1")
-mostly: Final = at_least(0.5, derived="one is better than the other if it is so at most seeds")
-fails: Final = at_most(0.5, convention="it fails if most of its runs do")
-trains: Final = at_least(0.5, convention="it trains if most of its runs do")
+positive: Final = partial(at_least, bound=0.0, derived="an order is the sign of the difference")
+negative: Final = partial(at_most, bound=0.0, derived="an order is the sign of the difference")
+above_one: Final = partial(at_least, bound=1.0, derived="an order is a ratio above or below 1")
+below_one: Final = partial(at_most, bound=1.0, derived="an order is a ratio above or below 1")
+mostly: Final = partial(at_least, bound=0.5, derived="one is better than the other if it is so at most seeds")
+fails: Final = partial(at_most, bound=0.5, convention="it fails if most of its runs do")
+trains: Final = partial(at_least, bound=0.5, convention="it trains if most of its runs do")
 """Claims where a paper says which of two is better, or whether a model trains."""
 
 
-def _runs_for_share(found: Measure, bound: float) -> int:
-    """The smallest number of runs of which a share like the one that was found has an exact interval on one
-    side of the bound with a probability of ``POWER``; more than ``MOST_RUNS`` where that many are too few.
-    """
-    from scipy.stats import binom  # a list of papers does not wait for it
-
+def _runs_to_tell(found: Measure, bound: float) -> int:
+    """The fewest runs that tell a measure from a bound; above ``MOST_RUNS`` where that many are too few."""
+    decides = _share_decides(found, bound) if found.share else _mean_decides(found, bound)
     runs = found.runs + 1
-    while runs <= MOST_RUNS:
-        # An end of the interval is at the bound where the bound's own tail is 2.5%.
-        if found.value > bound:
-            decides = binom.sf(binom.isf(0.025, runs, bound), runs, found.value)
-        else:
-            decides = binom.cdf(binom.ppf(0.025, runs, bound) - 1, runs, found.value)
-        if decides >= POWER:
-            return runs
+    while runs <= MOST_RUNS and not decides(runs):
         runs += max(1, runs // 50)
     return runs
+
+
+def _share_decides(found: Measure, bound: float) -> Callable[[int], bool]:
+    """Whether the exact interval of a share like this is on one side of the bound, with ``POWER``."""
+    from scipy.stats import binom  # a list of papers does not wait for it
+
+    # An end of the interval is at the bound where the bound's own tail is 2.5%.
+    if found.value > bound:
+        return lambda runs: bool(binom.sf(binom.isf(0.025, runs, bound), runs, found.value) >= POWER)
+    return lambda runs: bool(binom.cdf(binom.ppf(0.025, runs, bound) - 1, runs, found.value) >= POWER)
+
+
+def _mean_decides(found: Measure, bound: float) -> Callable[[int], bool]:
+    scale = _symmetric_scale(found)
+    half = abs(scale(found.high if bound >= found.value else found.low) - scale(found.value))
+    distance = abs(scale(bound) - scale(found.value))
+    one = half * sqrt(found.runs) / _quantile(0.975, found.runs)
+    return lambda runs: distance * sqrt(runs) >= one * (_quantile(0.975, runs) + _quantile(POWER, runs))
 
 
 def _symmetric_scale(found: Measure) -> Callable[[float], float]:

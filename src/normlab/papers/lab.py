@@ -81,7 +81,8 @@ class Lab:
 
     def model(self, config: ModelConfig, text: str, *, seed: int, tokens: int) -> Seq2Seq:
         """A model as ``seed`` initialises it; data-dependent parts read the first batch of the text."""
-        self.log(f"{describe(config)}, seed {seed}")
+        layers = f"{config.encoder_layers}-{config.decoder_layers}"
+        self.log(f"{config.decoder_placement} {layers}, seed {seed}")
         task = self._task(text, tokens)
         own = replace(task.config, model=config, seeds=SeedConfig(init=seed))
         return Translation(own, task.corpus, task.device).build()
@@ -178,24 +179,11 @@ def size(name: str, placement: str, layers: int) -> ModelConfig:
     return replace(SIZES[name], encoder_layers=layers, decoder_layers=layers, **parts)
 
 
-def describe(model: ModelConfig) -> str:
-    """``post 6-6``."""
-    return f"{model.decoder_placement} {model.encoder_layers}-{model.decoder_layers}"
-
-
 def subject_on(model: nn.Module, batch: TaskInputs, structure: Structure) -> Subject:
     """A model on a batch; the mask of the encoder is the source's, that of the decoder the target's."""
     encoder, decoder = structure.stacks
     masks = {encoder.name: batch["source"] != PAD, decoder.name: batch["target_in"] != PAD}
     return Subject(model, batch, mean_loss, structure, masks)
-
-
-def train_only(model: nn.Module, *paths: str) -> None:
-    """Freeze all of a model but its embedding, where its streams begin, and the parameters of these paths, so
-    that a pass back computes no gradients that nobody reads.
-    """
-    for path, parameter in model.named_parameters():
-        parameter.requires_grad_(path in {"embedding.weight", *paths})
 
 
 def apart(rows: Iterable[Row], *columns: str) -> dict[str, list[Row]]:

@@ -25,7 +25,7 @@ Cells: TypeAlias = str | Sequence[str]
 """A cell, or several of which the mean on the metric's scale is taken."""
 C = TypeVar("C", bound=Cells)
 T = TypeVar("T")
-Pair: TypeAlias = "OfTwo[str] | ScoresOfTwo[str]"
+Pair: TypeAlias = "_OfTwo[str] | _ScoresOfTwo[str]"
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class OfRuns(ABC):
 
 
 @dataclass(frozen=True)
-class OfTwo(OfRuns, Generic[C]):
+class _OfTwo(OfRuns, Generic[C]):
     """A comparison of cells within seeds."""
 
     a: C
@@ -65,7 +65,7 @@ class OfTwo(OfRuns, Generic[C]):
 
 
 @dataclass(frozen=True)
-class ScoresOfTwo(OfRuns, Generic[C]):
+class _ScoresOfTwo(OfRuns, Generic[C]):
     """A comparison of a metric of cells."""
 
     metric: str
@@ -92,7 +92,7 @@ class Score(OfRuns):
 
 
 @dataclass(frozen=True)
-class Difference(ScoresOfTwo[Cells]):
+class Difference(_ScoresOfTwo[Cells]):
     """The test score of ``a`` minus that of ``b`` within seeds; of several cells their mean on the scale."""
 
     def measure(self, runs: Trained) -> Measure:
@@ -101,7 +101,7 @@ class Difference(ScoresOfTwo[Cells]):
 
 
 @dataclass(frozen=True)
-class DifferenceOfTrained(ScoresOfTwo[str]):
+class DifferenceOfTrained(_ScoresOfTwo[str]):
     """``Difference`` over the seeds at which both cells train to the end; open where fewer than two do."""
 
     def measure(self, runs: Trained) -> Measure:
@@ -112,7 +112,7 @@ class DifferenceOfTrained(ScoresOfTwo[str]):
 
 
 @dataclass(frozen=True)
-class DifferenceSize(ScoresOfTwo[str]):
+class DifferenceSize(_ScoresOfTwo[str]):
     """The size of ``Difference`` either way; its interval begins at 0 where the signs of its ends differ."""
 
     def measure(self, runs: Trained) -> Measure:
@@ -122,7 +122,7 @@ class DifferenceSize(ScoresOfTwo[str]):
 
 
 @dataclass(frozen=True)
-class BestDifference(ScoresOfTwo[Sequence[str]]):
+class BestDifference(_ScoresOfTwo[Sequence[str]]):
     """The best test score of any cell in ``a`` minus that of any in ``b``, within seeds. The best of several
     favours the side that has more cells: such a claim is one that this works against.
     """
@@ -163,7 +163,7 @@ class ShareTrainedToTheEnd(ShareTrained):
 
 
 @dataclass(frozen=True)
-class ShareBetter(ScoresOfTwo[str]):
+class ShareBetter(_ScoresOfTwo[str]):
     """The share of seeds at which ``a`` has the better test score, with its exact interval. A run that does
     not train to its end is worse than any that does, so that how often and how well a recipe trains are in
     one order and no failed run is in a mean; where neither does, ``a`` is not the better one.
@@ -196,7 +196,7 @@ class Edge(OfRuns):
 
 
 @dataclass(frozen=True)
-class EdgeRatio(OfTwo[Sequence[str]]):
+class EdgeRatio(_OfTwo[Sequence[str]]):
     """The edge of ``a`` over that of ``b``, within seeds. An edge of ``b`` below the grid counts as its first
     rate, which is more; one of ``a`` leaves the ratio open.
     """
@@ -211,7 +211,7 @@ class EdgeRatio(OfTwo[Sequence[str]]):
 
 
 @dataclass(frozen=True)
-class ShareGap(OfTwo[Sequence[str]]):
+class ShareGap(_OfTwo[Sequence[str]]):
     """The share of the runs of ``a`` that train minus that of ``b``, paired in order."""
 
     within_seeds = False
@@ -242,7 +242,7 @@ class PairsBetter(OfRuns):
 
 
 @dataclass(frozen=True)
-class StepsRatio(OfTwo[str]):
+class StepsRatio(_OfTwo[str]):
     """The first step at which ``a`` is as good on dev as ``b`` ever is, over the step at which ``b`` is that
     good; its geometric mean over seeds. A run ``a`` that never gets there counts with its last step, which is
     less than its ratio, so that the interval then has no upper end.
@@ -263,7 +263,7 @@ class StepsRatio(OfTwo[str]):
 
 
 @dataclass(frozen=True)
-class DevAt(ScoresOfTwo[str]):
+class DevAt(_ScoresOfTwo[str]):
     """The dev score of ``a`` minus that of ``b`` after a share of the training, its mean over seeds."""
 
     share: float
@@ -274,7 +274,7 @@ class DevAt(ScoresOfTwo[str]):
 
 
 @dataclass(frozen=True)
-class SpikesDifference(OfTwo[str]):
+class SpikesDifference(_OfTwo[str]):
     """The steps with a spike of the gradient norm, in per cent: ``a`` minus ``b``, within seeds."""
 
     of_gradients = True
@@ -284,7 +284,7 @@ class SpikesDifference(OfTwo[str]):
 
 
 @dataclass(frozen=True)
-class GradientRatio(OfTwo[str]):
+class GradientRatio(_OfTwo[str]):
     """The median gradient norm of ``a`` over that of ``b``, within seeds."""
 
     of_gradients = True
@@ -315,18 +315,18 @@ class DisorderedPairs(OfRuns):
 
 
 @dataclass(frozen=True)
-class TrainPerplexityRatio(OfTwo[str]):
+class TrainPerplexityRatio(_OfTwo[str]):
     """The label-smoothed perplexity of ``a`` on its training text over that of ``b``, within seeds, at the
     best weights on dev and without dropout.
     """
 
     def measure(self, runs: Trained) -> Measure:
-        losses = _by_seed(lambda cell: map(runs.models.training_loss, runs.cells[cell]), self)
+        losses = _by_seed(lambda cell: (model.training_loss() for model in runs.models(cell)), self)
         return runs.mean_ratio(math.exp(x - y) for x, y in losses)
 
 
 @dataclass(frozen=True)
-class ScoreRatio(ScoresOfTwo[str]):
+class ScoreRatio(_ScoresOfTwo[str]):
     """The test score of ``a`` over that of ``b``, within seeds."""
 
     def measure(self, runs: Trained) -> Measure:
@@ -343,7 +343,7 @@ class FoldDifference(OfRuns):
     cell: str
 
     def measure(self, runs: Trained) -> Measure:
-        return Measure.exact(max(map(runs.models.fold_difference, runs.cells[self.cell])))
+        return Measure.exact(max(model.fold_difference() for model in runs.models(self.cell)))
 
 
 @dataclass(frozen=True)
@@ -355,8 +355,8 @@ class ConstantRatio(OfRuns):
     cell: str
 
     def measure(self, runs: Trained) -> Measure:
-        seeds = enumerate(runs.cells[self.cell], 1)
-        return runs.mean_ratio(runs.models.constant_ratio(run, seed) for seed, run in seeds)
+        seeds = enumerate(runs.models(self.cell), 1)
+        return runs.mean_ratio(model.constant_ratio(seed) for seed, model in seeds)
 
 
 @dataclass(frozen=True)
@@ -367,11 +367,11 @@ class ScaleGrowth(OfRuns):
     role: str
 
     def measure(self, runs: Trained) -> Measure:
-        return runs.mean(runs.models.scale_growth(run, self.role) for run in runs.cells[self.cell])
+        return runs.mean(model.scale_growth(self.role) for model in runs.models(self.cell))
 
 
 @dataclass(frozen=True)
-class ScaleChange(OfTwo[str]):
+class ScaleChange(_OfTwo[str]):
     """g in ``a`` minus g in ``b`` within seeds: at the ``output``, or its mean over the sublayers in the
     ``late`` third of the decoder.
     """
@@ -379,7 +379,7 @@ class ScaleChange(OfTwo[str]):
     where: str
 
     def measure(self, runs: Trained) -> Measure:
-        scales = _by_seed(lambda cell: [runs.models.scale_at(r, self.where) for r in runs.cells[cell]], self)
+        scales = _by_seed(lambda cell: [model.scale_at(self.where) for model in runs.models(cell)], self)
         return runs.mean(x - y for x, y in scales)
 
 

@@ -17,8 +17,8 @@ from normlab.data.text import located
 from normlab.errors import UserError
 from normlab.papers import results as reproductions
 from normlab.papers.artefact import Artefact
+from normlab.papers.bases import LOCAL, paths_of, source_of, text_name
 from normlab.papers.lab import quiet
-from normlab.papers.texts import LOCAL, paths_of, source_of, text_name
 from normlab.papers.trainings import LAPTOP, SCALES, Scale, work
 from normlab.runs import RunFolder
 from normlab.tasks import TASKS
@@ -110,7 +110,7 @@ def plan(
             except UserError as error:
                 raise UserError(f"{artefact.id}, {cell}: {error}") from error
             except FileNotFoundError as error:
-                without_text[artefact.id] = missing_data_help(artefact, scale, asked.data, error)
+                without_text[artefact.id] = _missing_data_help(artefact, scale, asked.data, error)
                 break
             own.append((seed, run_id(config), config))
             folders.setdefault(cell, []).append(_folder(run_id(config), root))
@@ -166,8 +166,6 @@ class PlanTrainer:
     log: Callable[[str], None] = quiet
     failed: dict[str, str] = field(default_factory=dict)
     """Run id to the reason why it could not be trained."""
-    left: int = 0
-    """Runs that the budget left out."""
     start: Callable[[Path], Worker] = Process
     """Makes the workers, see ``Place.start``."""
 
@@ -204,7 +202,6 @@ class PlanTrainer:
         now, done = time.monotonic(), sum(map(work, ended_runs))
         one = self.jobs * (now - start) / done * work(queue.waiting[0]) if done else 0.0
         if now + one > self.until:
-            self.left = len(queue.waiting)
             queue.waiting.clear()
 
     def _tell(self, ended_runs: Sequence[Config], start: float) -> None:
@@ -219,7 +216,7 @@ class PlanTrainer:
         )
 
 
-def missing_data_help(artefact: Artefact, scale: Scale, data: DataConfig, error: FileNotFoundError) -> str:
+def _missing_data_help(artefact: Artefact, scale: Scale, data: DataConfig, error: FileNotFoundError) -> str:
     """Say which text of an artefact is missing, where it would be, where to get it, and what smaller scales
     train on in its place.
     """

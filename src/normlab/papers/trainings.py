@@ -99,7 +99,7 @@ class Setting:
 
     base: Config
     """The part of the configuration that the cells of all artefacts share."""
-    differs: str
+    differs: str = field(default="", kw_only=True)
     """How it differs from the paper's, and what it keeps, in sentences."""
     seeds: int = field(default=0, kw_only=True)
     """Runs a cell at this scale, where they are not as many as at the others."""
@@ -111,12 +111,10 @@ def for_each_scale(
     seeds: int = 3,
     least: int = 0,
     of_studies: Mapping[Scale, Mapping[str, Any]] | None = None,
-    **adds: str,
 ) -> dict[Scale, Trainings]:
     """Return the trainings at every scale, whose cells are those of the function for the settings there.
 
-    Base and difference are those of the first setting; ``laptop``, ``gpu`` and ``paper`` among ``adds`` are
-    said after the difference there.
+    Base and difference are those of the first setting; ``of_studies`` are arguments of the study there.
     """
     own = of_studies or {}
     return {
@@ -124,7 +122,7 @@ def for_each_scale(
             first.base,
             cells(*(setting[scale] for setting in settings)),
             first.seeds or seeds,
-            first.differs + adds.get(scale, ""),
+            first.differs,
             least,
             own.get(scale, {}),
         )

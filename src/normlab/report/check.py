@@ -1,10 +1,14 @@
-"""The page of a check: what fails and what to do, what holds, and what could not be tested."""
+"""Reports of a check: as a page, as JUnit's XML for test reports, and as SARIF for code scanning."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
+from xml.etree import ElementTree
 
 from normlab.config.io import validated
 from normlab.config.units import count, duration
@@ -32,23 +36,19 @@ def write_check_page(report: Mapping[str, Any], path: Path) -> Path:
 
     Raises UserError if a part of the report is missing.
     """
-    return write_page(path, check_page(report))
-
-
-def check_page(report: Mapping[str, Any]) -> str:
-    """Draw the report that ``write_check_page`` receives as one self-contained HTML page."""
     require_parts(report, PARTS, "Report.to_dict()")
     failures, holds = report["failures"], report["holds"]
     first = failures[0] if failures else None
     kept = "property holds" if len(holds) == 1 else "properties hold"
     lead = f"{len(holds)} {kept}, {len(report['untestable'])} could not be tested."
-    return Page(
+    page = Page(
         title=str(report.get("title") or f"Check of {report['model']}"),
         headline=f"{_property(first)} fails at {_place(first)}" if first else "Nothing fails",
         facts=[f"{name} {value}" for name, value in report["facts"].items()],
         lead=f"{capital(first['evidence'])}. {lead}" if first else lead,
         blocks=list(_sections(report)),
-    ).html()
+    )
+    return write_page(path, page.html())
 
 
 def _sections(report: Mapping[str, Any]) -> Iterator[Section]:
@@ -98,3 +98,96 @@ def _property(found: Mapping[str, Any]) -> str:
 
 def _place(found: Mapping[str, Any]) -> str:
     return found["module"] or "the model"
+
+
+UNALLOWED: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that XML 1.0 does not allow, section 2.2."""
+SARIF: Final = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+
+
+def junit(reports: Sequence[Mapping[str, Any]]) -> str:
+    """Write reports, each of them ``Report.to_dict()``, as JUnit's XML: a suite for each model, a case for
+    each property, which passes, fails, or is skipped where it could not be tested.
+    """
+    root = ElementTree.Element("testsuites", name="normlab check")
+    for one in reports:
+        cases = list(_cases(one))
+        count = {kind: sum(k == kind for _, _, k, _ in cases) for kind in ("failure", "skipped")}
+        name, seconds = str(one.get("title") or one["model"]), one["seconds"]
+        suite = ElementTree.SubElement(
+            root,
+            "testsuite",
+            name=name,
+            tests=str(len(cases)),
+            failures=str(count["failure"]),
+            errors="0",
+            skipped=str(count["skipped"]),
+            time=f"{sum(seconds.values()):.3f}",
+        )
+        for tested, place, kind, said in cases:
+            label = f"{tested}: {place}" if place else tested
+            time = f"{seconds.get(tested, 0.0):.3f}"
+            case = ElementTree.SubElement(suite, "testcase", classname=name, name=label, time=time)
+            if kind:
+                ElementTree.SubElement(case, kind, message=said).text = said
+    ElementTree.indent(root)
+    return (
+        UNALLOWED.sub("\ufffd", ElementTree.tostring(root, encoding="unicode", xml_declaration=True)) + "\n"
+    )
+
+
+def _cases(one: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the property, the place, the kind of the answer, and what is said of it."""
+    for cause in one["failures"]:
+        yield cause["property"], cause["module"] or "model", "failure", _sentence(cause)
+        for v in cause["follows"]:
+            said = f"{_sentence(v)}; explained by {cause['property']} at {cause['module'] or 'model'}"
+            yield v["property"], v["module"] or "model", "failure", said
+    for name in one["holds"]:
+        yield name, "", "", ""
+    for name, why in one["untestable"].items():
+        yield name, "", "skipped", why
+
+
+def _sentence(found: Mapping[str, Any]) -> str:
+    return "; ".join(filter(None, (found["evidence"], found.get("advice"))))
+
+
+def sarif(reports: Sequence[Mapping[str, Any]]) -> str:
+    """Write reports as SARIF 2.1.0: a run for each model, a result for each failure and note, whose logical
+    location is the module's path, and whose physical one is that in ``sources`` of the report.
+    """
+    return json.dumps(
+        {"$schema": SARIF, "version": "2.1.0", "runs": [_run(one) for one in reports]},
+        ensure_ascii=False,
+        indent=1,
+        allow_nan=False,
+    )
+
+
+def _run(one: Mapping[str, Any]) -> dict[str, Any]:
+    results = [*(("error", f) for f in one["failures"]), *(("note", n) for n in one["notes"])]
+    names = list(dict.fromkeys(found["property"] for _, found in results))
+    rules = [
+        {"id": name, "shortDescription": {"text": one["statements"].get(name) or name}} for name in names
+    ]
+    driver = {"name": "normlab", "version": version("normlab"), "rules": rules}
+    return {"tool": {"driver": driver}, "results": [_result(level, f, names, one) for level, f in results]}
+
+
+def _result(
+    level: str, found: Mapping[str, Any], names: Sequence[str], one: Mapping[str, Any]
+) -> dict[str, Any]:
+    place: dict[str, Any] = {}
+    if found["module"]:
+        place["logicalLocations"] = [{"fullyQualifiedName": found["module"], "kind": "module"}]
+    if source := one.get("sources", {}).get(found["module"]):
+        artifact, region = {"uri": source["file"]}, {"startLine": source["line"]}
+        place["physicalLocation"] = {"artifactLocation": artifact, "region": region}
+    return {
+        "ruleId": found["property"],
+        "ruleIndex": names.index(found["property"]),
+        "level": level,
+        "message": {"text": _sentence(found)},
+        **({"locations": [place]} if place else {}),
+    }

@@ -13,58 +13,23 @@ from normlab.comparison.result import Comparison, RecipeResult, Sample, has_trai
 from normlab.config.io import validated
 from normlab.config.metric import Metric
 from normlab.config.units import count, duration, p_value, rate
-from normlab.report import tables
-from normlab.report.charts.downsample import POINTS
-from normlab.report.comparison_charts import pictures
-from normlab.report.page import Block, Cell, Code, Details, Html, Page, PageTable, Section, Text, swatch
+from normlab.report.charts.theme import POINTS
+from normlab.report.comparison_charts import all_runs, linked, names, notes, pictures, sentence, slug, words
+from normlab.report.page import (
+    Block,
+    Cell,
+    Code,
+    Details,
+    Html,
+    Page,
+    PageTable,
+    Section,
+    Text,
+    breakable,
+    swatch,
+)
 from normlab.report.runs import RunView, run_details, settings_table, shared, tag, view
-from normlab.report.wording import breakable, linked, names, notes, sentence, slug
 from normlab.runs.files import write_output, write_text_atomic
-
-CHOICE: Final = (
-    "Each recipe was trained at every learning rate with seed {seed}, which is not reported; of the rates "
-    "at which it trained, the one with the best dev {metric} was chosen. The reported seeds ran at that "
-    "rate, and no choice looked at them."
-)
-
-NO_CHOICE: Final = (
-    "There was one learning rate, so nothing was chosen; at another rate the order may be another."
-)
-
-TEST_IS_APART: Final = "The test text played no part in any choice."
-
-METHOD: Final = (
-    (
-        "A seed fixes the chance in a training run: the initial weights, the order of the data, dropout. "
-        "The same recipe with another seed ends with another score, so a recipe is judged by several. A "
-        "95% interval says where the mean over all possible seeds lies: intervals made like this hold the "
-        "true value 95 times in 100. It becomes wide where seeds are few or differ much."
-    ),
-    (
-        "Two questions are kept apart. How often does a recipe train? That is the share of its seeds, "
-        "with the interval of Clopper and Pearson; two recipes are compared by Fisher’s exact test. How "
-        "good is it when it trains? That is the mean over the seeds that trained, on a scale without "
-        "edges (logit or logarithm), so that no interval leaves the range of the score."
-    ),
-    (
-        "Recipes are compared at each seed, where they share the order of the data, and the differences "
-        "are averaged: Student’s t, the spread of each pair moderated by that of all pairs (Smyth 2004), "
-        "and intervals and p corrected for the number of pairs (Bonferroni), so that all intervals of the "
-        "page hold at once. p is the probability of a difference as large as the one seen if there were "
-        "none; it is below 0.05 exactly where the interval leaves out 0. The number of seeds that would "
-        "do is the one at which a difference is found four times in five."
-    ),
-    (
-        "A run is stuck if its training loss never gets clearly below what token frequencies alone give, "
-        "their entropy, or ends back there; it diverged if its loss or gradient is not finite or its loss "
-        "stays clearly above its initial value. Such a run is stopped as soon as that is certain; it is "
-        "shown in every table and chart, and counts as one that did not train."
-    ),
-    (
-        f"Curves have at most {POINTS} points per line, each the mean over a range of steps, which smooths "
-        "them a little. The tables in full are the CSV files in the folder beside this page."
-    ),
-)
 
 ROWS_OPEN: Final = 15
 """Pairs of recipes that are shown without asking."""
@@ -99,7 +64,7 @@ def write_compare_page(comparison: Comparison, runs_root: Path, path: Path) -> P
 
 
 def _page(comparison: Comparison, root: Path) -> Page:
-    views = {run: view(root, run) for run in tables.all_runs(comparison)}
+    views = {run: view(root, run) for run in all_runs(comparison)}
     missing = [run for run, seen in views.items() if seen.problem]
     stale = [run for run, seen in views.items() if seen.stale]
     seen = comparison.seen_before
@@ -165,12 +130,7 @@ def _results(comparison: Comparison) -> Section:
                 Cell(duration(r.total_seconds), href=link),
             ]
         )
-    caption = (
-        "Those that trained at every seed first, then by score. A score is the mean over the seeds that "
-        "trained; small: its 95% interval, and the seeds one by one, in brackets those that did not "
-        "train. Every number links to the runs behind it."
-    )
-    return Section("Results", [PageTable(header, rows, caption)], "results")
+    return Section("Results", [PageTable(header, rows, words()["results"])], "results")
 
 
 def _score(metric: Metric, recipe: RecipeResult, best: float) -> Cell:
@@ -217,11 +177,7 @@ def _differences(comparison: Comparison) -> list[Section]:
     if not rows:
         return []
     metric = comparison.headline
-    intro = (
-        f"Test {metric.title}, at the seeds at which both trained. A difference is one that chance does "
-        f"not explain, with its least size. None that matters: below {metric.amount(comparison.margin)}, "
-        "the margin of this comparison. Open: the seeds are too few to say, and how many would do."
-    )
+    intro = words()["differences"].format(title=metric.title, margin=metric.amount(comparison.margin))
     return [Section("Which differences are real?", _folded(("", "answer"), rows), "differences", intro)]
 
 
@@ -247,14 +203,8 @@ def _models(comparison: Comparison) -> list[Section]:
     ]
     if not rows:
         return []
-    intro = (
-        "Another question: would these trained models keep their order on other test examples? Their "
-        "outputs were exchanged at random, example by example (approximate randomisation; p is not "
-        "corrected). This says nothing of other seeds of the recipes, and a small p here with an open "
-        "answer above means: these models differ, their recipes may not."
-    )
     table = _folded(("models", metric.label, "p"), rows)
-    return [Section("These very models", table, "models", intro)]
+    return [Section("These very models", table, "models", words()["models"])]
 
 
 def _folded(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[Block]:
@@ -338,20 +288,21 @@ def _runs(comparison: Comparison, views: Mapping[str, RunView]) -> Section:
 
 
 def _method(comparison: Comparison) -> Section:
-    choice = NO_CHOICE
-    if comparison.sweep_seed is not None:
-        choice = CHOICE.format(seed=comparison.sweep_seed, metric=comparison.rate_metric.label)
-    choice = f"{choice} {comparison.seen_before or TEST_IS_APART}"
+    said, seed = words(), comparison.sweep_seed
+    choice = said["no_choice" if seed is None else "choice"]
+    choice = choice.format(seed=seed, metric=comparison.rate_metric.label)
+    choice = f"{choice} {comparison.seen_before or said['apart']}"
     metric, labels = comparison.headline, {metric.name: metric.label for metric in comparison.metrics}
     better = "higher" if metric.higher_is_better else "lower"
     scored = (
         f"Recipes are compared by test {metric.title} ({better} is better); the checkpoint of each run was "
         f"chosen by dev {comparison.dev_metric.label}."
     )
-    blocks: list[Block] = [Text(text) for text in (choice, scored, *METHOD)]
+    blocks: list[Block] = [Text(choice), Text(scored)]
+    blocks += [Text(text.format(points=POINTS)) for text in said["method"]]
     blocks += [
-        Text(f"Signature of {labels.get(name, name)}: {said}", "note")
-        for name, said in comparison.signatures.items()
+        Text(f"Signature of {labels.get(name, name)}: {signature}", "note")
+        for name, signature in comparison.signatures.items()
     ]
     if comparison.command:
         blocks.append(Code(comparison.command))

@@ -1,22 +1,151 @@
-"""The charts of a comparison's page: results at a glance, curves, the sweep, cost."""
+"""A comparison as polars frames, the charts of its page, and its sentences there, with links and notes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 import polars as pl
+from markupsafe import Markup
 
-from normlab.comparison.result import Comparison
-from normlab.config.metric import NLL, Metric
-from normlab.report import tables
+from normlab.comparison.result import Comparison, choose, has_trained
+from normlab.config.metric import IGNORES_SOURCE, NLL, Metric
+from normlab.config.units import count, duration, rate
 from normlab.report.charts.curves import CurveAxis, curve
-from normlab.report.charts.downsample import POINTS
 from normlab.report.charts.scores import score_dots, sensitivity, time_bars
-from normlab.report.page import Chart, Columns, Notes, Section, Text
-from normlab.report.runs import RunView
-from normlab.report.wording import rate
+from normlab.report.charts.theme import POINTS
+from normlab.report.page import Chart, Columns, Notes, Section, Text, anchor, breakable
+from normlab.report.runs import RunView, metrics_frame
+
+TRAIN = ("nll", "grad_norm_l2", "tokens")
+WHO = {"recipe": pl.String, "run": pl.String, "seed": pl.String, "outcome": pl.String}
+
+
+def all_runs(comparison: Comparison) -> list[str]:
+    """Return every run id once: by recipe, the sweep first, then the other seeds, then failed runs."""
+    ids = [run for r in comparison.recipes for run in (*(t.run for t in r.trials), *r.runs)]
+    ids += [entry.partition(":")[0].strip() for entry in comparison.failed]
+    return [run for run in dict.fromkeys(ids) if run]
+
+
+def _seed_curves(
+    comparison: Comparison, views: Mapping[str, RunView], kind: str, columns: Sequence[str]
+) -> pl.DataFrame:
+    """Return the curves of each recipe at its chosen learning rate, one row per step and run."""
+    entries = [
+        (recipe.name, run, str(seed), outcome)
+        for recipe in comparison.recipes
+        for run, seed, outcome in zip(recipe.runs, comparison.seeds, recipe.outcomes, strict=False)
+    ]
+    return _curves(entries, views, kind, columns)
+
+
+def _trial_curves(comparison: Comparison, views: Mapping[str, RunView], lr: float) -> pl.DataFrame:
+    """Return the training curves of every recipe at one learning rate, with the seed of the sweep."""
+    seed = str(comparison.sweep_seed)
+    entries = [(r.name, t.run, seed, t.outcome) for r in comparison.recipes for t in r.trials if t.lr == lr]
+    return _curves(entries, views, "train", ("nll",))
+
+
+def _by_minutes(curves: pl.DataFrame) -> pl.DataFrame:
+    """Add ``minutes`` of training: steps times the recipe's mean time per step; its seeds stay aligned."""
+    pace = (pl.col("seconds").sum() / pl.col("step").sum()).over("recipe")
+    return curves.with_columns(minutes=pl.col("step") * pace / 60)
+
+
+def _by_tokens(curves: pl.DataFrame, train: pl.DataFrame) -> pl.DataFrame:
+    """Add ``seen``, the number of training tokens predicted up to a step, from the training rows."""
+    pace = train.group_by("recipe").agg(pace=pl.col("tokens").sum() / pl.col("step").sum())
+    return curves.join(pace, on="recipe", how="left").with_columns(seen=pl.col("step") * pl.col("pace"))
+
+
+def _trials(comparison: Comparison) -> pl.DataFrame:
+    """Return the sweep, one row per recipe and learning rate; ``dev`` is the score that decides."""
+    rows = [
+        (r.name, t.lr, t.run, t.dev.get(comparison.rate_by), t.dev.get(NLL.name), t.outcome, t.lr == r.lr)
+        for r in comparison.recipes
+        for t in r.trials
+    ]
+    schema = {"recipe": pl.String, "lr": pl.Float64, "run": pl.String, "dev": pl.Float64}
+    schema |= {"dev_nll": pl.Float64, "outcome": pl.String, "chosen": pl.Boolean}
+    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def _results(comparison: Comparison) -> pl.DataFrame:
+    """Return one row per recipe: the headline test score (``value``) with the ends of its interval, the other
+    test scores by name, how many seeds trained, the chosen learning rate and the time.
+    """
+    headline = comparison.headline
+    rows = [
+        {
+            "recipe": r.name,
+            "value": r.value(headline),
+            "low": found.low if found else None,
+            "high": found.high if found else None,
+            **{m.name: r.value(m) for m in comparison.tested if m != headline},
+            "trained": r.trained,
+            "seeds": r.ended,
+            "lr": r.lr,
+            "note": r.states if r.trained < len(r.outcomes) else "",
+            "minutes": r.train_seconds / 60,
+            "total_minutes": r.total_seconds / 60,
+            "words": duration(r.train_seconds),
+        }
+        for r in comparison.recipes
+        for found in [r.means.get(headline.name)]
+    ]
+    texts = ("recipe", "note", "words")
+    schema = {name: pl.String if name in texts else pl.Float64 for name in (rows[0] if rows else texts)}
+    return pl.DataFrame(rows, schema=schema)
+
+
+def _seed_scores(comparison: Comparison) -> pl.DataFrame:
+    """Return the headline test score of each seed's run, if it has one."""
+    rows = [
+        (recipe.name, str(seed), run, outcome, float(value))
+        for recipe in comparison.recipes
+        for seed, run, outcome, value in zip(
+            comparison.seeds,
+            recipe.runs,
+            recipe.outcomes,
+            recipe.scores.get(comparison.headline.name, (None,) * len(recipe.runs)),
+            strict=False,
+        )
+        if value is not None
+    ]
+    schema = {
+        "recipe": pl.String,
+        "seed": pl.String,
+        "run": pl.String,
+        "outcome": pl.String,
+        "value": pl.Float64,
+    }
+    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def _curves(
+    runs: Iterable[tuple[str, str, str, str]], views: Mapping[str, RunView], kind: str, columns: Sequence[str]
+) -> pl.DataFrame:
+    parts = [pl.DataFrame(schema=WHO | {"step": pl.Int64} | dict.fromkeys(columns, pl.Float64))]
+    for who in runs:
+        if who[1] in views:
+            constants = [pl.lit(value).alias(name) for name, value in zip(WHO, who, strict=True)]
+            frame = metrics_frame(views[who[1]], kind, columns)
+            parts.append(frame.select(*constants, "step", *columns))
+    return pl.concat(parts)
+
+
+@cache
+def words() -> Mapping[str, Any]:
+    """The words of the page that do not depend on the comparison, from ``templates/comparison.toml``."""
+    file = Path(__file__).with_name("templates") / "comparison.toml"
+    return tomllib.loads(file.read_text(encoding="utf-8"))
+
 
 SPIKY_POINTS: Final = 60
 """Of a curve that is mostly noise: few points make its mean readable, the band keeps every spike."""
@@ -50,52 +179,42 @@ def curves(
 def pictures(comparison: Comparison, views: Mapping[str, RunView], known: Sequence[Text]) -> list[Section]:
     """Return the sections of charts, the most important first; ``known`` stands below the first two."""
     recipes = [r.name for r in comparison.recipes]
-    result, seeds = tables.results(comparison), tables.seed_scores(comparison)
+    result, seeds = _results(comparison), _seed_scores(comparison)
     headline, decides = comparison.headline, comparison.rate_metric
+    said = words()
     far = "below half" if headline.higher_is_better else "above twice"
     first = [
         Chart(
             f"test-{headline.name}",
             f"Test {headline.label}",
-            "Ticks: single seeds, crosses those that did not train. Dot: mean over the seeds that "
-            f"trained; bar: its 95% interval, where other seeds would put the mean. A recipe {far} the "
-            "best score and beyond the axis is written at the left edge.",
+            said["scores"].format(far=far),
             score_dots(result, seeds, recipes, headline),
             result,
         )
     ]
     if len(comparison.lrs) > 1:
-        sweep = tables.trials(comparison)
+        sweep = _trials(comparison)
         first.append(
             Chart(
                 "learning-rate",
                 "Sensitivity to the learning rate",
-                "Ring: chosen. Hollow square: stuck; hollow cross: diverged; hollow diamond: ignores its "
-                "source; at the bad end of the axis without a score. Points at one learning rate stand "
-                "slightly apart so that all can be seen.",
+                said["sweep"],
                 sensitivity(sweep, recipes, sorted(comparison.lrs), decides),
                 sweep,
             )
         )
     return [
         Section("", [Columns(first), Notes(known)], "glance", listed=False),
-        Section("While training", [_seed_grid(comparison, views)], "training", _CURVES),
+        Section("While training", [_seed_grid(comparison, views)], "training", said["training"]),
         *_sweep_section(comparison, views),
         _time_section(comparison, views),
     ]
 
 
-_CURVES: Final = (
-    "At each recipe's chosen learning rate. Line: mean over the seeds that trained; band: from the lowest "
-    "to the highest of them. A run that was stuck, diverged or ignores its source has a thin line of its "
-    "own, which ends in a square, a cross or a diamond where the run ended or left the chart."
-)
-
-
 def _seed_grid(comparison: Comparison, views: Mapping[str, RunView]) -> Columns:
     recipes = [r.name for r in comparison.recipes]
-    train = tables.seed_curves(comparison, views, "train", tables.TRAIN)
-    dev = tables.seed_curves(comparison, views, "dev", [m.name for m in comparison.validated])
+    train = _seed_curves(comparison, views, "train", TRAIN)
+    dev = _seed_curves(comparison, views, "dev", [m.name for m in comparison.validated])
     nats = comparison.unigram_entropy_nats
     nll = "Negative log-likelihood (NLL), without label smoothing."
     norm = "Before clipping, log scale. Here the band shows single spikes, too."
@@ -117,7 +236,7 @@ def _sweep_section(comparison: Comparison, views: Mapping[str, RunView]) -> list
     entropy = comparison.unigram_entropy_nats
     charts = []
     for lr in sorted(comparison.lrs):
-        frame, name = tables.trial_curves(comparison, views, lr), f"train-nll-lr-{rate(lr)}"
+        frame, name = _trial_curves(comparison, views, lr), f"train-nll-lr-{rate(lr)}"
         title = f"Learning rate {rate(lr)}"
         charts.append(curves(name, title, "", frame, recipes, axis, entropy_nats=entropy))
     intro = f"Training loss of every recipe at every learning rate, seed {comparison.sweep_seed}."
@@ -126,10 +245,10 @@ def _sweep_section(comparison: Comparison, views: Mapping[str, RunView]) -> list
 
 def _time_section(comparison: Comparison, views: Mapping[str, RunView]) -> Section:
     recipes = [r.name for r in comparison.recipes]
-    result = tables.results(comparison)
+    result = _results(comparison)
     metric = comparison.dev_metric
-    dev = tables.by_minutes(tables.seed_curves(comparison, views, "dev", (metric.name, "seconds")))
-    dev = tables.by_tokens(dev, tables.seed_curves(comparison, views, "train", tables.TRAIN))
+    dev = _by_minutes(_seed_curves(comparison, views, "dev", (metric.name, "seconds")))
+    dev = _by_tokens(dev, _seed_curves(comparison, views, "train", TRAIN))
     bars = Chart(
         "time",
         "Training time of a run",
@@ -144,5 +263,111 @@ def _time_section(comparison: Comparison, views: Mapping[str, RunView]) -> Secti
     pace = "At each recipe's mean speed over its seeds."
     by_time = curves(f"{name}-by-time", f"{title} time", pace, dev, recipes, minutes)
     told = "Tokens that were predicted in training."
-    by_tokens = curves(f"{name}-by-tokens", f"{title} tokens", told, dev, recipes, seen)
-    return Section("Cost", [Columns([by_time, by_tokens, bars])], "cost")
+    by_seen = curves(f"{name}-by-tokens", f"{title} tokens", told, dev, recipes, seen)
+    return Section("Cost", [Columns([by_time, by_seen, bars])], "cost")
+
+
+VERBS: Final = {"stuck": "was stuck", IGNORES_SOURCE: "ignored its source"}
+"""What a run with an outcome did, where that is not the outcome's own word."""
+
+
+def listing(items: Iterable[str]) -> Markup:
+    """Join items: ``a``, ``a and b``, ``a, b and c``; plain strings are escaped."""
+    parts = [Markup.escape(item) for item in items]
+    if len(parts) < 2:
+        return Markup("").join(parts)
+    return Markup("{} and {}").format(Markup(", ").join(parts[:-1]), parts[-1])
+
+
+def slug(name: str) -> str:
+    """Return a recipe's anchor."""
+    return f"recipe-{anchor(name)}"
+
+
+def names(comparison: Comparison) -> dict[str, Markup]:
+    """Return each recipe's name, underlined in its colour and linked to its runs."""
+    form = Markup('<a class="recipe" href="#{}" style="text-decoration-color: var(--recipe-{})">{}</a>')
+    return {r.name: form.format(slug(r.name), i, breakable(r.name)) for i, r in enumerate(comparison.recipes)}
+
+
+def linked(comparison: Comparison, sentence: str) -> Markup:
+    """Return one of the comparison's sentences with every recipe's name underlined and linked."""
+    called = names(comparison)
+    either = "|".join(re.escape(name) for name in sorted(called, key=len, reverse=True))
+    parts = re.split(rf"(?<![\w+/:])({either})(?![\w+/:])", sentence) if called else [sentence]
+    return Markup("").join(called.get(part, part) for part in parts)
+
+
+def sentence(comparison: Comparison, said: str) -> Markup:
+    """Return a sentence with a capital letter, unless it begins with a recipe's name, and a full stop."""
+    begins = any(said.startswith(r.name) for r in comparison.recipes)
+    return linked(comparison, (said if begins else said[:1].upper() + said[1:]) + ".")
+
+
+def notes(comparison: Comparison, missing: Sequence[str] = (), stale: Sequence[str] = ()) -> list[Text]:
+    """List failures, choices at the edge of the sweep, and limits of the conclusion."""
+    found = [Text(f"{comparison.progress}; the others follow.", "alarm")] if comparison.progress else []
+    found += [*_trouble(comparison), *_edges(comparison)]
+    called = names(comparison)
+    for recipe in comparison.recipes:
+        name = called[recipe.name]
+        if recipe.forced:
+            found.append(Text(Markup("{} was forced: {}.").format(name, recipe.forced), "alarm"))
+    for entry in comparison.failed:
+        run, _, reason = entry.partition(":")
+        link = Markup('Run <a href="#run-{0}">{0}</a> ended in an error').format(run.strip())
+        found.append(Text(link + (Markup(": {}").format(reason.strip()) if reason.strip() else ""), "alarm"))
+    if missing:
+        text = f"{count(len(missing), 'run folder')} could not be read, so their curves are missing: "
+        found.append(Text(Markup.escape(text) + listing(missing), "alarm"))
+    if stale:
+        text = f"{count(len(stale), 'stale run')}, made by older code; today's would give other numbers: "
+        links = listing(Markup('<a href="#run-{0}">{0}</a>').format(run) for run in stale)
+        found.append(Text(Markup.escape(text) + links, "alarm"))
+    return found
+
+
+def _trouble(comparison: Comparison) -> list[Text]:
+    """Write one note per recipe that did not train everywhere, and one for all the others."""
+    called = names(comparison)
+    found: list[Text] = []
+    fine = []
+    for recipe in comparison.recipes:
+        parts = []
+        for state in dict.fromkeys(t.outcome for t in recipe.trials if not has_trained(t.outcome)):
+            rates = [rate(t.lr) for t in recipe.trials if t.outcome == state]
+            parts.append(Markup("{} at {}").format(VERBS.get(state, state), listing(rates)))
+        if recipe.trained < len(recipe.outcomes):
+            chosen = Markup(
+                "at the chosen {} its seeds ended so: {}" if recipe.trials else "at {} its seeds ended so: {}"
+            )
+            parts.append(chosen.format(rate(recipe.lr), recipe.states))
+        if parts:
+            found.append(Text(Markup("{} {}.").format(called[recipe.name], listing(parts)), "alarm"))
+        else:
+            fine.append(called[recipe.name])
+        if recipe.trials and choose(recipe.trials) != recipe.lr:
+            form = "The rate of {} was chosen by dev {}; by dev loss it would have been {}."
+            by = comparison.rate_metric.label
+            found.append(
+                Text(Markup(form).format(called[recipe.name], by, rate(choose(recipe.trials))), "alarm")
+            )
+    if fine:
+        number = len(comparison.lrs)
+        several = "both" if number == 2 else f"all {number}"
+        every = "the learning rate tried" if number == 1 else f"{several} learning rates"
+        found.append(Text(Markup("{} trained at {}, and with every seed.").format(listing(fine), every)))
+    return found
+
+
+def _edges(comparison: Comparison) -> list[Text]:
+    called, lrs = names(comparison), comparison.lrs
+    found: list[Text] = []
+    if len(lrs) < 2:
+        return found
+    for edge, side, more in ((max(lrs), "largest", "larger"), (min(lrs), "smallest", "smaller")):
+        there = [called[r.name] for r in comparison.ranked if r.trained and r.lr == edge]
+        if there:
+            form = "{} did best at the {} learning rate tried, {}; a {} one may be better still."
+            found.append(Text(Markup(form).format(listing(there), side, rate(edge), more)))
+    return found

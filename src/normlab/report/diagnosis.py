@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from normlab.config.io import NOT_FINITE, validated
+from normlab.config.io import validated
 from normlab.config.units import count, duration
 from normlab.report.page import (
     Block,
@@ -24,16 +24,23 @@ from normlab.report.page import (
     PageTable,
     Section,
     Text,
+    anchor,
     capital,
     require_parts,
 )
-from normlab.report.studies import DiagnosisView, Row, anchor, folded, pictured, pictures
+from normlab.report.studies import (
+    DiagnosisView,
+    Row,
+    folded,
+    number_cell,
+    pictured,
+    pictures,
+    rows_table,
+)
 from normlab.runs.folder import write_text_atomic
 
 TOP: Final = "scales"
 """The study whose charts stand at the top: the scale of the stream by layer."""
-ROWS: Final = 400
-"""Rows of a table on the page, at most; the file beside it holds all."""
 
 PARTS: Final = "model preset facts structure stacks cause findings seconds tables peak_memory_bytes"
 
@@ -146,7 +153,7 @@ def _listed(findings: Sequence[Row], charts: Sequence[str]) -> Markup:
 def _evidence(finding: Row, charts: Sequence[str]) -> Markup:
     """The numbers of a finding, its chart or its table, and its source on request."""
     table = finding["table"]
-    numbers = ", ".join(f"{name} = {_cell(value)}" for name, value in finding["numbers"].items())
+    numbers = ", ".join(f"{name} = {number_cell(value)}" for name, value in finding["numbers"].items())
     shown = next((name for name in charts if f"{name}-".startswith(f"{table}-")), "") if table else ""
     link = Markup('<a href="#{}">{}</a>')
     place = f"figure-{shown}" if shown else f"table-{anchor(table)}"
@@ -159,23 +166,8 @@ def _evidence(finding: Row, charts: Sequence[str]) -> Markup:
 
 
 def _tables(diagnosis: Mapping[str, Any], left_out: Collection[str]) -> Section:
-    blocks: list[Block] = []
-    for name, rows in diagnosis["tables"].items():
-        if not rows or name in left_out:
-            continue
-        rows = folded(rows)
-        header = list(rows[0])
-        numeric = [all(not isinstance(r[c], str) or r[c] in NOT_FINITE for r in rows) for c in header]
-        order = sorted(range(len(header)), key=lambda i: numeric[i])  # words to the left
-        words = len(header) - sum(numeric)
-        body = [[Cell(_cell(row[header[i]])) for i in order] for row in rows[:ROWS]]
-        table = PageTable([header[i].replace("_", " ") for i in order], body, text_columns=words)
-        cut = f"The first {ROWS} of {len(rows):,} rows; the JSON file beside this page holds all."
-        more = [Text(cut, "note")] if len(rows) > ROWS else []
-        summary = Markup("{} <span class=note>{}</span>").format(
-            name.replace("_", " "), count(len(rows), "row")
-        )
-        blocks.append(Details(summary, [*more, table], f"table-{anchor(name)}"))
+    tables = {name: rows for name, rows in diagnosis["tables"].items() if rows and name not in left_out}
+    blocks = [rows_table(name, folded(rows)) for name, rows in tables.items()]
     return Section("Tables", blocks, "tables", "Every number behind the charts.")
 
 
@@ -198,9 +190,3 @@ def _how(diagnosis: Mapping[str, Any]) -> Section:
         Details("Studies", [PageTable(("study", "measured on", "time"), studies, text_columns=2)]),
     ]
     return Section("How it was measured", blocks, "how")
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

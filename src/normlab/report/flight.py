@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import altair as alt
 import polars as pl
 from markupsafe import Markup
 
 from normlab.config.units import count
 from normlab.errors import UserError
-from normlab.report.charts.probes import by_depth
-from normlab.report.page import Block, Chart, Columns, Notes, Page, Section, Text, capital
-from normlab.report.studies import anchor
+from normlab.report.charts.theme import POINTS, Drawn, downsample, finish, log_or_linear, nothing, rows
+from normlab.report.page import Block, Chart, Columns, Notes, Page, Section, Text, anchor, capital
 
 CURVES: Final = {
     ("after", "rms"): ("Stream", "rms", "After each sublayer."),
@@ -52,7 +52,7 @@ def watched(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
             if one.is_empty():
                 continue
             name = f"{signal}-{statistic}-{anchor(label)}"
-            charts.append(Chart(name, f"{title}, {label}", caption, by_depth(one, axis), one))
+            charts.append(Chart(name, f"{title}, {label}", caption, curves_by_depth(one, axis), one))
     intro = "A line per sublayer: light is the first, dark the last; point at a line for its name."
     return [Section("Inside the model", [Columns(charts)], "probes", intro)] if charts else []
 
@@ -149,7 +149,7 @@ def _others(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
         name = f"modules-{anchor(signal)}-{statistic}"
         loss = signal == "loss"
         title, axis = ("loss", "loss") if loss else (f"{signal}, {statistic}".replace("_", " "), statistic)
-        drawn = by_depth(frame, axis, log=not loss)
+        drawn = curves_by_depth(frame, axis, log=not loss)
         charts.append(Chart(name, capital(title), "", drawn, frame))
     intro = "A line per module, light to dark in the order in which they were measured."
     return [Section("Modules", [Columns(charts)], "modules", intro)] if charts else []
@@ -185,3 +185,33 @@ def _report(report: Mapping[str, Any]) -> list[Block]:
         Text(f"{capital(said)}.", "alarm" if verdict.get("module") else ""),
         Notes([Text(str(line)) for line in evidence]),
     ]
+
+
+POINTS_A_CHART: Final = 12_000
+"""Over all lines, so that a page of deep models stays below its size."""
+HEIGHT: Final = 240
+
+
+def curves_by_depth(frame: pl.DataFrame, title: str, *, log: bool = True) -> Drawn:
+    """Draw a line per ``module`` of ``value`` over ``step``, shaded by ``depth`` from 0, dark if alone.
+
+    At most 400 points a line; a bin's mean is drawn. What is not finite is left out, and on a log axis what
+    is not above 0.
+    """
+    shown = frame.filter(pl.col("value").is_finite() & ((pl.col("value") > 0) | pl.lit(not log)))
+    if shown.is_empty():
+        return nothing(HEIGHT)
+    lines = shown["module"].n_unique()
+    points = max(20, min(POINTS, POINTS_A_CHART // lines))
+    few = downsample(shown, "step", "value", ["module", "depth"], points).drop("low", "high")
+    zero = "datum.value === 0 ? '0' : datum.label"
+    x = alt.X("step:Q", title="step", axis=alt.Axis(format="~s", tickCount=5, grid=False, labelExpr=zero))
+    scale, axis = log_or_linear(few["mean"].to_list(), log=log)
+    y = alt.Y("mean:Q", title=title, scale=scale, axis=axis)
+    shades = [min(0, lines - 2), lines - 1]
+    colour = alt.Color("depth:Q", title="sublayer", scale=alt.Scale(range="ramp", domain=shades), legend=None)
+    base = alt.Chart(rows(few)).encode(x=x, y=y, color=colour, detail="module:N")
+    value = alt.Tooltip("mean:Q", title=title, format=".3g")
+    told = [alt.Tooltip("module:N"), alt.Tooltip("step:Q", format=",.4~r"), value]
+    near = base.mark_point(size=50, opacity=0).encode(tooltip=told)
+    return finish([base.mark_line(strokeWidth=1.5, clip=True), near], HEIGHT)

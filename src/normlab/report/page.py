@@ -20,8 +20,7 @@ import polars as pl
 from markupsafe import Markup
 
 from normlab.errors import UserError
-from normlab.report.charts.downsample import POINTS
-from normlab.report.charts.theme import MANY, Drawn, colour, dash, theme
+from normlab.report.charts.theme import MANY, POINTS, Drawn, colour, dash, theme
 from normlab.runs.files import write_output
 
 LIMIT_BYTES: Final = 5_000_000
@@ -187,7 +186,7 @@ class Page:
             blocks=blocks,
             many=MANY,
             toc=[b for b in self.blocks if isinstance(b, Section) and b.listed],
-            swatches=[(swatch if self.legend == "Recipes" else dot)(i) for i in range(len(self.recipes))],
+            swatches=[(swatch if self.legend == "Recipes" else _dot)(i) for i in range(len(self.recipes))],
             palette=[(colour(i), colour(i, "dark")) for i in range(len(self.recipes))],
             vega=_vega() if charts else "",
             specs=_json(specs),
@@ -204,7 +203,7 @@ def swatch(index: int) -> Markup:
     ).format(index, pattern)
 
 
-def dot(index: int) -> Markup:
+def _dot(index: int) -> Markup:
     """Return a sample of the role's points."""
     return Markup(
         '<svg class="swatch" viewBox="0 0 22 8" aria-hidden="true"><circle cx="11" cy="4" r="4" '
@@ -279,6 +278,11 @@ def capital(sentence: str) -> str:
 def breakable(name: str, after: str = "._+/:") -> Markup:
     """Return a name with permitted line breaks after some of its characters."""
     return Markup("<wbr>").join(re.split(rf"(?<=[{re.escape(after)}])", name))
+
+
+def anchor(text: str) -> str:
+    """Return a name for charts and links, unique to the text: ``pre+fixnorm`` -> ``pre-2b-fixnorm``."""
+    return "".join(c if c.isalnum() and c.isascii() else f"-{ord(c):x}-" for c in text)
 
 
 def write_page(path: Path, html: str) -> Path:

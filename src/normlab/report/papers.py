@@ -1,17 +1,326 @@
-"""The overview of all artefacts of the papers and their verdicts."""
+"""The pages of the papers: one artefact with its verdicts and measurements, and an overview of all."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import Any, Final
 
-from normlab.config.units import count
-from normlab.papers.results import ArtefactStatus, disagreements, result_name
-from normlab.papers.words import disagreeing, in_short, overall, pace, standing_in_words
-from normlab.report.page import Cell, Page, PageTable, Section, Text, breakable
-from normlab.report.reproduction import state_cell
+import polars as pl
+from markupsafe import Markup
+
+from normlab.config.units import count, duration
+from normlab.errors import UserError
+from normlab.papers.artefact import Artefact, Drawing, Reproduction
+from normlab.papers.cells import PrintedTable
+from normlab.papers.claim import Claim, Measure
+from normlab.papers.results import ArtefactStatus, State, disagreements, result_name
+from normlab.papers.words import (
+    basis,
+    command,
+    disagreeing,
+    earlier,
+    in_short,
+    measured,
+    overall,
+    pace,
+    resolution,
+    standing_in_words,
+    stood_in,
+    undecided,
+)
+from normlab.report.charts.artefact import colours, panels
+from normlab.report.page import (
+    Block,
+    Cell,
+    Chart,
+    Code,
+    Columns,
+    Details,
+    Page,
+    PageTable,
+    Section,
+    Text,
+    anchor,
+    breakable,
+)
+from normlab.report.studies import frame, number_cell, rows_table
 from normlab.runs.folder import write_text_atomic
+
+CELL_TABLE: Final = "cells"
+"""Table of the trained cells: ``cell``, the metric's mean, ``low``, ``high``, ``seeds`` and ``trained``."""
+CELLS: Final = 12
+"""Published values that are shown unasked, at most."""
+TONES: Final[Mapping[State, str]] = {
+    "agrees": "good",
+    "checked": "good",
+    "disagrees": "bad",
+    "damaged": "alarm",
+    "stale": "alarm",
+    "not run": "faint",
+    "no study yet": "faint",
+}
+
+
+def write_reproduction_page(standing: ArtefactStatus, folder: Path) -> Path:
+    """Write ``<folder>/<id>.html``, or ``<id>@<scale>.html``, and return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    page = folder / f"{result_name(standing.artefact.id, standing.scale)}.html"
+    write_text_atomic(page, reproduction_page(standing))
+    return page
+
+
+def reproduction_page(standing: ArtefactStatus) -> str:
+    """Return an artefact and its measurements as one self-contained HTML page."""
+    artefact, found = standing.artefact, standing.found
+    tables = {} if found is None else {name: frame(rows) for name, rows in found.tables.items() if rows}
+    legend = list(
+        dict.fromkeys(
+            name
+            for drawing in artefact.drawings
+            if drawing.colour in (table := tables.get(drawing.table, pl.DataFrame())).columns
+            for name in colours(drawing, table)
+        )
+    )
+    return Page(
+        title=result_name(artefact.id, standing.scale),
+        headline=Markup("{}: {}").format(
+            result_name(artefact.id, standing.scale), standing_in_words(standing)
+        ),
+        facts=_facts(standing),
+        lead=artefact.shows,
+        blocks=[
+            *_warnings(standing),
+            _claims(standing),
+            *_earlier(standing),
+            *_pictures(artefact, tables, legend),
+            *_said(artefact),
+            _published(artefact, found),
+            *_tables(found),
+            _how(standing),
+        ],
+        recipes=legend,
+    ).html()
+
+
+def _state_cell(state: State, words: str = "", small: str = "") -> Cell:
+    """Return the cell of a verdict, or of the reason why there is none, in other words if some are given."""
+    return Cell(words or state, small=small, tone=TONES.get(state, ""))
+
+
+def _facts(standing: ArtefactStatus) -> list[str]:
+    artefact, found = standing.artefact, standing.found
+    version = f"version {artefact.version} of the claims, {artefact.date}" if artefact.version > 1 else ""
+    seconds = "" if found is None else f"{duration(found.seconds)} of measuring"
+    runs = "" if found is None else _runs(found)
+    return [fact for fact in (artefact.paper, version, runs, seconds) if fact]
+
+
+def _runs(found: Reproduction) -> str:
+    """The number of trainings, their size and their time."""
+    seconds = {row["run"]: row["seconds"] for row in found.tables.get("runs", ())}
+    trained = f"{count(len(seconds), 'run')}, {duration(sum(seconds.values()))} of training"
+    return f"{found.scale} scale, {trained}" if seconds else ""
+
+
+def _warnings(standing: ArtefactStatus) -> Iterator[Block]:
+    artefact, found = standing.artefact, standing.found
+    if standing.trouble:
+        yield Text(standing.trouble, "alarm")
+    if found is not None and found.stand_in:
+        yield Text(stood_in(found), "alarm")
+    if standing.state == "stale" and found is not None:
+        yield Text(
+            f"This was measured for another claim, {found.fingerprint}; today's is "
+            f"{artefact.fingerprint(found.scale)}. The verdicts below are not valid. To measure it anew: "
+            f"{command(artefact, standing.scale)}",
+            "alarm",
+        )
+    if found is not None and found.scale in artefact.trainings:
+        how = artefact.trainings[found.scale].differs, resolution(artefact, found.scale)
+        yield Text(f"Measured at the {found.scale} scale: {' '.join(filter(None, how))}")
+    if found is None and not standing.trouble:
+        how = (
+            f"To measure it: {command(artefact, standing.scale)}"
+            if artefact.study
+            else "No study decides it yet."
+        )
+        yield Text(f"Nothing was measured. {how}")
+
+
+def _claims(standing: ArtefactStatus) -> Section:
+    artefact, found = standing.artefact, standing.found
+    changed = f"Version {artefact.version}, {artefact.date}. {artefact.reason}"
+    blocks: list[Block] = [Text(artefact.asserts), *([Text(changed)] if artefact.version > 1 else [])]
+    blocks += _judged(artefact.claims, {} if found is None else found.measures)
+    return Section("What is asserted", blocks, "claims")
+
+
+def _judged(claims: Sequence[Claim], measures: Mapping[str, Measure]) -> Iterator[Block]:
+    """Yield the table of the claims that are verdicts, and that of the checks."""
+    groups = (
+        ("claim", "", [c for c in claims if not c.check]),
+        ("check", "Checks hold by construction or with much slack. They are not counted among the verdicts.",
+         [c for c in claims if c.check]),
+    )  # fmt: skip
+    for name, note, some in groups:
+        if some:
+            rows = [_claim(claim, measures) for claim in some]
+            header = (name, "verdict", "measured [95%]", "allowed", "published")
+            yield PageTable(header, rows, text_columns=5, caption=note)
+
+
+def _claim(claim: Claim, measures: Mapping[str, Measure]) -> list[Cell]:
+    return [
+        Cell(claim.says, small=claim.measure.replace("_", " ")),
+        _state_cell(claim.verdict(measures), small=undecided(claim, measures)),
+        Cell(measured(measures.get(claim.measure)) or "–"),
+        Cell(claim.allowed(), small="; ".join(basis(claim, measures))),
+        Cell(claim.published or "–"),
+    ]
+
+
+def _earlier(standing: ArtefactStatus) -> Iterator[Section]:
+    """Yield the claims as they were before, with what was found for them."""
+    blocks: list[Block] = []
+    for one in standing.before:
+        said = f"{earlier(one)}. Fingerprint {one.found.fingerprint}. {one.asserts}"
+        blocks += [Text(said), *_judged(one.claims, one.found.measures)]
+    if blocks:
+        intro = "Versions that were replaced, for the reason above, and the verdicts that they had."
+        yield Section("Earlier claims", blocks, "earlier", intro)
+
+
+def _pictures(artefact: Artefact, tables: Mapping[str, pl.DataFrame], legend: list[str]) -> Iterator[Section]:
+    blocks: list[Block] = []
+    for number_, drawing in enumerate(artefact.drawings if tables else ()):
+        try:
+            blocks.append(Columns(_charts(drawing, tables, legend, number_)))
+        except UserError as error:
+            blocks.append(Text(str(error), "alarm"))
+    if blocks:
+        yield Section("What was measured", blocks, "pictures")
+
+
+def _charts(
+    drawing: Drawing, tables: Mapping[str, pl.DataFrame], legend: list[str], number_: int
+) -> list[Chart]:
+    if drawing.table not in tables:
+        held = ", ".join(tables)
+        raise UserError(f"{drawing.title}: the result has no table {drawing.table!r} but {held}.")
+    table = tables[drawing.table]
+    caption = "Dashed line: theory." if drawing.theory and drawing.kind == "line" else ""
+    caption = f"Shade: {drawing.shade.replace('_', ' ')}." if drawing.kind == "cells" else caption
+    drawn = panels(drawing, table, legend)
+    return [
+        Chart(
+            f"{anchor(drawing.table)}-{number_}" + (f"-{anchor(name)}" if name else ""),
+            f"{drawing.title}, {name}" if name else drawing.title,
+            caption,
+            chart,
+            table,
+        )
+        for name, chart in drawn.items()
+    ]
+
+
+def _said(artefact: Artefact) -> Iterator[Section]:
+    """What was known before the measurement, and what is thought of its result."""
+    if artefact.discussion:
+        yield Section("Discussion", [Text(artefact.discussion)], "discussion")
+    if artefact.finding:
+        yield Section("Why it differs", [Text(artefact.finding)], "finding")
+
+
+def _published(artefact: Artefact, found: Reproduction | None) -> Section:
+    """The published values, beside the trained cells of the same names; a table in its printed form."""
+    ours = {str(row["cell"]): row for row in (found.tables.get(CELL_TABLE, ()) if found else ())}
+    published, metric = artefact.published, _metric(ours)
+    printed = published if isinstance(published, PrintedTable) else None
+    names = [
+        name
+        for name in dict.fromkeys([*published, *ours])
+        if printed is None or name not in (*printed.names.values(), *printed.rows)
+    ]
+    rows = [
+        [Cell(name), Cell(number_cell(published.get(name))), *(_ours(ours.get(name), metric) if ours else ())]
+        for name in names
+    ]
+    header = ("", "published", f"here, {metric} [95%]", "seeds", "trained") if ours else ("", "published")
+    table = PageTable(header, rows, text_columns=len(header))
+    listed = table if ours or len(rows) <= CELLS else Details(count(len(rows), "published value"), [table])
+    blocks = [*([_printed(printed, ours)] if printed else []), *([listed] if rows else [])]
+    title = "Published and measured" if ours else "Published"
+    return Section(title, blocks, "published", artefact.paper)
+
+
+def _printed(published: PrintedTable, ours: Mapping[str, Mapping[str, Any]]) -> PageTable:
+    """The paper's table in its own form; below each value what was measured for the cell, and behind each row
+    what was for a cell of its name.
+    """
+
+    def here(name: str, words: str) -> str:
+        mean, _, trained = _ours(ours.get(name), _metric(ours))
+        return f"{words}{mean.text}; {trained.text} trained" if name in ours else ""
+
+    of_rows = any(row in ours for row in published.rows)
+    rows = [
+        [
+            Cell(row),
+            *(Cell(number_cell(published.get(name)), small=here(name, "here ")) for name in names),
+            *([Cell(here(row, "") or "–")] if of_rows else []),
+        ]
+        for row in published.rows
+        for names in [[published.names[column, row] for column in published.columns]]
+    ]
+    header = ("", *published.columns, *([f"here, {_metric(ours)} [95%]"] if of_rows else []))
+    return PageTable(header, rows, text_columns=len(header))
+
+
+def _metric(ours: Mapping[str, Mapping[str, Any]]) -> str:
+    """The metric of the table of cells, its second column."""
+    return next((name for row in ours.values() for name in list(row)[1:2]), "")
+
+
+def _ours(row: Mapping[str, Any] | None, metric: str) -> tuple[Cell, ...]:
+    """A trained cell: its mean with the interval, every seed, and how many trained."""
+    if row is None:
+        return Cell("–"), Cell("–"), Cell("–")
+    mean = Measure(float(row[metric]), float(row["low"]), float(row["high"]))
+    return Cell(measured(mean)), Cell(str(row["seeds"])), Cell(str(row["trained"]))
+
+
+def _tables(found: Reproduction | None) -> Iterator[Section]:
+    if found is None:
+        return
+    blocks = [rows_table(name, frame(rows).to_dicts()) for name, rows in found.tables.items() if rows]
+    measures = [[Cell(name.replace("_", " ")), Cell(measured(m))] for name, m in found.measures.items()]
+    blocks.append(Details("Every measure", [PageTable(("measure", "value [95%]"), measures, text_columns=2)]))
+    yield Section("Tables", blocks, "tables", "Every number behind the charts and the claims.")
+
+
+def _plain(value: Any) -> str:
+    """Return a setting in words."""
+    return ", ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
+
+
+def _how(standing: ArtefactStatus) -> Section:
+    artefact, found, scale = standing.artefact, standing.found, standing.scale
+    facts = {"claims' fingerprint": artefact.fingerprint(scale)}
+    if scale in artefact.trainings:
+        facts = {"scale": scale, **facts}
+    if artefact.study:
+        facts = {
+            "study": artefact.study_name,
+            **{k: _plain(v) for k, v in artefact.settings_at(scale).items()},
+            **facts,
+        }
+    if found is not None:
+        facts = {**facts, **found.facts, "measured for": found.fingerprint}
+    rows = [[Cell(name.replace("_", " ")), Cell(value)] for name, value in facts.items()]
+    blocks: list[Block] = [PageTable(("", ""), rows, text_columns=2)]
+    return Section("How", [*([Code(command(artefact, scale))] if artefact.study else []), *blocks], "how")
 
 
 def write_papers_page(
@@ -47,18 +356,18 @@ def papers_page(
         blocks=[
             *(Text(disagreeing(found), "alarm") for found in disagreements(standings)),
             *(
-                Section(key, [_table(group, linked, pace(standings))], key.replace(" ", "-"))
+                Section(key, [_overview(group, linked, pace(standings))], key.replace(" ", "-"))
                 for key, group in sections
             ),
         ],
     ).html()
 
 
-def _table(standings: Sequence[ArtefactStatus], linked: set[str], seconds: float | None) -> PageTable:
+def _overview(standings: Sequence[ArtefactStatus], linked: set[str], seconds: float | None) -> PageTable:
     rows = [
         [
             Cell(breakable(name), href=f"{name}.html" if name in linked else ""),
-            state_cell(s.state, standing_in_words(s)),
+            _state_cell(s.state, standing_in_words(s)),
             Cell(s.artefact.shows, small=s.artefact.paper),
             Cell(in_short(s, seconds)),
         ]

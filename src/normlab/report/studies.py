@@ -9,12 +9,13 @@ from functools import cached_property
 from typing import Any, Final
 
 import polars as pl
+from markupsafe import Markup
 
 from normlab.config.chart import ByDepth, Growth, HeatMap, Lines, Strips, StudyChart
 from normlab.config.io import NOT_FINITE
+from normlab.config.units import count
 from normlab.report.charts.diagnosis import by_depth, growth, heat_map, lines, strips
-from normlab.report.page import Chart, Columns, Section
-from normlab.report.wording import slug
+from normlab.report.page import Cell, Chart, Columns, Details, PageTable, Section, Text, anchor
 
 ROLES: Final = {
     "self_attention": "self-attention",
@@ -80,6 +81,29 @@ def frame(rows: Sequence[Row]) -> pl.DataFrame:
     """Turn rows into a frame; numbers, and words for those that are not finite, become floats."""
     columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
     return pl.DataFrame({name: _numbers(values) for name, values in columns.items()}, strict=False)
+
+
+ROWS: Final = 400
+"""Rows of a table on the page, at most; the file beside it holds all."""
+
+
+def rows_table(name: str, rows: Sequence[Row]) -> Details:
+    """The rows of a table on request, words to the left of numbers."""
+    wordy = [c for c in rows[0] if any(isinstance(r[c], str) and r[c] not in NOT_FINITE for r in rows)]
+    columns = [*wordy, *(c for c in rows[0] if c not in wordy)]
+    body = [[Cell(number_cell(row[c])) for c in columns] for row in rows[:ROWS]]
+    table = PageTable([c.replace("_", " ") for c in columns], body, text_columns=len(wordy))
+    cut = f"The first {ROWS} of {len(rows):,} rows; the JSON file beside this page holds all."
+    summary = Markup("{} <span class=note>{}</span>").format(name.replace("_", " "), count(len(rows), "row"))
+    more = [Text(cut, "note")] if len(rows) > ROWS else []
+    return Details(summary, [*more, table], f"table-{anchor(name)}")
+
+
+def number_cell(value: Any) -> str:
+    """A value in words; numbers have four digits."""
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def folded(rows: Sequence[Row]) -> list[Row]:
@@ -248,8 +272,3 @@ DRAW: Final[Mapping[type[StudyChart], Callable[[DiagnosisView, Any], Iterator[Ch
     Strips: _strips,
     Lines: _lines,
 }
-
-
-def anchor(text: str) -> str:
-    """Return a name for charts and links; different texts stay different."""
-    return slug(text).removeprefix("recipe-")

@@ -7,12 +7,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from normlab.config.config import Config
-from normlab.papers.bases import BASE, DATES, GUESS, LAPTOP, SMALL, TO_THE_END
-from normlab.papers.texts import IWSLT14_PART, MULTI30K_DE, MULTI30K_FR, WMT14_FR
-from normlab.papers.trainings import Scale, Setting
+from normlab.papers.bases import (
+    BASE,
+    DATES,
+    IWSLT14_PART,
+    LAPTOP,
+    MULTI30K_DE,
+    MULTI30K_FR,
+    SMALL,
+    TO_THE_END,
+    WMT14_FR,
+)
+from normlab.papers.cells import settings_of
+from normlab.papers.trainings import Setting
 
-ON_WMT: Final = {"text": "wmt14.en-de", "model": "base"}
-"""Settings of the studies at initialisation."""
 PLACEMENTS: Final = {"Post": "post", "Pre": "pre", "Admin": "admin"}
 DEEP: Final = {"Post": "enc:post/dec:post", "Pre": "enc:pre/dec:pre", "Admin": "admin"}
 """The placements of models of 6 and of 18 layers, as the paper's recipes name them."""
@@ -85,62 +93,37 @@ _EN_FR: Final = _trained(
     validate_every_steps=15_000,
 )
 """50 epochs of 15,000 batches: 36 million pairs of some 33 tokens a side by 5000 on each of 16 GPUs."""
-_HALF: Final = "half precision where the hardware has bf16"
-_KEPT: Final = "Depth, width, RAdam, dropouts and rates are the paper's."
-_OPEN: Final = (
-    "Batches have as many tokens on each side as the paper says, and those of several GPUs are summed up on "
-    "one. The best checkpoint on dev is judged, and the mean of the last ten is tested beside it. "
-    "BLEU is sacreBLEU's. The scale of the loss in fp16 is PyTorch's, with a window of 2,000 steps in place "
-    "of 256."
-)
-IWSLT: Final[Mapping[Scale, LiuTraining]] = {
-    "laptop": LiuTraining(
-        LAPTOP,
-        "Dates of the built-in corpus in place of IWSLT'14, width 64 in place of 512, 200 steps of 1,024 "
-        "positions in place of 90 epochs, and dropout only where a cell names it. The depth is the paper's, "
-        "6+6, and so is RAdam. ",
-        lr=2e-3,
-        warmup=60,
-        seldom={"train.validate_every_steps": 50},
-        grid=4e-4,
-        bare={},
+IWSLT: Final = settings_of(
+    "liu2020.iwslt",
+    laptop=LiuTraining(
+        LAPTOP, lr=2e-3, warmup=60, seldom={"train.validate_every_steps": 50}, grid=4e-4, bare={}
     ),
-    "gpu": LiuTraining(
+    gpu=LiuTraining(
         replace(_trained(_SMALL, 25_000, precision="auto", validate_every_steps=500), data=IWSLT14_PART),
-        "A tenth of the paper's text, 14,947 pairs of IWSLT'14, a quarter of its steps and of its warm-up, "
-        f"{_HALF}. Architecture, batch, dropouts and rates are the paper's. {GUESS.format(15)}",
         lr=7e-4,
         warmup=1500,
     ),
-    "paper": LiuTraining(
-        _SMALL, f"The paper's settings, with the dropouts of the authors' recipe. {_OPEN}", 7e-4, 6000
-    ),
-}
-EDGE: Final[Mapping[Scale, LiuTraining]] = {
+    paper=LiuTraining(_SMALL, 7e-4, 6000),
+)
+EDGE: Final = {
     **IWSLT,
-    "laptop": replace(
-        IWSLT["laptop"],
-        base=DATES,
-        differs="Dates of the built-in corpus in place of IWSLT'14, width 64 in place of 512, 1,200 steps of "
-        "1,024 positions in place of 90 epochs, no dropout, three seeds. Depth, RAdam and a rate that falls "
-        "in a line are the paper's. Pilot runs found Post-LN's edge between training and failing at twenty "
-        "times the paper's rates, so that a rate stands for a twentieth of it, 2e-3 to 10e-3 for 1e-4 to "
-        "5e-4. Of the three β₂ only 0.999 is trained: RAdam's own warm-up lasts a number of steps that "
-        "depends on β₂ and not on the length of a training.",
-        seldom={"train.validate_every_steps": 200},
-        grid=2e-3,
-        betas=(0.999,),
-        seeds=3,
+    **settings_of(
+        "liu2020.edge",
+        laptop=replace(
+            IWSLT["laptop"],
+            base=DATES,
+            seldom={"train.validate_every_steps": 200},
+            grid=2e-3,
+            betas=(0.999,),
+            seeds=3,
+        ),
     ),
 }
 """The trainings in which Post-LN's edge falls where the paper's does (docs/pilots.md)."""
-EN_DE: Final[Mapping[Scale, LiuTraining]] = {
-    "laptop": LiuTraining(
+EN_DE: Final = settings_of(
+    "liu2020.en_de",
+    laptop=LiuTraining(
         LAPTOP,
-        "Dates of the built-in corpus in place of WMT'14 En-De, width 64 in place of 512, 200 steps of 1,024 "
-        "positions in place of 100 epochs, and dropout only where a cell names it. The depth is the paper's. "
-        "The peak rate is 2e-3 after 60 steps of warm-up, in place of 1e-3 after 8000, with the same inverse "
-        "square root.",
         lr=2e-3,
         warmup=60,
         optimised="+warmup+inverse_sqrt",
@@ -149,36 +132,24 @@ EN_DE: Final[Mapping[Scale, LiuTraining]] = {
         half={},
         dry={},
     ),
-    "gpu": LiuTraining(
+    gpu=LiuTraining(
         replace(
             _trained(_EN_DE, 10_000, precision="auto", max_tokens=8192, grad_accum_steps=1), data=MULTI30K_DE
         ),
-        "Multi30k En-De, 29,000 pairs, in place of 4.5 million of WMT'14, a vocabulary of 10,000, 10,000 "
-        "steps of 8,192 positions in place of 400,000 of 65,568, a quarter of the paper's warm-up, "
-        f"{_HALF}. {_KEPT} {GUESS.format('10 (6 layers) to 30 (18)')}",
         lr=1e-3,
         warmup=2000,
     ),
-    "paper": LiuTraining(_EN_DE, f"The paper's settings. {_OPEN}", 1e-3, 8000),
-}
-EN_FR: Final[Mapping[Scale, LiuTraining]] = {
-    "laptop": LiuTraining(
+    paper=LiuTraining(_EN_DE, 1e-3, 8000),
+)
+EN_FR: Final = settings_of(
+    "liu2020.en_fr",
+    laptop=LiuTraining(
         LAPTOP,
-        "Dates of the built-in corpus in place of WMT'14 En-Fr, width 64 in place of 512, 200 "
-        "steps of 1,024 positions in place of 50 epochs of 80,000, no dropout. The depth is the paper's. "
-        "The peak rate is 2e-3 after 60 steps of warm-up, in place of 7e-4 after 8000.",
         lr=2e-3,
         warmup=60,
         optimised="+warmup+inverse_sqrt",
         seldom={"train.validate_every_steps": 100},
     ),
-    "gpu": LiuTraining(
-        replace(EN_DE["gpu"].base, data=MULTI30K_FR),
-        "Multi30k En-Fr, 29,000 pairs, in place of 36 million of WMT'14, a vocabulary of 10,000, 10,000 "
-        "steps of 8,192 positions in place of 750,000 of 160,000, a quarter of the paper's warm-up, "
-        f"{_HALF}. {_KEPT} {GUESS.format(60)}",
-        lr=7e-4,
-        warmup=2000,
-    ),
-    "paper": LiuTraining(_EN_FR, f"The paper's settings. {_OPEN}", 7e-4, 8000),
-}
+    gpu=LiuTraining(replace(EN_DE["gpu"].base, data=MULTI30K_FR), lr=7e-4, warmup=2000),
+    paper=LiuTraining(_EN_FR, 7e-4, 8000),
+)

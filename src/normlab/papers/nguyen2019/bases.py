@@ -15,9 +15,9 @@ from normlab.config.config import (
     TrainConfig,
     parallel_files,
 )
-from normlab.papers.bases import BASE, DATES, GUESS, LAPTOP
-from normlab.papers.texts import EN_VI, MULTI30K_DE
-from normlab.papers.trainings import Scale, Setting
+from normlab.papers.bases import BASE, DATES, EN_VI, LAPTOP, MULTI30K_DE
+from normlab.papers.cells import settings_of
+from normlab.papers.trainings import Setting
 
 MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "Post+LN": {"recipe": "post+smallinit+warmup"},
@@ -32,7 +32,6 @@ def _dropouts(share: float) -> dict[str, Any]:
     return dict.fromkeys(("dropout", "attention_dropout", "ffn_dropout"), share)
 
 
-_GUESS: Final = GUESS.format("10 to 20")
 GL_EN: Final = Config(
     recipe=MODELS["Pre+FixNorm+ScaleNorm"]["recipe"],
     model=ModelConfig(
@@ -109,12 +108,9 @@ class Ted(Setting):
         return {"optim.lr": 2 * self.base.optim.lr}
 
 
-_OPEN: Final = (
-    "A vocabulary of so many entries stands for BPE merges; BLEU of 1,000 sentences of dev at most, by "
-    "greedy search, chooses the checkpoint. BLEU is sacreBLEU's on the text's own tokens."
-)
-TED: Final[Mapping[Scale, Ted]] = {
-    "laptop": Ted(
+TED: Final = settings_of(
+    "nguyen2019.ted",
+    laptop=Ted(
         replace(
             LAPTOP,
             optim=replace(
@@ -127,61 +123,41 @@ TED: Final[Mapping[Scale, Ted]] = {
                 warmup_steps=30,
             ),
         ),
-        "Dates of the built-in corpus in place of TED talks, width 64 in place of 512, 200 steps of 1,024 "
-        "positions in place of up to 200 epochs, no dropout. Depth, optimiser, clipping, schedules and label "
-        "smoothing are the paper's; warm-up lasts 30 steps in place of 8000, and the peak rate is 2e-3.",
         batch=256,
     ),
-    "gpu": Ted(
+    gpu=Ted(
         replace(
             _EN_VI,
             model=replace(_EN_VI.model, **_dropouts(0.4)),
             data=GL_EN.data,
             train=replace(GL_EN.train, steps=20_000, validate_every_steps=200),
-        ),
-        "gl-en, 11,233 pairs, with its vocabulary and dropout, in place of 133,000 of en-vi; 20,000 steps "
-        "at most in place of 300,000. All else is the paper's: architecture, batch, rates and warm-up. "
-        f"{_OPEN} {_GUESS}",
+        )
     ),
-    "paper": Ted(_EN_VI, f"The paper's settings for en-vi, which stands for the others. {_OPEN}"),
-}
-EDGE: Final[Mapping[Scale, Ted]] = {
+    paper=Ted(_EN_VI),
+)
+EDGE: Final = {
     **TED,
-    "laptop": replace(
-        TED["laptop"],
-        base=replace(
-            TED["laptop"].base,
-            train=DATES.train,
-            optim=replace(TED["laptop"].base.optim, lr=4e-3, warmup_steps=40),
+    **settings_of(
+        "nguyen2019.edge",
+        laptop=replace(
+            TED["laptop"],
+            base=replace(
+                TED["laptop"].base,
+                train=DATES.train,
+                optim=replace(TED["laptop"].base.optim, lr=4e-3, warmup_steps=40),
+            ),
+            placements=("Post",),
+            seeds=6,
         ),
-        differs="Dates of the built-in corpus in place of TED talks, width 64 in place of 512, 1,200 steps "
-        "of 1,024 positions in place of up to 200 epochs, no dropout, six seeds. Depth, optimiser, clipping, "
-        "schedules and label smoothing are the paper's. Pilot runs found the edge between training and "
-        "failing at eight times the paper's rates, so that a rate stands for an eighth of it: 4e-3 after 40 "
-        "steps of warm-up for 4.9e-4 after 8000, and 2.4e-3 without warm-up for 3e-4.",
-        placements=("Post",),
-        seeds=6,
     ),
 }
 """The trainings in which Post-LN's edge falls where the paper's does (docs/pilots.md)."""
-GL_EN_AT: Final[Mapping[Scale, Setting]] = {
-    "laptop": Setting(
-        GL_EN_SMALL,
-        "gl-en alone, width 256 in place of 512, 4,000 steps of 1,024 positions, six passes over "
-        "the text in place of up to 1,000, dropout 0.1 in place of 0.4. Text, depth, vocabulary, word "
-        "dropout, label smoothing, clipping and beam are the paper's. The peak rate is 5e-4 after 500 "
-        "steps of warm-up, in place of 4.9e-4 after 8000. Runs are in bf16, as the kept ones are.",
-    ),
-    "gpu": Setting(
-        replace(GL_EN, train=replace(GL_EN.train, steps=30_000)),
-        f"gl-en alone, 30,000 steps at most in place of 100,000. All else is the paper's. {_OPEN} {_GUESS}",
-    ),
-    "paper": Setting(
-        GL_EN,
-        "The paper's settings for gl-en, whose layers and heads are not legible; the other pairs are left "
-        f"out. {_OPEN}",
-    ),
-}
+GL_EN_AT: Final = settings_of(
+    "nguyen2019.gl_en",
+    laptop=Setting(GL_EN_SMALL),
+    gpu=Setting(replace(GL_EN, train=replace(GL_EN.train, steps=30_000))),
+    paper=Setting(GL_EN),
+)
 
 
 @dataclass(frozen=True)
@@ -202,16 +178,10 @@ _WMT: Final = replace(
     decode=replace(BASE.decode, beam=4, length_penalty=0.6),
 )
 """40 epochs of 1,600 batches: 130 million tokens a side by 8192 x 10."""
-WMT: Final[Mapping[Scale, NguyenWmt]] = {
-    "laptop": NguyenWmt(
-        LAPTOP,
-        "Dates of the built-in corpus in place of WMT'14 En-De, width 64 in place of 512, 200 "
-        "steps of 1,024 positions in place of 40 epochs of 81,920, no dropout, Xavier normal. The peak "
-        "rate is 2e-3 after 60 steps of warm-up. What much data does cannot be seen at this size.",
-        {"optim.lr": 2e-3, "optim.warmup_steps": 60},
-        "+warmup+inverse_sqrt",
-    ),
-    "gpu": NguyenWmt(
+WMT: Final = settings_of(
+    "nguyen2019.wmt",
+    laptop=NguyenWmt(LAPTOP, {"optim.lr": 2e-3, "optim.warmup_steps": 60}, "+warmup+inverse_sqrt"),
+    gpu=NguyenWmt(
         replace(
             _WMT,
             data=MULTI30K_DE,
@@ -219,16 +189,7 @@ WMT: Final[Mapping[Scale, NguyenWmt]] = {
                 _WMT.train, steps=10_000, grad_accum_steps=1, precision="auto", validate_every_steps=500
             ),
         ),
-        "Multi30k En-De, 29,000 pairs, in place of 4.5 million of WMT'14, a vocabulary of 10,000, 10,000 "
-        "steps of a tenth of the paper's batch in place of 64,000, half of its warm-up, and half precision "
-        f"where the hardware has bf16. All else is the paper's. {_GUESS}",
         {"optim.lr": 1e-3, "optim.warmup_steps": 2000},
     ),
-    "paper": NguyenWmt(
-        _WMT,
-        "The paper's settings. The text is WMT'14's, where fairseq's is WMT'16's, and the BPE is learnt here "
-        "on Moses tokens. Beam 4 and a length penalty of 0.6 are ours, for the paper is silent. BLEU is "
-        "sacreBLEU's of plain text, without splitting compounds.",
-        {"optim.lr": 1e-3, "optim.warmup_steps": 4000},
-    ),
-}
+    paper=NguyenWmt(_WMT, {"optim.lr": 1e-3, "optim.warmup_steps": 4000}),
+)

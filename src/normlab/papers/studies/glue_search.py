@@ -35,7 +35,7 @@ EPOCHS: Final = (3, 4, 5, 6, 7, 8)
 """The paper's ranges; which rates between 1e-5 and 1e-4 it does not say."""
 
 
-class Ranges(TypedDict, total=False):
+class _Ranges(TypedDict, total=False):
     """What a search goes through, where it is not the paper's."""
 
     batches: Sequence[int]
@@ -73,13 +73,13 @@ class FineTuned:
 
 
 def fine_tuning(
-    lab: Lab, *, tasks: Sequence[str], measures: Mapping[str, OfRuns], **ranges: Unpack[Ranges]
+    lab: Lab, *, tasks: Sequence[str], measures: Mapping[str, OfRuns], **ranges: Unpack[_Ranges]
 ) -> Measurement:
     """Measures of the fine-tuned runs, as of ``trainings``: the cells are called by the task in ``GLUE`` and
     by that of the pre-trained run, of which the first seed is fine-tuned, as in ``fine_tuned``.
     """
     asked = {
-        f"{task} {cell}": searched(source.path, of_pairs(GLUE[task], steps=100), lab.root, **ranges)
+        f"{task} {cell}": _prepare(source.path, of_pairs(GLUE[task], steps=100), lab.root, **ranges)
         for task in tasks
         for cell, (source, *_) in lab.runs.items()
     }
@@ -104,7 +104,7 @@ def fine_tuned(
     *,
     seeds: int = SEEDS,
     queue: Callable[[Path], Queue] = one_at_a_time,
-    **ranges: Unpack[Ranges],
+    **ranges: Unpack[_Ranges],
 ) -> FineTuned:
     """Fine-tune a pre-trained run in every cell of the search with a seed that is not reported, and in the
     cell that is best on dev with ``seeds`` others. Runs that are done are not done again.
@@ -112,19 +112,19 @@ def fine_tuned(
     Xiong et al. 2020, Appendix A.3 (arXiv 2002.04745): batches of 16 and 32, rates 1e-5 to 1e-4, 3 to 8
     epochs, six seeds. There the cell is chosen, and scored, on GLUE's dev pairs.
     """
-    asked = searched(pretrained, base, root, **ranges)
+    asked = _prepare(pretrained, base, root, **ranges)
     return _fine_tuned({"": asked}, seeds, queue(root), queue(root))[""]
 
 
 @dataclass(frozen=True)
-class GlueSearch:
+class _GlueSearch:
     """The cells of a search, and its pairs."""
 
     cells: tuple[Config, ...]
     corpus: LabelledCorpus
 
 
-def searched(pretrained: str | Path, base: Config, root: Path, **ranges: Unpack[Ranges]) -> GlueSearch:
+def _prepare(pretrained: str | Path, base: Config, root: Path, **ranges: Unpack[_Ranges]) -> _GlueSearch:
     """Prepare the search for the fine-tuning of a run, see ``fine_tuned``; nothing is trained yet."""
     source = find_run(str(pretrained), root)
     given = source.config()
@@ -133,11 +133,11 @@ def searched(pretrained: str | Path, base: Config, root: Path, **ranges: Unpack[
     base = with_start(replace(base, train=replace(base.train, init_from=str(source.path))), root)
     data, corpus = Classification.prepare(base.data, root / "data")
     base = resolved_precision(replace(base, data=data))
-    return GlueSearch(tuple(search(base, len(corpus.train), **ranges)), corpus)
+    return _GlueSearch(tuple(search(base, len(corpus.train), **ranges)), corpus)
 
 
 def _fine_tuned(
-    searches: Mapping[str, GlueSearch], seeds: int, searching: Queue, reporting: Queue
+    searches: Mapping[str, _GlueSearch], seeds: int, searching: Queue, reporting: Queue
 ) -> dict[str, FineTuned]:
     """Train the cells of all searches, then those that are best on dev with other seeds."""
     swept = _trained([config for one in searches.values() for config in one.cells], searching)
@@ -159,7 +159,7 @@ def _fine_tuned(
     return found
 
 
-def search(base: Config, pairs: int, **ranges: Unpack[Ranges]) -> Iterator[Config]:
+def search(base: Config, pairs: int, **ranges: Unpack[_Ranges]) -> Iterator[Config]:
     """Yield the configurations of the search on so many training pairs; a tenth of the steps warms up."""
     batches, lrs = ranges.get("batches", BATCHES), ranges.get("lrs", LRS)
     for batch, lr, passes in product(batches, lrs, ranges.get("epochs", EPOCHS)):

@@ -40,7 +40,6 @@ from normlab.papers.lab import (
     curves,
     having,
     size,
-    train_only,
 )
 from normlab.papers.measures import OfRuns
 from normlab.papers.studies.lemmas import TheoryNetwork, norm_factors
@@ -187,7 +186,7 @@ def _real_gradients(subject: Subject, placement: str, seed: int) -> list[Row]:
         ]
         for stack in subject.structure.stacks
     }
-    train_only(subject.model, *chain(*matrices.values()))
+    _train_only(subject.model, *chain(*matrices.values()))
     streams = sublayer_gradients(subject)
     found: list[Row] = []
     for stack, paths in matrices.items():
@@ -210,7 +209,7 @@ def sublayer_outputs(
     """
     rows: list[Row] = []
     for placement, seed, subject in lab.subjects(placements, **sizes):
-        train_only(subject.model)
+        _train_only(subject.model)
         for row in sublayer_gradients(subject):
             stack = str(row["stack"]).partition(".")[0]
             rows.append({**row, "stack": stack, "placement": placement, "seed": seed})
@@ -254,6 +253,14 @@ class _Steps:
         return min(a["variance"] / b["variance"] for a, b in zip(self.rows, self.rows[1:], strict=False))
 
 
+def _train_only(model: nn.Module, *paths: str) -> None:
+    """Freeze all of a model but its embedding, where its streams begin, and the parameters of these paths, so
+    that a pass back computes no gradients that nobody reads.
+    """
+    for path, parameter in model.named_parameters():
+        parameter.requires_grad_(path in {"embedding.weight", *paths})
+
+
 def cross_attention(lab: Lab, **sizes: Unpack[Sizes]) -> Measurement:
     """Var[∂a/∂x] + 1 against σ_b² at the cross-attention of every decoder layer of a Post-LN model."""
     rows: list[Row] = []
@@ -266,7 +273,7 @@ def cross_attention(lab: Lab, **sizes: Unpack[Sizes]) -> Measurement:
     return Measurement({"largest_ratio": largest}, {"jacobians": rows}, lab.facts(**sizes))
 
 
-class Alone(nn.Module):
+class _EncoderAlone(nn.Module):
     """The encoder of an encoder-decoder by itself, with logits of every token's own type."""
 
     def __init__(self, model: Seq2Seq) -> None:
@@ -329,9 +336,9 @@ def encoder_gradients(lab: Lab, **sizes: Unpack[Sizes]) -> Measurement:
 def _tables(lab: Lab, whole: Subject, text: str) -> Iterator[tuple[str, Table]]:
     """The gradients of the encoder's sublayers, in each of the three places."""
     encoder = whole.structure.stacks[0].name
-    train_only(whole.model)
+    _train_only(whole.model)
     yield "in_model", sublayer_gradients(whole).where(stack=encoder)
-    alone = Alone(cast("Seq2Seq", whole.model))
+    alone = _EncoderAlone(cast("Seq2Seq", whole.model))
     (stack,) = (structure := read_structure(alone, lab.batches(text, READING_TOKENS, 1)[0])).stacks
     mask = {stack.name: whole.batch["source"] != PAD}
     for where, loss in (("alone_token_loss", _token_loss), ("alone_pooled_loss", _pooled_loss)):

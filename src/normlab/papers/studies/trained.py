@@ -15,12 +15,16 @@ import numpy as np
 from normlab.comparison.result import Interval, has_trained
 from normlab.comparison.statistics import MetricScale, share, share_gap
 from normlab.config.metric import MOSTLY, Metric, metric_named
-from normlab.papers.artefact import Measurement
+from normlab.errors import UserError
+from normlab.papers import find_artefact
+from normlab.papers.artefact import Measurement, Reproduction
 from normlab.papers.claim import Measure
 from normlab.papers.intervals import Array, mean, mean_ratio
 from normlab.papers.lab import Lab, Row
 from normlab.papers.measures import Cells, OfRuns
-from normlab.papers.studies import trained_models
+from normlab.papers.results import folders, standing
+from normlab.papers.studies.trained_models import TrainedModel
+from normlab.papers.trainings import SCALES
 from normlab.runs.folder import RunFolder, read_scores
 from normlab.training.outcome import READS_BY
 
@@ -96,7 +100,10 @@ class Trained:
         centre = np.array(float((first + second).mean() / 2))
         return _mapped(mean(first - second), lambda moved: MetricScale(metric).difference(centre, moved))
 
-    models = trained_models
+    def models(self, cell: str) -> list[TrainedModel]:
+        """What each seed has trained."""
+        return [TrainedModel(folder) for folder in self.cells[cell]]
+
     mean = staticmethod(mean)
     mean_ratio = staticmethod(mean_ratio)
 
@@ -151,8 +158,9 @@ def trainings(
 def learned_scales(lab: Lab, *, gpu: Mapping[str, OfRuns]) -> Measurement:
     """``trainings`` with the table of the scales that every run has learned."""
     found = trainings(lab, measures={}, gpu=gpu)
-    rows = trained_models.scale_rows(Trained(lab.runs).seeds())
-    return replace(found, tables={**found.tables, "scales": list(rows)})
+    seeds = Trained(lab.runs).seeds()
+    rows = [row for cell, seed, run in seeds for row in TrainedModel(run).scale_rows(cell, seed)]
+    return replace(found, tables={**found.tables, "scales": rows})
 
 
 def _measured(found: Interval, runs: int) -> Measure:
@@ -264,3 +272,36 @@ def _facts(runs: Trained) -> dict[str, str]:
         facts["training"][f"{train.steps:,} steps of {train.max_tokens:,} positions"] = None
         facts["trained on"][folder.status().hardware] = None
     return {name: "; ".join(filter(None, said)) for name, said in facts.items()}
+
+
+def answers(lab: Lab, *, rows: Mapping[str, tuple[str, str]]) -> Measurement:
+    """Measures of other artefacts under names of one's own, each given as an artefact's id and its measure,
+    at the largest scale at which it was measured. One that no scale has yet is left out.
+
+    Raises UserError for an artefact that was not measured for today's claims.
+    """
+    results = {name: (*row, _result(lab, *row)) for name, row in rows.items()}
+    measured = {name: row for name, row in results.items() if row[1] in row[2].measures}
+    table = [
+        {
+            "sentence": name,
+            "artefact": id_,
+            "measure": measure,
+            "scale": one.scale,
+            "fingerprint": one.fingerprint,
+        }
+        for name, (id_, measure, one) in measured.items()
+    ]
+    ids = ", ".join(dict.fromkeys(id_ for id_, _ in rows.values()))
+    values = {name: one.measures[measure] for name, (_, measure, one) in measured.items()}
+    return Measurement(values, {"rows": table}, {"rests on": ids})
+
+
+def _result(lab: Lab, id_: str, measure: str) -> Reproduction:
+    now = [standing(find_artefact(id_), folders(lab.root), scale) for scale in SCALES]
+    fresh = [s.found for s in now if s.found is not None and s.fresh]
+    if not fresh:
+        raise UserError(
+            f"this rests on {id_}, which is {now[0].state}; type first: normlab papers reproduce {id_}"
+        )
+    return next((one for one in reversed(fresh) if measure in one.measures), fresh[0])

@@ -1,27 +1,71 @@
-"""Translation of IWSLT'14, and what warm-up does (Xiong et al. 2020, Sections 3.2 and 4.1)."""
+"""Trainings and what warm-up does: IWSLT'14, WMT'14, BERT (Xiong et al. 2020, Sections 3.2 and 4)."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from normlab.papers import studies
-from normlab.papers.artefact import Drawing
-from normlab.papers.bases import CURVES
+from normlab.papers.bases import TO_THE_END
 from normlab.papers.cells import declare
 from normlab.papers.claim import Claim, at_least, at_most, below_one, mostly, negative, positive, within
 from normlab.papers.measures import (
     BestDifference,
     BestScore,
+    DevAt,
     Difference,
     DifferenceOfTrained,
     DisorderedPairs,
     OfRuns,
+    Score,
     ShareBetter,
+    ShareGap,
     ShareTrainedToTheEnd,
     StepsRatio,
 )
 from normlab.papers.trainings import Cells, for_each_scale
-from normlab.papers.xiong2020.bases import EDGE, IWSLT, RATES, Iwslt, adam, cells_of, sgd, small_rate, some
+from normlab.papers.xiong2020.bases import EDGE, IWSLT, PRETRAINING, WMT, Iwslt, LargeTraining
+
+_RATES: Final = "5e-4", "1e-3"
+"""The paper's learning rates of Adam."""
+
+
+def _adam(s: Iwslt) -> Cells:
+    """Figure 2(a)."""
+    return {
+        f"lr {rate}, warm-up {paper}": {
+            "recipe": "post+warmup" if steps else "post",
+            "optim.lr": s.adam * float(rate),
+            "optim.warmup_steps": steps,
+            **TO_THE_END,
+        }
+        for rate in _RATES
+        for paper, steps in zip((1, 500, 4000), s.warmups, strict=True)
+    }
+
+
+def _sgd(s: Iwslt) -> Cells:
+    """Figure 2(b)."""
+    return {
+        f"SGD lr {rate}, {name} warm-up": {
+            "recipe": recipe,
+            "optim.lr": s.sgd * float(rate),
+            "optim.warmup_steps": s.warmups[-1],
+            **TO_THE_END,
+        }
+        for rate in ("1e-3", "5e-3")
+        for name, recipe in (("without", "post+sgd"), ("with", "post+sgd+warmup"))
+    }
+
+
+def _some(s: Iwslt, *names: str) -> Cells:
+    """Cells of Figure 2(a) by name."""
+    found = _adam(s)
+    return {name: found[name] for name in names}
+
+
+def _small_rate(s: Iwslt) -> Cells:
+    """A fixed tenth of the larger learning rate, Figure 6."""
+    return {"fixed lr 1e-4": {"recipe": s.fixed, "optim.lr": s.adam * 1e-4, "optim.warmup_steps": 0}}
 
 
 def _longest_over(steps: int, rate: str, metric: str) -> OfRuns:
@@ -31,39 +75,29 @@ def _longest_over(steps: int, rate: str, metric: str) -> OfRuns:
 
 def _warmup_or_none(metric: str) -> dict[str, OfRuns]:
     """At each rate, whether the longest warm-up is better than none, and whether runs without one train."""
-    better = {f"needs_warmup_at_{rate}": _longest_over(1, rate, metric) for rate in RATES}
-    without = {rate: ShareTrainedToTheEnd((f"lr {rate}, warm-up 1",)) for rate in RATES}
+    better = {f"needs_warmup_at_{rate}": _longest_over(1, rate, metric) for rate in _RATES}
+    without = {rate: ShareTrainedToTheEnd((f"lr {rate}, warm-up 1",)) for rate in _RATES}
     return better | {f"trains_without_at_{rate}": share for rate, share in without.items()}
 
 
-def _fails_without(rate: str) -> Claim:
-    return at_most(0.5, convention="a setting fails if most of its runs do", part_of="trains_without")(
-        f"share of the runs without warm-up that train, lr {rate}", f"trains_without_at_{rate}"
+def _needs_warmup(rate: str) -> tuple[Claim, Claim]:
+    return (
+        mostly(f"needs_warmup_at_{rate}", part_of="needs_warmup"),
+        at_most(
+            f"trains_without_at_{rate}",
+            0.5,
+            convention="a setting fails if most of its runs do",
+            part_of="trains_without",
+        ),
     )
 
 
 FIG2A: Final = declare(
     "xiong2020.fig2a",
-    studies.trainings,
     measures=_warmup_or_none("bleu")
-    | {f"longer_at_{rate}": _longest_over(500, rate, "bleu") for rate in RATES},
-    trainings=for_each_scale(adam, EDGE),
-    claims=tuple(
-        claim
-        for rate in RATES
-        for claim in (
-            mostly(
-                f"share of seeds at which the longest warm-up is better than none, lr {rate}",
-                f"needs_warmup_at_{rate}",
-                part_of="needs_warmup",
-            ),
-            _fails_without(rate),
-            mostly(
-                f"share of seeds at which warm-up 4000 is better than 500, lr {rate}", f"longer_at_{rate}"
-            ),
-        )
-    ),
-    drawings=CURVES,
+    | {f"longer_at_{rate}": _longest_over(500, rate, "bleu") for rate in _RATES},
+    trainings=for_each_scale(_adam, EDGE),
+    claims=[claim for rate in _RATES for claim in (*_needs_warmup(rate), mostly(f"longer_at_{rate}"))],
 )
 
 _SGD: Final = {
@@ -71,75 +105,47 @@ _SGD: Final = {
 }
 FIG2B: Final = declare(
     "xiong2020.fig2b",
-    studies.trainings,
     measures={
         "helps": Difference("nll", _SGD["with"], _SGD["without"]),
         "without": BestScore("bleu", _SGD["without"]),
         "below_adam": BestDifference("bleu", ("lr 1e-3, warm-up 4000",), _SGD["with"]),
     },
-    trainings=for_each_scale(
-        lambda s: {**sgd(s), **some(s, "lr 1e-3, warm-up 4000")},
-        IWSLT,
-        laptop="0.1 and 0.5 for SGD, in the paper's ratio of 5: the paper's own would not move "
-        "a model in 200 steps.",
-    ),
+    trainings=for_each_scale(lambda s: {**_sgd(s), **_some(s, "lr 1e-3, warm-up 4000")}, IWSLT),
     claims=(
-        negative("test NLL with warm-up minus without, mean of both learning rates", "helps"),
-        at_most(2.0, convention="just above zero: at most 2")(
-            "BLEU of SGD without warm-up, at the better learning rate", "without"
-        ),
-        positive(
-            "BLEU of Adam with warm-up minus that of SGD with warm-up at its better learning rate",
-            "below_adam",
-        ),
+        negative("helps"),
+        at_most("without", 2.0, convention="just above zero: at most 2"),
+        positive("below_adam"),
     ),
-    drawings=CURVES,
 )
 
 LOSS_VS_BLEU: Final = declare(
     "xiong2020.loss_vs_bleu",
-    studies.trainings,
     measures={"pairs": DisorderedPairs(10.0)},
-    trainings=for_each_scale(lambda s: {**adam(s), **sgd(s)}, IWSLT, laptop="as for Figure 2."),
+    trainings=for_each_scale(lambda s: {**_adam(s), **_sgd(s)}, IWSLT),
     claims=(
         at_least(
+            "pairs",
             1.0,
             convention="badly trained: at most 10 BLEU on dev",
             check="one pair is enough, and ten runs make 45",
-        )(
-            "pairs of badly trained runs of which the one with the better dev loss has the worse BLEU",
-            "pairs",
         ),
-    ),
-    drawings=(
-        Drawing("curves", "nll", "bleu", "Dev BLEU by dev NLL", "nats per token", "BLEU", colour="cell"),
     ),
 )
 
+
+def _simplified(s: Iwslt) -> Cells:
+    names = [f"lr {rate}, warm-up {steps}" for steps in (1, 4000) for rate in _RATES]
+    return {
+        cell: {**changes, "model.scheme": "uniformattention", "model.heads": 1}
+        for cell, changes in _some(s, *names).items()
+    }
+
+
 SIMPLIFIED: Final = declare(
     "xiong2020.simplified",
-    studies.trainings,
     measures=_warmup_or_none("nll"),
-    trainings=for_each_scale(
-        lambda s: {
-            cell: {**changes, "model.scheme": "uniformattention", "model.heads": 1}
-            for cell, changes in some(s, *cells_of("warm-up 1"), *cells_of("warm-up 4000")).items()
-        },
-        EDGE,
-    ),
-    claims=tuple(
-        claim
-        for rate in RATES
-        for claim in (
-            mostly(
-                f"share of seeds at which the longest warm-up has a better loss than none, lr {rate}",
-                f"needs_warmup_at_{rate}",
-                part_of="needs_warmup",
-            ),
-            _fails_without(rate),
-        )
-    ),
-    drawings=CURVES,
+    trainings=for_each_scale(_simplified, EDGE),
+    claims=[claim for rate in _RATES for claim in _needs_warmup(rate)],
 )
 
 
@@ -148,92 +154,173 @@ def _figure4(s: Iwslt) -> Cells:
     recipes |= {f"{placement}, RAdam": f"{placement}+radam+linear" for placement in ("post", "pre")}
     cells = {cell: {"recipe": recipe, "optim.lr": s.figure4} for cell, recipe in recipes.items()}
     cells["pre, Adam"]["optim.decay_step"] = s.epoch_8
-    return {**cells, **some(s, "lr 1e-3, warm-up 1")}
+    return {**cells, **_some(s, "lr 1e-3, warm-up 1")}
 
 
 FIG4AB: Final = declare(
     "xiong2020.fig4ab",
-    studies.trainings,
     measures={
         "pre_over_post": Difference("bleu", "pre, Adam", "post, Adam, warm-up"),
         "steps_pre_over_post": StepsRatio("pre, Adam", "post, Adam, warm-up"),
         "radam_trains_post": Difference("bleu", "post, RAdam", "lr 1e-3, warm-up 1"),
         "radam_changes_pre": Difference("bleu", "pre, RAdam", "pre, Adam"),
     },
-    trainings=for_each_scale(
-        _figure4,
-        IWSLT,
-        laptop="2e-3 in place of 5e-4; Pre-LN's falls to a tenth after 8/15 of the training, "
-        "as in the paper.",
-    ),
+    trainings=for_each_scale(_figure4, IWSLT),
     claims=(
-        at_least(-2.0, convention="comparable: at most 2 BLEU below")(
-            "BLEU of Pre-LN without warm-up minus that of Post-LN with it", "pre_over_post"
-        ),
-        below_one(
-            "steps of Pre-LN to the best dev loss of Post-LN, over those of Post-LN", "steps_pre_over_post"
-        ),
-        positive("BLEU of Post-LN without warm-up under RAdam minus under Adam", "radam_trains_post"),
-        within(-2.0, 2.0, convention="little: less than 2 BLEU either way")(
-            "BLEU of Pre-LN under RAdam minus under Adam", "radam_changes_pre"
-        ),
+        at_least("pre_over_post", -2.0, convention="comparable: at most 2 BLEU below"),
+        below_one("steps_pre_over_post"),
+        positive("radam_trains_post"),
+        within("radam_changes_pre", -2.0, 2.0, convention="little: less than 2 BLEU either way"),
     ),
-    drawings=CURVES,
 )
+
+
+def _small_rate_for_longer(s: Iwslt) -> Cells:
+    steps = 27 * s.base.train.steps // 15
+    longer = {cell: {**fixed, "train.steps": steps} for cell, fixed in _small_rate(s).items()}
+    return {**longer, **_some(s, "lr 1e-3, warm-up 1", "lr 1e-3, warm-up 4000")}
+
 
 FIG6: Final = declare(
     "xiong2020.fig6",
-    studies.trainings,
     measures={
         "below_large": ShareBetter("nll", "fixed lr 1e-4", "lr 1e-3, warm-up 1"),
         "above_best": ShareBetter("nll", "lr 1e-3, warm-up 4000", "fixed lr 1e-4"),
     },
-    trainings=for_each_scale(
-        lambda s: {
-            **{
-                c: {**fixed, "train.steps": 27 * s.base.train.steps // 15}
-                for c, fixed in small_rate(s).items()
-            },
-            **some(s, "lr 1e-3, warm-up 1", "lr 1e-3, warm-up 4000"),
-        },
-        EDGE,
-        laptop=" The fixed rate is a tenth of the larger one, 4e-4, over 27/15 of its steps.",
-    ),
-    claims=(
-        mostly(
-            "share of seeds at which the fixed small rate is better than the large one without warm-up",
-            "below_large",
-        ),
-        mostly(
-            "share of seeds at which the best, with warm-up, is better than the fixed small rate",
-            "above_best",
-        ),
-    ),
-    drawings=CURVES,
+    trainings=for_each_scale(_small_rate_for_longer, EDGE),
+    claims=(mostly("below_large"), mostly("above_best")),
 )
+
+
+def _clipped(s: Iwslt) -> Cells:
+    large = _some(s, "lr 1e-3, warm-up 1")
+    clipped = {**large["lr 1e-3, warm-up 1"], "optim.max_grad_norm": 0.5}
+    return {"clip 0.5": clipped, **_small_rate(s), **large}
+
 
 CLIP: Final = declare(
     "xiong2020.clip",
-    studies.trainings,
     measures={
         "clipping_helps": ShareBetter("nll", "clip 0.5", "lr 1e-3, warm-up 1"),
         "as_fixed": DifferenceOfTrained("nll", "clip 0.5", "fixed lr 1e-4"),
     },
-    trainings=for_each_scale(
-        lambda s: {
-            "clip 0.5": {**some(s, "lr 1e-3, warm-up 1")["lr 1e-3, warm-up 1"], "optim.max_grad_norm": 0.5},
-            **small_rate(s),
-            **some(s, "lr 1e-3, warm-up 1"),
-        },
-        EDGE,
-        laptop=" The fixed rate is a tenth of the larger one; the clip norm is the paper's, because the "
-        "gradient's norm at the start is nearly the paper's, too.",
-    ),
+    trainings=for_each_scale(_clipped, EDGE),
     claims=(
-        mostly("share of seeds at which the loss is better with clipping than without", "clipping_helps"),
-        within(-0.5, 0.5, convention="similar: less than 0.5 nats per token either way")(
-            "test NLL with clipping minus that at a fixed tenth of the rate", "as_fixed"
+        mostly("clipping_helps"),
+        within("as_fixed", -0.5, 0.5, convention="similar: less than 0.5 nats per token either way"),
+    ),
+)
+
+
+_WMT_RATES: Final = "7e-4", "1.5e-3"
+"""The paper's learning rates on WMT'14."""
+
+
+def _at_epoch_6(s: LargeTraining) -> Cells:
+    pre = {"recipe": "pre+step_decay_inverse_sqrt", "optim.decay_step": s.epoch_6, "optim.decay_factor": 1.0}
+    return {
+        f"lr {rate} {name}": {"optim.lr": lr, **changes}
+        for rate, lr in zip(_WMT_RATES, s.rates, strict=True)
+        for name, changes in (("Pre", pre), ("Post, warm-up", {"recipe": "post+warmup+inverse_sqrt"}))
+    }
+
+
+FIG4CD: Final = declare(
+    "xiong2020.fig4cd",
+    measures={
+        f"{when}_{rate}": DevAt("nll", f"lr {rate} Pre", f"lr {rate} Post, warm-up", share)
+        for rate in _WMT_RATES
+        for when, share in (("first", 0.15), ("last", 1.0))
+    },
+    trainings=for_each_scale(_at_epoch_6, WMT),
+    claims=[negative(f"{when}_{rate}") for rate in _WMT_RATES for when in ("first", "last")],
+)
+
+_PRE, _POST = "pre, lr 3e-4", "post, lr 1e-4, warm-up"
+"""The two curves of Figure 5(a)."""
+
+
+def _pretrainings(s: LargeTraining) -> Cells:
+    """The pre-trainings of Figure 5, named by the paper's learning rates."""
+    high, low = s.rates
+    return {
+        _PRE: {"recipe": "pre", "optim.lr": high},
+        _POST: {"recipe": "post+warmup", "optim.lr": low},
+        "post, lr 3e-4, warm-up": {"recipe": "post+warmup", "optim.lr": high, **TO_THE_END},
+        "pre, lr 1e-4": {"recipe": "pre", "optim.lr": low, **TO_THE_END},
+        "post, lr 1e-4": {"recipe": "post", "optim.lr": low, **TO_THE_END},
+    }
+
+
+FIG5A: Final = declare(
+    "xiong2020.fig5a",
+    measures={
+        "sooner": StepsRatio(_PRE, _POST),
+        "sooner_at_one_rate": StepsRatio("pre, lr 1e-4", _POST),
+        "pre_more_often": ShareGap((_PRE,), ("post, lr 3e-4, warm-up",)),
+        "worse_at_3e-4": Difference("nll", "post, lr 3e-4, warm-up", _POST),
+        "needs_warmup": Difference("nll", "post, lr 1e-4", _POST),
+    },
+    trainings=for_each_scale(_pretrainings, PRETRAINING),
+    claims=(
+        below_one("sooner"),
+        below_one("sooner_at_one_rate"),
+        positive("pre_more_often"),
+        positive("worse_at_3e-4"),
+        positive("needs_warmup"),
+    ),
+)
+
+FIG5BC: Final = declare(
+    "xiong2020.fig5bc",
+    studies.fine_tuning,
+    settings={"tasks": ("MRPC", "RTE"), "batches": (16,), "lrs": (1e-4, 3e-4, 1e-3), "epochs": (2,)},
+    measures={
+        f"ahead_on_{task}": Difference("accuracy", f"{task} {_PRE}", f"{task} {_POST}")
+        for task in ("MRPC", "RTE")
+    },
+    trainings=for_each_scale(
+        lambda s: {cell: _pretrainings(s)[cell] for cell in (_PRE, _POST)},
+        PRETRAINING,
+        seeds=1,
+        of_studies={
+            "gpu": {"lrs": (2e-5, 5e-5, 1e-4), "epochs": (3,)},
+            "paper": {"batches": (16, 32), "lrs": (1e-5, 2e-5, 5e-5, 1e-4), "epochs": (3, 4, 5, 6, 7, 8)},
+        },
+    ),
+    claims=(positive("ahead_on_MRPC"), positive("ahead_on_RTE")),
+)
+
+
+def _tuned(s: Iwslt) -> Cells:
+    return {
+        "Pre-LN": {"recipe": "pre+step_decay", "optim.lr": s.figure4, "optim.decay_step": s.epoch_8},
+        "Pre-LN, tuned": {
+            "recipe": "pre+step_decay_inverse_sqrt",
+            "optim.lr": 1.5 * s.figure4,
+            "optim.decay_step": s.tuned,
+            "model.dropout": 0.3,
+            "model.attention_dropout": 0.1,
+            "train.max_tokens": 2 * s.base.train.max_tokens,
+        },
+    }
+
+
+FOOTNOTE1: Final = declare(
+    "xiong2020.footnote1",
+    settings={"paper": {"test_bleu": Score("bleu", "Pre-LN, tuned")}},
+    measures={"trains": Score("bleu", "Pre-LN, tuned")},
+    gpu={"tuned": Difference("bleu", "Pre-LN, tuned", "Pre-LN")},
+    trainings=for_each_scale(_tuned, IWSLT),
+    claims=(
+        at_least("trains", 10.0, convention="it trains if it translates: at least 10 BLEU"),
+        positive("tuned"),
+        within(
+            "test_bleu",
+            34.5,
+            36.5,
+            convention="the same: less than 1 BLEU either way",
+            needs="IWSLT'14 De-En and a GPU, at the paper scale",
         ),
     ),
-    drawings=CURVES,
 )

@@ -10,9 +10,17 @@ import polars as pl
 
 from normlab.errors import UserError
 from normlab.papers.artefact import Drawing
-from normlab.report.charts.axes import log_or_linear, nothing
-from normlab.report.charts.downsample import downsample
-from normlab.report.charts.theme import Drawn, finish, focused, recipe_colour, recipe_dash, rows
+from normlab.report.charts.theme import (
+    Drawn,
+    downsample,
+    finish,
+    focused,
+    log_or_linear,
+    nothing,
+    recipe_colour,
+    recipe_dash,
+    rows,
+)
 
 HEIGHT: Final = 240
 DOTTED: Final = 60

@@ -16,17 +16,20 @@ import altair as alt
 import polars as pl
 
 from normlab.config.metric import IGNORES_SOURCE
-from normlab.report.charts.axes import log_or_linear, nothing
-from normlab.report.charts.downsample import POINTS, downsample, spread
 from normlab.report.charts.theme import (
     MANY,
     OUTCOMES,
+    POINTS,
     Drawn,
+    downsample,
     finish,
     focused,
+    log_or_linear,
+    nothing,
     recipe_colour,
     recipe_dash,
     rows,
+    spread,
 )
 
 ASTRAY: Final = ("stuck", "diverged", IGNORES_SOURCE, "failed")

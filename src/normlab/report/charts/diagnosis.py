@@ -14,8 +14,7 @@ from typing import Any, Final
 import altair as alt
 import polars as pl
 
-from normlab.report.charts.axes import log_or_linear, nothing
-from normlab.report.charts.theme import Drawn, finish, focused, recipe_colour, rows
+from normlab.report.charts.theme import Drawn, finish, focused, log_or_linear, nothing, recipe_colour, rows
 
 HEIGHT: Final = 220
 CELLS: Final = 60

@@ -11,9 +11,17 @@ import altair as alt
 import polars as pl
 
 from normlab.config.metric import Metric
-from normlab.report.charts.axes import log_or_linear
 from normlab.report.charts.curves import outcome_shape
-from normlab.report.charts.theme import MANY, Drawn, finish, focused, recipe_colour, recipe_dash, rows
+from normlab.report.charts.theme import (
+    MANY,
+    Drawn,
+    finish,
+    focused,
+    log_or_linear,
+    recipe_colour,
+    recipe_dash,
+    rows,
+)
 
 ROW = 38
 """Height in px of a recipe in a chart of rows."""

@@ -1,4 +1,4 @@
-"""Colours, dashes and fonts of all charts, and the signal that highlights a recipe.
+"""Colours, dashes, fonts and axes of all charts, the highlighting of a recipe, and lines of few points.
 
 A chart names no colour. It asks for the range ``category`` or for a style (``ink``, ``faint``,
 ``alarm``), and ``theme`` fills these in, so that one definition serves screen, dark screen and paper.
@@ -6,10 +6,12 @@ A chart names no colour. It asks for the range ``category`` or for a style (``in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 import altair as alt
+import numpy as np
 import polars as pl
 import polars.selectors as cs
 
@@ -130,3 +132,83 @@ def rows(frame: pl.DataFrame) -> alt.InlineData:
         for name, dtype in frame.schema.items()
     }
     return alt.InlineData(values=short.write_csv(), format=alt.CsvDataFormat(type="csv", parse=kinds))
+
+
+def log_or_linear(values: Sequence[float], *, log: bool, fixed: bool = False) -> tuple[alt.Scale, alt.Axis]:
+    """Return a scale that covers the values, with round ticks."""
+    low, high = min(values), max(values)
+    if not log:
+        free = alt.Scale(zero=low >= 0)
+        return alt.Scale(domain=[low, high], nice=False) if fixed else free, alt.Axis(tickCount=5)
+    low, high = (low, high) if fixed else (low / 1.3, high * 1.3)
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1, 2, 5) if len(decades) <= 3 else (1,)
+    every = max(1, len(decades) // 6)
+    ticks = [m * float(f"1e{e}") for e in decades if e % every == 0 for m in steps]
+    scale = alt.Scale(type="log", domain=[low, high], nice=False)
+    format_ = "~e" if len(decades) > 5 or low < 1e-3 else "~g"
+    return scale, alt.Axis(values=[t for t in ticks if low <= t <= high], format=format_)
+
+
+def nothing(height: int) -> Drawn:
+    """Return the placeholder of a chart without finite values."""
+    empty = alt.Chart(alt.InlineData(values=[{}]))
+    return finish([empty.mark_text(text="no finite value", style="faint")], height)
+
+
+POINTS: Final = 400
+"""Points a line may have in a chart; the full table lies beside the page as CSV."""
+
+
+def downsample(
+    frame: pl.DataFrame, x: str, y: str, by: Sequence[str], points: int = POINTS, *, keep: Sequence[str] = ()
+) -> pl.DataFrame:
+    """Cut the range of ``x`` into ``points`` equal bins and summarise ``y`` in each, by group.
+
+    Returns columns ``by``, ``x`` (the bin's last value), ``mean``, ``low``, ``high`` (minimum and maximum),
+    sorted by group and ``x``, and the bin's last value of each column in ``keep``. The bins are the same
+    for all groups, so that lines can be averaged. Values that are null or not finite are left out: a gap
+    stays a gap. When every ``x`` has its own bin, nothing changes but the column names.
+    """
+    groups = list(by)
+    data = frame.filter(pl.col(y).is_finite()).select(*groups, x, y, *keep)
+    distinct = data[x].unique().sort()
+    if len(distinct) <= points:
+        binned = data.with_columns(_bin=pl.col(x).cast(pl.Float64))
+    else:
+        first, last = float(distinct[0]), float(distinct[-1])
+        position = (data[x].cast(pl.Float64).to_numpy() - first) / (last - first) * points
+        binned = data.with_columns(_bin=pl.Series(np.minimum(np.floor(position), points - 1)))
+    summary = (
+        binned.sort(x)
+        .group_by([*groups, "_bin"])
+        .agg(
+            pl.col(x).max(),
+            *[pl.col(name).last() for name in keep],
+            mean=pl.col(y).mean(),
+            low=pl.col(y).min(),
+            high=pl.col(y).max(),
+        )
+    )
+    if len(distinct) > points:  # one x a bin, shared by all groups: its last
+        summary = summary.with_columns(pl.col(x).max().over("_bin"))
+    return summary.sort([*groups, x]).drop("_bin")
+
+
+def spread(
+    frame: pl.DataFrame, x: str, y: str, by: Sequence[str], points: int = POINTS, *, extremes: bool = False
+) -> pl.DataFrame:
+    """Return the mean of ``y`` over runs and the band between the lowest and the highest run, by group.
+
+    Each run is first brought to ``points`` bins. The band joins the runs' bin means, or with ``extremes``
+    the smallest and largest single value, for curves whose spikes matter. Columns ``by``, ``x``,
+    ``mean``, ``low``, ``high``, ``runs`` (how many runs reached this far).
+    """
+    groups = list(by)
+    one = downsample(frame, x, y, [*groups, "run"], points)
+    low, high = ("low", "high") if extremes else ("mean", "mean")
+    return (
+        one.group_by([*groups, x])
+        .agg(mean=pl.col("mean").mean(), low=pl.col(low).min(), high=pl.col(high).max(), runs=pl.len())
+        .sort([*groups, x])
+    )

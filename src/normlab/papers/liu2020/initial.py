@@ -1,0 +1,237 @@
+"""Gradients, branches and the change of the output at initialisation (Liu et al. 2020, Sections 3 and 4).
+
+The dependency of a residual branch is Var[f(x)] / Var[x + f(x)].
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from normlab.papers import studies
+from normlab.papers.cells import declare
+from normlab.papers.claim import at_least, at_most, below_one, within
+from normlab.papers.liu2020.bases import EN_DE, PLACEMENTS
+from normlab.papers.measures import ConstantRatio, Score
+from normlab.papers.trainings import for_each_scale
+
+_ON_WMT: Final = {"text": "wmt14.en-de", "model": "base"}
+_OUTPUTS: Final = {**_ON_WMT, "layers": 18, "tokens": 2048, "seeds": 3}
+
+FIG3: Final = declare(
+    "liu2020.fig3",
+    studies.sublayer_outputs,
+    settings=_OUTPUTS,
+    claims=(
+        at_most(
+            "post_decoder_first_over_last", 0.1, convention="vanishes: a tenth of the last layer's, or less"
+        ),
+        *(
+            at_least(
+                f"{stack}_first_over_last",
+                0.5,
+                convention="does not vanish: half of the last layer's, or more",
+            )
+            for stack in ("post_encoder", "pre_encoder", "pre_decoder")
+        ),
+        at_most("post_cross_attention_step", 0.95, convention="falls: by 5% or more in a layer"),
+        at_least("post_other_step", 0.95, convention="about 1: falls by less than 5%"),
+    ),
+)
+
+ADMIN_VANISHES: Final = declare(
+    "liu2020.admin_vanishes",
+    studies.sublayer_outputs,
+    settings={**_OUTPUTS, "placements": ("admin",), "training": {"converges": Score("bleu", "18L Admin")}},
+    trainings=for_each_scale(lambda s: {"18L Admin": s.recipe("admin", (18, 18))}, EN_DE),
+    claims=(
+        at_most(
+            "admin_decoder_first_over_last",
+            0.1,
+            convention="vanishes: a tenth of the last layer's, or less, as for liu2020.fig3",
+        ),
+        at_least(
+            "converges",
+            10.0,
+            convention="it converges if it translates: at least 10 BLEU, as for liu2020.table1",
+        ),
+    ),
+)
+
+FIG5_11: Final = declare(
+    "liu2020.fig5_11",
+    studies.attention_matrices,
+    settings={**_ON_WMT, "layers": 12, "tokens": 1024, "steps": 8, "lr": 1e-4, "seed": 1},
+    claims=(
+        at_least("gradient_values_over_queries", 2.0, convention="below: by a factor of 2 or more"),
+        within(
+            "update_values_over_queries",
+            0.5,
+            2.0,
+            check="Adam's first steps hardly see how large a gradient is",
+        ),
+        at_least("spread_ratio", 2.0, convention="more spread: by a factor of 2 or more"),
+    ),
+)
+
+THEOREM1: Final = declare(
+    "liu2020.theorem1",
+    studies.encoder_gradients,
+    settings={**_ON_WMT, "layers": 18, "tokens": 512, "seeds": 24},
+    claims=[
+        at_least(
+            measure,
+            1 - 4 / 512,
+            derived="1 − 4/d, twice the loss of a feed-forward; limits simultaneous over roles and all",
+        )
+        for measure in ("in_model_self_attention", "in_model_ffn", "in_model_all", "alone_token_loss_all")
+    ],
+)
+
+REMARK1: Final = declare(
+    "liu2020.remark1",
+    studies.sublayer_outputs,
+    settings={**_OUTPUTS, "placements": ("pre",)},
+    claims=[
+        at_least(
+            f"pre_{stack}_least_variance_step",
+            0.995,
+            convention="never falls: by no more than 0.5%, which is left for sampling and rounding",
+        )
+        for stack in ("encoder", "decoder")
+    ],
+)
+
+APPENDIX_A3: Final = declare(
+    "liu2020.appendixA3", studies.cross_attention, settings=_OUTPUTS, claims=[at_most("largest_ratio", 1.0)]
+)
+
+_LINEAR: Final = "R² of a line at least 0.985, which rounds to the 0.99 that the paper reports for its fits"
+_BETTER: Final = "the better law is the one of the smaller AIC"
+_FASTER: Final = (
+    (1.0, "larger", {"derived": "a ratio above 1"}),
+    (10.0, "larger by multiple magnitudes", {"convention": "multiple magnitudes: at least 10 times"}),
+)
+_NESTED: Final = {"first": 100, "batches": 4, "changes": 4}
+"""Draws within models whose seeds begin at 100."""
+
+FIG4: Final = declare(
+    "liu2020.fig4",
+    studies.over_depth,
+    settings={
+        **_ON_WMT,
+        "depths": (6, 9, 12, 15, 18),
+        "deepest": 60,
+        "tokens": 256,
+        "lr": 1e-5,
+        "nested": {"models": 24, "deepest": 3, **_NESTED},
+    },
+    claims=(
+        at_least("post_random_linear_r2", 0.985, derived="0.985 rounds to the printed 0.99"),
+        at_least("pre_random_log_r2", 0.985, derived="0.985 rounds to the printed 0.99"),
+        at_most("post_random_log_over_linear_aic", 0.0, derived=_BETTER),
+        at_least("pre_random_log_over_linear_aic", 0.0, derived=_BETTER),
+        *(
+            at_least(
+                f"post_over_pre_update{where}",
+                bound,
+                f"one Adam update: Post-LN's change over Pre-LN's, {layers} layers: {word}",
+                published=word,
+                **basis,
+            )
+            for layers, where in ((18, ""), (60, "_deepest"))
+            for bound, word, basis in _FASTER
+        ),
+        within(
+            "admin_minus_pre_exponent",
+            -0.25,
+            0.25,
+            convention="the same speed: exponents in N at most 0.25 apart",
+        ),
+    ),
+)
+
+FIG7_8: Final = declare(
+    "liu2020.fig7_8",
+    studies.dependencies,
+    settings={**_ON_WMT, "depths": (6, 18), "tokens": 1024, "followed": 32, "seeds": 8},
+    claims=(
+        at_least("post_6_own_times_i", 2.0, convention="relies on its own: twice an even share, or more"),
+        at_least(
+            "post_18_own_times_i",
+            4.0,
+            convention="relies on its own: four times an even share at this depth, or more",
+        ),
+        *(
+            at_most(
+                f"{placement}_{layers}_own_times_i",
+                1.5,
+                convention="evenly: at most half more than an even share",
+            )
+            for placement in ("pre", "admin")
+            for layers in (6, 18)
+        ),
+        *(
+            within(f"{placement}_{layers}_total", 0.95, 1.05, convention="1: within 5%")
+            for placement in ("post", "pre", "admin")
+            for layers in (6, 18)
+        ),
+    ),
+)
+
+THEOREM2: Final = declare(
+    "liu2020.theorem2",
+    studies.prefixes,
+    settings={
+        **_ON_WMT,
+        "layers": 18,
+        "tokens": 512,
+        "followed": 32,
+        "models": {"post": 80, "pre": 24, "admin": 24},
+        "nested": _NESTED,
+    },
+    claims=(
+        *(
+            at_least(f"pre_inverse_{role}_r2", 0.985, convention=f"linear: {_LINEAR}")
+            for role in ("self_attention", "ffn")
+        ),
+        within("pre_inverse_slope", 0.8, 1.25, convention="a slope of 1: within 25%"),
+        within(
+            "post_inverse_last_over_first",
+            0.5,
+            2.0,
+            convention="flat: the last layer has between half and twice what the first has",
+        ),
+        *(
+            claim
+            for placement in ("post", "pre")
+            for claim in (
+                within(f"{placement}_predicted_over_measured", 0.8, 1.25, convention="predicts: within 25%"),
+                at_least(f"{placement}_r2_of_sum", 0.985, convention=f"predicts: {_LINEAR}"),
+            )
+        ),
+    ),
+)
+
+CONSTANT_C: Final = declare(
+    "liu2020.constantC",
+    measures={name.lower(): ConstantRatio(name) for name in PLACEMENTS},
+    trainings=for_each_scale(
+        lambda s: {name: s.recipe(placement) for name, placement in PLACEMENTS.items()}, EN_DE
+    ),
+    claims=[below_one(name.lower()) for name in PLACEMENTS],
+)
+
+PROFILING: Final = declare(
+    "liu2020.profiling",
+    studies.profiles,
+    settings={**_ON_WMT, "layers": 18, "tokens": 512, "batches": 32, "seeds": 8},
+    claims=(
+        at_most("batches_over_seeds", 1.0, derived="as much as another draw of the weights would change"),
+        within(
+            "change_in_deviations",
+            -0.5,
+            0.5,
+            convention="the same: within half of the deviation over seeds of the weights",
+        ),
+    ),
+)

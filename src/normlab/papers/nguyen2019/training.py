@@ -1,0 +1,339 @@
+"""Tables 2 to 8, then figures, speed, and a conjecture (Nguyen and Salazar 2019, arXiv 1910.05895)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from normlab.papers import studies
+from normlab.papers.bases import TO_THE_END
+from normlab.papers.cells import declare
+from normlab.papers.claim import (
+    above_one,
+    at_least,
+    at_most,
+    below_one,
+    fails,
+    mostly,
+    negative,
+    positive,
+    trains,
+    within,
+)
+from normlab.papers.measures import (
+    DevAt,
+    Difference,
+    GradientRatio,
+    ScaleChange,
+    ScaleGrowth,
+    ScoreRatio,
+    ShareBetter,
+    ShareTrained,
+    ShareTrainedToTheEnd,
+    SpikesDifference,
+    TrainPerplexityRatio,
+)
+from normlab.papers.nguyen2019.bases import EDGE, GL_EN_AT, MODELS, TED, WMT, NguyenWmt, Ted
+from normlab.papers.trainings import Cells, for_each_scale
+
+_BEST: Final = "Pre+FixNorm+ScaleNorm"
+_VARIANT: Final = "pre+fixnorm+scalenorm+smallinit"
+"""The model of the paper's last row, and its recipe without a schedule."""
+_WARMUPS: Final = 4, 8, 16
+
+
+def _table2(s: Ted) -> Cells:
+    peak, warmup = s.base.optim.lr, s.base.optim.warmup_steps
+    return {
+        f"warm-up {k}k {init} {name}": {
+            "recipe": f"{name.lower()}{words}+warmup",
+            "optim.lr": peak * (warmup / steps) ** 0.5,
+            "optim.warmup_steps": steps,
+            **(TO_THE_END if name == "Post" else {}),
+        }
+        for init, words in (("Xavier", ""), ("SmallInit", "+smallinit"))
+        for name in s.placements
+        for k in _WARMUPS
+        for steps in (warmup * k // 8,)
+    }
+
+
+def _row(init: str, placement: str) -> tuple[str, ...]:
+    """The cells of a row of Table 2."""
+    return tuple(f"warm-up {k}k {init} {placement}" for k in _WARMUPS)
+
+
+TABLE2: Final = declare(
+    "nguyen2019.table2",
+    measures={
+        name: measure
+        for k, xavier, small in zip(_WARMUPS, _row("Xavier", "Post"), _row("SmallInit", "Post"), strict=True)
+        for name, measure in {
+            f"xavier_post_{k}k": ShareTrainedToTheEnd((xavier,)),
+            f"small_post_{k}k": ShareTrainedToTheEnd((small,)),
+            f"post_{k}k": ShareBetter("bleu", small, xavier),
+        }.items()
+    },
+    gpu={"pre": Difference("bleu", _row("SmallInit", "Pre"), _row("Xavier", "Pre"))},
+    trainings=for_each_scale(_table2, EDGE),
+    claims=(
+        *(
+            make(f"{part}_{k}k", part_of=part)
+            for k in _WARMUPS
+            for part, make in (("xavier_post", fails), ("small_post", trains), ("post", mostly))
+        ),
+        within("pre", -1.0, 1.0, convention="no change: less than 1 BLEU either way"),
+    ),
+)
+
+_ROWS: Final = "(1) Post+LN", "(2) Pre+LN", "(3) Pre+FixNorm+LN", f"(4) {_BEST}"
+"""The rows of Table 3 that the paper trained."""
+_COMPARED: Final = {"pre": (1, 0), "fixnorm": (2, 1), "scalenorm": (3, 2), "together": (3, 0)}
+
+TABLE3: Final = declare(
+    "nguyen2019.table3",
+    measures={
+        name: Difference("bleu", f"gl-en {_ROWS[better]}", f"gl-en {_ROWS[worse]}")
+        for name, (better, worse) in _COMPARED.items()
+    },
+    trainings=for_each_scale(
+        lambda s: {f"gl-en {row}": MODELS[row[4:]] for row in _ROWS}, GL_EN_AT, seeds=8, least=2
+    ),
+    claims=[positive(measure) for measure in _COMPARED],
+)
+
+
+def _table4(s: Ted) -> Cells:
+    return {
+        "NoWarmup": {"recipe": f"{_VARIANT}+val_decay", **s.no_warmup},
+        "InvSqrtDecay": MODELS[_BEST],
+        "ValDecay": {"recipe": f"{_VARIANT}+val_decay+warmup"},
+        "InvSqrtDecay+2xLR": {**MODELS[_BEST], **s.double},
+        "ValDecay+2xLR": {"recipe": f"{_VARIANT}+val_decay+warmup", **s.double},
+    }
+
+
+TABLE4: Final = declare(
+    "nguyen2019.table4",
+    measures={
+        "no_warmup": Difference("bleu", "NoWarmup", "InvSqrtDecay"),
+        "val_decay": Difference("bleu", "ValDecay", "InvSqrtDecay"),
+        "double": Difference("bleu", "InvSqrtDecay+2xLR", "InvSqrtDecay"),
+    },
+    trainings=for_each_scale(_table4, TED),
+    claims=(
+        at_least("no_warmup", -1.0, convention="warm-up can be left out: at most 1 BLEU below"),
+        at_least("val_decay", -1.0, convention="as good: at most 1 BLEU below"),
+        within("double", -1.0, 1.0, convention="no change: less than 1 BLEU either way"),
+    ),
+)
+
+
+def _table5(s: Ted) -> Cells:
+    return {
+        f"{layers} layers {name}": {
+            "recipe": f"{placement}+smallinit+val_decay",
+            **s.no_warmup,
+            "model.encoder_layers": layers,
+            "model.decoder_layers": layers,
+            **(TO_THE_END if name == "Post" else {}),
+        }
+        for name, placement in (("Post", "post"), ("Pre", "pre"))
+        for layers in (4, 5, 6)
+    }
+
+
+TABLE5: Final = declare(
+    "nguyen2019.table5",
+    measures={
+        "post_deep": ShareTrainedToTheEnd(("5 layers Post", "6 layers Post")),
+        "pre": ShareTrainedToTheEnd(("4 layers Pre", "5 layers Pre", "6 layers Pre")),
+        "four_layers": ShareBetter("bleu", "4 layers Pre", "4 layers Post"),
+    },
+    trainings=for_each_scale(_table5, EDGE),
+    claims=(fails("post_deep"), trains("pre"), mostly("four_layers")),
+)
+
+
+def _table7(s: Ted) -> Cells:
+    fixed = "pre+fixnorm+fixedscalenorm+smallinit"
+    return {
+        "RMSNorm+FixNorm": {"recipe": "pre+fixnorm+rmsnorm+smallinit+warmup"},
+        "ScaleNorm+FixNorm": MODELS[_BEST],
+        "ScaleNorm(g=√d)+FixNorm": {"recipe": f"{fixed}+warmup"},
+        "ScaleNorm(g=√d)+FixNorm+ValDecay": {"recipe": f"{fixed}+val_decay+warmup"},
+        "ScaleNorm(g=√d)+FixNorm+ValDecay+2xLR": {"recipe": f"{fixed}+val_decay+warmup", **s.double},
+    }
+
+
+TABLE7: Final = declare(
+    "nguyen2019.table7",
+    measures={
+        "one_scale": Difference("bleu", "ScaleNorm+FixNorm", "RMSNorm+FixNorm"),
+        "fixed": Difference("bleu", "ScaleNorm(g=√d)+FixNorm", "ScaleNorm+FixNorm"),
+        "fixed_double": Difference(
+            "bleu", "ScaleNorm(g=√d)+FixNorm+ValDecay+2xLR", "ScaleNorm(g=√d)+FixNorm+ValDecay"
+        ),
+    },
+    trainings=for_each_scale(_table7, TED),
+    claims=(
+        at_least("one_scale", -1.0, convention="as good: at most 1 BLEU below"),
+        at_least("fixed", -1.0, convention="as good: at most 1 BLEU below"),
+        negative("fixed_double"),
+    ),
+)
+
+
+def _table6(s: NguyenWmt) -> Cells:
+    return {
+        name: {"recipe": name.lower().removesuffix("+ln") + s.recipe, **s.peak}
+        for name in ("Pre+LN", _BEST, "Post+LN", "Post+FixNorm+ScaleNorm")
+    }
+
+
+_NOT_WORSE: Final = "not worse: at most 1 BLEU below"
+
+TABLE6: Final = declare(
+    "nguyen2019.table6",
+    measures={"pre_scalenorm": Difference("bleu", _BEST, "Pre+LN")},
+    gpu={
+        "post": Difference("bleu", "Post+LN", "Pre+LN"),
+        "post_scalenorm": Difference("bleu", "Post+FixNorm+ScaleNorm", "Post+LN"),
+    },
+    trainings=for_each_scale(_table6, WMT),
+    claims=(
+        positive("post"),
+        at_least("pre_scalenorm", -1.0, convention=_NOT_WORSE),
+        at_least("post_scalenorm", -1.0, convention=_NOT_WORSE),
+    ),
+)
+
+TABLE8: Final = declare(
+    "nguyen2019.table8",
+    settings={"shown": "perplexity_smoothed"},
+    measures={
+        "train": TrainPerplexityRatio("ScaleNorm", "LayerNorm"),
+        "test": ScoreRatio("perplexity_smoothed", "ScaleNorm", "LayerNorm"),
+    },
+    trainings=for_each_scale(
+        lambda s: {"LayerNorm": MODELS["Pre+FixNorm+LN"], "ScaleNorm": MODELS[_BEST]}, TED
+    ),
+    claims=(
+        within("train", 0.8, 1.25, convention="no clear effect: less than a quarter either way"),
+        below_one("test"),
+    ),
+)
+
+FIG1: Final = declare(
+    "nguyen2019.fig1",
+    measures={
+        "pre_early": DevAt("bleu", "Pre+LN", "Post+LN", 0.5),
+        "pre_late": DevAt("bleu", "Pre+LN", "Post+LN", 1.0),
+        "fixnorm_early": DevAt("nll", "Pre+FixNorm+LN", "Pre+LN", 0.3),
+        "fixnorm_late": DevAt("bleu", "Pre+FixNorm+LN", "Pre+LN", 1.0),
+        "best": DevAt("bleu", _BEST, "Pre+LN", 1.0),
+        "warmup_early": DevAt("nll", _BEST, f"{_BEST}, no warm-up", 0.1),
+    },
+    trainings=for_each_scale(
+        lambda s: {**MODELS, f"{_BEST}, no warm-up": {"recipe": f"{_VARIANT}+val_decay", **s.no_warmup}}, TED
+    ),
+    claims=(
+        positive("pre_early"),
+        positive("pre_late"),
+        negative("fixnorm_early"),
+        within("fixnorm_late", -1.0, 1.0, convention="similar: less than 1 BLEU either way"),
+        positive("best"),
+        positive("warmup_early"),
+    ),
+)
+
+FIG2: Final = declare(
+    "nguyen2019.fig2",
+    measures={
+        "spikes": SpikesDifference("Post+LN", "Pre+LN"),
+        "level": GradientRatio("Pre+LN", _BEST),
+        "height": GradientRatio("Post+LN", "Pre+LN"),
+    },
+    trainings=for_each_scale(
+        lambda s: {name: MODELS[name] for name in MODELS if name != "Pre+FixNorm+LN"}, TED
+    ),
+    claims=(
+        at_least("spikes", 0.0, convention="a spike: three times the median of the steps around it"),
+        below_one("level"),
+        above_one("height"),
+    ),
+)
+
+_GROWING: Final = "encoder_attention", "encoder_feed-forward", "decoder_attention", "decoder_feed-forward"
+
+FIG3: Final = declare(
+    "nguyen2019.fig3",
+    studies.learned_scales,
+    gpu={
+        role: ScaleGrowth(_BEST, role.replace("_", " ")) for role in (*_GROWING, "decoder-encoder_attention")
+    },
+    trainings=for_each_scale(lambda s: {_BEST: MODELS[_BEST]}, TED),
+    claims=(
+        *(at_least(r, 0.0, derived="growing is a positive slope") for r in _GROWING),
+        at_most("decoder-encoder_attention", 0.0, derived="not growing is a slope of at most 0"),
+    ),
+)
+
+FIG4: Final = declare(
+    "nguyen2019.fig4",
+    studies.learned_scales,
+    gpu={where: ScaleChange("without smoothing", _BEST, where) for where in ("late", "output")},
+    trainings=for_each_scale(
+        lambda s: {
+            _BEST: MODELS[_BEST],
+            "without smoothing": {**MODELS[_BEST], "optim.label_smoothing": 0.0},
+        },
+        TED,
+    ),
+    claims=(negative("late"), positive("output")),
+)
+
+_LONGER: Final = "more operations take longer: a ratio above 1; limits simultaneous over the shapes"
+SPEED: Final = declare(
+    "nguyen2019.speed",
+    studies.speed,
+    settings={
+        "shapes": ((256, 512), (1024, 512), (4096, 512), (4096, 1024)),
+        "rounds": 100,
+        "model": "base",
+        "layers": 6,
+        "tokens": 4096,
+        "steps": 20,
+    },
+    claims=(
+        at_least("elementary_least", 1.0, derived=_LONGER),
+        at_least("fused_least", 1.0, derived=_LONGER),
+        at_least(
+            "steps_layernorm_over_scalenorm",
+            1.025,
+            convention="about 5%: at least half of it",
+            needs="a GPU, where norms take a larger share of a step",
+        ),
+    ),
+    alone=True,
+)
+
+BATCHSIZE: Final = declare(
+    "nguyen2019.batchsize",
+    measures={
+        "small": ShareTrained(("batch x1",)),
+        "large": ShareTrained(("batch x4", "batch x16")),
+        "gain": Difference("nll", "batch x16", "batch x1"),
+    },
+    trainings=for_each_scale(
+        lambda s: {
+            f"batch x{times}": {"recipe": "post+warmup", "train.max_tokens": s.batch * times}
+            for times in (1, 4, 16)
+        },
+        TED,
+    ),
+    claims=(
+        fails("small"),
+        trains("large"),
+        negative("gain", check="the large batch has seen sixteen times the text after as many steps"),
+    ),
+)
