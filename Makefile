@@ -13,8 +13,8 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest
 # A test that hangs fails and says where; those that are run by hand may take longer.
 NO_HANG := -o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true
 # The tests that compute, and what makes torch, MKL and oneDNN compute as on other processors.
-COMPUTING := $(addprefix tests/,contracts oracles parity nn init initial optim diagnosis tasks training comparison \
-  examine reproduce)
+COMPUTING := $(addprefix tests/,checks contracts oracles parity nn initial optim diagnosis tasks trace training \
+  comparison papers)
 PROCESSORS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE MKL_CBWR=AVX2 \
   ONEDNN_MAX_CPU_ISA=AVX2
 export PYTHON

@@ -18,9 +18,9 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 8
 MOST_CASES = 4_500
-MOST_LINES = 48_000
-MOST_MODULES = 280
-MOST_NAMES = 1_320
+MOST_LINES = 46_200
+MOST_MODULES = 230
+MOST_NAMES = 1_180
 MEDIAN_LINES = 120
 """Of src: what it may grow to, which is lowered when it shrinks. 39,500 lines, 230 modules and 700 names of
 functions and classes are the aim; the median module has so many lines at least.

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TESTS = ("tests/parity", "tests/oracles", "tests/initial", "tests/nn", "tests/init", "tests/optim")
+TESTS = ("tests/parity", "tests/oracles", "tests/initial", "tests/nn", "tests/optim")
 """Tests of the methods themselves: trainings of minutes are not needed to catch a wrong equation."""
 FAILED_TESTS = 1
 """pytest's exit code when tests ran and some failed; an import error or an empty selection has another."""
