@@ -41,7 +41,6 @@ OTHERS_CODE = {
     "diagnosis/subject.py": "runs a foreign loss",
     "training/pretrained.py": "builds a model that a configuration describes",
     "training/setups.py": "runs the user's own file",
-    "training/subjects.py": "calls the user's function that makes an optimizer",
     "training/worker.py": "writes the traceback to the run's log and answers with class and message",
     **dict.fromkeys(
         (

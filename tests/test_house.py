@@ -19,7 +19,7 @@ MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 8
 MOST_CASES = 4_500
 MOST_LINES = 46_200
-MOST_MODULES = 230
+MOST_MODULES = 231
 MOST_NAMES = 1_180
 MEDIAN_LINES = 120
 """Of src: what it may grow to, which is lowered when it shrinks. 39,500 lines, 230 modules and 700 names of

@@ -98,7 +98,7 @@ def test_a_model_of_ones_own_is_stepped_by_ones_own_optimizer(here, capsys):
     assert main(["diagnose", "my_net_of_this_test.py:stepped", "--preset", "cheap"]) == 0
     assert "optimizer SGD, lr 0.25" in capsys.readouterr().out
     assert main(["diagnose", "my_net_of_this_test.py:stepped", "--lr", "1"]) == 2
-    assert "brings its own learning rate; leave --lr out" in capsys.readouterr().err
+    assert "brings its own learning rate; leave lr (--lr) out" in capsys.readouterr().err
 
 
 def test_a_run_is_looked_at_through_its_checkpoints(here, capsys):

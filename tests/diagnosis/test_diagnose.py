@@ -15,6 +15,7 @@ from normlab.config.io import to_plain
 from normlab.diagnosis import Table, diagnose, read_structure, registered, study
 from normlab.diagnosis.study import Row
 from normlab.errors import UserError
+from normlab.trace.setup import Setup
 
 
 class Residual(nn.Module):
@@ -326,7 +327,7 @@ def frozen():
         (tower, {"y": X}, square, r"the loss raised TypeError: linear\(\)"),
         (frozen, X, square, r"no parameter of Tower is trained.*model\.requires_grad_\(\)"),
         (tower, X.to("meta"), square, r"the model is on cpu and the batch on meta; move one of them"),
-        (lambda: "bert", X, square, r"model must be an instance of Module, got 'bert'"),
+        (lambda: "bert", X, square, r"model must be an instance of Module or .*Setup, got 'bert'"),
         (tower, X, None, r"Tower puts out no loss.*loss=lambda model, batch"),
         (tower, X, lambda m, b: m(b), r"the loss is a tensor of shape \[4, 6, 3\], and must be one number"),
         (tower, X, lambda m, b: m(b).mean().item(), r"the loss is float, and must be one number"),
@@ -356,3 +357,43 @@ def test_a_model_without_a_stream_and_a_loss_that_is_not_finite_are_refused():
         diagnose(nn.Sequential(nn.Linear(16, 16)), X, loss=square, lr=1e-3)
     with pytest.raises(UserError, match=r"the loss is nan before any step.*normlab\.check"):
         diagnose(tower(), X, loss=lambda m, b: square(m, b) * float("nan"))
+
+
+# ------------------------------------------------------------------------------------------- one Setup
+
+
+def adam(model):
+    return torch.optim.Adam(model.parameters(), lr=2e-3)
+
+
+def test_a_setup_is_diagnosed_as_its_parts_are():
+    whole = diagnose(Setup(tower(), X, loss=square, optimizer=adam), preset="cheap")
+    model = tower()
+    parts = diagnose(model, X, loss=square, optimizer=adam(model), preset="cheap")
+    assert to_plain(whole.tables) == to_plain(parts.tables)
+    assert whole.facts == parts.facts
+
+
+def test_a_setup_without_an_optimizer_is_stepped_at_its_rate():
+    setup = Setup(tower(), X, loss=square, lr=3e-4)
+    assert diagnose(setup, preset="cheap").facts["optimizer"] == "Adam, lr 0.0003"
+    assert diagnose(setup, lr=1e-2, preset="cheap").facts["optimizer"] == "Adam, lr 0.01"
+
+
+@pytest.mark.parametrize(
+    ("setup", "more", "sentence"),
+    [
+        (Setup(tower(), X, square), {"loss": square}, "give a Setup alone, or a model with its batch"),
+        (Setup(tower(), X, square), {"optimizer": adam}, "give a Setup alone, or a model with its batch"),
+        (
+            Setup(tower(), X, square, adam),
+            {"lr": 1e-3},
+            r"its own learning rate; leave lr \(--lr\) out",
+        ),
+        (Setup(tower(), X, square, lambda m: [adam(m), adam(m)]), {}, "has 2 optimizers"),
+        (tower(), {"loss": square}, "give a batch too"),
+    ],
+)
+def test_a_setup_with_more_than_it_holds_is_refused(setup, more, sentence):
+    with pytest.raises(UserError, match=sentence):
+        diagnose(setup, **more)

@@ -6,7 +6,8 @@ from normlab.cli.main import main
 from normlab.comparison.result import CompareRequest, on_backend
 from normlab.config.config import Config, MachineConfig
 from normlab.errors import UserError
-from normlab.training.jobs import BACKENDS, Backend, backend
+from normlab.training.backends import BACKENDS, backend
+from normlab.training.jobs import Backend
 
 
 def test_an_unknown_place_is_refused_with_the_nearest_one():

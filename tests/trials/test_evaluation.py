@@ -65,9 +65,10 @@ def test_ten_models_are_judged_and_25_rates_asked(scripts):
     assert set(evaluate.TESTED) == {r["name"] for r in curve.rows(curve.TRUTH)} - set(evaluate.BEFORE)
     from asked import claims
 
-    every = claims()
-    assert len(every) >= 25
-    assert len({(claim.name, claim.rate) for claim in every}) == len(every)
+    for kind in ("constant", "loop"):
+        every = claims(kind)
+        assert len(every) >= 25
+        assert len({(claim.name, claim.rate) for claim in every}) == len(every)
 
 
 def run(curve, half, dev, seed=1):

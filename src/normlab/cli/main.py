@@ -46,7 +46,6 @@ MOVED: Final = {
     "reproduce": "papers reproduce",
     "show": "papers show",
     "preflight": "check",
-    "forecast": "trial",
     "advise": "trial",
 }
 """Names of earlier versions, and what they are called now."""

@@ -35,7 +35,8 @@ from normlab.papers.results import (
     write_reproduction,
 )
 from normlab.papers.trainings import LAPTOP, Scale
-from normlab.training.jobs import Queue, backend, usable_cores
+from normlab.training.backends import backend
+from normlab.training.jobs import Queue, usable_cores
 
 STYLES: Final = {
     "agrees": "green",

@@ -35,7 +35,8 @@ from normlab.data.text import read_lines
 from normlab.runs.files import read_examples
 from normlab.runs.folder import RunFolder, read_json, write_text_atomic
 from normlab.tasks import TASKS
-from normlab.training.jobs import Queue, Watch, backend
+from normlab.training.backends import backend
+from normlab.training.jobs import Queue, Watch
 from normlab.training.recipes.build import explain
 from normlab.training.recipes.grammar import describe
 

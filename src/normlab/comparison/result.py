@@ -18,7 +18,7 @@ from normlab.config.metric import NLL, Metric, selection_metric
 from normlab.config.units import count
 from normlab.errors import UserError
 from normlab.runs.folder import Status
-from normlab.training.jobs import backend
+from normlab.training.backends import backend
 
 
 def _base() -> Config:

@@ -34,7 +34,7 @@ from normlab.diagnosis.study import (
 )
 from normlab.diagnosis.subject import STEP_LR, AnyOptimizer, Subject
 from normlab.errors import UserError
-from normlab.trace.setup import Loss, Setup
+from normlab.trace.setup import Loss, Setup, setup_of
 from normlab.trace.step import made
 from normlab.trace.tensors import Call, call_model, tensors_in, unwrap
 from normlab.trace.trace import output_loss
@@ -158,8 +158,8 @@ class Options(TypedDict, total=False):
 
 @validated
 def diagnose(
-    model: nn.Module,
-    batch: Any,
+    model: nn.Module | Setup,
+    batch: Any = None,
     *,
     loss: Loss | None = None,
     lr: Positive | None = None,
@@ -169,6 +169,7 @@ def diagnose(
 ) -> Diagnosis:
     """Measure a model on a batch, compare it with theory and report findings; the model does not change.
 
+    A ``Setup`` stands for ``model``, ``batch``, ``loss`` and ``optimizer``, or ``lr`` where it has none.
     ``batch`` is a tensor, or a tuple or dict of arguments. ``loss(model, batch)`` returns a scalar, and the
     model is called as the loss calls it; without one the model's output must hold a loss, as Hugging Face's
     does when the batch holds labels. ``lr`` is the learning rate of an Adam; ``optimizer``, either a function
@@ -177,11 +178,15 @@ def diagnose(
 
     A study that does not apply to the model becomes a note, one that fails a warning. Raises UserError for a
     model without a residual stream that can be read, one that raises, has no trainable parameter or a loss
-    that is not finite, a batch on another device, and a learning rate that is not above 0.
+    that is not finite, a batch on another device, a rate that is not above 0, and several optimizers.
 
     >>> normlab.diagnose(model, batch, loss=loss, lr=1e-3, preset="cheap").page("diagnosis.html").name
     'diagnosis.html'
     """
+    if isinstance(model, Setup):
+        own = setup_of("diagnose", model, batch, loss, {} if optimizer is None else {"optimizer": optimizer})
+        (step, rate), model, batch, loss = step_of(own, lr), own.model, own.batch, own.loss
+        return diagnose(model, batch, loss=loss, lr=rate, optimizer=step, preset=preset, **options)
     studies = studies_named(options["studies"]) if "studies" in options else registered(preset)
     model, make = _checked(model, batch), optimizer or partial(torch.optim.Adam, lr=lr or STEP_LR)
     batches = tuple(options.get("batches", ()))
@@ -199,8 +204,6 @@ def diagnose(
         begun = _loss(model, batch, loss) if begun is None else begun
         tables, failed, seconds, applied = _measure(studies, subject)
         findings = find(tables, rate if lr or optimizer else None)
-    amid = " during its training" if used.state else ""
-    facts = {"loss": f"{begun:.4g}", "optimizer": f"{type(used).__name__}{amid}, lr {rate:g}"}
     unread = [Finding("unread", "note", why, "structure", {}) for why in structure.unread]
     return Diagnosis(
         model=type(model).__name__,
@@ -212,8 +215,32 @@ def diagnose(
         seconds=seconds,
         applied=applied,
         peak_memory_bytes=_peak_memory(_device(model)),
-        facts=_facts(subject) | facts,
+        facts=_facts(subject) | {"loss": f"{begun:.4g}", "optimizer": _shown(used, rate)},
     )
+
+
+def _shown(used: torch.optim.Optimizer, rate: float) -> str:
+    return f"{type(used).__name__}{' during its training' * bool(used.state)}, lr {rate:g}"
+
+
+def step_of(setup: Setup, lr: float | None) -> tuple[torch.optim.Optimizer | None, float | None]:
+    """The one optimizer of a setup or, where it has none, the rate of an Adam.
+
+    Raises UserError for several optimizers, and for a rate where the optimizer brings its own.
+    """
+    optimizer = setup.optimizer
+    if optimizer is not None and lr is not None:
+        raise UserError("the setup's optimizer brings its own learning rate; leave lr (--lr) out")
+    if callable(optimizer):
+        try:
+            optimizer = optimizer(setup.model)
+        except Exception as error:
+            raise UserError(f"optimizer raised {type(error).__name__}: {error}") from error
+    if isinstance(optimizer, (list, tuple)):
+        if len(optimizer) > 1:
+            raise UserError(f"the setup has {len(optimizer)} optimizers, and a diagnosis steps with one")
+        optimizer = optimizer[0] if optimizer else None
+    return optimizer, None if optimizer is not None else setup.lr if lr is None else lr
 
 
 def _measure(
@@ -249,6 +276,8 @@ def _device(model: nn.Module) -> torch.device:
 
 def _checked(model: nn.Module, batch: Any) -> nn.Module:
     """Return the bare model. Raises UserError if it cannot be examined on this batch."""
+    if batch is None:
+        raise UserError("give a batch too, as in normlab.diagnose(model, batch, loss=loss), or one Setup")
     model = unwrap(model)
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise UserError(

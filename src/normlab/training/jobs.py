@@ -17,11 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 from normlab.config.config import Config, MachineConfig, run_id
 from normlab.config.io import to_json
-from normlab.errors import UserError, nearest
+from normlab.errors import UserError
 from normlab.runs.folder import RunFolder
 
 
@@ -229,23 +229,3 @@ class Backend:
     def start(self, root: Path) -> Worker:
         """Return a new worker, which trains below ``root``."""
         return Process(root)
-
-
-def _ray() -> Backend:
-    try:
-        from normlab.training.ray import Ray
-    except ModuleNotFoundError as error:
-        if error.name != "ray":
-            raise
-        raise UserError("--on ray needs Ray; type: pip install 'normlab[cluster]'") from error
-    return Ray()
-
-
-BACKENDS: Final[Mapping[str, Callable[[], Backend]]] = {"local": Backend, "ray": _ray}
-
-
-def backend(name: str) -> Backend:
-    """Return the backend of that name. Raises UserError for an unknown one, or where a library is missing."""
-    if name not in BACKENDS:
-        raise UserError(f"--on is {name!r}{nearest(name, BACKENDS)}")
-    return BACKENDS[name]()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from normlab.config.config import Config, OptimConfig
 from normlab.config.units import rate
 from normlab.diagnosis import Diagnosis, StackView, Structure, diagnose, read_structure
-from normlab.diagnosis.diagnose import Options
+from normlab.diagnosis.diagnose import Options, step_of
 from normlab.diagnosis.subject import SMALL_TOKENS
 from normlab.errors import UserError
 from normlab.nn.sublayer import Sublayer
@@ -83,20 +83,8 @@ def _structure(model: nn.Module, batch: Any) -> Structure | None:
 def of_setup(source: setups.NamedSetup, lr: float | None = None) -> Case:
     """Examine a setup by its optimizer or an Adam at a rate. Raises UserError for both, and for several."""
     setup = source.setup
-    optimizer = setup.optimizer
-    if optimizer is not None and lr is not None:
-        raise UserError("the setup's optimizer brings its own learning rate; leave --lr out")
-    if callable(optimizer):
-        try:
-            optimizer = optimizer(setup.model)
-        except Exception as error:
-            raise UserError(f"optimizer raised {type(error).__name__}: {error}") from error
-    if isinstance(optimizer, (list, tuple)):
-        if len(optimizer) > 1:
-            raise UserError(f"the setup has {len(optimizer)} optimizers, and a diagnosis steps with one")
-        optimizer = optimizer[0] if optimizer else None
-    own = None if optimizer is not None else setup.lr if lr is None else lr
-    return Case(source.title, setup.model, setup.batch, setup.loss, own, optimizer, facts=source.facts)
+    optimizer, rate = step_of(setup, lr)
+    return Case(source.title, setup.model, setup.batch, setup.loss, rate, optimizer, facts=source.facts)
 
 
 def of_config(config: Config, root: Path, *, tokens: int) -> Case:
