@@ -159,12 +159,12 @@ class Clock:
 
 def preparing(folder: Path) -> dict[str, Any]:
     """What ``normlab`` does with a new text before its first run."""
-    from normlab.data import parallel as module
+    from normlab.data import parallel, text
 
     clock, wanted = Clock(), config(folder)
-    for name in ("survey", "vocabulary", "_encode_train"):
+    for module, name in ((text, "survey"), (parallel, "vocabulary"), (parallel, "_encode_train")):
         setattr(module, name, clock.timed(name, getattr(module, name)))
-    module.prepare(wanted.data, folder / "data")
+    parallel.prepare(wanted.data, folder / "data")
     return {**clock.seconds, "mib": peak_mib()}
 
 
