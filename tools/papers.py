@@ -12,10 +12,9 @@ from pathlib import Path
 
 from normlab.config.units import count
 from normlab.papers import ARTEFACTS, PAPERS, Paper
-from normlab.papers.artefact import Tally
 from normlab.papers.claim import Claim, Measure
 from normlab.papers.results import KEPT, ArtefactStatus, standing
-from normlab.papers.words import basis, earlier, measured, standing_in_words, undecided
+from normlab.papers.words import basis, earlier, measured, standing_in_words, tally_of, undecided
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs/papers"
 COMMAND = "python tools/papers.py"
@@ -54,8 +53,7 @@ def page(paper: Paper) -> str:
 
 def counted(own: Sequence[ArtefactStatus]) -> str:
     """How many claims hold here, do not, and cannot be told; then checks, and what is not measured."""
-    judged = [(s, s.found) for s in own if s.found is not None and s.fresh]
-    total = sum((found.tally(s.artefact.claims) for s, found in judged), Tally())
+    judged, total = tally_of(own)
     holds, differs, undecided = (total.verdicts.get(v, 0) for v in ("agrees", "disagrees", "undecided"))
     claims = count(holds + differs + undecided, "claim")
     sentences = (

@@ -175,6 +175,7 @@ def test_a_setup_is_stepped_by_its_optimizer_or_by_an_adam():
     [
         (lambda model: torch.optim.SGD(model.parameters(), lr=0.25), 1.0, "brings its own learning rate"),
         (lambda model: 1 / 0, None, "optimizer raised ZeroDivisionError"),
+        (lambda model: None, None, "optimizer returned None, which has no param_groups"),
         (lambda model: [torch.optim.SGD(model.parameters(), lr=1.0)] * 2, None, "2 optimizers"),
     ],
 )

@@ -34,6 +34,7 @@ from normlab.diagnosis.study import (
 )
 from normlab.diagnosis.subject import STEP_LR, AnyOptimizer, Subject
 from normlab.errors import UserError
+from normlab.trace.optimizers import made_by
 from normlab.trace.setup import Loss, Setup, setup_of
 from normlab.trace.step import made
 from normlab.trace.tensors import Call, call_model, tensors_in, unwrap
@@ -232,10 +233,7 @@ def step_of(setup: Setup, lr: float | None) -> tuple[torch.optim.Optimizer | Non
     if optimizer is not None and lr is not None:
         raise UserError("the setup's optimizer brings its own learning rate; leave lr (--lr) out")
     if callable(optimizer):
-        try:
-            optimizer = optimizer(setup.model)
-        except Exception as error:
-            raise UserError(f"optimizer raised {type(error).__name__}: {error}") from error
+        optimizer = made_by("optimizer", optimizer, setup.model, "param_groups")
     if isinstance(optimizer, (list, tuple)):
         if len(optimizer) > 1:
             raise UserError(f"the setup has {len(optimizer)} optimizers, and a diagnosis steps with one")

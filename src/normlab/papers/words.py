@@ -49,12 +49,17 @@ def _tallied(tally: Tally, claims: str, undecided: str = "") -> list[str]:
     return holding + ([passing] if tally.checks else [])
 
 
+def tally_of(standings: Sequence[ArtefactStatus]) -> tuple[list[ArtefactStatus], Tally]:
+    """The artefacts that were measured for their claims, and the tally of all of these together."""
+    judged = [(s, s.found) for s in standings if s.found is not None and s.fresh]
+    return [s for s, _ in judged], sum((found.tally(s.artefact.claims) for s, found in judged), Tally())
+
+
 def overall(standings: Sequence[ArtefactStatus]) -> list[str]:
     """How many claims of several artefacts hold and do not, how many checks pass, and how many artefacts were
     not measured for their claims.
     """
-    judged = [s for s in standings if s.found is not None and s.fresh]
-    total = sum((s.found.tally(s.artefact.claims) for s in judged if s.found is not None), Tally())
+    judged, total = tally_of(standings)
     holding, *checks = _tallied(total, count(total.claims, "claim")) or ["none measured yet"]
     counted = ((v.removesuffix("s"), total.verdicts.get(v, 0)) for v in VERDICTS if v != "agrees")
     others = [f"{n} {verdict}" for verdict, n in counted if n]

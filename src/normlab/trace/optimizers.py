@@ -309,11 +309,11 @@ def copied(
             vars(twin).update({} if hollow else copy.deepcopy(others, memo))
     else:
         model, bound = copy.deepcopy((model, bound), memo)
-        made = _made("optimizer(model)", setup.optimizer, model, "param_groups")
+        made = made_by("optimizer(model)", setup.optimizer, model, "param_groups")
         optimizers = list(made) if isinstance(made, (list, tuple)) else [made]
     if scheduler is not None and bound is None:
         several = optimizers if len(optimizers) > 1 else optimizers[0]
-        bound = _made("scheduler(optimizer)", scheduler, several, "step")
+        bound = made_by("scheduler(optimizer)", scheduler, several, "step")
     if not hollow:
         nn.Module.zero_grad(model)
     return model, optimizers, bound
@@ -342,8 +342,11 @@ def rebound(function: Any, memo: dict[int, Any]) -> Any:
     return new
 
 
-def _made(who: str, function: Callable[[Any], Any], of: Any, has: str) -> Any:
-    """What a function of the user's returns, that has this attribute, or a list of some."""
+def made_by(who: str, function: Callable[[Any], Any], of: Any, has: str) -> Any:
+    """What a function of the user's returns, that has this attribute, or a list of some.
+
+    Raises UserError where it raises, and for anything else that it returns.
+    """
     try:
         made = function(of)
     except Exception as error:

@@ -345,12 +345,11 @@ class Step:
             events = trace.__dict__.get("events", ())
             if sum(x.nbytes for e in events for x in (*e.inputs, *e.outputs)) > weights:
                 del trace.__dict__["events"]
-        for name in ("fresh", "training", "twice", "scaled"):
-            if self.large and group != self._group:
-                self.__dict__.pop(name, None)
-        self._group = group
         if self.large:
+            for name in ("fresh", "training", "twice", "scaled") if group != self._group else ():
+                self.__dict__.pop(name, None)
             gc.collect()
+        self._group = group
 
     @property
     def left_s(self) -> float:
