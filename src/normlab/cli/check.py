@@ -115,6 +115,7 @@ class CheckCommand(SourceFlags):
 
     # ---------------------------------------------------------------------------------------------- sources
     def _require_flags(self) -> None:
+        """Raise UserError if nothing is named, or flags that nothing reads."""
         self.require_one()
         of_run = ["--checkpoints"] * bool(self.checkpoints) + ["--step"] * (self.step is not None)
         if self.kind != "run" and of_run:
@@ -185,6 +186,7 @@ class CheckCommand(SourceFlags):
 
 
 def _print(source: NamedSetup, report: Report) -> None:
+    """Print the failures, what holds, and what could not be tested."""
     terminal.write(
         *(Text(line.text, STYLES[line.kind]) for line in report.lines()),
         *title_lines(source.title, {**source.facts, **report.facts}),

@@ -93,6 +93,7 @@ class DiagnoseCommand(SourceFlags):
             raise SystemExit(FAILS)
 
     def _require_flags(self) -> None:
+        """Raise UserError if the flags name several subjects, or half of one."""
         typed = {"fail_on": self.fail_on, "checkpoints": self.checkpoints, "step": self.step is not None}
         ignored = [flag_name(name) for name, value in typed.items() if value]
         if self.flight and ignored:
@@ -107,6 +108,7 @@ class DiagnoseCommand(SourceFlags):
         self.require_one()
 
     def _print_flight(self) -> None:
+        """Print the flight recorder's report on a run that is over or interrupted, and write its page."""
         from normlab.report.run import run_page
         from normlab.training.replay import examine
 
@@ -167,6 +169,7 @@ def _flags_for_arguments() -> Iterator[None]:
 
 
 def _print(case: Case, diagnosis: Diagnosis, page: Path) -> None:
+    """Print the cause, the other findings, and the path of the page."""
     cause, facts = diagnosis.cause, {**diagnosis.facts, **case.facts}
     about = {name: value for name, value in facts.items() if name not in ("recipe", "run")}
     lines = [Text(diagnosis.verdict, STYLES[cause.severity] if cause else "bold green")]

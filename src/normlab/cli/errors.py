@@ -66,6 +66,7 @@ def write(sentence: str) -> None:
 
 
 def _of_system(error: OSError, command: str) -> str:
+    """Say which path the operating system refused, why, and how to mend that."""
     if error.errno is None:  # a sentence of our own
         return str(error)
     about = f"{error.strerror}: {str(error.filename)!r}" if error.filename else str(error.strerror)

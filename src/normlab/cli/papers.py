@@ -80,6 +80,7 @@ def _standings_of(artefacts: Iterable[Artefact], runs: Path, scale: Scale = LAPT
 
 
 def _plain(standing: ArtefactStatus) -> dict[str, Any]:
+    """An artefact as plain data for JSON; earlier versions without their tables."""
     artefact, found = standing.artefact, standing.found
     measures = {} if found is None else found.measures
     claims = [
@@ -115,6 +116,7 @@ def _plain(standing: ArtefactStatus) -> dict[str, Any]:
 
 
 def _show_all(standings: Sequence[ArtefactStatus]) -> None:
+    """Print a row for each artefact, and how many claims of all of them hold."""
     seconds = words.pace(standings)
     roomy = terminal.console().width >= WIDE
     table = terminal.table(
@@ -177,6 +179,7 @@ def _print_verdicts(console: Console, standing: ArtefactStatus) -> None:
 
 
 def _judge(console: Console, claims: Sequence[Claim], measures: Mapping[str, Measure]) -> None:
+    """Print a line for each claim: verdict, measure, what is allowed, and why that."""
     for claim in claims:
         verdict, found = claim.verdict(measures), words.measured(measures.get(claim.measure))
         said = [
@@ -348,6 +351,7 @@ class ReproduceCommand:
         return Path(given) if (given := os.environ.get("NORMLAB_DATA")) else None
 
     def _done(self, artefact: Artefact, measure: Callable[[], Reproduction] | None) -> bool:
+        """Measure an artefact unless that was done, print its verdicts, write its page; return success."""
         from normlab.report.papers import write_reproduction_page
 
         console, folder = terminal.console(), folders(self.runs)[0]

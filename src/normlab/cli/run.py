@@ -80,6 +80,7 @@ class ReportCommand:
         return write_compare_page(comparison, stored.parent, page)
 
     def _page(self, data: Path, default: Path) -> Path:
+        """Return the path of the page of some data. Raises UserError if no page may be written there."""
         if self.page is None:
             return own(default)
         if str(self.page) == "-":

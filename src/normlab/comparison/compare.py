@@ -233,6 +233,7 @@ def _values(recipe: RecipeResult, metric: Metric) -> statistics.Array:
 
 
 def _mean(recipe: RecipeResult, metric: Metric) -> Interval | None:
+    """The mean over the seeds that trained; None if there are none, or one of them has no score."""
     values = _values(recipe, metric)
     if np.isnan(values[[has_trained(outcome) for outcome in recipe.outcomes]]).any():
         return None

@@ -58,6 +58,8 @@ def plan_shapes(pairs: TokenPairs, max_tokens: int, count: int = 16) -> list[Sha
 
 
 class _Cells:
+    """The lengths (source, target) of each pair on a grid, coarser for long texts to keep tables small."""
+
     def __init__(self, pairs: TokenPairs) -> None:
         self._pairs = pairs
         self.longest = np.max([[s.max(), t.max()] for s, t in pairs.lengths_in_parts()], axis=0) + 1
@@ -286,6 +288,7 @@ def dev_batches(pairs: TokenPairs, max_tokens: int) -> list[Batch]:
 
 
 def _collate(pairs: TokenPairs, rows: Ints, shape: Shape, drop: tuple[float, int] | None = None) -> Batch:
+    """Pads ``rows`` to ``shape``; ``drop`` is the probability and the seed of word dropout."""
     source, source_lengths = pairs.source.padded(rows, shape.source)
     ids, target_lengths = pairs.target.padded(rows, shape.target)
     each = np.arange(len(rows))

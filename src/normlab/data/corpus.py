@@ -108,6 +108,7 @@ def count_facts(counts: NDArray[np.int64]) -> dict[str, Any]:
 
 
 def _read_manifest(folder: Path) -> dict[str, Any] | None:
+    """Read the manifest of a folder; None if the folder is missing or incomplete."""
     try:
         manifest = json.loads((folder / "manifest.json").read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -119,6 +120,7 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def _whole(folder: Path) -> bool:
+    """Whether every file of a folder has the SHA-256 of its manifest."""
     manifest = _read_manifest(folder)
     return manifest is not None and all(_sha256(folder / n) == sha for n, sha in manifest["files"].items())
 

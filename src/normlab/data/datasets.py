@@ -66,6 +66,7 @@ def _folder(name: str, languages: tuple[str, str], root: str) -> str:
 
 
 def _splits(folder: Path) -> dict[str, set[str]]:
+    """Return for each language the splits that a folder has in it."""
     splits: dict[str, set[str]] = {}
     for file in filter(Path.is_file, folder.iterdir()):
         split, _, language = re.sub(r"\.(gz|xz)$", "", file.name).rpartition(".")
@@ -101,6 +102,7 @@ def _languages(config: DataConfig) -> tuple[str, str]:
 
 
 def _starts_of_folder(where: str, languages: tuple[str, str]) -> tuple[str, dict[str, str]]:
+    """Return the folder, and each split's path of its texts up to the language."""
     by_language = _splits(Path(os.path.expandvars(where)))
     _require_languages(where, languages, sorted(by_language))
     splits = sorted(by_language[languages[0]] & by_language[languages[1]])
@@ -108,6 +110,7 @@ def _starts_of_folder(where: str, languages: tuple[str, str]) -> tuple[str, dict
 
 
 def _starts_of_hub(config: DataConfig, languages: tuple[str, str], root: str) -> tuple[str, dict[str, str]]:
+    """Return the data set, and each split's path of its texts up to the language."""
     try:
         of_set = _configured(HubSet.of(config.dataset), languages)
         splits = of_set.splits()

@@ -87,6 +87,7 @@ def prepare(config: DataConfig, root: str | Path) -> tuple[DataConfig, Corpus]:
 
 
 def _read(config: DataConfig) -> tuple[dict[str, Iterable[str]], dict[str, str]]:
+    """Return the six texts, which can be iterated repeatedly, and facts about their origin."""
     given = [name for name in PARALLEL_TEXTS if getattr(config, name)]
     if not given:
         splits = generate(config.builtin, pairs=config.builtin_pairs, seed=config.builtin_seed)
@@ -108,6 +109,7 @@ def _read(config: DataConfig) -> tuple[dict[str, Iterable[str]], dict[str, str]]
 
 
 def _require_sound(config: DataConfig, surveys: dict[str, text.Survey]) -> None:
+    """Raise UserError for sides of different length, and for dev or test text without a word."""
     for source, target in zip(PARALLEL_TEXTS[::2], PARALLEL_TEXTS[1::2], strict=True):
         paths = getattr(config, source), getattr(config, target)
         if not paths[0]:
@@ -165,6 +167,8 @@ def _fill(
 
 @dataclass(frozen=True)
 class _Tally:
+    """Counts of a training text that is encoded."""
+
     read: int
     kept: int
     left_out: dict[str, int]

@@ -102,6 +102,7 @@ def prepare_text(config: DataConfig, root: str | Path) -> tuple[DataConfig, Text
 
 
 def _read(config: DataConfig) -> tuple[dict[str, Iterable[str]], dict[str, str]]:
+    """Return train, dev and test, which can be iterated repeatedly, and facts about their origin."""
     paths = {name: getattr(config, f"{name}_text") for name in SPLITS}
     given = [name for name in SPLITS if paths[name]]
     if not given:

@@ -141,6 +141,7 @@ class Spans:
         return np.where(high > low, line, start + 1 + (draw * (stop - start - 1)).astype(np.int64))
 
     def _of_another_document(self, chosen: Ints, draw: NDArray[np.float64]) -> Ints:
+        """A span of another document for each, all alike likely."""
         first = np.searchsorted(self.document, self.document[chosen], "left")
         own = np.searchsorted(self.document, self.document[chosen], "right") - first
         index = (draw * (len(self) - own)).astype(np.int64)
@@ -332,6 +333,7 @@ def columns_of(spec: str) -> _LabelledRows:
 
 
 def _read(config: DataConfig) -> tuple[dict[str, _LabelledRows], dict[str, str]]:
+    """Return train, dev and test pairs, and facts about their origin."""
     paths = {name: getattr(config, f"{name}_pairs") for name in SPLITS}
     given = [f"{name}_pairs" for name in SPLITS if paths[name]]
     require_texts(given, ("train_pairs",), "training pairs are needed")

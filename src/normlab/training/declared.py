@@ -223,6 +223,7 @@ def _starts_of_recipe(recipe: str, setup: Setup) -> tuple[Start, ...]:
 
 
 def _draws(model: TokenModel) -> Iterator[tuple[tuple[str, int | None, str], tuple[float, int]]]:
+    """Yield the size and the entries of the matrices of a model of ours by stack, sublayer and role."""
     for m in model.modules():
         if isinstance(m, Sublayer) and isinstance(f := m.f, Branch):
             for name, weight in f.matrices().items():
@@ -262,6 +263,7 @@ class _Sizes:
 
     @cached_property
     def embedding(self) -> _Place:
+        """The largest table of embeddings."""
         tables = [p for p in self.places if p.part.kind == "embedding" and p.matrix]
         if not tables:
             raise UserError(f"the model has no embedding matrix, whose rows are the vocabulary; {FILE}")

@@ -120,6 +120,7 @@ def facts(folder: RunFolder, config: Config, model: nn.Module, device: torch.dev
 
 
 def _file(spec: str) -> str:
+    """The location of a text, with size and SHA-256 of the file that holds it."""
     path = file_of(open_lines(spec))
     if path is None:
         return spec

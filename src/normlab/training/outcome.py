@@ -73,6 +73,8 @@ def outcome(
 
 
 class _Course:
+    """The course of the loss in training, by window, the last one first."""
+
     def __init__(self, rows: Sequence[Row], entropy: float, total_steps: int) -> None:
         self.step, self.start, self.entropy = rows[-1]["step"], rows[0]["nll"], entropy
         self.limit = STUCK_ABOVE * entropy
@@ -94,6 +96,7 @@ class _Course:
 
     @property
     def trend(self) -> str:
+        """The end of a sentence where the loss is known to fall."""
         return "; still falling" if self.falling and len(self.middles) >= 3 else ""
 
     @property

@@ -87,6 +87,7 @@ def _read(folder: Path) -> Mapping[str, Any]:
 
 
 def _names_code(value: Any) -> bool:
+    """Whether a configuration, or one inside it, names code outside of the library."""
     if isinstance(value, Mapping):
         return "auto_map" in value or any(map(_names_code, value.values()))
     return isinstance(value, list) and any(map(_names_code, value))

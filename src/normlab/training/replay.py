@@ -148,6 +148,7 @@ class _Groups:
 
 
 def _place(module: str, sublayers: Sequence[str]) -> tuple[str | None, int | None]:
+    """Return the stack and the index of a sublayer, None for any other module."""
     stack, _, number = module.rpartition(".")
     return (stack, int(number)) if module in sublayers else (None, None)
 
@@ -237,10 +238,12 @@ def _checkpoint(folder: RunFolder, stop: int) -> Checkpoint | None:
 
 
 def _not_finite(weights: Mapping[str, Tensor]) -> str:
+    """The name of the first parameter that is not finite; empty if there is none."""
     return next((name for name, w in weights.items() if not math.isfinite(w.abs().amax())), "")
 
 
 def _again(trainer: Trainer, stop: int, watched: int, history: Sequence[Row]) -> Iterator[StepRecord]:
+    """Do the steps up to ``stop``, or to one whose loss is not finite."""
     seen: list[Record] = []
     probing = Probing(trainer.model, _Preset(EVERYTHING, kinds=False), 1, seen.append)
     validated = {int(row["step"]): row for row in history if row["kind"] == "dev"}

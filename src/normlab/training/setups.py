@@ -333,6 +333,7 @@ def _line_of_module(model: nn.Module, path: str) -> dict[str, str | int]:
 
 
 def _line(code: Any) -> dict[str, str | int] | None:
+    """The place of a function or class, if that is in a file of the current folder."""
     with suppress(OSError, TypeError):  # no source, or built in
         file, line = Path(inspect.getsourcefile(code) or "").resolve(), inspect.getsourcelines(code)[1]
         if file.is_relative_to(Path.cwd()):

@@ -147,6 +147,7 @@ class TaskInputs(dict[str, Any]):
 
 @torch.no_grad()
 def _task_inputs(task: AnyTask, model: nn.Module, batch: Any) -> TaskInputs:
+    """Find a model's arguments by how the task's loss calls it. Raises UserError if it does not."""
     calls = setups.calls_of(model, lambda: task.loss(model, batch))
     if not calls:
         raise UserError(

@@ -279,6 +279,7 @@ def _create_run_folder(folder: RunFolder, task: AnyTask) -> None:
 
 
 def _no_config(folder: RunFolder) -> UserError:
+    """Return the error for a run folder whose config.json is missing."""
     rest = f"remove the rest, rm -r {shlex.quote(str(folder.path))}; then " if folder.path.exists() else ""
     return UserError(
         f"{folder.path / 'config.json'} was removed, and with it what the run needs; {rest}the same command "
@@ -287,6 +288,7 @@ def _no_config(folder: RunFolder) -> UserError:
 
 
 def _train_and_test(task: AnyTask, folder: RunFolder, observers: Sequence[RunPart], ranks: Ranks) -> None:
+    """Train a run and test it; one that is done is only tested again."""
     if folder.status().state == "done":
         ranks.from_main(lambda: _test_again(task, folder))
         return

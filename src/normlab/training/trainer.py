@@ -178,6 +178,7 @@ class Trainer:
         return norm
 
     def _is_best(self, scores: Mapping[str, float]) -> bool:
+        """By the metric that decides; where it is equal, by the negative log-likelihood."""
         p = self.progress
         if p.best_step is None:
             return True

@@ -230,6 +230,7 @@ def initial_weights(
 
 
 def _require_exact(about: InitialWeights, task: Task[Any, Any, Any], folder: RunFolder) -> None:
+    """Raise UserError unless exactly the parameters that the task declares are new and left out."""
     new, dropped = task.new_parameters or (), task.dropped_parameters
     wrong = [f"{name} has another shape there" for name in about.other_shape]
     wrong += [f"{name} is not there" for name in about.not_there if not name.startswith(new)]

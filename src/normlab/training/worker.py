@@ -55,6 +55,7 @@ def _serve() -> None:
 
 
 def _print_into(log: Path) -> None:
+    """Send what this process and the programs that it calls print to a run's log."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "a", encoding="utf-8", opener=regular) as file:
         os.dup2(file.fileno(), 1)

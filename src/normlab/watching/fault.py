@@ -171,6 +171,8 @@ def _range(steps: Sequence[StepRecord]) -> Fault | None:
 
 @dataclass(frozen=True)
 class _Compared:
+    """A statistic of a module or a parameter, and its median over the steps before."""
+
     at: int
     name: str
     what: str
@@ -188,6 +190,7 @@ class _Compared:
 
 
 def _against_before(steps: Sequence[StepRecord]) -> Iterator[list[_Compared]]:
+    """Compare each statistic of each step with its median before, in the order of the stream."""
     sizes = [dict(_sizes(record)) for record in steps]
     for at in range(1, len(steps)):
         compared: list[_Compared] = []
@@ -221,6 +224,7 @@ def _sizes(record: StepRecord) -> Iterator[tuple[tuple[str, str], float]]:
 
 
 def _nearest(steps: Sequence[StepRecord]) -> tuple[str, ...]:
+    """Say which statistic came nearest to leaving its range, and how the loss went."""
     best = max((o for step in _against_before(steps) for o in step), key=lambda o: o.factor, default=None)
     if best is None:
         return ()

@@ -34,6 +34,8 @@ READ: Final = 2
 
 @dataclass
 class _Gradient:
+    """What became of one parameter's gradient, on the device."""
+
     name: str
     kept: Tensor | None = None
     """Its norm in the last step."""
@@ -179,6 +181,7 @@ class Loop:
         self._scaler = scaler
 
     def _stale(self, held: Sequence[tuple[Tensor, _Gradient]], _: Any) -> Violation | None:
+        """The gradient of a step contains none of the last step's."""
         known = [(one.name, one.carried) for _, one in held if one.carried is not None]
         stale = [n for (n, _), there in zip(known, _fetched([c for _, c in known]), strict=True) if there]
         if not stale:

@@ -133,6 +133,7 @@ class Observation:
         )
 
     def _failed(self, error: Exception) -> None:
+        """Say once that something cannot be measured; the model's pass goes on."""
         if not self._has_failed:
             self._has_failed = True
             self._warn(f"something is not measured ({type(error).__name__}: {error}); the training goes on")

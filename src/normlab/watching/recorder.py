@@ -253,6 +253,7 @@ class Recorder:
             return Replayed(Fault(f"the replay failed: {type(error).__name__}: {error}", "none"))
 
     def _recover(self, step: int, spike: _Spike) -> None:
+        """Write a note if the loss, or the norm, is below the limit again."""
         later = [n[spike.what] for at, n in self.numbers.items() if at > spike.trigger.until][-RECENT:]
         if len(later) < RECENT or (now := statistics.median(later)) > spike.limit:
             return
@@ -273,6 +274,7 @@ class Recorder:
 
     @cached_property
     def _reported(self) -> set[str]:
+        """The kinds of triggers that the training has a report of."""
         return {_covering(report.get("trigger", {}).get("kind", "")) for report in self._reports.flights()}
 
     def _trigger(self, outcome: Outcome | None) -> Trigger | None:

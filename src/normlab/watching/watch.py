@@ -182,6 +182,7 @@ class Watch:
         self.close()
 
     def _close_at_exit(self) -> None:
+        """Let the end of the process close this watch, whose trainer may have raised."""
         self._forget_exit()
         closing = weakref.WeakMethod(self.close)
 

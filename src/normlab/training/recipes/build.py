@@ -92,6 +92,7 @@ def _text(source: object) -> str:
 
 
 def _initialisation(model: TokenModel) -> Iterator[str]:
+    """Yield the factors on the scheme's standard deviations by stack, and whether data are needed."""
     sublayers = [module for module in model.modules() if isinstance(module, Sublayer)]
     scaled = [f"{stack} {', '.join(names)} × {factor:.3g}" for (stack, factor), names in gains(model).items()]
     yield from scaled or ["every matrix as in the scheme"]

@@ -249,6 +249,7 @@ def _labels(by_stack: Mapping[str, str]) -> list[str]:
 
 
 def _stacks(model: ModelConfig) -> dict[str, str]:
+    """Return the placement of each stack that the model has."""
     stacks = {
         stack: placement
         for stack, layers, placement in (
@@ -291,6 +292,7 @@ class _Recipe:
         return replace(base, model=model, optim=optim)
 
     def conflicts(self, config: Config) -> list[str]:
+        """Return the reasons why a model of these choices is not defined."""
         model = config.model
         placements = [nn.Placement.registry[name] for name in dict.fromkeys(_stacks(model).values())]
         reasons = []
