@@ -118,7 +118,10 @@ class ConfigFlags(_Sections):
 
 
 def load(name_or_file: str) -> Config:
-    """Return a configuration by name, or a run's from its ``config.json``. Raises if there is none."""
+    """Return a configuration by name, or that of a run from its ``config.json``.
+
+    Raises UserError for an unknown name, with the nearest known one; FileNotFoundError for a missing file.
+    """
     if not _is_file_name(name_or_file):
         if name_or_file in CONFIGS:
             return CONFIGS[name_or_file]()
@@ -193,7 +196,10 @@ def config_name(argv: Sequence[str]) -> str:
 
 
 def base_of(argv: Sequence[str]) -> tuple[str, Config]:
-    """Return the configuration that ``--config`` asks for and its name; ``--import`` may define it."""
+    """The name of the configuration that ``--config`` asks for, and the configuration.
+
+    Modules given with ``--import`` are imported first, because they may define it.
+    """
     if imports := typed_values(argv, "--import"):
         from normlab.training.recipes.plugins import load_plugins
 
@@ -203,7 +209,10 @@ def base_of(argv: Sequence[str]) -> tuple[str, Config]:
 
 
 def resolved(name: str, flags: ConfigFlags, *, recipe: str, lr: float, seed: int, force: bool) -> Config:
-    """Return the configuration with what was typed, for this machine; else a run's file stays as it is."""
+    """Return the configuration of a name or file with the typed flags, resolved for this machine.
+
+    The file of a run is changed only by what is typed.
+    """
     from normlab.training.devices import resolved_precision
     from normlab.training.recipes.grammar import own_code, require_known, resolve
 

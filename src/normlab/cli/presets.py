@@ -18,7 +18,9 @@ from normlab.config.config import (
 
 
 def demo() -> Config:
-    """6+6 layers of width 64: half a minute a run on a core, and deep enough for Post-LN to need warm-up."""
+    """6+6 layers of width 64: half a minute a run on one core, and deep enough for Post-LN to need
+    warm-up.
+    """
     return Config(
         model=ModelConfig(dim=64, ffn_dim=256, heads=4, encoder_layers=6, decoder_layers=6, dropout=0.0),
         data=DataConfig(builtin="dates-de-en", vocab_size=200),
@@ -118,12 +120,16 @@ def classification() -> Config:
 
 
 def mrpc() -> Config:
-    """Paraphrase or not: 3,668 training pairs, 408 of these as dev, the official test, 3 epochs by 16."""
+    """Paraphrase or not, 3,668 training pairs, dev 408 of these, the official test: 3 epochs of batches of
+    16.
+    """
     return _tuned("MRPC", steps=3 * 230)
 
 
 def rte() -> Config:
-    """Entailed or not: 2,241 training pairs, 249 of the same set as dev, GLUE's dev as test, 3 epochs."""
+    """Entailed or not, 2,241 training pairs and 249 of the same set as dev, GLUE's dev as the test: 3 epochs
+    of batches of 16.
+    """
     return _tuned("RTE", steps=3 * 141)
 
 

@@ -51,7 +51,10 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def table(*columns: str) -> Table:
-    """A plain table; a column whose name begins with > is aligned to the right, and nothing is cut off."""
+    """A plain table; a column whose name begins with > is aligned to the right and never wraps.
+
+    What is too long for its column goes on in the next line; nothing is cut off.
+    """
     plain = Table(box=None, pad_edge=False, header_style="bold")
     for name in columns:
         number = name.startswith(">")
@@ -102,7 +105,10 @@ def state_of(status: Status) -> str:
 
 
 class Tail:
-    """Reads the rows that are appended to a JSON-lines file, whole lines alone; anew if it was truncated."""
+    """A reader of the rows that are appended to a JSON-lines file. It waits for the end of a torn last line.
+
+    A file that got shorter was truncated by a resumed run; it is read again from the start.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -253,7 +259,10 @@ class ProgressDisplay:
     def watch_one(
         self, config: Config, metrics: Sequence[Metric], root: Path
     ) -> Callable[[dict[str, Any]], None]:
-        """Return a callback for the rows of one run here, whose status a thread reads twice a second."""
+        """Return a callback for the rows of one run of this process, whose folder is made under ``root``.
+
+        After the first row, a thread reads the run's status twice a second.
+        """
         view = self.views[Path()] = RunBar.of(config, metrics)
         view.state, self.asked = "running", 1
 

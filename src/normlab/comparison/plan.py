@@ -210,7 +210,9 @@ def power(
 
 
 def spread(root: Path, task: str, metric: Metric) -> Spread | None:
-    """Return the spread over seeds below a folder, pooled over recipes; None where no two seeds trained."""
+    """Return the spread over seeds of a task's runs below a folder, pooled over recipes; None if no recipe
+    has two seeds that trained.
+    """
     groups: dict[str, list[float]] = {}
     for path in sorted(root.rglob("config.json")):
         folder = RunFolder(path.parent)

@@ -1,9 +1,10 @@
 """The door: files and options are read strictly by pydantic; inside are plain frozen dataclasses.
 
 Every field of a configuration changes numbers, enters the run id and is a flag of ``normlab train``, with its
-docstring as the help text, unless it is declared otherwise. Bounds stand in annotations. Text is no number, a bool is no number, and an option that
-does not exist is refused with the nearest that does. Numbers that are not finite, for which JSON has no word,
-are written as "nan", "inf" and "-inf". Pydantic is imported when something is read: ``--help`` needs none.
+docstring as the help text, unless it is declared otherwise. Bounds stand in annotations. Text is no number, a
+bool is no number, and an option that does not exist is refused with the nearest that does. Numbers that are
+not finite, for which JSON has no word, are written as "nan", "inf" and "-inf". Pydantic is imported when
+something is read: ``--help`` needs none.
 """
 
 from __future__ import annotations

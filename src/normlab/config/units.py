@@ -63,7 +63,10 @@ def short_rate(lr: float) -> str:
 
 
 def seconds_of(text: str, name: str) -> float | None:
-    """Return ``2h``, ``90min`` or ``1h 30min`` in seconds, None for no text. Raises UserError otherwise."""
+    """Return a duration such as ``2h``, ``90min`` or ``1h 30min`` in seconds; None for an empty text.
+
+    Raises UserError, which calls it ``name``, for anything else.
+    """
     if not text.strip():
         return None
     units = {"h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}

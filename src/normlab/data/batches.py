@@ -81,7 +81,11 @@ class _Cells:
 
 
 def _equal_shares(cells: _Cells, table: NDArray[np.int64], count: int) -> list[NDArray[np.int64]]:
-    """Return corners, each for nine tenths of one of ``count`` equal shares of tokens, the last for all."""
+    """Return corners that each hold nine tenths of one of ``count`` parts with equally many tokens; the last
+    holds all pairs.
+
+    The pairs are sorted by their tokens, equals in the order of the text, and then cut into the parts.
+    """
     totals = np.add.outer(np.arange(table.shape[0]), np.arange(table.shape[1]))
     held = np.zeros(totals.max() + 1, np.int64)
     np.add.at(held, totals, table)
@@ -258,7 +262,10 @@ def _buckets(pairs: TokenPairs, shapes: Sequence[Shape]) -> NDArray[np.uint8]:
 
 
 def _layout(sizes: Ints, shapes: Sequence[Shape]) -> NDArray[np.int64]:
-    """Return ``[batches, 3]``: begin, end and shape; what a shape leaves over begins the next one's."""
+    """Return ``[batches, 3]``: begin and end of each batch among the pairs grouped by bucket, and its shape.
+
+    Pairs that a shape leaves over come right before those of the next one, and so begin its first batch.
+    """
     batches = []
     start = stop = 0
     for k, (size, shape) in enumerate(zip(sizes, shapes, strict=True)):

@@ -86,7 +86,10 @@ def prepare_folder(root: str | Path, key: Sequence[Any], fill: Callable[[Path], 
 
 
 def open_corpus(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the manifest and the fields of a corpus. Raises FileNotFoundError for an incomplete folder."""
+    """Return the manifest of a folder, and the fields of its ``PreparedCorpus``.
+
+    Raises FileNotFoundError if the folder is missing or incomplete.
+    """
     manifest = _read_manifest(folder)
     if manifest is None:
         raise FileNotFoundError(f"{folder} is no complete prepared corpus; prepare the data again")
@@ -154,7 +157,10 @@ def _write(folder: Path, fill: Callable[[Path], dict[str, Any]]) -> None:
 
 @contextmanager
 def _workplace(folder: Path) -> Generator[Path]:
-    """Make a locked folder beside another one, and delete those that killed processes of this host left."""
+    """Make a folder beside another one, and delete those that killed processes of this host left there.
+
+    A process locks its own, and the lock ends with it.
+    """
     host = socket.gethostname()
     with ExitStack() as held:
         with _locked(folder.parent.resolve()):  # nobody may look at a new folder that is not locked yet

@@ -145,7 +145,9 @@ def _configured(of_set: HubSet, languages: tuple[str, str]) -> HubSet:
 def _choose(
     where: str, starts: Mapping[str, str], roles: Sequence[str], languages: tuple[str, str]
 ) -> dict[str, str]:
-    """Return where the paths of each role's texts begin. Raises UserError unless one split could have it."""
+    """Return the start of the paths of each role's texts. Raises UserError for a role that no split could
+    have, or several.
+    """
     candidates = _candidates(sorted(starts))
     for role in roles:
         if len(candidates[role]) != 1:

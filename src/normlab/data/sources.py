@@ -49,7 +49,10 @@ def open_lines(spec: str | Path) -> Text:
 
 
 def open_text(spec: str | Path) -> Text:
-    """Return what ``open_lines`` does, to be read repeatedly. Raises UserError for a pipe or a device."""
+    """Return the text as ``open_lines`` does, for those who iterate it more than once.
+
+    Raises UserError for a pipe or a device, whose lines can be read only once.
+    """
     text = open_lines(spec)
     path = file_of(text)
     if path and path.exists() and not (path.is_file() or path.is_dir()):
@@ -85,7 +88,9 @@ class Column:
         return f"{self.path}#{self.column}"
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the cells. Raises UserError for an unknown column, and for rows of different length."""
+        """Yield the cells. Raises UserError for an unknown column and for a row with more or fewer columns
+        than the first, and the errors of ``TextFile``.
+        """
         rows = iter(TextFile(self.path))
         first = next(rows, None)
         if first is None:

@@ -85,7 +85,10 @@ class TextFile:
 
 
 def filled_in(path: str | Path) -> str:
-    """Fill environment variables into a path. Raises FileNotFoundError if $NORMLAB_DATA is not set."""
+    """Fill the environment variables into a path.
+
+    Raises FileNotFoundError if the path has ``$NORMLAB_DATA`` and that is not set.
+    """
     if _DATA_FOLDER.search(str(path)) and not os.environ.get("NORMLAB_DATA"):
         raise FileNotFoundError(
             f"{path} is in the folder of local data sets, and NORMLAB_DATA is not set; "
@@ -139,7 +142,10 @@ def parts(lines: Iterable[str]) -> Iterator[list[str]]:
 
 
 def paired_parts(source: Iterable[str], target: Iterable[str]) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield both sides of a parallel text in lists of bounded size, up to the end of the shorter one."""
+    """Yield both sides of a parallel text in lists of bounded size, line n beside line n.
+
+    The iteration ends with the shorter side.
+    """
     both = zip(source, target, strict=False)
     for part in _parts(both, lambda pair: len(pair[0]) + len(pair[1])):
         yield [pair[0] for pair in part], [pair[1] for pair in part]

@@ -147,7 +147,9 @@ def _require_ours(fields: Mapping[str, Any]) -> None:
 
 
 def _first_difference(fields: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """Return a field that is not as ours, or ''; one that is not given is as the library has it."""
+    """Return the name of a field that ours does not have like that; empty if there is none. A field that is
+    not given is as the library has it, so that files of its earlier versions can be read.
+    """
     for name, value in fields.items():
         mine = ours.get(name)
         if isinstance(value, dict) and isinstance(mine, dict):

@@ -274,7 +274,11 @@ def digests(config: DataConfig) -> list[bytes]:
 
 
 def _from_file(config: DataConfig) -> Tokenizer:
-    """Return the tokenizer of a named file without its pretokenizer. Raises UserError if that is another."""
+    """Return the tokenizer of a file that a user names, without its pretokenizer.
+
+    Raises FileNotFoundError if there is no such file, and UserError if it is no tokenizer or has another
+    pretokenizer than the configuration.
+    """
     path, content = config.tokenizer, _content(config.tokenizer)
     try:
         tokenizer = parse(content)
@@ -304,7 +308,10 @@ def load(path: str | Path) -> Tokenizer:
 
 
 def parse(content: bytes) -> Tokenizer:
-    """Read our JSON or a SentencePiece model; nothing is executed. Raises UserError for anything else."""
+    """Read a tokenizer, our JSON or a SentencePiece model.
+
+    Nothing is executed, whatever the bytes are. Raises UserError with the reason if they are no tokenizer.
+    """
     if not content.lstrip().startswith(b"{"):
         return SentencePieces(content)
     try:

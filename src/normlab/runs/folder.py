@@ -186,7 +186,10 @@ class RunFolder:
         append_rows(self._metrics, [row])
 
     def metrics(self) -> list[Row]:
-        """Read all rows but a last line that was cut off. Raises UserError naming a damaged line."""
+        """Read all rows; a last line that a crash cut off is left out.
+
+        Raises UserError naming the line where anything but the last one is damaged.
+        """
         return _rows(self._metrics)
 
     def append_probes(self, rows: Sequence[Row]) -> None:
@@ -202,7 +205,10 @@ class RunFolder:
         self._write_flights([*self.flights(), report])
 
     def flights(self) -> list[Row]:
-        """Read the recorder's reports, the oldest first. Raises UserError where the file is damaged."""
+        """Read the flight recorder's reports, the oldest first.
+
+        Raises UserError where the file is damaged.
+        """
         path = self.path / "flight.json"
         if not path.exists():
             return []
@@ -246,7 +252,10 @@ class RunFolder:
         write_json_atomic(self.path / "flight.json", {"reports": list(reports)})
 
     def lock(self) -> AbstractContextManager[None]:
-        """Keep other processes out, on any host, within the block. Raises RunBusyError if one is in."""
+        """Keep other processes out of this run, on this host and others, until the block or the process ends.
+
+        Raises RunBusyError if a process is in it.
+        """
         return hold(self.path)
 
 

@@ -126,7 +126,11 @@ def open_checkpoint(folder: Path, *, run: str = "") -> Checkpoint:
 def load_checkpoint(
     folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer | None = None, *, run: str = ""
 ) -> Checkpoint:
-    """Load weights into a model, and the optimiser's tensors into an optimiser, unless they are another's."""
+    """Load the weights of a checkpoint into a model, and the optimiser's tensors into an optimiser.
+
+    Raises as ``open_checkpoint``, and CheckpointError where the checkpoint belongs to another model; then
+    nothing is loaded.
+    """
     checkpoint, target = open_checkpoint(folder, run=run), SingleProcess(model)
     if optimiser is None:
         target.load_weights(checkpoint.model(target.shapes()))

@@ -68,7 +68,10 @@ def best_precision(device: str) -> Literal["bf16", "fp32"]:
 
 
 def resolved_precision(config: Config) -> Config:
-    """Replace precision ``auto`` by the device's ``best_precision``. Raises UserError for fp16 on a CPU."""
+    """Replace the precision ``auto`` of a configuration by the ``best_precision`` of its device.
+
+    Raises UserError for fp16 on a CPU.
+    """
     if config.train.precision == "fp16" and config.machine.device.startswith("cpu"):
         raise UserError(
             "precision is fp16, and a CPU has no fast products in fp16, whose gradients underflow besides; "
@@ -124,7 +127,10 @@ class Scaling:
         return {**state, _SKIPPED: int(self._skipped)} if state else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state_dict()``; an empty one changes nothing. Raises UserError for anything else."""
+        """Go on from ``state_dict()``; an empty one, of a run in another precision, changes nothing.
+
+        Raises UserError for anything else.
+        """
         kinds = {n: type(v) for n, v in {**torch.amp.GradScaler("cpu").state_dict(), _SKIPPED: 0}.items()}
         if state and state.keys() != kinds.keys():
             raise UserError(f"scaling has {', '.join(kinds)}, got {', '.join(state)}")

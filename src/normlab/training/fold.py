@@ -124,7 +124,10 @@ def fold(
 def measure_fold(
     folder: RunFolder, *, weights: str | int = "", max_positions: int | None = None
 ) -> FoldResult:
-    """Rewrite and measure as ``fold`` does, but write nothing. Raises UserError as ``fold``."""
+    """Rewrite the model of a finished run as ``fold`` does and measure the differences, but write nothing.
+
+    Raises UserError for a run that is not done or has nothing to fold.
+    """
     return _fold(folder, weights, max_positions)[2]
 
 
@@ -236,7 +239,10 @@ class _Rewritten:
 
 @torch.no_grad()
 def rewrite(model: TokenModel, config: ModelConfig) -> _Rewritten:
-    """Return the plainest equal model in float64. Raises UserError if no one config describes its stacks."""
+    """Return the plainest equal model, computed in float64, in evaluation mode.
+
+    The given model stays as it is. Raises UserError if no single config can describe both of its stacks.
+    """
     model, kept = deepcopy(model).double().eval(), list[str]()
     _fold_parts(model, kept)
     before = len(kept)
@@ -286,7 +292,10 @@ def _fold_heads(model: nn.Module) -> None:
 
 
 def _fold_stack(stack: Stack) -> tuple[str, Tensor]:
-    """Fold a stack in place, perhaps halfway; return the placement, and the factor `[D]` on its input."""
+    """Fold every sublayer in place; return the placement, and the factor `[D]` on the stack's input.
+
+    Raises UserError, perhaps halfway, where nothing is exact.
+    """
     placement, first, norm = "", torch.ones(()), None
     for sublayer in stack:
         plain = sublayer.place.fold()

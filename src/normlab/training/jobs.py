@@ -43,7 +43,10 @@ class Worker(Protocol):
 
 
 class Process:
-    """A worker process, which imports nothing from its directory (``-P``) but what ``--import`` names."""
+    """A ``normlab.training.worker`` process.
+
+    It imports nothing from its directory (``-P``) but the modules that ``--import`` names.
+    """
 
     def __init__(
         self, root: Path, *, cwd: Path | None = None, environment: Mapping[str, str] | None = None
@@ -181,7 +184,11 @@ class Queue:
         done(config)
 
     def _fail(self, config: Config, reason: str) -> None:
-        """Record a failure here and in the run's folder, unless it is done or another process trains it."""
+        """Record a failure here and in the run's folder, which a killed worker could not do itself.
+
+        A run that is done has not failed, whatever its worker says, and one that another process is training
+        is left alone.
+        """
         folder = RunFolder(self.root / run_id(config))
         self.failed[folder.path.name] = reason
         with contextlib.suppress(OSError, UserError):
@@ -222,7 +229,10 @@ class Backend:
     """Where runs are trained side by side: on this machine, unless a subclass names others."""
 
     def share(self, jobs: int, machine: MachineConfig) -> tuple[int, int]:
-        """Return how many runs train at a time, one a core or one on a GPU, and the threads of each."""
+        """Return how many runs are trained at the same time, and the threads of each; what is given stays.
+
+        Here one run for each usable core, or a single one on a GPU, with an equal share of the cores each.
+        """
         jobs = jobs or (usable_cores() if machine.device == "cpu" else 1)
         return jobs, machine.threads or threads_each(jobs)
 

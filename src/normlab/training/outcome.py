@@ -148,7 +148,10 @@ def _not_finite(metrics: Sequence[Row]) -> Outcome | None:
 
 
 def _windows(rows: Sequence[Row], total_steps: int) -> list[list[Row]]:
-    """Return the rows after the first by window, counted back from the last so that they do not jump."""
+    """Return the rows by window, the last one first; the first row is the start and belongs to none.
+
+    Windows are counted back from the last row, so that they do not jump as a run goes on.
+    """
     first, last = rows[0]["step"], rows[-1]["step"]
     cadence = (last - first) / max(1, len(rows) - 1)
     width = max(WINDOW * total_steps, WINDOW_ROWS * cadence, 1)

@@ -94,7 +94,9 @@ def _names_code(value: Any) -> bool:
 
 
 def _builder(library: Any, config: Any, *, trusted: bool) -> tuple[Callable[[], nn.Module], str]:
-    """Return what draws the model, and the kind of its head: its architecture's, or the first of its type."""
+    """Return what draws the model, and the kind of its head: that of its architecture, or of the first kind
+    that its type has.
+    """
     architecture = next(iter(config.architectures or ()), "")
     ends = {"LMHeadModel": "CausalLM", **{f"For{head}": head for head in HEADS}}
     kind = next((head for end, head in ends.items() if architecture.endswith(end)), "")

@@ -68,7 +68,10 @@ class Ranks:
             function(*args)
 
     def from_main(self, function: Callable[[], T]) -> T:
-        """Call a function on the main rank; return its result, as JSON, on all. Raises as ``main_first``."""
+        """Call a function on the main rank and return its result, which must be JSON, on every rank.
+
+        Raises OtherRankError on the other ranks if it failed.
+        """
         with self.main_first() as results:
             if self.main:
                 results.append(function())
@@ -76,7 +79,10 @@ class Ranks:
 
     @contextmanager
     def main_first(self) -> Generator[list[Any]]:
-        """Let the main rank go first; the others get the list that it has filled, or raise OtherRankError."""
+        """Let the main rank go through this block before the others, which get the list that it has filled.
+
+        Raises as ``from_main`` does.
+        """
         results: list[Any] = []
         if not self.main:
             results = self._shared(None)

@@ -68,7 +68,9 @@ def _connect() -> None:
 
 
 def _join(address: str) -> None:
-    """Connect; raise OSError at once where nobody answers at ``host:port``, which Ray tries for minutes."""
+    """Connect to the cluster; raise OSError at once where nobody answers at ``host:port``, which Ray would
+    try for many minutes.
+    """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdigit():
         socket.create_connection((host, int(port)), _REACH_SECONDS).close()
@@ -141,7 +143,10 @@ class _OnRay:
 
 
 class Host:
-    """The end on a node, with a worker process: one method trains while another interrupts it."""
+    """The end on a node: it starts a worker process there, and passes on what is asked and answered.
+
+    One method trains while another interrupts it.
+    """
 
     def __init__(self, root: Path, cwd: Path, sent: Mapping[str, str]) -> None:
         self._root, self._cwd, self._sent = root, cwd, sent

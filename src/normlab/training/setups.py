@@ -178,7 +178,9 @@ def setup_from_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> 
 def load_run(
     folder: RunFolder, checkpoint: str | int, *, tokens: int
 ) -> tuple[AnyTask, nn.Module, torch.optim.Optimizer | None, RunProgress]:
-    """Load a run's weights, and its optimizer's moments where they were kept. Raises as ``checkpoint_of``."""
+    """Load a run's weights and, where they were kept, its optimizer's moments. Raises FileNotFoundError for a
+    run without that checkpoint.
+    """
     path = committed(checkpoint_of(folder, checkpoint))
     task = task_of(folder.config(), folder.path.parent, tokens)
     model, optimizer = task.build(), None

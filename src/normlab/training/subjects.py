@@ -65,7 +65,10 @@ class Case:
 
 
 def _structure(model: nn.Module, batch: Any) -> Structure | None:
-    """Read a model with sublayers of ours, by their branch where no sum is seen; None for any other."""
+    """Read a model that has sublayers of ours, or return None, so that a diagnosis says what is wrong.
+
+    A sublayer that shows no sum, as of a placement that keeps its stream on a sphere, is read by its branch.
+    """
     ours = {path.rpartition(".")[0] for path, m in model.named_modules() if isinstance(m, Sublayer)}
     seen: dict[str, StackView] = {}
     if ours:
@@ -81,14 +84,20 @@ def _structure(model: nn.Module, batch: Any) -> Structure | None:
 
 
 def of_setup(source: setups.NamedSetup, lr: float | None = None) -> Case:
-    """Examine a setup by its optimizer or an Adam at a rate. Raises UserError for both, and for several."""
+    """Examine a setup, stepped by its optimizer or, if it has none, by an Adam at a rate.
+
+    Raises UserError for several optimizers, and for a rate where the optimizer brings its own.
+    """
     setup = source.setup
     optimizer, rate = step_of(setup, lr)
     return Case(source.title, setup.model, setup.batch, setup.loss, rate, optimizer, facts=source.facts)
 
 
 def of_config(config: Config, root: Path, *, tokens: int) -> Case:
-    """Examine a configuration at its start, in float32 on ``tokens`` positions of its text under ``root``."""
+    """Examine a resolved configuration, as it is initialised, in float32 on ``tokens`` positions of its text.
+
+    The text is prepared under ``root``. Raises UserError for a configuration that cannot be trained.
+    """
     task = setups.task_of(config, root, tokens)
     facts = {"recipe": describe(config)}
     if warm := config.optim.warmup_steps:
@@ -147,7 +156,10 @@ class TaskInputs(dict[str, Any]):
 
 @torch.no_grad()
 def _task_inputs(task: AnyTask, model: nn.Module, batch: Any) -> TaskInputs:
-    """Find a model's arguments by how the task's loss calls it. Raises UserError if it does not."""
+    """Find the arguments of a model by watching how the task's loss calls it on a micro-batch.
+
+    Raises UserError if the loss does not call the model itself.
+    """
     calls = setups.calls_of(model, lambda: task.loss(model, batch))
     if not calls:
         raise UserError(

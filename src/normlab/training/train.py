@@ -183,7 +183,10 @@ class Run:
 
 @contextmanager
 def _graceful_interrupt() -> Iterator[threading.Event]:
-    """Let the first Ctrl-C or hang-up set an event, the second interrupt; what is ignored stays ignored."""
+    """Let the first Ctrl-C, or a closed terminal, set an event, so that the step in progress is saved.
+
+    The second one interrupts at once. A signal that is ignored, as ``nohup`` has it, stays ignored.
+    """
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield event
@@ -243,7 +246,9 @@ def train(
 
 @contextmanager
 def _open_run(root: Path, task: AnyTask, ranks: Ranks) -> Iterator[tuple[RunFolder, bool]]:
-    """Give a run's folder, and whether it is finished; if not, the folder is complete and locked here."""
+    """Give a run's folder, and whether the run is finished; if not, the folder is complete, and locked within
+    this block. Raises UserError for a folder from which a part was removed.
+    """
     folder = RunFolder(root / run_id(task.config))
     with ExitStack() as held:
         yield folder, ranks.from_main(lambda: _finished(folder) or not _acquire_run(folder, task, held))
@@ -320,7 +325,10 @@ def _mark(folder: RunFolder, state: State, error: str = "") -> None:
 
 
 def score_test(task: AnyTask, folder: RunFolder, model: nn.Module) -> None:
-    """Test the run's weights, and beside an average its best ones: write scores, statistics and outputs."""
+    """Test the run's weights: write ``scores.json``, the statistics of each example, and the outputs.
+
+    A run with an average is tested with that; the files of its best weights are written beside these.
+    """
     files = {checkpoint_of(folder): (folder.outputs, folder.examples, folder.scores)}
     files.setdefault(folder.best, (folder.best_outputs, folder.best_examples, folder.best_scores))
     phases = Phases(folder)

@@ -41,7 +41,10 @@ def no_hooks(step: int, micro_batch: int) -> AbstractContextManager[None]:
 
 
 def load_task(config: Config, root: Path, device: torch.device | None = None) -> AnyTask:
-    """Prepare a configuration's text below ``root``; return its task. Raises UserError if it has no such."""
+    """Prepare a configuration's text below ``root``; return its task on a device, by default its own.
+
+    Raises UserError for a task that cannot do what the configuration asks for, and for a sentence too long.
+    """
     kind = TASKS[config.task]
     kind.check(config)
     device = device or prepare_process(config.machine)
@@ -127,7 +130,10 @@ class Trainer:
             return self.task.dev_scores(model)
 
     def snapshot(self) -> nn.Module:
-        """Return a copy of the model as it is now. Raises RuntimeError where the weights are sharded."""
+        """Return a copy of the model as it is now.
+
+        Raises RuntimeError where the weights are spread over the ranks.
+        """
         if self.ranks.count > 1 and self.config.machine.shard:
             raise RuntimeError("the model is sharded, and no process has all of it; train without --shard")
         return copy.deepcopy(self.parallel.plain())
@@ -197,7 +203,12 @@ class Seconds:
 
 
 def measure(config: Config, corpus: Prepared, *, steps: int = 5) -> Seconds:
-    """Measure, roughly, a step (the median after two warm-up steps), a validation and the test."""
+    """Measure the median of ``steps`` steps after two warm-up steps, on ``machine.threads`` threads, and with
+    the task's rehearsal a validation and the test.
+
+    These are rough figures: other runs at the same time make them longer, and a model that has learnt to end
+    its sentences searches faster.
+    """
     device = prepare_process(config.machine)
     task = TASKS[config.task](config, corpus, device)
     with closing(Trainer(task)) as trainer:

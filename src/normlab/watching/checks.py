@@ -112,7 +112,10 @@ class WatchReports:
 
 
 class Checks:
-    """The checks of one training: findings become reports, each once; no copy has the hooks of ``own``."""
+    """The checks of one training, whose findings become reports, each once.
+
+    ``own`` is whose hooks a model has that is not to be copied with them.
+    """
 
     def __init__(
         self, reports: Reports, own: object, step: int = 0, rates: Mapping[int, float] | None = None

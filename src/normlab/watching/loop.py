@@ -71,7 +71,10 @@ class _BackwardPass:
 
 
 class Loop:
-    """Follows the gradients of the first steps from ``attach`` on, and ``report``s each violation once."""
+    """Follows the gradients of the first steps of a loop, from ``attach`` on.
+
+    ``report`` is given each property that does not hold, once.
+    """
 
     def __init__(self, report: Callable[[int, Violation], None]) -> None:
         self._report = report

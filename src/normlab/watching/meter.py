@@ -87,7 +87,9 @@ class Meter:
 
 
 def local_parts(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return what this process holds of each tensor, all of it or a rank's part, which shares its memory."""
+    """Return what this process holds of each tensor, which shares its memory: all of it, or the part of one
+    that is spread over ranks.
+    """
     return [getattr(x, "to_local", lambda x=x: x)() for x in tensors]
 
 
@@ -136,7 +138,10 @@ def _sums_over(tensor: Any) -> tuple[Any, ...]:
 
 
 class OptimizerSteps:
-    """Measures gradients and updates of an optimizer in every step; nothing waits for the device."""
+    """Measures the norms of gradients and updates of an optimizer's parameters in every step.
+
+    It keeps one copy of these weights. Nothing waits for the device.
+    """
 
     def __init__(self, optimizer: Optimizer, model: nn.Module) -> None:
         self.optimizer, self._model = optimizer, model

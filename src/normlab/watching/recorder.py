@@ -238,7 +238,10 @@ class Recorder:
             self._note(last, Trigger("recovered", last, last, self.curve.words))
 
     def report(self, step: int, trigger: Trigger, records: Sequence[StepRecord] = ()) -> None:
-        """Report what went wrong first in the last steps or those given, by a replay where there is one."""
+        """Add a report with what went wrong first, by a replay up to the bad step where there is one.
+
+        ``records`` are the last steps unless others are given.
+        """
         records = records or tuple(self.ring)
         self._reports.add_flight(report_of(step, trigger, self._examine(trigger, records), records))
 

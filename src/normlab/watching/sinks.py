@@ -113,7 +113,9 @@ class RecordFile:
     def write_flight(
         self, path: Path, reports: Sequence[Mapping[str, Any]], notes: Sequence[str], *, losses: int
     ) -> None:
-        """Write what the page shows beside the rows: reports, notes and the number of losses."""
+        """Write the reports of the flight recorder, the notes and the number of losses that it was given,
+        which the page shows with the rows.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json_atomic(path, {"reports": reports, "notes": notes, "losses": losses}, flat=True)
 

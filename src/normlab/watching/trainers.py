@@ -17,7 +17,9 @@ from normlab.watching.watch import OUT, Watch
 
 
 class WatchingCallback(ABC):  # noqa: B024 - each trainer names its hooks otherwise
-    """Base of the callbacks: it holds the ``Watch``, with its options, that their hooks drive."""
+    """Base of the callbacks: it holds the ``Watch`` that their trainer's hooks drive, and takes its
+    options.
+    """
 
     def __init__(self, probes: str | Sequence[Probe] = "standard", **options: Any) -> None:
         self.watch = Watch(probes, **options)
