@@ -79,7 +79,9 @@ AXES = (
     Axis("bias", nn.BIASES, "model", "bias"),
     Axis("inner norm", nn.INNER_NORMS, "model", "inner_norm"),
     Axis("head gain", nn.HEAD_GAINS, "model", "head_gain"),
-    Axis("parametrisation", nn.Parametrisation.registry, "model", "parametrisation"),
+    Axis(
+        "parametrisation", nn.Parametrisation.registry, "model", "parametrisation", form="{} parametrisation"
+    ),
     Axis("optimiser", OPTIMISERS, "optim", "optimiser", keeps=True),
     Axis("schedule", SCHEDULES, "optim", "schedule", keeps=True, always_said=True),
 )
