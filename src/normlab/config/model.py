@@ -8,7 +8,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Lt
 
-from normlab.config.io import Count, Share, Size, no_flag, validated
+from normlab.config.io import Count, Share, Size, no_flag, since, validated
 
 
 @validated
@@ -52,6 +52,12 @@ class ModelConfig:
     bias: str = no_flag("")
     inner_norm: str = no_flag("")
     head_gain: str = no_flag("")
+    parametrisation: str = since("standard", introduced="standard", flag=False)
+    """How starts, rates, decay and multipliers go with width and depth."""
+    base_dim: Count = since(0, introduced=0)
+    """Width at which a parametrisation such as mup changes nothing; 0: the model's own."""
+    base_layers: Count = since(0, introduced=0)
+    """Layers of a stack at which a parametrisation changes nothing; 0: the model's own."""
     qk_norm_len: Annotated[int, Ge(2), Lt(2**63)] = 64
     """97.5th percentile of the training sentences' lengths in tokens, which sets qknorm's initial scale."""
 

@@ -9,10 +9,12 @@ from normlab.nn.kernels.ops import Dropout, reference
 from normlab.nn.model import PAD, Decoder, Encoder, PairClassifier, SegmentEncoder, Seq2Seq, TokenModel
 from normlab.nn.norm import DyT, LayerNorm, Norm, RMSNorm, ScaleNorm
 from normlab.nn.options import BIASES, HEAD_GAINS, INNER_NORMS, Activation, QueryKeyNorm, ReLU
+from normlab.nn.parametrisation import Parametrisation
 from normlab.nn.placement.base import Placement, Plain, ProfiledPlacement
 from normlab.nn.placement.normed import MixNorm, PostNorm, PreNorm
 from normlab.nn.placement.scaled import Admin, DeepNorm, LayerScale
 from normlab.nn.position import PositionEncoding
+from normlab.nn.roles import ROLES, ParameterRole, parameter_roles
 from normlab.nn.site import DECODER_LAYER, ENCODER_LAYER, LANGUAGE_LAYER, Site, sites, stack_of
 from normlab.nn.stack import Stack, build_stack, shards
 from normlab.nn.sublayer import Attention, Branch, FeedForward, Sublayer, wrap
@@ -25,6 +27,7 @@ __all__ = [
     "INNER_NORMS",
     "LANGUAGE_LAYER",
     "PAD",
+    "ROLES",
     "Activation",
     "Admin",
     "Attention",
@@ -44,6 +47,8 @@ __all__ = [
     "MixNorm",
     "Norm",
     "PairClassifier",
+    "ParameterRole",
+    "Parametrisation",
     "Placement",
     "Plain",
     "PlainEmbedding",
@@ -63,6 +68,7 @@ __all__ = [
     "TokenModel",
     "UntiedEmbedding",
     "build_stack",
+    "parameter_roles",
     "reference",
     "shards",
     "sites",

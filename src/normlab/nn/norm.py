@@ -19,6 +19,7 @@ class Norm(Registered, nn.Module, ABC):
     """Base of all norms; a subclass registers itself under ``name``, an abstract one has none."""
 
     registry: ClassVar[Registry[Callable[[int], Norm]]] = Registry("norm")
+    parameter_roles: ClassVar[str] = "norm"
     no_fold: ClassVar[str] = ""
     """The reason why no plainer norm is equal, for a norm of a method that has a plainer near one."""
 

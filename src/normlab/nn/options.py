@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -56,6 +56,7 @@ class ScalarBiasLinear(nn.Linear):
     """
 
     plain: ClassVar[str] = "bias"
+    parameter_roles: ClassVar[Mapping[str, str]] = {"weight": "hidden", "before": "bias", "after": "bias"}
 
     def __init__(self, n_in: int, n_out: Sequence[int]) -> None:
         super().__init__(n_in, sum(n_out), bias=False)
@@ -137,6 +138,7 @@ class QueryKeyNorm(Registered, nn.Module, ABC):
     """A transformation of queries `[B, H, T, w]` and keys `[B, G, S, w]` before their products."""
 
     registry: ClassVar[Registry[Callable[[ModelConfig], QueryKeyNorm]]] = Registry("query-key norm")
+    parameter_roles: ClassVar[str] = "norm"
     scale: ClassVar[float | None] = None
     """Factor on the products; None stands for :math:`1/\\sqrt{w}`."""
 

@@ -16,6 +16,7 @@ from normlab.nn.context import Context
 from normlab.nn.kernels import ops
 from normlab.nn.kernels.ops import Dropout
 from normlab.nn.options import BIASES, HEAD_GAINS, Activation, QueryKeyNorm, inner_norm
+from normlab.nn.parametrisation import Parametrisation, scaled
 from normlab.nn.placement.base import Placement, Stream
 from normlab.nn.position import PositionEncoding
 from normlab.nn.site import Site
@@ -93,6 +94,9 @@ class Attention(Branch):
             self.qkv = linear(dim, [dim, keys, keys])
             self.apply_rotary = PositionEncoding.registry[config.position_encoding].apply_rotary
         self.qk_norm = QueryKeyNorm.registry[config.qk_norm](config)
+        parametrisation = Parametrisation.of(config)
+        self.scale = parametrisation.attention_scale(self.qk_norm.scale, self.width)
+        self.factor = parametrisation.factor(parametrisation.branch)
         self.head_gain = HEAD_GAINS[config.head_gain](config.heads)
         self.inner_norm = inner_norm(config, f"{'cross' if self.from_memory else 'self'}_attention", dim)
         self.out = linear(dim, [dim])
@@ -131,9 +135,9 @@ class Attention(Branch):
             k, v = context.cache.extend(self, k, v)
             mask, causal = context.cache.mask, False
         p = self.p if self.training else 0.0
-        y = ops.attention(q, k, v, mask=mask, causal=causal, p=p, scale=self.qk_norm.scale)
+        y = ops.attention(q, k, v, mask=mask, causal=causal, p=p, scale=self.scale)
         y = self.head_gain(y).transpose(1, 2).flatten(2)
-        return self.dropout(self.out(self.inner_norm(y)))
+        return self.dropout(scaled(self.out(self.inner_norm(y)), self.factor))
 
     def _split(self, projected: Tensor, *heads: int) -> Iterator[Tensor]:
         """Split `[B, T, sum of heads x w]` into a tensor `[B, H, T, w]` for each number of heads."""
@@ -194,6 +198,8 @@ class FeedForward(Branch):
         self.activation = Activation.registry[config.activation]()
         self.inner = linear(config.dim, [config.ffn_dim] * len(self.activation.matrices))
         self.inner_norm = inner_norm(config, "ffn", config.ffn_dim)
+        parametrisation = Parametrisation.of(config)
+        self.factor = parametrisation.factor(parametrisation.branch)
         self.outer = linear(config.ffn_dim, [config.dim])
         self.inner_dropout = Dropout(config.ffn_dropout)
         self.dropout = Dropout(config.dropout)
@@ -214,7 +220,7 @@ class FeedForward(Branch):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         hidden = self.inner_norm(self.activation(self.inner(x)))
-        return self.dropout(self.outer(self.inner_dropout(hidden)))
+        return self.dropout(scaled(self.outer(self.inner_dropout(hidden)), self.factor))
 
 
 BRANCHES: dict[str, Callable[[ModelConfig], Branch]] = {

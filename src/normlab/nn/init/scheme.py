@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from normlab.config.model import ModelConfig, derive
-from normlab.nn import Activation, Branch, Embedding, PositionEncoding, ReLU, SegmentEncoder, Sublayer
+from normlab.nn import (
+    Activation,
+    Branch,
+    Embedding,
+    PositionEncoding,
+    ReLU,
+    SegmentEncoder,
+    Sublayer,
+    TokenModel,
+    parameter_roles,
+)
 from normlab.nn.registry import Registered, Registry
 
 SCHEMES: Registry[type[Scheme]] = Registry("scheme")
@@ -19,6 +30,8 @@ class Scheme(Registered, ABC):
     """Base of all schemes; a subclass registers itself under ``name``."""
 
     registry: ClassVar[Registry[type[Scheme]]] = SCHEMES
+    by_width: ClassVar[Mapping[str, float]] = dict.fromkeys(("embedding", "head", "hidden"), -0.5)
+    """The exponent of the width in the standard deviations of each role of ``nn.roles``."""
 
     @staticmethod
     @abstractmethod
@@ -145,6 +158,20 @@ def initialise_(model: nn.Module, scheme: str, seed: int) -> None:
             for i, head in enumerate(module.heads()):
                 fill_(head.weight, "head", 1.0, _generator(head.weight, derive(seed, "init.head", i)))
                 _zero_biases(head)
+
+
+@torch.no_grad()
+def scale_start_(model: TokenModel, scheme: str) -> None:
+    """Multiply initial matrices so that they go with the width as the model's parametrisation says, whatever
+    the scheme's own exponent.
+    """
+    wanted, drawn = model.parametrisation.starts, SCHEMES[scheme].by_width
+    if model.parametrisation.width == 1:
+        return
+    parameters = dict(model.named_parameters())
+    for name, own in parameter_roles(model).items():
+        if own.role in wanted:
+            parameters[name].mul_(model.parametrisation.width ** (wanted[own.role] - drawn[own.role]))
 
 
 def _zero_biases(module: nn.Module) -> None:

@@ -79,6 +79,9 @@ AXES = (
     Axis("bias", nn.BIASES, "model", "bias"),
     Axis("inner norm", nn.INNER_NORMS, "model", "inner_norm"),
     Axis("head gain", nn.HEAD_GAINS, "model", "head_gain"),
+    Axis(
+        "parametrisation", nn.Parametrisation.registry, "model", "parametrisation", form="{} parametrisation"
+    ),
     Axis("optimiser", OPTIMISERS, "optim", "optimiser", keeps=True),
     Axis("schedule", SCHEDULES, "optim", "schedule", keeps=True, always_said=True),
 )
@@ -300,7 +303,8 @@ class _Recipe:
             without = " and ".join(placement.__name__ for placement in placements)
             have = "has" if len(placements) == 1 else "have"
             reasons.append(f"{without} {have} no norm, so {model.norm} would do nothing")
-        reasons_of_parts = [SCHEMES[model.scheme].conflict(model), *(p.conflict(model) for p in placements)]
+        scheme, scaling = SCHEMES[model.scheme], nn.Parametrisation.registry[model.parametrisation]
+        reasons_of_parts = [part.conflict(model) for part in (scheme, scaling, *placements)]
         return reasons + [why for why in reasons_of_parts if why]
 
     def without_conflict(self, base: Config) -> list[_Recipe]:
