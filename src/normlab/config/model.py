@@ -8,7 +8,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Lt
 
-from normlab.config.io import Count, Share, Size, no_flag, validated
+from normlab.config.io import Count, Positive, Share, Size, no_flag, since, validated
 
 
 @validated
@@ -52,8 +52,23 @@ class ModelConfig:
     bias: str = no_flag("")
     inner_norm: str = no_flag("")
     head_gain: str = no_flag("")
+    attention_gate: str = since("ungated", introduced="ungated", flag=False)
+    value_residual: str = since("novalueresidual", introduced="novalueresidual", flag=False)
+    embedding_scale: str = since("embedscale", introduced="embedscale", flag=False)
+    logit_map: str = since("rawlogits", introduced="rawlogits", flag=False)
+    logit_cap: Positive = since(15.0, introduced=15.0)
+    """Largest absolute logit c of recipes with softcap, c tanh(z/c): nanochat has 15, Gemma 2 30."""
+    head_dim: Count = since(0, introduced=0)
+    """Width of an attention head; 0: the width of the stream divided by the number of heads."""
+    rope_theta: Positive = since(10000.0, introduced=10000.0)
+    """Base of the wavelengths of rope: Llama 2 has 1e4, Llama 3 and OLMo 2 5e5, Gemma 3 1e6."""
     qk_norm_len: Annotated[int, Ge(2), Lt(2**63)] = 64
     """97.5th percentile of the training sentences' lengths in tokens, which sets qknorm's initial scale."""
+
+    @property
+    def head_width(self) -> int:
+        """The width of an attention head."""
+        return self.head_dim or self.dim // self.heads
 
     @property
     def is_hybrid(self) -> bool:

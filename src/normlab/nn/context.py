@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,8 @@ class Context:
     """The encoder's output, `[B, S, D]`."""
     memory_mask: Tensor | None = None
     cache: Cache | None = None
+    first_values: list[Tensor] = field(default_factory=list, compare=False, repr=False)
+    """The values of the stack's first self-attention, where later ones read them."""
 
     @property
     def decode_index(self) -> int | None:

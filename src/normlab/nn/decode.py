@@ -157,7 +157,7 @@ def decode(
     search = begin(limits)
     while search.rows.numel():
         hidden = model.decode_step(search.last, memory, mask, search.cache)
-        logits = model.embedding.logits(hidden).float()
+        logits = model.logits(hidden).float()
         search.advance(bounds.log_p(logits, search.length, limits, search.rows))
         kept = search.drop_ended()
         if kept is not None:

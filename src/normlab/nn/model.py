@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from normlab.config.model import ModelConfig
 from normlab.errors import UserError
 from normlab.nn.context import Cache, Context
-from normlab.nn.embedding import Embedding, PlainEmbedding
+from normlab.nn.embedding import Embedding, LogitMap, PlainEmbedding, build_embedding
 from normlab.nn.kernels.ops import Dropout
 from normlab.nn.norm import Norm
 from normlab.nn.position import PositionEncoding
@@ -32,7 +32,8 @@ class TokenModel(nn.Module, ABC):
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
-        self.embedding = Embedding.registry[config.embedding](vocab_size, config.dim)
+        self.embedding = build_embedding(Embedding.registry[config.embedding], config, vocab_size)
+        self.logit_map = LogitMap.registry[config.logit_map](config, vocab_size)
         self.position_encoding = PositionEncoding.registry[config.position_encoding](config)
         norm = Norm.registry[config.norm] if config.embedding_norm else nn.Identity
         self.embedding_norm = norm(config.dim)
@@ -43,13 +44,18 @@ class TokenModel(nn.Module, ABC):
         return self.dropout(self.embedding_norm(self.position_encoding(self.embedding(ids), decode_index)))
 
 
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits `[..., V]` of hidden states `[..., D]`."""
+        return self.logit_map(self.embedding.logits(hidden))
+
+
 class SourceInput(nn.Module):
     """An encoder's own embedding and position encoding, for token ids `[B, S]`."""
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
         kind = Embedding.registry[config.embedding]
-        self.embedding = (kind if kind.tied else PlainEmbedding)(vocab_size, config.dim)
+        self.embedding = build_embedding(kind if kind.tied else PlainEmbedding, config, vocab_size)
         self.position_encoding = PositionEncoding.registry[config.position_encoding](config)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -93,7 +99,7 @@ class Seq2Seq(TokenModel):
 
     def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
         """Return the logits `[B, T, V]`."""
-        return self.embedding.logits(self.hidden(source, target_in))
+        return self.logits(self.hidden(source, target_in))
 
 
 class Decoder(TokenModel):
@@ -119,7 +125,7 @@ class Decoder(TokenModel):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return the logits `[B, T, V]`."""
-        return self.embedding.logits(self.hidden(ids))
+        return self.logits(self.hidden(ids))
 
 
 class SegmentEncoder(TokenModel, ABC):
@@ -175,7 +181,7 @@ class Encoder(SegmentEncoder):
     def token_logits(self, hidden: Tensor) -> Tensor:
         """Return the masked-LM logits `[..., V]` of hidden states `[..., D]`, such as the masked ones."""
         x = self.transform_norm(F.gelu(self.transform(hidden)))
-        return self.embedding.logits(x) + self.token_bias
+        return self.logit_map(self.embedding.logits(x) + self.token_bias)
 
     def sentence_logits(self, hidden: Tensor) -> Tensor:
         """Return the next-sentence logits `[B, 2]` from the first position of hidden states `[B, T, D]`."""

@@ -72,6 +72,7 @@ PLACEMENT = Axis("placement", nn.Placement.registry, "model", "encoder_placement
 AXES = (
     Axis("norm", nn.Norm.registry, "model", "norm", always_said=True),
     Axis("embedding", nn.Embedding.registry, "model", "embedding", form="{} embedding"),
+    Axis("embedding scale", nn.EMBEDDING_SCALES, "model", "embedding_scale"),
     Axis("scheme", SCHEMES, "model", "scheme", always_said=True),
     Axis("position encoding", nn.PositionEncoding.registry, "model", "position_encoding", keeps=True),
     Axis("activation", nn.Activation.registry, "model", "activation", keeps=True),
@@ -79,6 +80,9 @@ AXES = (
     Axis("bias", nn.BIASES, "model", "bias"),
     Axis("inner norm", nn.INNER_NORMS, "model", "inner_norm"),
     Axis("head gain", nn.HEAD_GAINS, "model", "head_gain"),
+    Axis("attention gate", nn.GATES, "model", "attention_gate"),
+    Axis("value residual", nn.ValueResidual.registry, "model", "value_residual"),
+    Axis("logits", nn.LogitMap.registry, "model", "logit_map"),
     Axis("optimiser", OPTIMISERS, "optim", "optimiser", keeps=True),
     Axis("schedule", SCHEDULES, "optim", "schedule", keeps=True, always_said=True),
 )
