@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, Final, Self, TypeAlias, final
 
 from normlab.config.units import count
-from normlab.data.text import TextFile, Unit, filled_in, lines_as_units, located
+from normlab.data.text import TextFile, filled_in, located
 from normlab.errors import UserError
 
 HUB: Final = "hf:"
@@ -108,9 +108,6 @@ class Column:
                 )
             yield cells[place]
 
-    def units(self) -> Iterator[Unit]:
-        return lines_as_units(self)
-
     def _place_of_number(self, columns: int) -> int:
         place = int(self.column)
         if not 1 <= place <= columns:
@@ -146,10 +143,6 @@ class LineRange:
 
     def __iter__(self) -> Iterator[str]:
         return itertools.islice(iter(self.text), self.start, self.stop)
-
-    def units(self) -> Iterator[Unit]:
-        chosen = itertools.islice(self.text.units(), self.start, self.stop)
-        return ((part, begins or number == 0) for number, (part, begins) in enumerate(chosen))
 
 
 @final
@@ -250,13 +243,6 @@ class HubColumn:
 
     def __iter__(self) -> Iterator[str]:
         """Yield the texts. Raises UserError if the column does not exist or a row holds no text."""
-        return (re.sub(r"\r\n|\n|\r", " ", text) for text in self._texts())
-
-    def units(self) -> Iterator[Unit]:
-        """Yield the texts as they are; each is a document."""
-        return ((text, True) for text in self._texts())
-
-    def _texts(self) -> Iterator[str]:
         table = self.of_set.table(self.split)
         self._require_key(self.keys[0], table.column_names, f"{self.of_set}#{self.split}.")
         parts = table.select_columns([self.keys[0]]).with_format("arrow").iter(batch_size=_ROWS_AT_A_TIME)
@@ -276,7 +262,7 @@ class HubColumn:
             raise UserError(
                 f"row {row} of {self.name} has {what} where a text is needed; name another column"
             )
-        return str(value)
+        return re.sub(r"\r\n|\n|\r", " ", str(value))
 
     def _require_key(self, key: str, known: Sequence[str], before: str) -> None:
         if key in known:

@@ -14,7 +14,6 @@ from normlab.config.model import ModelConfig
 from normlab.nn.kernels.linear import linear
 from normlab.nn.registry import Registered, Registry
 
-
 EMBEDDING_SCALES: Registry[Callable[[int], float]] = Registry("embedding scale")
 """The factor on the embeddings at the input, given the width of the stream."""
 

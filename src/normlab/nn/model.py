@@ -43,7 +43,6 @@ class TokenModel(nn.Module, ABC):
         """Embed tokens `[B, T]` at positions 0 to T - 1, or all at ``decode_index``, as `[B, T, D]`."""
         return self.dropout(self.embedding_norm(self.position_encoding(self.embedding(ids), decode_index)))
 
-
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits `[..., V]` of hidden states `[..., D]`."""
         return self.logit_map(self.embedding.logits(hidden))

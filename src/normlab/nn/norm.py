@@ -98,7 +98,7 @@ class ZeroCentredRMSNorm(Norm, name="rmsnorm1p"):
         return norm
 
 
-class RMSNormWithoutGain(Norm, name="gainfree_rmsnorm"):
+class RMSNormWithoutGain(Norm, name="rmsnorm_nogain"):
     r""":math:`x_i / \sqrt{\mathrm{mean}(x^2) + \epsilon}`, nothing trained.
 
     nanochat's code, after Zhang and Sennrich 2019, Section 4 (arXiv 1910.07467).

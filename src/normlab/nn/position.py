@@ -13,7 +13,6 @@ from normlab.config.model import ModelConfig
 from normlab.errors import UserError
 from normlab.nn.registry import Registered, Registry
 
-
 THETA = 10000.0
 """Base of the wavelengths of sinusoids, and of rotations unless the config has another."""
 
