@@ -223,7 +223,7 @@ def bundle(w: Weights, choices: Choices, role: str) -> Bundle:
 def attention(
     w: Weights, choices: Choices, role: str, first: dict[str, Array] | None = None
 ) -> Callable[[Array, Array | None], Array]:
-    """f(x, memory) of one of our attentions; ``first`` holds the values of the stack's first self-attention."""
+    """f(x, memory) of one of our attentions; ``first`` keeps the values of the stack's first one."""
     config, p = choices.config, attention_bundle(w, choices, role)
     options = branches.AttentionOptions(
         heads=config.heads,

@@ -122,6 +122,16 @@ def normed_head(head: np.ndarray, side: str, p: Bundle, options: AttentionOption
     return named_norm(head, f"{side}_norm", p, options.norm) if side in normed else head
 
 
+def turned_and_normed(
+    head: np.ndarray, side: str, p: Bundle, options: AttentionOptions, *, turned: bool
+) -> np.ndarray:
+    """A head's queries or keys as they meet: nanochat norms behind the rotation, all others before it."""
+    if options.qk_norm == "gain_free_after_rope":
+        return normed_head(rotate(head, options.theta) if turned else head, side, p, options)
+    normed = normed_head(head, side, p, options)
+    return rotate(normed, options.theta) if turned else normed
+
+
 def sigmoid(x: np.ndarray) -> np.ndarray:
     """1 / (1 + exp(-x)); toys stay far from overflow."""
     return 1.0 / (1.0 + np.exp(-x))
@@ -192,21 +202,15 @@ def attention(
         scale = 1.0 / np.sqrt(width)
         if options.qk_norm == "cosine":
             q, k, scale = cosine_rows(q), cosine_rows(k), p["g_qk"][0]
-        after = options.qk_norm == "gain_free_after_rope"
-        if not after:
-            q, k = normed_head(q, "q", p, options), normed_head(k, "k", p, options)
-        if options.rope and memory is None:
-            q, k = rotate(q, options.theta), rotate(k, options.theta)
-        if after:
-            q, k = normed_head(q, "q", p, options), normed_head(k, "k", p, options)
+        turned = options.rope and memory is None
+        q, k = (turned_and_normed(a, s, p, options, turned=turned) for a, s in ((q, "q"), (k, "k")))
         v = normed_head(v, "v", p, options)
         y = one_head(scale * q, k, v, (lambda t: t + 1) if masked else (lambda t: source.shape[0]))
         if options.head_gain:
             y = p["gamma_h"][h] * y
-        if options.gate == "headwise":
-            y = gates[:, [h]] * y
-        elif options.gate == "elementwise":
-            y = gates[:, h * width : (h + 1) * width] * y
+        columns = {"headwise": 1, "elementwise": width}.get(options.gate, 0)
+        if gates is not None:
+            y = gates[:, h * columns : (h + 1) * columns] * y
         outputs.append(y)
 
     joined = np.concatenate(outputs, axis=1)

@@ -62,6 +62,12 @@ class ModelConfig:
     """Width of an attention head; 0: the width of the stream divided by the number of heads."""
     rope_theta: Positive = since(10000.0, introduced=10000.0)
     """Base of the wavelengths of rope: Llama 2 has 1e4, Llama 3 and OLMo 2 5e5, Gemma 3 1e6."""
+    parametrisation: str = since("standard", introduced="standard", flag=False)
+    """How starts, rates, decay and multipliers go with width and depth."""
+    base_dim: Count = since(0, introduced=0)
+    """Width at which a parametrisation such as mup changes nothing; 0: the model's own."""
+    base_layers: Count = since(0, introduced=0)
+    """Layers of a stack at which a parametrisation changes nothing; 0: the model's own."""
     qk_norm_len: Annotated[int, Ge(2), Lt(2**63)] = 64
     """97.5th percentile of the training sentences' lengths in tokens, which sets qknorm's initial scale."""
 

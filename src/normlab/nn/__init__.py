@@ -25,10 +25,12 @@ from normlab.nn.options import (
     ReLU,
     ValueResidual,
 )
+from normlab.nn.parametrisation import Parametrisation
 from normlab.nn.placement.base import Placement, Plain, ProfiledPlacement
 from normlab.nn.placement.normed import MixNorm, PostNorm, PreNorm
 from normlab.nn.placement.scaled import Admin, DeepNorm, LayerScale
 from normlab.nn.position import PositionEncoding
+from normlab.nn.roles import ROLES, ParameterRole, parameter_roles
 from normlab.nn.site import DECODER_LAYER, ENCODER_LAYER, LANGUAGE_LAYER, Site, sites, stack_of
 from normlab.nn.stack import Stack, build_stack, shards
 from normlab.nn.sublayer import Attention, Branch, FeedForward, Sublayer, wrap
@@ -43,6 +45,7 @@ __all__ = [
     "INNER_NORMS",
     "LANGUAGE_LAYER",
     "PAD",
+    "ROLES",
     "Activation",
     "Admin",
     "Attention",
@@ -63,6 +66,8 @@ __all__ = [
     "MixNorm",
     "Norm",
     "PairClassifier",
+    "ParameterRole",
+    "Parametrisation",
     "Placement",
     "Plain",
     "PlainEmbedding",
@@ -83,6 +88,7 @@ __all__ = [
     "UntiedEmbedding",
     "ValueResidual",
     "build_stack",
+    "parameter_roles",
     "reference",
     "shards",
     "sites",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import torch
@@ -46,6 +46,8 @@ class Embedding(Registered, nn.Module, ABC):
     registry: ClassVar[Registry[type[Embedding]]] = Registry("embedding")
     tied: ClassVar[bool] = True
     """Whether the output uses the input's matrix."""
+    parameter_roles: ClassVar[str | Mapping[str, str]] = "embedding"
+    """See ``nn.roles``."""
     scale_free: ClassVar[bool] = False
     """Whether the scale of the weights has no effect."""
 
@@ -127,6 +129,7 @@ class UntiedEmbedding(Embedding, name="untied"):
     """
 
     tied: ClassVar[bool] = False
+    parameter_roles: ClassVar[str | Mapping[str, str]] = {"weight": "embedding", "output": "head"}
 
     def __init__(self, vocab_size: int, dim: int) -> None:
         super().__init__(vocab_size, dim)

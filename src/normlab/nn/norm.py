@@ -19,6 +19,7 @@ class Norm(Registered, nn.Module, ABC):
     """Base of all norms; a subclass registers itself under ``name``, an abstract one has none."""
 
     registry: ClassVar[Registry[Callable[[int], Norm]]] = Registry("norm")
+    parameter_roles: ClassVar[str] = "norm"
     no_fold: ClassVar[str] = ""
     """The reason why no plainer norm is equal, for a norm of a method that has a plainer near one."""
 
@@ -74,8 +75,8 @@ class RMSNorm(Norm, name="rmsnorm"):
 
 
 class ZeroCentredRMSNorm(Norm, name="rmsnorm1p"):
-    r""":math:`(1 + w_i) \, x_i / \sqrt{\mathrm{mean}(x^2) + \epsilon}`, initially :math:`w = 0`, so that decay
-    draws the gain to 1.
+    r""":math:`(1 + w_i) \, x_i / \sqrt{\mathrm{mean}(x^2) + \epsilon}`, initially :math:`w = 0`, so that
+    decay draws the gain to 1.
 
     Gemma Team 2024, Section 2 (arXiv 2403.08295), after Zhang and Sennrich 2019.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -60,6 +60,7 @@ class ScalarBiasLinear(nn.Linear):
     """
 
     plain: ClassVar[str] = "bias"
+    parameter_roles: ClassVar[Mapping[str, str]] = {"weight": "hidden", "before": "bias", "after": "bias"}
 
     def __init__(self, n_in: int, n_out: Sequence[int]) -> None:
         super().__init__(n_in, sum(n_out), bias=False)
@@ -148,8 +149,8 @@ def without_gates(width: int) -> int:
 
 @GATES.register("headgate")
 def gate_of_head(width: int) -> int:
-    r""":math:`\sigma(w_h x) \, \mathrm{head}_h` with one gate for each head and position, which reads what the
-    queries read.
+    r""":math:`\sigma(w_h x) \, \mathrm{head}_h` with one gate for each head and position, which reads what
+    the queries read.
 
     Qiu et al. 2025, Section 3 (arXiv 2505.06708), headwise. The gates' rows start as those of the queries do,
     so that a gate is near 1/2 at first.
@@ -159,8 +160,8 @@ def gate_of_head(width: int) -> int:
 
 @GATES.register("elementgate")
 def gates_of_elements(width: int) -> int:
-    r""":math:`\sigma(W_h x) \odot \mathrm{head}_h` with a gate for each element of a head, which reads what the
-    queries read.
+    r""":math:`\sigma(W_h x) \odot \mathrm{head}_h` with a gate for each element of a head, which reads what
+    the queries read.
 
     Qiu et al. 2025, Section 3 (arXiv 2505.06708), elementwise. The gates' rows start as those of the queries
     do, so that a gate is near 1/2 at first.
@@ -205,6 +206,7 @@ class QueryKeyNorm(Registered, nn.Module, ABC):
     """
 
     registry: ClassVar[Registry[Callable[[ModelConfig], QueryKeyNorm]]] = Registry("query-key norm")
+    parameter_roles: ClassVar[str] = "norm"
     scale: ClassVar[float | None] = None
     """Factor on the products; None stands for :math:`1/\\sqrt{w}`."""
     after_rotation: ClassVar[bool] = False
@@ -311,8 +313,8 @@ class NormedHeadsAndValues(NormedHeads, name="qkvnormed"):
 
 
 class RotatedThenNormed(QueryKeyNorm, name="ropenormed"):
-    r""":math:`1.44 \, \hat{q} \cdot \hat{k} / \sqrt{w}` with :math:`\hat{q} = q/\mathrm{rms}(q)` over each head,
-    without a gain and behind the rotation of rope.
+    r""":math:`1.44 \, \hat{q} \cdot \hat{k} / \sqrt{w}` with :math:`\hat{q} = q/\mathrm{rms}(q)` over each
+    head, without a gain and behind the rotation of rope.
 
     nanochat's code, where queries and keys are multiplied by 1.2 each, after Dehghani et al. 2023,
     Section 3.1 (arXiv 2302.05442).

@@ -25,6 +25,7 @@ class PositionEncoding(Registered, nn.Module, ABC):
 
     registry: ClassVar[Registry[type[PositionEncoding]]] = Registry("position encoding")
 
+    parameter_roles: ClassVar[str] = "embedding"
     longest: int | None = None
     """The number of positions, if it is limited."""
 

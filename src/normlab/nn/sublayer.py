@@ -24,6 +24,7 @@ from normlab.nn.options import (
     ValueResidual,
     inner_norm,
 )
+from normlab.nn.parametrisation import Parametrisation, scaled
 from normlab.nn.placement.base import Placement, Stream
 from normlab.nn.position import PositionEncoding
 from normlab.nn.site import Site
@@ -61,8 +62,8 @@ class Branch(nn.Module, ABC):
 
     @abstractmethod
     def matrices(self) -> dict[str, Tensor]:
-        """Return the weights `[out, in]` by name (query, key, value, output, gate, ffn_in, ffn_gate, ffn_out),
-        as views of the packed ones.
+        """Return the weights `[out, in]` by name (query, key, value, output, gate of an attention; ffn_in,
+        ffn_gate, ffn_out), as views of the packed ones.
         """
 
     @property
@@ -108,6 +109,9 @@ class Attention(Branch):
             self.value_residual = ValueResidual.registry[config.value_residual]()
             self.first = layer == 0
         self.qk_norm = QueryKeyNorm.registry[config.qk_norm](config)
+        parametrisation = Parametrisation.of(config)
+        self.scale = parametrisation.attention_scale(self.qk_norm.scale, self.width)
+        self.factor = parametrisation.factor(parametrisation.branch)
         self.head_gain = HEAD_GAINS[config.head_gain](config.heads)
         self.inner_norm = inner_norm(config, f"{'cross' if self.from_memory else 'self'}_attention", queries)
         self.out = linear(queries, [dim])
@@ -149,12 +153,12 @@ class Attention(Branch):
             k, v = context.cache.extend(self, k, v)
             mask, causal = context.cache.mask, False
         p = self.p if self.training else 0.0
-        y = ops.attention(q, k, v, mask=mask, causal=causal, p=p, scale=self.qk_norm.scale)
+        y = ops.attention(q, k, v, mask=mask, causal=causal, p=p, scale=self.scale)
         y = self.head_gain(y)
         if gate is not None:
             y = y * torch.sigmoid(gate).unflatten(2, (self.heads, -1)).transpose(1, 2)
         y = y.transpose(1, 2).flatten(2)
-        return self.dropout(self.out(self.inner_norm(y)))
+        return self.dropout(scaled(self.out(self.inner_norm(y)), self.factor))
 
     def _split(self, projected: Tensor, *heads: int) -> Iterator[Tensor]:
         """Split `[B, T, sum of heads x w]` into a tensor `[B, H, T, w]` for each number of heads."""
@@ -223,6 +227,8 @@ class FeedForward(Branch):
         self.activation = Activation.registry[config.activation]()
         self.inner = linear(config.dim, [config.ffn_dim] * len(self.activation.matrices))
         self.inner_norm = inner_norm(config, "ffn", config.ffn_dim)
+        parametrisation = Parametrisation.of(config)
+        self.factor = parametrisation.factor(parametrisation.branch)
         self.outer = linear(config.ffn_dim, [config.dim])
         self.inner_dropout = Dropout(config.ffn_dropout)
         self.dropout = Dropout(config.dropout)
@@ -243,7 +249,7 @@ class FeedForward(Branch):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         hidden = self.inner_norm(self.activation(self.inner(x)))
-        return self.dropout(self.outer(self.inner_dropout(hidden)))
+        return self.dropout(scaled(self.outer(self.inner_dropout(hidden)), self.factor))
 
 
 BRANCHES: dict[str, Callable[[ModelConfig, int], Branch]] = {
@@ -252,4 +258,4 @@ BRANCHES: dict[str, Callable[[ModelConfig, int], Branch]] = {
     "cross_attention": partial(Attention, source="memory"),
     "ffn": FeedForward,
 }
-"""The branch of each role, given the number of its layer from 0 on. The roles of a layer, in order, make up the layer."""
+"""The branch of each role, given its layer's number from 0 on. The roles of a layer, in order, make it up."""

@@ -10,7 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from normlab.config.model import ModelConfig, derive
-from normlab.nn import Activation, Branch, Embedding, PositionEncoding, ReLU, SegmentEncoder, Site, Sublayer
+from normlab.nn import (
+    Activation,
+    Branch,
+    Embedding,
+    PositionEncoding,
+    ReLU,
+    SegmentEncoder,
+    Site,
+    Sublayer,
+    TokenModel,
+    parameter_roles,
+)
 from normlab.nn.registry import Registered, Registry
 
 SCHEMES: Registry[type[Scheme]] = Registry("scheme")
@@ -26,15 +37,17 @@ class Scheme(Registered, ABC):
     registry: ClassVar[Registry[type[Scheme]]] = SCHEMES
     of_tables: ClassVar[bool] = False
     """Whether it also fills the tables of tokens and positions, which otherwise follow their own rules."""
+    by_width: ClassVar[Mapping[str, float]] = dict.fromkeys(("embedding", "head", "hidden"), -0.5)
+    """The exponent of the width in the standard deviations of each role of ``nn.roles``."""
 
     @staticmethod
     @abstractmethod
     def fill_(weight: Tensor, matrix: str, gain: float, generator: torch.Generator) -> None:
-        """Fill a weight `[out, in]` in place; ``gain`` is the factor of ``Scheme.gain`` and of the placement on
-        the standard deviation.
+        """Fill a weight `[out, in]` in place; ``gain`` is the factor of the scheme and of the placement on the
+        standard deviation.
 
         ``matrix`` is a name in ``Branch.matrices``, or ``"head"`` for the matrices of an encoder's heads; with
-        ``of_tables`` also ``"embedding"``, ``"unembedding"`` (an output matrix of its own) and ``"positions"``.
+        ``of_tables`` also ``"embedding"``, ``"positions"`` and ``"unembedding"``, an output's own matrix.
         """
 
     @classmethod
@@ -135,6 +148,7 @@ class Normal(Scheme, name="normal002"):
     """
 
     of_tables: ClassVar[bool] = True
+    by_width: ClassVar[Mapping[str, float]] = dict.fromkeys(("embedding", "head", "hidden"), 0.0)
 
     @staticmethod
     def fill_(weight: Tensor, matrix: str, gain: float, generator: torch.Generator) -> None:
@@ -162,6 +176,7 @@ class TruncatedNormal(Scheme, name="truncnormal"):
     """
 
     of_tables: ClassVar[bool] = True
+    by_width: ClassVar[Mapping[str, float]] = Normal.by_width
 
     @staticmethod
     def fill_(weight: Tensor, matrix: str, gain: float, generator: torch.Generator) -> None:
@@ -193,6 +208,7 @@ class Nanochat(Scheme, name="nanochatstart"):
     """
 
     of_tables: ClassVar[bool] = True
+    by_width: ClassVar[Mapping[str, float]] = {"embedding": 0.0, "head": 0.0, "hidden": -0.5}
     TABLES: ClassVar[Mapping[str, float]] = {"embedding": 0.8, "positions": 0.8, "unembedding": 0.001}
 
     @staticmethod
@@ -216,16 +232,9 @@ def initialise_(model: nn.Module, scheme: str, seed: int) -> None:
     if any(p.is_meta for p in model.parameters()):
         return
     chosen = SCHEMES[scheme]
-    fill_ = chosen.fill_
     sublayers = [m for m in model.modules() if isinstance(m, Sublayer)]
     for sublayer in sublayers:
-        if isinstance(sublayer.f, Branch):
-            site = sublayer.site
-            for i, (name, weight) in enumerate(sublayer.f.matrices().items()):
-                generator = _generator(weight, derive(seed, f"init.{site.stack}", site.index, i))
-                gain = chosen.gain(site, name) * sublayer.place.gain(site, name)
-                fill_(weight, name, gain, generator)
-            _zero_biases(sublayer.f)
+        _fill_branch_(sublayer, chosen, seed)
     gains = [(s.place.embedding_gain(s.site), s.place.classifier_gain(s.site)) for s in sublayers]
     embedding_gain, classifier_gain = (min(column) for column in zip(*gains or [(1.0, 1.0)], strict=True))
     for path, module in model.named_modules():
@@ -235,16 +244,40 @@ def initialise_(model: nn.Module, scheme: str, seed: int) -> None:
             module.init_(generator, gain=embedding_gain, classifier_gain=classifier_gain)
         elif isinstance(module, PositionEncoding):
             device = next(model.parameters()).device
-            generator = torch.Generator(device).manual_seed(derive(seed, "init.positions", *own))
-            module.init_(generator)
+            module.init_(torch.Generator(device).manual_seed(derive(seed, "init.positions", *own)))
         elif isinstance(module, SegmentEncoder):
             for i, head in enumerate(module.heads()):
-                fill_(head.weight, "head", 1.0, _generator(head.weight, derive(seed, "init.head", i)))
+                chosen.fill_(head.weight, "head", 1.0, _generator(head.weight, derive(seed, "init.head", i)))
                 _zero_biases(head)
         if chosen.of_tables and isinstance(module, (Embedding, PositionEncoding)):
+            gain_of = {"embedding": embedding_gain, "unembedding": classifier_gain, "positions": 1.0}
             for name, table in module.tables().items():
-                gain = {"embedding": embedding_gain, "unembedding": classifier_gain}.get(name, 1.0)
-                fill_(table, name, gain, _generator(table, derive(seed, f"init.{name}.scheme", *own)))
+                generator = _generator(table, derive(seed, f"init.{name}.scheme", *own))
+                chosen.fill_(table, name, gain_of[name], generator)
+
+
+@torch.no_grad()
+def scale_start_(model: TokenModel, scheme: str) -> None:
+    """Multiply initial matrices so that they go with the width as the model's parametrisation says, whatever
+    the scheme's own exponent.
+    """
+    wanted, drawn = model.parametrisation.starts, SCHEMES[scheme].by_width
+    if model.parametrisation.width == 1:
+        return
+    parameters = dict(model.named_parameters())
+    for name, own in parameter_roles(model).items():
+        if own.role in wanted:
+            parameters[name].mul_(model.parametrisation.width ** (wanted[own.role] - drawn[own.role]))
+
+
+def _fill_branch_(sublayer: Sublayer, scheme: type[Scheme], seed: int) -> None:
+    if not isinstance(sublayer.f, Branch):
+        return
+    site = sublayer.site
+    for i, (name, weight) in enumerate(sublayer.f.matrices().items()):
+        generator = _generator(weight, derive(seed, f"init.{site.stack}", site.index, i))
+        scheme.fill_(weight, name, scheme.gain(site, name) * sublayer.place.gain(site, name), generator)
+    _zero_biases(sublayer.f)
 
 
 def _zero_biases(module: nn.Module) -> None:

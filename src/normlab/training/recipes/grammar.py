@@ -83,6 +83,7 @@ AXES = (
     Axis("attention gate", nn.GATES, "model", "attention_gate"),
     Axis("value residual", nn.ValueResidual.registry, "model", "value_residual"),
     Axis("logits", nn.LogitMap.registry, "model", "logit_map"),
+    Axis("parametrisation", nn.Parametrisation.registry, "model", "parametrisation"),
     Axis("optimiser", OPTIMISERS, "optim", "optimiser", keeps=True),
     Axis("schedule", SCHEDULES, "optim", "schedule", keeps=True, always_said=True),
 )
@@ -304,7 +305,8 @@ class _Recipe:
             without = " and ".join(placement.__name__ for placement in placements)
             have = "has" if len(placements) == 1 else "have"
             reasons.append(f"{without} {have} no norm, so {model.norm} would do nothing")
-        reasons_of_parts = [SCHEMES[model.scheme].conflict(model), *(p.conflict(model) for p in placements)]
+        scheme, scaling = SCHEMES[model.scheme], nn.Parametrisation.registry[model.parametrisation]
+        reasons_of_parts = [part.conflict(model) for part in (scheme, scaling, *placements)]
         return reasons + [why for why in reasons_of_parts if why]
 
     def without_conflict(self, base: Config) -> list[_Recipe]:
