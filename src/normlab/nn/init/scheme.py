@@ -43,11 +43,11 @@ class Scheme(Registered, ABC):
     @staticmethod
     @abstractmethod
     def fill_(weight: Tensor, matrix: str, gain: float, generator: torch.Generator) -> None:
-        """Fill a weight `[out, in]` in place; ``gain`` is the factor of the scheme and of the placement on the
-        standard deviation.
+        """Fill a weight `[out, in]` in place; ``gain`` is the factor of the scheme and of the placement on
+        the standard deviation.
 
-        ``matrix`` is a name in ``Branch.matrices``, or ``"head"`` for the matrices of an encoder's heads; with
-        ``of_tables`` also ``"embedding"``, ``"positions"`` and ``"unembedding"``, an output's own matrix.
+        ``matrix`` is a name in ``Branch.matrices``, or ``"head"`` for the matrices of an encoder's heads;
+        with ``of_tables`` also ``"embedding"``, ``"positions"`` and ``"unembedding"``, an output's own.
         """
 
     @classmethod
@@ -155,7 +155,7 @@ class Normal(Scheme, name="normal002"):
         weight.normal_(0.0, gain * STD, generator=generator)
 
 
-class GPT2(Normal, name="gpt2start"):
+class GPT2Start(Normal, name="gpt2start"):
     r"""GPT-2's start: :math:`N(0, 0.02^2)`, tokens and positions too, and the last matrix of every branch
     :math:`N(0, 0.02^2/S)` with S sublayers in the stack, 2L in a language model.
 
@@ -198,7 +198,7 @@ class ZeroOutputs(Scheme, name="zerooutputs"):
         weight.normal_(0.0, gain * weight.shape[1] ** -0.5 * (matrix not in LAST), generator=generator)
 
 
-class Nanochat(Scheme, name="nanochatstart"):
+class NanochatStart(Scheme, name="nanochatstart"):
     r"""nanochat's start: uniform with deviation :math:`d^{-1/2}` for query, key and value,
     :math:`U(-0.4 \, d^{-1/2}, 0.4 \, d^{-1/2})` for the first feed-forward matrices, 0 for the last matrix of
     every branch, tokens :math:`N(0, 0.8^2)` and an output matrix of its own :math:`N(0, 0.001^2)`.
@@ -213,7 +213,7 @@ class Nanochat(Scheme, name="nanochatstart"):
 
     @staticmethod
     def fill_(weight: Tensor, matrix: str, gain: float, generator: torch.Generator) -> None:
-        if std := Nanochat.TABLES.get(matrix):
+        if std := NanochatStart.TABLES.get(matrix):
             weight.normal_(0.0, gain * std, generator=generator)
             return
         bound = 0.0 if matrix in LAST else 0.4 if matrix.startswith("ffn") else 3**0.5

@@ -1,0 +1,149 @@
+"""Named baselines against Hugging Face's classes: logits with the same weights, and sizes at the start."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import normlab
+from cases import each
+from normlab.nn import Decoder
+
+transformers = pytest.importorskip("transformers")
+
+HEADS, KV_HEADS, POSITIONS = 4, 2, 32
+TINY = {"dim": 24, "ffn_dim": 40, "decoder_layers": 2}
+SMALL = {"dim": 64, "ffn_dim": 256, "decoder_layers": 3}
+Weights = dict[str, Tensor]
+Family = Callable[[Decoder], tuple[nn.Module, Weights]]
+
+
+def halves(rows: Tensor, heads: int) -> Tensor:
+    """Rows of queries or keys in Hugging Face's order, who turn (i, i + w/2) where we turn (2i, 2i + 1)."""
+    return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def layers_of(model: Decoder) -> list[tuple[Any, Any]]:
+    """Attention and feed-forward of each layer."""
+    sublayers = list(model.decoder)
+    return list(zip(sublayers[::2], sublayers[1::2], strict=True))
+
+
+def tables_of(model: Decoder, tokens: str) -> Weights:
+    tables = model.embedding.tables()
+    return {tokens: tables["embedding"], "lm_head.weight": tables.get("unembedding", tables["embedding"])}
+
+
+def of_module(name: str, module: nn.Module) -> Weights:
+    return {f"{name}.{leaf}": value for leaf, value in module.named_parameters()}
+
+
+def gpt2(model: Decoder) -> tuple[nn.Module, Weights]:
+    vocab, dim = model.embedding.weight.shape
+    weights = tables_of(model, "transformer.wte.weight") | of_module("transformer.ln_f", model.decoder.end)
+    weights["transformer.wpe.weight"] = model.position_encoding.weight
+    for i, (attention, ffn) in enumerate(layers_of(model)):
+        at = f"transformer.h.{i}."
+        linears = {
+            "attn.c_attn": attention.f.reader,
+            "attn.c_proj": attention.f.writer,
+            "mlp.c_fc": ffn.f.reader,
+            "mlp.c_proj": ffn.f.writer,
+        }
+        for name, linear in linears.items():
+            weights |= {f"{at}{name}.weight": linear.weight.T, f"{at}{name}.bias": linear.bias}
+        weights |= of_module(f"{at}ln_1", attention.place.norm) | of_module(f"{at}ln_2", ffn.place.norm)
+    sizes = {"n_embd": dim, "n_inner": ffn.f.reader.out_features, "n_layer": i + 1, "n_head": HEADS}
+    config = transformers.GPT2Config(
+        vocab_size=vocab, n_positions=POSITIONS, attn_implementation="eager", **sizes
+    )
+    return transformers.GPT2LMHeadModel(config), weights
+
+
+def rotary(model: Decoder, family: str, norms: Mapping[str, str], **chosen: Any) -> tuple[nn.Module, Weights]:
+    """A class that names its matrices as Llama does; ``norms`` maps our paths below a layer to its names."""
+    vocab, dim = model.embedding.weight.shape
+    weights = tables_of(model, "model.embed_tokens.weight") | of_module("model.norm", model.decoder.end)
+    for i, (attention, ffn) in enumerate(layers_of(model)):
+        a, f = attention.f.matrices(), ffn.f.matrices()
+        matrices = {
+            "self_attn.q_proj": halves(a["query"], HEADS),
+            "self_attn.k_proj": halves(a["key"], KV_HEADS),
+            "self_attn.v_proj": a["value"],
+            "self_attn.o_proj": a["output"],
+            "mlp.gate_proj": f["ffn_gate"],
+            "mlp.up_proj": f["ffn_in"],
+            "mlp.down_proj": f["ffn_out"],
+        }
+        weights |= {f"model.layers.{i}.{name}.weight": w for name, w in matrices.items()}
+        for path, name in norms.items():
+            (gain,) = (
+                {"attention": attention, "ffn": ffn}[path.partition(".")[0]]
+                .get_submodule(path.partition(".")[2])
+                .parameters()
+            )
+            weights[f"model.layers.{i}.{name}.weight"] = gain
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=vocab,
+        hidden_size=dim,
+        intermediate_size=len(f["ffn_in"]),
+        num_hidden_layers=i + 1,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        max_position_embeddings=POSITIONS,
+        rms_norm_eps=1e-6,
+        attn_implementation="eager",
+        **chosen,
+    )
+    return getattr(transformers, f"{family}ForCausalLM")(config), weights
+
+
+def llama(model: Decoder) -> tuple[nn.Module, Weights]:
+    norms = {"attention.place.norm": "input_layernorm", "ffn.place.norm": "post_attention_layernorm"}
+    return rotary(model, "Llama", norms)
+
+
+FAMILIES: Mapping[str, Family] = {"gpt2": gpt2, "llama": llama}
+
+
+def built(name: str, vocab: int, sizes: Mapping[str, int]) -> Decoder:
+    grouped = {} if name == "gpt2" else {"kv_heads": KV_HEADS}
+    return normlab.build(f"like:{name}", vocab, heads=HEADS, max_positions=POSITIONS, **grouped, **sizes)
+
+
+@each("name", FAMILIES)
+@torch.no_grad()
+def test_logits_are_those_of_the_class_with_the_same_weights(name):
+    model = built(name, 23, TINY).double().eval()
+    generator = torch.Generator().manual_seed(3)
+    for parameter in model.parameters():  # away from special values, and large enough for attention to matter
+        parameter += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    theirs, weights = FAMILIES[name](model)
+    assert tuple(theirs.double().eval().load_state_dict(weights, strict=False)) == ([], [])
+    ids = torch.randint(1, 23, (2, 17), generator=generator)
+    expected = theirs(ids).logits
+    assert expected.std() > 0.1
+    # their rotations are computed in float32
+    torch.testing.assert_close(model(ids), expected, rtol=0, atol=1e-5 * expected.abs().max().item())
+
+
+def sizes_by_role(weights: Mapping[str, Tensor]) -> dict[str, float]:
+    """The root mean square of the parameters that have a name in common but for the layer's number."""
+    groups = defaultdict(list)
+    for name, value in weights.items():
+        groups[re.sub(r"\d+", "*", name)].append(value.detach().double().flatten())
+    return {role: torch.cat(values).square().mean().sqrt().item() for role, values in groups.items()}
+
+
+@each("name", FAMILIES)
+def test_a_start_is_as_large_as_that_of_the_class(name):
+    torch.manual_seed(1)
+    theirs, weights = FAMILIES[name](built(name, 2000, SMALL))
+    ours, expected = sizes_by_role(weights), sizes_by_role(theirs.state_dict())
+    assert ours == pytest.approx({role: expected[role] for role in ours}, rel=0.02)
