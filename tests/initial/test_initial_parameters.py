@@ -29,7 +29,7 @@ from normlab.nn import (
     Sublayer,
     sites,
 )
-from normlab.nn.init import initialise_
+from normlab.nn.init import SCHEMES, initialise_
 from oracles import adapter, initial, norms
 from oracles.adapter import Weights
 from oracles.comparing import arrays_of, ours_alone
@@ -59,6 +59,15 @@ def test_a_model_of_a_placement(placement):
         assert len(own) == (sum(layers) if place.by_layer else len(found))
     tied = started(model_of(sized(placement, 3, 2, embedding="plain")))["embedding.weight"]
     assert_drawn([tied], initial.embedding_gain(placement, 3, 2) * std)
+
+
+@each("scheme", [name for name in ours_alone(SCHEMES) if SCHEMES[name].of_tables])
+def test_a_scheme_that_fills_tables(scheme):
+    """Tokens, an output matrix of its own and positions are drawn as the scheme's source says."""
+    arrays = started(model_of(sized("pre", 0, 2, position_encoding="learned", max_positions=300)), scheme)
+    tables = {"embedding": "embedding.weight", "unembedding": "embedding.output"}
+    for matrix, name in {**tables, "positions": "position_encoding.weight"}.items():
+        assert_drawn([arrays[name]], initial.scheme_std(scheme, matrix, VOCAB, 64), what=f"{scheme} {matrix}")
 
 
 def test_fixnorm_is_uniform():

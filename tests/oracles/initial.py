@@ -150,7 +150,7 @@ def language_model_std(scheme: str, matrix: str, n_in: int, sublayers: int) -> f
     return (0.4 / np.sqrt(3.0) if small else 1.0) / np.sqrt(n_in)
 
 
-LANGUAGE_MODEL_STARTS = ("gpt2start", "normal002", "truncnormal", "zerooutputs", "nanochatstart")
+LANGUAGE_MODEL_STARTS = ("normal002", "gpt2start", "truncnormal", "zerooutputs", "nanochatstart")
 UNIFORM = ("xavier_uniform", "nanochatstart")
 
 

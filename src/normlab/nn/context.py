@@ -59,6 +59,12 @@ class Cache:
             raise RuntimeError("call begin_step before the first step")
         return self._mask
 
+    def latest(self, positions: int) -> Tensor:
+        """Return `[t·K]`, True for the slots of the latest positions."""
+        return torch.arange(self.length * self.beams, device=self.slots.device) >= (
+            (self.length - positions) * self.beams
+        )
+
     def extend(self, module: nn.Module, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Append keys and values `[B, H, K, D/H]`; return all so far, `[B, H, t·K, D/H]`."""
         if module not in self._own:

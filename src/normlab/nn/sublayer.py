@@ -94,6 +94,7 @@ class Attention(Branch):
         self.heads, self.kv_heads = config.heads, config.kv_heads or config.heads
         self.width = _width(config)
         self.causal, self.from_memory = causal, source == "memory"
+        self.window = config.sliding_window if causal and config.slides(layer) else 0
         self.p = config.attention_dropout
         dim, queries, keys = config.dim, self.width * self.heads, self.width * self.kv_heads
         self.gates = self.heads * GATES[config.attention_gate](self.width)
@@ -105,7 +106,8 @@ class Attention(Branch):
             self.packs = {"qkv": {"query": queries, "key": keys, "value": keys, **gates}}
             self.qkv = linear(dim, list(self.packs["qkv"].values()))
             rotary = PositionEncoding.registry[config.position_encoding].apply_rotary
-            self.apply_rotary = partial(rotary, theta=config.rope_theta)
+            local = config.slides(layer) and config.sliding_rope_theta
+            self.apply_rotary = partial(rotary, theta=local or config.rope_theta)
             self.value_residual = ValueResidual.registry[config.value_residual]()
             self.first = layer == 0
         self.qk_norm = QueryKeyNorm.registry[config.qk_norm](config)
@@ -152,6 +154,10 @@ class Attention(Branch):
         if self.causal and context.cache is not None:
             k, v = context.cache.extend(self, k, v)
             mask, causal = context.cache.mask, False
+            if self.window:
+                mask = mask & context.cache.latest(self.window)
+        elif 0 < self.window < q.shape[2]:
+            mask, causal = sliding(q.shape[2], self.window, q.device), False
         p = self.p if self.training else 0.0
         y = ops.attention(q, k, v, mask=mask, causal=causal, p=p, scale=self.scale)
         y = self.head_gain(y)
@@ -199,6 +205,11 @@ class Attention(Branch):
         mask = mask.clone()
         mask[:, 0] = True  # a row of padding alone attends to itself: a softmax over nothing is NaN
         return mask[:, None, None, :]
+
+
+def sliding(length: int, window: int, device: torch.device) -> Tensor:
+    """Return a mask `[T, T]` that is True for the last ``window`` positions up to the query's own."""
+    return torch.ones(length, length, dtype=torch.bool, device=device).tril().triu(1 - window)
 
 
 def _width(config: ModelConfig) -> int:

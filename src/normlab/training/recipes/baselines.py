@@ -74,3 +74,66 @@ class Llama(NamedBaseline, name="like:llama"):
 
     recipe = "pre+rmsnorm+untied+noembedscale+normal002+rope+swiglu+nobias+adamw+cosine+warmup"
     optim: ClassVar[Mapping[str, Any]] = {**ADAMW, "eps": 1e-5}
+
+
+class OLMo2(NamedBaseline, name="like:olmo2"):
+    """OLMo 2: RMSNorm behind every branch and on queries and keys, rope, SwiGLU, no biases, an output matrix of
+    its own, AdamW, z-loss and a cosine to a tenth.
+
+    OLMo et al. 2025, Sections 2 and 3 (arXiv 2501.00656), with the numbers of the authors' configurations:
+    decay on everything but the embeddings; rates of 4e-4 (1B) and 3e-4 (7B and 13B), warm-up over 8.4e9
+    tokens. Hugging Face's default configuration has another epsilon and another base of rope.
+    """
+
+    recipe = "olmo2+rmsnorm+untied+noembedscale+truncnormal+rope+swiglu+normed+nobias+adamw+cosine+warmup"
+    model: ClassVar[Mapping[str, Any]] = {"rope_theta": 5e5}
+    optim: ClassVar[Mapping[str, Any]] = {
+        **ADAMW,
+        "weight_decay_on": "all",
+        "roles": "olmo2",
+        "z_loss": 1e-5,
+    }
+
+
+class Gemma3(NamedBaseline, name="like:gemma3"):
+    """Gemma 3: zero-centred RMSNorm before and behind every branch and on each head's queries and keys, rope,
+    GeGLU, no biases, tied embeddings times the root of the width; five sliding layers, then a full one.
+
+    Gemma Team 2025, Section 2 (arXiv 2503.19786). The window is 1,024 positions in the report and 4,096 in
+    Hugging Face's default. Google's start, rate, optimiser and schedule are not published: the start is Hugging
+    Face's, and the others are those of most language models here. Heads are 256 wide: ``--head-dim 256``.
+    """
+
+    recipe = "sandwich+rmsnorm1p+plain+embedscale+normal002+rope+geglu+headnormed+nobias+adamw+cosine+warmup"
+    model: ClassVar[Mapping[str, Any]] = {
+        "rope_theta": 1e6,
+        "sliding_rope_theta": 1e4,
+        "sliding_window": 1024,
+        "layer_pattern": "SSSSSF",
+    }
+
+
+class Nanochat(NamedBaseline, name="like:nanochat"):
+    """nanochat: Pre-LN with x0 and residual lambdas, RMSNorm without gains, normed queries and keys behind rope,
+    ReLU², no biases, an output matrix of its own and soft-capped logits; Muon with AdamW by role, WSD.
+
+    nanochat's code at 92d63d4, July 2026; Muon is that of Jordan et al. 2024, as Liu et al. 2025, Section 2
+    (arXiv 2502.16982) have it. Left out: value embeddings, the smear of neighbouring tokens, the backout of a
+    middle layer, sliding windows, and what nanochat's own Muon normalises besides. Rate 0.02 for matrices at
+    width 768, 40 steps of warm-up, no clipping. A longer log of the author prefers a cap of 20.
+    """
+
+    recipe = (
+        "x0lambdas+rmsnorm_nogain+untied+noembedscale+nanochatstart+rope+relu2+ropenormed+nobias+softcap"
+        "+muon_original+wsd+warmup"
+    )
+    model: ClassVar[Mapping[str, Any]] = {"embedding_norm": True, "rope_theta": 1e5, "logit_cap": 15.0}
+    optim: ClassVar[Mapping[str, Any]] = {
+        "roles": "nanochat",
+        "weight_decay": 0.28,
+        "weight_decay_on": "matrices",
+        "max_grad_norm": 0.0,
+        "decay_share": 0.65,
+        "final_lr_factor": 0.05,
+        "label_smoothing": 0.0,
+    }
