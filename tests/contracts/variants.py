@@ -26,6 +26,7 @@ from normlab.nn import (
     Encoder,
     LogitMap,
     Norm,
+    Parametrisation,
     Placement,
     PositionEncoding,
     QueryKeyNorm,
@@ -39,7 +40,7 @@ from normlab.tasks.task import build_model
 VOCAB = 13
 TOLERANCE = 1e-11
 """The rounding of a float64 forward and backward pass, relative to the largest number of a comparison."""
-CONFIG = ModelConfig(dim=16, ffn_dim=24, heads=2, encoder_layers=2, decoder_layers=2, dropout=0.0)
+CONFIG = ModelConfig(dim=16, ffn_dim=24, heads=2, encoder_layers=2, decoder_layers=2, base_dim=8, dropout=0.0)
 CHOICES: dict[str, Any] = {
     "norm": Norm.registry,
     "embedding": Embedding.registry,
@@ -55,13 +56,15 @@ CHOICES: dict[str, Any] = {
     "logit_map": LogitMap.registry,
     "kv_heads": [0, 1],
     "head_dim": [0, 4],
+    "parametrisation": ["standard", "mup"],
 }
 
 
 def refused(config: ModelConfig) -> bool:
     """Whether one of a model's parts says that it is not defined with another one."""
     places = (Placement.registry[p] for p in (config.encoder_placement, config.decoder_placement))
-    return any(part.conflict(config) for part in (*places, SCHEMES[config.scheme]))
+    parts = (*places, SCHEMES[config.scheme], Parametrisation.registry[config.parametrisation])
+    return any(part.conflict(config) for part in parts)
 
 
 def uniform(placement: str, **choices: Any) -> ModelConfig:

@@ -89,7 +89,7 @@ def rotary(model: Decoder, family: str, norms: Mapping[str, str], **chosen: Any)
                 .parameters()
             )
             weights[f"model.layers.{i}.{name}.weight"] = gain
-    config = getattr(transformers, f"{family}Config")(
+    config = getattr(transformers, {"Gemma3": "Gemma3Text"}.get(family, family) + "Config")(
         vocab_size=vocab,
         hidden_size=dim,
         intermediate_size=len(f["ffn_in"]),
@@ -109,12 +109,101 @@ def llama(model: Decoder) -> tuple[nn.Module, Weights]:
     return rotary(model, "Llama", norms)
 
 
-FAMILIES: Mapping[str, Family] = {"gpt2": gpt2, "llama": llama}
+def olmo2(model: Decoder) -> tuple[nn.Module, Weights]:
+    norms = {
+        "attention.place.norm": "post_attention_layernorm",
+        "ffn.place.norm": "post_feedforward_layernorm",
+        "attention.f.qk_norm.query": "self_attn.q_norm",
+        "attention.f.qk_norm.key": "self_attn.k_norm",
+    }
+    theirs, weights = rotary(
+        model, "Olmo2", norms, rope_parameters={"rope_theta": 5e5, "rope_type": "default"}
+    )
+    for name, gain in weights.items():
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            weights[name] = halves(gain, HEADS if "q_norm" in name else KV_HEADS)
+    return theirs, weights
+
+
+def gemma3(model: Decoder) -> tuple[nn.Module, Weights]:
+    norms = {
+        "attention.place.norm_in": "input_layernorm",
+        "attention.place.norm_out": "post_attention_layernorm",
+        "ffn.place.norm_in": "pre_feedforward_layernorm",
+        "ffn.place.norm_out": "post_feedforward_layernorm",
+        "attention.f.qk_norm.query": "self_attn.q_norm",
+        "attention.f.qk_norm.key": "self_attn.k_norm",
+    }
+    sizes = {"head_dim": HEAD_DIM, "query_pre_attn_scalar": HEAD_DIM, "sliding_window": WINDOW}
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
+    layers = len(layers_of(model))
+    theirs, weights = rotary(model, "Gemma3", norms, **sizes, layer_types=(layers * kinds)[:layers])
+    for name, gain in weights.items():
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            weights[name] = halves(gain, 1)
+    weights["model.norm.weight"] = weights.pop("model.norm.offset")
+    return theirs, weights
+
+
+def nanochat(model: Decoder) -> tuple[nn.Module, Weights]:
+    """Their class has an early version: without lambdas, and without the factor 1.2 on queries and keys."""
+    vocab, dim = model.embedding.weight.shape
+    weights = tables_of(model, "model.embed_tokens.weight")
+    for i, (attention, ffn) in enumerate(layers_of(model)):
+        a, f = attention.f.matrices(), ffn.f.matrices()
+        backwards = [halves(a[name], HEADS).unflatten(0, (HEADS, 2, -1)).flip(1) for name in ("query", "key")]
+        matrices = {
+            "self_attn.q_proj": backwards[0].flatten(0, 2),
+            "self_attn.k_proj": backwards[1].flatten(0, 2),
+            "self_attn.v_proj": a["value"],
+            "self_attn.o_proj": a["output"],
+            "mlp.fc1": f["ffn_in"],
+            "mlp.fc2": f["ffn_out"],
+        }
+        weights |= {f"model.layers.{i}.{name}.weight": w for name, w in matrices.items()}
+    config = transformers.NanoChatConfig(
+        vocab_size=vocab,
+        hidden_size=dim,
+        intermediate_size=len(f["ffn_in"]),
+        num_hidden_layers=i + 1,
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS,
+        max_position_embeddings=POSITIONS,
+        rope_parameters={"rope_theta": 1e5, "rope_type": "default"},
+        attn_implementation="eager",
+    )
+    theirs = transformers.NanoChatForCausalLM(config)
+    for layer in theirs.model.layers:
+        layer.self_attn.scaling *= 1.2**2
+    return theirs, weights
+
+
+FAMILIES: Mapping[str, Family] = {
+    "gpt2": gpt2,
+    "llama": llama,
+    "olmo2": olmo2,
+    "gemma3": gemma3,
+    "nanochat+pre": nanochat,
+}
+HEAD_DIM, WINDOW = 8, 5
+SIZES: Mapping[str, Mapping[str, Any]] = {
+    "gpt2": {},
+    "llama": {"kv_heads": KV_HEADS},
+    "olmo2": {"kv_heads": KV_HEADS},
+    "gemma3": {
+        "kv_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "sliding_window": WINDOW,
+        "layer_pattern": "SSF",
+        "decoder_layers": 3,
+    },
+    "nanochat+pre": {},
+}
 
 
 def built(name: str, vocab: int, sizes: Mapping[str, int]) -> Decoder:
-    grouped = {} if name == "gpt2" else {"kv_heads": KV_HEADS}
-    return normlab.build(f"like:{name}", vocab, heads=HEADS, max_positions=POSITIONS, **grouped, **sizes)
+    chosen = {"heads": HEADS, "max_positions": POSITIONS, **sizes, **SIZES[name]}
+    return normlab.build(f"like:{name}", vocab, **chosen)
 
 
 @each("name", FAMILIES)
@@ -129,7 +218,7 @@ def test_logits_are_those_of_the_class_with_the_same_weights(name):
     ids = torch.randint(1, 23, (2, 17), generator=generator)
     expected = theirs(ids).logits
     assert expected.std() > 0.1
-    # their rotations are computed in float32
+    # their rotations, and Gemma's and nanochat's norms, are computed in float32
     torch.testing.assert_close(model(ids), expected, rtol=0, atol=1e-5 * expected.abs().max().item())
 
 
@@ -141,7 +230,7 @@ def sizes_by_role(weights: Mapping[str, Tensor]) -> dict[str, float]:
     return {role: torch.cat(values).square().mean().sqrt().item() for role, values in groups.items()}
 
 
-@each("name", FAMILIES)
+@each("name", [name for name in FAMILIES if name != "nanochat+pre"])  # whose class has another start
 def test_a_start_is_as_large_as_that_of_the_class(name):
     torch.manual_seed(1)
     theirs, weights = FAMILIES[name](built(name, 2000, SMALL))

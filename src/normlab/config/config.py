@@ -133,7 +133,7 @@ class OptimConfig:
     """Parameters that decay: all, or matrices alone, without biases and norms, as in BERT."""
     max_grad_norm: Annotated[float, Ge(0)] = 0.0
     """Largest norm of the gradient, beyond which it is clipped; 0: no clipping."""
-    clip_by: Literal["all", "role"] = since("all", introduced="all")
+    clip_by: Literal["all", "role"] = since("all", introduced="all", flag=False)
     """What max_grad_norm bounds: the gradient of all parameters together, or that of each role by itself."""
     roles: str = since("", introduced="")
     """Table of rule, rate, decay, betas and eps by role of the parameters; '': the optimiser's own."""

@@ -21,14 +21,14 @@ from normlab.nn.registry import Registered, Registry
 
 
 @dataclass(frozen=True)
-class Power:
+class Exponents:
     """:math:`m_N^a m_L^b`."""
 
     width: float = 0.0
     depth: float = 0.0
 
 
-ONE: Final = Power()
+ONE: Final = Exponents()
 
 
 def scaled(x: Tensor, factor: float) -> Tensor:
@@ -46,13 +46,13 @@ class Parametrisation(Registered, ABC):
     registry: ClassVar[Registry[type[Parametrisation]]] = Registry("parametrisation")
     starts: ClassVar[Mapping[str, float]] = {}
     """The exponent of the width in a matrix's initial standard deviation; none: as in the scheme."""
-    rates: ClassVar[Mapping[str, Power]] = {}
-    decays: ClassVar[Mapping[str, Power]] = {}
-    eps: ClassVar[Power] = ONE
+    rates: ClassVar[Mapping[str, Exponents]] = {}
+    decays: ClassVar[Mapping[str, Exponents]] = {}
+    eps: ClassVar[Exponents] = ONE
     """Of all parameters alike."""
-    head: ClassVar[Power] = ONE
+    head: ClassVar[Exponents] = ONE
     """Of the hidden states from which the logits are computed."""
-    branch: ClassVar[Power] = ONE
+    branch: ClassVar[Exponents] = ONE
     """Of every branch's output."""
     optimisers: ClassVar[tuple[str, ...]] = ()
     """The update rules for which the factors are derived; none: any."""
@@ -69,7 +69,7 @@ class Parametrisation(Registered, ABC):
         """Return the parametrisation of a model."""
         return cls.registry[config.parametrisation](config)
 
-    def factor(self, power: Power, *, in_block: bool = True) -> float:
+    def factor(self, power: Exponents, *, in_block: bool = True) -> float:
         """Return :math:`m_N^a m_L^b`, or :math:`m_N^a` outside sublayers."""
         return self.width**power.width * (self.depth**power.depth if in_block else 1.0)
 
@@ -108,8 +108,8 @@ class MuP(Parametrisation, name="mup"):
     """
 
     starts: ClassVar[Mapping[str, float]] = {"embedding": 0.0, "head": 0.0, "hidden": -0.5}
-    rates: ClassVar[Mapping[str, Power]] = {"hidden": Power(width=-1)}
-    head: ClassVar[Power] = Power(width=-1)
+    rates: ClassVar[Mapping[str, Exponents]] = {"hidden": Exponents(width=-1)}
+    head: ClassVar[Exponents] = Exponents(width=-1)
     optimisers: ClassVar[tuple[str, ...]] = ("adam", "adamw", "radam")
 
     def attention_scale(self, own: float | None, width: int) -> float | None:
@@ -131,16 +131,19 @@ class CompleteP(MuP, name="completep"):
     Table 1 (arXiv 2505.01618).
     """
 
-    rates: ClassVar[Mapping[str, Power]] = {"hidden": Power(width=-1)}
-    decays: ClassVar[Mapping[str, Power]] = {"hidden": Power(width=1)}
-    branch: ClassVar[Power] = Power(depth=-1)
-    eps: ClassVar[Power] = Power(width=-1, depth=-1)
+    rates: ClassVar[Mapping[str, Exponents]] = {"hidden": Exponents(width=-1)}
+    decays: ClassVar[Mapping[str, Exponents]] = {"hidden": Exponents(width=1)}
+    branch: ClassVar[Exponents] = Exponents(depth=-1)
+    eps: ClassVar[Exponents] = Exponents(width=-1, depth=-1)
 
     @classmethod
     def conflict(cls, config: ModelConfig) -> str | None:
         for name in dict.fromkeys((config.encoder_placement, config.decoder_placement)):
             if not Placement.registry[name].final_norm:
-                return f"{cls.name} divides the branches of a stream that is their sum, and {name} norms it"
+                return (
+                    f"{cls.name} is derived for a stream that is the sum of its branches, with a norm at its "
+                    f"end, and that of {name} is not"
+                )
         return super().conflict(config)
 
 
@@ -150,9 +153,9 @@ class DepthMuP(CompleteP, name="depth_mup"):
     Yang et al. 2023 (arXiv 2310.02244).
     """
 
-    rates: ClassVar[Mapping[str, Power]] = {
-        "hidden": Power(width=-1, depth=-0.5),
-        **dict.fromkeys(("norm", "bias", "scalar"), Power(depth=-0.5)),
+    rates: ClassVar[Mapping[str, Exponents]] = {
+        "hidden": Exponents(width=-1, depth=-0.5),
+        **dict.fromkeys(("norm", "bias", "scalar"), Exponents(depth=-0.5)),
     }
-    branch: ClassVar[Power] = Power(depth=-0.5)
-    eps: ClassVar[Power] = Power(width=-1, depth=-0.5)
+    branch: ClassVar[Exponents] = Exponents(depth=-0.5)
+    eps: ClassVar[Exponents] = Exponents(width=-1, depth=-0.5)

@@ -125,19 +125,20 @@ def radam_sgd(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.opti
 class _MuonOfMatrices(torch.optim.Muon):
     """Muon on each matrix that a parameter packs; its state has the parameter's shape."""
 
-    def _init_group(self, group: Any, params: Any, grads: Any, buffers: Any) -> bool:
+    def _init_group(self, group: Any, params_with_grad: Any, grads: Any, muon_momentum_bufs: Any) -> bool:
         whole: tuple[list[Tensor], ...] = ([], [], [])
         is_complex = super()._init_group(group, *whole)
         rows = dict(zip(group["params"], group["rows"], strict=True))
         for parameter, *others in zip(*whole, strict=True):
-            for views, tensor in zip((params, grads, buffers), (parameter, *others), strict=True):
+            views_of = (params_with_grad, grads, muon_momentum_bufs)
+            for views, tensor in zip(views_of, (parameter, *others), strict=True):
                 views += tensor.split(rows[parameter])
         return is_complex
 
 
 def _muon(parameters: Groups, lr: Tensor, config: OptimConfig, adjust: str) -> torch.optim.Optimizer:
     """Muon on the groups of hidden matrices and AdamW on all others."""
-    matrices, others = [], []
+    matrices, others = Groups(), Groups()
     for group in parameters:
         if group["role"] == "hidden" and all(p.dim() == 2 for p in group["params"]):
             kept = {k: v for k, v in group.items() if k not in ("betas", "eps")}
@@ -146,8 +147,9 @@ def _muon(parameters: Groups, lr: Tensor, config: OptimConfig, adjust: str) -> t
             others.append(group)
     made = list[torch.optim.Optimizer]()
     if matrices:
+        rate: Any = lr.cpu()  # a number of the CPU, for which no step waits
         momentum = config.momentum or 0.95
-        made.append(_MuonOfMatrices(matrices, lr.cpu(), config.weight_decay, momentum, adjust_lr_fn=adjust))
+        made.append(_MuonOfMatrices(matrices, rate, config.weight_decay, momentum, adjust_lr_fn=adjust))
     if others:
         made.append(adamw(others, lr, config))
     return together(made)
@@ -160,8 +162,8 @@ def muon(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.optim.Opt
 
     :math:`b \leftarrow \mu b + (1 - \mu) g`, :math:`u = \mu b + (1 - \mu) g`; NS makes the singular values
     about 1 by 5 Newton-Schulz steps in bf16, and :math:`\mu` is ``optim.momentum`` (0: as published, 0.95).
-    Matrices that a parameter packs (queries, keys, values) are stepped one by one. The factor gives updates the
-    size of Adam's, so that one rate serves both. Torch's Muon computes the step.
+    Matrices that a parameter packs (queries, keys, values) are stepped one by one. The factor gives updates
+    the size of Adam's, so that one rate serves both. Torch's Muon computes the step.
 
     Liu et al. 2025, Section 2.2 (arXiv 2502.16982).
     """
@@ -170,8 +172,8 @@ def muon(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.optim.Opt
 
 @OPTIMISERS.register("muon_original")
 def muon_original(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.optim.Optimizer:
-    r""":math:`x \leftarrow x - \eta\left(\sqrt{\max(1, r/c)}\, \mathrm{NS}(u) + \lambda x\right)` for each hidden
-    matrix `[r, c]`, and ``adamw`` for all other parameters.
+    r""":math:`x \leftarrow x - \eta\left(\sqrt{\max(1, r/c)}\, \mathrm{NS}(u) + \lambda x\right)` for each
+    hidden matrix `[r, c]`, and ``adamw`` for all other parameters.
 
     ``muon`` with the factor of its first author, whose rate is 0.02 beside 3e-4 for all others: the table
     ``jordan`` of ``optim.roles``. Jordan et al. 2024, as in Liu et al. 2025, Section 2.1 (arXiv 2502.16982).
@@ -180,7 +182,7 @@ def muon_original(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.
 
 
 class Together(torch.optim.Optimizer):
-    """Several optimisers as one, with the groups and the state of them all; ``part`` numbers a group's own."""
+    """Several optimisers as one, with the groups and the state of all; ``part`` numbers a group's own."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
         self.parts = list(parts)

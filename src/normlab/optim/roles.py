@@ -19,8 +19,8 @@ from normlab.nn.parametrisation import ONE, Parametrisation
 from normlab.nn.registry import Registry
 
 Groups = list[dict[str, Any]]
-"""Parameters by group. ``role`` names their role, ``rows`` the rows of the matrices that each packs, ``lr`` is
-the group's own tensor and ``rate`` the factor on the rate of the step; other options are there where they
+"""Parameters by group: ``role`` names their role, ``rows`` are those of the matrices that each packs, ``lr``
+is the group's own tensor and ``rate`` the factor on the rate of the step; other options are there where they
 differ from the configuration's.
 """
 
@@ -42,7 +42,6 @@ class RoleRule:
 RoleTable = Mapping[str, RoleRule]
 
 _JORDAN: Final = RoleRule("adamw", rate=3e-4 / 0.02, betas=(0.9, 0.95), eps=1e-10)
-_NANOCHAT: Final = RoleRule("adamw", eps=1e-10)
 
 ROLE_TABLES: Final[Registry[RoleTable]] = Registry("table of roles")
 """Rules by role, by name. A role that a table leaves out is stepped as the configuration says."""
@@ -50,6 +49,13 @@ ROLE_TABLES: Final[Registry[RoleTable]] = Registry("table of roles")
 ROLE_TABLES["jordan"] = {
     "hidden": RoleRule("muon_original"),
     **dict.fromkeys(("embedding", "head", "norm", "bias", "scalar"), _JORDAN),
+}
+# nanochat at width 768 (gpt.py, 92d63d4): lr 0.02 and decay 0.28 for matrices; its Muon normalises besides.
+ROLE_TABLES["nanochat"] = {
+    "embedding": RoleRule("adamw", 0.3 / 0.02, 0.001 / 0.28, (0.8, 0.995), 1e-10),
+    "head": RoleRule("adamw", 0.008 / 0.02, 0.01 / 0.28, (0.8, 0.96), 1e-10),
+    "hidden": RoleRule("muon_original"),
+    "scalar": RoleRule("adamw", 0.005 / 0.02, 0.05 / 0.28, (0.8, 0.95), 1e-10),
 }
 # OLMo 2: weight decay on everything but the embeddings (configs/official-1124).
 ROLE_TABLES["olmo2"] = {"embedding": RoleRule(decay=0.0)}

@@ -185,7 +185,7 @@ def _down_to_final(share: float, state: ScheduleState) -> float:
 
 
 def _decayed(step: int, state: ScheduleState) -> float:
-    """The share of the final decay that is behind, from 0 to 1; it begins after the warm-up at the earliest."""
+    """The share of the final decay that is behind, 0 to 1; it begins after the warm-up at the earliest."""
     steps = int(state.optim.decay_share * state.total_steps)
     begin = max(state.total_steps - steps, state.optim.warmup_steps)
     return min(1.0, max(0.0, (step - begin) / max(1, state.total_steps - begin)))

@@ -25,7 +25,7 @@ ADAMW: Mapping[str, Any] = {
     "final_lr_factor": 0.1,
     "label_smoothing": 0.0,
 }
-"""What most language models train with: AdamW with decay on matrices, clipped, down to a tenth of the rate."""
+"""What most language models train with: AdamW, decay on matrices, clipping, and a tenth of the rate at last."""
 
 
 class NamedBaseline(Registered, ABC):
@@ -77,8 +77,8 @@ class Llama(NamedBaseline, name="like:llama"):
 
 
 class OLMo2(NamedBaseline, name="like:olmo2"):
-    """OLMo 2: RMSNorm behind every branch and on queries and keys, rope, SwiGLU, no biases, an output matrix of
-    its own, AdamW, z-loss and a cosine to a tenth.
+    """OLMo 2: RMSNorm behind every branch and on queries and keys, rope, SwiGLU, no biases, an output matrix
+    of its own, AdamW, z-loss and a cosine to a tenth.
 
     OLMo et al. 2025, Sections 2 and 3 (arXiv 2501.00656), with the numbers of the authors' configurations:
     decay on everything but the embeddings; rates of 4e-4 (1B) and 3e-4 (7B and 13B), warm-up over 8.4e9
@@ -100,8 +100,8 @@ class Gemma3(NamedBaseline, name="like:gemma3"):
     GeGLU, no biases, tied embeddings times the root of the width; five sliding layers, then a full one.
 
     Gemma Team 2025, Section 2 (arXiv 2503.19786). The window is 1,024 positions in the report and 4,096 in
-    Hugging Face's default. Google's start, rate, optimiser and schedule are not published: the start is Hugging
-    Face's, and the others are those of most language models here. Heads are 256 wide: ``--head-dim 256``.
+    Hugging Face's default. Google's start, rate, optimiser and schedule were not found: the start is that of
+    Hugging Face, and the others are those of most language models. Heads are 256 wide: ``--head-dim 256``.
     """
 
     recipe = "sandwich+rmsnorm1p+plain+embedscale+normal002+rope+geglu+headnormed+nobias+adamw+cosine+warmup"
@@ -114,13 +114,13 @@ class Gemma3(NamedBaseline, name="like:gemma3"):
 
 
 class Nanochat(NamedBaseline, name="like:nanochat"):
-    """nanochat: Pre-LN with x0 and residual lambdas, RMSNorm without gains, normed queries and keys behind rope,
-    ReLU², no biases, an output matrix of its own and soft-capped logits; Muon with AdamW by role, WSD.
+    """nanochat: Pre-LN with x0 and residual lambdas, RMSNorm without gains, also on queries and keys behind
+    rope, ReLU², no biases, an output matrix of its own and soft-capped logits; Muon with AdamW by role, WSD.
 
     nanochat's code at 92d63d4, July 2026; Muon is that of Jordan et al. 2024, as Liu et al. 2025, Section 2
     (arXiv 2502.16982) have it. Left out: value embeddings, the smear of neighbouring tokens, the backout of a
     middle layer, sliding windows, and what nanochat's own Muon normalises besides. Rate 0.02 for matrices at
-    width 768, 40 steps of warm-up, no clipping. A longer log of the author prefers a cap of 20.
+    width 768, 40 steps of warm-up, no clipping. Its log of 2026-03-02 finds a cap of 20 best; the code has 15.
     """
 
     recipe = (

@@ -84,7 +84,9 @@ AXES = (
     Axis("attention gate", nn.GATES, "model", "attention_gate"),
     Axis("value residual", nn.ValueResidual.registry, "model", "value_residual"),
     Axis("logits", nn.LogitMap.registry, "model", "logit_map"),
-    Axis("parametrisation", nn.Parametrisation.registry, "model", "parametrisation"),
+    Axis(
+        "parametrisation", nn.Parametrisation.registry, "model", "parametrisation", form="{} parametrisation"
+    ),
     Axis("optimiser", OPTIMISERS, "optim", "optimiser", keeps=True),
     Axis("schedule", SCHEDULES, "optim", "schedule", keeps=True, always_said=True),
 )
@@ -150,10 +152,12 @@ def resolve(name: str, base: Config, *, force: bool = False, kept: Sequence[str]
 
     A recipe is a placement (or ``enc:A/dec:B``) and then, joined by ``+``, at most one name from each axis,
     and ``warmup``. One that begins with a baseline (``like:llama``, or ``llama`` if no placement is called
-    so) has all choices of it that no later name replaces, a placement's among them; it leaves the fields in
-    ``kept`` as they are in the base. ``A=`` before a recipe gives it a short name. Without a name, norm, embedding and scheme are the defaults; query-key norm, bias, inner
-    norm and head gain follow the placement's source; position encoding, activation, optimiser and schedule
-    stay those of the base. Without ``warmup`` there are no warm-up steps.
+    so) has all its choices that no later name replaces, a placement among them, and leaves the fields in
+    ``kept`` as they are in the base. ``A=`` before a recipe gives it a short name.
+
+    Without a name, norm, embedding and scheme are the defaults; query-key norm, bias, inner norm and head
+    gain follow the placement's source; position encoding, activation, optimiser and schedule stay those of
+    the base. Without ``warmup`` there are no warm-up steps.
 
     Raises UserError with the allowed names, or with the reason why a choice is not defined with another. The
     latter can be overridden by ``force``; the reason is then stored as the configuration's ``forced``.
