@@ -140,10 +140,11 @@ def test_norms_in_a_model(placement, name):
 
 
 def expected_start(placement: str, theirs: str, site: Site) -> float:
-    """These are omega, alpha, s, a and lam; an omega that a batch sets later is 1 until then."""
+    """These are omega, alpha, s, a, lam, r and mu; an omega that a batch sets later is 1 until then."""
     if placement in ("admin", "admin_code"):
         return 1.0
-    return initial.parameter_start(theirs, layers=site.layers, sublayers=site.layers * len(site.roles))
+    sublayers = site.layers * len(site.roles)
+    return initial.parameter_start(theirs, layers=site.layers, sublayers=sublayers, layer=site.layer)
 
 
 @each("placement", PLACEMENTS)
@@ -181,5 +182,6 @@ def test_gains_of_heads():
 
 
 def test_every_choice_inside_a_branch_is_tested_here():
-    assert set(ours_alone(QueryKeyNorm.registry)) == {"scaled", "qknorm", "normed"}
+    trained = {name for name in ours_alone(QueryKeyNorm.registry) if "norm" not in adapter.QK_NORMS[name]}
+    assert trained - {"scaled"} == {"qknorm"}, "norms of queries and keys start as norms do"
     assert set(ours_alone(HEAD_GAINS)) == {"noheadgain", "headgain"}

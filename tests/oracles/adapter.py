@@ -120,6 +120,7 @@ PLACEMENTS = {
     "fixup": Place("fixup", {"alpha": "s"}, norms=(), branch={"bias": "scalarbias"}),
     "tfixup": Place("tfixup", norms=()),
     "layerscale": Place("layerscale", {"lam": "lam"}, end="end"),
+    "x0lambdas": Place("x0lambdas", {"r": "r", "mu": "mu"}, end="end.norm", by_layer=True),
 }
 
 

@@ -257,14 +257,20 @@ def layerscale_start(layers: int) -> float:
     return 1e-5 if layers <= 24 else 1e-6
 
 
-def parameter_start(name: str, layers: int = 1, sublayers: int = 1) -> float:
-    """omega (data-free, of the stream's sublayers), alpha 0, s 1, a 0, lam by the stack's depth in layers."""
+def parameter_start(name: str, layers: int = 1, sublayers: int = 1, layer: int = 0) -> float:
+    """omega (data-free, of the stream's sublayers), alpha 0, s 1, a 0, lam by the stack's depth in layers.
+
+    nanochat's r falls from 1.15 to 1.05 over the layers, its mu from 0.2 to 0.05.
+    """
+    share = layer / (layers - 1) if layers > 1 else 0.0
     initial = {
         "omega": admin_data_free(sublayers),
         "alpha": 0.0,
         "s": 1.0,
         "a": 0.0,
         "lam": layerscale_start(layers),
+        "r": 1.15 - 0.10 * share,
+        "mu": 0.20 - 0.15 * share,
     }
     return float(initial[name])
 

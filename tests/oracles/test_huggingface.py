@@ -19,7 +19,10 @@ transformers = pytest.importorskip("transformers")
 
 HEADS, KV_HEADS, POSITIONS = 4, 2, 32
 TINY = {"dim": 24, "ffn_dim": 40, "decoder_layers": 2}
-SMALL = {"dim": 64, "ffn_dim": 256, "decoder_layers": 3}
+SMALL = {"dim": 128, "ffn_dim": 256, "decoder_layers": 3}
+CUT = 0.986
+"""The share of its deviation that a normal distribution cut at three of them keeps. OLMo 2 starts from such
+ones; its class draws from the whole distribution."""
 Weights = dict[str, Tensor]
 Family = Callable[[Decoder], tuple[nn.Module, Weights]]
 
@@ -235,4 +238,6 @@ def test_a_start_is_as_large_as_that_of_the_class(name):
     torch.manual_seed(1)
     theirs, weights = FAMILIES[name](built(name, 2000, SMALL))
     ours, expected = sizes_by_role(weights), sizes_by_role(theirs.state_dict())
-    assert ours == pytest.approx({role: expected[role] for role in ours}, rel=0.02)
+    for role, size in ours.items():
+        cut = CUT if name == "olmo2" and "norm" not in role else 1.0
+        assert size == pytest.approx(cut * expected[role], rel=0.02), role

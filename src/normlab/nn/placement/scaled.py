@@ -307,10 +307,9 @@ class ResidualLambdas(OneNorm, name="x0lambdas"):
     def build(self, site: Site) -> None:
         super().build(site)
         self.begins_layer = site.index % len(site.roles) == 0
-        if self.begins_layer:
-            share = site.layer / max(1, site.layers - 1)
-            self.r = nn.Parameter(torch.full((1,), 1.15 - 0.1 * share))
-            self.mu = nn.Parameter(torch.full((1,), 0.2 - 0.15 * share))
+        share = site.layer / max(1, site.layers - 1)
+        r, mu = (nn.Parameter(torch.full((1,), start)) for start in (1.15 - 0.1 * share, 0.2 - 0.15 * share))
+        self.r, self.mu = site.shared.setdefault("x0.r", r), site.shared.setdefault("x0.mu", mu)
 
     def _entered(self, stream: Stream) -> Tensor:
         x, first = stream
