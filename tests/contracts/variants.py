@@ -15,6 +15,8 @@ from contracts.outsiders import NAMES, ForeignConfig, enrolled
 from normlab.config.config import ModelConfig
 from normlab.nn import (
     BIASES,
+    EMBEDDING_SCALES,
+    GATES,
     HEAD_GAINS,
     INNER_NORMS,
     PAD,
@@ -22,6 +24,7 @@ from normlab.nn import (
     Decoder,
     Embedding,
     Encoder,
+    LogitMap,
     Norm,
     Parametrisation,
     Placement,
@@ -29,6 +32,7 @@ from normlab.nn import (
     QueryKeyNorm,
     Seq2Seq,
     TokenModel,
+    ValueResidual,
 )
 from normlab.nn.init import SCHEMES, profile_
 from normlab.tasks.task import build_model
@@ -46,7 +50,12 @@ CHOICES: dict[str, Any] = {
     "bias": BIASES,
     "inner_norm": INNER_NORMS,
     "head_gain": HEAD_GAINS,
+    "embedding_scale": EMBEDDING_SCALES,
+    "attention_gate": GATES,
+    "value_residual": ValueResidual.registry,
+    "logit_map": LogitMap.registry,
     "kv_heads": [0, 1],
+    "head_dim": [0, 4],
     "parametrisation": ["standard", "mup"],
 }
 

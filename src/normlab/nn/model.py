@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from normlab.config.model import ModelConfig
 from normlab.errors import UserError
 from normlab.nn.context import Cache, Context
-from normlab.nn.embedding import Embedding, PlainEmbedding
+from normlab.nn.embedding import Embedding, LogitMap, PlainEmbedding, build_embedding
 from normlab.nn.kernels.ops import Dropout
 from normlab.nn.norm import Norm
 from normlab.nn.parametrisation import Parametrisation, scaled
@@ -34,7 +34,8 @@ class TokenModel(nn.Module, ABC):
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
-        self.embedding = Embedding.registry[config.embedding](vocab_size, config.dim)
+        self.embedding = build_embedding(Embedding.registry[config.embedding], config, vocab_size)
+        self.logit_map = LogitMap.registry[config.logit_map](config, vocab_size)
         self.position_encoding = PositionEncoding.registry[config.position_encoding](config)
         self.parametrisation = Parametrisation.of(config)
         norm = Norm.registry[config.norm] if config.embedding_norm else nn.Identity
@@ -48,7 +49,7 @@ class TokenModel(nn.Module, ABC):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits `[..., V]` of hidden states `[..., D]`."""
-        return self.embedding.logits(self.to_head(hidden))
+        return self.logit_map(self.embedding.logits(self.to_head(hidden)))
 
     def to_head(self, hidden: Tensor) -> Tensor:
         """Return hidden states `[..., D]` as the output matrices read them."""
@@ -61,7 +62,7 @@ class SourceInput(nn.Module):
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
         kind = Embedding.registry[config.embedding]
-        self.embedding = (kind if kind.tied else PlainEmbedding)(vocab_size, config.dim)
+        self.embedding = build_embedding(kind if kind.tied else PlainEmbedding, config, vocab_size)
         self.position_encoding = PositionEncoding.registry[config.position_encoding](config)
         self.scale = Parametrisation.of(config).embedding_scale
 
@@ -196,7 +197,7 @@ class Encoder(SegmentEncoder):
     def token_logits(self, hidden: Tensor) -> Tensor:
         """Return the masked-LM logits `[..., V]` of hidden states `[..., D]`, such as the masked ones."""
         x = self.transform_norm(F.gelu(self.transform(hidden)))
-        return self.logits(x) + self.token_bias
+        return self.logit_map(self.embedding.logits(self.to_head(x)) + self.token_bias)
 
     def sentence_logits(self, hidden: Tensor) -> Tensor:
         """Return the next-sentence logits `[B, 2]` from the first position of hidden states `[B, T, D]`."""

@@ -15,7 +15,7 @@ from typing import ClassVar, Final
 from torch import Tensor
 
 from normlab.config.model import ModelConfig
-from normlab.nn.embedding import Embedding
+from normlab.nn.embedding import EMBEDDING_SCALES, Embedding
 from normlab.nn.placement.base import Placement
 from normlab.nn.registry import Registered, Registry
 
@@ -61,6 +61,8 @@ class Parametrisation(Registered, ABC):
         depth = max(config.encoder_layers, config.decoder_layers)
         self.width = config.dim / (config.base_dim or config.dim)
         self.depth = depth / (config.base_layers or depth or 1)
+        scale = EMBEDDING_SCALES[config.embedding_scale]
+        self.embedding_growth = scale(config.dim) / scale(config.base_dim or config.dim)
 
     @classmethod
     def of(cls, config: ModelConfig) -> Parametrisation:
@@ -76,7 +78,7 @@ class Parametrisation(Registered, ABC):
         """The factor on the embeddings' multiplier, whose growth with the width it takes out where their
         start does not fall.
         """
-        return self.width**-0.5 if "embedding" in self.starts else 1.0
+        return 1 / self.embedding_growth if "embedding" in self.starts else 1.0
 
     def attention_scale(self, own: float | None, width: int) -> float | None:
         """Return the factor on the products of queries and keys of a head, given that of its query-key norm;
