@@ -98,7 +98,7 @@ def language_model() -> Config:
             decoder_placement="pre",
             dropout=0.0,
         ),
-        data=DataConfig(block_len=128),
+        data=DataConfig(tokenizer="byte_bpe", block_len=128),
         optim=OptimConfig(
             optimiser="adamw",
             betas=(0.9, 0.95),

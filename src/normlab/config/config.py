@@ -88,8 +88,9 @@ class DataConfig:
     pretokenizer: Literal["", "moses"] = ""
     """Tokenisation before the subword tokenizer, undone after decoding; '' for none."""
     tokenizer: str = machine("bpe")
-    """Subword tokenizer: bpe or unigram, learned from the training text, or a SentencePiece model's file; ''
-    for that of the run that --init-from names.
+    """Subword tokenizer: bpe, unigram or byte_bpe, learned from the training text, or the file of a model; ''
+    for that of the run that --init-from names. Only byte_bpe keeps white space and rare characters, as a
+    language model needs for its bits per byte.
     """
     # four special tokens and something to say; tokenizers crash at many times as many as any has
     vocab_size: Annotated[int, Ge(5), Lt(10**7)] = 4000

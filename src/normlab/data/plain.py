@@ -5,11 +5,12 @@ models.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -18,10 +19,11 @@ from torch import Tensor
 
 from normlab.config.config import DataConfig
 from normlab.config.model import derive
-from normlab.data import text
+from normlab.data import verbatim
 from normlab.data.batches import TensorBatch, drop_words, permutation
 from normlab.data.builtin import generate
 from normlab.data.corpus import (
+    Encoded,
     PreparedCorpus,
     count_facts,
     id_type,
@@ -30,20 +32,36 @@ from normlab.data.corpus import (
     with_digest,
 )
 from normlab.data.ragged import ArrayWriter, Ints, Ragged, Read, reader_of
-from normlab.data.sources import open_text
+from normlab.data.sources import Text, open_text
+from normlab.data.text import (
+    LineList,
+    Overlap,
+    Survey,
+    describe_shares,
+    document_sizes,
+    lines_as_units,
+    overlap_shares,
+    parts,
+    raw,
+    require_texts,
+    require_unchanged,
+    survey,
+)
 from normlab.data.tokenizer import EOS, PAD, UNK, Tokenizer
-from normlab.data.vocabulary import vocabulary
+from normlab.data.vocabulary import is_verbatim, vocabulary
 from normlab.errors import UserError
 
 SPLITS = ("train", "dev", "test")
 _DOCUMENTS = "test.documents.npy"
+_TRAIN: Final = "train.tokens.npy"
 
 
 @dataclass(frozen=True)
 class Stream:
-    """A text as one array of tokens: EOS, and then the tokens of each line with EOS at its end.
+    """A text as one array of tokens: each document after an EOS, where the tokenizer takes text as it is.
 
-    An empty line is an EOS of its own, so the layout of the text is kept.
+    With other tokenizers EOS, and then the tokens of each line with EOS at its end; an empty line is an EOS
+    of its own.
     """
 
     tokens: Ints
@@ -66,7 +84,9 @@ class TextCorpus(PreparedCorpus):
     dev: Stream
     test: Stream
     documents: NDArray[np.int64]
-    """Lines, words and bytes of each document of the test text, `[documents, 3]`."""
+    """Predicted tokens, words and bytes of each document of the test text, `[documents, 3]`."""
+    lost: str = ""
+    """Why bits per byte are not known: what decoding does not give back of the dev or test text."""
 
     @classmethod
     def load(cls, folder: str | Path) -> TextCorpus:
@@ -76,10 +96,28 @@ class TextCorpus(PreparedCorpus):
         for name in SPLITS:
             tokens = np.load(folder / f"{name}.tokens.npy", mmap_mode="r", allow_pickle=False)
             fields[name] = Stream(tokens, **manifest["sizes"][name])
-        return cls(documents=np.load(folder / _DOCUMENTS, allow_pickle=False), **fields)
+        documents = np.load(folder / _DOCUMENTS, allow_pickle=False)
+        return cls(documents=documents, lost=manifest["lost"], **fields)
 
 
-def prepare_text(config: DataConfig, root: str | Path) -> tuple[DataConfig, TextCorpus]:
+class Reading(Protocol):
+    """How a text becomes tokens: line by line, or as it is."""
+
+    key: str
+    """Names the layout of the prepared folder."""
+
+    def content(self, text: Text) -> Iterable[str]:
+        """Return what a tokenizer learns from."""
+        ...
+
+    def survey(self, text: Text, name: str) -> Survey: ...
+    def encode(self, path: Path, tokenizer: Tokenizer, text: Text) -> Encoded: ...
+    def documents(self, text: Text, tokens: Ints, tokenizer: Tokenizer) -> NDArray[np.int64]: ...
+
+
+def prepare_text(
+    config: DataConfig, root: str | Path, reading: Reading | None = None
+) -> tuple[DataConfig, TextCorpus]:
     """Read or generate the text and prepare it under ``root``, unless the same text is prepared there
     already.
 
@@ -88,62 +126,65 @@ def prepare_text(config: DataConfig, root: str | Path) -> tuple[DataConfig, Text
     digest, if train or dev text is missing from the config, if a text has no word, or if one changes
     meanwhile. No text is in memory as a whole.
     """
+    reading = reading or (AsItIs() if is_verbatim(config) else ByLine())
     texts, origin = _read(config)
     paths = {name: getattr(config, f"{name}_text") for name in texts}
-    surveys = {name: text.survey(lines, paths[name] or name) for name, lines in texts.items()}
+    surveys = {name: reading.survey(text, paths[name] or name) for name, text in texts.items()}
     if wordless := [paths[name] for name, facts in surveys.items() if paths[name] and facts.blank]:
         raise UserError(f"{wordless[0]} holds no word; pass a file of text")
     before = {name: facts.digest for name, facts in surveys.items()}
     config = with_digest(config, before.values())
-    key = ["plain, documents", config.digest, config.vocab_size]
-    folder = prepare_folder(root, key, partial(_fill, texts=texts, config=config, before=before))
+    key = [reading.key, config.digest, config.vocab_size]
+    fill = partial(_fill, reading=reading, texts=texts, config=config, before=before)
+    folder = prepare_folder(root, key, fill)
     corpus = TextCorpus.load(folder)
     return config, replace(corpus, facts=origin | corpus.facts)
 
 
-def _read(config: DataConfig) -> tuple[dict[str, Iterable[str]], dict[str, str]]:
+def _read(config: DataConfig) -> tuple[dict[str, Text], dict[str, str]]:
     """Return train, dev and test, which can be iterated repeatedly, and facts about their origin."""
     paths = {name: getattr(config, f"{name}_text") for name in SPLITS}
     given = [name for name in SPLITS if paths[name]]
+    texts: dict[str, Text]
     if not given:
         name, seed = config.builtin, config.builtin_seed
         splits = generate(name, pairs=config.builtin_pairs, seed=seed)
-        texts = {split: getattr(splits, split).target for split in SPLITS}
+        texts = {split: LineList(split, getattr(splits, split).target) for split in SPLITS}
         return texts, {"Corpus": f"target side of built-in {name}, seed {seed}"}
     fields = [f"{name}_text" for name in given]
-    text.require_texts(fields, ("train_text", "dev_text"), "train and dev text are needed")
+    require_texts(fields, ("train_text", "dev_text"), "train and dev text are needed")
     texts = {name: open_text(paths[name]) for name in given}
     origin = {f"{name.capitalize()} text": Path(paths[name]).name for name in given}
     return {"test": texts["dev"], **texts}, {"Test text": "none given, so the dev text", **origin}
 
 
 def _fill(
-    work: Path, *, texts: dict[str, Iterable[str]], config: DataConfig, before: dict[str, bytes]
+    work: Path, *, reading: Reading, texts: dict[str, Text], config: DataConfig, before: dict[str, bytes]
 ) -> dict[str, Any]:
-    tokenizer = vocabulary(config, texts["train"], ())
+    tokenizer = vocabulary(config, reading.content(texts["train"]), ())
     tokenizer.save(work / "tokenizer.json")
-    sizes: dict[str, dict[str, int]] = {}
-    counts: dict[str, NDArray[np.int64]] = {}
-    again = {name: text.Overlap(texts[name]) for name in ("dev", "test")}
-    for name, lines in texts.items():
-        seen_by = again.values() if name == "train" else ()
-        sizes[name], counts[name], now = _encode(work / f"{name}.tokens.npy", tokenizer, lines, seen_by)
-        text.require_unchanged(getattr(config, f"{name}_text"), before[name], now)
-    documents = text.document_sizes(texts["test"])
+    encoded: dict[str, Encoded] = {}
+    for name, text in texts.items():
+        encoded[name] = reading.encode(work / f"{name}.tokens.npy", tokenizer, text)
+        require_unchanged(getattr(config, f"{name}_text"), before[name], encoded[name].digest)
+    tokens = np.load(work / "test.tokens.npy", mmap_mode="r", allow_pickle=False)
+    documents = reading.documents(texts["test"], tokens, tokenizer)
     np.save(work / _DOCUMENTS, documents, allow_pickle=False)
-    amounts = {name: f"{size['words']:,} words, {size['bytes']:,} bytes" for name, size in sizes.items()}
-    train_facts = count_facts(counts["train"])
-    overlap = text.overlap_shares(again, texts["dev"], texts["test"])
+    again = {name: Overlap(texts[name]) for name in ("dev", "test")}
+    for part in parts(texts["train"]):
+        for overlap in again.values():
+            overlap.see(part)
+    shares = overlap_shares(again, texts["dev"], texts["test"])
+    train_facts = count_facts(encoded["train"].counts)
     return {
         "digest": config.digest,
-        "sizes": sizes,
-        "overlap": overlap,
+        "sizes": {name: each.size for name, each in encoded.items()},
+        "overlap": shares,
+        "lost": encoded["dev"].lost or encoded["test"].lost,
         **train_facts,
         "facts": {
-            "Same lines": text.describe_shares(overlap),
-            "Training size": f"{amounts['train']}, {int(counts['train'].sum()):,} tokens",
-            "Dev size": f"{amounts['dev']}, {int(counts['dev'][UNK]):,} unknown characters",
-            "Test size": f"{amounts['test']}, {int(counts['test'][UNK]):,} unknown characters",
+            "Same lines": describe_shares(shares),
+            **_sizes(encoded),
             "Test documents": f"{len(documents):,}",
             "Vocabulary": f"{tokenizer.vocab_size:,} entries, {tokenizer.kind}",
             "Unigram entropy": f"{train_facts['unigram_entropy_nats']:.3f} nats a token",
@@ -151,28 +192,73 @@ def _fill(
     }
 
 
-def _encode(
-    path: Path, tokenizer: Tokenizer, lines: Iterable[str], seen_by: Iterable[text.Overlap]
-) -> tuple[dict[str, int], NDArray[np.int64], bytes]:
-    """Write a text's stream; return its words and bytes, how often each entry is predicted, its digest."""
-    words = size = 0
-    counts = np.zeros(tokenizer.vocab_size, np.int64)
-    whole = hashlib.sha256()
-    dtype = id_type(tokenizer.vocab_size)
-    with ArrayWriter.open(path, dtype) as file:
-        file.append(np.array([EOS], dtype))
-        for part in text.parts(lines):
-            content = text.raw(part)
-            whole.update(content)
-            for overlap in seen_by:
-                overlap.see(part)
-            size += len(content)
-            words += sum(len(line.split()) + 1 for line in part)
-            ragged = Ragged.of(tokenizer.encode(part), dtype)
-            stream = np.insert(ragged.tokens, ragged.offsets[1:], EOS)
-            counts += np.bincount(stream, minlength=len(counts))
-            file.append(stream)
-    return {"words": words, "bytes": size}, counts, whole.digest()
+def _sizes(encoded: Mapping[str, Encoded]) -> dict[str, str]:
+    amounts = {name: f"{each.words:,} words, {each.bytes:,} bytes" for name, each in encoded.items()}
+    return {
+        "Training size": f"{amounts['train']}, {int(encoded['train'].counts.sum()):,} tokens",
+        **{
+            f"{name.capitalize()} size": f"{amounts[name]}, {encoded[name].counts[UNK]:,} unknown characters"
+            for name in ("dev", "test")
+        },
+    }
+
+
+class ByLine:
+    """Line by line, an EOS at the end of each; the tokenizer may lose white space and rare characters."""
+
+    key = "plain, tokens of documents"
+
+    def content(self, text: Text) -> Iterable[str]:
+        return text
+
+    def survey(self, text: Text, name: str) -> Survey:
+        return survey(text, name)
+
+    def encode(self, path: Path, tokenizer: Tokenizer, text: Text) -> Encoded:
+        encoded, whole = Encoded(tokenizer.vocab_size), hashlib.sha256()
+        dtype = id_type(tokenizer.vocab_size)
+        units, end = text.units(), "\n" if text.has_documents else ""
+        with ArrayWriter.open(path, dtype) as file:
+            file.append(np.array([EOS], dtype))
+            for part in parts(text):
+                content = raw(part)
+                whole.update(content)
+                encoded.bytes += len(content)
+                encoded.words += sum(len(line.split()) + 1 for line in part)
+                ids = tokenizer.encode(part)
+                ragged = Ragged.of(ids, dtype)
+                stream = np.insert(ragged.tokens, ragged.offsets[1:], EOS)
+                encoded.counts += np.bincount(stream, minlength=len(encoded.counts))
+                file.append(stream)
+                if path.name != _TRAIN:
+                    as_read = [line + end for line, _ in itertools.islice(units, len(part))]
+                    encoded.compare(as_read, [f"{line}\n" for line in tokenizer.decode(ids)])
+        encoded.digest = whole.digest()
+        return encoded
+
+    def documents(self, text: Text, tokens: Ints, tokenizer: Tokenizer) -> NDArray[np.int64]:
+        sizes = document_sizes(lines_as_units(text))
+        ends = np.flatnonzero(np.asarray(tokens) == EOS)
+        edges = ends[np.concatenate([[0], np.cumsum(sizes[:, 0])])]
+        return np.column_stack([np.diff(edges), sizes[:, 1:]])
+
+
+class AsItIs:
+    """Byte for byte, an EOS before each document."""
+
+    key = "verbatim"
+
+    def content(self, text: Text) -> Iterable[str]:
+        return (part for part, _ in verbatim.pieces(text.units()))
+
+    def survey(self, text: Text, name: str) -> Survey:
+        return verbatim.survey(text.units())
+
+    def encode(self, path: Path, tokenizer: Tokenizer, text: Text) -> Encoded:
+        return verbatim.encode(path, tokenizer, text.units())
+
+    def documents(self, text: Text, tokens: Ints, tokenizer: Tokenizer) -> NDArray[np.int64]:
+        return verbatim.documents(text.units(), tokens, tokenizer)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import io
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -24,6 +24,7 @@ import numpy as np
 
 from normlab.config.config import DataConfig
 from normlab.config.io import from_plain, parsed
+from normlab.data.byte_level import BytePieces
 from normlab.data.text import located
 from normlab.data.tokenizer import SPECIALS, UNK, BytePairs, Tokenizer, require_room_for_characters
 from normlab.errors import UserError
@@ -165,14 +166,15 @@ def _fields(message: bytes) -> Iterator[int]:
         place += length
 
 
-LEARNED: Mapping[str, Callable[[Iterable[str], int], Tokenizer]] = {
-    "bpe": BytePairs.train,
-    "unigram": SentencePieces.train,
+LEARNED: Mapping[str, type[BytePairs | SentencePieces | BytePieces]] = {
+    "bpe": BytePairs,
+    "unigram": SentencePieces,
+    "byte_bpe": BytePieces,
 }
 """Tokenizers learned from the training text. Any other ``DataConfig.tokenizer`` is the path of a file."""
 _PRETOKENIZER = "pretokenizer"
 """Key of the pretokenizer in the JSON of a tokenizer that has one."""
-_FORMS = "--tokenizer bpe or --tokenizer unigram to learn one from the text, or name the file of a model"
+_FORMS = "--tokenizer bpe, unigram or byte_bpe to learn one from the text, or name the file of a model"
 
 
 @final
@@ -260,8 +262,15 @@ def vocabulary(config: DataConfig, source: Iterable[str], target: Iterable[str])
         if config.pretokenizer:
             words = [PRETOKENIZERS[config.pretokenizer](language) for language in languages]
             source, target = map(words[0].split, source), map(words[1].split, target)
-        inner = LEARNED[config.tokenizer](itertools.chain(source, target), config.vocab_size)
+        inner = LEARNED[config.tokenizer].train(itertools.chain(source, target), config.vocab_size)
     return PretokenizerChain(inner, config.pretokenizer, languages) if config.pretokenizer else inner
+
+
+def is_verbatim(config: DataConfig) -> bool:
+    """Whether the tokenizer of a configuration takes text as it is, see ``Tokenizer.verbatim``. Raises as
+    ``vocabulary`` for a file that is no tokenizer.
+    """
+    return (LEARNED.get(config.tokenizer) or _from_file(config)).verbatim
 
 
 def digests(config: DataConfig) -> list[bytes]:
@@ -320,7 +329,11 @@ def parse(content: bytes) -> Tokenizer:
         raise UserError(f"byte {error.start} is not UTF-8") from error
     if _PRETOKENIZER in fields:
         return PretokenizerChain.of_json(fields)
-    return (SentencePieces if _PIECES in fields else BytePairs).of_json(fields)
+    if _PIECES in fields:
+        return SentencePieces.of_json(fields)
+    words = fields.get("pre_tokenizer")
+    byte_level = isinstance(words, dict) and words.get("type") == "ByteLevel"
+    return (BytePieces if byte_level else BytePairs).of_json(fields)
 
 
 def _content(path: str) -> bytes:
