@@ -20,16 +20,20 @@ from normlab.cli.options import (
     command_line,
     flags_of,
     load,
+    typed_values,
 )
 from normlab.cli.run import FORCED, forced_lines
 from normlab.cli.terminal import STYLES, progress
-from normlab.comparison.result import CompareRequest, Comparison, on_backend
+from normlab.comparison.result import AROUND, CompareRequest, Comparison, on_backend
 from normlab.config.units import duration, p_value, rate
+from normlab.errors import UserError
 from normlab.runs.files import own
 
 if TYPE_CHECKING:
     from normlab.comparison.plan import ComparePlan
 
+READ_BY_SETUPS = ("--steps", "--validate-every-steps", "--threads")
+"""Flags of a configuration that have a meaning for files of the user's own."""
 FAILED = 1
 """Exit code where a run ended in an error."""
 RequestFlags: Any = flags_of(CompareRequest)
@@ -48,6 +52,7 @@ class CompareCommand:
     WHAT: ClassVar[str] = """compare trains recipes and says which is better; type one of:
 
   normlab compare --config demo      three recipes on the built-in corpus, in minutes
+  normlab compare --setup base.py change.py --steps 500    your model and your change, on the same batches
   normlab compare --train-text train.txt --dev-text dev.txt --test-text test.txt --recipes pre pre+qknorm
   normlab compare … --plan           what would be trained, how long it takes, and what it can tell"""
 
@@ -62,11 +67,19 @@ class CompareCommand:
     @classmethod
     def defaults(cls, argv: Sequence[str]) -> Self:
         name, base = base_of(argv)
-        return cls(flags=ConfigFlags.of(base), config=name)
+        asked = RequestFlags(lrs=()) if typed_values(argv, "--setup") else RequestFlags()
+        return cls(asked=asked, flags=ConfigFlags.of(base), config=name)
 
     def request(self, command: str = "") -> CompareRequest:
-        """Return the request that the flags make."""
-        base = self.flags.applied_to(load(self.config))
+        """Return the request that the flags make. Raises UserError for flags that nothing reads."""
+        base = load(self.config)
+        unread = [name for name in self.flags.differing_from(base) if name not in READ_BY_SETUPS]
+        if self.asked.setup and unread:
+            raise UserError(
+                f"a file of --setup has its model, data and optimizer itself, so that nothing reads "
+                f"{' and '.join(unread)}; leave that out"
+            )
+        base = self.flags.applied_to(base)
         return CompareRequest(**vars(self.asked), base=base, command=command)
 
     def run(self) -> None:
@@ -87,7 +100,7 @@ class CompareCommand:
 
         unwritten: list[Exception] = []
         page = own(request.out / "comparison.html")
-        tried = len(request.lrs) if len(request.lrs) > 1 else 0
+        tried = len(request.lrs or AROUND) if len(request.lrs) != 1 else 0
         expected = len(request.recipes) * (tried + request.seeds)
         with progress(jobs=request.jobs, expected_runs=expected) as shown:
             comparison = compare.compare(request, shown.watch, publish)

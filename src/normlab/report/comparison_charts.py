@@ -346,12 +346,10 @@ def _trouble(comparison: Comparison) -> list[Text]:
             found.append(Text(Markup("{} {}.").format(called[recipe.name], listing(parts)), "alarm"))
         else:
             fine.append(called[recipe.name])
-        if recipe.trials and choose(recipe.trials) != recipe.lr:
+        if recipe.trials and (best := choose(recipe.trials)) != recipe.lr:
             form = "The rate of {} was chosen by dev {}; by dev loss it would have been {}."
             by = comparison.rate_metric.label
-            found.append(
-                Text(Markup(form).format(called[recipe.name], by, rate(choose(recipe.trials))), "alarm")
-            )
+            found.append(Text(Markup(form).format(called[recipe.name], by, rate(best)), "alarm"))
     if fine:
         number = len(comparison.lrs)
         several = "both" if number == 2 else f"all {number}"
