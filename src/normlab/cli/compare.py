@@ -24,7 +24,8 @@ from normlab.cli.options import (
 )
 from normlab.cli.run import FORCED, forced_lines
 from normlab.cli.terminal import STYLES, progress
-from normlab.comparison.result import AROUND, CompareRequest, Comparison, on_backend
+from normlab.comparison.result import AROUND, CompareRequest, Comparison, RecipeResult, on_backend
+from normlab.config.cost import amount
 from normlab.config.units import duration, p_value, rate
 from normlab.errors import UserError
 from normlab.runs.files import own
@@ -140,6 +141,14 @@ def _print_plan(planned: ComparePlan, *, jobs: int) -> None:
     terminal.write(tells, planned.basis)
 
 
+def costs(recipe: RecipeResult) -> tuple[str, str]:
+    """The parameters and the FLOPs for a token, where they are recorded."""
+    if recipe.cost is None:
+        return "", ""
+    each = recipe.cost.flops_per_token
+    return amount(recipe.cost.parameters), "" if each is None else amount(each)
+
+
 def print_comparison(result: Comparison) -> None:
     """Print what was found, the result table, and the answer about every pair."""
     headline, *others = result.tested or result.metrics[:1]
@@ -154,6 +163,8 @@ def print_comparison(result: Comparison) -> None:
         ">trained",
         "outcomes",
         *scores,
+        ">parameters",
+        ">FLOPs a token",
         ">time a run",
     )
     rows: list[Sequence[str | Text]] = []
@@ -172,14 +183,17 @@ def print_comparison(result: Comparison) -> None:
                 Text(part, STYLES.get(part.rpartition(" ")[0], "")) for part in recipe.states.split(", ")
             ),
             *(metric.shown(recipe.value(metric)) for metric in others),
+            *costs(recipe),
             duration(recipe.train_seconds),
         )
         rows.append(cells)
     table = terminal.fitted(
-        header, rows, (">time a run", *reversed(scores), "outcomes", ">95% interval", ">lr")
+        header, rows, (">time a run", ">FLOPs a token", *reversed(scores), "outcomes", ">parameters", ">lr")
     )
     terminal.write(*(Text(sentence, "bold") for sentence in result.sentences), "", table)
-    terminal.write(*(d.sentence for d in result.differences))
+    for d in result.differences:
+        terminal.write(d.sentence, *([Text(f"  {d.costs}", "dim")] if d.costs else []))
+    terminal.write(*filter(None, [result.noise_floor]))
     terminal.write(*(d.trains_sentence for d in result.differences if d.trains_sentence))
     models = [d for d in result.differences if d.models is not None and d.p_models is not None]
     if models:

@@ -25,7 +25,7 @@ from normlab.comparison.result import (
     SweepRun,
     has_trained,
 )
-from normlab.comparison.sentences import findings, of_difference, of_training
+from normlab.comparison.sentences import findings, of_costs, of_difference, of_training
 from normlab.config.config import Config
 from normlab.config.io import to_json, validated
 from normlab.config.metric import Metric
@@ -85,13 +85,9 @@ def compare(
         elif finished(recipe) and not all(map(finished, request.recipes)):
             written()
 
-    for lrs in itertools.zip_longest(*map(grid.swept, request.recipes)):
-        for recipe, lr in zip(request.recipes, lrs, strict=True):
-            if lr is not None:
-                work.add(grid.config(recipe, lr, request.sweep_seed))
-    for recipe in request.recipes:
-        if not left[recipe]:
-            report(recipe)
+    for recipe, lr in grid.sweeps():
+        work.add(grid.config(recipe, lr, request.sweep_seed))
+    list(map(report, [recipe for recipe in request.recipes if not left[recipe]]))
     work.run(after)
     return written()
 
@@ -115,7 +111,7 @@ def conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> C
         recipes=tuple(_recipe(grid, r, lrs[r], folders[r]) for r in recipes),
         samples=grid.samples(outputs),
         margin=request.margin or grid.metrics[0].margin,
-        sweep_seed=request.sweep_seed if grid.has_sweep else None,
+        sweep_seed=request.sweep_seed if grid.sweeps() else None,
         rate_by=grid.rate_metric.name,
         sample_seed=grid.seeds[0],
         open_recipes=tuple(recipe for recipe in request.recipes if recipe not in recipes),
@@ -149,7 +145,7 @@ def judge(comparison: Comparison, root: Path, *, exchanges: int = 2000) -> Compa
         recipes=tuple(_result(r, comparison, root) for r in comparison.recipes),
         signatures=_signatures(comparison, root),
     )
-    judged = replace(judged, differences=_differences(judged, root, exchanges))
+    judged = replace(judged, differences=_differences(judged, root, exchanges), noise=_noise(judged))
     return replace(judged, sentences=findings(judged))
 
 
@@ -211,6 +207,21 @@ def _mean(recipe: RecipeResult, metric: Metric) -> Interval | None:
     return Interval(value) if np.isnan(margin) else Interval(value, *ends)
 
 
+def _noise(comparison: Comparison) -> float | None:
+    r"""The root mean square difference between two seeds of a recipe, :math:`\sqrt{2} s`, with the standard
+    deviation s over seeds pooled over recipes.
+    """
+    metric = comparison.headline
+    by_recipe = [v[np.isfinite(v)] for v in (_values(r, metric) for r in comparison.recipes)]
+    several = [values for values in by_recipe if len(values) > 1]
+    if not several:
+        return None
+    freedom = sum(len(values) - 1 for values in several)
+    variance = sum(float(((values - values.mean()) ** 2).sum()) for values in several) / freedom
+    centre = np.array(np.mean([values.mean() for values in several]))
+    return abs(float(statistics.MetricScale(metric).difference(centre, np.array((2 * variance) ** 0.5))))
+
+
 def _differences(comparison: Comparison, root: Path, exchanges: int) -> tuple[RecipeDifference, ...]:
     recipes, metric = comparison.ranked, comparison.headline
     if len(recipes) < 2:
@@ -225,6 +236,7 @@ def _differences(comparison: Comparison, root: Path, exchanges: int) -> tuple[Re
             _answer(comparison, contrast, index, values[[i, j]]),
             a=a.name,
             b=b.name,
+            costs=of_costs(a, b),
             **_training(a, b, len(pairs)),
             **_models(examples[a.name], examples[b.name], comparison, exchanges),
         )

@@ -79,9 +79,13 @@ class Grid(ABC):
         rates = self.rates(name)
         return rates if len(rates) > 1 else ()
 
-    @property
-    def has_sweep(self) -> bool:
-        return any(map(self.swept, self.request.recipes))
+    def sweeps(self) -> list[tuple[str, float]]:
+        """Each name with each of its rates to choose from, the first rates of all before the second ones."""
+        names = self.request.recipes
+        return sorted(
+            ((name, lr) for name in names for lr in self.swept(name)),
+            key=lambda one: (self.swept(one[0]).index(one[1]), names.index(one[0])),
+        )
 
     def folder(self, name: str, lr: float, seed: int) -> RunFolder:
         return RunFolder(self.request.out / run_id(self.config(name, lr, seed)))

@@ -256,6 +256,8 @@ class RecipeDifference:
     """The p that both train equally often (Fisher's exact test), corrected for the number of pairs."""
     trains_sentence: str = ""
     """How often each trains, in words; empty where there is no difference."""
+    costs: str = ""
+    """How ``a`` differs from ``b`` in parameters and FLOPs, in words; empty where those are not recorded."""
     models: float | None = None
     """The difference of the mean scores of these models, as it is."""
     p_models: float | None = None
@@ -298,6 +300,10 @@ class Comparison:
     differences: tuple[RecipeDifference, ...] = ()
     sentences: tuple[str, ...] = ()
     """What was found, the headline first: pages and terminals say these sentences."""
+    noise: float | None = None
+    """The root mean square difference of the headline between two seeds of one recipe; None where no recipe
+    has two seeds that trained.
+    """
     sweep_seed: int | None = None
     """The seed of the sweep over learning rates; None: there was no choice."""
     rate_by: str = NLL.name
@@ -339,6 +345,13 @@ class Comparison:
                     f"{100 * share:.1f}% of the test sentences stand in the {where} text as well."
                 )
         return " ".join(warnings)
+
+    @property
+    def noise_floor(self) -> str:
+        """In words, by how much two seeds of one recipe differ; empty where that is not known."""
+        if self.noise is None:
+            return ""
+        return f"Two seeds of the same recipe differ by {self.headline.amount(self.noise)} (root mean square)"
 
     @property
     def headline(self) -> Metric:

@@ -35,5 +35,4 @@ def amount(number: float) -> str:
 
 def ratio(a: float, b: float) -> str:
     """How ``a`` stands to ``b``: ``+3.1%``, ``equal``."""
-    change = f"{100 * (a / b - 1):+.1f}%" if b else ""
-    return "equal" if a == b else change or "0 against some"
+    return "equal" if a == b else f"{100 * (a - b) / b:+.2g}%" if b else "more than none"

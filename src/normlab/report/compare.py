@@ -10,6 +10,7 @@ from typing import Final
 from markupsafe import Markup
 
 from normlab.comparison.result import Comparison, RecipeResult, Sample, has_trained
+from normlab.config.cost import amount
 from normlab.config.io import validated
 from normlab.config.metric import Metric
 from normlab.config.units import count, duration, p_value, rate
@@ -109,7 +110,8 @@ def _places(comparison: Comparison) -> dict[str, int]:
 def _results(comparison: Comparison) -> Section:
     metrics = comparison.tested or comparison.metrics[:1]
     header = ("recipe", f"test {metrics[0].label}", "trained", "learning rate", "seeds")
-    header += (*(metric.label for metric in metrics[1:]), "one run", "all runs")
+    counted = any(r.cost for r in comparison.recipes)
+    header += (*(m.label for m in metrics[1:]), *COSTS[: 2 * counted], "one run", "all runs")
     place = _places(comparison)
     best = {m.name: max((m.sort_key(r.value(m)) for r in comparison.recipes), default=0.0) for m in metrics}
     rows = []
@@ -126,11 +128,27 @@ def _results(comparison: Comparison) -> Section:
                 Cell(rate(r.lr), href=f"#run-{trial.run}" if trial else link),
                 Cell(_seed_links(r, comparison.seeds)),
                 *others,
+                *_costs(r, link)[: 2 * counted],
                 Cell(duration(r.train_seconds), href=link),
                 Cell(duration(r.total_seconds), href=link),
             ]
         )
     return Section("Results", [PageTable(header, rows, words()["results"])], "results")
+
+
+COSTS: Final = ("parameters", "FLOPs a token")
+
+
+def _costs(recipe: RecipeResult, link: str) -> tuple[Cell, Cell]:
+    """Return the cells of the parameters, and of the FLOPs of training for each predicted token."""
+    cost = recipe.cost
+    if cost is None:
+        return Cell("–", href=link, tone="faint"), Cell("–", href=link, tone="faint")
+    rest, each = f"{amount(cost.without_embeddings)} without embeddings", cost.flops_per_token
+    return (
+        Cell(amount(cost.parameters), rest, link),
+        Cell("–" if each is None else amount(each), f"{amount(cost.flops)} a batch", link),
+    )
 
 
 def _score(metric: Metric, recipe: RecipeResult, best: float) -> Cell:
@@ -173,11 +191,14 @@ def _differences(comparison: Comparison) -> list[Section]:
     rows = []
     for d in comparison.differences:
         word, tone = ANSWERS[d.answer]
-        rows.append([Cell(word, tone=tone), Cell(sentence(comparison, d.sentence))])
+        rows.append(
+            [Cell(word, tone=tone), Cell(sentence(comparison, d.sentence), linked(comparison, d.costs))]
+        )
     if not rows:
         return []
     metric = comparison.headline
     intro = words()["differences"].format(title=metric.title, margin=metric.amount(comparison.margin))
+    intro += f" {comparison.noise_floor}." if comparison.noise_floor else ""
     return [Section("Which differences are real?", _folded(("", "answer"), rows), "differences", intro)]
 
 

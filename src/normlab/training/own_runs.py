@@ -189,9 +189,11 @@ class OwnRun:
     """One training in progress: rows while it goes, scores at its end."""
 
     def __init__(
-        self, config: Config, folder: RunFolder, own: Setup, scale: Scale, dev: Sequence[Any]
+        self, folder: RunFolder, own: Setup, course: Course, scale: Scale, dev: Sequence[Any]
     ) -> None:
-        self.config, self.folder, self.own, self.scale = config, folder, own, scale
+        self.folder, self.own, self.scale = folder, own, scale
+        self.config = folder.config()
+        self.factor = self.config.optim.lr / course.rate
         self.chosen_by = dev[::2]
         self.reported = dev[1::2] or dev
         """Held-out batches: every second one chooses rates, the others are reported."""
@@ -199,15 +201,13 @@ class OwnRun:
         self.pending: list[float] = []
         self.tokens = scale.targets // scale.batches if scale.batches else 0
 
-    def train(self, batches: Iterator[Any], course: Course, seed: int) -> None:
+    def train(self, batches: Iterator[Any]) -> None:
         """Train to the last step, or until a loss is not finite; leave the run done."""
-        factor = self.config.optim.lr / course.rate
-        first = islice(batches, self.config.train.steps)
         seen = train(
             self.own,
-            first,
-            lambda _, own: [factor * rate for rate in own],
-            seed=seed,
+            islice(batches, self.config.train.steps),
+            lambda _, own: [self.factor * rate for rate in own],
+            seed=self.config.seeds.init,
             groups={},
             enough=self._after,
         )
@@ -237,7 +237,7 @@ class OwnRun:
         step, loss = len(seen.losses), statistics.fmean(self.pending)
         self.pending.clear()
         row = {"kind": "train", "step": step, "loss": loss, "nll": self.scale.nats(loss)}
-        row["lr"] = max(seen.rates.get(step - 1, [0.0]))
+        row["lr"] = self.factor * max(seen.rates.get(step - 1, [0.0]))
         row |= {"tokens": step * self.tokens} if self.tokens else {}
         self._write({**row, "seconds": round(sum(seen.seconds), 3)})
 
@@ -300,8 +300,8 @@ def train_own(config: Config, root: Path, references: Sequence[str]) -> RunFolde
                 _, course, scale = _first_steps(own, first, seed)
                 RunFolder.create(folder.path, config, (metric_of(scale),))
                 folder.cut_rows(-1)
-                run = OwnRun(config, folder, own, scale, held_out(shared))
-                run.train(chain(first, batches), course, seed)
+                run = OwnRun(folder, own, course, scale, held_out(shared))
+                run.train(chain(first, batches))
         except KeyboardInterrupt:
             _mark(folder, "interrupted")
             raise

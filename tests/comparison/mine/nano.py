@@ -91,4 +91,4 @@ if __name__ == "__main__":
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip)
         optimizer.step()
-        print(it, loss.item())
+        print(it, loss.item())  # noqa: T201
