@@ -110,8 +110,8 @@ def _places(comparison: Comparison) -> dict[str, int]:
 def _results(comparison: Comparison) -> Section:
     metrics = comparison.tested or comparison.metrics[:1]
     header = ("recipe", f"test {metrics[0].label}", "trained", "learning rate", "seeds")
-    counted = any(r.cost for r in comparison.recipes)
-    header += (*(m.label for m in metrics[1:]), *COSTS[: 2 * counted], "one run", "all runs")
+    counted = ["parameters"] if any(r.cost for r in comparison.recipes) else []
+    header += (*(metric.label for metric in metrics[1:]), *counted, "one run", "all runs")
     place = _places(comparison)
     best = {m.name: max((m.sort_key(r.value(m)) for r in comparison.recipes), default=0.0) for m in metrics}
     rows = []
@@ -128,7 +128,7 @@ def _results(comparison: Comparison) -> Section:
                 Cell(rate(r.lr), href=f"#run-{trial.run}" if trial else link),
                 Cell(_seed_links(r, comparison.seeds)),
                 *others,
-                *_costs(r, link)[: 2 * counted],
+                *[_cost(r, link) for _ in counted],
                 Cell(duration(r.train_seconds), href=link),
                 Cell(duration(r.total_seconds), href=link),
             ]
@@ -136,19 +136,15 @@ def _results(comparison: Comparison) -> Section:
     return Section("Results", [PageTable(header, rows, words()["results"])], "results")
 
 
-COSTS: Final = ("parameters", "FLOPs a token")
-
-
-def _costs(recipe: RecipeResult, link: str) -> tuple[Cell, Cell]:
-    """Return the cells of the parameters, and of the FLOPs of training for each predicted token."""
+def _cost(recipe: RecipeResult, link: str) -> Cell:
+    """Return the cell of the parameters, and below them the FLOPs of training for each predicted token."""
     cost = recipe.cost
     if cost is None:
-        return Cell("–", href=link, tone="faint"), Cell("–", href=link, tone="faint")
-    rest, each = f"{amount(cost.without_embeddings)} without embeddings", cost.flops_per_token
-    return (
-        Cell(amount(cost.parameters), rest, link),
-        Cell("–" if each is None else amount(each), f"{amount(cost.flops)} a batch", link),
-    )
+        return Cell("–", href=link, tone="faint")
+    each = cost.flops_per_token
+    small = [f"{amount(cost.without_embeddings)} without embeddings"]
+    small += [] if each is None else [f"{amount(each)} FLOPs a token"]
+    return Cell(amount(cost.parameters), Markup("<br>").join(small), link)
 
 
 def _score(metric: Metric, recipe: RecipeResult, best: float) -> Cell:
@@ -315,9 +311,11 @@ def _method(comparison: Comparison) -> Section:
     choice = f"{choice} {comparison.seen_before or said['apart']}"
     metric, labels = comparison.headline, {metric.name: metric.label for metric in comparison.metrics}
     better = "higher" if metric.higher_is_better else "lower"
+    last = "the last weights of each run count"
+    chosen = f"the checkpoint of each run was chosen by dev {comparison.dev_metric.label}"
     scored = (
-        f"Recipes are compared by test {metric.title} ({better} is better); the checkpoint of each run was "
-        f"chosen by dev {comparison.dev_metric.label}."
+        f"Recipes are compared by test {metric.title} ({better} is better); "
+        f"{chosen if comparison.best_by else last}."
     )
     blocks: list[Block] = [Text(choice), Text(scored)]
     blocks += [Text(text.format(points=POINTS)) for text in said["method"]]

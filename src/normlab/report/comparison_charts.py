@@ -231,9 +231,10 @@ def _seed_grid(comparison: Comparison, views: Mapping[str, RunView]) -> Columns:
         for m in comparison.validated
     ]
     loss = curves("train-nll", "Training loss", nll, train, recipes, LOSS, entropy_nats=nats)
-    return Columns(
-        [*charts, loss, curves("grad-norm", "Gradient norm", norm, train, recipes, NORM, points=SPIKY_POINTS)]
-    )
+    if train[NORM.column].count():
+        spiky = curves("grad-norm", "Gradient norm", norm, train, recipes, NORM, points=SPIKY_POINTS)
+        return Columns([*charts, loss, spiky])
+    return Columns([*charts, loss])
 
 
 def _sweep_section(comparison: Comparison, views: Mapping[str, RunView]) -> list[Section]:

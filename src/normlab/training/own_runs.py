@@ -165,9 +165,7 @@ def read(references: Sequence[str], name: str, seed: int) -> Reading:
 def _first_steps(own: Setup, batches: Sequence[Any], seed: int) -> tuple[Training, Course, Scale]:
     """Train a copy for a few steps at its own rates, and read rates and targets."""
     if own.optimizer is None:
-        raise UserError(
-            "no optimizer was handed over: return optimizer=, as in torch.optim.AdamW(…, lr=1e-3)"
-        )
+        raise UserError("setup() has no optimizer; return one, as in optimizer=torch.optim.AdamW(…, lr=1e-3)")
     seen = train(own, batches, None, seed=seed, groups={}, enough=lambda t: "seen" * (len(t.rates) > 3))
     if not seen.rates:
         raise UserError("no optimizer was stepped: step() must call optimizer.step() on what it is handed")
