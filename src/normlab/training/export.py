@@ -25,6 +25,7 @@ from normlab.errors import UserError
 from normlab.nn import Attention, Decoder, FeedForward, Placement
 from normlab.nn.model import evaluating
 from normlab.runs.folder import RunFolder
+from normlab.tasks.language_model import LanguageModel
 from normlab.tasks.task import build_model
 from normlab.training.checkpoint import load_checkpoint
 from normlab.training.recipes.grammar import require_known
@@ -248,7 +249,7 @@ FAMILIES: Final = (
 
 def family_of(config: Config) -> Family:
     """The family that a run fits. Raises UserError with the reasons where there is none."""
-    if config.task != "language_model":
+    if config.task != LanguageModel.name:
         raise UserError(f"the run is of the task {config.task}, and a language model is exported; name one")
     reasons = {family: family.misfits(config.model) for family in FAMILIES}
     nearest = min(reasons, key=lambda family: len(reasons[family]))
