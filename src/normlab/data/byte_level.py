@@ -64,9 +64,6 @@ class BytePieces(Tokenizer):
         no bytes.
         """
         require_ours(fields, _untrained())
-        for piece in list(fields["model"]["vocab"])[len(SPECIALS) :]:
-            if not piece or not BYTE_OF.keys() >= set(piece):
-                raise UserError(f"its entry {piece!r} is no sequence of bytes")
         with library_errors():
             return cls(Backend.from_str(json.dumps(fields)))
 
@@ -82,7 +79,7 @@ class BytePieces(Tokenizer):
     def pieces(self) -> list[bytes]:
         """The bytes of each entry; none of special tokens."""
         names = sorted(self._backend.get_vocab().items(), key=lambda entry: entry[1])
-        return [b"" if name in SPECIALS else bytes(map(BYTE_OF.__getitem__, name)) for name, _ in names]
+        return [b"" if name in SPECIALS else bytes_of(name) for name, _ in names]
 
     def byte_counts(self) -> NDArray[np.int64]:
         return np.array([len(piece) for piece in self.pieces])
@@ -92,10 +89,31 @@ class BytePieces(Tokenizer):
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Invert ``encode``. What a model writes may be no UTF-8: U+FFFD stands for such bytes."""
-        return [b"".join(map(self.pieces.__getitem__, line)).decode("utf-8", "replace") for line in ids]
+        return [joined(self.pieces, line) for line in ids]
 
     def to_json(self) -> str:
         return self._backend.to_str(pretty=True)
+
+
+def bytes_of(name: str) -> bytes:
+    """Return the bytes that a piece's name stands for. Raises UserError if it stands for none."""
+    try:
+        return bytes(map(BYTE_OF.__getitem__, name))
+    except KeyError as error:
+        raise UserError(f"its entry {name!r} is no sequence of bytes") from error
+
+
+def name_of(piece: bytes) -> str:
+    """Invert ``bytes_of``."""
+    return "".join(map(_NAMES.__getitem__, piece))
+
+
+_NAMES: Final = [name for name, _ in sorted(BYTE_OF.items(), key=lambda entry: entry[1])]
+
+
+def joined(pieces: Sequence[bytes], ids: Sequence[int]) -> str:
+    """Return the text of entries; U+FFFD stands for bytes that are no UTF-8."""
+    return b"".join(map(pieces.__getitem__, ids)).decode("utf-8", "replace")
 
 
 def _untrained() -> Backend:

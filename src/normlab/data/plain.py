@@ -4,13 +4,11 @@ models.
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,41 +17,26 @@ from torch import Tensor
 
 from normlab.config.config import DataConfig
 from normlab.config.model import derive
-from normlab.data import verbatim
 from normlab.data.batches import TensorBatch, drop_words, permutation
 from normlab.data.builtin import generate
 from normlab.data.corpus import (
     Encoded,
     PreparedCorpus,
     count_facts,
-    id_type,
     open_corpus,
     prepare_folder,
     with_digest,
 )
-from normlab.data.ragged import ArrayWriter, Ints, Ragged, Read, reader_of
-from normlab.data.sources import Text, open_text
-from normlab.data.text import (
-    LineList,
-    Overlap,
-    Survey,
-    describe_shares,
-    document_sizes,
-    lines_as_units,
-    overlap_shares,
-    parts,
-    raw,
-    require_texts,
-    require_unchanged,
-    survey,
-)
-from normlab.data.tokenizer import EOS, PAD, UNK, Tokenizer
-from normlab.data.vocabulary import is_verbatim, vocabulary
+from normlab.data.files import apart, open_files
+from normlab.data.ragged import Ints, Read, TokenArray, reader_of
+from normlab.data.readings import AnyText, Reading, mapped_tokens, reading_of
+from normlab.data.text import LineList, describe_shares, require_texts, require_unchanged
+from normlab.data.tokenizer import PAD, UNK
+from normlab.data.vocabulary import vocabulary
 from normlab.errors import UserError
 
 SPLITS = ("train", "dev", "test")
 _DOCUMENTS = "test.documents.npy"
-_TRAIN: Final = "train.tokens.npy"
 
 
 @dataclass(frozen=True)
@@ -64,7 +47,7 @@ class Stream:
     of its own.
     """
 
-    tokens: Ints
+    tokens: TokenArray
     """The text begins at index 1; each token is predicted from those before it."""
     words: int
     """Number of words between white space; the end of a line counts as one."""
@@ -89,30 +72,17 @@ class TextCorpus(PreparedCorpus):
     """Why bits per byte are not known: what decoding does not give back of the dev or test text."""
 
     @classmethod
-    def load(cls, folder: str | Path) -> TextCorpus:
-        """Load a prepared text. Raises FileNotFoundError if the folder is missing or incomplete."""
+    def load(cls, folder: str | Path, tokens: Callable[[str], TokenArray] | None = None) -> TextCorpus:
+        """Load a prepared text; ``tokens`` maps those of a split that do not lie in the folder. Raises
+        FileNotFoundError if the folder is missing or incomplete.
+        """
         folder = Path(folder)
         manifest, fields = open_corpus(folder)
         for name in SPLITS:
-            tokens = np.load(folder / f"{name}.tokens.npy", mmap_mode="r", allow_pickle=False)
-            fields[name] = Stream(tokens, **manifest["sizes"][name])
+            mapped = tokens(name) if tokens else mapped_tokens(folder / f"{name}.tokens.npy")
+            fields[name] = Stream(mapped, **manifest["sizes"][name])
         documents = np.load(folder / _DOCUMENTS, allow_pickle=False)
         return cls(documents=documents, lost=manifest["lost"], **fields)
-
-
-class Reading(Protocol):
-    """How a text becomes tokens: line by line, or as it is."""
-
-    key: str
-    """Names the layout of the prepared folder."""
-
-    def content(self, text: Text) -> Iterable[str]:
-        """Return what a tokenizer learns from."""
-        ...
-
-    def survey(self, text: Text, name: str) -> Survey: ...
-    def encode(self, path: Path, tokenizer: Tokenizer, text: Text) -> Encoded: ...
-    def documents(self, text: Text, tokens: Ints, tokenizer: Tokenizer) -> NDArray[np.int64]: ...
 
 
 def prepare_text(
@@ -126,8 +96,8 @@ def prepare_text(
     digest, if train or dev text is missing from the config, if a text has no word, or if one changes
     meanwhile. No text is in memory as a whole.
     """
-    reading = reading or (AsItIs() if is_verbatim(config) else ByLine())
     texts, origin = _read(config)
+    reading = reading or reading_of(config, texts.values())
     paths = {name: getattr(config, f"{name}_text") for name in texts}
     surveys = {name: reading.survey(text, paths[name] or name) for name, text in texts.items()}
     if wordless := [paths[name] for name, facts in surveys.items() if paths[name] and facts.blank]:
@@ -137,15 +107,19 @@ def prepare_text(
     key = [reading.key, config.digest, config.vocab_size]
     fill = partial(_fill, reading=reading, texts=texts, config=config, before=before)
     folder = prepare_folder(root, key, fill)
-    corpus = TextCorpus.load(folder)
+    corpus = TextCorpus.load(folder, partial(_tokens, folder, reading, texts))
     return config, replace(corpus, facts=origin | corpus.facts)
 
 
-def _read(config: DataConfig) -> tuple[dict[str, Text], dict[str, str]]:
+def _tokens(folder: Path, reading: Reading, texts: Mapping[str, AnyText], name: str) -> TokenArray:
+    return reading.tokens(folder / f"{name}.tokens.npy", texts[name])
+
+
+def _read(config: DataConfig) -> tuple[dict[str, AnyText], dict[str, str]]:
     """Return train, dev and test, which can be iterated repeatedly, and facts about their origin."""
     paths = {name: getattr(config, f"{name}_text") for name in SPLITS}
     given = [name for name in SPLITS if paths[name]]
-    texts: dict[str, Text]
+    texts: dict[str, AnyText]
     if not given:
         name, seed = config.builtin, config.builtin_seed
         splits = generate(name, pairs=config.builtin_pairs, seed=seed)
@@ -153,13 +127,13 @@ def _read(config: DataConfig) -> tuple[dict[str, Text], dict[str, str]]:
         return texts, {"Corpus": f"target side of built-in {name}, seed {seed}"}
     fields = [f"{name}_text" for name in given]
     require_texts(fields, ("train_text", "dev_text"), "train and dev text are needed")
-    texts = {name: open_text(paths[name]) for name in given}
+    texts = apart({name: open_files(paths[name]) for name in given})
     origin = {f"{name.capitalize()} text": Path(paths[name]).name for name in given}
     return {"test": texts["dev"], **texts}, {"Test text": "none given, so the dev text", **origin}
 
 
 def _fill(
-    work: Path, *, reading: Reading, texts: dict[str, Text], config: DataConfig, before: dict[str, bytes]
+    work: Path, *, reading: Reading, texts: dict[str, AnyText], config: DataConfig, before: dict[str, bytes]
 ) -> dict[str, Any]:
     tokenizer = vocabulary(config, reading.content(texts["train"]), ())
     tokenizer.save(work / "tokenizer.json")
@@ -167,14 +141,9 @@ def _fill(
     for name, text in texts.items():
         encoded[name] = reading.encode(work / f"{name}.tokens.npy", tokenizer, text)
         require_unchanged(getattr(config, f"{name}_text"), before[name], encoded[name].digest)
-    tokens = np.load(work / "test.tokens.npy", mmap_mode="r", allow_pickle=False)
-    documents = reading.documents(texts["test"], tokens, tokenizer)
+    documents = reading.documents(texts["test"], _tokens(work, reading, texts, "test"), tokenizer)
     np.save(work / _DOCUMENTS, documents, allow_pickle=False)
-    again = {name: Overlap(texts[name]) for name in ("dev", "test")}
-    for part in parts(texts["train"]):
-        for overlap in again.values():
-            overlap.see(part)
-    shares = overlap_shares(again, texts["dev"], texts["test"])
+    shares = reading.overlap(texts)
     train_facts = count_facts(encoded["train"].counts)
     return {
         "digest": config.digest,
@@ -193,7 +162,9 @@ def _fill(
 
 
 def _sizes(encoded: Mapping[str, Encoded]) -> dict[str, str]:
-    amounts = {name: f"{each.words:,} words, {each.bytes:,} bytes" for name, each in encoded.items()}
+    amounts = {name: f"{each.bytes:,} bytes" for name, each in encoded.items()}
+    for name, each in encoded.items():
+        amounts[name] = f"{each.words:,} words, {amounts[name]}" if each.words else amounts[name]
     return {
         "Training size": f"{amounts['train']}, {int(encoded['train'].counts.sum()):,} tokens",
         **{
@@ -201,64 +172,6 @@ def _sizes(encoded: Mapping[str, Encoded]) -> dict[str, str]:
             for name in ("dev", "test")
         },
     }
-
-
-class ByLine:
-    """Line by line, an EOS at the end of each; the tokenizer may lose white space and rare characters."""
-
-    key = "plain, tokens of documents"
-
-    def content(self, text: Text) -> Iterable[str]:
-        return text
-
-    def survey(self, text: Text, name: str) -> Survey:
-        return survey(text, name)
-
-    def encode(self, path: Path, tokenizer: Tokenizer, text: Text) -> Encoded:
-        encoded, whole = Encoded(tokenizer.vocab_size), hashlib.sha256()
-        dtype = id_type(tokenizer.vocab_size)
-        units, end = text.units(), "\n" if text.has_documents else ""
-        with ArrayWriter.open(path, dtype) as file:
-            file.append(np.array([EOS], dtype))
-            for part in parts(text):
-                content = raw(part)
-                whole.update(content)
-                encoded.bytes += len(content)
-                encoded.words += sum(len(line.split()) + 1 for line in part)
-                ids = tokenizer.encode(part)
-                ragged = Ragged.of(ids, dtype)
-                stream = np.insert(ragged.tokens, ragged.offsets[1:], EOS)
-                encoded.counts += np.bincount(stream, minlength=len(encoded.counts))
-                file.append(stream)
-                if path.name != _TRAIN:
-                    as_read = [line + end for line, _ in itertools.islice(units, len(part))]
-                    encoded.compare(as_read, [f"{line}\n" for line in tokenizer.decode(ids)])
-        encoded.digest = whole.digest()
-        return encoded
-
-    def documents(self, text: Text, tokens: Ints, tokenizer: Tokenizer) -> NDArray[np.int64]:
-        sizes = document_sizes(lines_as_units(text))
-        ends = np.flatnonzero(np.asarray(tokens) == EOS)
-        edges = ends[np.concatenate([[0], np.cumsum(sizes[:, 0])])]
-        return np.column_stack([np.diff(edges), sizes[:, 1:]])
-
-
-class AsItIs:
-    """Byte for byte, an EOS before each document."""
-
-    key = "verbatim"
-
-    def content(self, text: Text) -> Iterable[str]:
-        return (part for part, _ in verbatim.pieces(text.units()))
-
-    def survey(self, text: Text, name: str) -> Survey:
-        return verbatim.survey(text.units())
-
-    def encode(self, path: Path, tokenizer: Tokenizer, text: Text) -> Encoded:
-        return verbatim.encode(path, tokenizer, text.units())
-
-    def documents(self, text: Text, tokens: Ints, tokenizer: Tokenizer) -> NDArray[np.int64]:
-        return verbatim.documents(text.units(), tokens, tokenizer)
 
 
 @dataclass(frozen=True)
@@ -289,7 +202,7 @@ class Blocks:
     batches have ``rows`` rows, and only the last one of an epoch has empty ones.
     """
 
-    def __init__(self, stream: Ints, *, block_len: int, rows: int, seed: int) -> None:
+    def __init__(self, stream: TokenArray, *, block_len: int, rows: int, seed: int) -> None:
         self.block_len, self.rows = block_len, rows
         self._stream = stream
         self._count = block_count(stream, block_len)
@@ -314,7 +227,7 @@ class Blocks:
         return _batch(ids, target, self.rows)
 
 
-def blocks_in_order(stream: Ints, *, block_len: int, rows: int) -> Iterator[TextBatch]:
+def blocks_in_order(stream: TokenArray, *, block_len: int, rows: int) -> Iterator[TextBatch]:
     """Yield every block once, ``rows`` at a time, from the beginning of the text to its end."""
     read = reader_of(stream)
     for start in range(0, block_count(stream, block_len), rows):
@@ -331,7 +244,7 @@ def require_block_len(data: DataConfig, max_positions: int | None) -> None:
         )
 
 
-def block_count(stream: Ints, block_len: int) -> int:
+def block_count(stream: TokenArray, block_len: int) -> int:
     """Return the number of blocks of a stream; the last one may be shorter."""
     return -(-(len(stream) - 1) // block_len)
 

@@ -82,7 +82,7 @@ class Column:
 
     path: str
     column: str
-    has_documents: ClassVar[bool] = False
+    in_rows: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
@@ -146,8 +146,8 @@ class LineRange:
         return f"{self.text.name}[{self.start or ''}:{'' if self.stop is None else self.stop}]"
 
     @property
-    def has_documents(self) -> bool:
-        return self.text.has_documents
+    def in_rows(self) -> bool:
+        return self.text.in_rows
 
     def __iter__(self) -> Iterator[str]:
         return itertools.islice(iter(self.text), self.start, self.stop)
@@ -237,7 +237,7 @@ class HubColumn:
     """A split or a part of one: ``train[:1000]``."""
     keys: tuple[str, ...]
     """The column, and the language in it if it holds a translation."""
-    has_documents: ClassVar[bool] = True
+    in_rows: ClassVar[bool] = True
 
     @classmethod
     def of(cls, spec: str) -> Self:

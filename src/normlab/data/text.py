@@ -58,8 +58,8 @@ class TextFile:
     """
 
     path: str | Path
-    has_documents: ClassVar[bool] = False
-    """Whether the text itself says where documents begin."""
+    in_rows: ClassVar[bool] = False
+    """Whether each unit is a row, a document whose end is no character of the text."""
 
     @property
     def name(self) -> str:
@@ -103,7 +103,7 @@ class LineList:
 
     name: str
     lines: Sequence[str]
-    has_documents: ClassVar[bool] = False
+    in_rows: ClassVar[bool] = False
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.lines)

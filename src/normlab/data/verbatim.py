@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normlab.data.corpus import Encoded, id_type
-from normlab.data.ragged import ArrayWriter, Ints, Ragged
+from normlab.data.ragged import ArrayWriter, Ragged, TokenArray
 from normlab.data.text import Survey, Unit, count_words, document_sizes
 from normlab.data.tokenizer import EOS, Tokenizer
 
@@ -111,7 +111,7 @@ def encode(path: Path, tokenizer: Tokenizer, units: Iterable[Unit]) -> Encoded:
     return encoded
 
 
-def documents(units: Iterable[Unit], tokens: Ints, tokenizer: Tokenizer) -> NDArray[np.int64]:
+def documents(units: Iterable[Unit], tokens: TokenArray, tokenizer: Tokenizer) -> NDArray[np.int64]:
     """Predicted tokens, words and bytes of each document of a text and its stream, `[documents, 3]`.
 
     Documents are those of ``text.document_sizes``. A token belongs to the document with its first byte, and
@@ -126,6 +126,7 @@ def documents(units: Iterable[Unit], tokens: Ints, tokenizer: Tokenizer) -> NDAr
         length = lengths[part]
         ends = place + np.cumsum(length)
         owner = np.searchsorted(begins, ends - length, side="right") - 1 - (part == EOS)
+        owner = np.maximum(owner, 0)
         held[:, 0] += np.bincount(owner, minlength=len(held))
         np.add.at(held[:, 1], owner, length)
         place = int(ends[-1])

@@ -15,7 +15,7 @@ import io
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -25,6 +25,7 @@ import numpy as np
 from normlab.config.config import DataConfig
 from normlab.config.io import from_plain, parsed
 from normlab.data.byte_level import BytePieces
+from normlab.data.foreign import FOREIGN, ForeignPieces
 from normlab.data.text import located
 from normlab.data.tokenizer import SPECIALS, UNK, BytePairs, Tokenizer, require_room_for_characters
 from normlab.errors import UserError
@@ -317,23 +318,35 @@ def load(path: str | Path) -> Tokenizer:
 
 
 def parse(content: bytes) -> Tokenizer:
-    """Read a tokenizer, our JSON or a SentencePiece model.
+    """Read a tokenizer: our JSON, a byte-level ``tokenizer.json``, tiktoken's ranks or a SentencePiece model.
 
     Nothing is executed, whatever the bytes are. Raises UserError with the reason if they are no tokenizer.
     """
+    if re.match(rb"[A-Za-z0-9+/]+=* \d+\r?\n", content):
+        return ForeignPieces.of_ranks(content)
     if not content.lstrip().startswith(b"{"):
         return SentencePieces(content)
     try:
         fields = parsed(content.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise UserError(f"byte {error.start} is not UTF-8") from error
-    if _PRETOKENIZER in fields:
-        return PretokenizerChain.of_json(fields)
-    if _PIECES in fields:
-        return SentencePieces.of_json(fields)
-    words = fields.get("pre_tokenizer")
-    byte_level = isinstance(words, dict) and words.get("type") == "ByteLevel"
-    return (BytePieces if byte_level else BytePairs).of_json(fields)
+    own: dict[str, Callable[[dict[str, Any]], Tokenizer]] = {
+        _PRETOKENIZER: PretokenizerChain.of_json,
+        _PIECES: SentencePieces.of_json,
+        FOREIGN: lambda fields: ForeignPieces.of_json(fields[FOREIGN]),
+    }
+    read = next((read for key, read in own.items() if key in fields), _from_library)
+    return read(fields)
+
+
+def _from_library(fields: dict[str, Any]) -> Tokenizer:
+    """Read a ``tokenizer.json`` of the library ``tokenizers``, ours or one of others."""
+    model, words = (
+        part if isinstance(part := fields.get(key), dict) else {} for key in ("model", "pre_tokenizer")
+    )
+    if words.get("type") == "Metaspace" or not isinstance(model.get("vocab"), dict):
+        return BytePairs.of_json(fields)
+    return (BytePieces if SPECIALS[0] in model["vocab"] else ForeignPieces).of_json(fields)
 
 
 def _content(path: str) -> bytes:

@@ -19,8 +19,9 @@ from normlab.config.metric import NLL, Metric
 from normlab.config.model import derive
 from normlab.data import sentence_pairs
 from normlab.data.batches import TensorBatch
-from normlab.data.plain import ByLine, Stream, TextCorpus, prepare_text, require_block_len
+from normlab.data.plain import Stream, TextCorpus, prepare_text, require_block_len
 from normlab.data.ragged import Ints
+from normlab.data.readings import ByLine
 from normlab.data.tokenizer import EOS
 from normlab.errors import UserError
 from normlab.nn import PAD, Encoder
