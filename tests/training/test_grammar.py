@@ -213,7 +213,8 @@ def test_every_part_can_be_named_and_says_what_it_is(part):
     elif part.axis in explained:
         assert explained[part.axis].startswith(f"{part.name}: ")
     else:
-        assert part.name in explained["plain choices"].replace(" embedding", "").split(", ")
+        plain = explained["plain choices"].replace(" embedding", "").replace(" parametrisation", "")
+        assert part.name in plain.split(", ")
 
 
 def test_one_word_means_one_thing():
