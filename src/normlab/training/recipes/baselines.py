@@ -120,7 +120,7 @@ class Nanochat(NamedBaseline, name="like:nanochat"):
     nanochat's code at 92d63d4, July 2026; Muon is that of Jordan et al. 2024, as Liu et al. 2025, Section 2
     (arXiv 2502.16982) have it. Left out: value embeddings, the smear of neighbouring tokens, the backout of a
     middle layer, sliding windows, and what nanochat's own Muon normalises besides. Rate 0.02 for matrices at
-    width 768, 40 steps of warm-up, no clipping. Its log of March 2026 finds a cap of 20 best; the code has 15.
+    width 768, 40 steps of warm-up, no clipping. Its log finds a cap of 20 best; the code has 15.
     """
 
     recipe = (
