@@ -241,7 +241,7 @@ def layerscale(x: np.ndarray, sublayers: list[Sublayer], stack: StackInfo) -> np
 
 
 def x0lambdas(x: np.ndarray, sublayers: list[Sublayer], stack: StackInfo) -> np.ndarray:
-    """x' = r x + mu x_0 before each layer, x' = x + F(LN(x)) in each sublayer, LN at the end, as in nanochat."""
+    """x' = r x + mu x_0 before each layer, x' = x + F(LN(x)) in each sublayer, a last LN, as in nanochat."""
     first = x
     for i, sub in enumerate(sublayers):
         if i == 0 or sublayers[i - 1].layer != sub.layer:

@@ -212,7 +212,8 @@ def test_every_part_can_be_named_and_says_what_it_is(part):
     elif part.axis in explained:
         assert explained[part.axis].startswith(f"{part.name}: ")
     else:
-        assert part.name in explained["plain choices"].replace(" embedding", "").split(", ")
+        plain = explained["plain choices"].replace(" embedding", "").replace(" parametrisation", "")
+        assert part.name in plain.split(", ")
 
 
 def test_one_word_means_one_thing():
@@ -301,7 +302,8 @@ def test_a_class_without_a_docstring_has_no_equation():
 # ------------------------------------------------------------------------------------------ baselines
 
 DECODER = replace(BASE, model=replace(BASE.model, encoder_layers=0))
-LLAMA = "rmsnorm; untied embedding; noembedscale; normal002; rope; swiglu; nobias; adamw; cosine, 77 warm-up steps"
+PARTS = "rmsnorm; untied embedding; noembedscale; normal002; rope; swiglu; nobias; adamw; cosine"
+LLAMA = f"{PARTS}, 77 warm-up steps"
 LIKE = {
     "like:llama": f"pre; {LLAMA}",
     "llama": f"pre; {LLAMA}",
