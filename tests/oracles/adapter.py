@@ -82,6 +82,8 @@ class Place:
     """Our norms and the oracle's, those that there are."""
     end: str = ""
     """Path of the final norm below the stack."""
+    ends: Mapping[str, str] = field(default_factory=dict)
+    """Paths of final norms where there are several, by the oracle's names."""
     begin: str = ""
     by_layer: bool = False
     """Whether the sublayers of a layer share their parameters."""
@@ -120,6 +122,13 @@ PLACEMENTS = {
     "fixup": Place("fixup", {"alpha": "s"}, norms=(), branch={"bias": "scalarbias"}),
     "tfixup": Place("tfixup", norms=()),
     "layerscale": Place("layerscale", {"lam": "lam"}, end="end"),
+    "gpas": Place("gpas", {"a": "a"}, end="end", by_layer=True),
+    "hybridnorm": Place("hybridnorm", end="end", branch={"qk_norm": "qkvnormed"}),
+    "siamese": Place(
+        "siamese",
+        norms=(("norm_x", "norm_x"), ("norm_y", "norm_y"), ("norm_in", "norm_in")),
+        ends={"norm_x": "end.norm_x", "norm_y": "end.norm_y"},
+    ),
     "x0lambdas": Place("x0lambdas", {"r": "r", "mu": "mu"}, end="end.norm", by_layer=True),
 }
 
@@ -308,8 +317,11 @@ class StackOracle:
         w = self.w.at(f"sublayers.{index}.place")
         owner = self.w.at(f"sublayers.{first_of_layer}.place") if place.by_layer else w
         p: dict[str, Bundle | Array] = {theirs: owner[ours] for ours, theirs in place.keys.items()}
+        roles = roles_of(self.name, self.config)
+        before_ffn = roles[(index + 1) % len(roles)] == "ffn"
         for ours, theirs in place.norms:
-            if place.oracle != "normformer" or ours == "norm" or role.endswith("attention"):
+            there = {"normformer": ours == "norm" or role.endswith("attention"), "hybridnorm": before_ffn}
+            if there.get(place.oracle, True):
                 p[theirs] = norm_bundle(w.at(ours), norm)
         return p
 
@@ -331,7 +343,10 @@ class StackOracle:
             self.config.decoder_layers,
             norms.NORMS[norm],
             {"norm": norm_bundle(self.w.at(place.begin), norm)} if place.begin else {},
-            {"norm": norm_bundle(self.w.at(place.end), final)} if place.end else {},
+            {
+                name: norm_bundle(self.w.at(path), final)
+                for name, path in ({"norm": place.end} if place.end else place.ends).items()
+            },
             norms.NORMS[final],
         )
 

@@ -29,6 +29,7 @@ from normlab.nn.parametrisation import Parametrisation
 from normlab.nn.placement.base import Placement, Plain, ProfiledPlacement
 from normlab.nn.placement.normed import MixNorm, PostNorm, PreNorm
 from normlab.nn.placement.scaled import Admin, DeepNorm, LayerScale
+from normlab.nn.placement.streamed import SiameseNorm
 from normlab.nn.position import PositionEncoding
 from normlab.nn.roles import ROLES, ParameterRole, parameter_roles
 from normlab.nn.site import DECODER_LAYER, ENCODER_LAYER, LANGUAGE_LAYER, Site, sites, stack_of
@@ -81,6 +82,7 @@ __all__ = [
     "ScaleNorm",
     "SegmentEncoder",
     "Seq2Seq",
+    "SiameseNorm",
     "Site",
     "Stack",
     "Sublayer",
