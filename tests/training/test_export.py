@@ -8,6 +8,7 @@ import torch
 from normlab.config.config import Config, ModelConfig
 from normlab.errors import UserError
 from normlab.nn import Decoder
+from normlab.nn.decode import generate, likeliest
 from normlab.tasks.task import build_model
 from normlab.training.export import _hugging_face, difference, family_of
 from normlab.training.recipes.grammar import resolve
@@ -45,3 +46,29 @@ def test_logits_are_the_same(recipe, changes, kind):
     assert family.kind == kind
     apart, largest = difference(model, _hugging_face(family, config, model), config)
     assert apart < 1e-5 * max(largest, 1.0)
+
+
+@pytest.mark.parametrize("recipe", [FITS[0], FITS[2], FITS[4]], ids=lambda one: one[2])
+def test_greedy_text_of_500_tokens_is_the_same(recipe):
+    config, model = drawn(*recipe[:2])
+    other = _hugging_face(family_of(config), config, model).double()
+    prompt, model = [3, 17, 5], model.double()
+    ours = generate(model, prompt, [0], lambda p: likeliest(p, 1), count=500, window=600)[0]
+    given = torch.tensor([prompt])
+    how = {"do_sample": False, "max_new_tokens": 500, "suppress_tokens": [0], "eos_token_id": None}
+    theirs = other.generate(given, attention_mask=torch.ones_like(given), **how)[0, 3:]
+    apart = (ours != theirs).nonzero()
+    if len(apart):
+        with torch.no_grad():
+            top = model(torch.tensor([[*prompt, *ours[: int(apart[0])].tolist()]]))[0, -1].topk(2).values
+        assert float(top[0] - top[1]) < 1e-5
+
+
+def test_recipes_that_fit_nowhere_are_refused_part_by_part():
+    config = resolve("post+rmsnorm+nobias+swiglu+rope", BASE)
+    with pytest.raises(
+        UserError, match=r"nearest is llama, but decoder_placement is post, and llama has pre"
+    ):
+        family_of(config)
+    with pytest.raises(UserError, match="of the task translation"):
+        family_of(Config())
