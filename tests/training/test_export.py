@@ -5,13 +5,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from normlab.config.config import Config, ModelConfig
+from normlab.cli.main import main
+from normlab.config.config import Config, DecodeConfig, ModelConfig
+from normlab.data.vocabulary import load
 from normlab.errors import UserError
 from normlab.nn import Decoder
 from normlab.nn.decode import generate, likeliest
+from normlab.runs import RunFolder
 from normlab.tasks.task import build_model
 from normlab.training.export import _hugging_face, difference, family_of
 from normlab.training.recipes.grammar import resolve
+from normlab.training.sampling import prompt_of, sample, text_of
+from normlab.training.train import train
+from training.tiny import tiny_language_model, write_plain
 
 pytest.importorskip("transformers")
 BASE = Config(
@@ -72,3 +78,50 @@ def test_recipes_that_fit_nowhere_are_refused_part_by_part():
         family_of(config)
     with pytest.raises(UserError, match="of the task translation"):
         family_of(Config())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a Llama that was trained for a few steps."""
+    root = tmp_path_factory.mktemp("exported")
+    data = write_plain(root / "text")
+    return train(tiny_language_model(data, "pre+rmsnorm+nobias+swiglu+rope", steps=4), root / "runs")
+
+
+def test_a_run_is_exported_with_its_tokenizer(run, tmp_path, capsys):
+    import transformers
+
+    out = tmp_path / "llama"
+    assert main(["run", "export", str(run.path), "--out", str(out)]) == 0
+    assert "is now llama, from the best weights" in capsys.readouterr().out
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    model = transformers.AutoModelForCausalLM.from_pretrained(out)
+    text = "twenty four"
+    ids = tokenizer(text)["input_ids"]
+    assert ids == prompt_of(load(run.tokenizer), text)
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    assert main(["run", "sample", str(run.path), text, "--top-k", "1", "--tokens", "9"]) == 0
+    theirs = model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=9, eos_token_id=None)
+    assert capsys.readouterr().out.rstrip("\n") == text + text_of(
+        load(run.tokenizer), theirs[0, len(ids) :].tolist()
+    )
+    assert main(["run", "export", str(run.path), "--out", str(out)]) == 2
+    assert "exists; name another folder" in capsys.readouterr().err
+
+
+def test_samples_differ_by_seed_and_not_by_call(run, capsys):
+    said = []
+    for seed in ("1", "1", "2"):
+        assert main(["run", "sample", str(run.path), "one", "--seed", seed, "--samples", "2"]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] != said[2]
+    first, second = said[0].split("\n---\n")
+    assert first.startswith("one")
+    assert second.startswith("one")
+    assert first != second.rstrip("\n")
+
+
+def test_a_translation_continues_nothing(run):
+    folder = RunFolder.create(run.path.parent / "translation", Config())
+    with pytest.raises(UserError, match="a language model continues text"):
+        sample(folder, "one", DecodeConfig(sample=True))
