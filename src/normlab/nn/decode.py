@@ -341,8 +341,9 @@ def generate(
         if ids.shape[1] > window:
             hidden = model.hidden(ids[:, -window:])[:, -1]
         else:
-            while cache.length < ids.shape[1]:
-                hidden = model.decode_step(ids[None, :, cache.length], cache)[0]
+            for place in range(cache.length, ids.shape[1] - 1):
+                model.decode_step(ids[None, :, place], cache)
+            hidden = model.decode_step(ids[None, :, -1], cache)[0]
         logits = model.embedding.logits(hidden).double().cpu()
         logits[:, PAD] = -math.inf
         log_p = torch.log_softmax(logits.nan_to_num(0.0, neginf=-math.inf), -1)
