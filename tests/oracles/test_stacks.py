@@ -118,6 +118,7 @@ EMBEDDINGS, POSITIONS, ACTIVATIONS = map(
 )
 
 
+@pytest.mark.slow
 @each(("embedding", "position_encoding", "activation"), pairwise(EMBEDDINGS, POSITIONS, ACTIVATIONS))
 def test_embeddings_positions_and_activations(embedding, position_encoding, activation):
     choices = {
