@@ -169,7 +169,7 @@ def llama_configuration(config: ModelConfig, model: Decoder) -> Mapping[str, Any
         "head_dim": first.width,
         "hidden_act": GATED[config.activation],
         "rms_norm_eps": end.eps,
-        "rope_parameters": {"rope_type": "default", "rope_theta": getattr(config, "rope_theta", 10000.0)},
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
         "attention_bias": biased,
         **({"mlp_bias": True} if biased else {}),
     }
