@@ -30,6 +30,7 @@ FITS = [
     ("pre+rmsnorm+nobias+swiglu+rope+untied", {}, "llama"),
     ("pre+rmsnorm+bias+swiglu+rope+fixnorm", {"kv_heads": 0}, "llama"),
     ("pre+rmsnorm1p+nobias+geglu+rope+headnormed", {"head_dim": 16}, "qwen3"),
+    ("like:gemma3", {"head_dim": 16, "sliding_window": 9, "layer_pattern": "SF"}, "gemma3_text"),
     ("like:gpt2", {"kv_heads": 0}, "gpt2"),
     ("like:llama", {"rope_theta": 5e5}, "llama"),
     ("like:olmo2", {}, "olmo2"),
