@@ -41,10 +41,10 @@ lint: $(STAMP) ## style, import layers, types
 	$(BIN)/python -c 'from importlinter.cli import lint_imports_command as run; run()' --no-cache --no-logo
 	$(BIN)/python -m pyrefly check
 
-test: lint ## lint, then every test that takes seconds
+test: lint ## lint, then every test that takes up to a second or two
 	$(PYTEST) -n 2 $(NO_HANG) -m "not slow and not long"
 
-test-slow: $(STAMP) ## the tests that take minutes
+test-slow: $(STAMP) ## the tests that take longer, up to minutes
 	$(PYTEST) -n 2 $(NO_HANG) -m slow
 
 test-isa: $(STAMP) ## the tests that compute, as on five other processors

@@ -19,6 +19,7 @@ AGAIN = "python benchmarks/amplification.py"
 # -------------------------------------------------------------------------------------- what is published
 
 
+@pytest.mark.slow
 def test_the_page_is_the_generated_one():
     assert amplification.PAGE.read_text(encoding="utf-8") == amplification.page(KEPT), (
         f"docs/amplification.md is old; type: {AGAIN} --page"

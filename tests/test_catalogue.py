@@ -44,6 +44,7 @@ def test_every_placement_is_measured():
     assert sorted(POINTS) == sorted(PLACEMENTS), STALE
 
 
+@pytest.mark.slow
 def test_the_page_is_the_generated_one_and_names_no_variant_of_somebody_else(monkeypatch):
     # of 1,500 recipes whose sizes fit and whose parts are all the package's
     monkeypatch.setattr("normlab.training.recipes.grammar._require_sizes", lambda model: None)
@@ -104,6 +105,7 @@ def test_linked_files_exist():
 # ------------------------------------------------------------------------------------- what is measured
 
 
+@pytest.mark.slow
 def test_a_measurement_comes_out_again():
     again = catalogue.measured(["admin"])["admin"]
     for stack, rows in POINTS["admin"].items():

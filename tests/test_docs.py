@@ -30,6 +30,7 @@ def test_every_link_of_the_documentation_leads_somewhere():
     assert [f"{page.name}: {t}" for page, t in found if not (page.parent / t).exists()] == []
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     cells = json.loads((HOME / "docs" / "first-steps.ipynb").read_text(encoding="utf-8"))["cells"]

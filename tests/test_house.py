@@ -102,6 +102,7 @@ def test_the_house_does_not_grow():
     assert len(names) <= MOST_NAMES
 
 
+@pytest.mark.slow
 def test_functions_are_short_and_take_few_parameters():
     too_big = [
         f"{path.relative_to(ROOT)}:{f.lineno} {f.name}: {lines(f)} lines, {parameters(f)} parameters"
@@ -165,6 +166,7 @@ def comparisons(tree: ast.Module, names: set[str]) -> Iterator[tuple[int, set[st
             yield node.lineno, compared & names
 
 
+@pytest.mark.slow
 def test_no_variant_is_known_by_name_outside_its_home():
     # these import no variant and read anybody's model: their words for what they see are their own
     reads_models = [ROOT / "src/normlab" / room for room in ("diagnosis", "trace", "checks")]
@@ -222,6 +224,7 @@ def test_configurations_run_folders_pages_and_papers_work_without_torch():
     assert "torch" not in imported_by(everything_in(*packages))
 
 
+@pytest.mark.slow
 def test_training_imports_no_report_and_no_command_line():
     statement = everything_in("nn", "optim", "data", "tasks", "training", "comparison")
     heavy = {"tyro", "polars", "altair", "vl_convert", "jinja2", "playwright", "num2words", "babel"}

@@ -96,6 +96,7 @@ def smaller(words: list[str]) -> list[str]:
     return [*words, *SMALL.split(), "--steps", "16"] if words[0] == "trial" else words
 
 
+@pytest.mark.slow
 def test_every_command_works_in_order(texts: Path, capsys: pytest.CaptureFixture[str]):
     for command in COMMANDS:
         words = smaller(shlex.split(command)[1:])
@@ -111,6 +112,7 @@ def test_every_command_works_in_order(texts: Path, capsys: pytest.CaptureFixture
     assert "which differences are real" in (texts / "runs" / "comparison.html").read_text().lower()
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_front_run_and_print_what_is_shown(
     texts: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -130,6 +132,7 @@ def test_a_result_has_a_page(texts: Path, capsys: pytest.CaptureFixture[str]):
     assert capsys.readouterr().out == "diagnosis.html True\n"
 
 
+@pytest.mark.slow
 def test_the_python_works(texts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     whole = presets.demo()
 

@@ -39,6 +39,7 @@ def test_the_wheel_holds_the_package_and_the_kept_results_of_the_papers(unpacked
     assert {path.name for path in unpacked.iterdir() if not path.name.endswith(".dist-info")} == {"normlab"}
 
 
+@pytest.mark.slow
 def test_an_installed_copy_shows_what_was_measured_in_an_empty_folder(unpacked, tmp_path):
     command = [sys.executable, "-m", "normlab", "papers", "--json"]
     env = {**os.environ, "PYTHONPATH": str(unpacked)}

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from bad_input.damage import MODEL
 from bad_input.prompt import GOOD, runs_made
 from normlab.cli.main import keep_streams, main
@@ -16,6 +18,7 @@ from normlab.runs import RunFolder
 NORMLAB = [sys.executable, "-m", "normlab"]
 
 
+@pytest.mark.slow
 def test_a_run_outlives_its_terminal_and_the_reader_of_its_output(place):
     """``nohup normlab train 2>&1 | head -1``, and the terminal is closed."""
     steps = GOOD.index("--steps") + 1
@@ -34,6 +37,7 @@ def test_a_run_outlives_its_terminal_and_the_reader_of_its_output(place):
     assert (status.state, status.step) == ("done", 40)
 
 
+@pytest.mark.slow
 def test_a_run_needs_no_standard_streams_and_executes_no_file_of_its_folder(place, trained):
     for name in ("tokenizers.py", "torch.py", "typing_extensions.py"):
         Path(name).write_text("open('executed', 'w')\nraise SystemExit(3)\n")

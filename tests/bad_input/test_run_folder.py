@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from bad_input.damage import DAMAGED, MODEL, before
 from bad_input.prompt import GOOD, copy_of, lacking, refused
 from cases import each
@@ -12,6 +14,7 @@ from normlab.cli.main import main
 from normlab.runs import RunFolder
 
 
+@pytest.mark.slow
 @each(("words", "damage", "facts"), DAMAGED.values(), ids=list(DAMAGED))
 def test_a_damaged_run_is_named(place, trained, capsys, words, damage, facts):
     run = copy_of(trained)

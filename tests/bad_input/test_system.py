@@ -206,6 +206,7 @@ def test_a_clock_that_is_set_back_changes_nothing(place, trained, monkeypatch):
     assert seconds[0] > 0
 
 
+@pytest.mark.slow
 def test_a_closed_terminal_saves_the_run(place):
     """The terminal is gone for good, so that every word to it fails; the same command goes on elsewhere."""
     steps = GOOD.index("--steps") + 1

@@ -14,6 +14,7 @@ from cases import each
 from normlab.cli.main import main
 
 
+@pytest.mark.slow
 @each(("flags", "facts"), TYPED.values(), ids=list(TYPED))
 def test_flags(place, capsys, flags, facts):
     assert not lacking(refused([*GOOD, *flags.split()], capsys), facts)
@@ -38,6 +39,7 @@ def test_what_the_parser_refuses(place, capsys, flags, facts):
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 @each(("files", "flags", "facts"), TEXTS.values(), ids=list(TEXTS))
 def test_texts(place, capsys, files, flags, facts):
     for name, content in files.items():

@@ -54,6 +54,7 @@ def meant(model):
     return silent | ({"norms"} if inner and not placement.normed else set())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS)
 def test_every_pair_of_parts_passes(row, data, root):
     config = config_of(row)
@@ -63,6 +64,7 @@ def test_every_pair_of_parts_passes(row, data, root):
     assert {*TESTED, "step", "overfit", "state_dict", "meta"} <= {*report.holds}, report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["enc:post/dec:pre", "subln", "pre+looklinear+scalarbias"])
 def test_recipes_whose_blocks_differ_or_whose_start_is_mirrored_pass(recipe, data, root):
     config = resolve(recipe, replace(BASE, data=data["translation"]))

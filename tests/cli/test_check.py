@@ -130,6 +130,7 @@ def test_the_same_seed_gives_the_same_report(here, capsys):
     assert seen[0] == seen[1]
 
 
+@pytest.mark.slow
 def test_a_baseline_lets_another_seed_pass_and_names_what_changed(here, capsys):
     main(["check", "train_of_this_test.py:setup", "--json", *BUDGET])
     Path("baseline.json").write_text(capsys.readouterr().out)
@@ -143,6 +144,7 @@ def test_a_baseline_lets_another_seed_pass_and_names_what_changed(here, capsys):
     assert "✗ baseline at head.bias: it is new" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_recipe_and_a_run_are_checked(here, capsys):
     size = (
         "--dim 16 --ffn-dim 32 --heads 2 --encoder-layers 1 --decoder-layers 1 --vocab-size 150 --threads 1"
@@ -158,6 +160,7 @@ def test_a_recipe_and_a_run_are_checked(here, capsys):
     assert json.loads(capsys.readouterr().out)["facts"]["checkpoint"].startswith("last, step 2")
 
 
+@pytest.mark.slow
 @each(
     ("typed", "told"),
     [

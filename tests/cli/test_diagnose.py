@@ -61,6 +61,7 @@ def here(tmp_path, monkeypatch):
 MINE = ["my_net_of_this_test.py:setup"]
 
 
+@pytest.mark.slow
 def test_a_recipe_prints_its_findings_and_writes_a_page(here, capsys):
     data = write_text(here / "text")
     text = [word for name in NAMES for word in (f"--{name.replace('_', '-')}", getattr(data, name))]
@@ -79,6 +80,7 @@ def test_a_recipe_prints_its_findings_and_writes_a_page(here, capsys):
     assert set(stored["tables"]) >= {"scales", "sublayer_gradients", "attention"}
 
 
+@pytest.mark.slow
 def test_a_second_recipe_leaves_the_page_of_the_first(here):
     data = write_text(here / "text")
     text = [word for name in NAMES for word in (f"--{name.replace('_', '-')}", getattr(data, name))]
@@ -101,6 +103,7 @@ def test_a_model_of_ones_own_is_stepped_by_ones_own_optimizer(here, capsys):
     assert "brings its own learning rate; leave lr (--lr) out" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_is_looked_at_through_its_checkpoints(here, capsys):
     from normlab.training.train import train
 
@@ -113,6 +116,7 @@ def test_a_run_is_looked_at_through_its_checkpoints(here, capsys):
     assert (folder.path / "diagnosis-best.html").exists()
 
 
+@pytest.mark.slow
 def test_the_flight_recorder_is_asked_about_a_run(here, capsys):
     from normlab.training.train import train
 

@@ -149,6 +149,7 @@ def refused(words, capsys):
     return sentence
 
 
+@pytest.mark.slow
 @each(("model", "batch", "loss", "sentence"), BAD)
 def test_the_same_sentence_at_the_prompt_and_from_python(theirs, capsys, model, batch, loss, sentence):
     said = refused([setup(model, batch, loss)], capsys)

@@ -44,6 +44,7 @@ OWN = {
     "compare": "asked config plan imports",
     "train": "recipe lr seed out config init_from force imports",
     "run translate": ("run_folder files weights step threads output n_best typed prefix runs imports"),
+    "run sample": "run_folder text tokens samples temperature top_k top_p seed window weights runs imports",
     "run score": "hypotheses references tokenised target_lang against",
     "run list": "runs",
     "run report": "of page runs",
@@ -56,13 +57,14 @@ OWN = {
     "recipes": "names axis config force imports",
     "papers list": "names as_json scale runs imports",
     "papers show": "names as_json scale runs imports",
+    "run export": "run_folder out to weights runs imports",
     "run fold": "run_folder out weights max_positions runs imports",
     "papers reproduce": "names runs data jobs on scale device budget without again imports",
 }
 """A flag is a promise: think before adding one. A configuration or a recipe may be the better place."""
 
 
-REQUEST = "recipes lrs seeds first_seed sweep_seed title jobs on out margin exchanges force"
+REQUEST = "recipes setup lrs seeds first_seed sweep_seed title jobs on out margin exchanges force"
 DECODE = "beam length_penalty length_penalty_formula sample temperature top_k top_p sample_seed min_length"
 
 

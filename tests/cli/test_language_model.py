@@ -1,5 +1,7 @@
 """A language model at the prompt: train, replay, list, its page, and what is refused."""
 
+import pytest
+
 from normlab.cli.main import main
 from normlab.runs import Runs
 from training.tiny import write_plain
@@ -8,6 +10,7 @@ SMALL = ["--dim", "16", "--ffn-dim", "32", "--heads", "2", "--decoder-layers", "
 SHORT = ["--vocab-size", "80", "--block-len", "16", "--steps", "12", "--validate-every-steps", "6"]
 
 
+@pytest.mark.slow
 def test_every_command_copes_with_a_language_model(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = write_plain(tmp_path / "text")

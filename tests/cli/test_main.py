@@ -136,6 +136,7 @@ def test_only_what_trains_goes_on_where_it_was_stopped(name, capsys, monkeypatch
     assert "the same command continues it" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_reader_that_stops_early_is_no_error():
     script = "import sys; from normlab.cli.main import main; sys.exit(main(['recipes']))"
     with subprocess.Popen(

@@ -90,6 +90,7 @@ def test_it_is_measured_beside_others_in_processes_of_their_own(here):
     }
 
 
+@pytest.mark.slow
 def test_a_name_that_is_taken_is_refused(here):
     (here / "own" / "doe.py").write_text(MODULE.replace("doe2026.lemma1", "xiong2020.lemma1"))
     refused = normlab("papers", "reproduce", "doe2026", "--jobs", "1", *OWN, cwd=here)

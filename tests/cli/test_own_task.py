@@ -302,6 +302,7 @@ def test_the_configuration_of_a_task_needs_its_module(here):
     assert not (here / "runs").exists()
 
 
+@pytest.mark.slow
 def test_other_metrics_than_the_tasks_cannot_decide(here):
     module = here / "own" / "parity.py"
     module.write_text(

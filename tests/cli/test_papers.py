@@ -271,6 +271,7 @@ def test_what_is_missing_is_said_once_for_the_artefacts_that_lack_it(capsys, mon
     assert "normlab: xiong2020.fig2a, xiong2020.fig6: the paper scale trains on IWSLT'14 De-En" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [[], ["--device", "cuda"]])
 def test_an_accelerator_that_is_not_there_is_refused_before_a_run_begins(
     capsys, monkeypatch, tmp_path, given

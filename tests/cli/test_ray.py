@@ -133,6 +133,7 @@ def test_a_stop_saves_the_runs_on_every_node_and_they_go_on_here(second_node, tm
     assert len(list(Runs(tmp_path / "runs"))) == 2
 
 
+@pytest.mark.slow
 def test_an_address_without_a_cluster_is_refused(tmp_path, loopback):
     environment = {**os.environ, "RAY_ADDRESS": "127.0.0.1:1"}
     refused = normlab("compare", *TINY, "--on", "ray", cwd=tmp_path, env=environment)

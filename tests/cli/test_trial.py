@@ -71,6 +71,7 @@ def test_an_interrupted_trial_prints_the_answer_so_far(here, capsys):
     assert "interrupted" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_recipe_is_tried_on_its_own_batches(here, capsys):
     small = ["--dim", "16", "--ffn-dim", "16", "--encoder-layers", "1", "--decoder-layers", "1"]
     small += ["--max-tokens", "256", "--heads", "2", "--rates", "1e-3", "1e-2", "--seed", "2"]

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from normlab.comparison import compare as module
-from normlab.comparison import plan as planning
+from normlab.comparison import grid as runs
 from normlab.comparison.compare import compare
 from normlab.comparison.plan import plan
 from normlab.comparison.result import CompareRequest, Comparison, choose
@@ -95,6 +95,7 @@ def bleu_of(recipe):
 # ------------------------------------------------------------------------------------------ from end to end
 
 
+@pytest.mark.slow
 def test_a_comparison_from_text_to_its_table(text, tmp_path, monkeypatch):
     request = request_of(text, tmp_path / "runs")
     seen = []
@@ -137,7 +138,7 @@ def test_a_comparison_from_text_to_its_table(text, tmp_path, monkeypatch):
     written = request.out / "comparison.json"
     assert from_json(Comparison, written.read_text(encoding="utf-8")) == comparison
     before = {p: p.stat().st_mtime_ns for p in request.out.glob("*/*")}
-    monkeypatch.setattr(planning, "measure", lambda config, corpus: Seconds(1.0, 1.0, 100.0))
+    monkeypatch.setattr(runs, "measure", lambda config, corpus: Seconds(1.0, 1.0, 100.0))
     planned = plan(request)
     assert (planned.seed_runs, planned.total_seconds) == (4, 0.0), "nothing is left to do"
     assert all(run.done for run in planned.sweep)
@@ -315,6 +316,7 @@ def test_a_comparison_in_which_everything_fails_still_ends(text, tmp_path, in_pr
 # ------------------------------------------------------------------------------------------------ other tasks
 
 
+@pytest.mark.slow
 def test_language_models_are_compared_by_document(tmp_path, in_process):
     text = write_plain(tmp_path / "text")
     base = tiny_language_model(text, steps=6, validate_every_steps=3)

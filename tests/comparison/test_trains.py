@@ -25,6 +25,7 @@ def test_three_seeds_cannot_show_that_a_recipe_trains_more_often_and_five_can():
     assert seeds_for_shares((3, 3), (3, 3), pairs=1) is None
 
 
+@pytest.mark.slow
 @each("shares", [(0.0, 0.0), (0.3, 0.05), (0.5, 0.5), (0.9, 0.05), (0.1, 0.02)])
 def test_the_interval_of_a_gap_covers_at_least_95_percent(shares):
     """Exact coverage: every outcome of 15 pairs weighed by its probability."""

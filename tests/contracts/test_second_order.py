@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
@@ -24,6 +25,7 @@ from normlab.nn.kernels import ops
 every_part = each("config", PARTS, ids=label)
 
 
+@pytest.mark.slow
 @each("config", PARTS, ids=label)
 def test_the_fast_path_equals_the_reference(config, monkeypatch):
     """Values and gradients, trained and searched, by the fused kernel and by that for short sentences."""
@@ -39,6 +41,7 @@ def test_the_fast_path_equals_the_reference(config, monkeypatch):
             assert_close(logits_of(model, *ids), searched)
 
 
+@pytest.mark.slow
 @every_part
 def test_the_reference_is_twice_differentiable(config):
     """Its Hessian times a direction against central differences of its gradients."""

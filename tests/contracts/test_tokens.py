@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -33,6 +34,7 @@ def test_a_row_of_padding_alone_adds_nothing_to_loss_and_gradients(config):
     assert all(g.isfinite().all() for g in found.values())
 
 
+@pytest.mark.slow
 @every_variant
 def test_every_source_token_matters_to_every_target_position(config):
     model = perturbed(config)

@@ -31,6 +31,7 @@ DECODERS = [c for c in ALONE if kind_of(c) is Decoder]
 inductor = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 
 
+@pytest.mark.slow
 @each("config", PARTS, ids=label)
 def test_probes_on_every_module_change_no_bit(config):
     """Of loss and gradients, and once they are off no hook is left."""

@@ -55,6 +55,7 @@ def test_forward_and_backward_are_finite_and_repeatable(config):
         assert all(torch.equal(g, second[name]) for name, g in first.items())
 
 
+@pytest.mark.slow
 @each("config", dict.fromkeys(SINGLE + OUTSIDE + FOREIGN), ids=label)
 def test_bf16_is_near_fp32(config):
     """Over fp32 weights and with bf16 ones; without ReLU, of which rounding turns a unit on or off."""
@@ -96,6 +97,7 @@ def tensors(stream: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return stream if isinstance(stream, tuple) else (stream,)
 
 
+@pytest.mark.slow
 @each("config", PARTS, ids=label)
 def test_a_checkpoint_gives_back_weights_and_optimiser(config, tmp_path):
     """Saved, loaded into another start and stepped: the same bits as without the pause."""

@@ -145,6 +145,7 @@ def test_every_case_of_a_list_computes_and_its_place_exists(name):
     each("case", LISTS[name].values(), ids=lambda case: case.name)(computes_and_its_place_exists)()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("key", parameters())  # all: python tests/corpus/run.py
 def test_a_fault_is_named_first_and_a_sound_step_has_no_failure(key, request):

@@ -14,6 +14,7 @@ from normlab.data.builtin import HELD_OUT, LARGEST, TOPICS, generate, parse
 LANGUAGES = ("en", "de", "fr", "vi")
 
 
+@pytest.mark.slow
 @each("kind", [*TOPICS, "mixed"])
 @each(("source", "target"), list(itertools.permutations(LANGUAGES, 2)))
 def test_every_kind_in_every_direction(kind, source, target):

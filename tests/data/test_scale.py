@@ -23,6 +23,7 @@ def test_memory_does_not_grow_with_the_text():
         assert max(getattr(row, peak) for row in rows) - getattr(rows[0], peak) <= data.MOST_MIB
 
 
+@pytest.mark.slow
 def test_invented_text_is_the_same_each_time_and_parallel():
     first, again = (list(data.sides(300, seed=5)) for _ in range(2))
     assert first == again

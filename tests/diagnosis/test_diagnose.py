@@ -100,6 +100,7 @@ def test_all_of_it_can_be_written_as_json(seen):
     assert [f["sentence"] for f in plain["findings"]] == [f.sentence for f in seen.findings]
 
 
+@pytest.mark.slow
 def test_a_notebook_shows_the_verdict_and_the_findings(seen, tmp_path):
     assert repr(seen).startswith(f"<Diagnosis of {seen.model}: {seen.verdict} (")
     assert len(repr(seen)) < 600
@@ -126,6 +127,7 @@ def test_full_has_second_derivatives():
     assert set(found.column("quantity")) == {"critical_lr", *second}
 
 
+@pytest.mark.slow
 def test_post_and_pre_are_told_apart():
     own = {}
     for placement in ("post", "pre"):
@@ -135,6 +137,7 @@ def test_post_and_pre_are_told_apart():
     assert all(post > 1.5 * pre for post, pre in zip(own["post"], own["pre"], strict=True))
 
 
+@pytest.mark.slow
 def test_nothing_is_changed():
     def study(subject):
         found = diagnose(subject.model, BATCH[:2], loss=labelled, preset="standard")

@@ -52,6 +52,7 @@ def operations(server: Server, saved: Path) -> list[str]:
     return log.read_text().splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("torn", [-1.0, 0.0, 0.5])
 def test_every_window_leaves_a_whole_checkpoint(server, saved, tmp_path, torn):
     steps = []

@@ -82,6 +82,7 @@ def knows_depth(placement: str) -> bool:
     )
 
 
+@pytest.mark.slow
 @each("placement", list(filter(knows_depth, PLACEMENTS)))
 def test_a_hundred_layers(placement):
     config = sized(placement, 100, 100)

@@ -128,6 +128,7 @@ CHOICES = {
 }
 
 
+@pytest.mark.slow
 @each("chosen", pairwise(*map(ours_alone, CHOICES.values())))
 def test_choices_outside_the_placement(chosen):
     choices = {**dict(zip(CHOICES, chosen, strict=True)), "kv_heads": 1, "logit_cap": 2.0}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from cases import each
@@ -57,6 +58,7 @@ def test_every_published_model_is_counted():
     assert MODELS.keys() == PARAMETERS.published.keys()
 
 
+@pytest.mark.slow
 @each("placement", PLACEMENTS)
 @each("name", MODELS)
 def test_counts_round_to_the_published_millions(name, placement):

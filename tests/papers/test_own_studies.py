@@ -98,6 +98,7 @@ def test_a_wrong_block_disagrees(root, monkeypatch):
         assert reproduce(artefact, None, root).verdict(artefact.claims) == "disagrees"
 
 
+@pytest.mark.slow
 def test_a_wrong_count_disagrees(root, monkeypatch):
     monkeypatch.undo()
     artefact = ARTEFACTS["liu2020.parameters"]
@@ -106,6 +107,7 @@ def test_a_wrong_count_disagrees(root, monkeypatch):
     assert reproduce(changed, None, root).verdict(changed.claims) == "disagrees"
 
 
+@pytest.mark.slow
 def test_several_are_measured_side_by_side_and_timings_come_last_and_alone(tmp_path, monkeypatch):
     """One that fails raises where it is asked for, and stops nothing else."""
     monkeypatch.undo()

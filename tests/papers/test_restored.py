@@ -36,6 +36,7 @@ def some(tmp_path_factory):
     return Trained(cells)
 
 
+@pytest.mark.slow
 def test_a_plain_form_has_the_same_logits(some):
     found = FoldDifference("moved").measure(some)
     assert 0 < found.value < 1e-5

@@ -217,6 +217,7 @@ def once_a_size(monkeypatch):
     monkeypatch.setattr(grammar, "_require_sizes", cache(grammar._require_sizes))
 
 
+@pytest.mark.slow
 @each("artefact", [a for a in ARTEFACTS.values() if a.trainings], ids=lambda artefact: artefact.id)
 def test_every_cell_of_an_artefact_can_be_trained_and_every_measure_reads_cells(artefact, once_a_size):
     for trainings_ in artefact.trainings.values():

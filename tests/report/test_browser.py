@@ -87,6 +87,7 @@ def check(page: "sync_api.Page", width: int) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "mode"), [(PHONE, "dark"), (DESK, "light")])
 def test_every_chart_is_drawn_and_nothing_is_wrong(
     browser: "sync_api.Browser", page_file: Path, width: int, mode: str
@@ -167,6 +168,7 @@ def test_a_chart_gives_its_points(desk: "sync_api.Page") -> None:
     assert len(text.splitlines()) > 20
 
 
+@pytest.mark.slow
 def test_the_pages_of_runs(
     browser: "sync_api.Browser", comparison: Comparison, root: Path, tmp_path: Path
 ) -> None:

@@ -81,6 +81,7 @@ def section(html: str, anchor: str) -> str:
     return html[start : html.index("</section>", start)]
 
 
+@pytest.mark.slow
 def test_every_link_leads_somewhere_and_every_run_is_there(html: str, comparison: Comparison) -> None:
     page = Document(without_scripts(html))
     assert len(page.ids) == len(set(page.ids))
@@ -130,6 +131,7 @@ def test_samples_mark_what_is_not_in_the_reference(html: str) -> None:
     assert "3 more samples" in samples
 
 
+@pytest.mark.slow
 def test_missing_runs_are_reported_and_the_page_goes_on(otherwise: str) -> None:
     assert "4 run folders could not be read" in otherwise
     assert "lost9</a> ended in an error: out of memory" in otherwise
@@ -144,6 +146,7 @@ def test_a_test_text_of_its_own_and_one_that_is_dev(html: str, otherwise: str) -
     assert "serves as the test text" in otherwise[otherwise.index("<h1>") : otherwise.index("</header>")]
 
 
+@pytest.mark.slow
 def test_test_text_that_was_seen_before_is_said_with_its_share(comparison: Comparison, root: Path) -> None:
     overlap = {"dev in training": 0.5, "test in training": 0.031, "test in dev": 1.0}
     seen = dataclasses.replace(comparison, overlap=overlap)
@@ -168,6 +171,7 @@ def test_the_method_says_how_each_score_was_computed(
     assert "Signature of chrF" not in method
 
 
+@pytest.mark.slow
 def test_a_stale_run_is_called_so(tmp_path: Path) -> None:
     comparison = example.make(tmp_path, rows=20, plan={"pre": ((30.0, 31.0, 32.0), 2)})
     run = comparison.recipes[0].runs[0]
@@ -217,6 +221,7 @@ def test_a_forced_recipe_is_marked_and_explained(otherwise: str) -> None:
     assert otherwise.count("What the recipe resolves to") == 1
 
 
+@pytest.mark.slow
 def test_nothing_was_scored(comparison: Comparison, root: Path) -> None:
     nowhere = {"runs": comparison.recipes[-1].runs}
     lost = tuple(dataclasses.replace(r, **nowhere) for r in comparison.recipes)
@@ -224,6 +229,7 @@ def test_nothing_was_scored(comparison: Comparison, root: Path) -> None:
     assert "None of the 7 recipes trained" in body
 
 
+@pytest.mark.slow
 def test_the_full_tables_lie_beside_the_page(comparison: Comparison, root: Path, tmp_path: Path) -> None:
     path = write_compare_page(comparison, root, tmp_path / "out" / "page.html")
     assert path.stat().st_size < LIMIT_BYTES / 2
@@ -237,6 +243,7 @@ def html_charts(path: Path) -> int:
     return path.read_text("utf-8").count('<div class="chart"')
 
 
+@pytest.mark.slow
 def test_a_large_comparison_is_a_page_of_reasonable_size(tmp_path: Path) -> None:
     ends = ((30.0, 31.0, 32.0), (30.0, "stuck", "diverged"))
     plan = {f"recipe-number-{i}": (ends[i % 2], 0) for i in range(12)}

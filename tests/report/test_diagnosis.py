@@ -150,6 +150,7 @@ def test_the_cause_stands_first_then_its_picture_then_the_other_findings():
     assert "recipe post; layernorm" not in page
 
 
+@pytest.mark.slow
 def test_without_findings_of_weight_notes_are_open():
     quiet = plain() | {"findings": [finding("c", "note", "this is so"), finding("d", "note", "and this")]}
     page = diagnosis_page(quiet | {"cause": None, "verdict": "nothing found in 2 studies"})
@@ -261,6 +262,7 @@ def test_page_and_json_lie_side_by_side(tmp_path):
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not CHROMIUM, reason="needs Chromium (apt install chromium, or set $CHROMIUM)")
 def test_every_chart_is_drawn_in_a_browser(tmp_path):
     sync_api = pytest.importorskip("playwright.sync_api")

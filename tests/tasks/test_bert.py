@@ -141,6 +141,7 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(prepared, tmp_path, m
     assert files(parts) == files(whole)
 
 
+@pytest.mark.slow
 def test_it_learns_and_leaves_a_whole_folder(prepared, tmp_path):
     folder = train(tiny_bert(prepared[0], steps=150, validate_every_steps=50, lr=1e-2), tmp_path)
     assert folder.status().outcome.state == "trained"

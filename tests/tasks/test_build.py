@@ -54,6 +54,7 @@ def test_rates_reach_their_places():
     assert (ffn.inner_dropout.p, ffn.dropout.p) == (0.3, 0.1)
 
 
+@pytest.mark.slow
 @each("axis", REGISTRIES)
 def test_the_seed_decides_the_start_whatever_the_global_generator_did(axis):
     for name in REGISTRIES[axis]:

@@ -282,6 +282,7 @@ def test_what_is_drawn_without_a_seed_differs_from_run_to_run():
     assert all(one != other for one, other in zip(*draws, strict=True))
 
 
+@pytest.mark.slow
 def test_every_artefact_and_preset_has_its_identity(tmp_path):
     driver = Driver(same_numbers.told(), tmp_path / "runs", tmp_path)
     tables = driver.give("identities", tmp_path)
@@ -293,6 +294,7 @@ def test_every_artefact_and_preset_has_its_identity(tmp_path):
         assert len(tables[f"run_ids.{scale}"][0]) == cells
 
 
+@pytest.mark.slow
 def test_a_watched_loop_gives_its_rows_its_report_and_its_weights(tmp_path):
     pytest.importorskip("transformers", reason="the extra normlab[hf] is not installed")
     driver = Driver(same_numbers.told(), tmp_path / "runs", tmp_path)

@@ -24,6 +24,7 @@ def whole(config, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [2, 6])
 def test_reports_are_those_of_a_run_that_nobody_killed(config, whole, tmp_path, before):
     """Killed shortly before its report and a while before it."""

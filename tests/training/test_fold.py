@@ -87,6 +87,7 @@ def test_the_folder_can_be_trained_on(run, folded, tmp_path):
     assert not note["not_there"]
 
 
+@pytest.mark.slow
 def test_the_command_prints_what_was_measured(run, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = shutil.copytree(run.path, tmp_path / "runs" / run.path.name)

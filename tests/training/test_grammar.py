@@ -201,6 +201,7 @@ def test_a_schedule_without_its_step_is_refused_before_anything_is_trained():
         resolve("post+step_decay", replace(BASE, optim=replace(BASE.optim, decay_step=0)))
 
 
+@pytest.mark.slow
 @each("part", parts(), ids=lambda part: part.name)
 def test_every_part_can_be_named_and_says_what_it_is(part):
     name = part.name if part.axis == "placement" else f"post+{part.name}"

@@ -59,6 +59,7 @@ def test_a_sound_model_fails_nothing(tmp_path, architecture):
     assert normlab.check(setup_from_folder(where, seed=1).setup, budget_s=60).failures == ()
 
 
+@pytest.mark.slow
 def test_a_check_of_it_has_the_same_report_each_time(tmp_path):
     where = folder(tmp_path, HEADS["LlamaForCausalLM"])
     reports = [normlab.check(setup_from_folder(where, seed=3).setup, budget_s=20).lines() for _ in range(2)]
@@ -74,6 +75,7 @@ def test_code_of_the_folder_is_never_run(tmp_path):
             setup_from_folder(where, seed=1)
 
 
+@pytest.mark.slow
 @each(
     ("content", "words"),
     [

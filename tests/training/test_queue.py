@@ -87,6 +87,7 @@ def test_every_run_ends_and_a_failure_takes_only_its_own(stand_in, tmp_path):
     assert len(stand_in) <= 2 + 2 * 3, "only the dead ones are replaced, a run that never moves is given up"
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_in_another_worker_while_it_gets_further(workers, monkeypatch, tmp_path):
     """Each life takes it a step further, nine of them: three would be too many at one step."""
     life = """
@@ -242,6 +243,7 @@ def test_jobs_are_at_least_one(tmp_path):
 # ------------------------------------------------------------------------------------- with real training
 
 
+@pytest.mark.slow
 def test_the_run_of_a_killed_worker_goes_on(ready, tmp_path, workers, monkeypatch):
     """In a folder with a file that has the name of a library, which no worker may execute."""
     monkeypatch.chdir(tmp_path)
@@ -263,6 +265,7 @@ def test_the_run_of_a_killed_worker_goes_on(ready, tmp_path, workers, monkeypatc
     assert not (tmp_path / "executed").exists()
 
 
+@pytest.mark.slow
 def test_a_stop_saves_every_run(ready, tmp_path, workers):
     """Or SIGTERM where Ctrl-C is ignored, here and so in the workers: a script's background process."""
     before = (

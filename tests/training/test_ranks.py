@@ -83,6 +83,7 @@ def test_ranks_need_a_gpu_each_and_no_number_of_one(monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_loader_workers_change_no_number(text, tmp_path):
     rows = []
     for workers in (0, 1, 3):

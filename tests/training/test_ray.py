@@ -28,6 +28,7 @@ def test_a_node_that_would_not_train_the_same_run_says_why(text, tmp_path):
     assert f"has no {tmp_path / 'none'}" in elsewhere.refusal(str(mark), to_json(config), run_id(config))
 
 
+@pytest.mark.slow
 def test_a_host_passes_on_the_answer_and_stops_before_it_begins(text, tmp_path):
     pytest.importorskip("ray", reason="needs Ray: pip install 'normlab[cluster]'")
     from normlab.training.ray import Host

@@ -73,6 +73,7 @@ def assert_equal_models(config, model):
     return found
 
 
+@pytest.mark.slow
 @each("recipe", BECOMES)
 def test_a_method_becomes_a_plain_model(recipe):
     config = model_config(recipe)
@@ -83,6 +84,7 @@ def test_a_method_becomes_a_plain_model(recipe):
     assert found.changed == (recipe != "post+looklinear")
 
 
+@pytest.mark.slow
 @each("config", [*SEQ2SEQ, *ALONE], ids=label)
 def test_every_variant_stays_the_same_model(config):
     with enrolled():

@@ -36,6 +36,7 @@ def trained(text, root):
     return train(replace(config, optim=replace(config.optim, lr=1e-2)), root)
 
 
+@pytest.mark.slow
 def test_a_model_that_reads_its_source_is_trained(numbers, tmp_path):
     folder = trained(numbers, tmp_path)
     status = folder.status()
@@ -46,6 +47,7 @@ def test_a_model_that_reads_its_source_is_trained(numbers, tmp_path):
     assert "trained: BLEU" in run_page(folder.path)
 
 
+@pytest.mark.slow
 def test_a_model_without_its_source_ignores_it_and_is_not_stopped(numbers, tmp_path, monkeypatch):
     whole = Translation.build
 

@@ -71,6 +71,7 @@ def test_patience_goes_on_where_a_run_was_interrupted(text, tmp_path, monkeypatc
     assert train(given, tmp_path).status().step == 8
 
 
+@pytest.mark.slow
 def test_the_outcome_of_a_stopped_run_is_judged_by_its_own_length(text, tmp_path, monkeypatch):
     """Within a tenth of 3000 steps the whole run would be one window, and its middle above what it learnt."""
     monkeypatch.setattr(Translation, "dev_bleu", lambda self, model: 0.0)
@@ -118,6 +119,7 @@ def too_fast(text):
     return tiny(text, steps=32, lr=300.0, validate_every_steps=30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("given", "every"), [(too_slow, 5), (too_fast, 2)])
 def test_a_run_that_is_killed_at_its_early_end_writes_no_row_twice(text, tmp_path, given, every):
     """Its last checkpoint but one would be of its last step, too."""

@@ -53,6 +53,7 @@ def trained(text, tmp_path_factory):
 # ------------------------------------------------------------------------------------------------- placements
 
 
+@pytest.mark.slow
 def test_a_placement_whose_stream_shows_no_sum_is_read_as_our_own_sublayer():
     class Sphere(Placement, name="sphere_of_a_test"):
         """Steps on the unit sphere towards the branch's output, at a rate for each channel."""

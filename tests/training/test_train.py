@@ -132,6 +132,7 @@ def test_which_checkpoint_is_best(text, tmp_path, monkeypatch, best_by, bleus, n
 # ---------------------------------------------------------------------------------- interrupt and resume
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("grad_accum_steps", "precision", "step"),
     [(1, "fp32", 5), (2, "bf16", 11), (1, "fp32", 12)],
@@ -198,6 +199,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(text, tmp_path):
     assert files(parts) == files(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [".", "config.json"])
 def test_a_folder_that_is_removed_during_training_is_said_and_trained_anew(text, tmp_path, name):
     config = tiny(text, validate_every_steps=3)
@@ -292,6 +294,7 @@ def test_a_diverging_run_is_stopped_and_says_why(text, tmp_path, lr, evidence):
     assert len(folder.outputs.read_text().splitlines()) == 30
 
 
+@pytest.mark.slow
 def test_a_diverging_run_goes_to_its_end_when_asked_to(text, tmp_path):
     folder = train(tiny(text, steps=30, lr=300.0, stop_early=False), tmp_path)
     assert folder.status().step == 30
@@ -343,6 +346,7 @@ def test_the_second_ctrl_c_is_at_once(text, tmp_path, monkeypatch):
     assert folder.status().state == "interrupted"
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_the_prompt_saves_and_says_how_to_go_on(text, tmp_path):
     config = tiny(text, steps=100_000, validate_every_steps=50_000)
     (tmp_path / "mine.json").write_text(to_json(config))

@@ -61,6 +61,7 @@ def test_it_learns_and_leaves_a_whole_folder(plain, tmp_path):
     assert folder.tokenizer.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("step", "recipe", "precision"), [(5, "admin+warmup", "fp32"), (8, "pre", "bf16")])
 def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
     plain, tmp_path, monkeypatch, step, recipe, precision
@@ -92,6 +93,7 @@ def test_the_built_in_corpus_serves_where_no_text_is_given(plain, tmp_path):
     assert folder.status().state == "done"
 
 
+@pytest.mark.slow
 def test_the_worker_trains_it(plain, tmp_path):
     data, _ = LanguageModel.prepare(plain, tmp_path / "data")
     good = tiny_language_model(data, steps=4)

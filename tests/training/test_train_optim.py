@@ -82,6 +82,7 @@ def assert_no_trace(config, step, tmp_path, monkeypatch):
     assert files(parts) == files(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [3, 7, 8])
 def test_an_interrupted_decay_by_validation_goes_on_as_if_nothing_had_been(
     text, tmp_path, monkeypatch, unlearning, step
@@ -90,6 +91,7 @@ def test_an_interrupted_decay_by_validation_goes_on_as_if_nothing_had_been(
     assert_no_trace(by_validation(text), step, tmp_path, monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "momentum"), [*((name, 0.0) for name in OPTIMISERS), ("sgd", 0.9)])
 def test_an_interrupted_optimiser_goes_on_as_if_nothing_had_been(text, tmp_path, monkeypatch, name, momentum):
     config = tiny(text, "pre+step_decay_inverse_sqrt", lr=0.05)

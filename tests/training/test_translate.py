@@ -32,6 +32,7 @@ def test_text(text):
     return read_lines(text.test_src), read_lines(text.test_tgt)
 
 
+@pytest.mark.slow
 def test_a_run_folder_gives_the_translations_that_were_scored(run, test_text):
     source, references = test_text
     found = translate(run.path, source)

@@ -83,6 +83,7 @@ def test_the_digest_tells_names_shapes_kinds_and_contents_apart():
     assert digest({"b": zeros, "a": zeros}) == digest(different[-1]), "in any order"
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_needs_the_other_one_no_more(text, source, tmp_path, monkeypatch):
     moved = tmp_path / "source"
     shutil.copytree(source.path, moved)

@@ -106,6 +106,7 @@ def test_steps_that_are_done_again_leave_the_moving_average_alone(text, tmp_path
 # ----------------------------------------------------------------------------------- average of the last
 
 
+@pytest.mark.slow
 def test_the_average_is_the_mean_of_the_last_validations_and_is_tested_beside_the_best(text, tmp_path):
     config = tiny(text, steps=8, validate_every_steps=2)
     every = train(keeping(config, "all"), tmp_path)

@@ -19,6 +19,7 @@ def ready(text, tmp_path):
     return data
 
 
+@pytest.mark.slow
 def test_one_line_in_one_line_out(ready, tmp_path):
     good = tiny(ready, steps=4)
     broken = replace(good, model=replace(good.model, heads=3))
@@ -58,6 +59,7 @@ sys.exit(worker.main())
 """
 
 
+@pytest.mark.slow
 def test_whatever_a_run_prints_does_not_disturb_the_answers(ready, tmp_path):
     configs = [
         replace(tiny(ready, steps=n), recipe=r)
@@ -73,6 +75,7 @@ def test_whatever_a_run_prints_does_not_disturb_the_answers(ready, tmp_path):
     assert not (tmp_path / run_id(configs[3])).exists(), "an interrupted worker starts nothing more"
 
 
+@pytest.mark.slow
 def test_a_worker_whose_queue_is_gone_ends_without_a_word(ready, tmp_path):
     configs = [replace(tiny(ready, steps=n), recipe="fine") for n in (1, 2)]
     command = [sys.executable, "-c", CHATTY, str(tmp_path)]

@@ -89,6 +89,7 @@ def test_what_are_no_trials_is_refused(tmp_path: Path):
         write_trial_page({"model": "Decoder"}, tmp_path / "trial.html")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "mode"), [(360, "dark"), (1280, "light")])
 def test_every_picture_is_drawn_at_each_width(tmp_path: Path, width: int, mode: str):
     drawn = pytest.importorskip("report.test_browser")

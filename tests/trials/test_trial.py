@@ -93,6 +93,7 @@ class Blind(nn.Module):
         return self.inner(torch.randint(0, VOCAB, ids.shape, generator=draw))
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_train_is_said_to_be_too_short_or_that():
     given = setup(model_class=Blind, optimizer=lambda m: AdamW(m.parameters(), lr=0.02))
     answer = normlab.trial(given, steps=32)

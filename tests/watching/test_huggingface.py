@@ -68,6 +68,7 @@ def trained(folder, *callbacks, model=None, **choices):
     return losses.seen, {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
+@pytest.mark.slow
 def test_losses_and_weights_are_bit_identical(tmp_path):
     losses, weights = trained(tmp_path)
     assert len(losses) == 2 * STEPS
@@ -83,6 +84,7 @@ def test_losses_and_weights_are_bit_identical(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_preset_watches_stream_branches_and_weights(tmp_path):
     losses, _ = trained(tmp_path, HuggingFaceProbes("standard", out=tmp_path / "p.jsonl", every_steps=STEPS))
     found = rows_of(tmp_path / "p.jsonl")
@@ -103,6 +105,7 @@ def test_a_preset_watches_stream_branches_and_weights(tmp_path):
     assert {row["stack"] for row in inside} == {"transformer.h"}
 
 
+@pytest.mark.slow
 def test_probes_a_structure_and_emit_may_be_given(tmp_path):
     named, read = [], []
     trained(
@@ -204,6 +207,7 @@ def test_a_model_that_cannot_be_read_trains_on_with_a_warning(tmp_path):
     assert "Flat has no repeated blocks" in (out / "watch.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_at_a_rate_of_a_half_ends_with_a_report_on_the_page(tmp_path):
     probes = HuggingFaceProbes("cheap", out=tmp_path / "w", every_steps=20)
     with pytest.warns(UserWarning, match="flight recorder: "):
@@ -244,6 +248,7 @@ def test_a_compiled_model_gives_the_losses_that_are_logged(tmp_path):
     assert probes.watch.reports[-1]["trigger"]["kind"] == "diverged"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.5, 1e-2])
 def test_at_the_trainers_own_settings_a_rate_of_a_half_is_on_the_page_and_a_sound_one_is_not(tmp_path, rate):
     probes = HuggingFaceProbes("cheap", out=tmp_path / "w")

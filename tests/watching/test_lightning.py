@@ -130,6 +130,7 @@ def test_a_step_that_raises_leaves_no_hook():
     assert [(r.step, r.module) for r in rows] == [(0, "body.layers.0")]
 
 
+@pytest.mark.slow
 def test_compiled_code_is_left_out_with_a_warning():
     model, rows = Tower(), []
     probes = LightningProbes(

@@ -135,6 +135,7 @@ class Nested(torch.optim.AdamW):
         return super().step(closure)
 
 
+@pytest.mark.slow
 def test_the_step_of_a_parent_class_is_no_second_step(tmp_path):
     found = {}
     for kind in (torch.optim.AdamW, Nested):
@@ -186,6 +187,7 @@ class Trainer:
         return [p.detach().clone() for p in self.model_parts[0].parameters()]
 
 
+@pytest.mark.slow
 def test_a_torchtitan_like_trainer_ends_with_a_page(tmp_path):
     trainer = Trainer(1e-2)
     with watched(trainer, out=tmp_path, every_steps=2) as watch:

@@ -16,6 +16,7 @@ from watching.test_loop import Small, Trainer, batches, looped, loss_of
 from watching.watching import hooks_of, rows_of, steps_of
 
 
+@pytest.mark.slow
 def test_a_resumed_loop_goes_on_with_its_rows(tmp_path):
     looped(tmp_path, every_steps=2)
     looped(tmp_path, every_steps=2, first_step=6)
@@ -26,6 +27,7 @@ def test_a_resumed_loop_goes_on_with_its_rows(tmp_path):
         normlab.watch(Small(), torch.optim.SGD(Small().parameters()), first_step=-1)
 
 
+@pytest.mark.slow
 def test_a_training_that_begins_anew_sets_the_earlier_files_aside(tmp_path):
     looped(tmp_path, every_steps=2)
     rows = rows_of(tmp_path / "watch.jsonl")
@@ -115,6 +117,7 @@ def test_a_measurement_that_fails_inside_the_model_does_not_end_the_training(tmp
     assert hooks_of(model) == 0
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_by_an_error_leaves_its_page(tmp_path):
     script = """
         import sys

@@ -122,6 +122,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.filterwarnings("ignore:normlab")
 def test_a_fault_is_named_and_its_twin_silent(tmp_path, fault):
@@ -133,6 +134,7 @@ def test_a_fault_is_named_and_its_twin_silent(tmp_path, fault):
     assert reports(Loop(**choices), tmp_path / "sound") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("told", [True, False], ids=["first_step", "by the optimizer"])
 @pytest.mark.parametrize("anew", [True, False])
 def test_a_warm_up_that_begins_anew_on_resume_is_named(tmp_path, anew, told):
@@ -155,6 +157,7 @@ def no_warning():
     return nullcontext()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choices", [{}, {"amp": True, "micro": 2}], ids=["plain", "amp"])
 def test_losses_and_weights_are_bit_identical(tmp_path, choices):
     losses, weights, _ = Loop(**choices).run(None)
@@ -193,6 +196,7 @@ def once(model, folder, *, shift=1):
     return [(r["trigger"]["kind"], r["verdict"]["module"]) for r in watch.reports]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:normlab")
 def test_the_first_step_is_checked_on_a_copy(tmp_path):
     torch.manual_seed(0)

@@ -34,6 +34,7 @@ def backward(subject) -> BackwardPass:
     return subject.backward
 
 
+@pytest.mark.slow
 @each("config", BY_PLACEMENT, ids=label)
 def test_a_pass_tells_which_tokens_are_real(config):
     subject = subject_of(config)

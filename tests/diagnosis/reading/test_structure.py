@@ -43,6 +43,7 @@ def unchanged(model: nn.Module, read) -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
+@pytest.mark.slow
 @each("config", BY_PLACEMENT, ids=label)
 def test_every_placement_of_ours_is_read_from_its_numbers(config):
     model = perturbed(config, dtype=torch.float32)
@@ -62,6 +63,7 @@ def test_every_placement_of_ours_is_read_from_its_numbers(config):
         )
 
 
+@pytest.mark.slow
 @each("config", BY_PLACEMENT, ids=label)
 def test_every_start_of_ours_is_read_as_well(config):
     model = build(config)

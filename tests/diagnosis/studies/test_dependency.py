@@ -99,6 +99,7 @@ def without_norm_biases(config) -> nn.Module:
     return model
 
 
+@pytest.mark.slow
 @each("config", BY_PLACEMENT, ids=label)
 def test_every_placement_is_that_of_its_own_write_part_by_part(config):
     model = without_norm_biases(config)

@@ -233,6 +233,7 @@ def test_what_several_sublayers_use_is_shared():
 # -------------------------------------------------------------------------------------- gradients of branches
 
 
+@pytest.mark.slow
 def test_branch_jacobians_are_those_of_the_full_matrix():
     subject = translating("pre")
     short = Subject(subject.model, tuple(x[2:3, :3] for x in subject.batch), labelled, subject.structure)

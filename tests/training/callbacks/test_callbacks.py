@@ -93,6 +93,7 @@ class Vandal(RunPart):
         self.vandalise()
 
 
+@pytest.mark.slow
 def test_weights_and_metrics_are_bit_identical_with_all_observers_and_with_none(text, tmp_path):
     config = tiny(text, validate_every_steps=4)
     bare = replace(config, machine=replace(config.machine, probes="", checkpoint_every_steps=5))

@@ -193,6 +193,7 @@ def test_a_spike_that_training_recovers_from_is_a_note_and_costs_no_replay(
     assert 40 in [row["step"] for row in report["ring"]["steps"]]
 
 
+@pytest.mark.slow
 def test_a_spike_is_replayed_before_a_checkpoint_that_would_hide_its_beginning(prepared, tmp_path):
     def shifted(step, model, loss):
         sums = loss()

@@ -156,6 +156,7 @@ def test_the_commit_is_named_and_so_is_what_changed_since(text, tmp_path):
     assert f", commit {git('rev-parse', 'HEAD')}" in block["normlab"]
 
 
+@pytest.mark.slow
 def test_a_run_in_a_worker_has_the_same_log(text, tmp_path):
     from normlab.tasks.translation import Translation
 
@@ -169,6 +170,7 @@ def test_a_run_in_a_worker_has_the_same_log(text, tmp_path):
     assert lines[-1].split(" ended at step ")[1].startswith("2, ")
 
 
+@pytest.mark.slow
 def test_threads_hold_for_torch_and_for_the_tokenizer(text, tmp_path):
     """In a process of its own, since the tokenizer's pool of threads is made once."""
     if not Path("/proc/self/task").exists():

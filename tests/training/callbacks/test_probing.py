@@ -40,6 +40,7 @@ def killed_at(step):
     return PowerCutError, cut
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "grad_accum_steps", "precision"),
     [("full", 2, "bf16"), ("standard", 1, "fp32"), ("cheap", 1, "fp32")],

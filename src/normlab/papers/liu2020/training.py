@@ -311,6 +311,7 @@ PARAMETERS: Final = declare(
         "published": _PARAMETERS,
     },
     claims=[
-        within(name, -0.5, 0.5, derived="rounds to the millions that are printed") for name in _PARAMETERS
+        within(name, -0.5, 0.5, check="counted, not measured: rounds to the millions in print")
+        for name in _PARAMETERS
     ],
 )

@@ -142,8 +142,10 @@ def decay(lab: Lab, *, theory: Mapping[str, int], dims: Sequence[int], **sizes: 
             rows += _real_gradients(subject, placement, seed)
     for name, own in apart(rows, "placement", "where", "signal").items():
         depth = max(r["layer"] for r in own)
-        ends = curves(own, "grad_l2", "layer", (1, depth), len({r["seed"] for r in own}))
+        some = curves(own, "grad_l2", "layer", (1, depth // 2, depth), len({r["seed"] for r in own}))
+        ends = [(first, last) for first, _, last in some]
         measures[f"{name}_last_over_first"] = mean_ratio(last / first for first, last in ends)
+        measures[f"{name}_last_over_middle"] = mean_ratio(last / middle for _, middle, last in some)
         said = (2 / 3) ** ((depth - 1) / 2)
         measures[f"{name}_decay_over_said"] = mean_ratio(first / last / said for first, last in ends)
     in_theory = "d {dim}, {layers} layers, {tokens} tokens, {seeds} seeds, {norm_seeds} for norms"
