@@ -83,8 +83,8 @@ class GPAS(NormedInput, name="gpas"):
 
 
 class HybridNorm(Placement, name="hybridnorm"):
-    r"""HybridNorm: :math:`x \leftarrow x + f(x)` for attention, whose queries, keys and values are normed, and
-    :math:`x \leftarrow \mathrm{LN}(x) + f(\mathrm{LN}(x))` for the feed-forward; a final norm.
+    r"""HybridNorm: :math:`x \leftarrow x + f(x)` for attention, whose queries, keys and values are normed,
+    and :math:`x \leftarrow \mathrm{LN}(x) + f(\mathrm{LN}(x))` for the feed-forward; a final norm.
 
     Zhuo et al. 2025, Section 3 (arXiv 2503.04598), as its authors' code has it. Here the attention before the
     feed-forward writes :math:`\mathrm{LN}(x + f(x))`, which is the same.
