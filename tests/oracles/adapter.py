@@ -45,6 +45,7 @@ QK_NORMS = {
     "headnormed": "norm_per_head",
     "qkvnormed": "qkv_norm_per_head",
     "ropenormed": "gain_free_after_rope",
+    "ngptnormed": "unit_after_rope",
 }
 NORMED_SIDES = {"norm": "qk", "norm_per_head": "qk", "qkv_norm_per_head": "qkv"}
 """Sides of an attention that have a norm of the model's kind; ours are called query, key and value."""
@@ -123,6 +124,7 @@ PLACEMENTS = {
     "tfixup": Place("tfixup", norms=()),
     "layerscale": Place("layerscale", {"lam": "lam"}, end="end"),
     "gpas": Place("gpas", {"a": "a"}, end="end", by_layer=True),
+    "ngpt": Place("ngpt", {"alpha": "alpha_n"}, norms=()),
     "hybridnorm": Place("hybridnorm", end="end", branch={"qk_norm": "qkvnormed"}),
     "siamese": Place(
         "siamese",
@@ -204,6 +206,8 @@ def attention_bundle(w: Weights, choices: Choices, role: str) -> Bundle:
     p |= choices.linear(w.at("out"), "o", [d])
     if QK_NORMS[choices["qk_norm"]] == "cosine":
         p["g_qk"] = w["qk_norm.g"]
+    if QK_NORMS[choices["qk_norm"]] == "unit_after_rope":
+        p["s_qk"] = w["qk_norm.s"] * np.sqrt(d)
     for side in NORMED_SIDES.get(QK_NORMS[choices["qk_norm"]], ""):
         ours = {"q": "query", "k": "key", "v": "value"}[side]
         p |= inside(f"{side}_norm", norm_bundle(w.at(f"qk_norm.{ours}"), norm))
@@ -220,6 +224,8 @@ def feed_forward_bundle(w: Weights, choices: Choices) -> Bundle:
     names = "in gate" if config.activation in branches.GATED else "in"
     p = choices.linear(w.at("inner"), names, [config.ffn_dim] * len(names.split()))
     p |= choices.linear(w.at("outer"), "out", [config.dim])
+    if config.activation == "ngptswiglu":
+        p["s_uv"] = w["activation.s"]
     if "ffn" in INNER_NORMS[choices["inner_norm"]]:
         p |= inside("inner_norm", norm_bundle(w.at("inner_norm"), choices.norm))
     return p
@@ -393,6 +399,8 @@ def embed(w: Weights, config: ModelConfig, ids: list[int]) -> Array:
 
 
 def logits(w: Weights, config: ModelConfig, hidden: Array) -> Array:
+    if config.logit_map == "logitscale":
+        return EMBEDDINGS[config.embedding][1](w, hidden) * w["logit_map.s"] * np.sqrt(config.dim)
     return LOGITS[config.logit_map](EMBEDDINGS[config.embedding][1](w, hidden), config)
 
 

@@ -274,6 +274,26 @@ def hybridnorm(x: np.ndarray, sublayers: list[Sublayer], stack: StackInfo) -> np
     return _end(x, stack)
 
 
+def unit(x: np.ndarray) -> np.ndarray:
+    """Each row over its length, at least 1e-5."""
+    lengths = [np.sqrt((row * row).sum()) for row in x]
+    return np.stack([row / (n if np.real(n) > 1e-5 else 1e-5) for row, n in zip(x, lengths, strict=True)])
+
+
+def ngpt(x: np.ndarray, sublayers: list[Sublayer], stack: StackInfo) -> np.ndarray:
+    """h <- n(n(h) + |alpha| (n(F(h)) - n(h))); alpha is stored as 1/sqrt(d), and 0.05 there.
+
+    Loshchilov et al. 2024 (arXiv 2410.01131), NVIDIA/ngpt.
+    """
+    del stack
+    for sub in sublayers:
+        alpha = sub.p["alpha_n"] * (0.05 / (1 / np.sqrt(x.shape[1])))
+        size = np.where(np.real(alpha) < 0, -alpha, alpha)
+        h = unit(x)
+        x = unit(h + size * (unit(sub.f(x)) - h))
+    return x
+
+
 def siamese(x: np.ndarray, sublayers: list[Sublayer], stack: StackInfo) -> np.ndarray:
     """x <- N1(x), z = F(N3(x + N2(y))), x <- x + z / sqrt(2 (l + 1)), y <- y + z; in the end N(x) + N(y).
 
@@ -321,6 +341,7 @@ PLACEMENTS: dict[str, Callable[[np.ndarray, list[Sublayer], StackInfo], np.ndarr
     "gpas": gpas,
     "hybridnorm": hybridnorm,
     "siamese": siamese,
+    "ngpt": ngpt,
 }
 
 

@@ -79,7 +79,7 @@ def stack_of(
     subs = []
     for i in range(2 * layers):
         p = {key: jittered(norm_name, D) for key in ("norm", "norm_in", "norm_out", "norm_x", "norm_y")}
-        p |= {"omega": 1 + RNG.random(D), "lam": RNG.random(D)}
+        p |= {"omega": 1 + RNG.random(D), "lam": RNG.random(D), "alpha_n": RNG.normal(size=D)}
         p |= {key: np.array([0.3 + RNG.random()]) for key in ("alpha", "s", "a", "r", "mu")}
         weight = RNG.normal(size=(D, D)) / 3
         branch = f or (lambda x, weight=weight: np.tanh(x @ weight.T))

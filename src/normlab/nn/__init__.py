@@ -3,6 +3,7 @@
 Pure torch: of this package it imports only ``config.model``, the description of a model, and ``errors``.
 """
 
+from normlab.nn.constraint import WeightConstraint
 from normlab.nn.context import Cache, Context
 from normlab.nn.embedding import (
     EMBEDDING_SCALES,
@@ -89,6 +90,7 @@ __all__ = [
     "TokenModel",
     "UntiedEmbedding",
     "ValueResidual",
+    "WeightConstraint",
     "build_stack",
     "parameter_roles",
     "reference",

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normlab.nn.kernels.fused import scaled_to
 from normlab.nn.placement.base import Placement, Stream
 from normlab.nn.placement.normed import TWO_TENSORS, NormedInput, OneNorm, Twice
 from normlab.nn.site import Site
@@ -100,6 +101,27 @@ class HybridNorm(Placement, name="hybridnorm"):
 
     def write(self, stream: Stream, y: Tensor) -> Stream:
         return self.norm(stream + y)
+
+
+class NGPT(Placement, name="ngpt"):
+    r"""nGPT: :math:`x \leftarrow n(n(x) + |\alpha| \odot (n(f(x)) - n(x)))` with :math:`n(x) = x/\|x\|_2`, no
+    other norm, trained :math:`\alpha` (shape `[D]`), initially 0.05.
+
+    :math:`\alpha` is stored as :math:`1/\sqrt{d}` and multiplied by :math:`0.05 \sqrt{d}`. Loshchilov et al.
+    2024, Section 2.2 (arXiv 2410.01131), whose model also has ``unitweights``, ``ngptnormed``, ``ngptswiglu``
+    and ``logitscale``: ``like:ngpt``.
+    """
+
+    normed: ClassVar[bool] = False
+    no_fold: ClassVar[str] = "its stream is divided by its own length behind every branch"
+
+    def build(self, site: Site) -> None:
+        self.factor = 0.05 * site.dim**0.5
+        self.alpha = nn.Parameter(torch.full((site.dim,), site.dim**-0.5))
+
+    def write(self, stream: Stream, y: Tensor) -> Stream:
+        x = scaled_to(stream, 1.0)
+        return scaled_to(x + (self.alpha * self.factor).abs() * (scaled_to(y, 1.0) - x), 1.0)
 
 
 class SiameseNorm(Placement, name="siamese"):

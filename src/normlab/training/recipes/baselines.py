@@ -137,3 +137,18 @@ class Nanochat(NamedBaseline, name="like:nanochat"):
         "final_lr_factor": 0.05,
         "label_smoothing": 0.0,
     }
+
+
+class NGPTBaseline(NamedBaseline, name="like:ngpt"):
+    """nGPT: every vector of the stream, and of the weights along it, on the unit sphere, rope, SwiGLU, no
+    biases, trained scales of queries, keys, feed-forward and logits; AdamW without decay, and a cosine to 0.
+
+    Loshchilov et al. 2024, Section 2 (arXiv 2410.01131), with the numbers of the authors' code: rate 15e-4,
+    an output matrix of its own, and no warm-up, unless the configuration has one and the recipe names it.
+    """
+
+    recipe = (
+        "ngpt+untied+noembedscale+ngptstart+rope+ngptswiglu+ngptnormed+nobias+logitscale+unitweights"
+        "+adamw+cosine"
+    )
+    optim: ClassVar[Mapping[str, Any]] = {**ADAMW, "weight_decay": 0.0, "final_lr_factor": 0.0}
