@@ -115,8 +115,8 @@ def normed_head(head: np.ndarray, side: str, p: Bundle, options: AttentionOption
 
     "norm_per_head": the model's norm with a gain of the head's width, for q and k (Qwen3, Gemma 3);
     "qkv_norm_per_head": for v as well (Zhuo et al. 2025, arXiv 2503.04598); "gain_free_after_rope": 1.2 times
-    x / rms(x) for q and k (nanochat); "unit_after_rope": x / max(||x||, 1e-5) for q and k, then times s_qk, under
-    a softmax of scale sqrt(width) (nGPT, Loshchilov et al. 2024, arXiv 2410.01131).
+    x / rms(x) for q and k (nanochat); "unit_after_rope": x / max(||x||, 1e-5) for q and k, then times
+    s_qk, under a softmax of scale sqrt(width) (nGPT, Loshchilov et al. 2024, arXiv 2410.01131).
     """
     if options.qk_norm == "gain_free_after_rope" and side != "v":
         return np.stack([1.2 * row / np.sqrt((row * row).sum() / row.size + 1e-6) for row in head])
