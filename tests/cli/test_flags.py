@@ -25,7 +25,7 @@ DATA = (
 )
 MODEL = (
     "dim ffn_dim heads kv_heads qk_norm_len max_positions encoder_layers decoder_layers dropout base_dim "
-    "base_layers"
+    "base_layers head_dim rope_theta sliding_window logit_cap"
 )
 OPTIM = (
     "warmup_steps decay_step decay_factor decay_patience decay_share final_lr_factor stop_lr weight_decay "
@@ -44,6 +44,7 @@ OWN = {
     "compare": "asked config plan imports",
     "train": "recipe lr seed out config init_from force imports",
     "run translate": ("run_folder files weights step threads output n_best typed prefix runs imports"),
+    "run sample": "run_folder text tokens samples temperature top_k top_p seed window weights runs imports",
     "run score": "hypotheses references tokenised target_lang against",
     "run list": "runs",
     "run report": "of page runs",

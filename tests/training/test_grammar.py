@@ -303,7 +303,8 @@ def test_a_class_without_a_docstring_has_no_equation():
 # ------------------------------------------------------------------------------------------ baselines
 
 DECODER = replace(BASE, model=replace(BASE.model, encoder_layers=0))
-LLAMA = "rmsnorm; untied embedding; noembedscale; normal002; rope; swiglu; nobias; adamw; cosine, 77 warm-up steps"
+PARTS = "rmsnorm; untied embedding; noembedscale; normal002; rope; swiglu; nobias; adamw; cosine"
+LLAMA = f"{PARTS}, 77 warm-up steps"
 LIKE = {
     "like:llama": f"pre; {LLAMA}",
     "llama": f"pre; {LLAMA}",

@@ -120,7 +120,7 @@ class Nanochat(NamedBaseline, name="like:nanochat"):
     nanochat's code at 92d63d4, July 2026; Muon is that of Jordan et al. 2024, as Liu et al. 2025, Section 2
     (arXiv 2502.16982) have it. Left out: value embeddings, the smear of neighbouring tokens, the backout of a
     middle layer, sliding windows, and what nanochat's own Muon normalises besides. Rate 0.02 for matrices at
-    width 768, 40 steps of warm-up, no clipping. Its log of March 2026 finds a cap of 20 best; the code has 15.
+    width 768, 40 steps of warm-up, no clipping. Its log finds a cap of 20 best; the code has 15.
     """
 
     recipe = (
@@ -137,3 +137,18 @@ class Nanochat(NamedBaseline, name="like:nanochat"):
         "final_lr_factor": 0.05,
         "label_smoothing": 0.0,
     }
+
+
+class NGPTBaseline(NamedBaseline, name="like:ngpt"):
+    """nGPT: every vector of the stream, and of the weights along it, on the unit sphere, rope, SwiGLU, no
+    biases, trained scales of queries, keys, feed-forward and logits; AdamW without decay, and a cosine to 0.
+
+    Loshchilov et al. 2024, Section 2 (arXiv 2410.01131), with the numbers of the authors' code: rate 15e-4,
+    an output matrix of its own, and no warm-up, unless the configuration has one and the recipe names it.
+    """
+
+    recipe = (
+        "ngpt+untied+noembedscale+ngptstart+rope+ngptswiglu+ngptnormed+nobias+logitscale+unitweights"
+        "+adamw+cosine"
+    )
+    optim: ClassVar[Mapping[str, Any]] = {**ADAMW, "weight_decay": 0.0, "final_lr_factor": 0.0}

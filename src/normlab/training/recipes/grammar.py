@@ -84,6 +84,7 @@ AXES = (
     Axis("attention gate", nn.GATES, "model", "attention_gate"),
     Axis("value residual", nn.ValueResidual.registry, "model", "value_residual"),
     Axis("logits", nn.LogitMap.registry, "model", "logit_map"),
+    Axis("weight constraint", nn.WeightConstraint.registry, "model", "weight_constraint"),
     Axis(
         "parametrisation", nn.Parametrisation.registry, "model", "parametrisation", form="{} parametrisation"
     ),
