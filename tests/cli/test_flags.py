@@ -52,13 +52,14 @@ OWN = {
     "recipes": "names axis config force imports",
     "papers list": "names as_json scale runs imports",
     "papers show": "names as_json scale runs imports",
+    "run export": "run_folder out to weights runs imports",
     "run fold": "run_folder out weights max_positions runs imports",
     "papers reproduce": "names runs data jobs on scale device budget without again imports",
 }
 """A flag is a promise: think before adding one. A configuration or a recipe may be the better place."""
 
 
-REQUEST = "recipes lrs seeds first_seed sweep_seed title jobs on out margin exchanges force"
+REQUEST = "recipes setup lrs seeds first_seed sweep_seed title jobs on out margin exchanges force"
 DECODE = "beam length_penalty length_penalty_formula sample temperature top_k top_p sample_seed min_length"
 
 

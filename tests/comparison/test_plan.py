@@ -3,7 +3,7 @@
 import pytest
 
 from comparison.test_compare import plant, request_of
-from normlab.comparison import plan as planning
+from normlab.comparison import grid as runs
 from normlab.comparison.plan import plan
 from normlab.comparison.statistics import detectable
 from normlab.runs import Runs
@@ -12,7 +12,7 @@ from normlab.training.trainer import Seconds
 
 
 def test_a_plan_counts_what_is_left_and_trains_nothing(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(planning, "measure", lambda config, corpus: Seconds(1.0, 1.0, 100.0))
+    monkeypatch.setattr(runs, "measure", lambda config, corpus: Seconds(1.0, 1.0, 100.0))
     request = request_of(text, tmp_path, seeds=3, jobs=2)
     planned = plan(request)
     assert [(r.recipe, r.lr, r.seed, r.done) for r in planned.sweep] == [
@@ -38,7 +38,7 @@ def test_a_plan_counts_what_is_left_and_trains_nothing(text, tmp_path, monkeypat
 
 
 def test_a_plan_says_what_so_many_seeds_will_tell_and_what_they_cost(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(planning, "measure", lambda config, corpus: Seconds(1.0, 1.0, 100.0))
+    monkeypatch.setattr(runs, "measure", lambda config, corpus: Seconds(1.0, 1.0, 100.0))
     request = request_of(text, tmp_path / "runs", seeds=4, jobs=2)
     nothing = plan(request, kept=())
     assert nothing.spread is None

@@ -30,6 +30,7 @@ COMMANDS: Final = {
     "run translate": "translate:TranslateCommand",
     "run score": "translate:ScoreCommand",
     "run fold": "run:FoldCommand",
+    "run export": "run:ExportCommand",
     "recipes": "recipes:RecipesCommand",
     "papers list": "papers:PapersCommand",
     "papers show": "papers:PapersCommand",
@@ -61,7 +62,7 @@ Before training
 Training
   train      Train one recipe.
   compare    Which recipe is better, and by how much?
-  run        What to do with trained models: list, report, translate, score, fold.
+  run        What to do with trained models: list, report, translate, score, fold, export.
 
 Reference
   recipes    Placements, norms, initialisations and schedules, with equations and sources.
@@ -75,7 +76,8 @@ RUN: Final = """run is for models that were trained; type one of:
   normlab run report RUN             a page about a run, a comparison or somebody else's watch
   normlab run translate RUN FILE     translate with the weights of a run
   normlab run score OUTPUT TARGETS   score translations of any origin
-  normlab run fold RUN               rewrite a model exactly as the plainest equal one"""
+  normlab run fold RUN               rewrite a model exactly as the plainest equal one
+  normlab run export RUN             write a language model for Hugging Face's transformers"""
 
 
 class _Command(Protocol):

@@ -49,6 +49,7 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
         Metric("word_perplexity", "word perplexity", higher_is_better=False, digits=1, least=1.0),
         NLL,
     )
+    rate_metric = metrics[0]
 
     def __init__(self, config: Config, corpus: plain.TextCorpus, device: torch.device) -> None:
         super().__init__(config, corpus, device)

@@ -122,6 +122,8 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
     """The stacks of its model: ``encoder``, ``decoder`` or both."""
     metrics: ClassVar[tuple[Metric, ...]]
     """The task's scores. The first is the headline; ``nll`` is always among those of dev."""
+    rate_metric: ClassVar[Metric] = NLL
+    """The dev loss by which learning rates are chosen."""
     has_source: ClassVar[bool] = False
     """Whether each example has a source that a model could ignore; ``dev_scores`` tells whether it does."""
     new_parameters: ClassVar[tuple[str, ...] | None] = None
