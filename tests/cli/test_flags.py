@@ -40,6 +40,7 @@ OWN = {
     "compare": "asked config plan imports",
     "train": "recipe lr seed out config init_from force imports",
     "run translate": ("run_folder files weights step threads output n_best typed prefix runs imports"),
+    "run sample": "run_folder text tokens samples temperature top_k top_p seed window weights runs imports",
     "run score": "hypotheses references tokenised target_lang against",
     "run list": "runs",
     "run report": "of page runs",

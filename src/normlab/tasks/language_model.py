@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -11,14 +12,14 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from normlab.config.config import Config, DecodeConfig
+from normlab.config.config import Config
 from normlab.config.metric import NLL, Metric
 from normlab.config.model import derive
 from normlab.data import plain
 from normlab.data.tokenizer import EOS
 from normlab.errors import UserError
 from normlab.nn import PAD, Decoder
-from normlab.nn.decode import likeliest, nucleus
+from normlab.nn.decode import generate, truncated
 from normlab.nn.model import evaluating
 from normlab.tasks.task import Evaluation, LossSum, Task, label_smoothed, rows_of
 
@@ -136,10 +137,13 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
     def _continuations(self, model: Decoder) -> list[str]:
         """Sample a continuation of each prompt; it depends on the sampling seed and its number alone."""
         decode, length = self.config.decode, self.config.data.block_len
+        how = {"temperature": decode.temperature, "top_k": decode.top_k, "top_p": decode.top_p}
+        seeds = [derive(decode.sample_seed, "continue", i) for i in range(PROMPTS)]
+        choose = partial(truncated, **how)
         with evaluating(model):
             continuations = [
-                _continued(model, ids, decode, seed=derive(decode.sample_seed, "continue", i), window=length)
-                for i, ids in enumerate(_prompts(self.corpus, length))
+                generate(model, ids, [seed], choose, count=CONTINUATION_TOKENS, window=length)[0].tolist()
+                for ids, seed in zip(_prompts(self.corpus, length), seeds, strict=False)
             ]
         return _texts(self.corpus, continuations)
 
@@ -189,22 +193,3 @@ def _texts(corpus: plain.TextCorpus, rows: Sequence[Sequence[int]]) -> list[str]
     """Decode each row as one line of text, with an arrow at the end of each original line."""
     lines = [[list(ids) for end, ids in groupby(row, EOS.__eq__) if not end] for row in rows]
     return [" ↵ ".join(corpus.tokenizer.decode(parts)) for parts in lines]
-
-
-@torch.inference_mode()
-def _continued(
-    model: Decoder, prompt: Sequence[int], decode: DecodeConfig, *, seed: int, window: int
-) -> list[int]:
-    """Sample ``CONTINUATION_TOKENS`` tokens with the temperature and truncation of ``decode``; each sees the
-    ``window`` tokens before it.
-    """
-    device = next(model.parameters()).device
-    generator = torch.Generator().manual_seed(seed)
-    ids = list(prompt)
-    for _ in range(CONTINUATION_TOKENS):
-        logits = model(torch.tensor([ids[-window:]], device=device))[0, -1].double().cpu()
-        logits[PAD] = -math.inf
-        log_p = torch.log_softmax(logits.nan_to_num(0.0, neginf=-math.inf) / decode.temperature, -1)
-        weights = torch.softmax(nucleus(likeliest(log_p, decode.top_k), decode.top_p), -1)
-        ids.append(int(torch.multinomial(weights, 1, generator=generator)))
-    return ids[len(prompt) :]

@@ -355,9 +355,8 @@ def _write_tokenizer(content: str, out: Path) -> str:
         return "none: it is no tokenizer of the library tokenizers; the run's own file is tokenizer.json"
     backend = tokenizers.Tokenizer.from_str(content)
     names = {i: backend.id_to_token(i) for i in (PAD, UNK, BOS, EOS)}
-    start = [(names[EOS], EOS)]
-    template = tokenizers.processors.TemplateProcessing(single=f"{names[EOS]} $A", special_tokens=start)
-    backend.post_processor = template
+    start = {"single": [names[EOS], "$A"], "special_tokens": [(names[EOS], EOS)]}
+    backend.post_processor = tokenizers.processors.TemplateProcessing(**start)
     whole = transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend,
         pad_token=names[PAD],
