@@ -23,9 +23,13 @@ DATA = (
     "dev_pairs test_pairs dataset source_lang target_lang builtin pretokenizer tokenizer vocab_size max_len "
     "block_len word_dropout whole_word_masking target_vocab_mask"
 )
-MODEL = "dim ffn_dim heads kv_heads qk_norm_len max_positions encoder_layers decoder_layers dropout"
+MODEL = (
+    "dim ffn_dim heads kv_heads qk_norm_len max_positions encoder_layers decoder_layers dropout base_dim "
+    "base_layers head_dim rope_theta sliding_window logit_cap"
+)
 OPTIM = (
-    "warmup_steps decay_step decay_factor decay_patience stop_lr weight_decay max_grad_norm label_smoothing"
+    "warmup_steps decay_step decay_factor decay_patience decay_share final_lr_factor stop_lr weight_decay "
+    "max_grad_norm roles label_smoothing z_loss"
 )
 TRAIN = (
     "steps max_tokens grad_accum_steps precision validate_every_steps early_stopping_patience average_last "

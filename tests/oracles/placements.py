@@ -240,6 +240,16 @@ def layerscale(x: np.ndarray, sublayers: list[Sublayer], stack: StackInfo) -> np
     return _end(x, stack)
 
 
+def x0lambdas(x: np.ndarray, sublayers: list[Sublayer], stack: StackInfo) -> np.ndarray:
+    """x' = r x + mu x_0 before each layer, x' = x + F(LN(x)) in each sublayer, a last LN, as in nanochat."""
+    first = x
+    for i, sub in enumerate(sublayers):
+        if i == 0 or sublayers[i - 1].layer != sub.layer:
+            x = sub.p["r"][0] * x + sub.p["mu"][0] * first
+        x = x + sub.f(stack.norm(x, sub.p["norm"]))
+    return _end(x, stack)
+
+
 def keel(x: np.ndarray, sublayers: list[Sublayer], stack: StackInfo) -> np.ndarray:
     """x' = LN_out(a x + F(LN_in(x))), a the number of sublayers. Chen and Wei 2026 (arXiv 2601.19895)."""
     a = len(sublayers)
@@ -269,6 +279,7 @@ PLACEMENTS: dict[str, Callable[[np.ndarray, list[Sublayer], StackInfo], np.ndarr
     "skipinit": skipinit,
     "tfixup": tfixup,
     "keel": keel,
+    "x0lambdas": x0lambdas,
 }
 
 

@@ -158,7 +158,7 @@ def decode(
     search = begin(limits)
     while search.rows.numel():
         hidden = model.decode_step(search.last, memory, mask, search.cache)
-        logits = model.embedding.logits(hidden).float()
+        logits = model.logits(hidden).float()
         search.advance(bounds.log_p(logits, search.length, limits, search.rows))
         kept = search.drop_ended()
         if kept is not None:
@@ -341,9 +341,10 @@ def generate(
         if ids.shape[1] > window:
             hidden = model.hidden(ids[:, -window:])[:, -1]
         else:
-            while cache.length < ids.shape[1]:
-                hidden = model.decode_step(ids[None, :, cache.length], cache)[0]
-        logits = model.embedding.logits(hidden).double().cpu()
+            for place in range(cache.length, ids.shape[1] - 1):
+                model.decode_step(ids[None, :, place], cache)
+            hidden = model.decode_step(ids[None, :, -1], cache)[0]
+        logits = model.logits(hidden).double().cpu()
         logits[:, PAD] = -math.inf
         log_p = torch.log_softmax(logits.nan_to_num(0.0, neginf=-math.inf), -1)
         weights = torch.softmax(choose(log_p), -1)

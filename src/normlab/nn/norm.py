@@ -19,6 +19,7 @@ class Norm(Registered, nn.Module, ABC):
     """Base of all norms; a subclass registers itself under ``name``, an abstract one has none."""
 
     registry: ClassVar[Registry[Callable[[int], Norm]]] = Registry("norm")
+    parameter_roles: ClassVar[str] = "norm"
     no_fold: ClassVar[str] = ""
     """The reason why no plainer norm is equal, for a norm of a method that has a plainer near one."""
 
@@ -71,6 +72,51 @@ class RMSNorm(Norm, name="rmsnorm"):
 
     def forward(self, x: Tensor) -> Tensor:
         return root_mean_square_normed(x, self.weight, self.eps)
+
+
+class ZeroCentredRMSNorm(Norm, name="rmsnorm1p"):
+    r""":math:`(1 + w_i) \, x_i / \sqrt{\mathrm{mean}(x^2) + \epsilon}`, initially :math:`w = 0`, so that
+    decay draws the gain to 1.
+
+    Gemma Team 2024, Section 2 (arXiv 2403.08295), after Zhang and Sennrich 2019.
+    """
+
+    plain: ClassVar[str] = "rmsnorm"
+
+    def __init__(self, dim: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.offset = nn.Parameter(torch.zeros(dim))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return root_mean_square_normed(x, 1 + self.offset, self.eps)
+
+    @torch.no_grad()
+    def fold(self) -> Norm:
+        """Return the equal RMSNorm, in float64."""
+        norm = RMSNorm(len(self.offset), self.eps).double()
+        norm.weight.copy_(1 + self.offset)
+        return norm
+
+
+class RMSNormWithoutGain(Norm, name="rmsnorm_nogain"):
+    r""":math:`x_i / \sqrt{\mathrm{mean}(x^2) + \epsilon}`, nothing trained.
+
+    nanochat's code, after Zhang and Sennrich 2019, Section 4 (arXiv 1910.07467).
+    """
+
+    plain: ClassVar[str] = "rmsnorm"
+
+    def __init__(self, dim: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.dim, self.eps = dim, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return root_mean_square_normed(x, x.new_ones(self.dim), self.eps)
+
+    def fold(self) -> Norm:
+        """Return the equal trained norm in float64, with gains of 1."""
+        return RMSNorm(self.dim, self.eps).double()
 
 
 class ScaleNorm(Norm, name="scalenorm"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 
@@ -22,7 +23,7 @@ from normlab.errors import UserError
 from normlab.nn import PAD, Decoder
 from normlab.nn.decode import generate, truncated
 from normlab.nn.model import evaluating
-from normlab.tasks.task import Evaluation, LossSum, Task, label_smoothed, rows_of
+from normlab.tasks.task import Evaluation, LossSum, Task, label_smoothed, rows_of, z_loss
 
 Array = NDArray[np.float64]
 
@@ -92,7 +93,11 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
         return self.blocks.at(index, word_dropout=self.config.data.word_dropout, seed=seed).to(self.device)
 
     def loss(self, model: Decoder, batch: plain.TextBatch) -> LossSum:
-        return label_smoothed(model(batch.ids), batch.target, self.config.optim.label_smoothing, None, PAD)
+        optim, logits = self.config.optim, model(batch.ids)
+        sums = label_smoothed(logits, batch.target, optim.label_smoothing, None, PAD)
+        if not optim.z_loss:
+            return sums
+        return replace(sums, loss=sums.loss + optim.z_loss * z_loss(logits, batch.target, PAD))
 
     def dev_scores(self, model: Decoder) -> dict[str, float]:
         return self._scores(model, self.corpus.dev)

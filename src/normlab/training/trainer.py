@@ -18,7 +18,14 @@ from normlab.config.model import derive
 from normlab.config.units import count
 from normlab.data.batches import Prefetch
 from normlab.errors import UserError
-from normlab.optim import ScheduleState, build_optimiser, keeps_tensors, schedule_factor
+from normlab.optim import (
+    ScheduleState,
+    build_optimiser,
+    clipped_together,
+    keeps_tensors,
+    schedule_factor,
+    set_rate,
+)
 from normlab.tasks import TASKS
 from normlab.tasks.task import Task
 from normlab.training.checkpoint import State
@@ -63,7 +70,8 @@ class Trainer:
         self.task, self.ranks = task, ranks
         self.config, self.device = task.config, task.device
         self.model = task.build()
-        self.optimiser = build_optimiser(self.model.parameters(), self.config.optim)
+        self.optimiser = build_optimiser(self.model, self.config.optim)
+        self.clipped = clipped_together(self.model, self.config.optim)
         self.parallel = ranks.parallel(self.model, self.optimiser, shard=self.config.machine.shard)
         enabled = self.config.train.precision == "fp16"
         self.scaling = Scaling(self.parallel.scaler(self.device, enabled=enabled), self.device)
@@ -166,8 +174,7 @@ class Trainer:
         gradients = self.meter.gradients()
         norm = self._clip(gradients)
         lr = self.learning_rate()
-        for group in self.optimiser.param_groups:
-            group["lr"].fill_(lr)
+        set_rate(self.optimiser, lr)
         self.meter.before()
         norm = self.scaling.step(self.optimiser, norm)
         updates = self.meter.after()
@@ -177,8 +184,10 @@ class Trainer:
     def _clip(self, gradients: Tensor) -> Tensor:
         norm = torch.linalg.vector_norm(gradients)
         largest = self.config.optim.max_grad_norm
-        if largest:
-            nn.utils.clip_grads_with_norm_(self.parallel.parts.values(), largest, norm)
+        parts = list(self.parallel.parts.values())
+        for own in self.clipped if largest else ():
+            of_own = norm if len(own) == len(parts) else torch.linalg.vector_norm(gradients[own])
+            nn.utils.clip_grads_with_norm_([parts[i] for i in own], largest, of_own)
         return norm
 
     def _is_best(self, scores: Mapping[str, float]) -> bool:
