@@ -9,11 +9,11 @@ from normlab.comparison.statistics import detectable
 from normlab.errors import UserError
 from normlab.runs import Runs
 from normlab.runs.files import write_json_atomic
-from normlab.training.trainer import Seconds
+from normlab.training.rehearsal import Seconds
 
 
 def test_a_plan_counts_what_is_left_and_trains_nothing(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "measure", lambda config, corpus: Seconds(1.0, 1.0, 100.0))
+    monkeypatch.setattr(runs, "measure_side_by_side", lambda *asked: Seconds(1.0, 1.0, 100.0))
     request = request_of(text, tmp_path, seeds=3, jobs=2)
     planned = plan(request)
     assert [(r.recipe, r.lr, r.seed, r.done) for r in planned.sweep] == [
@@ -39,7 +39,7 @@ def test_a_plan_counts_what_is_left_and_trains_nothing(text, tmp_path, monkeypat
 
 
 def test_a_plan_says_what_so_many_seeds_will_tell_and_what_they_cost(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "measure", lambda config, corpus: Seconds(1.0, 1.0, 100.0))
+    monkeypatch.setattr(runs, "measure_side_by_side", lambda *asked: Seconds(1.0, 1.0, 100.0))
     request = request_of(text, tmp_path / "runs", seeds=4, jobs=2)
     nothing = plan(request, kept=())
     assert nothing.spread is None

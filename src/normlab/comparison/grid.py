@@ -23,7 +23,7 @@ from normlab.training.devices import prepare_process, resolved_precision
 from normlab.training.jobs import Process, Worker
 from normlab.training.recipes.build import explain
 from normlab.training.recipes.grammar import alias_of, describe, resolve
-from normlab.training.trainer import Seconds, measure
+from normlab.training.rehearsal import Seconds, measure_side_by_side
 
 SAMPLES: Final = 8
 """Test examples whose outputs are shown."""
@@ -64,7 +64,7 @@ class Grid(ABC):
 
     @abstractmethod
     def seconds(self) -> Seconds:
-        """The time of one run, measured on a few steps of the first name."""
+        """The time of one run, the mean over the names, measured on a few of its steps."""
 
     @abstractmethod
     def start(self, root: Path) -> Worker:
@@ -215,7 +215,7 @@ class RunGrid(Grid):
         )
 
     def seconds(self) -> Seconds:
-        return measure(next(iter(self.base.values())), self.corpus)
+        return measure_side_by_side(list(self.base.values()), self.request.out, self.request.jobs)
 
     def start(self, root: Path) -> Worker:
         return backend(self.request.on).start(root)

@@ -19,7 +19,7 @@ from normlab.config.metric import Metric
 from normlab.config.units import count
 from normlab.errors import UserError
 from normlab.runs.folder import RunFolder, read_json
-from normlab.training.trainer import Seconds
+from normlab.training.rehearsal import Seconds
 
 NUMBERS = (2, 3, 5, 10)
 """Numbers of seeds of which a plan speaks, beside the one asked for."""
@@ -80,7 +80,7 @@ class ComparePlan:
     """The number of runs with the reported seeds, at learning rates that the sweep will choose."""
     resolves_to: dict[str, str]
     seconds: Seconds
-    """The time of one run, measured on a few steps of the first recipe."""
+    """The time of one run, the mean over recipes, measured on the first steps of each."""
     total_seconds: float
     """The time of all runs that are not done yet, in ``jobs`` processes; stuck runs that stop early make it
     shorter.
@@ -133,7 +133,7 @@ def plan(request: CompareRequest, kept: Sequence[Path] = (Path("results"),)) -> 
         seed_runs=len(request.recipes) * len(grid.seeds),
         resolves_to={name: grid.recipe(name)["resolves_to"] for name in request.recipes},
         seconds=seconds,
-        total_seconds=-(-open_runs // request.jobs) * seconds.run,
+        total_seconds=seconds.start + -(-open_runs // request.jobs) * seconds.run if open_runs else 0.0,
         spread=seen,
         power=tuple(power(request, grid, metric, seen, seconds.run)),
     )

@@ -32,7 +32,7 @@ from normlab.errors import UserError
 
 SEMANTICS = 1
 """Version of what the code computes. Raise it when the same config starts to give other numbers."""
-REVISED = {"innernorm": 2, "radam": 2, "subln": 2, "tfixup": 2}
+REVISED = {"derf": 2, "dyt": 2, "innernorm": 2, "radam": 2, "subln": 2, "tfixup": 2}
 """Version of what one part of a recipe computes, if it has changed: no other run gets another id by it."""
 PARALLEL_TEXTS = ("train_src", "train_tgt", "dev_src", "dev_tgt", "test_src", "test_tgt")
 """Fields of ``DataConfig`` that name the texts of a translation."""

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlab.errors import UserError
-from normlab.nn.kernels.fused import root_mean_square_normed, scaled_to
+from normlab.nn.kernels.fused import erf_scaled, root_mean_square_normed, scaled_to, tanh_scaled
 from normlab.nn.registry import Registered, Registry
 
 
@@ -183,7 +183,7 @@ class DyT(Norm, name="dyt"):
         self.bias = nn.Parameter(torch.zeros(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.alpha * x) * self.weight + self.bias
+        return tanh_scaled(x, self.alpha, self.weight, self.bias)
 
 
 class Derf(Norm, name="derf"):
@@ -202,4 +202,4 @@ class Derf(Norm, name="derf"):
         self.bias = nn.Parameter(torch.zeros(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.erf(self.alpha * x + self.shift) * self.weight + self.bias
+        return erf_scaled(x, self.alpha, self.shift, self.weight, self.bias)

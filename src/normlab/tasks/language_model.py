@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -132,7 +133,7 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
         self.advance("sampling", 0.0)
         return Evaluation(
             scores={**scores, "tokens": len(text)},
-            outputs=self._continuations(model),
+            outputs=self._continuations(model, _prompts(self.corpus, self.config.data.block_len)),
             examples=self._by_document(np.concatenate(of_tokens)),
         )
 
@@ -159,16 +160,29 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
             for metric in self.metrics_on(self.corpus)
         }
 
-    def _continuations(self, model: Decoder) -> list[str]:
+    def rehearse(self, model: Decoder) -> tuple[float, float]:
+        """Time the scores of dev as in a validation and as in a test, and the continuation of one prompt."""
+        start = time.perf_counter()
+        self.dev_scores(model)
+        validated = time.perf_counter()
+        self._scores(model, self.corpus.dev, [])
+        scored = time.perf_counter()
+        prompts = _prompts(self.corpus, self.config.data.block_len)
+        self._continuations(model, prompts[:1])
+        continued = time.perf_counter() - scored
+        test = (scored - validated) * len(self.corpus.test) / len(self.corpus.dev)
+        return validated - start, test + continued * len(prompts)
+
+    def _continuations(self, model: Decoder, prompts: Sequence[Sequence[int]]) -> list[str]:
         """Sample a continuation of each prompt; it depends on the sampling seed and its number alone."""
         decode, length = self.config.decode, self.config.data.block_len
         how = {"temperature": decode.temperature, "top_k": decode.top_k, "top_p": decode.top_p}
-        seeds = [derive(decode.sample_seed, "continue", i) for i in range(PROMPTS)]
+        seeds = [derive(decode.sample_seed, "continue", i) for i in range(len(prompts))]
         choose = partial(truncated, **how)
         with evaluating(model):
             continuations = [
                 generate(model, ids, [seed], choose, count=CONTINUATION_TOKENS, window=length)[0].tolist()
-                for ids, seed in zip(_prompts(self.corpus, length), seeds, strict=False)
+                for ids, seed in zip(prompts, seeds, strict=True)
             ]
         return _texts(self.corpus, continuations)
 

@@ -1,13 +1,11 @@
-"""The trainer: one configuration's model, optimiser and progress, the step that moves them, and its time."""
+"""The trainer: one configuration's model, optimiser and progress, and the step that moves them."""
 
 from __future__ import annotations
 
 import copy
-import statistics
-import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,7 @@ from normlab.optim import (
     set_rate,
 )
 from normlab.tasks import TASKS
-from normlab.tasks.task import Prepared, Task
+from normlab.tasks.task import Task
 from normlab.training.checkpoint import State
 from normlab.training.devices import Scaling, autocast, prepare_process
 from normlab.training.progress import RunProgress
@@ -202,39 +200,3 @@ class Trainer:
         decides = (selection_metric(metrics, self.config.train.best_by), NLL)
         now, then = ([m.sort_key(of.get(m.name)) for m in decides] for of in (scores, p.best_dev))
         return now > then
-
-
-@dataclass(frozen=True)
-class Seconds:
-    """Seconds of one optimiser step, of one validation, and of a whole run."""
-
-    step: float
-    validation: float
-    run: float
-
-
-def measure(config: Config, corpus: Prepared, *, steps: int = 5) -> Seconds:
-    """Measure the median of ``steps`` steps after two warm-up steps, on ``machine.threads`` threads, and with
-    the task's rehearsal a validation and the test.
-
-    These are rough figures: other runs at the same time make them longer, and a model that has learnt to end
-    its sentences searches faster.
-    """
-    device = prepare_process(config.machine)
-    task = TASKS[config.task](config, corpus, device)
-    with closing(Trainer(task)) as trainer:
-        seconds = [_seconds_of_step(trainer) for _ in range(steps + 2)]
-    step = statistics.median(seconds[2:])
-    trainer.model.eval()
-    with autocast(device, config.train.precision):
-        validation, test = task.rehearse(trainer.model)
-    validations = -(-config.train.steps // config.train.validate_every_steps)
-    return Seconds(step, validation, step * config.train.steps + validations * validation + test)
-
-
-def _seconds_of_step(trainer: Trainer) -> float:
-    start = time.perf_counter()
-    trainer.step()
-    if trainer.device.type == "cuda":
-        torch.cuda.synchronize(trainer.device)
-    return time.perf_counter() - start
