@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ from normlab.data.foreign import GPT2, GPT4, WORDS, ForeignPieces
 from normlab.data.plain import Blocks, prepare_text
 from normlab.data.text import TextFile
 from normlab.data.tokenizer import EOS
-from normlab.data.vocabulary import parse
+from normlab.data.vocabulary import parse, vocabulary
 from normlab.errors import UserError
 from normlab.tasks.bert import BertPretraining
 from normlab.tasks.language_model import LanguageModel
@@ -90,6 +92,23 @@ def test_tiktokens_ranks_are_the_same_tokenizer(theirs, monkeypatch):
     assert parse(ours.to_json().encode()).encode(DOCUMENTS) == ours.encode(DOCUMENTS)
     with pytest.raises(UserError, match="line 2 is no piece"):
         parse(b"IQ== 0\nno piece\n")
+
+
+def test_an_encoding_of_tiktoken_is_its_ranks(monkeypatch):
+    class Encoding:
+        _mergeable_ranks = {bytes([i]): i for i in range(256)} | {b"ab": 256, b"abc": 257}
+
+    stub = SimpleNamespace(list_encoding_names=lambda: ["gpt2"], get_encoding=lambda name: Encoding)
+    monkeypatch.setitem(sys.modules, "tiktoken", stub)
+    monkeypatch.setitem(foreign.ENCODINGS, 258, foreign.Encoding("gpt2", GPT2, 259))
+    config = DataConfig(tokenizer="tiktoken:gpt2")
+    ours = vocabulary(config, (), ())
+    assert ours.encode(["abc cab"]) == [[4 + 257, 4 + 32, 4 + 99, 4 + 256]]
+    with pytest.raises(UserError, match="no encoding 'gpt', did you mean 'gpt2'"):
+        vocabulary(replace(config, tokenizer="tiktoken:gpt"), (), ())
+    monkeypatch.setitem(sys.modules, "tiktoken", None)
+    with pytest.raises(FileNotFoundError, match="pip install tiktoken"):
+        vocabulary(config, (), ())
 
 
 def test_words_of_gpt2_are_those_of_the_library():
