@@ -18,7 +18,8 @@ from pathlib import Path
 
 import hidden_scale
 from normlab.nn import Placement
-from normlab.training.recipes.grammar import PLACEMENT, RecipePart, paragraphs, resolve, summary
+from normlab.training.recipes.baselines import NamedBaseline
+from normlab.training.recipes.grammar import PLACEMENT, RecipePart, baselines, paragraphs, resolve, summary
 from variant_facts import (
     BASE,
     MODEL_AXES,
@@ -100,6 +101,24 @@ def entry(part: RecipePart) -> Iterator[str]:
         yield "\n".join(f"- {line}" for line in told)
 
 
+BASELINES = (
+    "Language models as they are published: a recipe and the fields that no part sets. Names that follow "
+    "replace parts, the first of them a placement if need be: `llama+post+qknorm`. `like:` may be left out "
+    "where no placement has the name. Sizes, learning rate and the number of warm-up steps are the base "
+    "configuration's; a flag that is typed counts more than the baseline."
+)
+
+
+def baseline(part: RecipePart) -> Iterator[str]:
+    """The paragraphs of one baseline."""
+    source = NamedBaseline.registry[part.name]
+    yield f"### `{part.name}`"
+    yield from (linked(text) for text in paragraphs(source) if text)
+    fields = {"dropout": 0.0, **source.model, **source.optim}
+    numbers = ", ".join(f"{name} {value}" for name, value in fields.items())
+    yield f"- Recipe: `{source.recipe}`.\n- Beside it: {numbers.replace('_', ' ')}."
+
+
 def index(axis: str, members: Sequence[RecipePart], points: Mapping[str, hidden_scale.Points]) -> str:
     """The table at the head of an axis."""
     of = next((a for a in (PLACEMENT, *MODEL_AXES) if a.name == axis), None)
@@ -156,6 +175,8 @@ def page(points: Mapping[str, hidden_scale.Points]) -> str:
     for axis, members in by_axis.items():
         blocks += [f"## Axis: {axis}", index(axis, members, points)]
         blocks += [text for part in members for text in entry(part)]
+    blocks += ["## Baselines", BASELINES]
+    blocks += [text for part in baselines() for text in baseline(part)]
     return "\n\n".join(blocks) + "\n"
 
 

@@ -147,6 +147,36 @@ MUTATIONS = (
         (("(2 / (5 * weight.shape[1]))", "(2 / (4 * weight.shape[1]))"),),
     ),
     Mutation(
+        "Muon on packed matrices as one",
+        "optim/optimiser.py",
+        (("tensor.split(rows[parameter])", "[tensor]"),),
+    ),
+    Mutation(
+        "rates of the muP table inverted",
+        "nn/parametrisation.py",
+        (('{"hidden": Exponents(width=-1)}\n    head', '{"hidden": Exponents(width=1)}\n    head'),),
+    ),
+    Mutation(
+        "CompleteP without its decay",
+        "nn/parametrisation.py",
+        (('"hidden": Exponents(width=1)}', '"hidden": ONE}'),),
+    ),
+    Mutation(
+        "branches not divided by depth",
+        "nn/parametrisation.py",
+        (("branch: ClassVar[Exponents] = Exponents(depth=-1)", "branch: ClassVar[Exponents] = ONE"),),
+    ),
+    Mutation(
+        "a gain taken for a matrix's kin",
+        "nn/roles.py",
+        (('"hidden" if p.dim() > 1 else "scalar"', '"hidden"'),),
+    ),
+    Mutation(
+        "1 - u where WSD has 1 - sqrt(u)",
+        "optim/schedule.py",
+        (("_decayed(step, state) ** 0.5", "_decayed(step, state)"),),
+    ),
+    Mutation(
         "a search one position late",
         "nn/context.py",
         (("else self.cache.length - 1", "else self.cache.length"),),

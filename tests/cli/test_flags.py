@@ -23,9 +23,13 @@ DATA = (
     "dev_pairs test_pairs dataset source_lang target_lang builtin pretokenizer tokenizer vocab_size max_len "
     "block_len word_dropout whole_word_masking target_vocab_mask"
 )
-MODEL = "dim ffn_dim heads kv_heads qk_norm_len max_positions encoder_layers decoder_layers dropout"
+MODEL = (
+    "dim ffn_dim heads kv_heads qk_norm_len max_positions encoder_layers decoder_layers dropout base_dim "
+    "base_layers head_dim rope_theta sliding_window logit_cap"
+)
 OPTIM = (
-    "warmup_steps decay_step decay_factor decay_patience stop_lr weight_decay max_grad_norm label_smoothing"
+    "warmup_steps decay_step decay_factor decay_patience decay_share final_lr_factor stop_lr weight_decay "
+    "max_grad_norm roles label_smoothing z_loss"
 )
 TRAIN = (
     "steps max_tokens grad_accum_steps precision validate_every_steps early_stopping_patience average_last "
@@ -40,6 +44,7 @@ OWN = {
     "compare": "asked config plan imports",
     "train": "recipe lr seed out config init_from force imports",
     "run translate": ("run_folder files weights step threads output n_best typed prefix runs imports"),
+    "run sample": "run_folder text tokens samples temperature top_k top_p seed window weights runs imports",
     "run score": "hypotheses references tokenised target_lang against",
     "run list": "runs",
     "run report": "of page runs",
@@ -52,13 +57,14 @@ OWN = {
     "recipes": "names axis config force imports",
     "papers list": "names as_json scale runs imports",
     "papers show": "names as_json scale runs imports",
+    "run export": "run_folder out to weights runs imports",
     "run fold": "run_folder out weights max_positions runs imports",
     "papers reproduce": "names runs data jobs on scale device budget without again imports",
 }
 """A flag is a promise: think before adding one. A configuration or a recipe may be the better place."""
 
 
-REQUEST = "recipes lrs seeds first_seed sweep_seed title jobs on out margin exchanges force"
+REQUEST = "recipes setup lrs seeds first_seed sweep_seed title jobs on out margin exchanges force"
 DECODE = "beam length_penalty length_penalty_formula sample temperature top_k top_p sample_seed min_length"
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from normlab.comparison import compare as module
-from normlab.comparison import plan as planning
+from normlab.comparison import grid as runs
 from normlab.comparison.compare import compare
 from normlab.comparison.plan import plan
 from normlab.comparison.result import CompareRequest, Comparison, choose
@@ -17,8 +17,8 @@ from normlab.runs import RunFolder, Runs, Status
 from normlab.runs.files import read_examples, write_examples, write_json_atomic, write_text_atomic
 from normlab.tasks.scores import corpus_bleu, score, sentence_statistics
 from normlab.training.recipes.grammar import resolve
+from normlab.training.rehearsal import Seconds
 from normlab.training.train import train
-from normlab.training.trainer import Seconds
 from normlab.training.translate import translate
 from training.tiny import tiny, tiny_language_model, write_plain
 
@@ -138,7 +138,7 @@ def test_a_comparison_from_text_to_its_table(text, tmp_path, monkeypatch):
     written = request.out / "comparison.json"
     assert from_json(Comparison, written.read_text(encoding="utf-8")) == comparison
     before = {p: p.stat().st_mtime_ns for p in request.out.glob("*/*")}
-    monkeypatch.setattr(planning, "measure", lambda config, corpus: Seconds(1.0, 1.0, 100.0))
+    monkeypatch.setattr(runs, "measure_side_by_side", lambda *asked: Seconds(1.0, 1.0, 100.0))
     planned = plan(request)
     assert (planned.seed_runs, planned.total_seconds) == (4, 0.0), "nothing is left to do"
     assert all(run.done for run in planned.sweep)

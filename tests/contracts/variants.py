@@ -15,6 +15,8 @@ from contracts.outsiders import NAMES, ForeignConfig, enrolled
 from normlab.config.config import ModelConfig
 from normlab.nn import (
     BIASES,
+    EMBEDDING_SCALES,
+    GATES,
     HEAD_GAINS,
     INNER_NORMS,
     PAD,
@@ -22,12 +24,15 @@ from normlab.nn import (
     Decoder,
     Embedding,
     Encoder,
+    LogitMap,
     Norm,
+    Parametrisation,
     Placement,
     PositionEncoding,
     QueryKeyNorm,
     Seq2Seq,
     TokenModel,
+    ValueResidual,
 )
 from normlab.nn.init import SCHEMES, profile_
 from normlab.tasks.task import build_model
@@ -35,7 +40,7 @@ from normlab.tasks.task import build_model
 VOCAB = 13
 TOLERANCE = 1e-11
 """The rounding of a float64 forward and backward pass, relative to the largest number of a comparison."""
-CONFIG = ModelConfig(dim=16, ffn_dim=24, heads=2, encoder_layers=2, decoder_layers=2, dropout=0.0)
+CONFIG = ModelConfig(dim=16, ffn_dim=24, heads=2, encoder_layers=2, decoder_layers=2, base_dim=8, dropout=0.0)
 CHOICES: dict[str, Any] = {
     "norm": Norm.registry,
     "embedding": Embedding.registry,
@@ -45,14 +50,21 @@ CHOICES: dict[str, Any] = {
     "bias": BIASES,
     "inner_norm": INNER_NORMS,
     "head_gain": HEAD_GAINS,
+    "embedding_scale": EMBEDDING_SCALES,
+    "attention_gate": GATES,
+    "value_residual": ValueResidual.registry,
+    "logit_map": LogitMap.registry,
     "kv_heads": [0, 1],
+    "head_dim": [0, 4],
+    "parametrisation": ["standard", "mup"],
 }
 
 
 def refused(config: ModelConfig) -> bool:
     """Whether one of a model's parts says that it is not defined with another one."""
     places = (Placement.registry[p] for p in (config.encoder_placement, config.decoder_placement))
-    return any(part.conflict(config) for part in (*places, SCHEMES[config.scheme]))
+    parts = (*places, SCHEMES[config.scheme], Parametrisation.registry[config.parametrisation])
+    return any(part.conflict(config) for part in parts)
 
 
 def uniform(placement: str, **choices: Any) -> ModelConfig:

@@ -99,7 +99,9 @@ def expected_std(
     """The placement's gain on the scheme's deviation, by the oracles."""
     placement = config.encoder_placement if stack == "encoder" else config.decoder_placement
     gain = initial.gain(placement, stack, matrix, config.encoder_layers, config.decoder_layers, role)
-    return gain * adapter.SCHEMES[scheme](matrix, *shape)
+    layers = config.encoder_layers if stack == "encoder" else config.decoder_layers
+    sublayers = layers * len(adapter.roles_of(stack, config))
+    return gain * adapter.SCHEMES[scheme](matrix, *shape, sublayers=sublayers)
 
 
 @lru_cache

@@ -44,7 +44,7 @@ def check_matrices(arrays: dict[str, Array], config: ModelConfig, scheme: str) -
         assert_drawn(weights, std, copies=2 if mirrored else 1, what=what)
         largest = max(np.abs(w).max() for w in weights)
         bound = 3**0.5 * std
-        if scheme == "xavier_uniform":
+        if scheme in initial.UNIFORM:
             assert largest <= bound * (1 + 1e-6), what
         else:
             assert largest > bound or std == 0.0, f"{what} is drawn from a normal distribution"
@@ -93,7 +93,8 @@ def test_all_schemes_are_tried():
     for placement in PLACEMENTS:
         schemes = schemes_of(sized(placement, 6, 6))
         only_xavier = placement in ("deepnorm", "tfixup", "subln")
-        others = [] if only_xavier else ["smallinit", "looklinear", "uniformattention"]
+        others = ["smallinit", "looklinear", "uniformattention", *initial.LANGUAGE_MODEL_STARTS]
+        others = [] if only_xavier else others
         assert schemes == ["xavier", "xavier_uniform", *others]
 
 

@@ -29,7 +29,7 @@ from normlab.nn import (
     Sublayer,
     sites,
 )
-from normlab.nn.init import initialise_
+from normlab.nn.init import SCHEMES, initialise_
 from oracles import adapter, initial, norms
 from oracles.adapter import Weights
 from oracles.comparing import arrays_of, ours_alone
@@ -59,6 +59,15 @@ def test_a_model_of_a_placement(placement):
         assert len(own) == (sum(layers) if place.by_layer else len(found))
     tied = started(model_of(sized(placement, 3, 2, embedding="plain")))["embedding.weight"]
     assert_drawn([tied], initial.embedding_gain(placement, 3, 2) * std)
+
+
+@each("scheme", [name for name in ours_alone(SCHEMES) if SCHEMES[name].of_tables])
+def test_a_scheme_that_fills_tables(scheme):
+    """Tokens, an output matrix of its own and positions are drawn as the scheme's source says."""
+    arrays = started(model_of(sized("pre", 0, 2, position_encoding="learned", max_positions=300)), scheme)
+    tables = {"embedding": "embedding.weight", "unembedding": "embedding.output"}
+    for matrix, name in {**tables, "positions": "position_encoding.weight"}.items():
+        assert_drawn([arrays[name]], initial.scheme_std(scheme, matrix, VOCAB, 64), what=f"{scheme} {matrix}")
 
 
 def test_fixnorm_is_uniform():
@@ -131,10 +140,11 @@ def test_norms_in_a_model(placement, name):
 
 
 def expected_start(placement: str, theirs: str, site: Site) -> float:
-    """These are omega, alpha, s, a and lam; an omega that a batch sets later is 1 until then."""
+    """These are omega, alpha, s, a, lam, r and mu; an omega that a batch sets later is 1 until then."""
     if placement in ("admin", "admin_code"):
         return 1.0
-    return initial.parameter_start(theirs, layers=site.layers, sublayers=site.layers * len(site.roles))
+    sublayers = site.layers * len(site.roles)
+    return initial.parameter_start(theirs, layers=site.layers, sublayers=sublayers, layer=site.layer)
 
 
 @each("placement", PLACEMENTS)
@@ -172,5 +182,6 @@ def test_gains_of_heads():
 
 
 def test_every_choice_inside_a_branch_is_tested_here():
-    assert set(ours_alone(QueryKeyNorm.registry)) == {"scaled", "qknorm", "normed"}
+    trained = {name for name in ours_alone(QueryKeyNorm.registry) if "norm" not in adapter.QK_NORMS[name]}
+    assert trained - {"scaled"} == {"qknorm"}, "norms of queries and keys start as norms do"
     assert set(ours_alone(HEAD_GAINS)) == {"noheadgain", "headgain"}

@@ -63,6 +63,8 @@ EQUATIONS = {
     "sgd": sgd,
     "radam": partial(radam_sgd, held=0),
     "radam_sgd": radam_sgd,
+    "muon": adamw,  # of vectors
+    "muon_original": adamw,
 }
 
 
@@ -84,7 +86,7 @@ def test_an_optimiser_follows_its_equation(name, weight_decay):
     rng = np.random.default_rng(1)
     x, gradients, kept = rng.normal(size=5), rng.normal(size=(len(RATES), 5)), {}
     p = torch.nn.Parameter(torch.from_numpy(x.copy()))
-    optimiser = build_optimiser([p], config_of(name, weight_decay))
+    optimiser = build_optimiser(nn.ParameterList([p]), config_of(name, weight_decay))
     for n, (lr, found) in enumerate(steps(optimiser, p, torch.from_numpy(gradients)), start=1):
         x = EQUATIONS[name](x, gradients[n - 1], kept, n, lr, weight_decay)
         np.testing.assert_allclose(found, x, rtol=1e-6)  # lr is a tensor in float32
@@ -110,6 +112,10 @@ PLAIN = {
     "radam_sgd": lambda p, c, lr: torch.optim.RAdam(
         p, lr, c.betas, c.eps, c.weight_decay, decoupled_weight_decay=True, foreach=False
     ),
+    "muon": lambda p, c, lr: torch.optim.Muon(
+        p, lr, c.weight_decay, c.momentum, adjust_lr_fn="match_rms_adamw"
+    ),
+    "muon_original": lambda p, c, lr: torch.optim.Muon(p, lr, c.weight_decay, c.momentum),
 }
 
 
@@ -122,7 +128,7 @@ def test_a_fused_step_with_a_tensor_rate_is_the_plain_step_with_a_number(name, m
     gradients = torch.randn(len(RATES), 7, 33, generator=generator)
     p, q = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
     plain = PLAIN[name]([q], config, 0.5)
-    for lr, found in steps(build_optimiser([p], config), p, gradients):
+    for lr, found in steps(build_optimiser(nn.ParameterList([p]), config), p, gradients):
         plain.param_groups[0]["lr"] = lr
         q.grad = p.grad.clone()
         plain.step()
@@ -151,7 +157,7 @@ def test_radam_holds_its_first_steps_after_a_restart_as_well():
 
 def test_radam_without_any_update_is_refused():
     with pytest.raises(UserError, match=r"\(0.9, 0.5\).*radam_sgd"):
-        build_optimiser([torch.nn.Parameter(torch.ones(1))], OptimConfig(optimiser="radam", betas=(0.9, 0.5)))
+        build_optimiser(nn.ParameterList([torch.ones(1)]), OptimConfig(optimiser="radam", betas=(0.9, 0.5)))
 
 
 # ------------------------------------------------------------------------------------ what the loop relies on
@@ -160,7 +166,7 @@ def test_radam_without_any_update_is_refused():
 @each("name", OPTIMISERS)
 def test_the_learning_rate_is_a_tensor_that_starts_at_zero(name):
     p = torch.nn.Parameter(torch.ones(3))
-    optimiser = build_optimiser([p], OptimConfig(optimiser=name, weight_decay=0.1))
+    optimiser = build_optimiser(nn.ParameterList([p]), OptimConfig(optimiser=name, weight_decay=0.1))
     p.grad = torch.ones(3)
     optimiser.step()
     assert torch.equal(p.detach(), torch.ones(3))
@@ -171,7 +177,7 @@ def test_an_unknown_optimiser_is_refused():
     with pytest.raises(
         ValueError, match=r"^unknown optimiser 'adan', did you mean 'adam'\? \(allowed: adam, "
     ):
-        build_optimiser([], OptimConfig(optimiser="adan"))
+        build_optimiser(nn.Linear(1, 1), OptimConfig(optimiser="adan"))
 
 
 @pytest.mark.parametrize(
@@ -183,7 +189,7 @@ def test_an_unknown_optimiser_is_refused():
 )
 def test_a_schedule_that_cannot_be_is_refused_before_any_step(schedule, said):
     with pytest.raises(ValueError, match=said):
-        build_optimiser([], OptimConfig(schedule=schedule, warmup_steps=100))
+        build_optimiser(nn.ParameterList(), OptimConfig(schedule=schedule, warmup_steps=100))
 
 
 @each("name", ["adam", "adamw", "sgd", "radam", "radam_sgd"])
@@ -194,7 +200,7 @@ def test_weight_decay_can_be_left_to_the_matrices(name):
         generator = torch.Generator().manual_seed(1)
         parameters = [nn.Parameter(torch.randn(size, generator=generator)) for size in ((3, 2), (3,), (1,))]
         config = OptimConfig(optimiser=name, weight_decay=decay, weight_decay_on=on)
-        optimiser = build_optimiser(parameters, config)
+        optimiser = build_optimiser(nn.ParameterList(parameters), config)
         for _ in range(8):
             for group in optimiser.param_groups:
                 group["lr"].fill_(0.1)

@@ -29,6 +29,14 @@ CORNERS = [
     ("cosine", 0, {}, {5: 0.5, 10: 0.0, 11: 0.0}),
     ("cosine", 4, {}, {2: 0.5, 4: 1.0, 6: 0.75, 7: 0.5, 8: 0.25, 10: 0.0, 12: 0.0}),
     ("cosine", 10, {}, {5: 0.5, 10: 1.0, 11: 0.0}),
+    ("linear", 0, {"final_lr_factor": 0.2}, {5: 0.6, 10: 0.2, 11: 0.2}),
+    ("cosine", 4, {"final_lr_factor": 0.1}, {2: 0.5, 4: 1.0, 7: 0.55, 10: 0.1, 12: 0.1}),
+    ("wsd", 0, {"decay_share": 0.45}, {1: 1.0, 6: 1.0, 7: 0.75, 9: 0.25, 10: 0.0, 11: 0.0}),
+    ("wsd", 2, {"decay_share": 0.4, "final_lr_factor": 0.2}, {1: 0.5, 6: 1.0, 8: 0.6, 10: 0.2}),
+    ("wsd", 8, {"decay_share": 0.5}, {4: 0.5, 8: 1.0, 9: 0.5, 10: 0.0}),
+    ("wsd", 0, {"decay_share": 0.0}, {1: 1.0, 10: 1.0}),
+    ("wsd_sqrt", 0, {"decay_share": 0.4}, {6: 1.0, 7: 0.5, 10: 0.0}),
+    ("wsd_sqrt", 2, {"decay_share": 0.4, "final_lr_factor": 0.5}, {1: 0.5, 6: 1.0, 7: 0.75, 10: 0.5}),
     ("step_decay", 0, {"decay_step": 6}, {1: 1.0, 5: 1.0, 6: 0.1, 100: 0.1}),
     ("step_decay", 4, {"decay_step": 6, "decay_factor": 0.5}, {2: 0.5, 5: 1.0, 6: 0.5, 100: 0.5}),
     ("step_decay_inverse_sqrt", 0, {"decay_step": 4}, {1: 1.0, 3: 1.0, 4: 0.1, 16: 0.05, 64: 0.025}),
@@ -96,6 +104,24 @@ def test_cosine_is_that_of_torch():
         wanted[n + 5] = theirs.get_last_lr()[0]
     found = factors("cosine", wanted, 35, warmup_steps=5)
     assert found == pytest.approx(wanted, abs=1e-12)
+
+
+@each(("name", "fall"), [("wsd", lambda u: 1 - u), ("wsd_sqrt", lambda u: 1 - math.sqrt(u))])
+@each(("share", "final"), [(0.1, 0.0), (0.65, 0.05)])
+def test_warmup_stable_decay_is_the_formula_of_hagele_et_al(name, fall, share, final):
+    """Their code's, whose last steps are ``int(share * total)``."""
+    total, warm = 237, 20
+    last = int(share * total)
+    theirs = {}
+    for t in range(1, total + 1):
+        if t <= warm:
+            theirs[t] = t / warm
+        elif t <= total - last:
+            theirs[t] = 1.0
+        else:
+            theirs[t] = final + (1 - final) * fall((t - (total - last)) / last)
+    found = factors(name, theirs, total, warmup_steps=warm, decay_share=share, final_lr_factor=final)
+    assert found == pytest.approx(theirs, abs=1e-15)
 
 
 @pytest.mark.parametrize(("decay_factor", "used"), [(0.0, 0.1), (0.3, 0.3)])

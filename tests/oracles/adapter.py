@@ -20,12 +20,17 @@ Bundle = dict[str, Array]
 
 # -------------------------------------------------------------------------------------------- the names
 
-NORMS = {name: name for name in norms.NORMS if name != "scalenorm_fixed"} | {
-    "fixedscalenorm": "scalenorm_fixed"
+RENAMED = {
+    "fixedscalenorm": "scalenorm_fixed",
+    "rmsnorm1p": "rmsnorm_zero_centred",
+    "rmsnorm_nogain": "rmsnorm_gain_free",
 }
+NORMS = {name: name for name in norms.NORMS if name not in RENAMED.values()} | RENAMED
 NORM_KEYS: dict[str, dict[str, str]] = {
     "layernorm": {"weight": "gamma", "bias": "beta"},
     "rmsnorm": {"weight": "g"},
+    "rmsnorm_zero_centred": {"offset": "w"},
+    "rmsnorm_gain_free": {},
     "scalenorm": {"g": "g"},
     "scalenorm_fixed": {},
     "dyt": {"weight": "gamma", "bias": "beta", "alpha": "alpha"},
@@ -33,7 +38,18 @@ NORM_KEYS: dict[str, dict[str, str]] = {
 }
 """The oracle's norm: our key to its key."""
 
-QK_NORMS = {"scaled": "none", "qknorm": "cosine", "normed": "norm"}
+QK_NORMS = {
+    "scaled": "none",
+    "qknorm": "cosine",
+    "normed": "norm",
+    "headnormed": "norm_per_head",
+    "qkvnormed": "qkv_norm_per_head",
+    "ropenormed": "gain_free_after_rope",
+    "ngptnormed": "unit_after_rope",
+}
+NORMED_SIDES = {"norm": "qk", "norm_per_head": "qk", "qkv_norm_per_head": "qkv"}
+"""Sides of an attention that have a norm of the model's kind; ours are called query, key and value."""
+GATES = {"ungated": "none", "headgate": "headwise", "elementgate": "elementwise"}
 BIASES = {"bias": ("vector", True), "nobias": ("vector", False), "scalarbias": ("scalar", False)}
 """The oracle's name, and whether there is a vector."""
 INNER_NORMS = {
@@ -46,7 +62,10 @@ HEAD_GAINS = {"noheadgain": False, "headgain": True}
 ACTIVATIONS = {name: name for name in branches.ACTIVATIONS}
 SCHEMES = {
     name: partial(initial.scheme_std, name)
-    for name in ("xavier", "xavier_uniform", "smallinit", "looklinear", "uniformattention")
+    for name in (
+        *("xavier", "xavier_uniform", "smallinit", "looklinear", "uniformattention"),
+        *initial.LANGUAGE_MODEL_STARTS,
+    )
 }
 """Standard deviation of (matrix, n_out, n_in)."""
 
@@ -64,6 +83,8 @@ class Place:
     """Our norms and the oracle's, those that there are."""
     end: str = ""
     """Path of the final norm below the stack."""
+    ends: Mapping[str, str] = field(default_factory=dict)
+    """Paths of final norms where there are several, by the oracle's names."""
     begin: str = ""
     by_layer: bool = False
     """Whether the sublayers of a layer share their parameters."""
@@ -102,6 +123,15 @@ PLACEMENTS = {
     "fixup": Place("fixup", {"alpha": "s"}, norms=(), branch={"bias": "scalarbias"}),
     "tfixup": Place("tfixup", norms=()),
     "layerscale": Place("layerscale", {"lam": "lam"}, end="end"),
+    "gpas": Place("gpas", {"a": "a"}, end="end", by_layer=True),
+    "ngpt": Place("ngpt", {"alpha": "alpha_n"}, norms=()),
+    "hybridnorm": Place("hybridnorm", end="end", branch={"qk_norm": "qkvnormed"}),
+    "siamese": Place(
+        "siamese",
+        norms=(("norm_x", "norm_x"), ("norm_y", "norm_y"), ("norm_in", "norm_in")),
+        ends={"norm_x": "end.norm_x", "norm_y": "end.norm_y"},
+    ),
+    "x0lambdas": Place("x0lambdas", {"r": "r", "mu": "mu"}, end="end.norm", by_layer=True),
 }
 
 
@@ -164,17 +194,23 @@ class Choices:
 def attention_bundle(w: Weights, choices: Choices, role: str) -> Bundle:
     """The parameters of one of our attentions."""
     config, norm, d = choices.config, choices.norm, choices.config.dim
-    keys = d // config.heads * (config.kv_heads or config.heads)
+    width = config.head_dim or d // config.heads
+    queries, keys = width * config.heads, width * (config.kv_heads or config.heads)
+    gate = {"none": [], "headwise": [config.heads], "elementwise": [queries]}[GATES[config.attention_gate]]
+    g = " g" if gate else ""
     if role == "cross_attention":
-        p = choices.linear(w.at("q"), "q", [d]) | choices.linear(w.at("kv"), "k v", [keys, keys])
+        p = choices.linear(w.at("q"), "q" + g, [queries, *gate])
+        p |= choices.linear(w.at("kv"), "k v", [keys, keys])
     else:
-        p = choices.linear(w.at("qkv"), "q k v", [d, keys, keys])
+        p = choices.linear(w.at("qkv"), "q k v" + g, [queries, keys, keys, *gate])
     p |= choices.linear(w.at("out"), "o", [d])
     if QK_NORMS[choices["qk_norm"]] == "cosine":
         p["g_qk"] = w["qk_norm.g"]
-    if QK_NORMS[choices["qk_norm"]] == "norm":
-        p |= inside("q_norm", norm_bundle(w.at("qk_norm.query"), norm))
-        p |= inside("k_norm", norm_bundle(w.at("qk_norm.key"), norm))
+    if QK_NORMS[choices["qk_norm"]] == "unit_after_rope":
+        p["s_qk"] = w["qk_norm.s"] * np.sqrt(d)
+    for side in NORMED_SIDES.get(QK_NORMS[choices["qk_norm"]], ""):
+        ours = {"q": "query", "k": "key", "v": "value"}[side]
+        p |= inside(f"{side}_norm", norm_bundle(w.at(f"qk_norm.{ours}"), norm))
     if HEAD_GAINS[choices["head_gain"]]:
         p["gamma_h"] = w["head_gain.gain"]
     if role in INNER_NORMS[choices["inner_norm"]]:
@@ -185,9 +221,11 @@ def attention_bundle(w: Weights, choices: Choices, role: str) -> Bundle:
 def feed_forward_bundle(w: Weights, choices: Choices) -> Bundle:
     """The parameters of one of our feed-forwards."""
     config = choices.config
-    names = "in gate" if config.activation == "swiglu" else "in"
+    names = "in gate" if config.activation in branches.GATED else "in"
     p = choices.linear(w.at("inner"), names, [config.ffn_dim] * len(names.split()))
     p |= choices.linear(w.at("outer"), "out", [config.dim])
+    if config.activation == "ngptswiglu":
+        p["s_uv"] = w["activation.s"]
     if "ffn" in INNER_NORMS[choices["inner_norm"]]:
         p |= inside("inner_norm", norm_bundle(w.at("inner_norm"), choices.norm))
     return p
@@ -198,8 +236,10 @@ def bundle(w: Weights, choices: Choices, role: str) -> Bundle:
     return feed_forward_bundle(w, choices) if role == "ffn" else attention_bundle(w, choices, role)
 
 
-def attention(w: Weights, choices: Choices, role: str) -> Callable[[Array, Array | None], Array]:
-    """f(x, memory) of one of our attentions."""
+def attention(
+    w: Weights, choices: Choices, role: str, first: dict[str, Array] | None = None
+) -> Callable[[Array, Array | None], Array]:
+    """f(x, memory) of one of our attentions; ``first`` keeps the values of the stack's first one."""
     config, p = choices.config, attention_bundle(w, choices, role)
     options = branches.AttentionOptions(
         heads=config.heads,
@@ -211,9 +251,20 @@ def attention(w: Weights, choices: Choices, role: str) -> Callable[[Array, Array
         inner_norm=role in INNER_NORMS[choices["inner_norm"]],
         bias=BIASES[choices["bias"]][0],
         norm=norms.NORMS[choices.norm],
+        gate=GATES[config.attention_gate],
+        theta=config.rope_theta,
     )
-    reads = role == "cross_attention"
-    return lambda x, memory: branches.attention(x, memory if reads else None, p, options)
+    reads, kept = role == "cross_attention", {} if first is None else first
+
+    def f(x: Array, memory: Array | None) -> Array:
+        values = None
+        if config.value_residual == "valueresidual" and not reads:
+            own = branches.linear(x, "v", p, options.bias)
+            kept.setdefault("v", own)
+            values = (kept["v"] + own) / 2
+        return branches.attention(x, memory if reads else None, p, options, values)
+
+    return f
 
 
 def feed_forward(w: Weights, choices: Choices) -> Callable[[Array, Array | None], Array]:
@@ -259,10 +310,12 @@ class StackOracle:
     def layers(self) -> int:
         return self.config.encoder_layers if self.name == "encoder" else self.config.decoder_layers
 
-    def branch(self, role: str, index: int) -> Callable[[Array, Array | None], Array]:
+    def branch(
+        self, role: str, index: int, first: dict[str, Array] | None = None
+    ) -> Callable[[Array, Array | None], Array]:
         """f(x, memory) of a sublayer."""
         w, choices = self.w.at(f"sublayers.{index}.f"), Choices(self.config, self.placement)
-        return feed_forward(w, choices) if role == "ffn" else attention(w, choices, role)
+        return feed_forward(w, choices) if role == "ffn" else attention(w, choices, role, first)
 
     def bundles(self, role: str, index: int, first_of_layer: int) -> dict[str, Bundle | Array]:
         """The placement's parameters of a sublayer."""
@@ -270,17 +323,20 @@ class StackOracle:
         w = self.w.at(f"sublayers.{index}.place")
         owner = self.w.at(f"sublayers.{first_of_layer}.place") if place.by_layer else w
         p: dict[str, Bundle | Array] = {theirs: owner[ours] for ours, theirs in place.keys.items()}
+        roles = roles_of(self.name, self.config)
+        before_ffn = roles[(index + 1) % len(roles)] == "ffn"
         for ours, theirs in place.norms:
-            if place.oracle != "normformer" or ours == "norm" or role.endswith("attention"):
+            there = {"normformer": ours == "norm" or role.endswith("attention"), "hybridnorm": before_ffn}
+            if there.get(place.oracle, True):
                 p[theirs] = norm_bundle(w.at(ours), norm)
         return p
 
     def sublayers(self) -> list[placements.Sublayer]:
-        roles, found = roles_of(self.name, self.config), []
+        roles, found, first = roles_of(self.name, self.config), [], {}
         for layer in range(self.layers):
             for i, role in enumerate(roles):
                 index = layer * len(roles) + i
-                f, p = self.branch(role, index), self.bundles(role, index, layer * len(roles))
+                f, p = self.branch(role, index, first), self.bundles(role, index, layer * len(roles))
                 found.append(placements.Sublayer(partial(f, memory=self.memory), role, layer, p))
         return found
 
@@ -293,7 +349,10 @@ class StackOracle:
             self.config.decoder_layers,
             norms.NORMS[norm],
             {"norm": norm_bundle(self.w.at(place.begin), norm)} if place.begin else {},
-            {"norm": norm_bundle(self.w.at(place.end), final)} if place.end else {},
+            {
+                name: norm_bundle(self.w.at(path), final)
+                for name, path in ({"norm": place.end} if place.end else place.ends).items()
+            },
             norms.NORMS[final],
         )
 
@@ -303,6 +362,14 @@ class StackOracle:
 
 def plain_embedding(w: Weights, ids: Array) -> Array:
     return embeddings.plain_embed(ids, w["embedding.weight"])
+
+
+EMBEDDING_SCALES = {"embedscale": lambda dim: 1.0, "noembedscale": lambda dim: dim**-0.5}
+"""On embeddings that are scaled by the root of the width."""
+LOGITS: dict[str, Callable[[Array, ModelConfig], Array]] = {
+    "rawlogits": lambda z, config: z,
+    "softcap": lambda z, config: embeddings.soft_capped(z, config.logit_cap),
+}
 
 
 EMBEDDINGS: dict[str, tuple[Callable[[Weights, Array], Array], Callable[[Weights, Array], Array]]] = {
@@ -325,19 +392,26 @@ POSITIONS: dict[str, Callable[[Weights, int, int], Array]] = {
 
 def embed(w: Weights, config: ModelConfig, ids: list[int]) -> Array:
     vectors = EMBEDDINGS[config.embedding][0](w, np.array(ids))
+    vectors = vectors * EMBEDDING_SCALES[config.embedding_scale](config.dim)
     return embeddings.embed_with_positions(
         vectors, POSITIONS[config.position_encoding](w, len(ids), config.dim)
     )
+
+
+def logits(w: Weights, config: ModelConfig, hidden: Array) -> Array:
+    if config.logit_map == "logitscale":
+        return EMBEDDINGS[config.embedding][1](w, hidden) * w["logit_map.s"] * np.sqrt(config.dim)
+    return LOGITS[config.logit_map](EMBEDDINGS[config.embedding][1](w, hidden), config)
 
 
 def seq2seq_logits(w: Weights, config: ModelConfig, source: list[int], target: list[int]) -> Array:
     """`[T, V]` of one sentence without padding."""
     memory = StackOracle(w.at("encoder"), "encoder", config)(embed(w, config, source))
     hidden = StackOracle(w.at("decoder"), "decoder", config, memory)(embed(w, config, target))
-    return EMBEDDINGS[config.embedding][1](w, hidden)
+    return logits(w, config, hidden)
 
 
 def decoder_logits(w: Weights, config: ModelConfig, ids: list[int]) -> Array:
     """`[T, V]` of a language model on one sentence without padding."""
     hidden = StackOracle(w.at("decoder"), "decoder", config)(embed(w, config, ids))
-    return EMBEDDINGS[config.embedding][1](w, hidden)
+    return logits(w, config, hidden)

@@ -14,9 +14,12 @@ Bundle = dict[str, np.ndarray]
 Norm = Callable[[np.ndarray, Bundle], np.ndarray]
 
 COSINE_CLAMP = 1e-12
-QK_NORMS = ("none", "cosine", "norm")
+AFTER_ROPE = ("gain_free_after_rope", "unit_after_rope")
+QK_NORMS = ("none", "cosine", "norm", "norm_per_head", "qkv_norm_per_head", *AFTER_ROPE)
 BIASES = ("vector", "scalar")
-ACTIVATIONS = ("relu", "gelu", "swiglu")
+ACTIVATIONS = ("relu", "gelu", "swiglu", "gelu_tanh", "geglu", "relu2", "ngptswiglu")
+GATED = ("swiglu", "geglu", "ngptswiglu")
+GATES = ("none", "headwise", "elementwise")
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class AttentionOptions:
     inner_norm: bool = False
     bias: str = "vector"
     norm: Norm | None = None
+    gate: str = "none"
+    theta: float = 10000.0
 
 
 @dataclass(frozen=True)
@@ -78,8 +83,8 @@ def softmax(scores: np.ndarray) -> np.ndarray:
     return powers / powers.sum()
 
 
-def rotate(head: np.ndarray) -> np.ndarray:
-    """Turn the pair (2i, 2i+1) of position t by the angle t / 10000^(2i / width), positions from 0.
+def rotate(head: np.ndarray, theta: float = 10000.0) -> np.ndarray:
+    """Turn the pair (2i, 2i+1) of position t by the angle t / theta^(2i / width), positions from 0.
 
     Su et al. 2021 (arXiv 2104.09864).
     """
@@ -89,7 +94,7 @@ def rotate(head: np.ndarray) -> np.ndarray:
     turned = head.copy()
     for t in range(positions):
         for i in range(width // 2):
-            angle = t / 10000.0 ** (2 * i / width)
+            angle = t / theta ** (2 * i / width)
             first, second = head[t, 2 * i], head[t, 2 * i + 1]
             turned[t, 2 * i] = first * np.cos(angle) - second * np.sin(angle)
             turned[t, 2 * i + 1] = first * np.sin(angle) + second * np.cos(angle)
@@ -103,6 +108,40 @@ def cosine_rows(head: np.ndarray) -> np.ndarray:
         length = np.sqrt((row * row).sum())
         rows.append(row / (length if np.real(length) > COSINE_CLAMP else COSINE_CLAMP))
     return np.stack(rows)
+
+
+def normed_head(head: np.ndarray, side: str, p: Bundle, options: AttentionOptions) -> np.ndarray:
+    """A head's queries, keys or values under the norms that stand over each head.
+
+    "norm_per_head": the model's norm with a gain of the head's width, for q and k (Qwen3, Gemma 3);
+    "qkv_norm_per_head": for v as well (Zhuo et al. 2025, arXiv 2503.04598); "gain_free_after_rope": 1.2 times
+    x / rms(x) for q and k (nanochat); "unit_after_rope": x / max(||x||, 1e-5) for q and k, then times
+    s_qk, under a softmax of scale sqrt(width) (nGPT, Loshchilov et al. 2024, arXiv 2410.01131).
+    """
+    if options.qk_norm == "gain_free_after_rope" and side != "v":
+        return np.stack([1.2 * row / np.sqrt((row * row).sum() / row.size + 1e-6) for row in head])
+    if options.qk_norm == "unit_after_rope" and side != "v":
+        lengths = [np.sqrt((row * row).sum()) for row in head]
+        return np.stack(
+            [row / (n if np.real(n) > 1e-5 else 1e-5) for row, n in zip(head, lengths, strict=True)]
+        )
+    normed = {"norm_per_head": "qk", "qkv_norm_per_head": "qkv"}.get(options.qk_norm, "")
+    return named_norm(head, f"{side}_norm", p, options.norm) if side in normed else head
+
+
+def turned_and_normed(
+    head: np.ndarray, side: str, p: Bundle, options: AttentionOptions, *, turned: bool
+) -> np.ndarray:
+    """A head's queries or keys as they meet: nanochat norms behind the rotation, all others before it."""
+    if options.qk_norm in AFTER_ROPE:
+        return normed_head(rotate(head, options.theta) if turned else head, side, p, options)
+    normed = normed_head(head, side, p, options)
+    return rotate(normed, options.theta) if turned else normed
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """1 / (1 + exp(-x)); toys stay far from overflow."""
+    return 1.0 / (1.0 + np.exp(-x))
 
 
 def one_head(q: np.ndarray, k: np.ndarray, v: np.ndarray, visible: Callable[[int], int]) -> np.ndarray:
@@ -131,12 +170,20 @@ def _queries_and_keys(
     return queries, keys
 
 
-def attention(x: np.ndarray, memory: np.ndarray | None, p: Bundle, options: AttentionOptions) -> np.ndarray:
+def attention(
+    x: np.ndarray,
+    memory: np.ndarray | None,
+    p: Bundle,
+    options: AttentionOptions,
+    values: np.ndarray | None = None,
+) -> np.ndarray:
     """concat_h( gamma_h softmax(s q_h k_h^T) v_h ) W_o^T + b_o, with s = 1/sqrt(width) or, over cosines, g.
 
     memory None is self-attention; `causal` and `rope` concern self-attention only. Query head h reads the
     key-value head h // (heads / kv_heads). Order: projection, QK-norm, rotation, scale, softmax, head gains,
-    inner norm, W_o.
+    gates, inner norm, W_o; nanochat's QK-norm follows the rotation. `values` replaces W_v's output. A gate is
+    sigma(W_g x), one for a head ("headwise") or for each of its elements ("elementwise"): Qiu et al. 2025
+    (arXiv 2505.06708).
 
     Vaswani et al. 2017 (arXiv 1706.03762); Ainslie et al. 2023 (arXiv 2305.13245) for grouped queries; Henry
     et al. 2020 (arXiv 2010.04245) for cosines; Shleifer et al. 2021 (arXiv 2110.09456) for head gains; Wang
@@ -148,7 +195,8 @@ def attention(x: np.ndarray, memory: np.ndarray | None, p: Bundle, options: Atte
     kv_heads = options.heads if options.kv_heads is None else options.kv_heads
     group = options.heads // kv_heads
     queries, keys = _queries_and_keys(x, source, p, options)
-    values = linear(source, "v", p, options.bias)
+    values = linear(source, "v", p, options.bias) if values is None else values
+    gates = sigmoid(linear(x, "g", p, options.bias)) if options.gate != "none" else None
     width = queries.shape[1] // options.heads
     masked = options.causal and memory is None
 
@@ -159,13 +207,23 @@ def attention(x: np.ndarray, memory: np.ndarray | None, p: Bundle, options: Atte
         k = keys[:, j * width : (j + 1) * width]
         v = values[:, j * width : (j + 1) * width]
         scale = 1.0 / np.sqrt(width)
+        if options.qk_norm == "unit_after_rope":
+            scale = np.sqrt(width)
         if options.qk_norm == "cosine":
             q, k, scale = cosine_rows(q), cosine_rows(k), p["g_qk"][0]
-        if options.rope and memory is None:
-            q, k = rotate(q), rotate(k)
+        turned = options.rope and memory is None
+        q, k = (turned_and_normed(a, s, p, options, turned=turned) for a, s in ((q, "q"), (k, "k")))
+        v = normed_head(v, "v", p, options)
+        if options.qk_norm == "unit_after_rope":
+            first = j * group
+            q = p["s_qk"][h * width : (h + 1) * width] * q
+            k = p["s_qk"][first * width : (first + 1) * width] * k
         y = one_head(scale * q, k, v, (lambda t: t + 1) if masked else (lambda t: source.shape[0]))
         if options.head_gain:
             y = p["gamma_h"][h] * y
+        columns = {"headwise": 1, "elementwise": width}.get(options.gate, 0)
+        if gates is not None:
+            y = gates[:, h * columns : (h + 1) * columns] * y
         outputs.append(y)
 
     joined = np.concatenate(outputs, axis=1)
@@ -187,6 +245,11 @@ def gelu(x: np.ndarray) -> np.ndarray:
     return x * (1.0 + erf(x / np.sqrt(2.0))) / 2.0
 
 
+def gelu_tanh(x: np.ndarray) -> np.ndarray:
+    """x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). Hendrycks and Gimpel 2016 (arXiv 1606.08415)."""
+    return x * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3))) / 2.0
+
+
 def silu(x: np.ndarray) -> np.ndarray:
     """x / (1 + exp(-x)), with the exponential taken of the side that cannot overflow."""
     positive = np.real(x) >= 0
@@ -196,6 +259,8 @@ def silu(x: np.ndarray) -> np.ndarray:
 
 def feed_forward(x: np.ndarray, p: Bundle, options: FeedForwardOptions) -> np.ndarray:
     """W_out phi(W_in x + b_in) + b_out; SwiGLU: W_out (silu(W_gate x + b_gate) * (W_in x + b_in)) + b_out.
+
+    GeGLU has GELU's tanh form in place of silu, ReLU squared is max(x, 0)^2.
 
     An inner norm stands between the activation and W_out.
 
@@ -208,6 +273,15 @@ def feed_forward(x: np.ndarray, p: Bundle, options: FeedForwardOptions) -> np.nd
         hidden = relu(hidden)
     elif options.activation == "gelu":
         hidden = gelu(hidden)
+    elif options.activation == "gelu_tanh":
+        hidden = gelu_tanh(hidden)
+    elif options.activation == "relu2":
+        hidden = relu(hidden) ** 2
+    elif options.activation == "ngptswiglu":
+        u, v = np.split(p["s_uv"] * np.sqrt(x.shape[1]), 2)
+        hidden = (u * hidden) * silu(v * linear(x, "gate", p, options.bias))
+    elif options.activation == "geglu":
+        hidden = gelu_tanh(linear(x, "gate", p, options.bias)) * hidden
     else:
         hidden = silu(linear(x, "gate", p, options.bias)) * hidden
     if options.inner_norm:

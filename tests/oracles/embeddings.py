@@ -8,6 +8,11 @@ def plain_embed(ids: np.ndarray, E: np.ndarray) -> np.ndarray:
     return np.stack([np.sqrt(E.shape[1]) * E[i] for i in ids])
 
 
+def soft_capped(z: np.ndarray, c: float) -> np.ndarray:
+    """c tanh(z / c). Gemma Team 2024 (arXiv 2408.00118)."""
+    return c * np.tanh(z / c)
+
+
 def plain_logits(x: np.ndarray, E: np.ndarray) -> np.ndarray:
     """x E^T, the output layer tied to the embedding."""
     return x @ E.T

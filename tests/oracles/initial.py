@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import numpy as np
+from scipy.special import erf
 
 ATTENTION_MATRICES = ("query", "key", "value", "output")
 MATRICES = (*ATTENTION_MATRICES, "ffn_in", "ffn_gate", "ffn_out")
@@ -120,7 +121,40 @@ def xavier_bound(n_out: int, n_in: int) -> float:
     return np.sqrt(6.0 / (n_in + n_out))
 
 
-def scheme_std(scheme: str, matrix: str, n_out: int, n_in: int) -> float:
+def cut_normal_std(cut: float) -> float:
+    """Standard deviation of N(0, 1) cut at +-cut: sqrt(1 - 2 cut phi(cut) / (2 Phi(cut) - 1))."""
+    density = np.exp(-cut * cut / 2) / np.sqrt(2 * np.pi)
+    return np.sqrt(1 - 2 * cut * density / erf(cut / np.sqrt(2)))
+
+
+def language_model_std(scheme: str, matrix: str, n_in: int, sublayers: int) -> float:
+    """Deviations of the starts of language models; n_in the width that a matrix reads, d for the tables.
+
+    GPT-2: 0.02, the last matrix of a branch / sqrt(sublayers), 2L in one stack. normal002: 0.02 everywhere.
+    truncnormal: 0.02 cut at three deviations (OLMo 2). zerooutputs: 1/sqrt(n_in), last matrices 0. nanochat:
+    1/sqrt(d), first feed-forward matrices U(-b, b) with b = 0.4/sqrt(d), last matrices 0, tokens 0.8, an
+    output matrix 0.001; positions, which nanochat does not have, as tokens.
+    """
+    last = matrix in ("output", "ffn_out")
+    if scheme == "gpt2start":
+        return 0.02 / np.sqrt(sublayers) if last else 0.02
+    if scheme == "normal002":
+        return 0.02
+    if scheme == "truncnormal":
+        return 0.02 * cut_normal_std(3.0)
+    if scheme == "nanochatstart" and matrix in ("embedding", "positions", "unembedding"):
+        return 0.001 if matrix == "unembedding" else 0.8
+    if last:
+        return 0.0
+    small = scheme == "nanochatstart" and matrix in ("ffn_in", "ffn_gate")
+    return (0.4 / np.sqrt(3.0) if small else 1.0) / np.sqrt(n_in)
+
+
+LANGUAGE_MODEL_STARTS = ("normal002", "gpt2start", "truncnormal", "zerooutputs", "ngptstart", "nanochatstart")
+UNIFORM = ("xavier_uniform", "nanochatstart")
+
+
+def scheme_std(scheme: str, matrix: str, n_out: int, n_in: int, sublayers: int = 1) -> float:
     """Xavier sqrt(2 / (n_in + n_out)); SmallInit sqrt(2 / (d + 4d)) for attention, else Xavier.
 
     d is the model's width: the input of query, key and value and the output of the output matrix. Xavier
@@ -131,6 +165,10 @@ def scheme_std(scheme: str, matrix: str, n_out: int, n_in: int) -> float:
     Nguyen and Salazar 2019, Section 2.2 (arXiv 1910.05895); Balduzzi et al. 2017 (arXiv 1702.08591);
     Xiong et al. 2020, Section 3.3 (arXiv 2002.04745).
     """
+    if scheme == "ngptstart":  # vectors of length 1: rows, and columns of the last matrices
+        return 1 / np.sqrt(n_out if matrix in ("output", "ffn_out") else n_in)
+    if scheme in LANGUAGE_MODEL_STARTS:
+        return language_model_std(scheme, matrix, n_in, sublayers)
     if scheme == "xavier_uniform":
         return xavier_bound(n_out, n_in) / np.sqrt(3.0)
     if scheme == "smallinit" and matrix in ATTENTION_MATRICES:
@@ -141,7 +179,8 @@ def scheme_std(scheme: str, matrix: str, n_out: int, n_in: int) -> float:
     if scheme in ("xavier", "smallinit", "looklinear", "uniformattention"):
         return np.sqrt(2.0 / (n_in + n_out))
     raise ValueError(
-        f"scheme {scheme!r} is not one of xavier, xavier_uniform, smallinit, looklinear, uniformattention"
+        f"scheme {scheme!r} is not one of xavier, xavier_uniform, smallinit, looklinear, uniformattention, "
+        f"{', '.join(LANGUAGE_MODEL_STARTS)}"
     )
 
 
@@ -220,14 +259,21 @@ def layerscale_start(layers: int) -> float:
     return 1e-5 if layers <= 24 else 1e-6
 
 
-def parameter_start(name: str, layers: int = 1, sublayers: int = 1) -> float:
-    """omega (data-free, of the stream's sublayers), alpha 0, s 1, a 0, lam by the stack's depth in layers."""
+def parameter_start(name: str, layers: int = 1, sublayers: int = 1, layer: int = 0, width: int = 64) -> float:
+    """omega (data-free, of the stream's sublayers), alpha 0, s 1, a 0, lam by the stack's depth in layers.
+
+    nanochat's r falls from 1.15 to 1.05 over the layers, its mu from 0.2 to 0.05.
+    """
+    share = layer / (layers - 1) if layers > 1 else 0.0
     initial = {
         "omega": admin_data_free(sublayers),
         "alpha": 0.0,
         "s": 1.0,
         "a": 0.0,
         "lam": layerscale_start(layers),
+        "alpha_n": width**-0.5,
+        "r": 1.15 - 0.10 * share,
+        "mu": 0.20 - 0.15 * share,
     }
     return float(initial[name])
 

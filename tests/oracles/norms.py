@@ -41,6 +41,17 @@ def rmsnorm(x: np.ndarray, p: Bundle) -> np.ndarray:
     return np.stack(rows)
 
 
+def rmsnorm_zero_centred(x: np.ndarray, p: Bundle) -> np.ndarray:
+    """(1 + w) * x / sqrt(mean(x^2) + 1e-6). Gemma Team 2024 (arXiv 2403.08295)."""
+    return rmsnorm(x, {"g": 1.0 + p["w"]})
+
+
+def rmsnorm_gain_free(x: np.ndarray, p: Bundle) -> np.ndarray:
+    """x / sqrt(mean(x^2) + 1e-6), as in nanochat."""
+    del p
+    return rmsnorm(x, {"g": np.ones(x.shape[1])})
+
+
 def _unit_rows(x: np.ndarray) -> np.ndarray:
     """x / max(||x||, 1e-5) of each row."""
     rows = []
@@ -88,6 +99,8 @@ def derf(x: np.ndarray, p: Bundle) -> np.ndarray:
 NORMS: dict[str, Norm] = {
     "layernorm": layernorm,
     "rmsnorm": rmsnorm,
+    "rmsnorm_zero_centred": rmsnorm_zero_centred,
+    "rmsnorm_gain_free": rmsnorm_gain_free,
     "scalenorm": scalenorm,
     "scalenorm_fixed": scalenorm_fixed,
     "dyt": dyt,
@@ -97,6 +110,8 @@ NORMS: dict[str, Norm] = {
 STARTS: dict[str, Callable[[int], Bundle]] = {
     "layernorm": lambda dim: {"gamma": np.ones(dim), "beta": np.zeros(dim)},
     "rmsnorm": lambda dim: {"g": np.ones(dim)},
+    "rmsnorm_zero_centred": lambda dim: {"w": np.zeros(dim)},
+    "rmsnorm_gain_free": lambda dim: {},
     "scalenorm": lambda dim: {"g": np.array([np.sqrt(dim)])},
     "scalenorm_fixed": lambda dim: {},
     "dyt": lambda dim: {"gamma": np.ones(dim), "beta": np.zeros(dim), "alpha": np.array([0.5])},

@@ -13,6 +13,7 @@ from cases import each, pairwise
 from normlab.config.config import ModelConfig
 from normlab.nn import (
     BIASES,
+    GATES,
     HEAD_GAINS,
     INNER_NORMS,
     Activation,
@@ -121,13 +122,19 @@ SIZES += [("rope", *heads) for heads in HEADS if heads[0] // heads[1] % 2 == 0]
 
 
 @pytest.mark.parametrize(
-    ("role", "size", "qk_norm", "bias", "inner_norm", "head_gain"),
-    pairwise(ROLES, SIZES, *map(ours_alone, (QueryKeyNorm.registry, BIASES, INNER_NORMS, HEAD_GAINS))),
+    ("role", "size", "qk_norm", "bias", "inner_norm", "head_gain", "gate", "head_dim"),
+    pairwise(
+        ROLES,
+        SIZES,
+        *map(ours_alone, (QueryKeyNorm.registry, BIASES, INNER_NORMS, HEAD_GAINS, GATES)),
+        [0, 4],
+    ),
     ids=str,
 )
-def test_attention(role, size, qk_norm, bias, inner_norm, head_gain):
+def test_attention(role, size, qk_norm, bias, inner_norm, head_gain, gate, head_dim):
     names = ("position_encoding", "dim", "heads", "kv_heads")
     options = {"qk_norm": qk_norm, "bias": bias, "inner_norm": inner_norm, "head_gain": head_gain}
+    options |= {"attention_gate": gate, "head_dim": head_dim, "rope_theta": 50.0}
     check_attention(replace(CONFIG, **dict(zip(names, size, strict=True)), **options), role)
 
 

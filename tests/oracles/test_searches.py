@@ -24,7 +24,7 @@ class Bigrams:
     """A "model" whose next token depends on the last one alone, through a table `[V, V]` of logits."""
 
     def __init__(self, table: Tensor) -> None:
-        self.embedding = SimpleNamespace(logits=lambda tokens: table[tokens])
+        self.logits = lambda tokens: table[tokens]
         self.position_encoding = SimpleNamespace(longest=None)
 
     def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:

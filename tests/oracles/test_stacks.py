@@ -12,16 +12,20 @@ from cases import each, pairwise
 from normlab.config.config import ModelConfig
 from normlab.nn import (
     DECODER_LAYER,
+    EMBEDDING_SCALES,
     ENCODER_LAYER,
+    GATES,
     LANGUAGE_LAYER,
     Activation,
     Context,
     Decoder,
     Embedding,
+    LogitMap,
     Norm,
     Placement,
     PositionEncoding,
     Seq2Seq,
+    ValueResidual,
     build_stack,
 )
 from oracles import adapter
@@ -113,19 +117,20 @@ def test_whole_models(placement, another):
     check_decoder(under(placement, encoder_layers=0), together=True)
 
 
-EMBEDDINGS, POSITIONS, ACTIVATIONS = map(
-    ours_alone, (Embedding.registry, PositionEncoding.registry, Activation.registry)
-)
+CHOICES = {
+    "embedding": Embedding.registry,
+    "position_encoding": PositionEncoding.registry,
+    "activation": Activation.registry,
+    "embedding_scale": EMBEDDING_SCALES,
+    "value_residual": ValueResidual.registry,
+    "logit_map": LogitMap.registry,
+    "attention_gate": GATES,
+}
 
 
 @pytest.mark.slow
-@each(("embedding", "position_encoding", "activation"), pairwise(EMBEDDINGS, POSITIONS, ACTIVATIONS))
-def test_embeddings_positions_and_activations(embedding, position_encoding, activation):
-    choices = {
-        "embedding": embedding,
-        "position_encoding": position_encoding,
-        "activation": activation,
-        "kv_heads": 1,
-    }
+@each("chosen", pairwise(*map(ours_alone, CHOICES.values())))
+def test_choices_outside_the_placement(chosen):
+    choices = {**dict(zip(CHOICES, chosen, strict=True)), "kv_heads": 1, "logit_cap": 2.0}
     check_seq2seq(under("pre", "post", decoder_layers=1, encoder_layers=1, **choices), together=False)
-    check_decoder(under("post", encoder_layers=0, decoder_layers=1, **choices), together=False)
+    check_decoder(under("post", encoder_layers=0, decoder_layers=2, **choices), together=False)

@@ -233,3 +233,16 @@ def text(tmp_path_factory):
 def test_an_unknown_task_is_told_with_the_nearest():
     with pytest.raises(ValueError, match="unknown task 'language', did you mean 'language_model'"):
         TASKS["language"]
+
+
+def test_z_loss_is_added_to_what_is_differentiated_alone(prepared):
+    """In nats a token, with its coefficient."""
+    task = task_of(prepared)
+    model, batch = task.build().eval(), task.batch(0)
+    plain = task.loss(model, batch)
+    task.config = replace(task.config, optim=replace(task.config.optim, z_loss=0.5))
+    sums = task.loss(model, batch)
+    log_z = model(batch.ids).exp().sum(-1).log()[batch.target != PAD]
+    assert sums.nll == plain.nll
+    assert (sums.loss - plain.loss).item() == pytest.approx(0.5 * log_z.square().sum().item(), rel=1e-4)
+    assert sums.loss.requires_grad

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from cases import each
-from normlab.tasks.task import label_smoothed
+from normlab.tasks.task import label_smoothed, z_loss
 from oracles import losses
 
 V = 7
@@ -68,3 +68,15 @@ def test_bf16_logits_are_summed_in_float32():
     sums = label_smoothed(logits, target, 0.1, None, 0)
     assert sums.loss.dtype == torch.float32
     torch.testing.assert_close(sums.loss, label_smoothed(logits.float(), target, 0.1, None, 0).loss)
+
+
+def test_z_loss_is_a_loop_over_the_tokens_that_are_predicted(batch):
+    logits, target = batch
+    log_z = [
+        np.log(np.exp(row).sum())
+        for rows, wanted in zip(logits.detach().numpy(), target.tolist(), strict=True)
+        for row, token in zip(rows, wanted, strict=True)
+        if token
+    ]
+    assert z_loss(logits, target, 0).item() == pytest.approx(np.square(log_z).sum(), rel=1e-12)
+    assert z_loss(logits.detach().bfloat16(), target, 0).dtype == torch.float32

@@ -20,7 +20,9 @@ def test_everything_that_is_not_plain_has_its_equation_and_the_rest_its_name():
         "(arXiv 2203.00555). Its source claims that very deep models train with it."
     )
     assert said["position encoding"].startswith("rope: RoPE: ")
-    assert said["plain choices"] == "plain embedding, relu, scaled, bias, noinnernorm, noheadgain, adam"
+    assert said["plain choices"] == (
+        "plain embedding, relu, scaled, bias, noinnernorm, noheadgain, standard parametrisation, adam"
+    )
     assert said["warm-up"].startswith("60 steps: n/k of the peak")
     assert "forced" not in said
     assert explain(resolve("post", demo()))["warm-up"] == "none"

@@ -10,11 +10,14 @@ import pytest
 
 from cases import each
 from normlab.config.config import Config, ModelConfig, OptimConfig, run_id
+from normlab.errors import UserError
 from normlab.nn import Norm, Placement, PreNorm
 from normlab.training.recipes.build import explain
 from normlab.training.recipes.grammar import (
     CITATION,
     RecipePart,
+    alias_of,
+    baselines,
     describe,
     listed,
     parts,
@@ -87,7 +90,8 @@ def test_names_of_the_same_numbers_are_the_same_run():
 
 
 def beginning(recipe: str, wrong: str, hint: str = "") -> str:
-    start = f"recipe {recipe!r} begins with a placement or enc:A/dec:B; {wrong!r} is not one"
+    heads = "a placement, enc:A/dec:B or a baseline such as like:llama"
+    start = f"recipe {recipe!r} begins with {heads}; {wrong!r} is not one"
     return f"{start}{hint} (allowed: {PLACEMENTS}); {OWN}"
 
 
@@ -103,7 +107,8 @@ REFUSED = {
     "": beginning("", ""),
     "psot": beginning("psot", "psot", ", did you mean 'post'?"),
     "scalenorm+pre": (
-        f"recipe 'scalenorm+pre' begins with a placement or enc:A/dec:B; 'scalenorm' is a name of norm; {OWN}"
+        "recipe 'scalenorm+pre' begins with a placement, enc:A/dec:B or a baseline such as like:llama; "
+        f"'scalenorm' is a name of norm; {OWN}"
     ),
     "enc:post/dec:prr": beginning("enc:post/dec:prr", "prr", ", did you mean 'pre'?"),
     "enc:post": beginning("enc:post", "enc:post", ", did you mean 'post'?"),
@@ -208,7 +213,8 @@ def test_every_part_can_be_named_and_says_what_it_is(part):
     elif part.axis in explained:
         assert explained[part.axis].startswith(f"{part.name}: ")
     else:
-        assert part.name in explained["plain choices"].replace(" embedding", "").split(", ")
+        plain = explained["plain choices"].replace(" embedding", "").replace(" parametrisation", "")
+        assert part.name in plain.split(", ")
 
 
 def test_one_word_means_one_thing():
@@ -256,10 +262,10 @@ def test_the_lines_of_both_tables_of_methods_are_listed():
     mixln lnscale layerscale skipinit tfixup keel qknorm dyt derf"""
     names = [part.name for part in listed()]
     assert set(rows.split()) <= set(names)
-    assert len(names) == len(parts()) + 1
+    assert len(names) == len(parts()) + 1 + len(baselines())
 
 
-@each("part", parts(), ids=lambda part: part.name)
+@each("part", [*parts(), *baselines()], ids=lambda part: part.name)
 def test_a_docstring_is_an_equation_and_then_its_citation(part):
     equation, citation = summary(part)
     assert len(equation) > 10
@@ -292,6 +298,62 @@ def test_a_class_without_a_docstring_has_no_equation():
         pass
 
     assert summary(RecipePart("placement", "silent", Silent)) == ("", "")
+
+
+# ------------------------------------------------------------------------------------------ baselines
+
+DECODER = replace(BASE, model=replace(BASE.model, encoder_layers=0))
+PARTS = "rmsnorm; untied embedding; noembedscale; normal002; rope; swiglu; nobias; adamw; cosine"
+LLAMA = f"{PARTS}, 77 warm-up steps"
+LIKE = {
+    "like:llama": f"pre; {LLAMA}",
+    "llama": f"pre; {LLAMA}",
+    "llama+post": f"post; {LLAMA}",
+    "llama+qknorm+layernorm": f"pre; {LLAMA}".replace("rmsnorm", "layernorm").replace(
+        "nobias", "qknorm; nobias"
+    ),
+    "olmo2": "olmo2; layernorm; xavier; normed; linear, no warm-up",
+}
+
+
+@each(("name", "line"), LIKE.items(), ids=list(LIKE))
+def test_a_baseline_has_its_parts_and_later_names_replace_them(name, line):
+    assert describe(resolve(name, DECODER)) == line
+    assert describe(resolve(f"short name={name}", DECODER)) == line
+
+
+def test_a_baseline_is_one_run_by_either_name_and_sets_what_no_part_names():
+    llama = resolve("llama", DECODER)
+    assert (
+        run_id(llama) == run_id(resolve("A = like:llama", DECODER)) != run_id(resolve("llama+post", DECODER))
+    )
+    assert (llama.optim.betas, llama.optim.weight_decay, llama.optim.max_grad_norm) == ((0.9, 0.95), 0.1, 1.0)
+    assert (llama.model.dim, llama.optim.lr) == (BASE.model.dim, BASE.optim.lr)
+    typed = replace(DECODER, optim=replace(DECODER.optim, weight_decay=0.3))
+    assert resolve("llama", typed, kept=["weight_decay"]).optim.weight_decay == 0.3
+    assert resolve("llama", typed, kept=["weight_decay"]).optim.max_grad_norm == 1.0
+    without = replace(DECODER, optim=replace(DECODER.optim, warmup_steps=0))
+    assert resolve("llama", without).optim.warmup_steps == 0
+
+
+def test_a_recipe_has_a_short_name():
+    assert alias_of("A = llama+qknorm") == "A"
+    assert alias_of("llama+qknorm") == "llama+qknorm"
+
+
+NO_LIKE = {
+    "like:lama": r"unknown baseline 'like:lama', did you mean 'like:llama'\?",
+    "llama+pre+post": "'post' is a placement, and a stack has one",
+    "llama+deepnorm": r"with normal002 it is not defined; type like:llama\+deepnorm\+xavier",
+    "=llama": "the short name before = has 1 to 40 letters",
+    "A=B=llama": "the short name before = has 1 to 40 letters",
+}
+
+
+@each(("name", "sentence"), NO_LIKE.items(), ids=list(NO_LIKE))
+def test_what_is_no_baseline_is_refused(name, sentence):
+    with pytest.raises(UserError, match=sentence):
+        resolve(name, DECODER)
 
 
 def test_a_warm_up_of_no_steps_names_the_flag_and_the_field():

@@ -1,27 +1,86 @@
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from normlab.config.config import DataConfig
 from normlab.data.parallel import prepare
+from normlab.errors import UserError
 from normlab.tasks import translation
 from normlab.tasks.translation import Translation
-from normlab.training import trainer as module
-from normlab.training.trainer import measure
+from normlab.training import rehearsal as module
+from normlab.training.rehearsal import Seconds, measure, measure_side_by_side
+from normlab.training.replay import Probing
+from normlab.training.train import Run
 from training.tiny import tiny
 
 
-def test_a_run_is_its_steps_and_validations(text, tmp_path, monkeypatch):
+class Ticks:
+    """A clock that moves by what is done: a reading, a step, a probed step."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        clock = type("Clock", (), {"perf_counter": self.read, "time": self.read})
+        monkeypatch.setattr(module, "time", clock)
+        monkeypatch.setattr(translation, "time", clock)
+        step, probing = Run.step, Probing.passing
+
+        def slow_step(run):
+            self.now += 10
+            step(run)
+
+        @contextmanager
+        def slow_probing(probes, number, micro):
+            self.now += 200 * probes.due(number)
+            with probing(probes, number, micro):
+                yield
+
+        monkeypatch.setattr(Run, "step", slow_step)
+        monkeypatch.setattr(Probing, "passing", slow_probing)
+
+    def read(self):
+        self.now += 1
+        return self.now
+
+
+def test_a_run_is_all_that_it_does(text, tmp_path, monkeypatch):
     data, corpus = prepare(text, tmp_path / "data")
     config = tiny(data, steps=1001, validate_every_steps=500)
-    clock = iter(range(1000))
-    monkeypatch.setattr(module.time, "perf_counter", lambda: float(next(clock)))
-    seconds = measure(config, corpus, steps=3)
-    assert seconds.step == 1.0
+    Ticks(monkeypatch)
+    machine = replace(config.machine, probes="cheap", probe_every_steps=50, checkpoint_every_steps=400)
+    seconds = measure(replace(config, machine=machine), corpus, steps=3)
+    assert seconds.step == 11.0
     assert seconds.validation == 1.0 + 1.0, "a likelihood and a greedy search of the ten sentences"
-    assert seconds.run == pytest.approx(1001 + 3 * 2.0 + 30 * 2 * 0.1), (
-        "three validations, 30 sentences, 2 beams"
-    )
+    steps = 1001 * (11 + 200 / 50 + 1 / machine.log_every_steps)
+    validations, checkpoints, test = 3 * (2 + 1), 3, 30 * 2 * 0.1
+    assert seconds.run == pytest.approx(1 + steps + validations + checkpoints + test)
+
+
+def test_all_processes_measure_at_the_same_time_and_the_recipes_go_round(monkeypatch):
+    asked, configs = [], [tiny(DataConfig(), recipe) for recipe in ("pre", "post", "admin")]
+    monkeypatch.setattr(module, "usable_cores", lambda: 2)
+    taken = {"pre": 1.0, "post": 3.0, "admin": 5.0}
+
+    def measured(config, root):
+        asked.append(config.recipe)
+        return Seconds(taken[config.recipe], 0.0, 0.0, 2.0)
+
+    monkeypatch.setattr(module, "_in_process", measured)
+    assert measure_side_by_side(configs, Path("runs"), 8) == Seconds(2.5, 0.0, 0.0, 2.0)
+    assert sorted(asked) == ["admin", "post", "pre", "pre"], "two at a time, and two rounds of them"
+
+
+@pytest.mark.slow
+def test_a_process_of_its_own_measures_and_refuses_as_a_run_does(text, tmp_path):
+    data, _ = prepare(text, tmp_path / "data")
+    config = tiny(data, steps=10)
+    found = measure_side_by_side([config], tmp_path, 1)
+    assert found.run > 10 * found.step > 0
+    assert 0 < found.start < 60
+    with pytest.raises(UserError, match="no device 'xpu'"):
+        measure_side_by_side([replace(config, machine=replace(config.machine, device="xpu"))], tmp_path, 1)
 
 
 def test_a_long_search_is_timed_in_part_and_scaled(text, tmp_path, monkeypatch):
@@ -30,8 +89,7 @@ def test_a_long_search_is_timed_in_part_and_scaled(text, tmp_path, monkeypatch):
     searched = []
     monkeypatch.setattr(translation, "_SEARCHED_SENTENCES", 6)
     monkeypatch.setattr(Translation, "dev_outputs", lambda self, _, count: searched.append(count))
-    clock = iter(range(1000))
-    monkeypatch.setattr(module.time, "perf_counter", lambda: float(next(clock)))
+    Ticks(monkeypatch)
     seconds = measure(config, corpus, steps=1)
     assert searched == [6]
     assert seconds.validation == pytest.approx(1.0 + 30 / 6), "there are 30 dev pairs"
@@ -44,7 +102,7 @@ def test_real_steps_are_timed_and_the_first_two_are_not_counted(text, tmp_path, 
     whole = Translation.batch
     monkeypatch.setattr(Translation, "batch", lambda self, i: asked.append(i) or whole(self, i))
     seconds = measure(config, corpus, steps=4)
-    assert asked == list(range(2 * (4 + 2)))
+    assert asked == list(range(2 * (4 + 3)))
     assert 0 < seconds.step < 5
     assert 0 < seconds.validation < 5
     assert seconds.run > config.train.steps * seconds.step

@@ -16,8 +16,8 @@ from normlab.runs import RunFolder
 from normlab.runs.files import read_examples
 from normlab.tasks.language_model import LanguageModel
 from normlab.tasks.task import Evaluation, Task
+from normlab.training.rehearsal import measure
 from normlab.training.train import train
-from normlab.training.trainer import measure
 from normlab.training.translate import translate
 from training.test_train import interrupt_at, without_seconds
 from training.tiny import tiny, tiny_language_model, write_plain

@@ -119,6 +119,21 @@ def test_gradients_are_clipped_to_the_norm_that_was_asked_for(text, tmp_path, mo
     assert record.values[2] > 0.1, "the row tells the norm before clipping"
 
 
+def test_gradients_are_clipped_role_by_role_where_that_is_asked_for(text, tmp_path, monkeypatch):
+    config = tiny(text)
+    optim = replace(config.optim, max_grad_norm=0.01, clip_by="role")
+    trainer, norms = trainer_of(replace(config, optim=optim), tmp_path), {}
+
+    def look():
+        for group in trainer.optimiser.param_groups:
+            gradients = [p.grad for p in group["params"]]
+            norms[group["role"]] = torch.nn.utils.get_total_norm(gradients).item()
+
+    monkeypatch.setattr(trainer.optimiser, "step", look)
+    trainer.step()
+    assert norms == dict.fromkeys(("embedding", "hidden", "bias", "norm"), pytest.approx(0.01, rel=1e-3))
+
+
 def test_rows_are_means_since_the_last_row_and_show_a_norm_that_is_not_finite(text, tmp_path):
     run = run_of(tiny(text), tmp_path)
     values = [(2.0, 1.0, 0.5), (4.0, 2.0, math.inf), (6.0, 6.0, 0.25)]

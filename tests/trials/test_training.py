@@ -67,7 +67,7 @@ def test_a_schedule_that_multiplies_the_last_rate_stays_right():
         scheduler=lambda o: MultiplicativeLR(o, lambda _: 0.5),
         step=stepped,
     )
-    seen = run(given, lambda _: [3.0], steps=4)
+    seen = run(given, lambda *_: [3.0], steps=4)
     assert list(seen.rates.values()) == [[0.1], [0.05], [0.025], [0.0125]]
     assert RATES == [[3.0]] * 4
 
@@ -134,7 +134,7 @@ def test_every_optimizer_of_a_list_is_scaled():
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_a_trial_is_what_a_plain_loop_does(dropout: float):
     given = setup(dropout=dropout, step=stepped)
-    seen = run(given, lambda _: [0.05])
+    seen = run(given, lambda *_: [0.05])
     torch.manual_seed(0)
     model = copy.deepcopy(given.model)
     optimizer = AdamW(model.parameters(), lr=0.05)
@@ -146,7 +146,7 @@ def test_an_optimizer_amid_its_training_goes_on_from_its_state():
     given = setup(step=stepped)
     for batch in list(given.batches)[:3]:
         stepped(given.model, batch, given.optimizer, None)
-    seen = run(given, lambda _: [0.01], steps=3)
+    seen = run(given, lambda *_: [0.01], steps=3)
     plain = [float(stepped(given.model, b, given.optimizer, None)) for b in list(Text())[:3]]
     assert seen.losses == plain
 
@@ -160,7 +160,7 @@ def test_options_of_groups_are_replaced_on_copies_alone():
 
 def test_rates_that_are_tensors_are_put_back_as_they_were():
     given = setup(optimizer=lambda m: AdamW(m.parameters(), lr=torch.tensor(0.01)))
-    seen = run(given, lambda _: [0.02], steps=3)
+    seen = run(given, lambda *_: [0.02], steps=3)
     assert [row[0] for row in seen.rates.values()] == pytest.approx([0.01] * 3)
 
 
@@ -171,7 +171,7 @@ def test_a_step_that_raises_later_ends_its_trial():
             raise ValueError("too large")
         return loss
 
-    seen = run(setup(step=refuses), lambda _: [30.0])
+    seen = run(setup(step=refuses), lambda *_: [30.0])
     assert "ValueError" in seen.stopped
     assert len(seen.losses) < 10
 

@@ -20,16 +20,21 @@ from normlab.cli.options import (
     command_line,
     flags_of,
     load,
+    typed_values,
 )
 from normlab.cli.run import FORCED, forced_lines
 from normlab.cli.terminal import STYLES, progress
-from normlab.comparison.result import CompareRequest, Comparison, on_backend
+from normlab.comparison.result import AROUND, CompareRequest, Comparison, RecipeResult, on_backend
+from normlab.config.cost import amount
 from normlab.config.units import duration, p_value, rate
+from normlab.errors import UserError
 from normlab.runs.files import own
 
 if TYPE_CHECKING:
     from normlab.comparison.plan import ComparePlan
 
+READ_BY_SETUPS = ("--steps", "--validate-every-steps", "--threads")
+"""Flags of a configuration that have a meaning for files of the user's own."""
 FAILED = 1
 """Exit code where a run ended in an error."""
 RequestFlags: Any = flags_of(CompareRequest)
@@ -48,6 +53,7 @@ class CompareCommand:
     WHAT: ClassVar[str] = """compare trains recipes and says which is better; type one of:
 
   normlab compare --config demo      three recipes on the built-in corpus, in minutes
+  normlab compare --setup base.py change.py --steps 500    your model and your change, on the same batches
   normlab compare --train-text train.txt --dev-text dev.txt --test-text test.txt --recipes pre pre+qknorm
   normlab compare … --plan           what would be trained, how long it takes, and what it can tell"""
 
@@ -62,12 +68,22 @@ class CompareCommand:
     @classmethod
     def defaults(cls, argv: Sequence[str]) -> Self:
         name, base = base_of(argv)
-        return cls(flags=ConfigFlags.of(base), config=name)
+        asked = RequestFlags(lrs=()) if typed_values(argv, "--setup") else RequestFlags()
+        return cls(asked=asked, flags=ConfigFlags.of(base), config=name)
 
     def request(self, command: str = "") -> CompareRequest:
-        """Return the request that the flags make."""
-        base = self.flags.applied_to(load(self.config))
-        return CompareRequest(**vars(self.asked), base=base, command=command)
+        """Return the request that the flags make. Raises UserError for flags that nothing reads."""
+        base = load(self.config)
+        unread = [name for name in self.flags.differing_from(base) if name not in READ_BY_SETUPS]
+        if self.asked.setup and unread:
+            raise UserError(
+                f"a file of --setup has its model, data and optimizer itself, so that nothing reads "
+                f"{' and '.join(unread)}; leave that out"
+            )
+        kept = tuple(self.flags.changed(base))
+        return CompareRequest(
+            **vars(self.asked), base=self.flags.applied_to(base), kept=kept, command=command
+        )
 
     def run(self) -> None:
         from normlab.comparison import compare, plan
@@ -87,7 +103,7 @@ class CompareCommand:
 
         unwritten: list[Exception] = []
         page = own(request.out / "comparison.html")
-        tried = len(request.lrs) if len(request.lrs) > 1 else 0
+        tried = len(request.lrs or AROUND) if len(request.lrs) != 1 else 0
         expected = len(request.recipes) * (tried + request.seeds)
         with progress(jobs=request.jobs, expected_runs=expected) as shown:
             comparison = compare.compare(request, shown.watch, publish)
@@ -127,6 +143,14 @@ def _print_plan(planned: ComparePlan, *, jobs: int) -> None:
     terminal.write(tells, planned.basis)
 
 
+def costs(recipe: RecipeResult) -> tuple[str, str]:
+    """The parameters and the FLOPs for a token, where they are recorded."""
+    if recipe.cost is None:
+        return "", ""
+    each = recipe.cost.flops_per_token
+    return amount(recipe.cost.parameters), "" if each is None else amount(each)
+
+
 def print_comparison(result: Comparison) -> None:
     """Print what was found, the result table, and the answer about every pair."""
     headline, *others = result.tested or result.metrics[:1]
@@ -141,6 +165,8 @@ def print_comparison(result: Comparison) -> None:
         ">trained",
         "outcomes",
         *scores,
+        ">parameters",
+        ">FLOPs a token",
         ">time a run",
     )
     rows: list[Sequence[str | Text]] = []
@@ -159,14 +185,17 @@ def print_comparison(result: Comparison) -> None:
                 Text(part, STYLES.get(part.rpartition(" ")[0], "")) for part in recipe.states.split(", ")
             ),
             *(metric.shown(recipe.value(metric)) for metric in others),
+            *costs(recipe),
             duration(recipe.train_seconds),
         )
         rows.append(cells)
     table = terminal.fitted(
-        header, rows, (">time a run", *reversed(scores), "outcomes", ">95% interval", ">lr")
+        header, rows, (">time a run", ">FLOPs a token", *reversed(scores), "outcomes", ">parameters", ">lr")
     )
     terminal.write(*(Text(sentence, "bold") for sentence in result.sentences), "", table)
-    terminal.write(*(d.sentence for d in result.differences))
+    for d in result.differences:
+        terminal.write(d.sentence, *([Text(f"  {d.costs}", "dim")] if d.costs else []))
+    terminal.write(*filter(None, [result.noise_floor]))
     terminal.write(*(d.trains_sentence for d in result.differences if d.trains_sentence))
     models = [d for d in result.differences if d.models is not None and d.p_models is not None]
     if models:

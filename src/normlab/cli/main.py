@@ -28,8 +28,10 @@ COMMANDS: Final = {
     "run list": "run:ListCommand",
     "run report": "run:ReportCommand",
     "run translate": "translate:TranslateCommand",
+    "run sample": "translate:SampleCommand",
     "run score": "translate:ScoreCommand",
     "run fold": "run:FoldCommand",
+    "run export": "run:ExportCommand",
     "recipes": "recipes:RecipesCommand",
     "papers list": "papers:PapersCommand",
     "papers show": "papers:PapersCommand",
@@ -61,7 +63,7 @@ Before training
 Training
   train      Train one recipe.
   compare    Which recipe is better, and by how much?
-  run        What to do with trained models: list, report, translate, score, fold.
+  run        What to do with trained models: list, report, sample, translate, score, fold, export.
 
 Reference
   recipes    Placements, norms, initialisations and schedules, with equations and sources.
@@ -73,9 +75,11 @@ RUN: Final = """run is for models that were trained; type one of:
 
   normlab run list                   every run with its recipe, progress and scores
   normlab run report RUN             a page about a run, a comparison or somebody else's watch
+  normlab run sample RUN TEXT        continue a text with a language model
   normlab run translate RUN FILE     translate with the weights of a run
   normlab run score OUTPUT TARGETS   score translations of any origin
-  normlab run fold RUN               rewrite a model exactly as the plainest equal one"""
+  normlab run fold RUN               rewrite a model exactly as the plainest equal one
+  normlab run export RUN             write a language model for Hugging Face's transformers"""
 
 
 class _Command(Protocol):

@@ -95,8 +95,12 @@ class ConfigFlags(_Sections):
 
     def differing_from(self, config: Config) -> list[str]:
         """The flags whose values differ from a configuration's, as they are typed."""
+        return [flag_name(name) for name in self.changed(config)]
+
+    def changed(self, config: Config) -> list[str]:
+        """The fields whose values differ from a configuration's."""
         return [
-            flag_name(name)
+            name
             for section in _SECTIONS
             for name, value in vars(getattr(self, section)).items()
             if value != getattr(getattr(config, section), name)
@@ -222,7 +226,7 @@ def resolved(name: str, flags: ConfigFlags, *, recipe: str, lr: float, seed: int
     if seed != base.seeds.init:
         config = replace(config, seeds=SeedConfig(seed, seed, seed))
     if recipe != base.recipe or not _is_file_name(name):
-        config = resolve(recipe, config, force=force)
+        config = resolve(recipe, config, force=force, kept=flags.changed(base))
     else:
         require_known(config)
         config = replace(config, own_code=own_code(config))

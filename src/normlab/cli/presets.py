@@ -85,15 +85,29 @@ def gl_en_small() -> Config:
 
 
 def language_model() -> Config:
-    """A decoder of 4 layers of width 256, for a few hundred thousand words."""
+    """A decoder of 4 layers of width 256, for a few hundred thousand words: AdamW with decay on matrices
+    alone, betas (0.9, 0.95), no dropout.
+    """
     return Config(
         recipe="pre+warmup",
         task="language_model",
         model=ModelConfig(
-            encoder_layers=0, decoder_layers=4, encoder_placement="pre", decoder_placement="pre"
+            encoder_layers=0,
+            decoder_layers=4,
+            encoder_placement="pre",
+            decoder_placement="pre",
+            dropout=0.0,
         ),
         data=DataConfig(tokenizer="byte_bpe", block_len=128),
-        optim=OptimConfig(warmup_steps=100, label_smoothing=0.0),
+        optim=OptimConfig(
+            optimiser="adamw",
+            betas=(0.9, 0.95),
+            eps=1e-8,
+            weight_decay=0.1,
+            weight_decay_on="matrices",
+            warmup_steps=100,
+            label_smoothing=0.0,
+        ),
         train=TrainConfig(steps=1000, precision="auto", validate_every_steps=200),
     )
 

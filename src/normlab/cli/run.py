@@ -134,6 +134,41 @@ class FoldCommand:
         print(f"run: {out}")
 
 
+@dataclass(frozen=True)
+class ExportCommand:
+    """Write the language model of a run as a folder that AutoModelForCausalLM.from_pretrained loads.
+
+    The logits of the folder's model are compared with the run's first; a larger difference than rounding
+    explains is refused. A recipe that fits no family is refused with the reason.
+    """
+
+    run_folder: Annotated[Positional[str], arg(metavar="RUN")]
+    """A run's folder, or the beginning of its id."""
+    to: Literal["huggingface"] = "huggingface"
+    """The library that is to load it."""
+    out: Path | None = None
+    """Folder to write; by default huggingface-RUN beside the run."""
+    weights: Literal["average", "best", "last"] | None = None
+    """The weights to write; by default those that were tested."""
+    runs: Path = RUNS
+    """Folder of the run folders."""
+    imports: Imports = ()
+
+    def run(self) -> None:
+        from normlab.training.export import export
+
+        folder = find_run(self.run_folder, self.runs)
+        out = self.out or folder.path.with_name(f"{self.to}-{folder.path.name}")
+        written = export(folder, out, weights=self.weights or "")
+        print(f"{folder.path.name} is now {written.kind}, from {written.weights}")
+        print(
+            f"largest difference of logits in float32: {written.float32:.2g} (largest logit "
+            f"{written.largest_logit:.3g})"
+        )
+        print(f"tokenizer: {written.tokenizer}")
+        print(f"model: {out}")
+
+
 def print_run(folder: RunFolder) -> None:
     """Print the outcome and the scores of a run."""
     status, metrics = folder.status(), folder.task_metrics()

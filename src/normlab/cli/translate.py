@@ -13,7 +13,7 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 from normlab.cli import errors
 from normlab.cli.options import RUNS, Imports, Switch, flags_of
 from normlab.config.config import DecodeConfig
-from normlab.config.io import flag_name
+from normlab.config.io import Count, Size, flag_name
 from normlab.config.units import printable
 from normlab.errors import UserError
 from normlab.runs.files import write_output
@@ -115,6 +115,57 @@ class TranslateCommand:
             sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
         else:
             write_output(Path(self.output), text)
+
+
+@dataclass(frozen=True)
+class SampleCommand:
+    """Continue a text with the weights of a language model.
+
+    By default with the weights that were tested, each token drawn from the model's distribution as it is.
+    """
+
+    run_folder: Annotated[Positional[str], arg(metavar="RUN")]
+    """A run's folder, or the beginning of its id."""
+    text: Annotated[Positional[str], arg(metavar="TEXT")] = ""
+    """How the text begins; -: standard input."""
+    tokens: Size = 100
+    """Number of tokens to add."""
+    samples: Size = 1
+    """Number of continuations, each with a seed of its own."""
+    temperature: float = 1.0
+    """Below 1 samples are closer to the likeliest continuation."""
+    top_k: int = 0
+    """Number of likeliest tokens to draw from: 1 for the likeliest alone, 0 for all."""
+    top_p: float = 1.0
+    """Draw from the fewest likeliest tokens that together have this probability."""
+    seed: int = 1
+    """Seed of the samples."""
+    window: Count = 0
+    """Number of tokens before it that a token sees; 0: as many as in training."""
+    weights: Literal["average", "best", "last"] | None = None
+    """Which of the run's weights."""
+    runs: Path = RUNS
+    """Folder of the run folders."""
+    imports: Imports = ()
+
+    def run(self) -> None:
+        from normlab.training.recipes.grammar import require_known
+        from normlab.training.sampling import sample
+
+        folder = find_run(self.run_folder, self.runs)
+        require_known(folder.config())
+        begun = sys.stdin.read() if self.text == "-" else self.text
+        decode = DecodeConfig(
+            sample=True,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            sample_seed=self.seed,
+        )
+        how: dict[str, Any] = {"tokens": self.tokens, "samples": self.samples, "window": self.window}
+        written = sample(folder, begun, decode, weights=self.weights or "", **how)
+        text = "\n---\n".join(f"{begun}{more}" for more in written)
+        print(printable(text) if sys.stdout.isatty() else text)
 
 
 @dataclass(frozen=True)

@@ -15,35 +15,28 @@ from typing import Any
 import numpy as np
 
 from normlab.comparison import statistics
-from normlab.comparison.plan import RunGrid
+from normlab.comparison.grid import Grid, grid_of
 from normlab.comparison.result import (
     CompareRequest,
     Comparison,
     Interval,
     RecipeDifference,
     RecipeResult,
-    Sample,
     SweepRun,
     has_trained,
 )
-from normlab.comparison.sentences import findings, of_difference, of_training
+from normlab.comparison.sentences import findings, of_costs, of_difference, of_training
 from normlab.config.config import Config
 from normlab.config.io import to_json, validated
-from normlab.config.metric import NLL, Metric, selection_metric
+from normlab.config.metric import Metric
 from normlab.config.units import count
 from normlab.data.text import read_lines
 from normlab.runs.files import read_examples
 from normlab.runs.folder import RunFolder, read_json, write_text_atomic
 from normlab.tasks import TASKS
-from normlab.training.backends import backend
 from normlab.training.jobs import Queue, Watch
-from normlab.training.recipes.build import explain
-from normlab.training.recipes.grammar import describe
 
 Publish = Callable[[Comparison], None]
-
-SAMPLES = 8
-"""Test examples whose outputs are shown."""
 
 
 @validated
@@ -64,9 +57,9 @@ def compare(
     >>> [recipe.name for recipe in comparison.recipes], comparison.page("runs/comparison.html").name
     (['post', 'pre'], 'comparison.html')
     """
-    grid = RunGrid(request)
-    work = Queue(request.out, grid.request.jobs, watch, backend(request.on).start)
-    left = {recipe: {(lr, request.sweep_seed) for lr in grid.swept} for recipe in request.recipes}
+    grid = grid_of(request)
+    work = Queue(request.out, grid.request.jobs, watch, grid.start)
+    left = {recipe: {(lr, request.sweep_seed) for lr in grid.swept(recipe)} for recipe in request.recipes}
     reported: set[str] = set()
 
     def finished(recipe: str) -> bool:
@@ -92,72 +85,49 @@ def compare(
         elif finished(recipe) and not all(map(finished, request.recipes)):
             written()
 
-    for lr, recipe in itertools.product(grid.swept, request.recipes):
+    for recipe, lr in grid.sweeps():
         work.add(grid.config(recipe, lr, request.sweep_seed))
-    if not grid.swept:
-        list(map(report, request.recipes))
+    list(map(report, [recipe for recipe in request.recipes if not left[recipe]]))
     work.run(after)
     return written()
 
 
-def conclude(grid: RunGrid, recipes: Sequence[str], failed: Mapping[str, str]) -> Comparison:
+def conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> Comparison:
     """Compare those recipes, whose runs have all ended."""
-    request, task = grid.request, grid.task
-    metrics = task.metrics_on(grid.corpus)
+    request = grid.request
     lrs = {r: grid.chosen_lr(r) for r in recipes}
     folders = {r: [grid.folder(r, lr, seed) for seed in grid.seeds] for r, lr in lrs.items()}
     tested = {r: scored for r, runs in folders.items() if (scored := [f for f in runs if f.scores.exists()])}
     written = {r: [run.outputs for run in runs if run.outputs.exists()] for r, runs in tested.items()}
-    outputs = {r: read_lines(files[0]) for r, files in written.items() if len(files) == len(tested[r])}
+    outputs = {
+        grid.label(r): read_lines(files[0]) for r, files in written.items() if len(files) == len(tested[r])
+    }
     comparison = Comparison(
         title=request.title,
         command=request.command,
         date=datetime.date.today().isoformat(),
         machine=hardware([f for runs in folders.values() for f in runs]),
-        task=task.name,
-        metrics=metrics,
-        best_by=selection_metric(metrics, request.base.train.best_by).name,
-        data=grid.corpus.facts,
+        metrics=grid.metrics,
         seeds=grid.seeds,
-        lrs=tuple(request.lrs),
+        lrs=tuple(sorted({lr for recipe in request.recipes for lr in grid.rates(recipe)})),
         recipes=tuple(_recipe(grid, r, lrs[r], folders[r]) for r in recipes),
-        samples=_samples(task.test_examples(request.base, grid.corpus), outputs),
-        margin=request.margin or metrics[0].margin,
-        sweep_seed=request.sweep_seed if grid.swept else None,
-        rate_by=NLL.name,
+        samples=grid.samples(outputs),
+        margin=request.margin or grid.metrics[0].margin,
+        sweep_seed=request.sweep_seed if grid.sweeps() else None,
+        rate_by=grid.rate_metric.name,
         sample_seed=grid.seeds[0],
-        open_recipes=tuple(recipe for recipe in request.recipes if recipe not in recipes),
+        open_recipes=tuple(grid.label(recipe) for recipe in request.recipes if recipe not in recipes),
         failed=tuple(f"{run}: {reason}" for run, reason in failed.items()),
-        test_is_dev=_test_is_dev(grid),
-        overlap=getattr(grid.corpus, "overlap", {}),
-        unigram_entropy_nats=grid.corpus.unigram_entropy_nats,
-        sample_labels=task.example_labels,
+        **grid.known(),
     )
     return judge(comparison, request.out, exchanges=request.exchanges)
 
 
-def _recipe(grid: RunGrid, name: str, lr: float, folders: Sequence[RunFolder]) -> RecipeResult:
+def _recipe(grid: Grid, name: str, lr: float, folders: Sequence[RunFolder]) -> RecipeResult:
     """A recipe as far as its runs do not say it."""
-    config = grid.base[name]
-    return RecipeResult(
-        name=name,
-        resolves_to=describe(config),
-        trials=grid.trials(name),
-        lr=lr,
-        runs=tuple(f.path.name for f in folders),
-        forced=config.forced,
-        explained=explain(config),
-    )
-
-
-def _samples(expected: Sequence[tuple[str, str]], outputs: Mapping[str, Sequence[str]]) -> tuple[Sample, ...]:
-    """Test examples on which the recipes disagree, evenly spread over the text."""
-    if not outputs or not expected:
-        return ()
-    disputed = [i for i in range(len(expected)) if len({lines[i] for lines in outputs.values()}) > 1]
-    rows = disputed or list(range(len(expected)))
-    spread = rows[:: max(1, len(rows) // SAMPLES)][:SAMPLES]
-    return tuple(Sample(*expected[i], {name: lines[i] for name, lines in outputs.items()}) for i in spread)
+    runs = tuple(folder.path.name for folder in folders)
+    known = grid.recipe(name)
+    return RecipeResult(name=grid.label(name), trials=grid.trials(name), lr=lr, runs=runs, **known)
 
 
 def hardware(folders: Sequence[RunFolder]) -> str:
@@ -165,14 +135,6 @@ def hardware(folders: Sequence[RunFolder]) -> str:
     counts = Counter(folder.status().hardware or "hardware not recorded" for folder in folders)
     each = [f"{words}: {count(runs, 'run')}" for words, runs in counts.items()]
     return "; ".join(counts if len(counts) == 1 else each)
-
-
-def _test_is_dev(grid: RunGrid) -> bool:
-    """Whether all of the test text is dev text: it has the same sentences, or none was given for it."""
-    if getattr(grid.corpus, "overlap", {}).get("test in dev") == 1:
-        return True
-    given = [name for name in grid.task.texts if getattr(grid.request.base.data, name)]
-    return any(n.startswith("train_") for n in given) and not any(n.startswith("test_") for n in given)
 
 
 def judge(comparison: Comparison, root: Path, *, exchanges: int = 2000) -> Comparison:
@@ -186,7 +148,7 @@ def judge(comparison: Comparison, root: Path, *, exchanges: int = 2000) -> Compa
         recipes=tuple(_result(r, comparison, root) for r in comparison.recipes),
         signatures=_signatures(comparison, root),
     )
-    judged = replace(judged, differences=_differences(judged, root, exchanges))
+    judged = replace(judged, differences=_differences(judged, root, exchanges), noise=_noise(judged))
     return replace(judged, sentences=findings(judged))
 
 
@@ -248,6 +210,21 @@ def _mean(recipe: RecipeResult, metric: Metric) -> Interval | None:
     return Interval(value) if np.isnan(margin) else Interval(value, *ends)
 
 
+def _noise(comparison: Comparison) -> float | None:
+    r"""The root mean square difference between two seeds of a recipe, :math:`\sqrt{2} s`, with the standard
+    deviation s over seeds pooled over recipes.
+    """
+    metric = comparison.headline
+    by_recipe = [v[np.isfinite(v)] for v in (_values(r, metric) for r in comparison.recipes)]
+    several = [values for values in by_recipe if len(values) > 1]
+    if not several:
+        return None
+    freedom = sum(len(values) - 1 for values in several)
+    variance = sum(float(((values - values.mean()) ** 2).sum()) for values in several) / freedom
+    centre = np.array(np.mean([values.mean() for values in several]))
+    return abs(float(statistics.MetricScale(metric).difference(centre, np.array((2 * variance) ** 0.5))))
+
+
 def _differences(comparison: Comparison, root: Path, exchanges: int) -> tuple[RecipeDifference, ...]:
     recipes, metric = comparison.ranked, comparison.headline
     if len(recipes) < 2:
@@ -262,6 +239,7 @@ def _differences(comparison: Comparison, root: Path, exchanges: int) -> tuple[Re
             _answer(comparison, contrast, index, values[[i, j]]),
             a=a.name,
             b=b.name,
+            costs=of_costs(a, b),
             **_training(a, b, len(pairs)),
             **_models(examples[a.name], examples[b.name], comparison, exchanges),
         )

@@ -1,5 +1,5 @@
-"""The runs of a comparison, and ``normlab compare --plan``: what so many seeds will be able to tell, and what
-they cost, before anything is trained.
+"""``normlab compare --plan``: what so many seeds will be able to tell, and what they cost, before anything is
+trained.
 """
 
 from __future__ import annotations
@@ -10,75 +10,16 @@ from pathlib import Path
 
 import numpy as np
 
-from normlab.comparison.result import CompareRequest, SweepRun, choose, has_trained, on_backend
+from normlab.comparison.grid import Grid, grid_of
+from normlab.comparison.result import CompareRequest, has_trained
 from normlab.comparison.statistics import MetricScale, detectable
-from normlab.config.config import Config, SeedConfig, run_id
+from normlab.config.config import SeedConfig, run_id
 from normlab.config.io import validated
 from normlab.config.metric import Metric
 from normlab.config.units import count
 from normlab.errors import UserError
 from normlab.runs.folder import RunFolder, read_json
-from normlab.tasks import TASKS
-from normlab.training.devices import resolved_precision
-from normlab.training.recipes.grammar import describe, resolve
-from normlab.training.trainer import Seconds, measure
-
-
-class RunGrid:
-    """The configurations of a comparison, by recipe, learning rate and seed."""
-
-    def __init__(self, request: CompareRequest) -> None:
-        self.request = request = on_backend(request)
-        self.task = TASKS[request.base.task]
-        self.seeds = tuple(range(request.first_seed, request.first_seed + request.seeds))
-        self.swept = tuple(request.lrs) if len(request.lrs) > 1 else ()
-        """The learning rates of the sweep; a single one leaves nothing to choose."""
-        base = resolved_precision(request.base)
-        resolved = [resolve(name, base, force=request.force) for name in request.recipes]
-        for config in resolved:
-            self.task.check(config)
-        data, self.corpus = self.task.prepare(request.base.data, request.out / "data")
-        self.base = {c.recipe: replace(c, data=data) for c in resolved}
-        for config in self.base.values():
-            self.task.check_text(config, self.corpus)
-        self._refuse_same()
-
-    def _refuse_same(self) -> None:
-        """Raise UserError if two names resolve to the same run."""
-        names: dict[str, str] = {}
-        for name, config in self.base.items():
-            other = names.setdefault(run_id(config), name)
-            if other != name:
-                raise UserError(f"the recipes {other!r} and {name!r} are the same; keep one of them")
-
-    def config(self, recipe: str, lr: float, seed: int) -> Config:
-        base = self.base[recipe]
-        return replace(base, optim=replace(base.optim, lr=lr), seeds=SeedConfig(seed, seed, seed))
-
-    def folder(self, recipe: str, lr: float, seed: int) -> RunFolder:
-        return RunFolder(self.request.out / run_id(self.config(recipe, lr, seed)))
-
-    def sweep(self, recipe: str) -> list[RunFolder]:
-        """Return the folders of a recipe's sweep, one for each learning rate."""
-        return [self.folder(recipe, lr, self.request.sweep_seed) for lr in self.swept]
-
-    def trials(self, recipe: str) -> tuple[SweepRun, ...]:
-        return tuple(
-            SweepRun.of(f.path.name, lr, f.status())
-            for f, lr in zip(self.sweep(recipe), self.swept, strict=True)
-        )
-
-    def chosen_lr(self, recipe: str) -> float:
-        """Return the learning rate that the sweep chose, see ``choose``, or the only one."""
-        return choose(self.trials(recipe)) if self.swept else self.request.lrs[0]
-
-    def open_seed_runs(self, recipe: str) -> int:
-        """Return how many runs with the reported seeds are left, whichever learning rate is chosen."""
-        if any(folder.status().state != "done" for folder in self.sweep(recipe)):
-            return len(self.seeds)
-        lr = self.chosen_lr(recipe)
-        return sum(self.folder(recipe, lr, seed).status().state != "done" for seed in self.seeds)
-
+from normlab.training.rehearsal import Seconds
 
 NUMBERS = (2, 3, 5, 10)
 """Numbers of seeds of which a plan speaks, beside the one asked for."""
@@ -139,7 +80,7 @@ class ComparePlan:
     """The number of runs with the reported seeds, at learning rates that the sweep will choose."""
     resolves_to: dict[str, str]
     seconds: Seconds
-    """The time of one run, measured on a few steps of the first recipe."""
+    """The time of one run, the mean over recipes, measured on the first steps of each."""
     total_seconds: float
     """The time of all runs that are not done yet, in ``jobs`` processes; stuck runs that stop early make it
     shorter.
@@ -174,37 +115,37 @@ def plan(request: CompareRequest, kept: Sequence[Path] = (Path("results"),)) -> 
     >>> normlab.plan(request).seed_runs
     4
     """
-    grid = RunGrid(request)
+    grid = grid_of(request)
     request = grid.request
-    metric = grid.task.metrics_on(grid.corpus)[0]
+    metric = grid.metrics[0]
     sweep = tuple(
         PlannedRun(recipe, lr, request.sweep_seed, folder.path.name, folder.status().state == "done")
         for recipe in request.recipes
-        for lr, folder in zip(grid.swept, grid.sweep(recipe), strict=True)
+        for lr, folder in zip(grid.swept(recipe), grid.sweep(recipe), strict=True)
     )
-    seconds = measure(next(iter(grid.base.values())), grid.corpus)
+    seconds = grid.seconds()
     open_runs = sum(not p.done for p in sweep) + sum(map(grid.open_seed_runs, request.recipes))
-    spreads = (spread(folder, request.base.task, metric) for folder in (request.out, *kept))
+    spreads = (spread(folder, grid.known()["task"], metric) for folder in (request.out, *kept))
     seen = next(filter(None, spreads), None)
     return ComparePlan(
         metric=metric,
         sweep=sweep,
         seed_runs=len(request.recipes) * len(grid.seeds),
-        resolves_to={name: describe(config) for name, config in grid.base.items()},
+        resolves_to={name: grid.recipe(name)["resolves_to"] for name in request.recipes},
         seconds=seconds,
-        total_seconds=-(-open_runs // request.jobs) * seconds.run,
+        total_seconds=seconds.start + -(-open_runs // request.jobs) * seconds.run if open_runs else 0.0,
         spread=seen,
         power=tuple(power(request, grid, metric, seen, seconds.run)),
     )
 
 
 def power(
-    request: CompareRequest, grid: RunGrid, metric: Metric, seen: Spread | None, run_seconds: float
+    request: CompareRequest, grid: Grid, metric: Metric, seen: Spread | None, run_seconds: float
 ) -> Iterator[Power]:
     """Yield what some numbers of seeds could tell, the smallest first."""
     for seeds in sorted({*NUMBERS, request.seeds}):
         size = detectable(len(request.recipes), seeds)
-        runs = len(request.recipes) * (len(grid.swept) + seeds)
+        runs = sum(len(grid.swept(recipe)) + seeds for recipe in request.recipes)
         points = seen.size(metric, size) if seen else None
         yield Power(seeds, size, points, runs, -(-runs // request.jobs) * run_seconds)
 

@@ -8,11 +8,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 from annotated_types import Ge, Lt
 
 from normlab.config.config import Config, OptimConfig, TrainConfig
+from normlab.config.cost import Cost
 from normlab.config.io import Amount, Count, Positive, Size, no_flag, validated
 from normlab.config.metric import NLL, Metric, selection_metric
 from normlab.config.units import count
@@ -38,8 +39,14 @@ class CompareRequest:
     """Title of the page."""
     recipes: tuple[str, ...] = ("post", "post+warmup", "pre", "pre+fixnorm+scalenorm")
     """Names of recipes, such as post post+warmup enc:post/dec:pre; `normlab recipes` lists their parts."""
+    setup: tuple[str, ...] = ()
+    """Files of yours to compare in place of recipes, such as base.py change.py, whose setup() returns a
+    normlab.Setup; the batches of the first one, and its held-out ones (dev), are those of all.
+    """
     lrs: tuple[Positive, ...] = (1e-3, 2e-3)
-    """Peak learning rates to try; each recipe's own is chosen by dev loss with the sweep's seed."""
+    """Peak learning rates to try; each recipe's own is chosen by dev loss with the sweep's seed. With
+    --setup by default half, once and twice the rate that each file has.
+    """
     seeds: Size = 5
     """Number of reported seeds, at the chosen learning rate: ``first_seed``, ``first_seed + 1`` and so on;
     two cannot tell recipes apart, see --plan.
@@ -66,18 +73,21 @@ class CompareRequest:
     """Random exchanges of outputs in the comparison of the very models."""
     force: bool = False
     """Also train combinations that their source does not define; their results are marked."""
+    kept: tuple[str, ...] = no_flag(())
+    """Fields of ``base`` that no baseline changes, because they were typed."""
     command: str = no_flag("")
     """The command as it was typed, for the page; empty when called from Python."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "recipes", tuple(name.strip() for name in self.recipes))
-        for name, given in (("recipes", self.recipes), ("lrs", self.lrs)):
-            if not given:
+        names = self.setup or tuple(name.strip() for name in self.recipes)
+        object.__setattr__(self, "recipes", names)
+        for name, given in (("setup" if self.setup else "recipes", names), ("lrs", self.lrs)):
+            if not given and not self.setup:
                 raise UserError(f"a comparison needs at least one of {name}, got none")
             if len(set(given)) < len(given):
                 twice = next(item for item in given if given.count(item) > 1)
                 raise UserError(f"{name} hold {twice} twice; name each once")
-        if len(self.lrs) > 1 and self.first_seed <= self.sweep_seed < self.first_seed + self.seeds:
+        if len(self.lrs) != 1 and self.first_seed <= self.sweep_seed < self.first_seed + self.seeds:
             raise UserError(
                 f"sweep_seed is {self.sweep_seed}, and the reported seeds are {self.first_seed} to "
                 f"{self.first_seed + self.seeds - 1}; the seed that chooses a learning rate cannot be "
@@ -85,6 +95,8 @@ class CompareRequest:
             )
 
 
+AROUND: Final = (0.5, 1.0, 2.0)
+"""Of its own rate, what is tried of a setup where no rates are named."""
 NO_OUTCOME = ("new", "running", "done", "interrupted", "failed")
 """States of a run that has not ended by itself: it says nothing of its recipe."""
 
@@ -141,15 +153,15 @@ class SweepRun:
         return cls(lr, run, status.best_dev, status.ended_as)
 
 
-def choose(trials: Sequence[SweepRun]) -> float:
-    """Return the learning rate with the lowest dev loss per token among the runs that trained, or among all
-    if none did.
+def choose(trials: Sequence[SweepRun], metric: Metric = NLL) -> float:
+    """Return the learning rate with the best dev ``metric``, a loss, among the runs that trained, or among
+    all if none did.
 
     Ties go to the smaller rate.
     """
 
     def sort_key(trial: SweepRun) -> tuple[bool, float, float]:
-        return has_trained(trial.outcome), NLL.sort_key(trial.dev.get(NLL.name)), -trial.lr
+        return has_trained(trial.outcome), metric.sort_key(trial.dev.get(metric.name)), -trial.lr
 
     return max(trials, key=sort_key).lr
 
@@ -184,6 +196,8 @@ class RecipeResult:
     """Why a source does not define this combination, where it was forced."""
     explained: dict[str, str] = field(default_factory=dict)
     """Label to text of everything that it resolves to; empty: not recorded."""
+    cost: Cost | None = None
+    """None: not recorded."""
 
     def value(self, metric: Metric) -> float | None:
         """The mean test score; None where no seed trained."""
@@ -244,6 +258,8 @@ class RecipeDifference:
     """The p that both train equally often (Fisher's exact test), corrected for the number of pairs."""
     trains_sentence: str = ""
     """How often each trains, in words; empty where there is no difference."""
+    costs: str = ""
+    """How ``a`` differs from ``b`` in parameters and FLOPs, in words; empty where those are not recorded."""
     models: float | None = None
     """The difference of the mean scores of these models, as it is."""
     p_models: float | None = None
@@ -286,6 +302,10 @@ class Comparison:
     differences: tuple[RecipeDifference, ...] = ()
     sentences: tuple[str, ...] = ()
     """What was found, the headline first: pages and terminals say these sentences."""
+    noise: float | None = None
+    """The root mean square difference of the headline between two seeds of one recipe; None where no recipe
+    has two seeds that trained.
+    """
     sweep_seed: int | None = None
     """The seed of the sweep over learning rates; None: there was no choice."""
     rate_by: str = NLL.name
@@ -327,6 +347,13 @@ class Comparison:
                     f"{100 * share:.1f}% of the test sentences stand in the {where} text as well."
                 )
         return " ".join(warnings)
+
+    @property
+    def noise_floor(self) -> str:
+        """In words, by how much two seeds of one recipe differ; empty where that is not known."""
+        if self.noise is None:
+            return ""
+        return f"Two seeds of the same recipe differ by {self.headline.amount(self.noise)} (root mean square)"
 
     @property
     def headline(self) -> Metric:

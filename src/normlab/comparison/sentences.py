@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from normlab.comparison.result import Comparison, RecipeDifference, RecipeResult
 from normlab.comparison.statistics import LEVEL, MOST_SEEDS, fisher
+from normlab.config.cost import ratio
 from normlab.config.metric import Metric
 from normlab.config.units import count, p_value
 
@@ -36,6 +37,15 @@ def of_difference(difference: RecipeDifference, comparison: Comparison) -> str:
     enough = f"more than {MOST_SEEDS:,} seeds" if needed is None else f"about {needed} seeds"
     takes = f"to show one of {metric.amount(effect)}{seen} takes {enough}"
     return f"{_say(difference.seeds)} cannot tell {a} from {b} ({shown}); {takes}"
+
+
+def of_costs(a: RecipeResult, b: RecipeResult) -> str:
+    """Say how the parameters and FLOPs of one recipe differ from those of another; empty where unknown."""
+    if a.cost is None or b.cost is None:
+        return ""
+    parameters = ratio(a.cost.parameters, b.cost.parameters)
+    flops = ratio(a.cost.flops, b.cost.flops)
+    return f"{a.name} against {b.name}: parameters {parameters}, FLOPs {flops}"
 
 
 def of_training(a: RecipeResult, b: RecipeResult, p: float, settles: int | None) -> str:

@@ -32,7 +32,7 @@ from normlab.errors import UserError
 
 SEMANTICS = 1
 """Version of what the code computes. Raise it when the same config starts to give other numbers."""
-REVISED = {"innernorm": 2, "radam": 2, "subln": 2, "tfixup": 2}
+REVISED = {"derf": 2, "dyt": 2, "innernorm": 2, "radam": 2, "subln": 2, "tfixup": 2}
 """Version of what one part of a recipe computes, if it has changed: no other run gets another id by it."""
 PARALLEL_TEXTS = ("train_src", "train_tgt", "dev_src", "dev_tgt", "test_src", "test_tgt")
 """Fields of ``DataConfig`` that name the texts of a translation."""
@@ -136,6 +136,10 @@ class OptimConfig:
     """Parameters that decay: all, or matrices alone, without biases and norms, as in BERT."""
     max_grad_norm: Annotated[float, Ge(0)] = 0.0
     """Largest norm of the gradient, beyond which it is clipped; 0: no clipping."""
+    clip_by: Literal["all", "role"] = since("all", introduced="all", flag=False)
+    """What max_grad_norm bounds: the gradient of all parameters together, or that of each role by itself."""
+    roles: str = since("", introduced="")
+    """Table of rule, rate, decay, betas and eps by role of the parameters; '': the optimiser's own."""
     schedule: str = since("linear", introduced="inverse_sqrt", flag=False)
     warmup_steps: Count = 0
     """Length of the warm-up in steps, for recipes that warm up."""
@@ -145,10 +149,16 @@ class OptimConfig:
     """Factor of step_decay, step_decay_inverse_sqrt and val_decay; 0: as published (0.1, 0.1 and 0.8)."""
     decay_patience: Size = 3
     """Validations in a row without a new best dev score after which val_decay lowers the learning rate."""
+    decay_share: Share = since(0.1, introduced=0.1)
+    """Share of the steps, at the end, in which wsd and wsd_sqrt lower the learning rate."""
+    final_lr_factor: Share = since(0.0, introduced=0.0)
+    """Factor of the peak learning rate at which linear, cosine, wsd and wsd_sqrt end."""
     stop_lr: Amount = 0.0
     """Learning rate, such as 1e-6, below which the run ends once it has warmed up; 0: never."""
     label_smoothing: Share = 0.1
     """Probability mass that label smoothing spreads over the vocabulary."""
+    z_loss: Amount = since(0.0, introduced=0.0)
+    """Coefficient of the mean square of the logits' log-sum-exp, added to a language model's loss."""
 
     def __post_init__(self) -> None:
         if self.stop_lr >= self.lr:

@@ -8,7 +8,8 @@ from typing import Annotated
 
 from annotated_types import Ge, Lt
 
-from normlab.config.io import Count, Share, Size, no_flag, validated
+from normlab.config.io import Amount, Count, Positive, Share, Size, no_flag, since, validated
+from normlab.errors import UserError
 
 
 @validated
@@ -52,8 +53,47 @@ class ModelConfig:
     bias: str = no_flag("")
     inner_norm: str = no_flag("")
     head_gain: str = no_flag("")
+    attention_gate: str = since("ungated", introduced="ungated", flag=False)
+    value_residual: str = since("novalueresidual", introduced="novalueresidual", flag=False)
+    embedding_scale: str = since("embedscale", introduced="embedscale", flag=False)
+    logit_map: str = since("rawlogits", introduced="rawlogits", flag=False)
+    weight_constraint: str = since("freeweights", introduced="freeweights", flag=False)
+    logit_cap: Positive = since(15.0, introduced=15.0)
+    """Largest absolute logit c of recipes with softcap, c tanh(z/c): nanochat has 15, Gemma 2 30."""
+    head_dim: Count = since(0, introduced=0)
+    """Width of an attention head; 0: the width of the stream divided by the number of heads."""
+    rope_theta: Positive = since(10000.0, introduced=10000.0)
+    """Base of the wavelengths of rope: Llama 2 has 1e4, Llama 3 and OLMo 2 5e5, Gemma 3 1e6."""
+    sliding_window: Count = since(0, introduced=0)
+    """Positions, its own among them, that a token attends to in a sliding layer of a decoder; 0: all."""
+    layer_pattern: str = since("S", introduced="S", flag=False)
+    """S for a sliding layer and F for a full one, repeated over the layers."""
+    sliding_rope_theta: Amount = since(0.0, introduced=0.0, flag=False)
+    """Base of the wavelengths of rope in sliding layers; 0: as in the others."""
+    parametrisation: str = since("standard", introduced="standard", flag=False)
+    """How starts, rates, decay and multipliers go with width and depth."""
+    base_dim: Count = since(0, introduced=0)
+    """Width at which a parametrisation such as mup changes nothing; 0: the model's own."""
+    base_layers: Count = since(0, introduced=0)
+    """Layers of a stack at which a parametrisation changes nothing; 0: the model's own."""
     qk_norm_len: Annotated[int, Ge(2), Lt(2**63)] = 64
     """97.5th percentile of the training sentences' lengths in tokens, which sets qknorm's initial scale."""
+
+    def __post_init__(self) -> None:
+        if not self.layer_pattern or set(self.layer_pattern) > {"S", "F"}:
+            raise UserError(
+                f"layer_pattern is {self.layer_pattern!r}, and has S for sliding and F for full layers, such "
+                "as SSSSSF"
+            )
+
+    def slides(self, layer: int) -> bool:
+        """Whether a layer, counted from 0, is a sliding one."""
+        return self.layer_pattern[layer % len(self.layer_pattern)] == "S"
+
+    @property
+    def head_width(self) -> int:
+        """The width of an attention head."""
+        return self.head_dim or self.dim // self.heads
 
     @property
     def is_hybrid(self) -> bool:

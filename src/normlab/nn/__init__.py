@@ -3,16 +3,36 @@
 Pure torch: of this package it imports only ``config.model``, the description of a model, and ``errors``.
 """
 
+from normlab.nn.constraint import WeightConstraint
 from normlab.nn.context import Cache, Context
-from normlab.nn.embedding import Embedding, FixNormEmbedding, PlainEmbedding, UntiedEmbedding
+from normlab.nn.embedding import (
+    EMBEDDING_SCALES,
+    Embedding,
+    FixNormEmbedding,
+    LogitMap,
+    PlainEmbedding,
+    UntiedEmbedding,
+)
 from normlab.nn.kernels.ops import Dropout, reference
 from normlab.nn.model import PAD, Decoder, Encoder, PairClassifier, SegmentEncoder, Seq2Seq, TokenModel
 from normlab.nn.norm import DyT, LayerNorm, Norm, RMSNorm, ScaleNorm
-from normlab.nn.options import BIASES, HEAD_GAINS, INNER_NORMS, Activation, QueryKeyNorm, ReLU
+from normlab.nn.options import (
+    BIASES,
+    GATES,
+    HEAD_GAINS,
+    INNER_NORMS,
+    Activation,
+    QueryKeyNorm,
+    ReLU,
+    ValueResidual,
+)
+from normlab.nn.parametrisation import Parametrisation
 from normlab.nn.placement.base import Placement, Plain, ProfiledPlacement
 from normlab.nn.placement.normed import MixNorm, PostNorm, PreNorm
 from normlab.nn.placement.scaled import Admin, DeepNorm, LayerScale
+from normlab.nn.placement.streamed import SiameseNorm
 from normlab.nn.position import PositionEncoding
+from normlab.nn.roles import ROLES, ParameterRole, parameter_roles
 from normlab.nn.site import DECODER_LAYER, ENCODER_LAYER, LANGUAGE_LAYER, Site, sites, stack_of
 from normlab.nn.stack import Stack, build_stack, shards
 from normlab.nn.sublayer import Attention, Branch, FeedForward, Sublayer, wrap
@@ -20,11 +40,14 @@ from normlab.nn.sublayer import Attention, Branch, FeedForward, Sublayer, wrap
 __all__ = [
     "BIASES",
     "DECODER_LAYER",
+    "EMBEDDING_SCALES",
     "ENCODER_LAYER",
+    "GATES",
     "HEAD_GAINS",
     "INNER_NORMS",
     "LANGUAGE_LAYER",
     "PAD",
+    "ROLES",
     "Activation",
     "Admin",
     "Attention",
@@ -41,9 +64,12 @@ __all__ = [
     "FixNormEmbedding",
     "LayerNorm",
     "LayerScale",
+    "LogitMap",
     "MixNorm",
     "Norm",
     "PairClassifier",
+    "ParameterRole",
+    "Parametrisation",
     "Placement",
     "Plain",
     "PlainEmbedding",
@@ -57,12 +83,16 @@ __all__ = [
     "ScaleNorm",
     "SegmentEncoder",
     "Seq2Seq",
+    "SiameseNorm",
     "Site",
     "Stack",
     "Sublayer",
     "TokenModel",
     "UntiedEmbedding",
+    "ValueResidual",
+    "WeightConstraint",
     "build_stack",
+    "parameter_roles",
     "reference",
     "shards",
     "sites",

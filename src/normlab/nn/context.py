@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,8 @@ class Context:
     """The encoder's output, `[B, S, D]`."""
     memory_mask: Tensor | None = None
     cache: Cache | None = None
+    first_values: list[Tensor] = field(default_factory=list, compare=False, repr=False)
+    """The values of the stack's first self-attention, where later ones read them."""
 
     @property
     def decode_index(self) -> int | None:
@@ -56,6 +58,12 @@ class Cache:
         if self._mask is None:
             raise RuntimeError("call begin_step before the first step")
         return self._mask
+
+    def latest(self, positions: int) -> Tensor:
+        """Return `[t·K]`, True for the slots of the latest positions."""
+        return torch.arange(self.length * self.beams, device=self.slots.device) >= (
+            (self.length - positions) * self.beams
+        )
 
     def extend(self, module: nn.Module, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Append keys and values `[B, H, K, D/H]`; return all so far, `[B, H, t·K, D/H]`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from torch import Tensor
 from normlab.errors import UserError
 from normlab.nn.context import Cache
 from normlab.nn.kernels.linear import kept_copies
-from normlab.nn.model import Seq2Seq
+from normlab.nn.model import PAD, Decoder, Seq2Seq
 
 BOS, EOS = 2, 3
 FREE = -1
@@ -157,7 +158,7 @@ def decode(
     search = begin(limits)
     while search.rows.numel():
         hidden = model.decode_step(search.last, memory, mask, search.cache)
-        logits = model.embedding.logits(hidden).float()
+        logits = model.logits(hidden).float()
         search.advance(bounds.log_p(logits, search.length, limits, search.rows))
         kept = search.drop_ended()
         if kept is not None:
@@ -292,7 +293,9 @@ class _Samples(Continuations):
         ).to(limits.device)
 
     def advance(self, log_p: Tensor) -> None:
-        log_weights = nucleus(likeliest(log_p.double() / self.temperature, self.top_k), self.top_p)
+        log_weights = truncated(
+            log_p.double(), temperature=self.temperature, top_k=self.top_k, top_p=self.top_p
+        )
         shares = torch.softmax(log_weights, -1).cumsum(-1)
         point = self.uniform[self.rows, :, self.length - 1, None] * shares[..., -1:]
         words = torch.searchsorted(shares, point, right=True).clamp(max=log_p.shape[-1] - 1)
@@ -312,3 +315,46 @@ class _Samples(Continuations):
 def _uniform(count: int, seed: int) -> Tensor:
     """Draw `[count]` numbers in [0, 1), the first of which are the same for every count."""
     return torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@torch.inference_mode()
+@kept_copies()
+def generate(
+    model: Decoder,
+    prompt: Sequence[int],
+    seeds: Sequence[int],
+    choose: Callable[[Tensor], Tensor],
+    *,
+    count: int,
+    window: int,
+) -> Tensor:
+    """Return ``count`` tokens after a prompt `[P]` for each of K seeds, `[K, count]`.
+
+    Each is drawn from ``choose`` of the log-probabilities `[K, V]` of all tokens but PAD, and sees the
+    ``window`` tokens before it: from caches as long as these begin with the prompt, else computed anew.
+    """
+    device = next(model.parameters()).device
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    ids = torch.tensor([list(prompt)] * len(seeds), device=device)
+    cache = Cache(1, len(seeds), window, device)
+    for _ in range(count):
+        if ids.shape[1] > window:
+            hidden = model.hidden(ids[:, -window:])[:, -1]
+        else:
+            for place in range(cache.length, ids.shape[1] - 1):
+                model.decode_step(ids[None, :, place], cache)
+            hidden = model.decode_step(ids[None, :, -1], cache)[0]
+        logits = model.logits(hidden).double().cpu()
+        logits[:, PAD] = -math.inf
+        log_p = torch.log_softmax(logits.nan_to_num(0.0, neginf=-math.inf), -1)
+        weights = torch.softmax(choose(log_p), -1)
+        drawn = [torch.multinomial(w, 1, generator=g) for w, g in zip(weights, generators, strict=True)]
+        ids = torch.cat([ids, torch.stack(drawn).to(device)], 1)
+    return ids[:, len(prompt) :]
+
+
+def truncated(log_p: Tensor, *, temperature: float, top_k: int, top_p: float) -> Tensor:
+    """Return log-weights `[..., V]` at a temperature: those of the ``top_k`` likeliest and, of these, of the
+    nucleus of ``top_p``.
+    """
+    return nucleus(likeliest(log_p / temperature, top_k), top_p)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -12,10 +13,12 @@ from torch import Tensor, nn
 
 from normlab.config.model import ModelConfig
 from normlab.errors import UserError
+from normlab.nn.constraint import WeightConstraint
 from normlab.nn.context import Cache, Context
-from normlab.nn.embedding import Embedding, PlainEmbedding
+from normlab.nn.embedding import Embedding, LogitMap, PlainEmbedding, build_embedding
 from normlab.nn.kernels.ops import Dropout
 from normlab.nn.norm import Norm
+from normlab.nn.parametrisation import Parametrisation, scaled
 from normlab.nn.position import PositionEncoding
 from normlab.nn.site import DECODER_LAYER, ENCODER_LAYER, LANGUAGE_LAYER
 from normlab.nn.stack import build_stack
@@ -32,15 +35,27 @@ class TokenModel(nn.Module, ABC):
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
-        self.embedding = Embedding.registry[config.embedding](vocab_size, config.dim)
+        self.embedding = build_embedding(Embedding.registry[config.embedding], config, vocab_size)
+        self.logit_map = LogitMap.registry[config.logit_map](config, vocab_size)
         self.position_encoding = PositionEncoding.registry[config.position_encoding](config)
+        self.parametrisation = Parametrisation.of(config)
         norm = Norm.registry[config.norm] if config.embedding_norm else nn.Identity
         self.embedding_norm = norm(config.dim)
         self.dropout = Dropout(config.dropout)
+        self.constraint = WeightConstraint.registry[config.weight_constraint]
 
     def embed(self, ids: Tensor, decode_index: int | None = None) -> Tensor:
         """Embed tokens `[B, T]` at positions 0 to T - 1, or all at ``decode_index``, as `[B, T, D]`."""
-        return self.dropout(self.embedding_norm(self.position_encoding(self.embedding(ids), decode_index)))
+        x = scaled(self.embedding(ids), self.parametrisation.embedding_scale)
+        return self.dropout(self.embedding_norm(self.position_encoding(x, decode_index)))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits `[..., V]` of hidden states `[..., D]`."""
+        return self.logit_map(self.embedding.logits(self.to_head(hidden)))
+
+    def to_head(self, hidden: Tensor) -> Tensor:
+        """Return hidden states `[..., D]` as the output matrices read them."""
+        return scaled(hidden, self.parametrisation.factor(self.parametrisation.head))
 
 
 class SourceInput(nn.Module):
@@ -49,11 +64,12 @@ class SourceInput(nn.Module):
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
         kind = Embedding.registry[config.embedding]
-        self.embedding = (kind if kind.tied else PlainEmbedding)(vocab_size, config.dim)
+        self.embedding = build_embedding(kind if kind.tied else PlainEmbedding, config, vocab_size)
         self.position_encoding = PositionEncoding.registry[config.position_encoding](config)
+        self.scale = Parametrisation.of(config).embedding_scale
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.position_encoding(self.embedding(ids))
+        return self.position_encoding(scaled(self.embedding(ids), self.scale))
 
 
 class Seq2Seq(TokenModel):
@@ -93,7 +109,7 @@ class Seq2Seq(TokenModel):
 
     def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
         """Return the logits `[B, T, V]`."""
-        return self.embedding.logits(self.hidden(source, target_in))
+        return self.logits(self.hidden(source, target_in))
 
 
 class Decoder(TokenModel):
@@ -119,7 +135,7 @@ class Decoder(TokenModel):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return the logits `[B, T, V]`."""
-        return self.embedding.logits(self.hidden(ids))
+        return self.logits(self.hidden(ids))
 
 
 class SegmentEncoder(TokenModel, ABC):
@@ -129,6 +145,8 @@ class SegmentEncoder(TokenModel, ABC):
     A trained vector for each of two segments is added to the embeddings. Devlin et al. 2019, Section 3
     (arXiv 1810.04805).
     """
+
+    parameter_roles: ClassVar[Mapping[str, str]] = {"segments": "embedding"}
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__(config, vocab_size)
@@ -162,6 +180,12 @@ class Encoder(SegmentEncoder):
     Devlin et al. 2019, Section 3.1 (arXiv 1810.04805).
     """
 
+    parameter_roles: ClassVar[Mapping[str, str]] = {
+        **SegmentEncoder.parameter_roles,
+        "token_bias": "bias",
+        "next_sentence.weight": "head",
+    }
+
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__(config, vocab_size)
         self.transform = nn.Linear(config.dim, config.dim)
@@ -175,11 +199,11 @@ class Encoder(SegmentEncoder):
     def token_logits(self, hidden: Tensor) -> Tensor:
         """Return the masked-LM logits `[..., V]` of hidden states `[..., D]`, such as the masked ones."""
         x = self.transform_norm(F.gelu(self.transform(hidden)))
-        return self.embedding.logits(x) + self.token_bias
+        return self.logit_map(self.embedding.logits(self.to_head(x)) + self.token_bias)
 
     def sentence_logits(self, hidden: Tensor) -> Tensor:
         """Return the next-sentence logits `[B, 2]` from the first position of hidden states `[B, T, D]`."""
-        return self.next_sentence(self.pooled(hidden))
+        return self.next_sentence(self.to_head(self.pooled(hidden)))
 
     def forward(
         self, ids: Tensor, segments: Tensor | None = None, positions: Tensor | None = None
@@ -198,6 +222,11 @@ class PairClassifier(SegmentEncoder):
     Devlin et al. 2019, Section 4.1 (arXiv 1810.04805).
     """
 
+    parameter_roles: ClassVar[Mapping[str, str]] = {
+        **SegmentEncoder.parameter_roles,
+        "classifier.weight": "head",
+    }
+
     def __init__(self, config: ModelConfig, vocab_size: int, labels: int = 2) -> None:
         super().__init__(config, vocab_size)
         self.classifier = nn.Linear(config.dim, labels)
@@ -207,7 +236,7 @@ class PairClassifier(SegmentEncoder):
 
     def forward(self, ids: Tensor, segments: Tensor | None = None) -> Tensor:
         """Return the logits of the labels `[B, labels]`."""
-        return self.classifier(self.dropout(self.pooled(self.hidden(ids, segments))))
+        return self.classifier(self.dropout(self.to_head(self.pooled(self.hidden(ids, segments)))))
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlab.errors import UserError
-from normlab.nn.kernels.fused import root_mean_square_normed, scaled_to
+from normlab.nn.kernels.fused import erf_scaled, root_mean_square_normed, scaled_to, tanh_scaled
 from normlab.nn.registry import Registered, Registry
 
 
@@ -19,6 +19,7 @@ class Norm(Registered, nn.Module, ABC):
     """Base of all norms; a subclass registers itself under ``name``, an abstract one has none."""
 
     registry: ClassVar[Registry[Callable[[int], Norm]]] = Registry("norm")
+    parameter_roles: ClassVar[str] = "norm"
     no_fold: ClassVar[str] = ""
     """The reason why no plainer norm is equal, for a norm of a method that has a plainer near one."""
 
@@ -71,6 +72,51 @@ class RMSNorm(Norm, name="rmsnorm"):
 
     def forward(self, x: Tensor) -> Tensor:
         return root_mean_square_normed(x, self.weight, self.eps)
+
+
+class ZeroCentredRMSNorm(Norm, name="rmsnorm1p"):
+    r""":math:`(1 + w_i) \, x_i / \sqrt{\mathrm{mean}(x^2) + \epsilon}`, initially :math:`w = 0`, so that
+    decay draws the gain to 1.
+
+    Gemma Team 2024, Section 2 (arXiv 2403.08295), after Zhang and Sennrich 2019.
+    """
+
+    plain: ClassVar[str] = "rmsnorm"
+
+    def __init__(self, dim: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.offset = nn.Parameter(torch.zeros(dim))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return root_mean_square_normed(x, 1 + self.offset, self.eps)
+
+    @torch.no_grad()
+    def fold(self) -> Norm:
+        """Return the equal RMSNorm, in float64."""
+        norm = RMSNorm(len(self.offset), self.eps).double()
+        norm.weight.copy_(1 + self.offset)
+        return norm
+
+
+class RMSNormWithoutGain(Norm, name="rmsnorm_nogain"):
+    r""":math:`x_i / \sqrt{\mathrm{mean}(x^2) + \epsilon}`, nothing trained.
+
+    nanochat's code, after Zhang and Sennrich 2019, Section 4 (arXiv 1910.07467).
+    """
+
+    plain: ClassVar[str] = "rmsnorm"
+
+    def __init__(self, dim: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.dim, self.eps = dim, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return root_mean_square_normed(x, x.new_ones(self.dim), self.eps)
+
+    def fold(self) -> Norm:
+        """Return the equal trained norm in float64, with gains of 1."""
+        return RMSNorm(self.dim, self.eps).double()
 
 
 class ScaleNorm(Norm, name="scalenorm"):
@@ -137,7 +183,7 @@ class DyT(Norm, name="dyt"):
         self.bias = nn.Parameter(torch.zeros(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.alpha * x) * self.weight + self.bias
+        return tanh_scaled(x, self.alpha, self.weight, self.bias)
 
 
 class Derf(Norm, name="derf"):
@@ -156,4 +202,4 @@ class Derf(Norm, name="derf"):
         self.bias = nn.Parameter(torch.zeros(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.erf(self.alpha * x + self.shift) * self.weight + self.bias
+        return erf_scaled(x, self.alpha, self.shift, self.weight, self.bias)

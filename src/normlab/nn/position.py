@@ -13,6 +13,9 @@ from normlab.config.model import ModelConfig
 from normlab.errors import UserError
 from normlab.nn.registry import Registered, Registry
 
+THETA = 10000.0
+"""Base of the wavelengths of sinusoids, and of rotations unless the config has another."""
+
 
 class PositionEncoding(Registered, nn.Module, ABC):
     """Base of all position encodings; a subclass registers itself under ``name``.
@@ -22,6 +25,7 @@ class PositionEncoding(Registered, nn.Module, ABC):
 
     registry: ClassVar[Registry[type[PositionEncoding]]] = Registry("position encoding")
 
+    parameter_roles: ClassVar[str] = "embedding"
     longest: int | None = None
     """The number of positions, if it is limited."""
 
@@ -34,9 +38,13 @@ class PositionEncoding(Registered, nn.Module, ABC):
         return x
 
     @staticmethod
-    def apply_rotary(x: Tensor, decode_index: int | None) -> Tensor:
+    def apply_rotary(x: Tensor, decode_index: int | None, theta: float = THETA) -> Tensor:
         """Rotate queries or keys of self-attention `[B, H, T, w]` by their positions."""
         return x
+
+    def tables(self) -> dict[str, nn.Parameter]:
+        """Return the trained table of positions, if there is one."""
+        return {}
 
     def init_(self, generator: torch.Generator) -> None:
         """Draw the initial weights, if there are any."""
@@ -81,6 +89,9 @@ class Learned(PositionEncoding, name="learned"):
             )
         return x + self.weight[positions]
 
+    def tables(self) -> dict[str, nn.Parameter]:
+        return {"positions": self.weight}
+
     @torch.no_grad()
     def init_(self, generator: torch.Generator) -> None:
         self.weight.normal_(0.0, self.weight.shape[1] ** -0.5, generator=generator)
@@ -88,14 +99,19 @@ class Learned(PositionEncoding, name="learned"):
 
 class Rotary(PositionEncoding, name="rope"):
     r"""RoPE: queries and keys of self-attention, rotated in each plane (2i, 2i + 1) by
-    :math:`t / 10000^{2i/w}`.
+    :math:`t / \theta^{2i/w}`, :math:`\theta = 10000` unless ``rope_theta`` is another.
 
     Nothing is added to the embeddings. Su et al. 2021, Section 3.2 (arXiv 2104.09864).
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        if config.dim // config.heads % 2:
+        if config.head_width % 2 and config.head_dim:
+            raise UserError(
+                f"rope rotates pairs, so that heads need an even width, got {config.head_dim}; "
+                f"try --head-dim {config.head_dim + 1}"
+            )
+        if config.head_width % 2:
             fewer = [heads for heads in range(1, config.heads) if config.dim % (2 * heads) == 0]
             raise UserError(
                 f"rope rotates pairs, so that heads need an even width, got "
@@ -104,9 +120,9 @@ class Rotary(PositionEncoding, name="rope"):
             )
 
     @staticmethod
-    def apply_rotary(x: Tensor, decode_index: int | None) -> Tensor:
+    def apply_rotary(x: Tensor, decode_index: int | None, theta: float = THETA) -> Tensor:
         positions = _positions(x.shape[2], decode_index)
-        sin, cos = angles(positions.start, positions.stop, x.shape[3], x).unbind(-1)
+        sin, cos = angles(positions.start, positions.stop, x.shape[3], x, theta).unbind(-1)
         across = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
         cos, sin = cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
         return x * cos + across * sin
@@ -116,12 +132,12 @@ def _positions(length: int, decode_index: int | None) -> slice:
     return slice(0, length) if decode_index is None else slice(decode_index, decode_index + 1)
 
 
-def angles(start: int, stop: int, width: int, like: Tensor) -> Tensor:
-    r"""Sine and cosine `[stop - start, width/2, 2]` of :math:`t / 10000^{2i/w}`, with the device and the
+def angles(start: int, stop: int, width: int, like: Tensor, theta: float = THETA) -> Tensor:
+    r"""Sine and cosine `[stop - start, width/2, 2]` of :math:`t / \theta^{2i/w}`, with the device and the
     dtype of ``like``.
     """
     planes = torch.arange(0, width, 2, dtype=torch.float64, device=like.device)
-    rates = torch.exp(planes * (-math.log(10000.0) / width))
+    rates = torch.exp(planes * (-math.log(theta) / width))
     rotated = torch.arange(start, stop, dtype=torch.float64, device=like.device)[:, None] * rates
     return torch.stack((rotated.sin(), rotated.cos()), dim=-1).to(like.dtype)
 

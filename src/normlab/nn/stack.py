@@ -54,7 +54,7 @@ def build_stack(name: str, roles: Sequence[str], config: ModelConfig) -> Stack:
     layers = config.encoder_layers, config.decoder_layers
     first = Site(name, roles[0], 0, 0, config.dim, *layers, norm=norm, roles=tuple(roles))
     complete = placement.complete(config)
-    branches = [BRANCHES[site.role](complete) for site in sites(first)]
+    branches = [BRANCHES[site.role](complete, site.layer) for site in sites(first)]
     return Stack.of(branches, placement, first)
 
 

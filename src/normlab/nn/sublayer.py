@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,22 @@ from normlab.errors import UserError
 from normlab.nn.context import Context
 from normlab.nn.kernels import ops
 from normlab.nn.kernels.ops import Dropout
-from normlab.nn.options import BIASES, HEAD_GAINS, Activation, QueryKeyNorm, inner_norm
+from normlab.nn.options import (
+    BIASES,
+    GATES,
+    HEAD_GAINS,
+    Activation,
+    QueryKeyNorm,
+    ValueResidual,
+    inner_norm,
+)
+from normlab.nn.parametrisation import Parametrisation, scaled
 from normlab.nn.placement.base import Placement, Stream
 from normlab.nn.position import PositionEncoding
 from normlab.nn.site import Site
+
+LAST: Final = ("output", "ffn_out")
+"""The last matrix of each branch, which writes to the stream."""
 
 
 class Sublayer(nn.Module):
@@ -53,8 +65,8 @@ class Branch(nn.Module, ABC):
 
     @abstractmethod
     def matrices(self) -> dict[str, Tensor]:
-        """Return the weights `[out, in]` by name (query, key, value, output, ffn_in, ffn_gate, ffn_out), as
-        views of the packed ones.
+        """Return the weights `[out, in]` by name (query, key, value, output, gate of an attention; ffn_in,
+        ffn_gate, ffn_out), as views of the packed ones.
         """
 
     @property
@@ -75,27 +87,39 @@ class Attention(Branch):
     (one packed matrix for queries, keys and values) or ``"memory"`` (one for queries, one for keys and
     values). If ``config.kv_heads`` is below ``config.heads``, consecutive heads share their keys and values
     (Ainslie et al. 2023, Section 2.2, arXiv 2305.13245). Batches are padded on the right, so causal attention
-    needs no padding mask: no token looks at a later position.
+    needs no padding mask: no token looks at a later position. ``layer`` is that of the stack, from 0 on.
     """
 
-    def __init__(self, config: ModelConfig, *, source: str, causal: bool = False) -> None:
+    def __init__(self, config: ModelConfig, layer: int = 0, *, source: str, causal: bool = False) -> None:
         super().__init__()
         config = Placement.complete(config)
         linear = BIASES[config.bias]
         self.heads, self.kv_heads = config.heads, config.kv_heads or config.heads
         self.width = _width(config)
         self.causal, self.from_memory = causal, source == "memory"
+        self.window = config.sliding_window if causal and config.slides(layer) else 0
         self.p = config.attention_dropout
-        dim, keys = config.dim, self.width * self.kv_heads
+        dim, queries, keys = config.dim, self.width * self.heads, self.width * self.kv_heads
+        self.gates = self.heads * GATES[config.attention_gate](self.width)
+        gates = {"gate": self.gates} if self.gates else {}
         if self.from_memory:
-            self.q, self.kv = linear(dim, [dim]), linear(dim, [keys, keys])
+            self.packs = {"q": {"query": queries, **gates}, "kv": {"key": keys, "value": keys}}
+            self.q, self.kv = (linear(dim, list(sizes.values())) for sizes in self.packs.values())
         else:
-            self.qkv = linear(dim, [dim, keys, keys])
-            self.apply_rotary = PositionEncoding.registry[config.position_encoding].apply_rotary
+            self.packs = {"qkv": {"query": queries, "key": keys, "value": keys, **gates}}
+            self.qkv = linear(dim, list(self.packs["qkv"].values()))
+            rotary = PositionEncoding.registry[config.position_encoding].apply_rotary
+            local = config.slides(layer) and config.sliding_rope_theta
+            self.apply_rotary = partial(rotary, theta=local or config.rope_theta)
+            self.value_residual = ValueResidual.registry[config.value_residual]()
+            self.first = layer == 0
         self.qk_norm = QueryKeyNorm.registry[config.qk_norm](config)
+        parametrisation = Parametrisation.of(config)
+        self.scale = parametrisation.attention_scale(self.qk_norm.scale, self.width)
+        self.factor = parametrisation.factor(parametrisation.branch)
         self.head_gain = HEAD_GAINS[config.head_gain](config.heads)
-        self.inner_norm = inner_norm(config, f"{'cross' if self.from_memory else 'self'}_attention", dim)
-        self.out = linear(dim, [dim])
+        self.inner_norm = inner_norm(config, f"{'cross' if self.from_memory else 'self'}_attention", queries)
+        self.out = linear(queries, [dim])
         self.dropout = Dropout(config.dropout)
 
     @property
@@ -117,42 +141,60 @@ class Attention(Branch):
 
     def matrices(self) -> dict[str, Tensor]:
         """Return each projection on its own, as views of the packed weights."""
-        keys = self.width * self.kv_heads
-        if self.from_memory:
-            query, (key, value) = self.q.weight, self.kv.weight.split(keys)
-        else:
-            query, key, value = self.qkv.weight.split([self.width * self.heads, keys, keys])
-        return {"query": query, "key": key, "value": value, "output": self.out.weight}
+        rows: dict[str, Tensor] = {}
+        for path, sizes in self.packs.items():
+            weights = self.get_submodule(path).get_parameter("weight").split(list(sizes.values()))
+            rows |= zip(sizes, weights, strict=True)
+        gate = {"gate": rows.pop("gate")} if self.gates else {}
+        return {**{name: rows[name] for name in ("query", "key", "value")}, "output": self.out.weight, **gate}
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        q, k, v = self._from_memory(x, context) if self.from_memory else self._from_self(x, context)
+        projected, gate = self.reader(x), None
+        if self.gates:
+            projected, gate = projected.split([projected.shape[2] - self.gates, self.gates], dim=2)
+        q, k, v = (self._from_memory if self.from_memory else self._from_self)(projected, context)
         mask, causal = self._mask(context), self.causal
         if self.causal and context.cache is not None:
             k, v = context.cache.extend(self, k, v)
             mask, causal = context.cache.mask, False
+            if self.window:
+                mask = mask & context.cache.latest(self.window)
+        elif 0 < self.window < q.shape[2]:
+            mask, causal = sliding(q.shape[2], self.window, q.device), False
         p = self.p if self.training else 0.0
-        y = ops.attention(q, k, v, mask=mask, causal=causal, p=p, scale=self.qk_norm.scale)
-        y = self.head_gain(y).transpose(1, 2).flatten(2)
-        return self.dropout(self.out(self.inner_norm(y)))
+        y = ops.attention(q, k, v, mask=mask, causal=causal, p=p, scale=self.scale)
+        y = self.head_gain(y)
+        if gate is not None:
+            y = y * torch.sigmoid(gate).unflatten(2, (self.heads, -1)).transpose(1, 2)
+        y = y.transpose(1, 2).flatten(2)
+        return self.dropout(scaled(self.out(self.inner_norm(y)), self.factor))
 
     def _split(self, projected: Tensor, *heads: int) -> Iterator[Tensor]:
         """Split `[B, T, sum of heads x w]` into a tensor `[B, H, T, w]` for each number of heads."""
         return iter(projected.unflatten(2, (-1, self.width)).transpose(1, 2).split(heads, dim=1))
 
-    def _from_self(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = self._split(self.qkv(x), self.heads, self.kv_heads, self.kv_heads)
-        q, k = self.qk_norm(q, k)
-        return self.apply_rotary(q, context.decode_index), self.apply_rotary(k, context.decode_index), v
+    def _from_self(self, projected: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self._split(projected, self.heads, self.kv_heads, self.kv_heads)
+        if not self.qk_norm.after_rotation:
+            q, k = self.qk_norm(q, k)
+        q, k = (self.apply_rotary(x, context.decode_index) for x in (q, k))
+        if self.qk_norm.after_rotation:
+            q, k = self.qk_norm(q, k)
+        if self.value_residual.reads_first:
+            if self.first:
+                context.first_values[:] = [v]
+            v = self.value_residual(v, *context.first_values)
+        return q, k, self.qk_norm.values(v)
 
-    def _from_memory(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
-        (q,) = self._split(self.q(x), self.heads)
+    def _from_memory(self, projected: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        (q,) = self._split(projected, self.heads)
         kept = context.cache.memory_of(self) if context.cache is not None else None
         if kept is not None:
             return self.qk_norm.queries(q), *kept
         if context.memory is None:
             raise UserError("attention to the memory needs context.memory; pass the encoder's output")
         k, v = self._split(self.kv(context.memory), self.kv_heads, self.kv_heads)
-        q, k = self.qk_norm(q, k)
+        (q, k), v = self.qk_norm(q, k), self.qk_norm.values(v)
         if context.cache is not None:
             context.cache.keep_memory(self, k, v)
         return q, k, v
@@ -168,16 +210,21 @@ class Attention(Branch):
         return mask[:, None, None, :]
 
 
+def sliding(length: int, window: int, device: torch.device) -> Tensor:
+    """Return a mask `[T, T]` that is True for the last ``window`` positions up to the query's own."""
+    return torch.ones(length, length, dtype=torch.bool, device=device).tril().triu(1 - window)
+
+
 def _width(config: ModelConfig) -> int:
     """Return the width of a head. Raises UserError if the numbers of heads do not divide."""
     dim, heads, kv_heads = config.dim, config.heads, config.kv_heads
-    if dim % heads:
+    if dim % heads and not config.head_dim:
         fitting = [h for h in range(1, dim + 1) if dim % h == 0 and h <= 4 * heads]
         raise UserError(f"{heads} heads do not divide the width {dim}; heads that do: {fitting}")
     if kv_heads and heads % kv_heads:
         fitting = [h for h in range(1, heads + 1) if heads % h == 0]
         raise UserError(f"{kv_heads} kv_heads do not divide the {heads} heads; those that do: {fitting}")
-    return dim // heads
+    return config.head_width
 
 
 class FeedForward(Branch):
@@ -187,13 +234,15 @@ class FeedForward(Branch):
     Vaswani et al. 2017, Section 3.3 (arXiv 1706.03762).
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, layer: int = 0) -> None:
         super().__init__()
         config = Placement.complete(config)
         linear = BIASES[config.bias]
-        self.activation = Activation.registry[config.activation]()
+        self.activation = Activation.registry[config.activation].of(config)
         self.inner = linear(config.dim, [config.ffn_dim] * len(self.activation.matrices))
         self.inner_norm = inner_norm(config, "ffn", config.ffn_dim)
+        parametrisation = Parametrisation.of(config)
+        self.factor = parametrisation.factor(parametrisation.branch)
         self.outer = linear(config.ffn_dim, [config.dim])
         self.inner_dropout = Dropout(config.ffn_dropout)
         self.dropout = Dropout(config.dropout)
@@ -214,13 +263,13 @@ class FeedForward(Branch):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         hidden = self.inner_norm(self.activation(self.inner(x)))
-        return self.dropout(self.outer(self.inner_dropout(hidden)))
+        return self.dropout(scaled(self.outer(self.inner_dropout(hidden)), self.factor))
 
 
-BRANCHES: dict[str, Callable[[ModelConfig], Branch]] = {
+BRANCHES: dict[str, Callable[[ModelConfig, int], Branch]] = {
     "self_attention": partial(Attention, source="self"),
     "causal_attention": partial(Attention, source="self", causal=True),
     "cross_attention": partial(Attention, source="memory"),
     "ffn": FeedForward,
 }
-"""The branch of each role. The roles of a layer, in order, make up the layer."""
+"""The branch of each role, given its layer's number from 0 on. The roles of a layer, in order, make it up."""

@@ -1,15 +1,21 @@
 """Learning-rate schedules and optimisers."""
 
-from .optimiser import OPTIMISERS, build_optimiser, keeps_tensors
+from .optimiser import OPTIMISERS, build_optimiser, keeps_tensors, set_rate
+from .roles import ROLE_TABLES, RoleRule, clipped_together, underived
 from .schedule import SCHEDULES, ScheduleState, ValDecay, schedule_factor, warmup
 
 __all__ = [
     "OPTIMISERS",
+    "ROLE_TABLES",
     "SCHEDULES",
+    "RoleRule",
     "ScheduleState",
     "ValDecay",
     "build_optimiser",
+    "clipped_together",
     "keeps_tensors",
     "schedule_factor",
+    "set_rate",
+    "underived",
     "warmup",
 ]

@@ -6,7 +6,7 @@ In the equations g is the gradient after clipping, :math:`\eta` the learning rat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any
 
@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from normlab.config.config import OptimConfig
 from normlab.errors import UserError
 from normlab.nn.registry import Registry
+from normlab.optim.roles import Groups, parameter_groups
 from normlab.optim.schedule import check_schedule
 
-Groups = list[dict[str, Any]]
-"""Parameters by group, each with the options that differ from the configuration's."""
 Optimiser = Callable[[Groups, Tensor, OptimConfig], torch.optim.Optimizer]
 
 OPTIMISERS: Registry[Optimiser] = Registry("optimiser")
@@ -123,25 +122,123 @@ def radam_sgd(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.opti
     )
 
 
-def build_optimiser(parameters: Iterable[nn.Parameter], config: OptimConfig) -> torch.optim.Optimizer:
-    """Build the configured optimiser; its rate is a tensor on the device, 0 until the trainer sets it.
+class _MuonOfMatrices(torch.optim.Muon):
+    """Muon on each matrix that a parameter packs; its state has the parameter's shape."""
 
-    Raises UserError for an unknown optimiser, and for a schedule that is unknown or not fully configured.
+    def _init_group(self, group: Any, params_with_grad: Any, grads: Any, muon_momentum_bufs: Any) -> bool:
+        whole: tuple[list[Tensor], ...] = ([], [], [])
+        is_complex = super()._init_group(group, *whole)
+        rows = dict(zip(group["params"], group["rows"], strict=True))
+        for parameter, *others in zip(*whole, strict=True):
+            views_of = (params_with_grad, grads, muon_momentum_bufs)
+            for views, tensor in zip(views_of, (parameter, *others), strict=True):
+                views += tensor.split(rows[parameter])
+        return is_complex
+
+
+def _muon(parameters: Groups, lr: Tensor, config: OptimConfig, adjust: str) -> torch.optim.Optimizer:
+    """Muon on the groups of hidden matrices and AdamW on all others."""
+    matrices, others = Groups(), Groups()
+    for group in parameters:
+        if group["role"] == "hidden" and all(p.dim() == 2 for p in group["params"]):
+            kept = {k: v for k, v in group.items() if k not in ("betas", "eps")}
+            matrices.append({**kept, "lr": group["lr"].cpu(), "use_muon": True})
+        else:
+            others.append(group)
+    made = list[torch.optim.Optimizer]()
+    if matrices:
+        rate: Any = lr.cpu()  # a number of the CPU, for which no step waits
+        momentum = config.momentum or 0.95
+        made.append(_MuonOfMatrices(matrices, rate, config.weight_decay, momentum, adjust_lr_fn=adjust))
+    if others:
+        made.append(adamw(others, lr, config))
+    return together(made)
+
+
+@OPTIMISERS.register("muon")
+def muon(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.optim.Optimizer:
+    r""":math:`x \leftarrow x - \eta\left(0.2 \sqrt{\max(r, c)}\, \mathrm{NS}(u) + \lambda x\right)` for each
+    hidden matrix `[r, c]`, and ``adamw`` for all other parameters.
+
+    :math:`b \leftarrow \mu b + (1 - \mu) g`, :math:`u = \mu b + (1 - \mu) g`; NS makes the singular values
+    about 1 by 5 Newton-Schulz steps in bf16, and :math:`\mu` is ``optim.momentum`` (0: as published, 0.95).
+    Matrices that a parameter packs (queries, keys, values) are stepped one by one. The factor gives updates
+    the size of Adam's, so that one rate serves both. Torch's Muon computes the step.
+
+    Liu et al. 2025, Section 2.2 (arXiv 2502.16982).
+    """
+    return _muon(parameters, lr, config, "match_rms_adamw")
+
+
+@OPTIMISERS.register("muon_original")
+def muon_original(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.optim.Optimizer:
+    r""":math:`x \leftarrow x - \eta\left(\sqrt{\max(1, r/c)}\, \mathrm{NS}(u) + \lambda x\right)` for each
+    hidden matrix `[r, c]`, and ``adamw`` for all other parameters.
+
+    ``muon`` with the factor of its first author, whose rate is 0.02 beside 3e-4 for all others: the table
+    ``jordan`` of ``optim.roles``. Jordan et al. 2024, as in Liu et al. 2025, Section 2.1 (arXiv 2502.16982).
+    """
+    return _muon(parameters, lr, config, "original")
+
+
+class Together(torch.optim.Optimizer):
+    """Several optimisers as one, with the groups and the state of all; ``part`` numbers a group's own."""
+
+    def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
+        self.parts = list(parts)
+        for number, part in enumerate(parts):
+            for group in part.param_groups:
+                group["part"] = number
+        super().__init__([group for part in parts for group in part.param_groups], {})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "parts": self.parts}
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyrefly: ignore[bad-override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for number, part in enumerate(self.parts):
+            part.param_groups = [group for group in self.param_groups if group["part"] == number]
+            part.state = self.state
+            part.step()
+        return loss
+
+
+def together(optimisers: Iterable[torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    """Return several optimisers as one; a single one is returned as it is."""
+    parts = [part for o in optimisers for part in (o.parts if isinstance(o, Together) else [o])]
+    return parts[0] if len(parts) == 1 else Together(parts)
+
+
+def build_optimiser(
+    model: nn.Module, config: OptimConfig, stand_ins: Iterable[nn.Parameter] | None = None
+) -> torch.optim.Optimizer:
+    """Build the configured optimiser of a model's parameters, in groups by role, see ``roles.Groups``; its
+    rates are tensors on the device, 0 until ``set_rate`` sets them.
+
+    ``stand_ins`` take the places of the trainable parameters, in their order. Raises UserError for an unknown
+    optimiser or table of roles, and for a schedule that is unknown or not fully configured.
     """
     check_schedule(config)
-    build = OPTIMISERS[config.optimiser]
-    given = list(parameters)
-    decaying = [p for p in given if p.dim() > 1 or config.weight_decay_on == "all"]
-    groups: Groups = [{"params": decaying}]
-    if len(decaying) < len(given):
-        groups.append({"params": [p for p in given if p.dim() < 2], "weight_decay": 0.0})
-    return build(groups, torch.zeros((), device=given[0].device), config)
+    lr = torch.zeros((), device=next((p.device for p in model.parameters()), None))
+    groups = parameter_groups(model, config, stand_ins, lr)
+    return together(OPTIMISERS[rule](own, lr, config) for rule, own in groups.items())
+
+
+def set_rate(optimiser: torch.optim.Optimizer, lr: float) -> torch.optim.Optimizer:
+    """Set the learning rate of every group of an optimiser that was built here, and return it."""
+    for group in optimiser.param_groups:
+        group["lr"].fill_(lr * group["rate"])
+    return optimiser
 
 
 def keeps_tensors(config: OptimConfig) -> bool:
     """Whether the configured optimiser keeps tensors of a parameter from one step to the next."""
     parameter = nn.Parameter(torch.zeros(1, 1))
-    optimiser = build_optimiser([parameter], config)
+    optimiser = build_optimiser(nn.ParameterList([parameter]), config)
     parameter.grad = torch.zeros_like(parameter)
     optimiser.step()
     return any(isinstance(value, Tensor) for value in optimiser.state[parameter].values())

@@ -55,20 +55,42 @@ def inverse_sqrt(step: int, state: ScheduleState) -> float:
 
 @SCHEDULES.register("linear")
 def linear(step: int, state: ScheduleState) -> float:
-    r""":math:`(N - n)/(N - k)` from the peak to 0 at step N.
+    r""":math:`r + (1 - r)(N - n)/(N - k)` from the peak to r of it at step N (``optim.final_lr_factor``, 0).
 
     Devlin et al. 2019, Section A.2 (arXiv 1810.04805).
     """
-    return _left(step, state)
+    return _down_to_final(_left(step, state), state)
 
 
 @SCHEDULES.register("cosine")
 def cosine(step: int, state: ScheduleState) -> float:
-    r""":math:`\frac{1}{2}\left(1 + \cos \pi\frac{n - k}{N - k}\right)` from the peak to 0 at step N.
+    r""":math:`r + \frac{1 - r}{2}\left(1 + \cos \pi\frac{n - k}{N - k}\right)` from the peak to r of it at
+    step N (``optim.final_lr_factor``, 0).
 
     Loshchilov and Hutter 2017, Equation 5 (arXiv 1608.03983), without restarts.
     """
-    return 0.5 * (1.0 - math.cos(math.pi * _left(step, state)))
+    return _down_to_final(0.5 * (1.0 - math.cos(math.pi * _left(step, state))), state)
+
+
+@SCHEDULES.register("wsd")
+def wsd(step: int, state: ScheduleState) -> float:
+    r""":math:`1` until the last :math:`\lfloor f N \rfloor` steps, and in these
+    :math:`r + (1 - r)(1 - u)`, with u from 0 to 1.
+
+    Warm-up, stable, decay: f is ``optim.decay_share`` and r ``optim.final_lr_factor``. Hägele et al. 2024,
+    Section 3 (arXiv 2405.18392).
+    """
+    return _down_to_final(1.0 - _decayed(step, state), state)
+
+
+@SCHEDULES.register("wsd_sqrt")
+def wsd_sqrt(step: int, state: ScheduleState) -> float:
+    r""":math:`1` until the last :math:`\lfloor f N \rfloor` steps, and in these
+    :math:`r + (1 - r)(1 - \sqrt{u})`, with u from 0 to 1.
+
+    The symbols are those of ``wsd``. Hägele et al. 2024, Section 3 (arXiv 2405.18392).
+    """
+    return _down_to_final(1.0 - _decayed(step, state) ** 0.5, state)
 
 
 @SCHEDULES.register("step_decay")
@@ -154,6 +176,19 @@ class ValDecay:
 def _left(step: int, state: ScheduleState) -> float:
     """The share of the steps from the peak to the end that is still ahead, at least 0."""
     return max(0.0, (state.total_steps - step) / max(1, state.total_steps - state.optim.warmup_steps))
+
+
+def _down_to_final(share: float, state: ScheduleState) -> float:
+    """The factor at a share of the way from the end of the decay, 0, to the peak, 1."""
+    final = state.optim.final_lr_factor
+    return final + (1.0 - final) * share
+
+
+def _decayed(step: int, state: ScheduleState) -> float:
+    """The share of the final decay that is behind, 0 to 1; it begins after the warm-up at the earliest."""
+    steps = int(state.optim.decay_share * state.total_steps)
+    begin = max(state.total_steps - steps, state.optim.warmup_steps)
+    return min(1.0, max(0.0, (step - begin) / max(1, state.total_steps - begin)))
 
 
 def _decay_step(state: ScheduleState) -> int:

@@ -10,6 +10,7 @@ from typing import Final
 from markupsafe import Markup
 
 from normlab.comparison.result import Comparison, RecipeResult, Sample, has_trained
+from normlab.config.cost import amount
 from normlab.config.io import validated
 from normlab.config.metric import Metric
 from normlab.config.units import count, duration, p_value, rate
@@ -109,7 +110,8 @@ def _places(comparison: Comparison) -> dict[str, int]:
 def _results(comparison: Comparison) -> Section:
     metrics = comparison.tested or comparison.metrics[:1]
     header = ("recipe", f"test {metrics[0].label}", "trained", "learning rate", "seeds")
-    header += (*(metric.label for metric in metrics[1:]), "one run", "all runs")
+    counted = ["parameters"] if any(r.cost for r in comparison.recipes) else []
+    header += (*(metric.label for metric in metrics[1:]), *counted, "one run", "all runs")
     place = _places(comparison)
     best = {m.name: max((m.sort_key(r.value(m)) for r in comparison.recipes), default=0.0) for m in metrics}
     rows = []
@@ -126,11 +128,23 @@ def _results(comparison: Comparison) -> Section:
                 Cell(rate(r.lr), href=f"#run-{trial.run}" if trial else link),
                 Cell(_seed_links(r, comparison.seeds)),
                 *others,
+                *[_cost(r, link) for _ in counted],
                 Cell(duration(r.train_seconds), href=link),
                 Cell(duration(r.total_seconds), href=link),
             ]
         )
     return Section("Results", [PageTable(header, rows, words()["results"])], "results")
+
+
+def _cost(recipe: RecipeResult, link: str) -> Cell:
+    """Return the cell of the parameters, and below them the FLOPs of training for each predicted token."""
+    cost = recipe.cost
+    if cost is None:
+        return Cell("–", href=link, tone="faint")
+    each = cost.flops_per_token
+    small = [f"{amount(cost.without_embeddings)} without embeddings"]
+    small += [] if each is None else [f"{amount(each)} FLOPs a token"]
+    return Cell(amount(cost.parameters), Markup("<br>").join(small), link)
 
 
 def _score(metric: Metric, recipe: RecipeResult, best: float) -> Cell:
@@ -173,11 +187,14 @@ def _differences(comparison: Comparison) -> list[Section]:
     rows = []
     for d in comparison.differences:
         word, tone = ANSWERS[d.answer]
-        rows.append([Cell(word, tone=tone), Cell(sentence(comparison, d.sentence))])
+        rows.append(
+            [Cell(word, tone=tone), Cell(sentence(comparison, d.sentence), linked(comparison, d.costs))]
+        )
     if not rows:
         return []
     metric = comparison.headline
     intro = words()["differences"].format(title=metric.title, margin=metric.amount(comparison.margin))
+    intro += f" {comparison.noise_floor}." if comparison.noise_floor else ""
     return [Section("Which differences are real?", _folded(("", "answer"), rows), "differences", intro)]
 
 
@@ -294,9 +311,11 @@ def _method(comparison: Comparison) -> Section:
     choice = f"{choice} {comparison.seen_before or said['apart']}"
     metric, labels = comparison.headline, {metric.name: metric.label for metric in comparison.metrics}
     better = "higher" if metric.higher_is_better else "lower"
+    last = "the last weights of each run count"
+    chosen = f"the checkpoint of each run was chosen by dev {comparison.dev_metric.label}"
     scored = (
-        f"Recipes are compared by test {metric.title} ({better} is better); the checkpoint of each run was "
-        f"chosen by dev {comparison.dev_metric.label}."
+        f"Recipes are compared by test {metric.title} ({better} is better); "
+        f"{chosen if comparison.best_by else last}."
     )
     blocks: list[Block] = [Text(choice), Text(scored)]
     blocks += [Text(text.format(points=POINTS)) for text in said["method"]]

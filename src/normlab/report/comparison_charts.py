@@ -64,6 +64,14 @@ def _by_tokens(curves: pl.DataFrame, train: pl.DataFrame) -> pl.DataFrame:
     return curves.join(pace, on="recipe", how="left").with_columns(seen=pl.col("step") * pl.col("pace"))
 
 
+def _by_flops(curves: pl.DataFrame, comparison: Comparison) -> pl.DataFrame:
+    """Add ``flops``, those of training up to a step, where a recipe's are known; null elsewhere."""
+    each = {r.name: r.cost.flops_per_token if r.cost else None for r in comparison.recipes}
+    rows = pl.DataFrame(list(each.items()), schema={"recipe": pl.String, "each": pl.Float64}, orient="row")
+    by_token = curves.join(rows, on="recipe", how="left")
+    return by_token.with_columns(flops=pl.col("seen") * pl.col("each")).drop("each")
+
+
 def _trials(comparison: Comparison) -> pl.DataFrame:
     """Return the sweep, one row per recipe and learning rate; ``dev`` is the score that decides."""
     rows = [
@@ -223,9 +231,10 @@ def _seed_grid(comparison: Comparison, views: Mapping[str, RunView]) -> Columns:
         for m in comparison.validated
     ]
     loss = curves("train-nll", "Training loss", nll, train, recipes, LOSS, entropy_nats=nats)
-    return Columns(
-        [*charts, loss, curves("grad-norm", "Gradient norm", norm, train, recipes, NORM, points=SPIKY_POINTS)]
-    )
+    if train[NORM.column].count():
+        spiky = curves("grad-norm", "Gradient norm", norm, train, recipes, NORM, points=SPIKY_POINTS)
+        return Columns([*charts, loss, spiky])
+    return Columns([*charts, loss])
 
 
 def _sweep_section(comparison: Comparison, views: Mapping[str, RunView]) -> list[Section]:
@@ -248,7 +257,7 @@ def _time_section(comparison: Comparison, views: Mapping[str, RunView]) -> Secti
     result = _results(comparison)
     metric = comparison.dev_metric
     dev = _by_minutes(_seed_curves(comparison, views, "dev", (metric.name, "seconds")))
-    dev = _by_tokens(dev, _seed_curves(comparison, views, "train", TRAIN))
+    dev = _by_flops(_by_tokens(dev, _seed_curves(comparison, views, "train", TRAIN)), comparison)
     bars = Chart(
         "time",
         "Training time of a run",
@@ -259,12 +268,17 @@ def _time_section(comparison: Comparison, views: Mapping[str, RunView]) -> Secti
     axis = replace(dev_axis(metric), height=260)
     minutes = replace(axis, x="minutes", x_title="training time, minutes", x_number="~r")
     seen = replace(axis, x="seen", x_title="training tokens")
+    flops = replace(axis, x="flops", x_title="training FLOPs", x_number="~e")
     name, title = f"dev-{metric.name}", f"Dev {metric.label} against"
     pace = "At each recipe's mean speed over its seeds."
     by_time = curves(f"{name}-by-time", f"{title} time", pace, dev, recipes, minutes)
     told = "Tokens that were predicted in training."
     by_seen = curves(f"{name}-by-tokens", f"{title} tokens", told, dev, recipes, seen)
-    return Section("Cost", [Columns([by_time, by_seen, bars])], "cost")
+    counted = "Of matrix products in the forward and backward passes."
+    by_flops = curves(f"{name}-by-flops", f"{title} FLOPs", counted, dev, recipes, flops)
+    known = [by_seen] if dev["seen"].sum() else []
+    known += [by_flops] if dev["flops"].sum() else []
+    return Section("Cost", [Columns([by_time, *known, bars])], "cost")
 
 
 VERBS: Final = {"stuck": "was stuck", IGNORES_SOURCE: "ignored its source"}
@@ -346,12 +360,10 @@ def _trouble(comparison: Comparison) -> list[Text]:
             found.append(Text(Markup("{} {}.").format(called[recipe.name], listing(parts)), "alarm"))
         else:
             fine.append(called[recipe.name])
-        if recipe.trials and choose(recipe.trials) != recipe.lr:
+        if recipe.trials and (best := choose(recipe.trials)) != recipe.lr:
             form = "The rate of {} was chosen by dev {}; by dev loss it would have been {}."
             by = comparison.rate_metric.label
-            found.append(
-                Text(Markup(form).format(called[recipe.name], by, rate(choose(recipe.trials))), "alarm")
-            )
+            found.append(Text(Markup(form).format(called[recipe.name], by, rate(best)), "alarm"))
     if fine:
         number = len(comparison.lrs)
         several = "both" if number == 2 else f"all {number}"
@@ -361,13 +373,14 @@ def _trouble(comparison: Comparison) -> list[Text]:
 
 
 def _edges(comparison: Comparison) -> list[Text]:
-    called, lrs = names(comparison), comparison.lrs
+    called = names(comparison)
     found: list[Text] = []
-    if len(lrs) < 2:
-        return found
-    for edge, side, more in ((max(lrs), "largest", "larger"), (min(lrs), "smallest", "smaller")):
-        there = [called[r.name] for r in comparison.ranked if r.trained and r.lr == edge]
+    for edge, side, more in ((max, "largest", "larger"), (min, "smallest", "smaller")):
+        there = [
+            r for r in comparison.ranked if r.trained and r.trials and r.lr == edge(t.lr for t in r.trials)
+        ]
         if there:
+            rates = " and ".join(dict.fromkeys(rate(r.lr) for r in there))
             form = "{} did best at the {} learning rate tried, {}; a {} one may be better still."
-            found.append(Text(Markup(form).format(listing(there), side, rate(edge), more)))
+            found.append(Text(Markup(form).format(listing(called[r.name] for r in there), side, rates, more)))
     return found

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Final
@@ -14,16 +16,16 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from normlab.config.config import Config, DataConfig, DecodeConfig
+from normlab.config.config import Config, DataConfig
 from normlab.config.metric import NLL, Metric
 from normlab.config.model import derive
 from normlab.data import plain
 from normlab.data.tokenizer import EOS
 from normlab.errors import UserError
 from normlab.nn import PAD, Decoder
-from normlab.nn.decode import likeliest, nucleus
+from normlab.nn.decode import generate, truncated
 from normlab.nn.model import evaluating
-from normlab.tasks.task import Evaluation, LossSum, Task, label_smoothed, rows_of
+from normlab.tasks.task import Evaluation, LossSum, Task, label_smoothed, rows_of, z_loss
 
 Array = NDArray[np.float64]
 
@@ -54,6 +56,7 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
         Metric("word_perplexity", "word perplexity", higher_is_better=False, digits=1, least=1.0),
         NLL,
     )
+    rate_metric = metrics[0]
 
     def __init__(self, config: Config, corpus: plain.TextCorpus, device: torch.device) -> None:
         super().__init__(config, corpus, device)
@@ -113,7 +116,11 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
         return self.blocks.at(index, word_dropout=self.config.data.word_dropout, seed=seed).to(self.device)
 
     def loss(self, model: Decoder, batch: plain.TextBatch) -> LossSum:
-        return label_smoothed(model(batch.ids), batch.target, self.config.optim.label_smoothing, None, PAD)
+        optim, logits = self.config.optim, model(batch.ids)
+        sums = label_smoothed(logits, batch.target, optim.label_smoothing, None, PAD)
+        if not optim.z_loss:
+            return sums
+        return replace(sums, loss=sums.loss + optim.z_loss * z_loss(logits, batch.target, PAD))
 
     def dev_scores(self, model: Decoder) -> dict[str, float]:
         return self._scores(model, self.corpus.dev)
@@ -126,7 +133,7 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
         self.advance("sampling", 0.0)
         return Evaluation(
             scores={**scores, "tokens": len(text)},
-            outputs=self._continuations(model),
+            outputs=self._continuations(model, _prompts(self.corpus, self.config.data.block_len)),
             examples=self._by_document(np.concatenate(of_tokens)),
         )
 
@@ -153,13 +160,29 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
             for metric in self.metrics_on(self.corpus)
         }
 
-    def _continuations(self, model: Decoder) -> list[str]:
+    def rehearse(self, model: Decoder) -> tuple[float, float]:
+        """Time the scores of dev as in a validation and as in a test, and the continuation of one prompt."""
+        start = time.perf_counter()
+        self.dev_scores(model)
+        validated = time.perf_counter()
+        self._scores(model, self.corpus.dev, [])
+        scored = time.perf_counter()
+        prompts = _prompts(self.corpus, self.config.data.block_len)
+        self._continuations(model, prompts[:1])
+        continued = time.perf_counter() - scored
+        test = (scored - validated) * len(self.corpus.test) / len(self.corpus.dev)
+        return validated - start, test + continued * len(prompts)
+
+    def _continuations(self, model: Decoder, prompts: Sequence[Sequence[int]]) -> list[str]:
         """Sample a continuation of each prompt; it depends on the sampling seed and its number alone."""
         decode, length = self.config.decode, self.config.data.block_len
+        how = {"temperature": decode.temperature, "top_k": decode.top_k, "top_p": decode.top_p}
+        seeds = [derive(decode.sample_seed, "continue", i) for i in range(len(prompts))]
+        choose = partial(truncated, **how)
         with evaluating(model):
             continuations = [
-                _continued(model, ids, decode, seed=derive(decode.sample_seed, "continue", i), window=length)
-                for i, ids in enumerate(_prompts(self.corpus, length))
+                generate(model, ids, [seed], choose, count=CONTINUATION_TOKENS, window=length)[0].tolist()
+                for ids, seed in zip(prompts, seeds, strict=True)
             ]
         return _texts(self.corpus, continuations)
 
@@ -211,22 +234,3 @@ def _texts(corpus: plain.TextCorpus, rows: Sequence[Sequence[int]]) -> list[str]
     """Decode each row as one line of text, with an arrow at the end of each original line or document."""
     lines = [[list(ids) for end, ids in groupby(row, EOS.__eq__) if not end] for row in rows]
     return ["\n".join(corpus.tokenizer.decode(parts)).replace("\n", " ↵ ") for parts in lines]
-
-
-@torch.inference_mode()
-def _continued(
-    model: Decoder, prompt: Sequence[int], decode: DecodeConfig, *, seed: int, window: int
-) -> list[int]:
-    """Sample ``CONTINUATION_TOKENS`` tokens with the temperature and truncation of ``decode``; each sees the
-    ``window`` tokens before it.
-    """
-    device = next(model.parameters()).device
-    generator = torch.Generator().manual_seed(seed)
-    ids = list(prompt)
-    for _ in range(CONTINUATION_TOKENS):
-        logits = model(torch.tensor([ids[-window:]], device=device))[0, -1].double().cpu()
-        logits[PAD] = -math.inf
-        log_p = torch.log_softmax(logits.nan_to_num(0.0, neginf=-math.inf) / decode.temperature, -1)
-        weights = torch.softmax(nucleus(likeliest(log_p, decode.top_k), decode.top_p), -1)
-        ids.append(int(torch.multinomial(weights, 1, generator=generator)))
-    return ids[len(prompt) :]

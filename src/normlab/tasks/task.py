@@ -23,7 +23,7 @@ from normlab.config.model import derive
 from normlab.data.tokenizer import Tokenizer
 from normlab.errors import UserError
 from normlab.nn import PositionEncoding, Seq2Seq, TokenModel
-from normlab.nn.init import initialise_, profile_
+from normlab.nn.init import initialise_, profile_, scale_start_
 from normlab.nn.registry import Registry
 
 
@@ -59,6 +59,16 @@ def label_smoothed(
         spread = log_p.masked_fill(~allowed, 0.0).sum(-1) / allowed.sum()
     uniform = -(spread * (target.flatten() != pad)).sum()
     return LossSum(torch.lerp(nll, uniform, smoothing), nll.detach())
+
+
+def z_loss(logits: Tensor, target: Tensor, pad: int) -> Tensor:
+    r""":math:`\sum_t \log^2 Z_t` with :math:`Z_t = \sum_v \exp z_{tv}`, over the tokens that are predicted.
+
+    Chowdhery et al. 2022, Section 5 (arXiv 2204.02311). ``logits`` z `[B, T, V]`, ``target`` `[B, T]` with
+    ``pad`` where nothing is predicted.
+    """
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return (torch.logsumexp(wide, -1).square() * (target != pad)).sum()
 
 
 class Prepared(Protocol):
@@ -122,6 +132,8 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
     """The stacks of its model: ``encoder``, ``decoder`` or both."""
     metrics: ClassVar[tuple[Metric, ...]]
     """The task's scores. The first is the headline; ``nll`` is always among those of dev."""
+    rate_metric: ClassVar[Metric] = NLL
+    """The dev loss by which learning rates are chosen."""
     has_source: ClassVar[bool] = False
     """Whether each example has a source that a model could ignore; ``dev_scores`` tells whether it does."""
     new_parameters: ClassVar[tuple[str, ...] | None] = None
@@ -310,6 +322,7 @@ def build_model(
         torch.manual_seed(derive(seed, "build"))
         model = kind(config, vocab_size)
     initialise_(model, config.scheme, seed)
+    scale_start_(model, config.scheme)
     return model
 
 

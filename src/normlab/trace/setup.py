@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
-from itertools import repeat
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, Final
 
@@ -148,7 +148,8 @@ class Setup:
     be iterated over again and again. ``loss(model, batch)`` returns a scalar; without it the model's output
     holds one. ``optimizer`` is one, a list of them, or a function of the model; ``scheduler`` has ``step()``,
     or is a function of the optimizer. ``step(model, batch, optimizer, scheduler)`` is a whole step of
-    training. ``make()`` draws the model anew. ``lr`` is the rate that is meant.
+    training. ``make()`` draws the model anew. ``lr`` is the rate that is meant. ``dev`` holds batches that
+    are not trained on, in the form of ``batches``, by which models are compared.
 
     >>> setup = normlab.Setup(model, batch, loss=loss, optimizer=optimizer, declare={"pad_id": 0})
     >>> setup.batch is batch
@@ -164,6 +165,7 @@ class Setup:
     lr: float | None = None
     declare: Declaration = field(default_factory=Declaration)
     make: Callable[[], nn.Module] | None = None
+    dev: Any = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "declare", Declaration.of(self.declare))
@@ -243,6 +245,13 @@ class Setup:
             )
         while True:
             yield from self._pass()
+
+    def held_out(self, most: int) -> list[Any]:
+        """The first batches of ``dev``, ``most`` at most; none without it."""
+        if self.dev is None:
+            return []
+        own = replace(self, batches=self.dev)
+        return [own.batches] if own.is_one_batch else list(islice(own._pass(), most))
 
     def _pass(self) -> Iterator[Any]:
         """The batches, once."""

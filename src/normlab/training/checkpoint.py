@@ -219,14 +219,16 @@ def _check_weights(stored: Mapping[str, Tensor], shapes: Mapping[str, Size], fol
 
 
 def _check_optimiser(stored: Mapping[str, Tensor], shapes: Mapping[str, Size], path: Path) -> None:
-    """Check that each parameter's tensors have its shape or one entry, and that all have the same keys."""
+    """Check that each parameter's tensors have its shape or one entry, and that none lacks some of the keys
+    that another has; parameters that different rules step have different ones.
+    """
     keys: dict[str, set[str]] = {}
     for full_name, tensor in stored.items():
         name, _, key = full_name.rpartition("/")
         if name not in shapes or (tensor.numel() != 1 and tensor.shape != shapes[name]):
             raise CheckpointError(path.parent, f"{path} belongs to another model: {full_name} does not fit")
         keys.setdefault(name, set()).add(key)
-    every = set().union(*keys.values())
+    kinds = set(map(frozenset, keys.values()))
     for name, own in keys.items():
-        if lacks := every - own:
+        if lacks := set().union(*(kind - own for kind in kinds if own < kind)):
             raise CheckpointError(path.parent, f"{path} is damaged ({name} lacks {min(lacks)})")

@@ -29,6 +29,7 @@ from normlab.nn import (
     TokenModel,
     UntiedEmbedding,
 )
+from normlab.nn.embedding import build_embedding
 from normlab.nn.model import SourceInput
 from normlab.runs.files import write_json_atomic
 from normlab.runs.folder import RunFolder
@@ -382,7 +383,7 @@ def _fold_inputs(model: TokenModel, config: ModelConfig, first: Mapping[str, Ten
     }
     output = model.embedding.logits(torch.eye(dim, dtype=zeros.dtype)).T.contiguous()
     main = "decoder" if hasattr(model, "decoder") else "encoder"
-    model.embedding = UntiedEmbedding(vocabulary, dim)
+    model.embedding = build_embedding(UntiedEmbedding, config, vocabulary)
     model.embedding.output = nn.Parameter(output)
     model.position_encoding = PositionEncoding.registry[config.position_encoding](config)
     inputs: dict[str, Any] = {main: model}

@@ -45,14 +45,20 @@ class Worker(Protocol):
 class Process:
     """A ``normlab.training.worker`` process.
 
-    It imports nothing from its directory (``-P``) but the modules that ``--import`` names.
+    It imports nothing from its directory (``-P``) but the modules that ``--import`` names, and runs the files
+    of ``setups``, if there are any.
     """
 
     def __init__(
-        self, root: Path, *, cwd: Path | None = None, environment: Mapping[str, str] | None = None
+        self,
+        root: Path,
+        setups: Sequence[str] = (),
+        *,
+        cwd: Path | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "normlab.training.worker", str(root)],
+            [sys.executable, "-P", "-m", "normlab.training.worker", str(root), *setups],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor, distributed, nn
 
-from normlab.nn import shards
+from normlab.errors import UserError
+from normlab.nn import TokenModel, shards
 from normlab.nn.sublayer import Branch, Sublayer
 from normlab.watching.meter import norms_of
 
@@ -165,7 +166,18 @@ class FSDP(Parallel):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
+        if isinstance(model, TokenModel) and not model.constraint.by_entry:
+            raise UserError(
+                f"{model.constraint.name} scales whole vectors of weights, and --shard leaves a part of each "
+                "on every process; leave out --shard"
+            )
+
         super().__init__(model)
+        if any(group.get("use_muon") for group in optimiser.param_groups):
+            raise UserError(
+                "Muon steps whole matrices, and --shard leaves a part of each on every process; leave out "
+                "--shard, or choose an optimiser that treats every entry by itself, such as adamw"
+            )
         whole, self._count = self.parts, count
         self._skeleton, self._hollow = _skeleton(model)
         mesh = init_device_mesh(next(iter(whole.values())).device.type, (count,))

@@ -20,7 +20,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from normlab.config.config import Config
 from normlab.data.tokenizer import EOS, PAD
 from normlab.errors import UserError
-from normlab.optim import ScheduleState, build_optimiser, schedule_factor
+from normlab.nn import WeightConstraint
+from normlab.optim import ScheduleState, build_optimiser, clipped_together, schedule_factor, set_rate
 from normlab.runs.folder import RunFolder
 from normlab.runs.manifest import committed
 from normlab.tasks import TASKS
@@ -185,7 +186,7 @@ def load_run(
     task = task_of(folder.config(), folder.path.parent, tokens)
     model, optimizer = task.build(), None
     if (path / "optimiser.safetensors").exists():
-        optimizer = build_optimiser(model.parameters(), task.config.optim)
+        optimizer = build_optimiser(model, task.config.optim)
     return task, model, optimizer, load_checkpoint(path, model, optimizer, run=folder.id()).progress()
 
 
@@ -244,13 +245,14 @@ class _TrainingBatches:
 def _setup(task: AnyTask, model: nn.Module) -> Setup:
     config, optim = task.config, task.config.optim
     state = ScheduleState(optim, config.train.steps)
+    constraint = WeightConstraint.registry[config.model.weight_constraint]
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         own = batch.recounted() if hasattr(batch, "recounted") else batch
         return task.loss(model, own).loss / own.tokens
 
     def optimizer(model: nn.Module) -> torch.optim.Optimizer:
-        return at_rate(build_optimiser(model.parameters(), optim), optim.lr)
+        return set_rate(build_optimiser(model, optim), optim.lr)
 
     def scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
         return LambdaLR(optimizer, lambda step: schedule_factor(step + 1, state))
@@ -261,8 +263,11 @@ def _setup(task: AnyTask, model: nn.Module) -> Setup:
         value = loss(model, batch)
         value.backward()
         if optim.max_grad_norm:
-            nn.utils.clip_grad_norm_(model.parameters(), optim.max_grad_norm)
+            parameters = list(model.parameters())
+            for own in clipped_together(model, optim):
+                nn.utils.clip_grad_norm_([parameters[i] for i in own], optim.max_grad_norm)
         optimizer.step()
+        constraint.apply_(model)
         if scheduler is not None:
             scheduler.step()
         return value
@@ -285,13 +290,6 @@ def _setup(task: AnyTask, model: nn.Module) -> Setup:
         declare=Declaration(pad_id=PAD, eos_id=EOS, steps=config.train.steps, peak_lr=optim.lr),
         make=make,
     )
-
-
-def at_rate(optimizer: torch.optim.Optimizer, lr: float) -> torch.optim.Optimizer:
-    """Set the learning rate of an optimizer of normlab's, and return it."""
-    for group in optimizer.param_groups:
-        group["lr"].fill_(lr)
-    return optimizer
 
 
 class _EnoughError(Exception):

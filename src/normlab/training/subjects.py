@@ -18,7 +18,7 @@ from normlab.diagnosis.diagnose import Options, step_of
 from normlab.diagnosis.subject import SMALL_TOKENS
 from normlab.errors import UserError
 from normlab.nn.sublayer import Sublayer
-from normlab.optim import ScheduleState, build_optimiser, schedule_factor
+from normlab.optim import ScheduleState, build_optimiser, schedule_factor, set_rate
 from normlab.runs.folder import RunFolder
 from normlab.trace.step import OptimizerFactory
 from normlab.training import setups
@@ -123,7 +123,9 @@ def of_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> Case:
     case = _case(f"{setups.title_of(config)}, {which}", task, model, facts)
     case.plan.pop("warmup_steps", None)  # the rate is that of this step already
     lr = lr or config.optim.lr
-    return replace(case, optimiser=setups.at_rate(optimizer, lr) if optimizer else _factory(config.optim, lr))
+    return replace(
+        case, optimiser=set_rate(optimizer, lr) if optimizer else _factory(model, config.optim, lr)
+    )
 
 
 def _case(title: str, task: AnyTask, model: nn.Module, facts: Mapping[str, str]) -> Case:
@@ -135,15 +137,15 @@ def _case(title: str, task: AnyTask, model: nn.Module, facts: Mapping[str, str])
         model=model,
         batch=_task_inputs(task, model, micro),
         loss=mean_loss,
-        optimiser=_factory(task.config.optim, task.config.optim.lr),
+        optimiser=_factory(model, task.config.optim, task.config.optim.lr),
         batches=[_task_inputs(small, model, small.batch(i)) for i in range(MINI_BATCHES)],
         facts=dict(facts) | {"tokens": f"{micro.tokens:,} predicted in {micro.padded_tokens:,} positions"},
         plan=Options(warmup_steps=task.config.optim.warmup_steps),
     )
 
 
-def _factory(optim: OptimConfig, lr: float) -> OptimizerFactory:
-    return lambda parameters: setups.at_rate(build_optimiser(parameters, optim), lr)
+def _factory(model: nn.Module, optim: OptimConfig, lr: float) -> OptimizerFactory:
+    return lambda parameters: set_rate(build_optimiser(model, optim, parameters), lr)
 
 
 class TaskInputs(dict[str, Any]):

@@ -1,13 +1,11 @@
-"""The trainer: one configuration's model, optimiser and progress, the step that moves them, and its time."""
+"""The trainer: one configuration's model, optimiser and progress, and the step that moves them."""
 
 from __future__ import annotations
 
 import copy
-import statistics
-import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,16 @@ from normlab.config.model import derive
 from normlab.config.units import count
 from normlab.data.batches import Prefetch
 from normlab.errors import UserError
-from normlab.optim import ScheduleState, build_optimiser, keeps_tensors, schedule_factor
+from normlab.optim import (
+    ScheduleState,
+    build_optimiser,
+    clipped_together,
+    keeps_tensors,
+    schedule_factor,
+    set_rate,
+)
 from normlab.tasks import TASKS
-from normlab.tasks.task import Prepared, Task
+from normlab.tasks.task import Task
 from normlab.training.checkpoint import State
 from normlab.training.devices import Scaling, autocast, prepare_process
 from normlab.training.progress import RunProgress
@@ -65,7 +70,8 @@ class Trainer:
         self.task, self.ranks = task, ranks
         self.config, self.device = task.config, task.device
         self.model = task.build()
-        self.optimiser = build_optimiser(self.model.parameters(), self.config.optim)
+        self.optimiser = build_optimiser(self.model, self.config.optim)
+        self.clipped = clipped_together(self.model, self.config.optim)
         self.parallel = ranks.parallel(self.model, self.optimiser, shard=self.config.machine.shard)
         enabled = self.config.train.precision == "fp16"
         self.scaling = Scaling(self.parallel.scaler(self.device, enabled=enabled), self.device)
@@ -168,10 +174,10 @@ class Trainer:
         gradients = self.meter.gradients()
         norm = self._clip(gradients)
         lr = self.learning_rate()
-        for group in self.optimiser.param_groups:
-            group["lr"].fill_(lr)
+        set_rate(self.optimiser, lr)
         self.meter.before()
         norm = self.scaling.step(self.optimiser, norm)
+        self.model.constraint.apply_(self.model)
         updates = self.meter.after()
         self.optimiser.zero_grad(set_to_none=True)
         return lr, norm, gradients, updates
@@ -179,8 +185,10 @@ class Trainer:
     def _clip(self, gradients: Tensor) -> Tensor:
         norm = torch.linalg.vector_norm(gradients)
         largest = self.config.optim.max_grad_norm
-        if largest:
-            nn.utils.clip_grads_with_norm_(self.parallel.parts.values(), largest, norm)
+        parts = list(self.parallel.parts.values())
+        for own in self.clipped if largest else ():
+            of_own = norm if len(own) == len(parts) else torch.linalg.vector_norm(gradients[own])
+            nn.utils.clip_grads_with_norm_([parts[i] for i in own], largest, of_own)
         return norm
 
     def _is_best(self, scores: Mapping[str, float]) -> bool:
@@ -192,39 +200,3 @@ class Trainer:
         decides = (selection_metric(metrics, self.config.train.best_by), NLL)
         now, then = ([m.sort_key(of.get(m.name)) for m in decides] for of in (scores, p.best_dev))
         return now > then
-
-
-@dataclass(frozen=True)
-class Seconds:
-    """Seconds of one optimiser step, of one validation, and of a whole run."""
-
-    step: float
-    validation: float
-    run: float
-
-
-def measure(config: Config, corpus: Prepared, *, steps: int = 5) -> Seconds:
-    """Measure the median of ``steps`` steps after two warm-up steps, on ``machine.threads`` threads, and with
-    the task's rehearsal a validation and the test.
-
-    These are rough figures: other runs at the same time make them longer, and a model that has learnt to end
-    its sentences searches faster.
-    """
-    device = prepare_process(config.machine)
-    task = TASKS[config.task](config, corpus, device)
-    with closing(Trainer(task)) as trainer:
-        seconds = [_seconds_of_step(trainer) for _ in range(steps + 2)]
-    step = statistics.median(seconds[2:])
-    trainer.model.eval()
-    with autocast(device, config.train.precision):
-        validation, test = task.rehearse(trainer.model)
-    validations = -(-config.train.steps // config.train.validate_every_steps)
-    return Seconds(step, validation, step * config.train.steps + validations * validation + test)
-
-
-def _seconds_of_step(trainer: Trainer) -> float:
-    start = time.perf_counter()
-    trainer.step()
-    if trainer.device.type == "cuda":
-        torch.cuda.synchronize(trainer.device)
-    return time.perf_counter() - start

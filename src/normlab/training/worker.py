@@ -1,4 +1,7 @@
-"""The child process of a queue: it reads a configuration a line and answers each with a line."""
+"""The child process of a queue: it reads a configuration a line and answers each with a line.
+
+Its arguments are the folder of the runs, and the files of setups of the user's own, if it trains these.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 from normlab.config.config import Config, run_id
@@ -45,9 +49,10 @@ def _stop_with(parent: int) -> None:
 
 
 def _serve() -> None:
-    root, answers = Path(sys.argv[1]), os.dup(1)
+    answers = os.dup(1)
+    (root, *references) = sys.argv[1:]
     for line in sys.stdin:
-        answer = _answer(from_json(Config, line), root)
+        answer = _answer(from_json(Config, line), Path(root), references)
         try:
             os.write(answers, f"{answer}\n".encode(errors="backslashreplace"))
         except BrokenPipeError:  # the queue's process is gone, and nobody waits for more
@@ -62,12 +67,17 @@ def _print_into(log: Path) -> None:
         os.dup2(file.fileno(), 2)
 
 
-def _answer(config: Config, root: Path) -> str:
+def _answer(config: Config, root: Path, references: Sequence[str]) -> str:
     """Return "done" or the reason why not, in one line. Wait for a process that is training the same run."""
     while True:
         try:
             _print_into(RunFolder(root / run_id(config)).log)
-            train(config, root)
+            if references:
+                from normlab.training.own_runs import train_own
+
+                train_own(config, root, references)
+            else:
+                train(config, root)
         except RunBusyError:
             time.sleep(_BUSY_SECONDS)
         except Exception as error:

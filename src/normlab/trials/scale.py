@@ -40,7 +40,8 @@ class Scale:
     unigram: float | None = None
     uniform: float | None = None
     targets: int = 0
-    """How many targets were counted."""
+    """How many targets were counted, in ``batches``."""
+    batches: int = 0
     weight: float = 1.0
     rest: float = 0.0
     unknown: str = ""
@@ -106,6 +107,7 @@ def read_scale(setup: Setup, batches: Sequence[Any], seconds: float, first: floa
         unigram=mixed([_entropy(head) for head in heads]),
         uniform=mixed([math.log(head[0].classes) for head in heads]),
         targets=counted,
+        batches=len(losses),
         weight=weight,
         rest=rest,
     )

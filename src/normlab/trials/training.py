@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normlab.errors import UserError
@@ -21,8 +21,8 @@ from normlab.trace.tensors import eager, forward_hooks, map_tensors
 from normlab.trace.trace import output_loss
 from normlab.trace.untouched import same_random_state, untouched
 
-RateOf = Callable[[int], Sequence[float]]
-"""Step, counted from 1, to the rate of each group."""
+RateOf = Callable[[int, Sequence[float]], Sequence[float]]
+"""Step, counted from 1, and the rates that the groups have by themselves, to those that they are given."""
 Enough = Callable[["Training"], str]
 """A training so far to why it ends here; empty where it goes on."""
 WARMUP: Final = 1 / 5
@@ -41,6 +41,8 @@ class Training:
     """By batch in which an optimizer was called, what the scheduler or the step had set, by group."""
     ran: bool = False
     """Whether any module of the copy ran."""
+    model: nn.Module | None = None
+    """The copy that is trained."""
 
 
 def train(
@@ -63,6 +65,7 @@ def train(
     kept = replace(setup, batches=())  # a step is handed copies of its batch
     with untouched(kept), same_random_state(seed), eager():
         model, optimizers, scheduler = copied(setup)
+        seen.model = model
         for group in groups_of(optimizers):
             group.update({name: value for name, value in groups.items() if name in group})
         loss_of = setup.loss or output_loss
@@ -108,7 +111,8 @@ def _give_rates(optimizers: Sequence[Optimizer], rate_of: RateOf | None, seen: T
         held = [group["lr"] for group in every]
         batch = len(seen.losses)
         seen.rates[batch] = [float(lr or 0.0) for lr in held]
-        for group, lr, rate in zip(every, held, rate_of(batch + 1) if rate_of else held, strict=True):
+        given = rate_of(batch + 1, seen.rates[batch]) if rate_of else held
+        for group, lr, rate in zip(every, held, given, strict=True):
             group["lr"] = torch.full_like(lr, float(rate)) if isinstance(lr, Tensor) else rate
         try:
             return own(*args, **kwargs)
@@ -150,7 +154,7 @@ class Course:
         """The rates of a trial of so many steps."""
         rises = min(self.warmup * steps, self.longest or steps)
 
-        def rates(step: int) -> list[float]:
+        def rates(step: int, own: Sequence[float]) -> list[float]:
             ramp = min(1.0, step / rises) if rises else 1.0
             return [peak * (rate / self.rate) * ramp for peak in self.peaks]
 

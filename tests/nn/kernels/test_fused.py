@@ -8,7 +8,7 @@ import torch
 from cases import each
 from normlab.nn import reference
 from normlab.nn.kernels import fused
-from normlab.nn.kernels.fused import root_mean_square_normed, scaled_to
+from normlab.nn.kernels.fused import erf_scaled, root_mean_square_normed, scaled_to, tanh_scaled
 
 SHAPES = [(1, 1), (7, 3), (2, 5, 33), (3, 1, 4, 64)]
 
@@ -54,6 +54,28 @@ def test_root_mean_squares(shape, dtype, tolerance, scale):
     compared(
         lambda x, w: root_mean_square_normed(x, w, 1e-6), x, weight, tolerance=tolerance * (1 + 0.3 / scale)
     )
+
+
+@types
+@each("shape", SHAPES)
+@each("alpha", [0.5, -2.0, 0.0])
+def test_tanh_and_erf_with_gains(shape, dtype, tolerance, alpha):
+    """Also where the slope has no factor to divide by, and far out, where both are flat."""
+    x = (5 * rows(shape, dtype)).detach().requires_grad_()
+    scalars = [torch.tensor([value], dtype=dtype, requires_grad=True) for value in (alpha, 0.3)]
+    weight = torch.linspace(-1, 2, shape[-1], dtype=dtype).requires_grad_()
+    bias = torch.linspace(1, -3, shape[-1], dtype=dtype).requires_grad_()
+    many = tolerance * x.numel() ** 0.5
+    compared(tanh_scaled, x, scalars[0], weight, bias, tolerance=many)
+    compared(erf_scaled, x, *scalars, weight, bias, tolerance=many)
+
+
+def test_a_tanh_is_one_of_the_largest_numbers():
+    x = torch.tensor([[-3e38, -90.0, 0.0, 90.0, 3e38]], requires_grad=True)
+    y = tanh_scaled(x, torch.tensor([0.5]), torch.ones(5), torch.zeros(5))
+    y.sum().backward()
+    assert y.tolist() == [[-1, -1, 0, 1, 1]]
+    assert x.grad.tolist() == [[0, 0, 0.5, 0, 0]]
 
 
 def test_one_short_row_takes_the_plain_path():
@@ -107,6 +129,8 @@ def test_an_operator_that_is_missing_or_wrong_is_left_alone(monkeypatch, broken)
 NORMS = {
     "length": lambda x: scaled_to(x, 1.5),
     "root-mean-square": lambda x: root_mean_square_normed(x, torch.ones(4, dtype=x.dtype), 1e-6),
+    "tanh": lambda x: tanh_scaled(x, *(x.new_full((n,), 0.3) for n in (1, 4, 4))),
+    "erf": lambda x: erf_scaled(x, *(x.new_full((n,), 0.3) for n in (1, 1, 4, 4))),
 }
 
 

@@ -3,30 +3,57 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import ClassVar, Final
 
 import torch
 from torch import Tensor, nn
 
 from normlab.config.model import ModelConfig, derive
-from normlab.nn import Activation, Branch, Embedding, PositionEncoding, ReLU, SegmentEncoder, Sublayer
+from normlab.nn import (
+    Activation,
+    Branch,
+    Embedding,
+    PositionEncoding,
+    ReLU,
+    SegmentEncoder,
+    Site,
+    Sublayer,
+    TokenModel,
+    parameter_roles,
+)
+from normlab.nn.constraint import along_stream, unit_
 from normlab.nn.registry import Registered, Registry
+from normlab.nn.sublayer import LAST
 
 SCHEMES: Registry[type[Scheme]] = Registry("scheme")
+STD: Final = 0.02
+"""GPT-2's standard deviation, and since then that of most language models."""
 
 
 class Scheme(Registered, ABC):
     """Base of all schemes; a subclass registers itself under ``name``."""
 
     registry: ClassVar[Registry[type[Scheme]]] = SCHEMES
+    of_tables: ClassVar[bool] = False
+    """Whether it also fills the tables of tokens and positions, which otherwise follow their own rules."""
+    by_width: ClassVar[Mapping[str, float]] = dict.fromkeys(("embedding", "head", "hidden"), -0.5)
+    """The exponent of the width in the standard deviations of each role of ``nn.roles``."""
 
     @staticmethod
     @abstractmethod
     def fill_(weight: Tensor, matrix: str, gain: float, generator: torch.Generator) -> None:
-        """Fill a weight `[out, in]` in place; ``gain`` is the placement's factor on the standard deviation.
+        """Fill a weight `[out, in]` in place; ``gain`` is the factor of the scheme and of the placement on
+        the standard deviation.
 
-        ``matrix`` is a name in ``Branch.matrices``, or ``"head"`` for the matrices of an encoder's heads.
+        ``matrix`` is a name in ``Branch.matrices``, or ``"head"`` for the matrices of an encoder's heads;
+        with ``of_tables`` also ``"embedding"``, ``"positions"`` and ``"unembedding"``, an output's own.
         """
+
+    @classmethod
+    def gain(cls, site: Site, matrix: str) -> float:
+        """Return the scheme's factor on the standard deviation of a matrix at a site."""
+        return 1.0
 
     @classmethod
     def conflict(cls, config: ModelConfig) -> str | None:
@@ -67,7 +94,7 @@ class SmallInit(Scheme, name="smallinit"):
 
     @staticmethod
     def fill_(weight: Tensor, matrix: str, gain: float, generator: torch.Generator) -> None:
-        if matrix in ("query", "key", "value", "output"):
+        if matrix in ("query", "key", "value", "output", "gate"):
             weight.normal_(0.0, gain * (2 / (5 * weight.shape[1])) ** 0.5, generator=generator)
         else:
             Xavier.fill_(weight, matrix, gain, generator)
@@ -113,38 +140,160 @@ class UniformAttention(Scheme, name="uniformattention"):
             Xavier.fill_(weight, matrix, gain, generator)
 
 
+class Normal(Scheme, name="normal002"):
+    """:math:`N(0, 0.02^2)` for every matrix, those of tokens and positions too.
+
+    Devlin et al. 2019, the released code (arXiv 1810.04805), without its truncation; Hugging Face's start of
+    Llama, Gemma and most others.
+    """
+
+    of_tables: ClassVar[bool] = True
+    by_width: ClassVar[Mapping[str, float]] = dict.fromkeys(("embedding", "head", "hidden"), 0.0)
+
+    @staticmethod
+    def fill_(weight: Tensor, matrix: str, gain: float, generator: torch.Generator) -> None:
+        weight.normal_(0.0, gain * STD, generator=generator)
+
+
+class GPT2Start(Normal, name="gpt2start"):
+    r"""GPT-2's start: :math:`N(0, 0.02^2)`, tokens and positions too, and the last matrix of every branch
+    :math:`N(0, 0.02^2/S)` with S sublayers in the stack, 2L in a language model.
+
+    Radford et al. 2019, Section 2.3 (Language Models are Unsupervised Multitask Learners), as nanoGPT and
+    Hugging Face have it. OpenAI's code draws positions from :math:`N(0, 0.01^2)` and scales no matrix. Used
+    by Brown et al. 2020, Section 2.1 (arXiv 2005.14165).
+    """
+
+    @classmethod
+    def gain(cls, site: Site, matrix: str) -> float:
+        return site.sublayers**-0.5 if matrix in LAST else 1.0
+
+
+class TruncatedNormal(Scheme, name="truncnormal"):
+    r""":math:`N(0, 0.02^2)` cut at three standard deviations, for every matrix, tokens and positions too.
+
+    Its deviation is 0.986 times 0.02. OLMo et al. 2025, Section 3.2 (arXiv 2501.00656).
+    """
+
+    of_tables: ClassVar[bool] = True
+    by_width: ClassVar[Mapping[str, float]] = Normal.by_width
+
+    @staticmethod
+    def fill_(weight: Tensor, matrix: str, gain: float, generator: torch.Generator) -> None:
+        std = gain * STD
+        if std:
+            nn.init.trunc_normal_(weight, 0.0, std, -3 * std, 3 * std, generator=generator)
+        else:
+            weight.zero_()
+
+
+class ZeroOutputs(Scheme, name="zerooutputs"):
+    r""":math:`N(0, 1/n_{in})`, and 0 for the last matrix of every branch, which writes nothing at first.
+
+    Zhang et al. 2019, Section 3 (arXiv 1901.09321), without its other rules; as in modded-nanogpt.
+    """
+
+    @staticmethod
+    def fill_(weight: Tensor, matrix: str, gain: float, generator: torch.Generator) -> None:
+        weight.normal_(0.0, gain * weight.shape[1] ** -0.5 * (matrix not in LAST), generator=generator)
+
+
+class NGPTStart(Scheme, name="ngptstart"):
+    r"""nGPT's start: :math:`N(0, 1/d)`, then each vector along the stream scaled to length 1, that is each
+    row, and each column of the last matrix of a branch; tokens and positions too.
+
+    Loshchilov et al. 2024, Section 2 (arXiv 2410.01131).
+    """
+
+    of_tables: ClassVar[bool] = True
+
+    @staticmethod
+    def fill_(weight: Tensor, matrix: str, gain: float, generator: torch.Generator) -> None:
+        weight.normal_(generator=generator)
+        unit_(weight, along_stream(matrix))
+        weight.mul_(gain)
+
+
+class NanochatStart(Scheme, name="nanochatstart"):
+    r"""nanochat's start: uniform with deviation :math:`d^{-1/2}` for query, key and value,
+    :math:`U(-0.4 \, d^{-1/2}, 0.4 \, d^{-1/2})` for the first feed-forward matrices, 0 for the last matrix of
+    every branch, tokens :math:`N(0, 0.8^2)` and an output matrix of its own :math:`N(0, 0.001^2)`.
+
+    nanochat's code at 92d63d4, July 2026. A tied embedding and positions take the deviation of tokens, heads
+    of an encoder that of a query; after Zhang et al. 2019, Section 3 (arXiv 1901.09321).
+    """
+
+    of_tables: ClassVar[bool] = True
+    by_width: ClassVar[Mapping[str, float]] = {"embedding": 0.0, "head": 0.0, "hidden": -0.5}
+    TABLES: ClassVar[Mapping[str, float]] = {"embedding": 0.8, "positions": 0.8, "unembedding": 0.001}
+
+    @staticmethod
+    def fill_(weight: Tensor, matrix: str, gain: float, generator: torch.Generator) -> None:
+        if std := NanochatStart.TABLES.get(matrix):
+            weight.normal_(0.0, gain * std, generator=generator)
+            return
+        bound = 0.0 if matrix in LAST else 0.4 if matrix.startswith("ffn") else 3**0.5
+        bound *= gain * weight.shape[1] ** -0.5
+        weight.uniform_(-bound, bound, generator=generator)
+
+
 @torch.no_grad()
 def initialise_(model: nn.Module, scheme: str, seed: int) -> None:
-    """Initialise every branch by the scheme, and embeddings, position encoding and heads by their own rules.
+    """Initialise every branch by the scheme, and embeddings, position encoding and heads by their own rules,
+    unless the scheme fills tables as well.
 
     Each matrix has its own generator, derived from (seed, site, name): two models that differ only in
     placement or norm have the same initial weights. On the meta device, which holds no values, none is drawn.
     """
     if any(p.is_meta for p in model.parameters()):
         return
-    fill_ = SCHEMES[scheme].fill_
+    chosen = SCHEMES[scheme]
     sublayers = [m for m in model.modules() if isinstance(m, Sublayer)]
     for sublayer in sublayers:
-        if isinstance(sublayer.f, Branch):
-            site = sublayer.site
-            for i, (name, weight) in enumerate(sublayer.f.matrices().items()):
-                generator = _generator(weight, derive(seed, f"init.{site.stack}", site.index, i))
-                fill_(weight, name, sublayer.place.gain(site, name), generator)
-            _zero_biases(sublayer.f)
+        _fill_branch_(sublayer, chosen, seed)
     gains = [(s.place.embedding_gain(s.site), s.place.classifier_gain(s.site)) for s in sublayers]
-    gain, classifier_gain = (min(column) for column in zip(*gains or [(1.0, 1.0)], strict=True))
+    embedding_gain, classifier_gain = (min(column) for column in zip(*gains or [(1.0, 1.0)], strict=True))
     for path, module in model.named_modules():
         own = (1,) if path.startswith("source.") else ()  # an encoder's own tables have their own draws
         if isinstance(module, Embedding):
             generator = _generator(module.weight, derive(seed, "init.embedding", *own))
-            module.init_(generator, gain=gain, classifier_gain=classifier_gain)
+            module.init_(generator, gain=embedding_gain, classifier_gain=classifier_gain)
         elif isinstance(module, PositionEncoding):
             device = next(model.parameters()).device
             module.init_(torch.Generator(device).manual_seed(derive(seed, "init.positions", *own)))
         elif isinstance(module, SegmentEncoder):
             for i, head in enumerate(module.heads()):
-                fill_(head.weight, "head", 1.0, _generator(head.weight, derive(seed, "init.head", i)))
+                chosen.fill_(head.weight, "head", 1.0, _generator(head.weight, derive(seed, "init.head", i)))
                 _zero_biases(head)
+        if chosen.of_tables and isinstance(module, (Embedding, PositionEncoding)):
+            gain_of = {"embedding": embedding_gain, "unembedding": classifier_gain, "positions": 1.0}
+            for name, table in module.tables().items():
+                generator = _generator(table, derive(seed, f"init.{name}.scheme", *own))
+                chosen.fill_(table, name, gain_of[name], generator)
+
+
+@torch.no_grad()
+def scale_start_(model: TokenModel, scheme: str) -> None:
+    """Multiply initial matrices so that they go with the width as the model's parametrisation says, whatever
+    the scheme's own exponent.
+    """
+    wanted, drawn = model.parametrisation.starts, SCHEMES[scheme].by_width
+    if model.parametrisation.width == 1:
+        return
+    parameters = dict(model.named_parameters())
+    for name, own in parameter_roles(model).items():
+        if own.role in wanted:
+            parameters[name].mul_(model.parametrisation.width ** (wanted[own.role] - drawn[own.role]))
+
+
+def _fill_branch_(sublayer: Sublayer, scheme: type[Scheme], seed: int) -> None:
+    if not isinstance(sublayer.f, Branch):
+        return
+    site = sublayer.site
+    for i, (name, weight) in enumerate(sublayer.f.matrices().items()):
+        generator = _generator(weight, derive(seed, f"init.{site.stack}", site.index, i))
+        scheme.fill_(weight, name, scheme.gain(site, name) * sublayer.place.gain(site, name), generator)
+    _zero_biases(sublayer.f)
 
 
 def _zero_biases(module: nn.Module) -> None:

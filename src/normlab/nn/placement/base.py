@@ -22,6 +22,8 @@ from normlab.nn.site import Site
 Stream = Any
 """The residual stream from sublayer to sublayer: a tensor `[B, T, D]`, or a tuple of them."""
 
+INSIDE = ("query", "key", "gate")
+"""The matrices that act inside an attention's softmax or gates, which no gain on the branch reaches."""
 XAVIER = ("xavier", "xavier_uniform")
 """The init schemes to which a gain on Xavier initialisation applies."""
 

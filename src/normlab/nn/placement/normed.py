@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from normlab.config.model import ModelConfig
 from normlab.nn.options import INNER_NORMS
-from normlab.nn.placement.base import XAVIER, Placement, Plain, Stream
+from normlab.nn.placement.base import INSIDE, XAVIER, Placement, Plain, Stream
 from normlab.nn.site import Site
 
 NORMED_BRANCH = "the norm behind a branch divides by a statistic of each token, which no weights can hold"
@@ -139,7 +139,7 @@ class SubNorm(NormedInput, name="subln"):
 
     @classmethod
     def gain(cls, site: Site, matrix: str) -> float:
-        if matrix in ("query", "key") or not INNER_NORMS[cls.inner_norm](site.role):
+        if matrix in INSIDE or not INNER_NORMS[cls.inner_norm](site.role):
             return 1.0
         if site.alone:
             return math.log(2 * site.layers) ** 0.5

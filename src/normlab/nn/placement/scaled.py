@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from normlab.config.model import ModelConfig
 from normlab.nn.embedding import Embedding
-from normlab.nn.placement.base import XAVIER, Placement, Plain, ProfiledPlacement, Stream
+from normlab.nn.placement.base import INSIDE, XAVIER, Placement, Plain, ProfiledPlacement, Stream
 from normlab.nn.placement.normed import NormedInput, OneNorm
 from normlab.nn.site import Site
 
@@ -145,7 +145,7 @@ class DeepNorm(OneNorm, name="deepnorm"):
 
     @classmethod
     def gain(cls, site: Site, matrix: str) -> float:
-        return 1.0 if matrix in ("query", "key") else cls.constants(site)[1]
+        return 1.0 if matrix in INSIDE else cls.constants(site)[1]
 
     @classmethod
     def conflict(cls, config: ModelConfig) -> str | None:
@@ -234,7 +234,7 @@ class FixUp(ScaledBranch, name="fixup"):
 
     @classmethod
     def gain(cls, site: Site, matrix: str) -> float:
-        if matrix in ("query", "key"):
+        if matrix in INSIDE:
             return 1.0
         return 0.0 if matrix in ("output", "ffn_out") else site.branches**-0.5
 
@@ -273,7 +273,7 @@ class TFixup(Placement, name="tfixup"):
 
     @classmethod
     def gain(cls, site: Site, matrix: str) -> float:
-        if matrix in ("query", "key"):
+        if matrix in INSIDE:
             return 0.5**0.5
         return 0.67 * site.layers**-0.25 if site.stack == "encoder" else (9 * site.layers) ** -0.25
 

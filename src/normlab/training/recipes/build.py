@@ -38,7 +38,8 @@ def build(recipe: str, vocab_size: int, *, seed: int = 1, force: bool = False, *
     >>> model(torch.randint(1000, (8, 16))).shape
     torch.Size([8, 16, 1000])
     """
-    config = grammar.resolve(recipe, Config(model=ModelConfig(**{**DECODER, **sizes})), force=force).model
+    base = Config(model=ModelConfig(**{**DECODER, **sizes}))
+    config = grammar.resolve(recipe, base, force=force, kept=list(sizes)).model
     kind: Any = grammar.MODELS.get((bool(config.encoder_layers), bool(config.decoder_layers)), Decoder)
     model = build_model(kind, config, vocab_size, seed)
     if next(model.parameters()).is_meta:

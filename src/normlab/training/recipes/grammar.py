@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,9 +16,10 @@ from normlab.config.config import Config, ModelConfig
 from normlab.config.io import validated
 from normlab.errors import UserError, nearest
 from normlab.nn.init import SCHEMES
-from normlab.optim import OPTIMISERS, SCHEDULES, warmup
+from normlab.optim import OPTIMISERS, SCHEDULES, underived, warmup
 from normlab.optim.schedule import check_schedule
 from normlab.tasks import TASKS
+from normlab.training.recipes.baselines import LIKE, NamedBaseline
 from normlab.training.recipes.plugins import HINT, code_digest
 
 CITATION = re.compile(
@@ -72,6 +73,7 @@ PLACEMENT = Axis("placement", nn.Placement.registry, "model", "encoder_placement
 AXES = (
     Axis("norm", nn.Norm.registry, "model", "norm", always_said=True),
     Axis("embedding", nn.Embedding.registry, "model", "embedding", form="{} embedding"),
+    Axis("embedding scale", nn.EMBEDDING_SCALES, "model", "embedding_scale"),
     Axis("scheme", SCHEMES, "model", "scheme", always_said=True),
     Axis("position encoding", nn.PositionEncoding.registry, "model", "position_encoding", keeps=True),
     Axis("activation", nn.Activation.registry, "model", "activation", keeps=True),
@@ -79,6 +81,13 @@ AXES = (
     Axis("bias", nn.BIASES, "model", "bias"),
     Axis("inner norm", nn.INNER_NORMS, "model", "inner_norm"),
     Axis("head gain", nn.HEAD_GAINS, "model", "head_gain"),
+    Axis("attention gate", nn.GATES, "model", "attention_gate"),
+    Axis("value residual", nn.ValueResidual.registry, "model", "value_residual"),
+    Axis("logits", nn.LogitMap.registry, "model", "logit_map"),
+    Axis("weight constraint", nn.WeightConstraint.registry, "model", "weight_constraint"),
+    Axis(
+        "parametrisation", nn.Parametrisation.registry, "model", "parametrisation", form="{} parametrisation"
+    ),
     Axis("optimiser", OPTIMISERS, "optim", "optimiser", keeps=True),
     Axis("schedule", SCHEDULES, "optim", "schedule", keeps=True, always_said=True),
 )
@@ -111,9 +120,15 @@ def parts() -> list[RecipePart]:
 
 
 def listed() -> list[RecipePart]:
-    """Return ``parts`` with, after the placements, their composition."""
+    """Return ``parts`` with, after the placements, their composition, and the baselines at the end."""
     registered, end = parts(), len(PLACEMENT.names)
-    return [*registered[:end], RecipePart(PLACEMENT.name, "enc:A/dec:B", _placements), *registered[end:]]
+    both = RecipePart(PLACEMENT.name, "enc:A/dec:B", _placements)
+    return [*registered[:end], both, *registered[end:], *baselines()]
+
+
+def baselines() -> list[RecipePart]:
+    """Return the named baselines."""
+    return [RecipePart("baseline", name, source) for name, source in NamedBaseline.registry.items()]
 
 
 def summary(part: RecipePart) -> tuple[str, str]:
@@ -133,13 +148,17 @@ def paragraphs(source: object) -> tuple[str, str]:
 
 
 @validated
-def resolve(name: str, base: Config, *, force: bool = False) -> Config:
+def resolve(name: str, base: Config, *, force: bool = False, kept: Sequence[str] = ()) -> Config:
     """Return the base configuration with a recipe's choices.
 
     A recipe is a placement (or ``enc:A/dec:B``) and then, joined by ``+``, at most one name from each axis,
-    and ``warmup``. Without a name, norm, embedding and scheme are the defaults; query-key norm, bias, inner
-    norm and head gain follow the placement's source; position encoding, activation, optimiser and schedule
-    stay those of the base. Without ``warmup`` there are no warm-up steps.
+    and ``warmup``. One that begins with a baseline (``like:llama``, or ``llama`` if no placement is called
+    so) has all its choices that no later name replaces, a placement among them, and leaves the fields in
+    ``kept`` as they are in the base. ``A=`` before a recipe gives it a short name.
+
+    Without a name, norm, embedding and scheme are the defaults; query-key norm, bias, inner norm and head
+    gain follow the placement's source; position encoding, activation, optimiser and schedule stay those of
+    the base. Without ``warmup`` there are no warm-up steps.
 
     Raises UserError with the allowed names, or with the reason why a choice is not defined with another. The
     latter can be overridden by ``force``; the reason is then stored as the configuration's ``forced``.
@@ -148,6 +167,8 @@ def resolve(name: str, base: Config, *, force: bool = False) -> Config:
     'rmsnorm'
     """
     recipe = _parse(name.strip())
+    if recipe.baseline:
+        base = recipe.baseline.applied_to(base, kept)
     config = recipe.applied_to(base)
     reasons = recipe.conflicts(config)
     if reasons and not force:
@@ -157,7 +178,7 @@ def resolve(name: str, base: Config, *, force: bool = False) -> Config:
             f"recipe {name!r}: {'; '.join(reasons)}; {to_type}; --force (in Python force=True) runs it all "
             "the same, with a mark"
         )
-    if "warm-up" in recipe.named and not base.optim.warmup_steps:
+    if "warm-up" in recipe.own and not base.optim.warmup_steps:
         raise UserError(
             f"recipe {name!r} warms up, and optim.warmup_steps is 0; type e.g. --warmup-steps 400, "
             "or in Python give a base with OptimConfig(warmup_steps=400)"
@@ -267,12 +288,26 @@ class _Recipe:
 
     placements: tuple[str, str]
     named: Mapping[str, str]
+    baseline: type[NamedBaseline] | None = None
+
+    @property
+    def start(self) -> _Recipe | None:
+        """The recipe of the baseline."""
+        return _parse(self.baseline.recipe) if self.baseline else None
+
+    @property
+    def own(self) -> Mapping[str, str]:
+        """What is named beside the baseline."""
+        before = self.start.named if self.start else {}
+        return {axis: name for axis, name in self.named.items() if before.get(axis) != name}
 
     @property
     def typed(self) -> str:
         encoder, decoder = self.placements
-        head = encoder if encoder == decoder else f"enc:{encoder}/dec:{decoder}"
-        return "+".join([head, *self.named.values()])
+        head = [encoder if encoder == decoder else f"enc:{encoder}/dec:{decoder}"]
+        if self.baseline and self.start:
+            head = [self.baseline.name, *([] if self.placements == self.start.placements else head)]
+        return "+".join([*head, *self.own.values()])
 
     def applied_to(self, base: Config) -> Config:
         encoder, decoder = self.placements
@@ -300,8 +335,9 @@ class _Recipe:
             without = " and ".join(placement.__name__ for placement in placements)
             have = "has" if len(placements) == 1 else "have"
             reasons.append(f"{without} {have} no norm, so {model.norm} would do nothing")
-        reasons_of_parts = [SCHEMES[model.scheme].conflict(model), *(p.conflict(model) for p in placements)]
-        return reasons + [why for why in reasons_of_parts if why]
+        scheme, scaling = SCHEMES[model.scheme], nn.Parametrisation.registry[model.parametrisation]
+        reasons_of_parts = [part.conflict(model) for part in (scheme, scaling, *placements)]
+        return reasons + [why for why in (*reasons_of_parts, underived(config.optim, scaling)) if why]
 
     def without_conflict(self, base: Config) -> list[_Recipe]:
         """Return defined recipes one change away: one without a part, and one with another part."""
@@ -317,8 +353,10 @@ class _Recipe:
         return defined
 
     def _without_one(self) -> Iterator[_Recipe]:
-        for axis in reversed(list(self.named)):
-            yield replace(self, named={a: name for a, name in self.named.items() if a != axis})
+        before = self.start.named if self.start else {}
+        for axis in reversed(list(self.own)):
+            rest = {a: name for a, name in self.named.items() if a != axis}
+            yield replace(self, named={**rest, **({axis: before[axis]} if axis in before else {})})
 
     def _with_another(self) -> Iterator[_Recipe]:
         for axis in AXES:
@@ -331,13 +369,17 @@ class _Recipe:
 def _parse(name: str) -> _Recipe:
     if len(name) > LONGEST:
         raise UserError(f"the recipe {name[:40]!r}… has {len(name):,} characters, more than any; {HINT}")
-    head, *rest = name.split("+")
+    head, *rest = _without_alias(name).split("+")
+    baseline = _baseline(head)
     axis_of = {part.name: part.axis for part in parts() if part.axis != PLACEMENT.name}
     named: dict[str, str] = {}
-    placements = _placements(head, name)
+    if baseline and rest and (rest[0] in nn.Placement.registry or "/" in rest[0]):
+        placements = _placements(rest.pop(0), name)
+    else:
+        placements = _parse(baseline.recipe).placements if baseline else _placements(head, name)
     for part in rest:
         if part in nn.Placement.registry:
-            apart = () if "/" in head or head == part else (f"enc:{head}/dec:{part}",)
+            apart = () if "/" in head or head == part or baseline else (f"enc:{head}/dec:{part}",)
             raise UserError(
                 f"recipe {name!r}: {part!r} is a placement, and a stack has one, which comes first; "
                 f"type {' or '.join(dict.fromkeys([head, part, *apart]))}"
@@ -348,7 +390,32 @@ def _parse(name: str) -> _Recipe:
         if axis in named:
             raise UserError(f"recipe {name!r} names two of {axis}; keep one")
         named[axis] = part
-    return _Recipe(placements, named)
+    return _Recipe(placements, {**_parse(baseline.recipe).named, **named} if baseline else named, baseline)
+
+
+def _baseline(head: str) -> type[NamedBaseline] | None:
+    """Return the baseline that a recipe begins with: ``like:llama``, or ``llama`` where no placement is."""
+    name = head if head.startswith(LIKE) else LIKE + head
+    if head.startswith(LIKE) or (name in NamedBaseline.registry and head not in nn.Placement.registry):
+        return NamedBaseline.registry[name]
+    return None
+
+
+def alias_of(name: str) -> str:
+    """Return the short name of a recipe, ``A`` of ``A=llama+qknorm``, or the recipe itself without one."""
+    return name.partition("=")[0].strip()
+
+
+def _without_alias(name: str) -> str:
+    alias, equals, recipe = name.partition("=")
+    if not equals:
+        return name
+    if not re.fullmatch(r"[\w .:+-]{1,40}", alias) or "=" in recipe:
+        raise UserError(
+            f"recipe {name!r}: the short name before = has 1 to 40 letters, digits, blanks, or . : + -; "
+            "type such as A=llama+qknorm"
+        )
+    return recipe.strip()
 
 
 def _placements(head: str, name: str) -> tuple[str, str]:
@@ -363,6 +430,7 @@ def _placements(head: str, name: str) -> tuple[str, str]:
             axis = next((part.axis for part in parts() if part.name == placement), None)
             why = f"is a name of {axis}" if axis else f"is not one{nearest(placement, nn.Placement.registry)}"
             raise UserError(
-                f"recipe {name!r} begins with a placement or enc:A/dec:B; {placement!r} {why}; {HINT}"
+                f"recipe {name!r} begins with a placement, enc:A/dec:B or a baseline such as like:llama; "
+                f"{placement!r} {why}; {HINT}"
             )
     return encoder, decoder

@@ -1,0 +1,309 @@
+"""The runs of a comparison, by recipe, learning rate and seed: of recipes, or of setups of the user's own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from normlab.comparison.result import AROUND, CompareRequest, Sample, SweepRun, choose, on_backend
+from normlab.config.config import Config, OptimConfig, SeedConfig, TrainConfig, run_id
+from normlab.config.cost import Cost
+from normlab.config.metric import NLL, Metric, selection_metric
+from normlab.config.units import count, short_rate
+from normlab.errors import UserError
+from normlab.runs.folder import RunFolder
+from normlab.tasks import TASKS
+from normlab.training import own_runs
+from normlab.training.backends import backend
+from normlab.training.cost import cost_of
+from normlab.training.devices import prepare_process, resolved_precision
+from normlab.training.jobs import Process, Worker
+from normlab.training.recipes.build import explain
+from normlab.training.recipes.grammar import alias_of, describe, resolve
+from normlab.training.rehearsal import Seconds, measure_side_by_side
+
+SAMPLES: Final = 8
+"""Test examples whose outputs are shown."""
+
+
+class Grid(ABC):
+    """The configurations of a comparison, by the name of a recipe or setup, learning rate and seed."""
+
+    def __init__(self, request: CompareRequest) -> None:
+        self.request = on_backend(request)
+        self.seeds = tuple(range(request.first_seed, request.first_seed + request.seeds))
+
+    @property
+    @abstractmethod
+    def metrics(self) -> tuple[Metric, ...]:
+        """The scores of a run, the headline first."""
+
+    @property
+    @abstractmethod
+    def rate_metric(self) -> Metric:
+        """The dev metric by which rates are chosen."""
+
+    @abstractmethod
+    def rates(self, name: str) -> tuple[float, ...]:
+        """The rates to choose from; a single one leaves nothing to choose."""
+
+    @abstractmethod
+    def config(self, name: str, lr: float, seed: int) -> Config:
+        """The configuration of one run."""
+
+    @abstractmethod
+    def known(self) -> dict[str, Any]:
+        """The fields of ``Comparison`` that depend on no run."""
+
+    @abstractmethod
+    def recipe(self, name: str) -> dict[str, Any]:
+        """The fields of ``RecipeResult`` that depend on no run."""
+
+    @abstractmethod
+    def seconds(self) -> Seconds:
+        """The time of one run, the mean over the names, measured on a few of its steps."""
+
+    @abstractmethod
+    def start(self, root: Path) -> Worker:
+        """Return a new worker, which trains below ``root``."""
+
+    def samples(self, outputs: Mapping[str, Sequence[str]]) -> tuple[Sample, ...]:
+        """Examples with the outputs of each recipe."""
+        return ()
+
+    def label(self, name: str) -> str:
+        """The name on pages."""
+        return name
+
+    def swept(self, name: str) -> tuple[float, ...]:
+        """The rates of the sweep; none where there is nothing to choose."""
+        rates = self.rates(name)
+        return rates if len(rates) > 1 else ()
+
+    def sweeps(self) -> list[tuple[str, float]]:
+        """Each name with each of its rates to choose from, the first rates of all before the second ones."""
+        names = self.request.recipes
+        return sorted(
+            ((name, lr) for name in names for lr in self.swept(name)),
+            key=lambda one: (self.swept(one[0]).index(one[1]), names.index(one[0])),
+        )
+
+    def folder(self, name: str, lr: float, seed: int) -> RunFolder:
+        return RunFolder(self.request.out / run_id(self.config(name, lr, seed)))
+
+    def sweep(self, name: str) -> list[RunFolder]:
+        """Return the folders of a recipe's sweep, one for each learning rate."""
+        return [self.folder(name, lr, self.request.sweep_seed) for lr in self.swept(name)]
+
+    def trials(self, name: str) -> tuple[SweepRun, ...]:
+        return tuple(
+            SweepRun.of(f.path.name, lr, f.status())
+            for f, lr in zip(self.sweep(name), self.swept(name), strict=True)
+        )
+
+    def chosen_lr(self, name: str) -> float:
+        """Return the learning rate that the sweep chose, see ``choose``, or the only one."""
+        return choose(self.trials(name), self.rate_metric) if self.swept(name) else self.rates(name)[0]
+
+    def open_seed_runs(self, name: str) -> int:
+        """Return how many runs with the reported seeds are left, whichever learning rate is chosen."""
+        if any(folder.status().state != "done" for folder in self.sweep(name)):
+            return len(self.seeds)
+        lr = self.chosen_lr(name)
+        return sum(self.folder(name, lr, seed).status().state != "done" for seed in self.seeds)
+
+
+def grid_of(request: CompareRequest) -> Grid:
+    """The runs that a request asks for."""
+    return SetupGrid(request) if request.setup else RunGrid(request)
+
+
+class RunGrid(Grid):
+    """Recipes, on one task."""
+
+    def __init__(self, request: CompareRequest) -> None:
+        super().__init__(request)
+        request = self.request
+        self.task = TASKS[request.base.task]
+        base = resolved_precision(request.base)
+        resolved = [resolve(n, base, force=request.force, kept=request.kept) for n in request.recipes]
+        for config in resolved:
+            self.task.check(config)
+        data, self.corpus = self.task.prepare(request.base.data, request.out / "data")
+        self.base = {c.recipe: replace(c, data=data) for c in resolved}
+        for config in self.base.values():
+            self.task.check_text(config, self.corpus)
+        self._refuse_same()
+        self._costs: dict[str, Cost] = {}
+
+    def _refuse_same(self) -> None:
+        """Raise UserError if two names resolve to the same run."""
+        names: dict[str, str] = {}
+        for name, config in self.base.items():
+            other = names.setdefault(run_id(config), name)
+            if other != name:
+                raise UserError(f"the recipes {other!r} and {name!r} are the same; keep one of them")
+            other = names.setdefault(alias_of(name), name)
+            if other != name:
+                raise UserError(f"{other!r} and {name!r} have one short name; give one of them another")
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return self.task.metrics_on(self.corpus)
+
+    @property
+    def rate_metric(self) -> Metric:
+        return selection_metric((NLL, *self.metrics), self.task.rate_metric.name)
+
+    def rates(self, name: str) -> tuple[float, ...]:
+        return tuple(self.request.lrs)
+
+    def config(self, name: str, lr: float, seed: int) -> Config:
+        base = self.base[name]
+        return replace(base, optim=replace(base.optim, lr=lr), seeds=SeedConfig(seed, seed, seed))
+
+    def known(self) -> dict[str, Any]:
+        corpus, task = self.corpus, self.task
+        return {
+            "task": task.name,
+            "best_by": selection_metric(self.metrics, self.request.base.train.best_by).name,
+            "data": corpus.facts,
+            "test_is_dev": self._test_is_dev(),
+            "overlap": getattr(corpus, "overlap", {}),
+            "unigram_entropy_nats": corpus.unigram_entropy_nats,
+            "sample_labels": task.example_labels,
+        }
+
+    def _test_is_dev(self) -> bool:
+        """Whether all of the test text is dev text: it has the same sentences, or none was given for it."""
+        if getattr(self.corpus, "overlap", {}).get("test in dev") == 1:
+            return True
+        given = [name for name in self.task.texts if getattr(self.request.base.data, name)]
+        return any(n.startswith("train_") for n in given) and not any(n.startswith("test_") for n in given)
+
+    def recipe(self, name: str) -> dict[str, Any]:
+        config = self.base[name]
+        _, short, recipe = name.partition("=")
+        resolves_to = f"{recipe.strip()}: {describe(config)}" if short else describe(config)
+        how = {"resolves_to": resolves_to, "forced": config.forced, "explained": explain(config)}
+        return how | {"cost": self._cost(name)}
+
+    def label(self, name: str) -> str:
+        return alias_of(name)
+
+    def _cost(self, name: str) -> Cost:
+        if name not in self._costs:
+            config = self.base[name]
+            task = self.task(config, self.corpus, prepare_process(config.machine))
+            batch = task.batch(0)
+            self._costs[name] = cost_of(task.build(), lambda m: task.loss(m, batch).loss, batch.tokens)
+        return self._costs[name]
+
+    def samples(self, outputs: Mapping[str, Sequence[str]]) -> tuple[Sample, ...]:
+        """Test examples on which the recipes disagree, evenly spread over the text."""
+        expected = self.task.test_examples(self.request.base, self.corpus)
+        if not outputs or not expected:
+            return ()
+        disputed = [i for i in range(len(expected)) if len({lines[i] for lines in outputs.values()}) > 1]
+        rows = disputed or list(range(len(expected)))
+        spread = rows[:: max(1, len(rows) // SAMPLES)][:SAMPLES]
+        return tuple(
+            Sample(*expected[i], {name: lines[i] for name, lines in outputs.items()}) for i in spread
+        )
+
+    def seconds(self) -> Seconds:
+        return measure_side_by_side(list(self.base.values()), self.request.out, self.request.jobs)
+
+    def start(self, root: Path) -> Worker:
+        return backend(self.request.on).start(root)
+
+
+class SetupGrid(Grid):
+    """Setups of the user's own. The batches of the first, and its held-out ones, are those of all."""
+
+    def __init__(self, request: CompareRequest) -> None:
+        if request.on != "local":
+            raise UserError(
+                f"--on is {request.on!r}, and files of your own run on this machine; leave out --on"
+            )
+        seed = request.sweep_seed
+        self.seen = {name: own_runs.read(request.setup, name, seed) for name in request.setup}
+        super().__init__(self._on_device(request))
+        self._refuse_same()
+
+    def _on_device(self, request: CompareRequest) -> CompareRequest:
+        device = next(iter(self.seen.values())).device
+        machine = replace(request.base.machine, device=device)
+        return replace(request, base=replace(request.base, machine=machine))
+
+    def _refuse_same(self) -> None:
+        digests: dict[str, str] = {}
+        for name, seen in self.seen.items():
+            if (other := digests.setdefault(seen.digest, name)) != name:
+                raise UserError(f"{other} and {name} are the same, file by file; change one of them")
+        if len(metrics := {seen.metric.label for seen in self.seen.values()}) > 1:
+            raise UserError(
+                f"the losses have different units, {' and '.join(sorted(metrics))}: one is a cross-entropy "
+                "alone, and another is not; let loss= return the same in each file"
+            )
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return (next(iter(self.seen.values())).metric,)
+
+    @property
+    def rate_metric(self) -> Metric:
+        return self.metrics[0]
+
+    def rates(self, name: str) -> tuple[float, ...]:
+        own = self.seen[name].course.rate
+        return tuple(self.request.lrs) or tuple(float(f"{own * factor:.6g}") for factor in AROUND)
+
+    def config(self, name: str, lr: float, seed: int) -> Config:
+        train, machine = self.request.base.train, self.request.base.machine
+        return Config(
+            recipe=name,
+            task=own_runs.TASK,
+            own_code=self.seen[name].digest,
+            optim=OptimConfig(lr=lr),
+            train=TrainConfig(steps=train.steps, validate_every_steps=train.validate_every_steps),
+            seeds=SeedConfig(seed, seed, seed),
+            machine=machine,
+        )
+
+    def known(self) -> dict[str, Any]:
+        first = self.request.setup[0]
+        seen, steps = self.seen[first], self.request.base.train.steps
+        scored = "the mean loss of the last tenth of the steps, each before its step"
+        if seen.held_out:
+            scored = count(seen.held_out, "batch").replace("batchs", "batches")
+        facts = {
+            "batches": f"those of {first}, for all",
+            "held out": f"{scored}; every second one chooses rates, the others are reported",
+        }
+        if (planned := seen.planned_steps) and planned != steps:
+            facts["steps"] = f"{steps:,}, where {first} plans {planned:,}: its schedule does not end"
+        return {
+            "task": own_runs.TASK,
+            "best_by": "",
+            "data": facts,
+            "test_is_dev": seen.held_out == 1,
+            "unigram_entropy_nats": seen.scale.unigram,
+        }
+
+    def recipe(self, name: str) -> dict[str, Any]:
+        seen = self.seen[name]
+        return {
+            "resolves_to": f"{name}, whose own rate is {short_rate(seen.course.rate)}",
+            "cost": seen.cost,
+        }
+
+    def seconds(self) -> Seconds:
+        step = next(iter(self.seen.values())).step_seconds
+        return Seconds(step, 0.0, step * self.request.base.train.steps)
+
+    def start(self, root: Path) -> Worker:
+        return Process(root, self.request.setup)

@@ -1,0 +1,93 @@
+"""What each parameter of a model is for, as the classes of its modules say.
+
+A class names the roles of its own parameters in ``parameter_roles``: one role for all of them, or a role for
+each path below the module. The role of an outer module stands over that of an inner one. Where no class says
+anything, a matrix is ``hidden`` and everything else is ``scalar``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from torch import nn
+
+from normlab.errors import UserError, nearest
+from normlab.nn.sublayer import Branch, Sublayer
+
+ROLES: Final = ("embedding", "head", "hidden", "norm", "bias", "scalar")
+"""Tables of tokens and positions, output matrices, all other matrices, parameters of norms, biases, and what
+else a placement or a branch trains: gains of branches, of heads, of shortcuts.
+"""
+
+_OF_TORCH: Final[Mapping[type[nn.Module], str | Mapping[str, str]]] = {
+    nn.Linear: {"weight": "hidden", "bias": "bias"},
+    nn.Embedding: "embedding",
+    nn.LayerNorm: "norm",
+    nn.RMSNorm: "norm",
+}
+_NOTHING: Final[Mapping[str, str]] = {}
+
+
+@dataclass(frozen=True)
+class ParameterRole:
+    """The role of one parameter."""
+
+    role: str
+    """One of ``ROLES``."""
+    in_block: bool
+    """Whether it belongs to a sublayer, of which a deeper model has more."""
+    rows: tuple[int, ...]
+    """The rows of each matrix that it packs, in order; its length alone if it is one."""
+
+
+def parameter_roles(model: nn.Module) -> dict[str, ParameterRole]:
+    """Return the role of every parameter by name, in the order of the model.
+
+    A shared parameter has the role of its first name. Raises UserError for a class that names another role.
+    """
+    roles = dict[str, str]()
+    in_block, rows = set[int](), dict[int, tuple[int, ...]]()
+    for path, module in model.named_modules():
+        for name, role in _declared(module):
+            roles.setdefault(f"{path}.{name}".lstrip("."), role)
+        if isinstance(module, Sublayer):
+            in_block |= {id(p) for p in module.parameters()}
+            if isinstance(module.f, Branch):
+                rows |= _packed(module.f)
+    return {
+        name: ParameterRole(
+            roles.get(name) or ("hidden" if p.dim() > 1 else "scalar"),
+            id(p) in in_block,
+            rows.get(id(p), tuple(p.shape[:1])),
+        )
+        for name, p in model.named_parameters()
+    }
+
+
+def _declared(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """Yield the paths below a module whose roles its class declares, with these."""
+    own = getattr(type(module), "parameter_roles", None)
+    if own is None:
+        own = next((roles for kind, roles in _OF_TORCH.items() if isinstance(module, kind)), _NOTHING)
+    if isinstance(own, str):
+        own = {name: own for name, _ in module.named_parameters(recurse=False)}
+    for name, role in own.items():
+        if role not in ROLES:
+            raise UserError(
+                f"{type(module).__name__}.parameter_roles has the role {role!r}{nearest(role, ROLES)}"
+            )
+        yield name, role
+
+
+def _packed(branch: Branch) -> dict[int, tuple[int, ...]]:
+    """Return the rows of the matrices that each parameter of a branch packs, by the parameter's identity."""
+    parameters = {id(p): p for p in branch.parameters()}
+    views: dict[int, list[tuple[int, int]]] = {}
+    for matrix in branch.matrices().values():
+        whole = id(matrix if matrix._base is None else matrix._base)
+        if whole in parameters:
+            views.setdefault(whole, []).append((int(matrix.storage_offset()), matrix.shape[0]))
+    rows = {whole: tuple(n for _, n in sorted(own)) for whole, own in views.items()}
+    return {whole: own for whole, own in rows.items() if sum(own) == parameters[whole].shape[0]}

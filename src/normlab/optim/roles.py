@@ -1,0 +1,134 @@
+"""Parameters in groups by their roles in a model, each group with a rule, a rate, a decay, betas and eps.
+
+What the configuration says holds for every role; a table of ``ROLE_TABLES`` says otherwise for some, and the
+model's parametrisation multiplies both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from torch import Tensor, nn
+
+from normlab.config.config import OptimConfig
+from normlab.nn import ROLES, ParameterRole, parameter_roles
+from normlab.nn.parametrisation import ONE, Parametrisation
+from normlab.nn.registry import Registry
+
+Groups = list[dict[str, Any]]
+"""Parameters by group: ``role`` names their role, ``rows`` are those of the matrices that each packs, ``lr``
+is the group's own tensor and ``rate`` the factor on the rate of the step; other options are there where they
+differ from the configuration's.
+"""
+
+
+@dataclass(frozen=True)
+class RoleRule:
+    """How the parameters of one role are stepped, as far as it is not as the configuration says."""
+
+    rule: str = ""
+    """The name of an optimiser; empty: the configuration's."""
+    rate: float = 1.0
+    """Factor on the learning rate."""
+    decay: float = 1.0
+    """Factor on ``optim.weight_decay``."""
+    betas: tuple[float, float] | None = None
+    eps: float | None = None
+
+
+RoleTable = Mapping[str, RoleRule]
+
+_JORDAN: Final = RoleRule("adamw", rate=3e-4 / 0.02, betas=(0.9, 0.95), eps=1e-10)
+
+ROLE_TABLES: Final[Registry[RoleTable]] = Registry("table of roles")
+"""Rules by role, by name. A role that a table leaves out is stepped as the configuration says."""
+# Keller Jordan's Muon with its auxiliary Adam: lr 0.02 for matrices and 3e-4 for all others.
+ROLE_TABLES["jordan"] = {
+    "hidden": RoleRule("muon_original"),
+    **dict.fromkeys(("embedding", "head", "norm", "bias", "scalar"), _JORDAN),
+}
+# nanochat at width 768 (gpt.py, 92d63d4): lr 0.02 and decay 0.28 for matrices; its Muon normalises besides.
+ROLE_TABLES["nanochat"] = {
+    "embedding": RoleRule("adamw", 0.3 / 0.02, 0.001 / 0.28, (0.8, 0.995), 1e-10),
+    "head": RoleRule("adamw", 0.008 / 0.02, 0.01 / 0.28, (0.8, 0.96), 1e-10),
+    "hidden": RoleRule("muon_original"),
+    "scalar": RoleRule("adamw", 0.005 / 0.02, 0.05 / 0.28, (0.8, 0.95), 1e-10),
+}
+# OLMo 2: weight decay on everything but the embeddings (configs/official-1124).
+ROLE_TABLES["olmo2"] = {"embedding": RoleRule(decay=0.0)}
+
+
+def parameter_groups(
+    model: nn.Module, config: OptimConfig, stand_ins: Iterable[nn.Parameter] | None, lr: Tensor
+) -> dict[str, Groups]:
+    """Return the groups of a model's parameters by the rule that steps them, in the order of the model.
+
+    ``stand_ins`` take the places of the trainable parameters, in their order. Raises UserError for an unknown
+    table.
+    """
+    table = rules_by_role(config)
+    scaling = getattr(model, "parametrisation", None)
+    roles, parameters = parameter_roles(model), dict(model.named_parameters())
+    if stand_ins is not None:
+        parameters = dict(zip((n for n, p in parameters.items() if p.requires_grad), stand_ins, strict=True))
+    groups: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {}
+    for name, parameter in parameters.items():
+        own = roles[name]
+        said = table.get(own.role, RoleRule())
+        rule = said.rule or config.optimiser
+        options = {"role": own.role, **_options(parameter, own, said, config, scaling)}
+        group = groups.setdefault(rule, {}).setdefault(
+            tuple(options.items()), {"params": [], **options, "rows": [], "lr": lr.clone()}
+        )
+        group["params"].append(parameter)
+        group["rows"].append(own.rows)
+    return {rule: list(own.values()) for rule, own in groups.items()}
+
+
+def _options(
+    parameter: nn.Parameter,
+    own: ParameterRole,
+    said: RoleRule,
+    config: OptimConfig,
+    scaling: Parametrisation | None,
+) -> dict[str, Any]:
+    """Return the options of a parameter's group that differ from the configuration's, and its rate."""
+    rate, decay = said.rate, config.weight_decay * said.decay
+    if config.weight_decay_on == "matrices" and parameter.dim() < 2:
+        decay = 0.0
+    eps = config.eps if said.eps is None else said.eps
+    if scaling is not None:
+        rate *= scaling.factor(scaling.rates.get(own.role, ONE), in_block=own.in_block)
+        decay *= scaling.factor(scaling.decays.get(own.role, ONE), in_block=own.in_block)
+        eps *= scaling.factor(scaling.eps)
+    chosen = {"weight_decay": decay, "betas": said.betas or config.betas, "eps": eps}
+    return {"rate": rate, **{n: value for n, value in chosen.items() if value != getattr(config, n)}}
+
+
+def underived(config: OptimConfig, scaling: type[Parametrisation]) -> str | None:
+    """Return the reason why a parametrisation is not derived for the configured rules, or None.
+
+    Raises UserError for an unknown table.
+    """
+    table = rules_by_role(config)
+    rules = (table.get(role, RoleRule()).rule or config.optimiser for role in ROLES)
+    wrong = dict.fromkeys(rule for rule in rules if scaling.optimisers and rule not in scaling.optimisers)
+    if not wrong:
+        return None
+    return (
+        f"the rates of {scaling.name} are derived for {', '.join(scaling.optimisers)}, and not for "
+        f"{' and '.join(wrong)}"
+    )
+
+
+def rules_by_role(config: OptimConfig) -> RoleTable:
+    """Return the configured table, without any an empty one. Raises UserError for an unknown one."""
+    return ROLE_TABLES[config.roles] if config.roles else {}
+
+
+def clipped_together(model: nn.Module, config: OptimConfig) -> list[list[int]]:
+    """Return the parameters whose gradients are clipped by one norm, as numbers in the order of the model."""
+    names = [own.role if config.clip_by == "role" else "" for own in parameter_roles(model).values()]
+    return [[i for i, own in enumerate(names) if own == name] for name in dict.fromkeys(names)]

@@ -1,0 +1,152 @@
+"""A run's language model as a folder of Hugging Face's, with the difference measured."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from normlab.config.config import Config
+from normlab.data.tokenizer import BOS, EOS, PAD, SPECIALS, UNK
+from normlab.data.vocabulary import load
+from normlab.errors import UserError
+from normlab.nn import Decoder
+from normlab.nn.model import evaluating
+from normlab.runs.folder import RunFolder
+from normlab.tasks.language_model import LanguageModel
+from normlab.tasks.task import build_model
+from normlab.training.checkpoint import load_checkpoint
+from normlab.training.families import FAMILIES, Family, is_tied
+from normlab.training.recipes.grammar import require_known
+from normlab.training.weights import weights_of
+
+BOUND: Final = 1e-5
+"""The largest difference of logits in float32 that is allowed, relative to the largest logit."""
+ROWS: Final = 4
+POSITIONS: Final = 64
+"""Random tokens of a row on which logits are compared."""
+
+
+def family_of(config: Config) -> Family:
+    """The family that a run fits. Raises UserError with the reasons where there is none."""
+    if config.task != LanguageModel.name:
+        raise UserError(f"the run is of the task {config.task}, and a language model is exported; name one")
+    reasons = {family: family.misfits(config.model) for family in FAMILIES}
+    nearest = min(reasons, key=lambda family: len(reasons[family]))
+    if reasons[nearest]:
+        listed = "; ".join(reasons[nearest])
+        raise UserError(
+            f"{config.recipe} fits no family of Hugging Face's: the nearest is {nearest.kind}, but {listed}. "
+            f"There are {', '.join(family.kind for family in FAMILIES)}, see docs/export.md"
+        )
+    return nearest
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and how far the logits of both models are apart."""
+
+    kind: str
+    weights: str
+    float32: float
+    """The largest absolute difference of two logits, as the folder's model computes them."""
+    largest_logit: float
+    tokenizer: str
+    """Which tokenizer was written, or why none was."""
+
+
+def export(folder: RunFolder, out: Path, *, weights: str | int = "") -> Exported:
+    """Write a run's language model as a folder that ``AutoModelForCausalLM.from_pretrained`` loads.
+
+    Nothing stays unless the logits of the loaded model differ by at most ``BOUND`` times the largest. Raises
+    UserError for a recipe that fits no family, for a larger difference, and for a folder that exists.
+    """
+    if out.exists():
+        raise UserError(f"--out is {out}, which exists; name another folder, or move that one away")
+    try:
+        import transformers
+    except ImportError as error:
+        raise UserError("run export needs transformers; type: pip install 'normlab[hf]'") from error
+    config = folder.config()
+    require_known(config)
+    family, chosen = family_of(config), weights_of(folder, weights)
+    tokenizer = load(folder.tokenizer)
+    model = build_model(Decoder, config.model, tokenizer.vocab_size, config.seeds.init).eval()
+    load_checkpoint(chosen.path, model, run=folder.id())
+    new = out.with_name(f"{out.name}.new")
+    shutil.rmtree(new, ignore_errors=True)
+    _hugging_face(family, config, model).save_pretrained(new)
+    written = _write_tokenizer(tokenizer.to_json(), new)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(new, dtype=torch.float32)
+    apart, largest = difference(model, loaded, config)
+    if not apart <= BOUND * largest:
+        shutil.rmtree(new)
+        raise UserError(
+            f"the logits of {folder.path} and of its {family.kind} differ by {apart:.2g}, and at most "
+            f"{BOUND:.0e} of the largest logit, {largest:.3g}, is allowed; nothing was written"
+        )
+    new.rename(out)
+    return Exported(family.kind, chosen.description, apart, largest, written)
+
+
+@torch.no_grad()
+def _hugging_face(family: Family, config: Config, model: Decoder) -> Any:
+    """The family's model with the weights of ours."""
+    import transformers
+
+    positions = model.position_encoding.longest or max(config.model.max_positions, config.data.block_len)
+    own = family.weights(model, positions)
+    whole = transformers.AutoConfig.for_model(
+        family.kind,
+        vocab_size=len(model.embedding.weight),
+        hidden_size=config.model.dim,
+        num_hidden_layers=config.model.decoder_layers,
+        num_attention_heads=config.model.heads,
+        max_position_embeddings=positions,
+        tie_word_embeddings=is_tied(own),
+        pad_token_id=PAD,
+        bos_token_id=EOS,  # which stands before a text in training
+        eos_token_id=EOS,
+        **family.configuration(config.model, model),
+    )
+    made = transformers.AutoModelForCausalLM.from_config(whole)
+    made.load_state_dict({name: value.detach().clone() for name, value in own.items()}, strict=True)
+    return made.eval()
+
+
+@torch.no_grad()
+def difference(model: Decoder, other: Any, config: Config) -> tuple[float, float]:
+    """The largest difference of two logits on random tokens, and the largest logit."""
+    draw = torch.Generator().manual_seed(0)
+    shape = ROWS, min(POSITIONS, config.data.block_len)
+    ids = torch.randint(len(SPECIALS), len(model.embedding.weight), shape, generator=draw)
+    with evaluating(model):
+        ours = model(ids)
+    return float((ours - other(ids).logits).abs().max()), float(ours.abs().max())
+
+
+def _write_tokenizer(content: str, out: Path) -> str:
+    """Write the run's tokenizer, if it is one of the library ``tokenizers``; say which, or why not."""
+    import tokenizers
+    import transformers
+
+    if "model" not in json.loads(content):
+        return "none: it is no tokenizer of the library tokenizers; the run's own file is tokenizer.json"
+    backend = tokenizers.Tokenizer.from_str(content)
+    names = {i: backend.id_to_token(i) for i in (PAD, UNK, BOS, EOS)}
+    start = {"single": [names[EOS], "$A"], "special_tokens": [(names[EOS], EOS)]}
+    backend.post_processor = tokenizers.processors.TemplateProcessing(**start)
+    whole = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token=names[PAD],
+        unk_token=names[UNK],
+        bos_token=names[EOS],
+        eos_token=names[EOS],
+        clean_up_tokenization_spaces=False,
+    )
+    whole.save_pretrained(out)
+    return f"{len(whole):,} entries; it puts {names[EOS]} before a text, as in training"

@@ -1,0 +1,314 @@
+"""Runs of setups of the user's own: training by their code, at rates that a comparison chooses.
+
+A configuration holds no path: the files that a run needs are named on the command line alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import statistics
+import sys
+import sysconfig
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from normlab.config.config import Config, run_id
+from normlab.config.cost import Cost
+from normlab.config.metric import NLL, Metric, Outcome
+from normlab.config.model import derive
+from normlab.errors import UserError
+from normlab.runs.files import write_json_atomic
+from normlab.runs.folder import Row, RunFolder, State, Status
+from normlab.trace.setup import Setup
+from normlab.trace.tensors import unwrap
+from normlab.trace.trace import output_loss
+from normlab.trace.untouched import same_globals, same_random_state, undisturbed
+from normlab.training.cost import cost_of
+from normlab.training.devices import hardware, prepare_process
+from normlab.training.outcome import outcome
+from normlab.training.setups import setup_from_file
+from normlab.trials.journal import fingerprint
+from normlab.trials.scale import Scale, read_scale
+from normlab.trials.training import Course, Training, read_course, train
+
+TASK: Final = "setup"
+"""The task that a configuration of such a run names; none is registered under it."""
+LOSS: Final = Metric(NLL.name, "loss", higher_is_better=False, digits=NLL.digits)
+"""The loss as the step returns it, where it is not known to be a cross-entropy and no more."""
+HELD_OUT: Final = 128
+"""Batches of ``Setup.dev`` that are read at most."""
+FIRST: Final = 16
+"""Batches from which rates and targets are read."""
+ENDS: Final = 0.1
+"""Without ``Setup.dev``, the share of the steps whose losses count, each before its step."""
+PURE: Final = 1e-4
+"""The share of a loss that may be no cross-entropy, for rounding, in a loss that is called NLL."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the first steps of a setup show."""
+
+    course: Course
+    scale: Scale
+    step_seconds: float
+    digest: str
+    """Of the files that the setup came from, and of its weights, optimizer and batches."""
+    cost: Cost
+    held_out: int
+    """Batches of ``Setup.dev``."""
+    device: str
+    planned_steps: int | None
+
+    @property
+    def metric(self) -> Metric:
+        """NLL where the loss is a cross-entropy of known targets; else the loss as it is."""
+        return metric_of(self.scale)
+
+
+def metric_of(scale: Scale) -> Metric:
+    """NLL for a loss that is a cross-entropy; for any other the loss as it is."""
+    pure = abs(scale.rest) <= PURE * abs(scale.weight * scale.start + scale.rest)
+    return NLL if scale.unigram is not None and pure else LOSS
+
+
+@contextmanager
+def opened(references: Sequence[str], name: str, seed: int) -> Iterator[tuple[Setup, Setup, str]]:
+    """Yield the setup of ``name`` made from a seed, the first one made from the same, whose batches all
+    share, and the digest of the files of the first.
+
+    Modules that a file imports from beside it are its own: another file finds others of the same name.
+    """
+    before, first = set(sys.modules), references[0]
+    try:
+        with setup_from_file(first, seed=seed) as shared:
+            files = own_files(before)
+            if name == first:
+                yield shared.setup, shared.setup, code_of(files)
+                return
+            _forget(files)
+            with setup_from_file(name, seed=seed) as source:
+                yield source.setup, shared.setup, code_of(own_files(before))
+    finally:
+        _forget(own_files(before))
+
+
+def own_files(before: Collection[str]) -> dict[str, Path]:
+    """The files of modules that were imported since ``before`` and belong to no installed package."""
+    places = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    installed = [Path(place).resolve() for place in places] + [Path(__file__).resolve().parents[1]]
+    new = {name: getattr(m, "__file__", None) for name, m in list(sys.modules.items()) if name not in before}
+    files = {name: Path(file).resolve() for name, file in new.items() if file}
+    return {n: file for n, file in files.items() if not any(map(file.is_relative_to, installed))}
+
+
+def _forget(modules: Iterable[str]) -> None:
+    for name in modules:
+        del sys.modules[name]
+
+
+def code_of(files: Mapping[str, Path]) -> str:
+    """The digest of files, whatever their modules are called."""
+    digest = hashlib.sha256()
+    for content in sorted(file.read_bytes() for file in files.values()):
+        digest.update(hashlib.sha256(content).digest())
+    return digest.hexdigest()[:16]
+
+
+def batches_of(setup: Setup, seed: int) -> Iterator[Any]:
+    """The batches of a training, each drawn from random states of its own: they depend on no model."""
+    stream = setup.stream()
+    for index in range(sys.maxsize):
+        with same_random_state(derive(seed, "batch", index) >> 31):  # numpy takes 32 bits
+            batch = next(stream)
+        yield batch
+
+
+def held_out(setup: Setup) -> list[Any]:
+    """The batches that are not trained on, the same for every seed."""
+    with same_random_state(0):
+        return setup.held_out(HELD_OUT)
+
+
+def read(references: Sequence[str], name: str, seed: int) -> Reading:
+    """Read rates, targets, cost and code of a setup. Raises UserError for one that cannot be trained."""
+    with same_globals(), opened(references, name, seed) as (own, shared, code):
+        batches = list(islice(batches_of(shared, seed), FIRST))
+        seen, course, scale = _first_steps(own, batches, seed)
+        parts = fingerprint(own, batches)
+        dev = held_out(shared)
+        if dev and own.loss is None:
+            _loss_of(own, own.model, dev[:1])
+        loss = own.loss or output_loss
+        tokens = scale.targets // scale.batches if scale.batches else 0
+        cost = cost_of(own.model, lambda model: loss(model, batches[0]), tokens)
+        content = " ".join([code, *parts.values(), *map(str, map(_size, dev))])
+        return Reading(
+            course=course,
+            scale=scale,
+            step_seconds=statistics.median(seen.seconds[1:] or seen.seconds),
+            digest=hashlib.sha256(content.encode()).hexdigest(),
+            cost=cost,
+            held_out=len(dev),
+            device=next((p.device.type for p in own.model.parameters()), "cpu"),
+            planned_steps=own.declare.steps,
+        )
+
+
+def _first_steps(own: Setup, batches: Sequence[Any], seed: int) -> tuple[Training, Course, Scale]:
+    """Train a copy for a few steps at its own rates, and read rates and targets."""
+    if own.optimizer is None:
+        raise UserError("setup() has no optimizer; return one, as in optimizer=torch.optim.AdamW(…, lr=1e-3)")
+    seen = train(own, batches, None, seed=seed, groups={}, enough=lambda t: "seen" * (len(t.rates) > 3))
+    if not seen.rates:
+        raise UserError("no optimizer was stepped: step() must call optimizer.step() on what it is handed")
+    return seen, read_course(own, seen), read_scale(own, batches[: FIRST // 2], math.inf, seen.losses[0])
+
+
+def _loss_of(setup: Setup, model: torch.nn.Module, batches: Sequence[Any]) -> float:
+    """The mean loss of batches, without training."""
+    loss = setup.loss or output_loss
+    with undisturbed(model), torch.no_grad():
+        return statistics.fmean(float(loss(model, batch)) for batch in batches)
+
+
+def _size(batch: Any) -> str:
+    return f"{type(batch).__name__} {getattr(batch, 'shape', '')}"
+
+
+class OwnRun:
+    """One training in progress: rows while it goes, scores at its end."""
+
+    def __init__(
+        self, folder: RunFolder, own: Setup, course: Course, scale: Scale, dev: Sequence[Any]
+    ) -> None:
+        self.folder, self.own, self.scale = folder, own, scale
+        self.config = folder.config()
+        self.factor = self.config.optim.lr / course.rate
+        self.chosen_by = dev[::2]
+        self.reported = dev[1::2] or dev
+        """Held-out batches: every second one chooses rates, the others are reported."""
+        self.rows: list[Row] = []
+        self.pending: list[float] = []
+        self.tokens = scale.targets // scale.batches if scale.batches else 0
+
+    def train(self, batches: Iterator[Any]) -> None:
+        """Train to the last step, or until a loss is not finite; leave the run done."""
+        seen = train(
+            self.own,
+            islice(batches, self.config.train.steps),
+            lambda _, own: [self.factor * rate for rate in own],
+            seed=self.config.seeds.init,
+            groups={},
+            enough=self._after,
+        )
+        if seen.stopped.startswith("raised"):
+            raise RuntimeError(f"the step {seen.stopped}")
+        dev, test = self._scores(seen)
+        self._write({"kind": "dev", "step": len(seen.losses), "nll": dev, "seconds": sum(seen.seconds)})
+        write_json_atomic(self.folder.scores, {NLL.name: test})
+        self._report("done", seen, self._outcome(final=True), {NLL.name: dev})
+
+    def _after(self, seen: Training) -> str:
+        """Write rows after a step; say why the training ends here."""
+        step, every = len(seen.losses), self.config.machine.log_every_steps
+        self.pending.append(seen.losses[-1])
+        broken = not math.isfinite(seen.losses[-1])
+        last = step == self.config.train.steps
+        if step == 1 or step % every == 0 or last or broken:
+            self._log(seen)
+            self._report("running", seen, None, {})
+        if self.chosen_by and not last and step % self.config.train.validate_every_steps == 0:
+            assert seen.model is not None
+            nll = self.scale.nats(_loss_of(self.own, seen.model, self.chosen_by))
+            self._write({"kind": "dev", "step": step, "nll": nll, "seconds": sum(seen.seconds)})
+        return "diverged" if broken else ""
+
+    def _log(self, seen: Training) -> None:
+        step, loss = len(seen.losses), statistics.fmean(self.pending)
+        self.pending.clear()
+        row = {"kind": "train", "step": step, "loss": loss, "nll": self.scale.nats(loss)}
+        row["lr"] = self.factor * max(seen.rates.get(step - 1, [0.0]))
+        row |= {"tokens": step * self.tokens} if self.tokens else {}
+        self._write({**row, "seconds": round(sum(seen.seconds), 3)})
+
+    def _write(self, row: Row) -> None:
+        self.rows.append(row)
+        self.folder.append_metrics(row)
+
+    def _scores(self, seen: Training) -> tuple[float, float]:
+        """The loss that chooses a rate and the one that is reported, in nats where targets are known."""
+        assert seen.model is not None
+        if not self.chosen_by:
+            last = seen.losses[-max(2, math.ceil(ENDS * self.config.train.steps)) :]
+            return self.scale.nats(statistics.fmean(last[::2])), self.scale.nats(statistics.fmean(last[1::2]))
+        losses = [_loss_of(self.own, seen.model, some) for some in (self.chosen_by, self.reported)]
+        return self.scale.nats(losses[0]), self.scale.nats(losses[1])
+
+    def _outcome(self, *, final: bool) -> Outcome | None:
+        """How the run ended; where no entropy is known, no run counts as stuck."""
+        return outcome(
+            self.rows,
+            unigram_entropy_nats=math.inf if self.scale.unigram is None else self.scale.unigram,
+            total_steps=self.config.train.steps,
+            best_step=self.rows[-1]["step"],
+            has_source=False,
+            final=final,
+        )
+
+    def _report(self, state: State, seen: Training, ended: Outcome | None, dev: Mapping[str, float]) -> None:
+        step = len(seen.losses)
+        device = next((p.device for p in unwrap(self.own.model).parameters()), torch.device("cpu"))
+        self.folder.set_status(
+            Status(
+                state=state,
+                step=step,
+                outcome=ended,
+                best_step=step if dev else None,
+                best_dev=dict(dev),
+                train_seconds=sum(seen.seconds),
+                hardware=hardware(device),
+            )
+        )
+
+
+def train_own(config: Config, root: Path, references: Sequence[str]) -> RunFolder:
+    """Train the setup that ``config.recipe`` names among ``references``; return the run's folder.
+
+    A run that is done is returned as it is; one that was interrupted begins anew.
+    """
+    folder = RunFolder(root / run_id(config))
+    if folder.there() and folder.status().state == "done":
+        return folder
+    folder.path.mkdir(parents=True, exist_ok=True)
+    seed = config.seeds.init
+    with folder.lock():
+        prepare_process(config.machine)
+        try:
+            with same_globals(), opened(references, config.recipe, seed) as (own, shared, _):
+                batches = batches_of(shared, seed)
+                first = list(islice(batches, FIRST))
+                _, course, scale = _first_steps(own, first, seed)
+                RunFolder.create(folder.path, config, (metric_of(scale),))
+                folder.cut_rows(-1)
+                run = OwnRun(folder, own, course, scale, held_out(shared))
+                run.train(chain(first, batches))
+        except KeyboardInterrupt:
+            _mark(folder, "interrupted")
+            raise
+        except Exception as error:
+            _mark(folder, "failed", f"{type(error).__name__}: {error}")
+            raise
+    return folder
+
+
+def _mark(folder: RunFolder, state: State, error: str = "") -> None:
+    with suppress(OSError, UserError):
+        folder.set_status(replace(folder.status(), state=state, error=error))

@@ -1,0 +1,134 @@
+"""How long a run will take: its own first steps, a validation and a test, timed in processes side by side, as
+a comparison trains them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from normlab.config.config import Config
+from normlab.config.io import from_json, to_json
+from normlab.errors import UserError
+from normlab.runs.folder import RunFolder
+from normlab.tasks import TASKS
+from normlab.tasks.task import Prepared
+from normlab.training.devices import autocast, prepare_process
+from normlab.training.jobs import usable_cores
+from normlab.training.recipes.plugins import load_plugins
+from normlab.training.train import Run
+from normlab.training.trainer import Trainer, load_task
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Seconds of one optimiser step, of one validation, of a whole run, and until a worker begins its first
+    one.
+    """
+
+    step: float
+    validation: float
+    run: float
+    start: float = 0.0
+
+
+def measure(config: Config, corpus: Prepared, *, steps: int = 5) -> Seconds:
+    """Time the beginning of a run in a folder that is deleted, on ``machine.threads`` threads: after two
+    steps to warm up, the median of ``steps`` steps, one with its probes, a row and a checkpoint; and with the
+    task's rehearsal a validation and the test.
+
+    A model that has learnt to end its sentences searches faster than this one.
+    """
+    train, machine = config.train, config.machine
+    device = prepare_process(machine)
+    probed = replace(config, machine=replace(machine, probe_every_steps=steps + 3, keep_checkpoints=""))
+    task = TASKS[config.task](probed, corpus, device)
+
+    def seconds(action: Callable[[], Any]) -> float:
+        start = time.perf_counter()
+        action()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - start
+
+    with TemporaryDirectory() as root, closing(Trainer(task)) as trainer:
+        folder = RunFolder(Path(root) / "rehearsal")
+        RunFolder.create(folder.path, probed, task.metrics)
+        with closing(Run(trainer, folder)) as run:
+            begin = seconds(run.resume)
+            *plain, with_probes = [seconds(run.step) for _ in range(steps + 3)]
+            row, checkpoint = seconds(run.rows.flush), seconds(lambda: run.checkpoint("running"))
+        trainer.model.eval()
+        with autocast(device, train.precision):
+            validation, test = task.rehearse(trainer.model)
+    step = statistics.median(plain[2:])
+    probing = (with_probes - step) / machine.probe_every_steps if machine.probes else 0.0
+    validations = -(-train.steps // train.validate_every_steps)
+    checkpoints = train.steps // machine.checkpoint_every_steps + 1
+    parts = (
+        begin,
+        train.steps * (step + probing + row / machine.log_every_steps),
+        validations * (validation + checkpoint),
+        checkpoints * checkpoint,
+        test * (2 if train.average_last else 1),
+    )
+    return Seconds(step, validation, sum(parts))
+
+
+def measure_side_by_side(configs: Sequence[Config], root: Path, jobs: int) -> Seconds:
+    """Measure each configuration, whose data is prepared below ``root``, in a process of its own, ``jobs`` at
+    a time, and return the means.
+
+    All processes are busy all the time, since they slow each other down: where configurations are left over,
+    the first ones are measured again. Raises UserError as a run does.
+    """
+    jobs = min(jobs, usable_cores())
+    rounds = -(-len(configs) // jobs)
+    asked = [configs[i % len(configs)] for i in range(rounds * jobs)]
+    with ThreadPoolExecutor(jobs) as threads:
+        found = list(threads.map(lambda config: _in_process(config, root), asked))
+    return Seconds(*map(statistics.mean, zip(*(asdict(one).values() for one in found), strict=True)))
+
+
+def _in_process(config: Config, root: Path) -> Seconds:
+    command = [sys.executable, "-P", "-m", "normlab.training.rehearsal", str(root)]
+    began = time.time()
+    answer = subprocess.run(command, input=to_json(config), stdout=subprocess.PIPE, text=True, check=True)
+    found = json.loads(answer.stdout)
+    if "refused" in found:
+        raise UserError(found["refused"])
+    return Seconds(**{**found, "start": found["start"] - began})
+
+
+def main() -> None:
+    """Read a configuration from standard input and write its seconds, with the time at which this began."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    load_plugins()
+    start, began = time.time(), time.perf_counter()
+    try:
+        task = load_task(from_json(Config, sys.stdin.read()), Path(sys.argv[1]))
+        loading = time.perf_counter() - began
+        found = measure(task.config, task.corpus)
+        answer = asdict(replace(found, run=found.run + loading, start=start))
+    except UserError as error:
+        answer = {"refused": str(error)}
+    with answers:
+        json.dump(answer, answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Text that a run's language model continues."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import chain
+
+from normlab.config.config import DecodeConfig
+from normlab.config.io import validated
+from normlab.config.model import derive
+from normlab.data.tokenizer import EOS, Tokenizer
+from normlab.data.vocabulary import load
+from normlab.errors import UserError
+from normlab.nn import Decoder
+from normlab.nn.decode import generate, truncated
+from normlab.nn.model import evaluating
+from normlab.runs.folder import RunFolder
+from normlab.tasks.language_model import LanguageModel
+from normlab.tasks.task import build_model
+from normlab.training.checkpoint import load_checkpoint
+from normlab.training.devices import prepare_process
+from normlab.training.weights import weights_of
+
+
+@validated
+def sample(
+    folder: RunFolder,
+    text: str,
+    decode: DecodeConfig,
+    *,
+    tokens: int = 100,
+    samples: int = 1,
+    window: int = 0,
+    weights: str | int = "",
+) -> list[str]:
+    """Continue a text by ``tokens`` tokens, ``samples`` times, with a run's weights.
+
+    Temperature, truncation and seed are those of ``decode``; ``top_k=1`` takes the likeliest token. Each
+    token sees the ``window`` tokens before it, by default as many as in training. Raises UserError for a run
+    of another task, and for a window that the model has no positions for.
+    """
+    config = folder.config()
+    if config.task != LanguageModel.name:
+        raise UserError(
+            f"the run {folder.path.name} is of the task {config.task}, and a language model continues text; "
+            "name a run of one, `normlab run list` lists them"
+        )
+    device, tokenizer = prepare_process(config.machine), load(folder.tokenizer)
+    model = build_model(Decoder, config.model, tokenizer.vocab_size, config.seeds.init).to(device)
+    load_checkpoint(weights_of(folder, weights).path, model, run=folder.id())
+    window, longest = window or config.data.block_len, model.position_encoding.longest
+    if longest is not None and window > longest:
+        raise UserError(
+            f"--window is {window}, and the model has {longest} positions; type at most {longest}"
+        )
+    choose = partial(truncated, temperature=decode.temperature, top_k=decode.top_k, top_p=decode.top_p)
+    seeds = [derive(decode.sample_seed, "sample", i) for i in range(samples)]
+    prompt = prompt_of(tokenizer, text)
+    with evaluating(model):
+        drawn = generate(model, prompt, seeds, choose, count=tokens, window=window)
+    return [text_of(tokenizer, row) for row in drawn.tolist()]
+
+
+def prompt_of(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The tokens of a text as those of the training text: after an EOS, with one at the end of each line but
+    the last, which goes on.
+    """
+    lines = tokenizer.encode(text.split("\n"))
+    return [EOS, *chain.from_iterable([*line, EOS] for line in lines[:-1]), *lines[-1]]
+
+
+def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """The text of tokens; an EOS ends a line."""
+    lines: list[list[int]] = [[]]
+    for token in ids:
+        if token == EOS:
+            lines.append([])
+        else:
+            lines[-1].append(token)
+    return "\n".join(tokenizer.decode(lines))

@@ -1,0 +1,115 @@
+"""``normlab compare --setup``: a training script of somebody's own against a changed copy of itself."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from normlab.cli.main import main
+from normlab.comparison.grid import SetupGrid
+from normlab.comparison.result import CompareRequest
+from normlab.runs import Runs
+from normlab.training.own_runs import train_own
+
+NANO = (Path(__file__).parent / "mine" / "nano.py").read_text(encoding="utf-8")
+GLUE = """
+def setup():
+    model = GPT()
+    optimizer = configure_optimizers(model)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda it: get_lr(it) / learning_rate)
+    batches = [get_batch("train") for _ in range(max_iters)]
+    return {"model": model, "batches": batches, "loss": lambda model, batch: model(*batch)[1],
+            "optimizer": optimizer, "scheduler": schedule, "dev": [get_batch("val") for _ in range(8)],
+            "step": step}
+"""
+STEP = """
+def step(model, batch, optimizer, schedule):
+    optimizer.zero_grad()
+    loss = model(*batch)[1]
+    loss.backward()
+    optimizer.step()
+    schedule.step()
+    return loss
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("base.py").write_text(NANO + STEP + GLUE)
+    Path("change.py").write_text(
+        (NANO + STEP + GLUE).replace("nn.GELU()", "nn.ReLU()").replace("4 * n_embd", "2 * n_embd")
+    )
+    return tmp_path
+
+
+def requested(**changes):
+    return CompareRequest(setup=("base.py", "change.py"), **{"lrs": (), "seeds": 2, "jobs": 1, **changes})
+
+
+def test_the_users_script_has_90_lines_and_the_glue_ten():
+    assert len(NANO.splitlines()) <= 94
+    assert len(GLUE.strip().splitlines()) <= 10
+
+
+def test_a_file_is_compared_with_its_changed_copy(here, capsys):
+    typed = ["compare", "--setup", "base.py", "change.py", "--lrs", "3e-3", "--seeds", "2", "--steps", "20"]
+    assert (
+        main([*typed, "--validate-every-steps", "10", "--jobs", "1", "--threads", "1", "--out", "out"]) == 0
+    )
+    out = capsys.readouterr().out
+    comparison = json.loads((here / "out" / "comparison.json").read_text())
+    runs = {run.path.name: run for run in Runs(here / "out")}
+    assert len(runs) == 4
+    assert all(run.status().state == "done" and run.status().step == 20 for run in runs.values())
+    base, change = comparison["recipes"]
+    assert (base["name"], change["name"]) == ("base.py", "change.py")
+    first = [
+        [row["nll"] for row in runs[r["runs"][0]].metrics() if row["kind"] == "train"] for r in (base, change)
+    ]
+    assert first[0] != first[1]
+    assert runs[base["runs"][0]].metrics()[0]["tokens"] == 8 * 32
+    width, layers, saved = 32, 2, 2 * 32 * 2 * 32 + 2 * 32
+    assert base["cost"]["parameters"] - change["cost"]["parameters"] == layers * saved
+    assert base["cost"]["flops"] - change["cost"]["flops"] == 6 * 8 * 32 * layers * 2 * width * 2 * width
+    assert "change.py against base.py: parameters" in out or "base.py against change.py: parameters" in out
+    done = runs[base["runs"][0]]
+    before = (done.path / "metrics.jsonl").stat().st_mtime_ns
+    assert train_own(done.config(), here / "out", ("base.py", "change.py")).status().state == "done"
+    assert (done.path / "metrics.jsonl").stat().st_mtime_ns == before
+
+
+def test_rates_are_around_each_files_own_and_the_batches_those_of_the_first(here):
+    change = Path("change.py")
+    change.write_text(
+        change.read_text().replace(
+            "learning_rate, min_lr, warmup_iters, max_iters, grad_clip = 3e-3",
+            "learning_rate, min_lr, warmup_iters, max_iters, grad_clip = 1e-2",
+        )
+    )
+    grid = SetupGrid(requested())
+    assert grid.rates("base.py") == (1.5e-3, 3e-3, 6e-3)
+    assert grid.rates("change.py") == (5e-3, 1e-2, 2e-2)
+    assert "those of base.py" in grid.known()["data"]["batches"]
+    assert not {"base", "change"} & set(sys.modules)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda text: NANO + STEP + GLUE, "are the same"),
+        (lambda text: text.replace('"optimizer": optimizer, ', ""), "has no optimizer"),
+        (lambda text: text.replace("return {", "return 3 * {"), "TypeError"),
+    ],
+)
+def test_files_that_cannot_be_compared_are_refused(here, capsys, damage, words):
+    change = Path("change.py")
+    change.write_text(damage(change.read_text()))
+    assert main(["compare", "--setup", "base.py", "change.py", "--out", "out"]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_flags_that_nothing_reads_are_refused(here, capsys):
+    assert main(["compare", "--setup", "base.py", "change.py", "--dim", "48"]) == 2
+    assert "nothing reads --dim" in capsys.readouterr().err

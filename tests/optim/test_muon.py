@@ -1,0 +1,166 @@
+"""Muon on hidden matrices with AdamW on all others, against torch's own of both."""
+
+from __future__ import annotations
+
+import copy
+import io
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cases import each
+from normlab.config.config import OptimConfig
+from normlab.config.model import ModelConfig
+from normlab.nn import Decoder
+from normlab.optim import build_optimiser, set_rate
+from normlab.optim.optimiser import Together
+from normlab.tasks.task import build_model
+from normlab.training.parallel import SingleProcess
+
+MODEL = ModelConfig(
+    dim=16,
+    ffn_dim=24,
+    heads=4,
+    kv_heads=2,
+    encoder_layers=0,
+    decoder_layers=2,
+    encoder_placement="pre",
+    decoder_placement="pre",
+    activation="swiglu",
+    dropout=0.0,
+)
+OPTIM = OptimConfig(
+    optimiser="muon", betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, weight_decay_on="matrices"
+)
+RATES = (0.02, 0.05, 0.03)
+
+
+def model():
+    return build_model(Decoder, MODEL, 11, 1)
+
+
+def trained(model, optimiser, rates, before=0):
+    """Step on losses that depend on the number of the step alone."""
+    for n, lr in enumerate(rates, start=before):
+        ids = torch.randint(1, 11, (3, 7), generator=torch.Generator().manual_seed(n))
+        optimiser.zero_grad()
+        model(ids).square().mean().backward()
+        set_rate(optimiser, lr)
+        optimiser.step()
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+class TorchsOwn:
+    """torch.optim.Muon of each matrix by itself, and AdamW of everything else."""
+
+    def __init__(self, model, config, adjust):
+        self.model, kinds = model, {"matrices": [], "decayed": [], "others": []}
+        for name, p in model.named_parameters():
+            hidden = "sublayers" in name and p.dim() == 2
+            kinds["matrices" if hidden else "decayed" if p.dim() == 2 else "others"].append(p)
+        packed = {"qkv": (16, 8, 8), "inner": (24, 24), "out": (16,), "outer": (16,)}
+        names = {id(p): name.split(".")[-2] for name, p in model.named_parameters()}
+        self.pieces = [
+            (p, begin, torch.nn.Parameter(p.detach()[begin : begin + rows].clone()))
+            for p in kinds["matrices"]
+            for sizes in [packed[names[id(p)]]]
+            for begin, rows in zip((0, *torch.tensor(sizes).cumsum(0).tolist()), sizes, strict=False)
+        ]
+        self.rates = [torch.zeros(()) for _ in range(2)]
+        muon, adam = self.rates
+        self.muon = torch.optim.Muon(
+            [piece for *_, piece in self.pieces], muon, config.weight_decay, 0.95, adjust_lr_fn=adjust
+        )
+        self.adam = torch.optim.AdamW(
+            [{"params": kinds["decayed"]}, {"params": kinds["others"], "weight_decay": 0.0}],
+            adam,
+            config.betas,
+            config.eps,
+            config.weight_decay,
+            fused=True,
+        )
+        self.param_groups = [{"lr": rate, "rate": 1.0} for rate in self.rates]
+
+    def zero_grad(self):
+        self.model.zero_grad()
+
+    @torch.no_grad()
+    def step(self):
+        for p, begin, piece in self.pieces:
+            piece.grad = p.grad[begin : begin + len(piece)].clone()
+        self.muon.step()
+        self.adam.step()
+        for p, begin, piece in self.pieces:
+            p[begin : begin + len(piece)] = piece
+
+
+@each(("name", "adjust"), [("muon", "match_rms_adamw"), ("muon_original", "original")])
+def test_a_model_moves_as_torchs_muon_and_adamw_move_it(name, adjust):
+    ours, theirs = model(), model()
+    config = replace(OPTIM, optimiser=name)
+    found = trained(ours, build_optimiser(ours, config), RATES)
+    wanted = trained(theirs, TorchsOwn(theirs, config, adjust), RATES)
+    unequal = [key for key, value in wanted.items() if not torch.equal(found[key], value)]
+    assert not unequal
+    assert not torch.equal(wanted["embedding.weight"], model().embedding.weight)
+
+
+def by_checkpoint(optimiser, other, ours, theirs):
+    """Hand the state over as a run's checkpoint does."""
+    SingleProcess(theirs).load_state_dict(SingleProcess(ours).state_dict(optimiser), other)
+    return other
+
+
+def by_torch(optimiser, other, ours, theirs):
+    file = io.BytesIO()
+    torch.save(optimiser.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    theirs.load_state_dict(ours.state_dict())
+    return other
+
+
+@pytest.mark.parametrize("hand_over", [by_checkpoint, by_torch])
+def test_a_new_optimiser_goes_on_with_the_state_of_another(hand_over):
+    whole = model()
+    wanted = trained(whole, build_optimiser(whole, OPTIM), RATES)
+    ours, theirs = model(), model()
+    first, second = build_optimiser(ours, OPTIM), build_optimiser(theirs, OPTIM)
+    trained(ours, first, RATES[:2])
+    second = hand_over(first, second, ours, theirs)
+    found = trained(theirs, second, RATES[2:], before=2)
+    assert all(torch.equal(found[key], value) for key, value in wanted.items())
+
+
+def test_a_deep_copy_steps_its_own_parameters():
+    ours = model()
+    optimiser = build_optimiser(ours, OPTIM)
+    trained(ours, optimiser, RATES[:2])
+    twins, twin = copy.deepcopy((ours, optimiser))
+    found = trained(twins, twin, RATES[2:], before=2)
+    before = {name: p.detach().clone() for name, p in ours.named_parameters()}
+    wanted = trained(ours, optimiser, RATES[2:], before=2)
+    assert all(torch.equal(found[key], value) for key, value in wanted.items())
+    assert not torch.equal(before["embedding.weight"], wanted["embedding.weight"])
+
+
+def test_one_rule_alone_is_torchs_own_optimiser():
+    ours = model()
+    assert type(build_optimiser(ours, replace(OPTIM, optimiser="adamw"))) is torch.optim.AdamW
+    assert type(build_optimiser(ours, OPTIM)) is Together
+    assert isinstance(build_optimiser(torch.nn.Linear(2, 2, bias=False), OPTIM), torch.optim.Muon)
+
+
+def test_a_closure_is_evaluated_once_with_gradients():
+    linear, calls = torch.nn.Linear(2, 2), []
+    optimiser = set_rate(build_optimiser(linear, OPTIM), 0.1)
+
+    def closure():
+        calls.append(None)
+        loss = linear(torch.ones(1, 2)).sum()
+        loss.backward()
+        return loss
+
+    assert optimiser.step(closure).requires_grad
+    assert len(calls) == 1

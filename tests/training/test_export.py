@@ -1,0 +1,131 @@
+"""``normlab run export``: the same logits, and the same greedy text, in Hugging Face's classes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from normlab.cli.main import main
+from normlab.config.config import Config, DecodeConfig, ModelConfig
+from normlab.data.vocabulary import load
+from normlab.errors import UserError
+from normlab.nn import Decoder
+from normlab.nn.decode import generate, likeliest
+from normlab.runs import RunFolder
+from normlab.tasks.task import build_model
+from normlab.training.export import _hugging_face, difference, family_of
+from normlab.training.recipes.grammar import resolve
+from normlab.training.sampling import prompt_of, sample, text_of
+from normlab.training.train import train
+from training.tiny import tiny_language_model, write_plain
+
+pytest.importorskip("transformers")
+BASE = Config(
+    task="language_model",
+    model=ModelConfig(dim=32, ffn_dim=48, heads=4, encoder_layers=0, decoder_layers=2, kv_heads=2),
+)
+FITS = [
+    ("pre+learned+bias", {"activation": "gelu", "kv_heads": 0}, "gpt2"),
+    ("pre+untied+sinusoidal+nobias", {"kv_heads": 0}, "gpt2"),
+    ("pre+rmsnorm+nobias+swiglu+rope+untied", {}, "llama"),
+    ("pre+rmsnorm+bias+swiglu+rope+fixnorm", {"kv_heads": 0}, "llama"),
+    ("pre+rmsnorm1p+nobias+geglu+rope+headnormed", {"head_dim": 16}, "qwen3"),
+    ("like:gemma3", {"head_dim": 16, "sliding_window": 9, "layer_pattern": "SF"}, "gemma3_text"),
+    ("like:gpt2", {"kv_heads": 0}, "gpt2"),
+    ("like:llama", {"rope_theta": 5e5}, "llama"),
+    ("like:olmo2", {}, "olmo2"),
+]
+
+
+def drawn(recipe, changes):
+    """A recipe's configuration and its model, whose every parameter is off its start."""
+    config = resolve(recipe, BASE)
+    config = replace(config, model=replace(config.model, **changes))
+    model = build_model(Decoder, config.model, 61, 1).eval()
+    draw = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.1 * torch.randn(p.shape, generator=draw))
+    return config, model
+
+
+@pytest.mark.parametrize(("recipe", "changes", "kind"), FITS)
+def test_logits_are_the_same(recipe, changes, kind):
+    config, model = drawn(recipe, changes)
+    family = family_of(config)
+    assert family.kind == kind
+    apart, largest = difference(model, _hugging_face(family, config, model), config)
+    assert apart < 1e-5 * max(largest, 1.0)
+
+
+@pytest.mark.parametrize("recipe", FITS[-3:], ids=lambda one: one[2])
+def test_greedy_text_of_500_tokens_is_the_same(recipe):
+    config, model = drawn(*recipe[:2])
+    other = _hugging_face(family_of(config), config, model).double()
+    prompt, model = [3, 17, 5], model.double()
+    ours = generate(model, prompt, [0], lambda p: likeliest(p, 1), count=500, window=600)[0]
+    given = torch.tensor([prompt])
+    how = {"do_sample": False, "max_new_tokens": 500, "suppress_tokens": [0], "eos_token_id": None}
+    theirs = other.generate(given, attention_mask=torch.ones_like(given), **how)[0, 3:]
+    apart = (ours != theirs).nonzero()
+    if len(apart):
+        with torch.no_grad():
+            top = model(torch.tensor([[*prompt, *ours[: int(apart[0])].tolist()]]))[0, -1].topk(2).values
+        assert float(top[0] - top[1]) < 1e-5
+
+
+def test_recipes_that_fit_nowhere_are_refused_part_by_part():
+    config = resolve("post+rmsnorm+nobias+swiglu+rope", BASE)
+    with pytest.raises(
+        UserError, match=r"nearest is llama, but decoder_placement is post, and llama has pre"
+    ):
+        family_of(config)
+    with pytest.raises(UserError, match="of the task translation"):
+        family_of(Config())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a Llama that was trained for a few steps."""
+    root = tmp_path_factory.mktemp("exported")
+    data = write_plain(root / "text")
+    return train(tiny_language_model(data, "pre+rmsnorm+nobias+swiglu+rope", steps=4), root / "runs")
+
+
+def test_a_run_is_exported_with_its_tokenizer(run, tmp_path, capsys):
+    import transformers
+
+    out = tmp_path / "llama"
+    assert main(["run", "export", str(run.path), "--out", str(out)]) == 0
+    assert "is now llama, from the best weights" in capsys.readouterr().out
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    model = transformers.AutoModelForCausalLM.from_pretrained(out)
+    text = "twenty four"
+    ids = tokenizer(text)["input_ids"]
+    assert ids == prompt_of(load(run.tokenizer), text)
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    assert main(["run", "sample", str(run.path), text, "--top-k", "1", "--tokens", "9"]) == 0
+    theirs = model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=9, eos_token_id=None)
+    assert capsys.readouterr().out.rstrip("\n") == text + text_of(
+        load(run.tokenizer), theirs[0, len(ids) :].tolist()
+    )
+    assert main(["run", "export", str(run.path), "--out", str(out)]) == 2
+    assert "exists; name another folder" in capsys.readouterr().err
+
+
+def test_samples_differ_by_seed_and_not_by_call(run, capsys):
+    said = []
+    for seed in ("1", "1", "2"):
+        assert main(["run", "sample", str(run.path), "one", "--seed", seed, "--samples", "2"]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] != said[2]
+    first, second = said[0].split("\n---\n")
+    assert first.startswith("one")
+    assert second.startswith("one")
+    assert first != second.rstrip("\n")
+
+
+def test_a_translation_continues_nothing(run):
+    folder = RunFolder.create(run.path.parent / "translation", Config())
+    with pytest.raises(UserError, match="a language model continues text"):
+        sample(folder, "one", DecodeConfig(sample=True))
