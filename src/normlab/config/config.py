@@ -101,6 +101,10 @@ class DataConfig:
     """Longest side of a training pair in tokens, end of sentence included; longer pairs are left out."""
     block_len: Size = 128
     """Context length of a language model in tokens, or longest input of a BERT."""
+    document_mask: bool = since(False, introduced=False)
+    """Let the tokens of a language model attend to their own document alone, and count positions anew in
+    each.
+    """
     word_dropout: Share = 0.0
     """Probability of replacing an input token by UNK in training."""
     whole_word_masking: bool = False
