@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, models, pre_tokenizers, trainers
@@ -21,11 +24,12 @@ from normlab.data.files import Folder, Parquet, Shards, layout_of, open_files
 from normlab.data.foreign import GPT2, GPT4, WORDS, ForeignPieces
 from normlab.data.plain import Blocks, prepare_text
 from normlab.data.text import TextFile
-from normlab.data.tokenizer import EOS
-from normlab.data.vocabulary import parse
+from normlab.data.tokenizer import EOS, BytePairs
+from normlab.data.vocabulary import parse, vocabulary
 from normlab.errors import UserError
 from normlab.tasks.bert import BertPretraining
 from normlab.tasks.language_model import LanguageModel
+from training.tiny import tiny_language_model
 
 DOCUMENTS = [f"  One day, {i} nights.\r\n\n\tand 12345 days 👩\u200d👧 {'x' * i}\n" for i in range(24)]
 
@@ -90,6 +94,23 @@ def test_tiktokens_ranks_are_the_same_tokenizer(theirs, monkeypatch):
     assert parse(ours.to_json().encode()).encode(DOCUMENTS) == ours.encode(DOCUMENTS)
     with pytest.raises(UserError, match="line 2 is no piece"):
         parse(b"IQ== 0\nno piece\n")
+
+
+def test_an_encoding_of_tiktoken_is_its_ranks(monkeypatch):
+    class Encoding:
+        _mergeable_ranks = {bytes([i]): i for i in range(256)} | {b"ab": 256, b"abc": 257}
+
+    stub = SimpleNamespace(list_encoding_names=lambda: ["gpt2"], get_encoding=lambda name: Encoding)
+    monkeypatch.setitem(sys.modules, "tiktoken", stub)
+    monkeypatch.setitem(foreign.ENCODINGS, 258, foreign.Encoding("gpt2", GPT2, 259))
+    config = DataConfig(tokenizer="tiktoken:gpt2")
+    ours = vocabulary(config, (), ())
+    assert ours.encode(["abc cab"]) == [[4 + 257, 4 + 32, 4 + 99, 4 + 256]]
+    with pytest.raises(UserError, match="no encoding 'gpt', did you mean 'gpt2'"):
+        vocabulary(replace(config, tokenizer="tiktoken:gpt"), (), ())
+    monkeypatch.setitem(sys.modules, "tiktoken", None)
+    with pytest.raises(FileNotFoundError, match="pip install tiktoken"):
+        vocabulary(config, (), ())
 
 
 def test_words_of_gpt2_are_those_of_the_library():
@@ -232,6 +253,31 @@ def test_shards_are_the_tokens_of_their_text(place, theirs, name):
         "tokenizer.json",
     }, "tokens are not copied"
     assert prepare_text(data, place / "data")[1].folder == corpus.folder
+
+
+def test_a_document_mask_hides_the_documents_before(place):
+    for name in ("train", "dev"):
+        np.save(f"{name}.npy", np.array([5, 6, 0, 7, 8, 9, 5, 6, 0, 4], np.uint16))
+    found = {}
+    for mask in (False, True):
+        data, corpus = LanguageModel.prepare(
+            config("train.npy", "dev.npy", document_mask=mask), place / "data"
+        )
+        task = LanguageModel(tiny_language_model(data), corpus, torch.device("cpu"))
+        model, batch = task.build().eval(), task.batch(0)
+        found[mask] = task.loss(model, batch).nll.item(), task.dev_scores(model)["nll"]
+    row = torch.from_numpy(corpus.train.tokens[0:10].astype(np.int64))
+    parts = torch.tensor_split(row, torch.tensor([3, 9]))
+    logits = torch.cat([model(part[None])[0] for part in parts])
+    target = torch.from_numpy(corpus.train.tokens[1:11].astype(np.int64))
+    expected = torch.nn.functional.cross_entropy(logits, target, reduction="sum").item()
+    assert found[True] == pytest.approx((expected, expected / 10), rel=1e-5)
+    assert abs(found[False][0] - expected) > 1e-3
+    lines = prepare_text(config("train.npy", "dev.npy"), place / "data")[1]
+    with pytest.raises(UserError, match="--document-mask keeps documents apart"):
+        LanguageModel.check_text(
+            tiny_language_model(data), replace(lines, tokenizer=BytePairs.train(["a b"], 20))
+        )
 
 
 def test_an_array_of_numpy_is_a_shard_too(place):

@@ -17,6 +17,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, final
 
@@ -28,7 +29,7 @@ from normlab.data.byte_level import BytePieces
 from normlab.data.foreign import FOREIGN, ForeignPieces
 from normlab.data.text import located
 from normlab.data.tokenizer import SPECIALS, UNK, BytePairs, Tokenizer, require_room_for_characters
-from normlab.errors import UserError
+from normlab.errors import UserError, nearest
 
 _PIECES = "sentencepiece"
 """Key of the model, in base 64, in the JSON of such a tokenizer."""
@@ -175,6 +176,8 @@ LEARNED: Mapping[str, type[BytePairs | SentencePieces | BytePieces]] = {
 """Tokenizers learned from the training text. Any other ``DataConfig.tokenizer`` is the path of a file."""
 _PRETOKENIZER = "pretokenizer"
 """Key of the pretokenizer in the JSON of a tokenizer that has one."""
+TIKTOKEN = "tiktoken:"
+"""Before the name of an encoding of the package tiktoken, in place of a file's path."""
 _FORMS = "--tokenizer bpe, unigram or byte_bpe to learn one from the text, or name the file of a model"
 
 
@@ -349,9 +352,29 @@ def _from_library(fields: dict[str, Any]) -> Tokenizer:
     return (BytePieces if SPECIALS[0] in model["vocab"] else ForeignPieces).of_json(fields)
 
 
+def _ranks_of_tiktoken(name: str) -> bytes:
+    """Return the ranks of an encoding of the package tiktoken, as its files have them. The package looks for
+    its file in its cache first.
+    """
+    try:
+        tiktoken: Any = import_module("tiktoken")
+    except ImportError as error:
+        raise FileNotFoundError(
+            f"{TIKTOKEN}{name} needs the package tiktoken; type: pip install tiktoken, or name its file"
+        ) from error
+    known = tiktoken.list_encoding_names()
+    if name not in known:
+        raise UserError(f"tiktoken has no encoding {name!r}{nearest(name, known)}; it has {', '.join(known)}")
+    ranks: Mapping[bytes, int] = tiktoken.get_encoding(name)._mergeable_ranks
+    in_order = sorted(ranks.items(), key=lambda entry: entry[1])
+    return b"".join(b"%s %d\n" % (base64.b64encode(piece), rank) for piece, rank in in_order)
+
+
 def _content(path: str) -> bytes:
     if not path:
         raise UserError(f"the name of the tokenizer is empty; type {_FORMS}")
+    if path.startswith(TIKTOKEN):
+        return _ranks_of_tiktoken(path.removeprefix(TIKTOKEN))
     file = located(path)
     if file.exists() and not (file.is_file() or file.is_dir()):
         raise UserError(f"{file} is no regular file; type {_FORMS}")

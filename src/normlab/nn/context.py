@@ -20,6 +20,8 @@ class Context:
     """The encoder's output, `[B, S, D]`."""
     memory_mask: Tensor | None = None
     cache: Cache | None = None
+    document_mask: Tensor | None = None
+    """`[B, 1, T, T]`: True where a causal attention without a cache may look; None: at all that is before."""
     first_values: list[Tensor] = field(default_factory=list, compare=False, repr=False)
     """The values of the stack's first self-attention, where later ones read them."""
 

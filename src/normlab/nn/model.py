@@ -44,8 +44,8 @@ class TokenModel(nn.Module, ABC):
         self.dropout = Dropout(config.dropout)
         self.constraint = WeightConstraint.registry[config.weight_constraint]
 
-    def embed(self, ids: Tensor, decode_index: int | None = None) -> Tensor:
-        """Embed tokens `[B, T]` at positions 0 to T - 1, or all at ``decode_index``, as `[B, T, D]`."""
+    def embed(self, ids: Tensor, decode_index: int | Tensor | None = None) -> Tensor:
+        """Embed tokens `[B, T]` as `[B, T, D]`; ``decode_index`` is that of ``PositionEncoding``."""
         x = scaled(self.embedding(ids), self.parametrisation.embedding_scale)
         return self.dropout(self.embedding_norm(self.position_encoding(x, decode_index)))
 
@@ -123,9 +123,18 @@ class Decoder(TokenModel):
         _require(config, encoder=False, decoder=True)
         self.decoder = build_stack("decoder", LANGUAGE_LAYER, config)
 
-    def hidden(self, ids: Tensor) -> Tensor:
-        """Return the decoder's output `[B, T, D]`, before the logits."""
-        return self.decoder(self.embed(ids), Context(padding_mask=ids != PAD))
+    def hidden(self, ids: Tensor, documents: Tensor | None = None) -> Tensor:
+        """Return the decoder's output `[B, T, D]`, before the logits.
+
+        ``documents`` `[B, T]` numbers the document of each token, in ascending order; no token sees another
+        document, and positions begin anew in each.
+        """
+        if documents is None:
+            return self.decoder(self.embed(ids), Context(padding_mask=ids != PAD))
+        together = documents[:, None, :, None] == documents[:, None, None, :]
+        positions = together[:, 0].tril().sum(-1) - 1
+        context = Context(padding_mask=ids != PAD, document_mask=together.tril())
+        return self.decoder(self.embed(ids, positions), context)
 
     def decode_step(self, tokens: Tensor, cache: Cache) -> Tensor:
         """Return the hidden states `[B, K, D]` of the next position for K outputs, last tokens `[B, K]`."""
@@ -133,9 +142,9 @@ class Decoder(TokenModel):
         context = Context(cache=cache)
         return self.decoder(self.embed(tokens, context.decode_index), context)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Return the logits `[B, T, V]`."""
-        return self.logits(self.hidden(ids))
+    def forward(self, ids: Tensor, documents: Tensor | None = None) -> Tensor:
+        """Return the logits `[B, T, V]`; ``documents`` are those of ``hidden``."""
+        return self.logits(self.hidden(ids, documents))
 
 
 class SegmentEncoder(TokenModel, ABC):

@@ -20,7 +20,8 @@ THETA = 10000.0
 class PositionEncoding(Registered, nn.Module, ABC):
     """Base of all position encodings; a subclass registers itself under ``name``.
 
-    ``decode_index`` is None for positions 0 to T - 1, or the position of all T tokens (beams of a search).
+    ``decode_index`` is None for positions 0 to T - 1, or the position of all T tokens (beams of a search), or
+    in ``forward`` also the positions `[B, T]` of tokens in their documents, all below T.
     """
 
     registry: ClassVar[Registry[type[PositionEncoding]]] = Registry("position encoding")
@@ -33,7 +34,7 @@ class PositionEncoding(Registered, nn.Module, ABC):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
 
-    def forward(self, x: Tensor, decode_index: int | None = None) -> Tensor:
+    def forward(self, x: Tensor, decode_index: int | Tensor | None = None) -> Tensor:
         """Add positions to embeddings `[B, T, D]`."""
         return x
 
@@ -61,10 +62,10 @@ class Sinusoidal(PositionEncoding, name="sinusoidal"):
         self.register_buffer("table", sinusoids(256, config.dim), persistent=False)
         self.table: Tensor
 
-    def forward(self, x: Tensor, decode_index: int | None = None) -> Tensor:
-        positions = _positions(x.shape[1], decode_index)
-        if positions.stop > len(self.table):
-            self.table = sinusoids(2 * positions.stop, x.shape[2]).to(self.table)
+    def forward(self, x: Tensor, decode_index: int | Tensor | None = None) -> Tensor:
+        positions, longest = _looked_up(x.shape[1], decode_index)
+        if longest > len(self.table):
+            self.table = sinusoids(2 * longest, x.shape[2]).to(self.table)
         return x + self.table[positions]
 
 
@@ -80,11 +81,11 @@ class Learned(PositionEncoding, name="learned"):
         self.longest = config.max_positions
         self.weight = nn.Parameter(torch.empty(config.max_positions, config.dim))
 
-    def forward(self, x: Tensor, decode_index: int | None = None) -> Tensor:
-        positions = _positions(x.shape[1], decode_index)
-        if positions.stop > len(self.weight):
+    def forward(self, x: Tensor, decode_index: int | Tensor | None = None) -> Tensor:
+        positions, longest = _looked_up(x.shape[1], decode_index)
+        if longest > len(self.weight):
             raise UserError(
-                f"the input has {positions.stop} positions, and the model has learned {len(self.weight)}; "
+                f"the input has {longest} positions, and the model has learned {len(self.weight)}; "
                 "shorten the input, or train with a larger max_positions"
             )
         return x + self.weight[positions]
@@ -126,6 +127,14 @@ class Rotary(PositionEncoding, name="rope"):
         across = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
         cos, sin = cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
         return x * cos + across * sin
+
+
+def _looked_up(length: int, index: int | Tensor | None) -> tuple[slice | Tensor, int]:
+    """Return the rows of a table that are added, and how many of them it needs."""
+    if isinstance(index, Tensor):
+        return index, length
+    positions = _positions(length, index)
+    return positions, positions.stop
 
 
 def _positions(length: int, decode_index: int | None) -> slice:

@@ -153,14 +153,16 @@ class Attention(Branch):
         if self.gates:
             projected, gate = projected.split([projected.shape[2] - self.gates, self.gates], dim=2)
         q, k, v = (self._from_memory if self.from_memory else self._from_self)(projected, context)
-        mask, causal = self._mask(context), self.causal
+        mask = self._mask(context)
+        causal = self.causal and mask is None
         if self.causal and context.cache is not None:
             k, v = context.cache.extend(self, k, v)
             mask, causal = context.cache.mask, False
             if self.window:
                 mask = mask & context.cache.latest(self.window)
         elif 0 < self.window < q.shape[2]:
-            mask, causal = sliding(q.shape[2], self.window, q.device), False
+            near = sliding(q.shape[2], self.window, q.device)
+            mask, causal = near if mask is None else mask & near, False
         p = self.p if self.training else 0.0
         y = ops.attention(q, k, v, mask=mask, causal=causal, p=p, scale=self.scale)
         y = self.head_gain(y)
@@ -201,7 +203,7 @@ class Attention(Branch):
 
     def _mask(self, context: Context) -> Tensor | None:
         if self.causal:
-            return None
+            return context.document_mask
         mask = context.memory_mask if self.from_memory else context.padding_mask
         if mask is None:
             return None

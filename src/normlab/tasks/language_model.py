@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from torch import Tensor
 
 from normlab.config.config import Config, DataConfig
 from normlab.config.metric import NLL, Metric
@@ -94,6 +95,11 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
     @classmethod
     def check_text(cls, config: Config, corpus: plain.TextCorpus) -> None:
         super().check_text(config, corpus)
+        if config.data.document_mask and not corpus.tokenizer.verbatim:
+            raise UserError(
+                f"--document-mask keeps documents apart, and with {corpus.tokenizer.kind} every line ends as "
+                f"a document does; type --tokenizer byte_bpe"
+            )
         if corpus.lost and config.train.best_by == BITS_PER_BYTE:
             raise UserError(
                 f"train.best_by is {BITS_PER_BYTE!r}, and {_no_bits(corpus)}; or set train.best_by to 'nll'"
@@ -116,11 +122,15 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
         return self.blocks.at(index, word_dropout=self.config.data.word_dropout, seed=seed).to(self.device)
 
     def loss(self, model: Decoder, batch: plain.TextBatch) -> LossSum:
-        optim, logits = self.config.optim, model(batch.ids)
+        optim, logits = self.config.optim, self._logits(model, batch.ids)
         sums = label_smoothed(logits, batch.target, optim.label_smoothing, None, PAD)
         if not optim.z_loss:
             return sums
         return replace(sums, loss=sums.loss + optim.z_loss * z_loss(logits, batch.target, PAD))
+
+    def _logits(self, model: Decoder, ids: Tensor) -> Tensor:
+        """Return the logits `[B, T, V]`; with ``data.document_mask`` each EOS begins a document."""
+        return model(ids, (ids == EOS).cumsum(1)) if self.config.data.document_mask else model(ids)
 
     def dev_scores(self, model: Decoder) -> dict[str, float]:
         return self._scores(model, self.corpus.dev)
@@ -199,7 +209,7 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
         with evaluating(model):
             for batch in plain.blocks_in_order(text.tokens, block_len=length, rows=rows):
                 batch = batch.to(self.device)
-                logits, target = model(batch.ids), batch.target.flatten()
+                logits, target = self._logits(model, batch.ids), batch.target.flatten()
                 nll += label_smoothed(logits, batch.target, 0.0, None, PAD).nll
                 if of_tokens is not None:
                     each = F.cross_entropy(logits.float().flatten(0, 1), target, reduction="none")

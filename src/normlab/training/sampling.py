@@ -63,9 +63,11 @@ def sample(
 
 
 def prompt_of(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The tokens of a text as those of the training text: after an EOS, with one at the end of each line but
-    the last, which goes on.
+    """The tokens of a text as those of the training text: after an EOS, as it is or with one at the end of
+    each line but the last, which goes on.
     """
+    if tokenizer.verbatim:
+        return [EOS, *tokenizer.encode([text])[0]]
     lines = tokenizer.encode(text.split("\n"))
     return [EOS, *chain.from_iterable([*line, EOS] for line in lines[:-1]), *lines[-1]]
 

@@ -1,0 +1,51 @@
+"""Documents that are packed into one row are computed as if each stood alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from normlab.config.config import Config
+from normlab.config.model import ModelConfig
+from normlab.nn import Decoder
+from normlab.nn.kernels import ops
+from normlab.tasks.task import build_model
+from normlab.training.recipes.grammar import resolve
+
+IDS = torch.tensor([[3, 5, 6, 7, 3, 8, 9, 3, 3, 4, 5, 6], [9, 8, 3, 5, 4, 6, 5, 4, 7, 9, 0, 0]])
+DOCUMENTS = (IDS == 3).cumsum(1)
+
+
+def decoder(recipe, **more):
+    sizes = {"dim": 16, "ffn_dim": 32, "heads": 2, "encoder_layers": 0, "decoder_layers": 2, "dropout": 0.0}
+    config = resolve(recipe, Config(task="language_model", model=ModelConfig(**sizes, **more)))
+    return build_model(Decoder, config.model, 10, 0).eval()
+
+
+@pytest.mark.parametrize("recipe", ["pre", "pre+learned", "post+rope"])
+@pytest.mark.parametrize("window", [0, 2])
+@pytest.mark.parametrize("fused", [False, True])
+@torch.no_grad()
+def test_each_document_is_computed_alone(recipe, window, fused, monkeypatch):
+    if fused:
+        monkeypatch.setattr(ops, "_FEW_QUERIES", 0)
+    model = decoder(recipe, sliding_window=window)
+    packed = model(IDS, DOCUMENTS)
+    for row, documents, logits in zip(IDS, DOCUMENTS, packed, strict=True):
+        for number in documents.unique():
+            own = documents == number
+            assert torch.allclose(logits[own], model(row[own][None])[0], atol=1e-5)
+    assert not torch.allclose(packed, model(IDS), atol=1e-3)
+
+
+@torch.no_grad()
+def test_one_document_is_a_row_as_before():
+    model = decoder("pre+rope")
+    assert torch.allclose(model(IDS, torch.zeros_like(IDS)), model(IDS), atol=1e-6)
+
+
+def test_it_learns_with_the_mask():
+    model = decoder("pre").train()
+    loss = model(IDS, DOCUMENTS).logsumexp(-1).sum()
+    loss.backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
