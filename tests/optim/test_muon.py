@@ -13,11 +13,12 @@ import torch
 from cases import each
 from normlab.config.config import OptimConfig
 from normlab.config.model import ModelConfig
+from normlab.errors import UserError
 from normlab.nn import Decoder
 from normlab.optim import build_optimiser, set_rate
 from normlab.optim.optimiser import Together, _WideProducts
 from normlab.tasks.task import build_model
-from normlab.training.parallel import SingleProcess
+from normlab.training.parallel import FSDP, SingleProcess
 
 MODEL = ModelConfig(
     dim=16,
@@ -173,6 +174,12 @@ def test_one_rule_alone_is_torchs_own_optimiser():
     ours = model()
     assert type(build_optimiser(ours, replace(OPTIM, optimiser="adamw"))) is torch.optim.AdamW
     assert type(build_optimiser(ours, OPTIM)) is Together
+
+
+def test_muon_is_refused_where_ranks_hold_parts_of_matrices():
+    ours = model()
+    with pytest.raises(UserError, match=r"^Muon steps whole matrices, .* leave out --shard, or choose"):
+        FSDP(ours, build_optimiser(ours, OPTIM), 2)
 
 
 def test_a_closure_is_evaluated_once_with_gradients():
