@@ -16,7 +16,7 @@ from normlab.config.model import ModelConfig
 from normlab.errors import UserError
 from normlab.nn import Decoder
 from normlab.optim import build_optimiser, set_rate
-from normlab.optim.optimiser import Together, _WideProducts
+from normlab.optim.optimiser import CombinedOptimiser, _WideProducts
 from normlab.tasks.task import build_model
 from normlab.training.parallel import FSDP, SingleProcess
 
@@ -173,7 +173,7 @@ def test_a_deep_copy_steps_its_own_parameters():
 def test_one_rule_alone_is_torchs_own_optimiser():
     ours = model()
     assert type(build_optimiser(ours, replace(OPTIM, optimiser="adamw"))) is torch.optim.AdamW
-    assert type(build_optimiser(ours, OPTIM)) is Together
+    assert type(build_optimiser(ours, OPTIM)) is CombinedOptimiser
 
 
 def test_muon_is_refused_where_ranks_hold_parts_of_matrices():

@@ -154,7 +154,7 @@ def _muon(parameters: Groups, lr: Tensor, config: OptimConfig, adjust: str) -> t
         made.append(_MuonOfMatrices(matrices, rate, config.weight_decay, momentum, adjust_lr_fn=adjust))
     if others:
         made.append(adamw(others, lr, config))
-    return Together(made)
+    return CombinedOptimiser(made)
 
 
 @OPTIMISERS.register("muon")
@@ -195,7 +195,7 @@ class _WideProducts(TorchDispatchMode):
         return func(*args, **options)
 
 
-class Together(torch.optim.Optimizer):
+class CombinedOptimiser(torch.optim.Optimizer):
     """Several optimisers as one, with the groups and the state of all; ``part`` numbers a group's own."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
@@ -225,8 +225,8 @@ class Together(torch.optim.Optimizer):
 def together(optimisers: Iterable[torch.optim.Optimizer]) -> torch.optim.Optimizer:
     """Return several optimisers as one; a single one is returned as it is."""
     found = list(optimisers)
-    parts = (part for o in found for part in (o.parts if isinstance(o, Together) else [o]))
-    return found[0] if len(found) == 1 else Together([*parts])
+    parts = (part for o in found for part in (o.parts if isinstance(o, CombinedOptimiser) else [o]))
+    return found[0] if len(found) == 1 else CombinedOptimiser([*parts])
 
 
 def build_optimiser(
