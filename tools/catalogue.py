@@ -114,9 +114,7 @@ def baseline(part: RecipePart) -> Iterator[str]:
     source = NamedBaseline.registry[part.name]
     yield f"### `{part.name}`"
     yield from (linked(text) for text in paragraphs(source) if text)
-    fields = {"dropout": 0.0, **source.model, **source.optim}
-    numbers = ", ".join(f"{name} {value}" for name, value in fields.items())
-    yield f"- Recipe: `{source.recipe}`.\n- Beside it: {numbers.replace('_', ' ')}."
+    yield f"- Recipe: `{source.recipe}`.\n- Beside it: {source.numbers()}."
 
 
 LEFT_OUT = (

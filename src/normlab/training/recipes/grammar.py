@@ -370,7 +370,7 @@ def _parse(name: str) -> _Recipe:
     if len(name) > LONGEST:
         raise UserError(f"the recipe {name[:40]!r}… has {len(name):,} characters, more than any; {HINT}")
     head, *rest = _without_alias(name).split("+")
-    baseline = _baseline(head)
+    baseline = baseline_of(name)
     axis_of = {part.name: part.axis for part in parts() if part.axis != PLACEMENT.name}
     named: dict[str, str] = {}
     if baseline and rest and (rest[0] in nn.Placement.registry or "/" in rest[0]):
@@ -391,6 +391,11 @@ def _parse(name: str) -> _Recipe:
             raise UserError(f"recipe {name!r} names two of {axis}; keep one")
         named[axis] = part
     return _Recipe(placements, {**_parse(baseline.recipe).named, **named} if baseline else named, baseline)
+
+
+def baseline_of(name: str) -> type[NamedBaseline] | None:
+    """Return the baseline that a recipe begins with, if it does with one."""
+    return _baseline(_without_alias(name).split("+")[0])
 
 
 def _baseline(head: str) -> type[NamedBaseline] | None:
