@@ -16,7 +16,7 @@ from normlab.config.config import Config, ModelConfig
 from normlab.config.io import validated
 from normlab.errors import UserError, nearest
 from normlab.nn.init import SCHEMES
-from normlab.optim import OPTIMISERS, SCHEDULES, warmup
+from normlab.optim import OPTIMISERS, SCHEDULES, underived, warmup
 from normlab.optim.schedule import check_schedule
 from normlab.tasks import TASKS
 from normlab.training.recipes.baselines import LIKE, NamedBaseline
@@ -337,7 +337,7 @@ class _Recipe:
             reasons.append(f"{without} {have} no norm, so {model.norm} would do nothing")
         scheme, scaling = SCHEMES[model.scheme], nn.Parametrisation.registry[model.parametrisation]
         reasons_of_parts = [part.conflict(model) for part in (scheme, scaling, *placements)]
-        return reasons + [why for why in reasons_of_parts if why]
+        return reasons + [why for why in (*reasons_of_parts, underived(config.optim, scaling)) if why]
 
     def without_conflict(self, base: Config) -> list[_Recipe]:
         """Return defined recipes one change away: one without a part, and one with another part."""
