@@ -12,7 +12,7 @@ from normlab.cli.main import main
 from normlab.comparison.compare import compare
 from normlab.comparison.grid import SetupGrid
 from normlab.comparison.result import CompareRequest
-from normlab.config.config import Config, TrainConfig
+from normlab.config.config import Config, MachineConfig, TrainConfig
 from normlab.errors import UserError
 from normlab.runs import Runs
 from normlab.trace.setup import Setup
@@ -141,7 +141,8 @@ def test_flags_that_nothing_reads_are_refused(here, capsys):
 
 def test_functions_are_compared_in_this_process(tmp_path):
     made = {"narrow": lambda seed: setup_of(seed, 8), "wide": lambda seed: setup_of(seed, 16)}
-    request = CompareRequest(lrs=(0.02,), seeds=2, out=tmp_path, base=Config(train=TrainConfig(steps=30)))
+    base = Config(train=TrainConfig(steps=30), machine=MachineConfig(threads=1))
+    request = CompareRequest(lrs=(0.02,), seeds=2, out=tmp_path, base=base)
     comparison = compare(request, setups=made)
     assert [recipe.name for recipe in comparison.recipes] == ["narrow", "wide"]
     assert not comparison.failed

@@ -11,7 +11,7 @@ import statistics
 import sys
 import sysconfig
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -34,7 +34,6 @@ from normlab.trace.untouched import same_globals, same_random_state, undisturbed
 from normlab.training.cost import cost_of
 from normlab.training.devices import hardware, prepare_process
 from normlab.training.outcome import outcome
-from normlab.training.recipes.plugins import code_digest
 from normlab.training.setups import called, setup_from_file
 from normlab.trials.journal import fingerprint
 from normlab.trials.scale import Scale, read_scale
@@ -93,13 +92,13 @@ def opened(setups: Mapping[str, Any], name: str, seed: int) -> Iterator[tuple[Se
     try:
         with _made(setups[first], first, seed) as shared:
             if name == first:
-                yield shared, shared, _code(shared, setups[first], own_files(before))
+                yield shared, shared, _code(shared, setups[first], own_files(sys.modules.keys() - before))
                 return
-            _forget(own_files(before))
+            _forget(own_files(sys.modules.keys() - before))
             with _made(setups[name], name, seed) as own:
-                yield own, shared, _code(own, setups[name], own_files(before))
+                yield own, shared, _code(own, setups[name], own_files(sys.modules.keys() - before))
     finally:
-        _forget(own_files(before))
+        _forget(own_files(sys.modules.keys() - before))
 
 
 @contextmanager
@@ -126,16 +125,18 @@ def _code(setup: Setup, value: Any, files: Mapping[str, Path]) -> str:
     """The digest of the user's files: those of its modules, or those that define what was handed over."""
     if isinstance(value, str):
         return code_of(files)
-    kinds = {type(module) for module in setup.model.modules()}
-    return code_digest([value, setup.loss, setup.step, *kinds])
+    parts = [value, setup.loss, setup.step, *map(type, setup.model.modules())]
+    return code_of(
+        own_files({m for part in parts if (m := getattr(part, "__module__", None)) in sys.modules})
+    )
 
 
-def own_files(before: Collection[str]) -> dict[str, Path]:
-    """The files of modules that were imported since ``before`` and belong to no installed package."""
+def own_files(modules: Iterable[str]) -> dict[str, Path]:
+    """The files of those modules that belong to no installed package."""
     places = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     installed = [Path(place).resolve() for place in places] + [Path(__file__).resolve().parents[1]]
-    new = {name: getattr(m, "__file__", None) for name, m in list(sys.modules.items()) if name not in before}
-    files = {name: Path(file).resolve() for name, file in new.items() if file}
+    named = {name: getattr(sys.modules[name], "__file__", None) for name in modules}
+    files = {name: Path(file).resolve() for name, file in named.items() if file and Path(file).is_file()}
     return {n: file for n, file in files.items() if not any(map(file.is_relative_to, installed))}
 
 
