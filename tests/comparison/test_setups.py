@@ -5,12 +5,19 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from normlab.cli.main import main
+from normlab.comparison.compare import compare
 from normlab.comparison.grid import SetupGrid
 from normlab.comparison.result import CompareRequest
+from normlab.config.config import Config, MachineConfig, TrainConfig
+from normlab.errors import UserError
 from normlab.runs import Runs
+from normlab.trace.setup import Setup
 from normlab.training.own_runs import train_own
+from trials.tiny import VOCAB, Text, loss_of
 
 NANO = (Path(__file__).parent / "mine" / "nano.py").read_text(encoding="utf-8")
 GLUE = """
@@ -44,8 +51,25 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
+FILES = {"base.py": "base.py", "change.py": "change.py"}
+
+
 def requested(**changes):
     return CompareRequest(setup=("base.py", "change.py"), **{"lrs": (), "seeds": 2, "jobs": 1, **changes})
+
+
+def setup_of(seed, width):
+    """Pairs of tokens, with a hidden layer of some width."""
+    torch.manual_seed(seed)
+    model = Pairs(width)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    return Setup(model, Text(), loss=loss_of, optimizer=optimizer)
+
+
+class Pairs(nn.Sequential):
+    def __init__(self, width):
+        layers = nn.Embedding(VOCAB, width), nn.Linear(width, 16), nn.Tanh(), nn.Linear(16, VOCAB)
+        super().__init__(*layers)
 
 
 def test_the_users_script_has_90_lines_and_the_glue_ten():
@@ -76,7 +100,7 @@ def test_a_file_is_compared_with_its_changed_copy(here, capsys):
     assert "change.py against base.py: parameters" in out or "base.py against change.py: parameters" in out
     done = runs[base["runs"][0]]
     before = (done.path / "metrics.jsonl").stat().st_mtime_ns
-    assert train_own(done.config(), here / "out", ("base.py", "change.py")).status().state == "done"
+    assert train_own(done.config(), here / "out", FILES).status().state == "done"
     assert (done.path / "metrics.jsonl").stat().st_mtime_ns == before
 
 
@@ -88,7 +112,7 @@ def test_rates_are_around_each_files_own_and_the_batches_those_of_the_first(here
             "learning_rate, min_lr, warmup_iters, max_iters, grad_clip = 1e-2",
         )
     )
-    grid = SetupGrid(requested())
+    grid = SetupGrid(requested(), FILES)
     assert grid.rates("base.py") == (1.5e-3, 3e-3, 6e-3)
     assert grid.rates("change.py") == (5e-3, 1e-2, 2e-2)
     assert "those of base.py" in grid.known()["data"]["batches"]
@@ -113,3 +137,17 @@ def test_files_that_cannot_be_compared_are_refused(here, capsys, damage, words):
 def test_flags_that_nothing_reads_are_refused(here, capsys):
     assert main(["compare", "--setup", "base.py", "change.py", "--dim", "48"]) == 2
     assert "nothing reads --dim" in capsys.readouterr().err
+
+
+def test_functions_are_compared_in_this_process(tmp_path):
+    made = {"narrow": lambda seed: setup_of(seed, 8), "wide": lambda seed: setup_of(seed, 16)}
+    base = Config(train=TrainConfig(steps=30), machine=MachineConfig(threads=1))
+    request = CompareRequest(lrs=(0.02,), seeds=2, out=tmp_path, base=base)
+    comparison = compare(request, setups=made)
+    assert [recipe.name for recipe in comparison.recipes] == ["narrow", "wide"]
+    assert not comparison.failed
+    assert all(len(set(recipe.scores["nll"])) == 2 for recipe in comparison.recipes)
+    assert comparison.noise > 0
+    assert comparison.data["held out"].startswith("the mean loss of the last tenth")
+    with pytest.raises(UserError, match="each seed needs a model and an optimizer of its own"):
+        compare(request, setups={"one": setup_of(0, 8), **made})

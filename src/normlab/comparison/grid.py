@@ -116,9 +116,14 @@ class Grid(ABC):
         return sum(self.folder(name, lr, seed).status().state != "done" for seed in self.seeds)
 
 
-def grid_of(request: CompareRequest) -> Grid:
-    """The runs that a request asks for."""
-    return SetupGrid(request) if request.setup else RunGrid(request)
+def grid_of(request: CompareRequest, setups: Mapping[str, Any] | None = None) -> Grid:
+    """The runs that a request asks for; of ``setups``, it may name those that it compares."""
+    if setups:
+        names = request.setup or tuple(setups)
+        return SetupGrid(replace(request, setup=names), {name: setups[name] for name in names})
+    if request.setup:
+        return SetupGrid(request, {name: name for name in request.setup})
+    return RunGrid(request)
 
 
 class RunGrid(Grid):
@@ -224,20 +229,22 @@ class RunGrid(Grid):
 class SetupGrid(Grid):
     """Setups of the user's own. The batches of the first, and its held-out ones, are those of all."""
 
-    def __init__(self, request: CompareRequest) -> None:
+    def __init__(self, request: CompareRequest, setups: Mapping[str, Any]) -> None:
         if request.on != "local":
             raise UserError(
-                f"--on is {request.on!r}, and files of your own run on this machine; leave out --on"
+                f"--on is {request.on!r}, and setups of your own run on this machine; leave it out"
             )
-        seed = request.sweep_seed
-        self.seen = {name: own_runs.read(request.setup, name, seed) for name in request.setup}
+        self.setups = setups
+        self.are_files = all(isinstance(value, str) for value in setups.values())
+        self.seen = {name: own_runs.read(setups, name, request.sweep_seed) for name in setups}
         super().__init__(self._on_device(request))
         self._refuse_same()
 
     def _on_device(self, request: CompareRequest) -> CompareRequest:
         device = next(iter(self.seen.values())).device
         machine = replace(request.base.machine, device=device)
-        return replace(request, base=replace(request.base, machine=machine))
+        jobs = request.jobs if self.are_files else 1
+        return replace(request, jobs=jobs, base=replace(request.base, machine=machine))
 
     def _refuse_same(self) -> None:
         digests: dict[str, str] = {}
@@ -306,4 +313,4 @@ class SetupGrid(Grid):
         return Seconds(step, 0.0, step * self.request.base.train.steps)
 
     def start(self, root: Path) -> Worker:
-        return Process(root, self.request.setup)
+        return Process(root, self.request.setup) if self.are_files else own_runs.Here(root, self.setups)
