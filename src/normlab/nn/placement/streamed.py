@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -79,27 +79,8 @@ class GPAS(NormedInput, name="gpas"):
         self.a = site.shared.setdefault("gpas.a", nn.Parameter(torch.zeros(1)))
 
     def write(self, stream: Stream, y: Tensor) -> Stream:
-        return _Shrunk.apply(stream + y, self.a)
-
-
-class _Shrunk(torch.autograd.Function):
-    """x - silu(a) sg(x). With ``detach`` in place of it the gradient in a could not be differentiated in x."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, a: Tensor) -> Tensor:  # pyrefly: ignore[bad-override]
-        return x - F.silu(a) * x
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # pyrefly: ignore[bad-override]
-        x, a = ctx.saved_tensors
-        gate = torch.sigmoid(a)
-        return grad, -(grad * x).sum().view_as(a) * (gate * (1 + a * (1 - gate)))
+        x = stream + y
+        return x - F.silu(self.a) * x.detach()
 
 
 class HybridNorm(Placement, name="hybridnorm"):
