@@ -99,6 +99,12 @@ def test_a_file_is_compared_with_its_changed_copy(here, capsys):
     assert base["cost"]["flops"] - change["cost"]["flops"] == 6 * 8 * 32 * layers * 2 * width * 2 * width
     assert "change.py against base.py: parameters" in out or "base.py against change.py: parameters" in out
     done = runs[base["runs"][0]]
+    assert done.repeat_command() == (
+        "normlab compare --setup base.py change.py --steps 20 --validate-every-steps 10 --lrs 3e-3 "
+        "--first-seed 1 --seeds 1 --out again"
+    )
+    assert main(["train", "--config", str(done.config_file)]) == 2
+    assert "code of your own" in capsys.readouterr().err
     before = (done.path / "metrics.jsonl").stat().st_mtime_ns
     assert train_own(done.config(), here / "out", FILES).status().state == "done"
     assert (done.path / "metrics.jsonl").stat().st_mtime_ns == before

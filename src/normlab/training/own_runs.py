@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import shlex
 import statistics
 import sys
 import sysconfig
@@ -24,9 +25,11 @@ from normlab.config.config import Config, run_id
 from normlab.config.cost import Cost
 from normlab.config.metric import NLL, Metric, Outcome
 from normlab.config.model import derive
+from normlab.config.units import rate
 from normlab.errors import UserError
 from normlab.runs.files import write_json_atomic
 from normlab.runs.folder import Row, RunFolder, State, Status
+from normlab.trace.optimizers import copied
 from normlab.trace.setup import Setup
 from normlab.trace.tensors import bytes_of, tensors_in, unwrap
 from normlab.trace.trace import output_loss
@@ -39,8 +42,6 @@ from normlab.trials.journal import fingerprint
 from normlab.trials.scale import Scale, read_scale
 from normlab.trials.training import Course, Training, read_course, train
 
-TASK: Final = "setup"
-"""The task that a configuration of such a run names; none is registered under it."""
 LOSS: Final = Metric(NLL.name, "loss", higher_is_better=False, digits=NLL.digits)
 """The loss as the step returns it, where it is not known to be a cross-entropy and no more."""
 HELD_OUT: Final = 128
@@ -65,6 +66,8 @@ class Reading:
     cost: Cost
     held_out: int
     """Batches of ``Setup.dev``."""
+    kind: str
+    """The classes of the model and of its optimizers."""
     device: str
     planned_steps: int | None
 
@@ -190,6 +193,7 @@ def read(setups: Mapping[str, Any], name: str, seed: int) -> Reading:
             digest=content.hexdigest(),
             cost=cost,
             held_out=len(dev),
+            kind=", ".join(type(one).__name__ for one in (unwrap(own.model), *copied(own)[1])),
             device=next((p.device.type for p in own.model.parameters()), "cpu"),
             planned_steps=own.declare.steps,
         )
@@ -331,7 +335,8 @@ def train_own(
                 batches = batches_of(shared, seed)
                 first = list(islice(batches, FIRST))
                 _, course, scale = _first_steps(own, first, seed)
-                RunFolder.create(folder.path, config, (metric_of(scale),))
+                again = repeat_command(config, setups)
+                RunFolder.create(folder.path, config, (metric_of(scale),), repeat=again)
                 folder.cut_rows(-1)
                 run = OwnRun(folder, own, course, scale, stop or threading.Event())
                 run.train(chain(first, batches), held_out(shared))
@@ -342,6 +347,21 @@ def train_own(
             _mark(folder, "failed", f"{type(error).__name__}: {error}")
             raise
     return folder
+
+
+def repeat_command(config: Config, setups: Mapping[str, Any]) -> str:
+    """The command that trains the run again, beside those that it is compared with."""
+    if not all(isinstance(value, str) for value in setups.values()):
+        return f"normlab.compare(request, setups=…) in Python, with {config.recipe} among the setups"
+    words = ["normlab", "compare", "--setup", *setups, "--steps", str(config.train.steps)]
+    words += [
+        "--validate-every-steps",
+        str(config.train.validate_every_steps),
+        "--lrs",
+        rate(config.optim.lr),
+    ]
+    seed = str(config.seeds.init)
+    return shlex.join([*words, "--first-seed", seed, "--seeds", "1", "--out", "again"])
 
 
 def _mark(folder: RunFolder, state: State, error: str = "") -> None:
