@@ -118,7 +118,7 @@ class RunFolder:
     ) -> RunFolder:
         """Make the run folder of a resolved configuration; files in it stay.
 
-        ``metrics`` are those of its task, ``imports`` the modules that were imported for it, ``repeat`` is the
+        ``metrics`` are those of its task, ``imports`` the modules that were imported for it, ``repeat`` the
         command that trains it again, where the configuration is not enough.
         """
         folder = cls(path)
