@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from normlab.comparison.result import AROUND, CompareRequest, Sample, SweepRun, choose, on_backend
-from normlab.config.config import Config, OptimConfig, SeedConfig, TrainConfig, run_id
+from normlab.config.config import OWN_TASK, Config, OptimConfig, SeedConfig, TrainConfig, run_id
 from normlab.config.cost import Cost
 from normlab.config.metric import Metric
 from normlab.config.units import count, short_rate
@@ -273,7 +273,7 @@ class SetupGrid(Grid):
         train, machine = self.request.base.train, self.request.base.machine
         return Config(
             recipe=name,
-            task=own_runs.TASK,
+            task=OWN_TASK,
             own_code=self.seen[name].digest,
             optim=OptimConfig(lr=lr),
             train=TrainConfig(steps=train.steps, validate_every_steps=train.validate_every_steps),
@@ -294,7 +294,7 @@ class SetupGrid(Grid):
         if (planned := seen.planned_steps) and planned != steps:
             facts["steps"] = f"{steps:,}, where {first} plans {planned:,}: its schedule does not end"
         return {
-            "task": own_runs.TASK,
+            "task": OWN_TASK,
             "best_by": "",
             "data": facts,
             "test_is_dev": seen.held_out == 1,
@@ -304,7 +304,7 @@ class SetupGrid(Grid):
     def recipe(self, name: str) -> dict[str, Any]:
         seen = self.seen[name]
         return {
-            "resolves_to": f"{name}, whose own rate is {short_rate(seen.course.rate)}",
+            "resolves_to": f"{seen.kind}, own rate {short_rate(seen.course.rate)}",
             "cost": seen.cost,
         }
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+import shlex
 import statistics
 import sys
-import sysconfig
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -24,9 +24,11 @@ from normlab.config.config import Config, run_id
 from normlab.config.cost import Cost
 from normlab.config.metric import NLL, Metric, Outcome
 from normlab.config.model import derive
+from normlab.config.units import rate
 from normlab.errors import UserError
 from normlab.runs.files import write_json_atomic
 from normlab.runs.folder import Row, RunFolder, State, Status
+from normlab.trace.optimizers import copied
 from normlab.trace.setup import Setup
 from normlab.trace.tensors import bytes_of, tensors_in, unwrap
 from normlab.trace.trace import output_loss
@@ -34,13 +36,11 @@ from normlab.trace.untouched import same_globals, same_random_state, undisturbed
 from normlab.training.cost import cost_of
 from normlab.training.devices import hardware, prepare_process
 from normlab.training.outcome import outcome
-from normlab.training.setups import called, setup_from_file
+from normlab.training.own_setups import opened
 from normlab.trials.journal import fingerprint
 from normlab.trials.scale import Scale, read_scale
 from normlab.trials.training import Course, Training, read_course, train
 
-TASK: Final = "setup"
-"""The task that a configuration of such a run names; none is registered under it."""
 LOSS: Final = Metric(NLL.name, "loss", higher_is_better=False, digits=NLL.digits)
 """The loss as the step returns it, where it is not known to be a cross-entropy and no more."""
 HELD_OUT: Final = 128
@@ -65,6 +65,8 @@ class Reading:
     cost: Cost
     held_out: int
     """Batches of ``Setup.dev``."""
+    kind: str
+    """The classes of the model and of its optimizers."""
     device: str
     planned_steps: int | None
 
@@ -78,79 +80,6 @@ def metric_of(scale: Scale) -> Metric:
     """NLL for a loss that is a cross-entropy; for any other the loss as it is."""
     pure = abs(scale.rest) <= PURE * abs(scale.weight * scale.start + scale.rest)
     return NLL if scale.unigram is not None and pure else LOSS
-
-
-@contextmanager
-def opened(setups: Mapping[str, Any], name: str, seed: int) -> Iterator[tuple[Setup, Setup, str]]:
-    """Yield the setup of ``name`` made from a seed, the first one made from the same, whose batches all
-    share, and the digest of the user's files that the former came from.
-
-    ``setups`` holds for each name a file, a function, or a Setup that can be made anew. Modules that a file
-    imports from beside it are its own: another file finds others of the same name.
-    """
-    before, first = set(sys.modules), next(iter(setups))
-    try:
-        with _made(setups[first], first, seed) as shared:
-            if name == first:
-                yield shared, shared, _code(shared, setups[first], own_files(sys.modules.keys() - before))
-                return
-            _forget(own_files(sys.modules.keys() - before))
-            with _made(setups[name], name, seed) as own:
-                yield own, shared, _code(own, setups[name], own_files(sys.modules.keys() - before))
-    finally:
-        _forget(own_files(sys.modules.keys() - before))
-
-
-@contextmanager
-def _made(value: Any, name: str, seed: int) -> Iterator[Setup]:
-    """Make a setup from a seed. Raises UserError for one that cannot be made anew."""
-    if isinstance(value, str):
-        with setup_from_file(value, seed=seed) as source:
-            yield source.setup
-        return
-    with same_random_state(seed):
-        setup = called(value, name, seed)
-        if setup is value:
-            fresh = setup.make is not None and all(map(callable, [*setup.optimizers, setup.scheduler or len]))
-            if setup.make is None or not fresh:
-                raise UserError(
-                    f"{name} is a Setup, and each seed needs a model and an optimizer of its own: give a "
-                    "function that returns one, or make=, and functions as optimizer= and scheduler="
-                )
-            setup = replace(setup, model=setup.make())
-    yield setup
-
-
-def _code(setup: Setup, value: Any, files: Mapping[str, Path]) -> str:
-    """The digest of the user's files: those of its modules, or those that define what was handed over."""
-    if isinstance(value, str):
-        return code_of(files)
-    parts = [value, setup.loss, setup.step, *map(type, setup.model.modules())]
-    return code_of(
-        own_files({m for part in parts if (m := getattr(part, "__module__", None)) in sys.modules})
-    )
-
-
-def own_files(modules: Iterable[str]) -> dict[str, Path]:
-    """The files of those modules that belong to no installed package."""
-    places = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    installed = [Path(place).resolve() for place in places] + [Path(__file__).resolve().parents[1]]
-    named = {name: getattr(sys.modules[name], "__file__", None) for name in modules}
-    files = {name: Path(file).resolve() for name, file in named.items() if file and Path(file).is_file()}
-    return {n: file for n, file in files.items() if not any(map(file.is_relative_to, installed))}
-
-
-def _forget(modules: Iterable[str]) -> None:
-    for name in modules:
-        del sys.modules[name]
-
-
-def code_of(files: Mapping[str, Path]) -> str:
-    """The digest of files, whatever their modules are called."""
-    digest = hashlib.sha256()
-    for content in sorted(file.read_bytes() for file in files.values()):
-        digest.update(hashlib.sha256(content).digest())
-    return digest.hexdigest()[:16]
 
 
 def batches_of(setup: Setup, seed: int) -> Iterator[Any]:
@@ -190,6 +119,7 @@ def read(setups: Mapping[str, Any], name: str, seed: int) -> Reading:
             digest=content.hexdigest(),
             cost=cost,
             held_out=len(dev),
+            kind=", ".join(type(one).__name__ for one in (unwrap(own.model), *copied(own)[1])),
             device=next((p.device.type for p in own.model.parameters()), "cpu"),
             planned_steps=own.declare.steps,
         )
@@ -331,7 +261,8 @@ def train_own(
                 batches = batches_of(shared, seed)
                 first = list(islice(batches, FIRST))
                 _, course, scale = _first_steps(own, first, seed)
-                RunFolder.create(folder.path, config, (metric_of(scale),))
+                again = repeat_command(config, setups)
+                RunFolder.create(folder.path, config, (metric_of(scale),), repeat=again)
                 folder.cut_rows(-1)
                 run = OwnRun(folder, own, course, scale, stop or threading.Event())
                 run.train(chain(first, batches), held_out(shared))
@@ -342,6 +273,21 @@ def train_own(
             _mark(folder, "failed", f"{type(error).__name__}: {error}")
             raise
     return folder
+
+
+def repeat_command(config: Config, setups: Mapping[str, Any]) -> str:
+    """The command that trains the run again, beside those that it is compared with."""
+    if not all(isinstance(value, str) for value in setups.values()):
+        return f"normlab.compare(request, setups=…) in Python, with {config.recipe} among the setups"
+    words = ["normlab", "compare", "--setup", *setups, "--steps", str(config.train.steps)]
+    words += [
+        "--validate-every-steps",
+        str(config.train.validate_every_steps),
+        "--lrs",
+        rate(config.optim.lr),
+    ]
+    seed = str(config.seeds.init)
+    return shlex.join([*words, "--first-seed", seed, "--seeds", "1", "--out", "again"])
 
 
 def _mark(folder: RunFolder, state: State, error: str = "") -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from normlab import nn
-from normlab.config.config import Config, ModelConfig
+from normlab.config.config import OWN_TASK, Config, ModelConfig
 from normlab.config.io import validated
 from normlab.errors import UserError, nearest
 from normlab.nn.init import SCHEMES
@@ -241,6 +241,11 @@ def empty_model(model: ModelConfig, vocab_size: int) -> nn.TokenModel:
 
 def require_known(config: Config) -> None:
     """Raise UserError if a configuration names something that is not registered in this process."""
+    if config.task == OWN_TASK:
+        raise UserError(
+            f"the run is of {config.recipe}, code of your own, of which no configuration can make a model; "
+            "train it again with the command on its page, which normlab run report writes"
+        )
     for axis in (PLACEMENT, *AXES):
         for name in set(_stacks(config.model).values()) if axis is PLACEMENT else {axis.of(config)}:
             if name and name not in axis.names:
