@@ -147,7 +147,7 @@ MUTATIONS = (
     Mutation(
         "QK-norm's g on top of 1/sqrt(w)",
         "nn/options.py",
-        (("scale: ClassVar[float | None] = 1.0", "scale: ClassVar[float | None] = None"),),
+        (("scale: ClassVar[float | None] = 1.0\n\n", "scale: ClassVar[float | None] = None\n\n"),),
     ),
     Mutation(
         "an inner norm in cross-attention",
