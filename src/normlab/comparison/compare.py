@@ -41,7 +41,11 @@ Publish = Callable[[Comparison], None]
 
 @validated
 def compare(
-    request: CompareRequest, watch: Watch = lambda folders: None, publish: Publish = lambda comparison: None
+    request: CompareRequest,
+    watch: Watch = lambda folders: None,
+    publish: Publish = lambda comparison: None,
+    *,
+    setups: Mapping[str, Any] | None = None,
 ) -> Comparison:
     """Train every recipe at every learning rate, the reported seeds at the best one, and compare these on the
     test text.
@@ -50,14 +54,16 @@ def compare(
     there is one rate, there is no sweep. A run that diverges, is stuck or fails is a result and stops
     nothing; runs that are done are not done again. After each recipe's last run ``comparison.json`` is
     written into ``request.out`` and ``publish`` is called; until all recipes are finished the comparison
-    names those that are not.
+    names those that are not. ``setups`` are compared in place of recipes: by name a function that returns a
+    ``normlab.Setup``, from ``seed`` if it takes that, or a file; functions run in this process.
 
     >>> request = normlab.CompareRequest(recipes=("post", "pre"), lrs=(5e-3,), seeds=2, base=config, jobs=1)
     >>> comparison = normlab.compare(request)
     >>> [recipe.name for recipe in comparison.recipes], comparison.page("runs/comparison.html").name
     (['post', 'pre'], 'comparison.html')
     """
-    grid = grid_of(request)
+    grid = grid_of(request, setups)
+    request = grid.request
     work = Queue(request.out, grid.request.jobs, watch, grid.start)
     left = {recipe: {(lr, request.sweep_seed) for lr in grid.swept(recipe)} for recipe in request.recipes}
     reported: set[str] = set()

@@ -66,7 +66,7 @@ def setup_from_file(reference: str, *, seed: int) -> Iterator[NamedSetup]:
     try:
         with redirect_stdout(sys.stderr), same_random_state(seed):
             value = _attribute(_load(where), where, name if colon else "setup")
-            setup = _call(value, reference, seed)
+            setup = called(value, reference, seed)
         yield NamedSetup(f"{type(setup.model).__name__} of {reference}", setup)
     finally:
         sys.path[:], sys.argv[:] = path, arguments
@@ -105,7 +105,8 @@ def _attribute(module: Any, where: str, name: str) -> Any:
     )
 
 
-def _call(value: Any, reference: str, seed: int) -> Setup:
+def called(value: Any, reference: str, seed: int) -> Setup:
+    """The setup that a function returns, or a setup itself. Raises UserError for anything else."""
     if not callable(value) or isinstance(value, nn.Module):
         return Setup.of(cast("Any", value))
     parameters: Mapping[str, inspect.Parameter] = {}

@@ -28,6 +28,10 @@ ADAMW: Mapping[str, Any] = {
 """What most language models train with: AdamW, decay on matrices, clipping, a tenth of the rate at last."""
 
 
+PLAIN: Mapping[str, Any] = {"dropout": 0.0}
+"""What all baselines have."""
+
+
 class NamedBaseline(Registered, ABC):
     """Base of all baselines; a subclass registers itself under ``like:`` and its name."""
 
@@ -46,8 +50,14 @@ class NamedBaseline(Registered, ABC):
         def chosen(section: Mapping[str, Any]) -> dict[str, Any]:
             return {name: value for name, value in section.items() if name not in kept}
 
-        model = replace(base.model, **chosen({"dropout": 0.0, **cls.model}))
+        model = replace(base.model, **chosen({**PLAIN, **cls.model}))
         return replace(base, model=model, optim=replace(base.optim, **chosen(cls.optim)))
+
+    @classmethod
+    def numbers(cls) -> str:
+        """Name its fields with their values."""
+        fields = {**PLAIN, **cls.model, **cls.optim}
+        return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in fields.items())
 
 
 class GPT2(NamedBaseline, name="like:gpt2"):
