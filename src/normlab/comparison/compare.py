@@ -64,6 +64,7 @@ def compare(
     """
     grid = grid_of(request, setups)
     request = grid.request
+    list(map(grid.recipe, request.recipes))  # what cannot be counted is found before the first training
     work = Queue(request.out, grid.request.jobs, watch, grid.start)
     left = {recipe: {(lr, request.sweep_seed) for lr in grid.swept(recipe)} for recipe in request.recipes}
     reported: set[str] = set()
