@@ -13,7 +13,7 @@ from normlab.nn import Decoder
 from normlab.nn.decode import generate, likeliest
 from normlab.runs import RunFolder
 from normlab.tasks.task import build_model
-from normlab.training.export import hugging_face, difference, family_of
+from normlab.training.export import difference, family_of, hugging_face
 from normlab.training.recipes.grammar import resolve
 from normlab.training.sampling import prompt_of, sample, text_of
 from normlab.training.train import train
