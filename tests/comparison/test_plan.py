@@ -25,6 +25,7 @@ def test_a_plan_counts_what_is_left_and_trains_nothing(text, tmp_path, monkeypat
     assert (planned.seed_runs, planned.total_seconds) == (6, 500.0), "ten runs, two at a time"
     assert planned.resolves_to["pre"].startswith("pre; layernorm")
     assert list(Runs(tmp_path)) == []
+    assert plan(request_of(text, tmp_path, recipes=("pre",))).power == (), "nothing to tell apart"
 
     for lr in request.lrs:
         plant(request, "pre", lr, 0, bleu=lr, nll=1 - lr)

@@ -14,7 +14,7 @@ from normlab.nn import Decoder
 from normlab.nn.decode import generate, likeliest
 from normlab.runs import RunFolder
 from normlab.tasks.task import build_model
-from normlab.training.export import _hugging_face, difference, family_of
+from normlab.training.export import difference, family_of, hugging_face
 from normlab.training.families import FAMILIES
 from normlab.training.recipes.grammar import resolve
 from normlab.training.sampling import prompt_of, sample, text_of
@@ -56,14 +56,14 @@ def test_logits_are_the_same(recipe, changes, kind):
     config, model = drawn(recipe, changes)
     family = family_of(config)
     assert family.kind == kind
-    apart, largest = difference(model, _hugging_face(family, config, model), config)
+    apart, largest = difference(model, hugging_face(family, config, model), config)
     assert apart < 1e-5 * max(largest, 1.0)
 
 
 @pytest.mark.parametrize("recipe", FITS[-3:], ids=lambda one: one[2])
 def test_greedy_text_of_500_tokens_is_the_same(recipe):
     config, model = drawn(*recipe[:2])
-    other = _hugging_face(family_of(config), config, model).double()
+    other = hugging_face(family_of(config), config, model).double()
     prompt, model = [3, 17, 5], model.double()
     ours = generate(model, prompt, [0], lambda p: likeliest(p, 1), count=500, window=600)[0]
     given = torch.tensor([prompt])

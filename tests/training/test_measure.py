@@ -17,6 +17,12 @@ from normlab.training.train import Run
 from training.tiny import tiny
 
 
+def ended(corpus, config) -> float:
+    """The length of a reference over the largest length of an output."""
+    source, target = (sum(map(len, side)) / len(side) for side in (corpus.dev.source, corpus.dev.target))
+    return target / (config.decode.max_len_ratio * source + 10)
+
+
 class Ticks:
     """A clock that moves by what is done: a reading, a step, a probed step."""
 
@@ -52,9 +58,11 @@ def test_a_run_is_all_that_it_does(text, tmp_path, monkeypatch):
     machine = replace(config.machine, probes="cheap", probe_every_steps=50, checkpoint_every_steps=400)
     seconds = measure(replace(config, machine=machine), corpus, steps=3)
     assert seconds.step == 11.0
-    assert seconds.validation == 1.0 + 1.0, "a likelihood and a greedy search of the ten sentences"
+    search = ended(corpus, config)
+    assert 0.2 < search < 0.8
+    assert seconds.validation == pytest.approx(1.0 + search), "a likelihood, and a search of ten sentences"
     steps = 1001 * (11 + 200 / 50 + 1 / machine.log_every_steps)
-    validations, checkpoints, test = 3 * (2 + 1), 3, 30 * 2 * 0.1
+    validations, checkpoints, test = 3 * (1 + search + 1), 3, 30 * 2 * 0.1 * search
     assert seconds.run == pytest.approx(1 + steps + validations + checkpoints + test)
 
 
@@ -92,7 +100,7 @@ def test_a_long_search_is_timed_in_part_and_scaled(text, tmp_path, monkeypatch):
     Ticks(monkeypatch)
     seconds = measure(config, corpus, steps=1)
     assert searched == [6]
-    assert seconds.validation == pytest.approx(1.0 + 30 / 6), "there are 30 dev pairs"
+    assert seconds.validation == pytest.approx(1.0 + 30 / 6 * ended(corpus, config)), "there are 30 dev pairs"
 
 
 def test_real_steps_are_timed_and_the_first_two_are_not_counted(text, tmp_path, monkeypatch):

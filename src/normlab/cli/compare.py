@@ -133,9 +133,10 @@ def _print_plan(planned: ComparePlan, *, jobs: int) -> None:
         f"{'then ' if planned.sweep else ''}{planned.seed_runs} runs with the reported seeds at each "
         f"recipe's best learning rate\n{seconds.step * 1000:.0f} ms a step, {duration(seconds.run)} a run, "
         f"about {duration(planned.total_seconds)} in all with {jobs} at a time",
-        "",
-        "A difference of this size between two recipes would be found four times in five:",
     )
+    if not planned.power:
+        return
+    terminal.write("", "A difference of this size between two recipes would be found four times in five:")
     tells = terminal.table(">seeds", f">{metric.label}", ">spreads of a recipe", ">runs", ">time")
     for power in planned.power:
         size = metric.amount(power.difference) if power.difference is not None else "?"

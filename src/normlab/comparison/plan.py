@@ -142,8 +142,8 @@ def plan(request: CompareRequest, kept: Sequence[Path] = (Path("results"),)) -> 
 def power(
     request: CompareRequest, grid: Grid, metric: Metric, seen: Spread | None, run_seconds: float
 ) -> Iterator[Power]:
-    """Yield what some numbers of seeds could tell, the smallest first."""
-    for seeds in sorted({*NUMBERS, request.seeds}):
+    """Yield what some numbers of seeds could tell of two recipes or more, the smallest first."""
+    for seeds in sorted({*NUMBERS, request.seeds} if len(request.recipes) > 1 else ()):
         size = detectable(len(request.recipes), seeds)
         runs = sum(len(grid.swept(recipe)) + seeds for recipe in request.recipes)
         points = seen.size(metric, size) if seen else None

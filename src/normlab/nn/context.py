@@ -27,8 +27,8 @@ class Context:
 
     @property
     def decode_index(self) -> int | None:
-        """The position that a step of decoding adds; None outside of decoding, for positions 0 to T - 1."""
-        return None if self.cache is None else self.cache.length - 1
+        """The position that a step of decoding adds; None for positions 0 to T - 1, as in a prompt."""
+        return None if self.cache is None or self.cache.in_prompt else self.cache.length - 1
 
 
 class Cache:
@@ -41,23 +41,31 @@ class Cache:
 
     def __init__(self, sentences: int, beams: int, max_len: int, device: torch.device) -> None:
         self.beams, self.max_len, self.length = beams, max_len, 0
+        self.in_prompt = False
+        """Whether all positions so far are computed at once, each from those before it."""
         self.slots = torch.zeros(sentences, beams, max_len, dtype=torch.long, device=device)
         self._own_slots = torch.arange(beams, device=device)
         self._own: dict[nn.Module, tuple[Tensor, Tensor]] = {}
         self._memory: dict[nn.Module, tuple[Tensor, Tensor]] = {}
         self._mask: Tensor | None = None
 
+    def begin_prompt(self, length: int) -> None:
+        """Begin the first positions, of one beam."""
+        self.in_prompt, self.length = True, length
+
     def begin_step(self) -> None:
         """Begin the next position, at which every beam writes its key into its own slot."""
+        self.in_prompt = False
         self.slots[:, :, self.length] = self._own_slots
         self.length += 1
-        seen = self.slots[:, :, : self.length, None] == self._own_slots
-        self._mask = seen.flatten(2)[:, None]
+        if self.beams > 1:
+            seen = self.slots[:, :, : self.length, None] == self._own_slots
+            self._mask = seen.flatten(2)[:, None]
 
     @property
-    def mask(self) -> Tensor:
-        """`[B, 1, K, t·K]`: True where a beam may attend."""
-        if self._mask is None:
+    def mask(self) -> Tensor | None:
+        """`[B, 1, K, t·K]`: True where a beam may attend; None for one beam, which attends everywhere."""
+        if not self.length:
             raise RuntimeError("call begin_step before the first step")
         return self._mask
 
@@ -68,15 +76,17 @@ class Cache:
         )
 
     def extend(self, module: nn.Module, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values `[B, H, K, D/H]`; return all so far, `[B, H, t·K, D/H]`."""
+        """Append keys and values `[B, H, K, D/H]`, or a prompt's `[B, H, t, D/H]`; return all so far,
+        `[B, H, t·K, D/H]`.
+        """
         if module not in self._own:
-            b, h, k, width = key.shape
-            room = (b, h, self.max_len * k, width)
+            b, h, _, width = key.shape
+            room = (b, h, self.max_len * self.beams, width)
             self._own[module] = (key.new_empty(room), value.new_empty(room))
         keys, values = self._own[module]
         end = self.length * self.beams
-        keys[:, :, end - self.beams : end] = key
-        values[:, :, end - self.beams : end] = value
+        keys[:, :, end - key.shape[2] : end] = key
+        values[:, :, end - key.shape[2] : end] = value
         return keys[:, :, :end], values[:, :, :end]
 
     def memory_of(self, module: nn.Module) -> tuple[Tensor, Tensor] | None:

@@ -336,14 +336,14 @@ def generate(
     device = next(model.parameters()).device
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     ids = torch.tensor([list(prompt)] * len(seeds), device=device)
-    cache = Cache(1, len(seeds), window, device)
+    cache = Cache(len(seeds), 1, window, device)
     for _ in range(count):
         if ids.shape[1] > window:
             hidden = model.hidden(ids[:, -window:])[:, -1]
+        elif cache.length:
+            hidden = model.decode_step(ids[:, -1:], cache)[:, 0]
         else:
-            for place in range(cache.length, ids.shape[1] - 1):
-                model.decode_step(ids[None, :, place], cache)
-            hidden = model.decode_step(ids[None, :, -1], cache)[0]
+            hidden = model.decode_prompt(ids, cache)[:, -1]
         logits = model.logits(hidden).double().cpu()
         logits[:, PAD] = -math.inf
         log_p = torch.log_softmax(logits.nan_to_num(0.0, neginf=-math.inf), -1)

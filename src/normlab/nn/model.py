@@ -136,6 +136,11 @@ class Decoder(TokenModel):
         context = Context(padding_mask=ids != PAD, document_mask=together.tril())
         return self.decoder(self.embed(ids, positions), context)
 
+    def decode_prompt(self, ids: Tensor, cache: Cache) -> Tensor:
+        """Return the hidden states `[B, T, D]` of a prompt, which begins an empty cache of one beam."""
+        cache.begin_prompt(ids.shape[1])
+        return self.decoder(self.embed(ids), Context(cache=cache))
+
     def decode_step(self, tokens: Tensor, cache: Cache) -> Tensor:
         """Return the hidden states `[B, K, D]` of the next position for K outputs, last tokens `[B, K]`."""
         cache.begin_step()

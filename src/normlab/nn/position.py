@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -122,10 +123,12 @@ class Rotary(PositionEncoding, name="rope"):
 
     @staticmethod
     def apply_rotary(x: Tensor, decode_index: int | None, theta: float = THETA) -> Tensor:
-        positions = _positions(x.shape[2], decode_index)
-        sin, cos = angles(positions.start, positions.stop, x.shape[3], x, theta).unbind(-1)
+        if decode_index is None:
+            cos, sin = _rotation(x.shape[2], x.shape[3], x, theta)
+        else:
+            cos, sin = _kept_rotation(_room(decode_index), x.shape[3], theta, x.dtype, x.device)
+            cos, sin = cos[decode_index], sin[decode_index]
         across = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-        cos, sin = cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
         return x * cos + across * sin
 
 
@@ -139,6 +142,26 @@ def _looked_up(length: int, index: int | Tensor | None) -> tuple[slice | Tensor,
 
 def _positions(length: int, decode_index: int | None) -> slice:
     return slice(0, length) if decode_index is None else slice(decode_index, decode_index + 1)
+
+
+def _rotation(length: int, width: int, like: Tensor, theta: float) -> tuple[Tensor, Tensor]:
+    """What rope multiplies each coordinate with, and its neighbour in the plane, `[length, width]`."""
+    sin, cos = angles(0, length, width, like, theta).unbind(-1)
+    return cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
+
+
+@lru_cache(maxsize=8)
+def _kept_rotation(
+    length: int, width: int, theta: float, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """The same, kept for the next step of decoding, which takes longer to make it than for all else in it."""
+    with torch.inference_mode(mode=False):
+        return _rotation(length, width, torch.empty(0, dtype=dtype, device=device), theta)
+
+
+def _room(index: int) -> int:
+    """A power of two above an index, from 256 on: few tables serve all positions."""
+    return max(256, 1 << index.bit_length())
 
 
 def angles(start: int, stop: int, width: int, like: Tensor, theta: float = THETA) -> Tensor:

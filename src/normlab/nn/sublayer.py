@@ -155,11 +155,14 @@ class Attention(Branch):
         q, k, v = (self._from_memory if self.from_memory else self._from_self)(projected, context)
         mask = self._mask(context)
         causal = self.causal and mask is None
-        if self.causal and context.cache is not None:
-            k, v = context.cache.extend(self, k, v)
-            mask, causal = context.cache.mask, False
+        cache = context.cache if self.causal else None
+        if cache is not None:
+            k, v = cache.extend(self, k, v)
+        if cache is not None and not cache.in_prompt:
+            mask, causal = cache.mask, False
             if self.window:
-                mask = mask & context.cache.latest(self.window)
+                latest = cache.latest(self.window)
+                mask = latest if mask is None else mask & latest
         elif 0 < self.window < q.shape[2]:
             near = sliding(q.shape[2], self.window, q.device)
             mask, causal = near if mask is None else mask & near, False

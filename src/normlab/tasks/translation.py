@@ -182,8 +182,9 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         return {"nll": nll, "perplexity": perplexity(nll), "perplexity_smoothed": perplexity(loss)}
 
     def rehearse(self, model: Seq2Seq) -> tuple[float, float]:
-        """Measure the dev losses in full and greedy search on some dev sentences, scaled to all of them. The
-        test is estimated to take the same time per sentence and beam.
+        """Measure the dev losses in full and greedy search on some dev sentences, scaled to all of them, and
+        from the largest lengths, which this model's outputs have, to those of the references. The test is
+        estimated to take the same time per sentence and beam.
         """
         searched = min(self.config.train.dev_decode_sentences, len(self.corpus.dev_text))
         few = min(searched, _SEARCHED_SENTENCES)
@@ -191,7 +192,9 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         self.dev_nlls(model)
         likelihood = time.perf_counter() - start
         self.dev_outputs(model, few)
-        sentence = (time.perf_counter() - start - likelihood) / few
+        source, target = (side.lengths.mean() for side in (self.corpus.dev.source, self.corpus.dev.target))
+        ended = min(1.0, target / (self.config.decode.max_len_ratio * source + 10))
+        sentence = (time.perf_counter() - start - likelihood) / few * ended
         beams = len(self.corpus.test_text) * _width(self.config.decode, 1)
         return likelihood + searched * sentence, beams * sentence
 

@@ -79,7 +79,7 @@ def export(folder: RunFolder, out: Path, *, weights: str | int = "") -> Exported
     load_checkpoint(chosen.path, model, run=folder.id())
     new = out.with_name(f"{out.name}.new")
     shutil.rmtree(new, ignore_errors=True)
-    _hugging_face(family, config, model).save_pretrained(new)
+    hugging_face(family, config, model).save_pretrained(new)
     written = _write_tokenizer(tokenizer.to_json(), new)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(new, dtype=torch.float32)
     apart, largest = difference(model, loaded, config)
@@ -94,7 +94,7 @@ def export(folder: RunFolder, out: Path, *, weights: str | int = "") -> Exported
 
 
 @torch.no_grad()
-def _hugging_face(family: Family, config: Config, model: Decoder) -> Any:
+def hugging_face(family: Family, config: Config, model: Decoder) -> Any:
     """The family's model with the weights of ours."""
     import transformers
 

@@ -49,8 +49,6 @@ def measure(config: Config, corpus: Prepared, *, steps: int = 5) -> Seconds:
     """Time the beginning of a run in a folder that is deleted, on ``machine.threads`` threads: after two
     steps to warm up, the median of ``steps`` steps, one with its probes, a row and a checkpoint; and with the
     task's rehearsal a validation and the test.
-
-    A model that has learnt to end its sentences searches faster than this one.
     """
     train, machine = config.train, config.machine
     device = prepare_process(machine)
