@@ -20,7 +20,7 @@ from cases import each
 from normlab.config.config import DataConfig
 from normlab.data import foreign
 from normlab.data.byte_level import bytes_of
-from normlab.data.files import Folder, Parquet, Shards, layout_of, open_files
+from normlab.data.files import Folder, Parquet, Shards, apart, layout_of, open_files
 from normlab.data.foreign import GPT2, GPT4, WORDS, ForeignPieces
 from normlab.data.plain import Blocks, prepare_text
 from normlab.data.text import TextFile
@@ -181,7 +181,11 @@ def test_a_folder_is_its_files_and_a_pattern_some_of_them(place):
     rows = np.split(corpus.train.tokens, np.flatnonzero(corpus.train.tokens == EOS))[1:]
     assert corpus.tokenizer.decode([row[1:].tolist() for row in rows]) == left
     assert corpus.train.bytes == sum(len(text.encode()) for text in left)
-    assert type(open_files("text/00.txt")) is TextFile
+    alone = apart({"train": folder, "dev": open_files("text/00.txt"), "test": open_files("text")})
+    assert type(alone["dev"]) is TextFile
+    assert [len(alone[name].files) for name in ("train", "test")] == [23, 23]
+    for one in (open_files("text/0*.txt"), open_files("text/b/*.txt")):
+        assert apart({"train": one, "dev": one}) == {"train": one, "dev": one}
     for spec, sentence in (("text/*.md", "no file"), ("*", "several kinds|no file")):
         (place / "a.bin").write_bytes(b"")
         with pytest.raises(UserError, match=sentence):

@@ -24,6 +24,7 @@ from normlab.data.tokenizer import EOS
 from normlab.data.vocabulary import LEARNED, load
 from normlab.errors import UserError
 from normlab.tasks.language_model import LanguageModel
+from normlab.training.sampling import prompt_of
 from training.tiny import tiny_language_model
 
 PLAIN = "one day, one night\nand two days\n"
@@ -142,6 +143,11 @@ def test_decoding_is_the_inverse_of_encoding(text):
 
 
 TOKENIZER = BytePieces.train([TRAIN], 320)
+
+
+def test_a_prompt_goes_on_through_ends_of_lines():
+    text = "one\n  day"
+    assert prompt_of(TOKENIZER, text) == [EOS, *TOKENIZER.encode([text])[0]]
 
 
 def test_saved_and_loaded_is_the_same(tmp_path):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypeAlias, final
+from typing import ClassVar, Final, TypeAlias, final
 
 import numpy as np
 
 from normlab.data.ragged import Ints
-from normlab.data.sources import Text, open_text
+from normlab.data.sources import Text, file_of, open_text
 from normlab.data.text import TextFile, Unit, filled_in
 from normlab.data.tokenizer import EOS
 from normlab.errors import UserError
@@ -184,6 +184,7 @@ class ShardTokens:
 
 
 Files: TypeAlias = Folder | Parquet | Shards
+AnyText: TypeAlias = "Text | Files"
 _KINDS: Final[dict[str, Callable[[str, tuple[Path, ...]], Files]]] = {
     ".parquet": Parquet,
     ".bin": Shards,
@@ -191,7 +192,7 @@ _KINDS: Final[dict[str, Callable[[str, tuple[Path, ...]], Files]]] = {
 }
 
 
-def open_files(spec: str) -> Text | Files:
+def open_files(spec: str) -> AnyText:
     """Return the text that a path of a language model's configuration means.
 
     A folder, all files in it whose names begin with no dot, and a pattern (``shards/train_*.bin``,
@@ -216,7 +217,7 @@ def open_files(spec: str) -> Text | Files:
             if not files
             else f"files of several kinds, {', '.join(sorted({f.suffix for f in files}))}"
         )
-        raise UserError(f"{spec} has {found}; name files of one kind, with a pattern such as '{spec}/*.txt'")
+        raise UserError(f"{spec} has {found}; name files of one kind, with a pattern such as 'texts/*.txt'")
     return kinds.pop()(str(spec), tuple(sorted(files)))
 
 
@@ -224,16 +225,27 @@ def _hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
 
 
-def apart(texts: dict[str, Any]) -> dict[str, Any]:
-    """Return the texts, of those with several files without the files that another text names alone or in a
-    narrower pattern. Raises UserError if none is left.
+def apart(texts: Mapping[str, AnyText]) -> dict[str, AnyText]:
+    """Return the texts, those of several files without the files of another text that has fewer of them.
+
+    Raises UserError if none is left.
     """
-    files = {name: set(map(Path.resolve, getattr(text, "files", ()))) for name, text in texts.items()}
-    left = {}
+    files = {name: {file.resolve() for file in _files_of(text)} for name, text in texts.items()}
+    left: dict[str, AnyText] = {}
     for name, text in texts.items():
-        others = set().union(*(own for other, own in files.items() if other != name and own < files[name]))
-        kept = tuple(file for file in getattr(text, "files", ()) if file.resolve() not in others)
-        if files[name] and not kept:
+        if not isinstance(text, Files):
+            left[name] = text
+            continue
+        others = set[Path]().union(*(own for own in files.values() if own < files[name]))
+        kept = tuple(file for file in text.files if file.resolve() not in others)
+        if not kept:
             raise UserError(f"every file of {text.name} is one of another text as well; name other files")
-        left[name] = replace(text, files=kept) if files[name] else text
+        left[name] = replace(text, files=kept)
     return left
+
+
+def _files_of(text: AnyText) -> tuple[Path, ...]:
+    if isinstance(text, Files):
+        return text.files
+    file = file_of(text)
+    return (file,) if file else ()

@@ -27,9 +27,9 @@ from normlab.data.corpus import (
     prepare_folder,
     with_digest,
 )
-from normlab.data.files import apart, open_files
+from normlab.data.files import AnyText, apart, open_files
 from normlab.data.ragged import Ints, Read, TokenArray, reader_of
-from normlab.data.readings import AnyText, TextReading, mapped_tokens, reading_of
+from normlab.data.readings import TextReading, mapped_tokens, reading_of
 from normlab.data.text import LineList, describe_shares, require_texts, require_unchanged
 from normlab.data.tokenizer import PAD, UNK
 from normlab.data.vocabulary import vocabulary

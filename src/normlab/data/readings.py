@@ -7,7 +7,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final, TypeAlias, cast, final
+from typing import Final, cast, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from normlab.config.config import DataConfig
 from normlab.data import verbatim
 from normlab.data.corpus import Encoded, id_type
-from normlab.data.files import Files, Folder, Parquet, Shards, ShardTokens
+from normlab.data.files import AnyText, Folder, Parquet, Shards, ShardTokens
 from normlab.data.foreign import ForeignPieces
 from normlab.data.ragged import ArrayWriter, Ragged, TokenArray
 from normlab.data.sources import Text
@@ -35,7 +35,6 @@ from normlab.data.tokenizer import EOS, Tokenizer
 from normlab.data.vocabulary import LEARNED, is_verbatim, vocabulary
 from normlab.errors import UserError
 
-AnyText: TypeAlias = "Text | Files"
 _TOKENS_AT_A_TIME: Final = 2**20
 
 
