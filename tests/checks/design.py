@@ -9,13 +9,16 @@ from itertools import combinations
 from typing import Any
 
 from normlab.config.config import Config, ModelConfig, OptimConfig, TrainConfig
-from normlab.nn import Placement
+from normlab.nn import Parametrisation, Placement
 from normlab.nn.init import SCHEMES
+from normlab.optim import underived
 from normlab.tasks import TASKS as KINDS
 from normlab.training.recipes.grammar import AXES, PLACEMENT
 
 BASE = Config(
-    model=ModelConfig(dim=16, ffn_dim=32, heads=2, encoder_layers=2, decoder_layers=2, dropout=0.0),
+    model=ModelConfig(
+        dim=16, ffn_dim=32, heads=2, encoder_layers=2, decoder_layers=2, base_dim=8, dropout=0.0
+    ),
     optim=OptimConfig(lr=2e-3, warmup_steps=0, decay_step=25, decay_patience=3),
     train=TrainConfig(steps=50),
 )
@@ -48,9 +51,10 @@ def config_of(row: Row) -> Config:
 
 def defined(row: Row) -> bool:
     """Whether no part of a row says that it is not defined with another one."""
-    model = config_of(row).model
-    parts = (SCHEMES[model.scheme], Placement.registry[model.encoder_placement])
-    return not any(part.conflict(model) for part in parts)
+    config = config_of(row)
+    model, scaling = config.model, Parametrisation.registry[config.model.parametrisation]
+    parts = (SCHEMES[model.scheme], Placement.registry[model.encoder_placement], scaling)
+    return not any(part.conflict(model) for part in parts) and not underived(config.optim, scaling)
 
 
 def design() -> Iterator[Row]:
