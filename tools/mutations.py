@@ -105,7 +105,7 @@ MUTATIONS = (
     Mutation("values of the layer before", "nn/sublayer.py", (("if self.first:", "if True:"),)),
     Mutation(
         "norm before the rotation",
-        "nn/options.py",
+        "nn/query_key.py",
         (("after_rotation: ClassVar[bool] = False", "after_rotation: ClassVar[bool] = True"),),
     ),
     Mutation("a cap without its scale", "nn/embedding.py", (("self.cap * torch.tanh(", "torch.tanh("),)),
@@ -146,7 +146,7 @@ MUTATIONS = (
     ),
     Mutation(
         "QK-norm's g on top of 1/sqrt(w)",
-        "nn/options.py",
+        "nn/query_key.py",
         (("scale: ClassVar[float | None] = 1.0\n\n", "scale: ClassVar[float | None] = None\n\n"),),
     ),
     Mutation(

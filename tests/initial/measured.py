@@ -14,7 +14,7 @@ from scipy.stats import norm as gaussian
 from normlab.config.config import ModelConfig
 from normlab.nn import Decoder, Encoder, Placement, Seq2Seq, TokenModel
 from normlab.nn.init import SCHEMES, initialise_
-from oracles import adapter, initial
+from oracles import adapter, initial, names
 from oracles.adapter import Array, Bundle, Choices, Weights
 from oracles.comparing import ours_alone
 
@@ -101,7 +101,7 @@ def expected_std(
     gain = initial.gain(placement, stack, matrix, config.encoder_layers, config.decoder_layers, role)
     layers = config.encoder_layers if stack == "encoder" else config.decoder_layers
     sublayers = layers * len(adapter.roles_of(stack, config))
-    return gain * adapter.SCHEMES[scheme](matrix, *shape, sublayers=sublayers)
+    return gain * names.SCHEMES[scheme](matrix, *shape, sublayers=sublayers)
 
 
 @lru_cache

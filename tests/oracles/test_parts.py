@@ -28,7 +28,7 @@ from normlab.nn import (
 )
 from normlab.nn.init import SCHEMES
 from normlab.nn.position import sinusoids
-from oracles import adapter, embeddings, norms
+from oracles import adapter, embeddings, names, norms
 from oracles.adapter import Choices, Weights
 from oracles.comparing import compare, ours_alone, scattered
 from oracles.toys import CONFIG, normal
@@ -51,7 +51,7 @@ every_norm = each("norm", ours_alone(Norm.registry))
         (BIASES, adapter.BIASES),
         (INNER_NORMS, adapter.INNER_NORMS),
         (HEAD_GAINS, adapter.HEAD_GAINS),
-        (SCHEMES, adapter.SCHEMES),
+        (SCHEMES, names.SCHEMES),
     ],
     ids=lambda value: getattr(value, "kind", ""),
 )

@@ -12,19 +12,18 @@ from cases import each
 from normlab.config.config import Config, ModelConfig, OptimConfig, run_id
 from normlab.errors import UserError
 from normlab.nn import Norm, Placement, PreNorm
+from normlab.training.recipes.baselines import alias_of
 from normlab.training.recipes.build import explain
 from normlab.training.recipes.grammar import (
-    CITATION,
     RecipePart,
-    alias_of,
     baselines,
     describe,
     listed,
     parts,
     require_known,
     resolve,
-    summary,
 )
+from normlab.training.recipes.sources import CITATION, summary
 
 BASE = Config(
     model=ModelConfig(dim=64, norm="rmsnorm", scheme="smallinit", embedding="fixnorm", bias="nobias"),

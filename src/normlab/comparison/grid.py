@@ -21,8 +21,9 @@ from normlab.training.backends import backend
 from normlab.training.cost import cost_of
 from normlab.training.devices import prepare_process, resolved_precision
 from normlab.training.jobs import Process, Worker
+from normlab.training.recipes.baselines import alias_of
 from normlab.training.recipes.build import explain
-from normlab.training.recipes.grammar import alias_of, describe, resolve
+from normlab.training.recipes.grammar import describe, resolve
 from normlab.training.rehearsal import Seconds, measure_side_by_side
 
 SAMPLES: Final = 8

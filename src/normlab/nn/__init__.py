@@ -22,7 +22,6 @@ from normlab.nn.options import (
     HEAD_GAINS,
     INNER_NORMS,
     Activation,
-    QueryKeyNorm,
     ReLU,
     ValueResidual,
 )
@@ -32,6 +31,7 @@ from normlab.nn.placement.normed import MixNorm, PostNorm, PreNorm
 from normlab.nn.placement.scaled import Admin, DeepNorm, LayerScale
 from normlab.nn.placement.streamed import SiameseNorm
 from normlab.nn.position import PositionEncoding
+from normlab.nn.query_key import QueryKeyNorm
 from normlab.nn.roles import ROLES, ParameterRole, parameter_roles
 from normlab.nn.site import DECODER_LAYER, ENCODER_LAYER, LANGUAGE_LAYER, Site, sites, stack_of
 from normlab.nn.stack import Stack, build_stack, shards

@@ -20,13 +20,13 @@ from normlab.nn.options import (
     GATES,
     HEAD_GAINS,
     Activation,
-    QueryKeyNorm,
     ValueResidual,
     inner_norm,
 )
 from normlab.nn.parametrisation import Parametrisation, scaled
 from normlab.nn.placement.base import Placement, Stream
 from normlab.nn.position import PositionEncoding
+from normlab.nn.query_key import QueryKeyNorm
 from normlab.nn.site import Site
 
 LAST: Final = ("output", "ffn_out")

@@ -45,8 +45,6 @@ BOUND: Final = 1e-5
 """The largest difference of logits in float32 that is allowed, relative to the largest logit."""
 BATCHES: Final = 8
 """Number of dev batches whose logits are compared."""
-
-
 FOLDED: Final = "fold.json"
 """The file of a folded run's folder that holds a ``FoldResult``."""
 

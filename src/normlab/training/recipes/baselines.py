@@ -6,12 +6,15 @@ number of warm-up steps stay those of the base configuration, because they go wi
 
 from __future__ import annotations
 
+import re
 from abc import ABC
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from normlab.config.config import Config
+from normlab.errors import UserError
+from normlab.nn import Placement
 from normlab.nn.registry import Registered, Registry
 
 LIKE = "like:"
@@ -58,6 +61,37 @@ class NamedBaseline(Registered, ABC):
         """Name its fields with their values."""
         fields = {**PLAIN, **cls.model, **cls.optim}
         return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in fields.items())
+
+
+def baseline_of(name: str) -> type[NamedBaseline] | None:
+    """Return the baseline that a recipe begins with, if it does with one."""
+    return _baseline(without_alias(name).split("+")[0])
+
+
+def _baseline(head: str) -> type[NamedBaseline] | None:
+    """Return the baseline that a recipe begins with: ``like:llama``, or ``llama`` where no placement is."""
+    name = head if head.startswith(LIKE) else LIKE + head
+    if head.startswith(LIKE) or (name in NamedBaseline.registry and head not in Placement.registry):
+        return NamedBaseline.registry[name]
+    return None
+
+
+def alias_of(name: str) -> str:
+    """Return the short name of a recipe, ``A`` of ``A=llama+qknorm``, or the recipe itself without one."""
+    return name.partition("=")[0].strip()
+
+
+def without_alias(name: str) -> str:
+    """Return a recipe without its short name. Raises UserError for one that is none."""
+    alias, equals, recipe = name.partition("=")
+    if not equals:
+        return name
+    if not re.fullmatch(r"[\w .:+-]{1,40}", alias) or "=" in recipe:
+        raise UserError(
+            f"recipe {name!r}: the short name before = has 1 to 40 letters, digits, blanks, or . : + -; "
+            "type such as A=llama+qknorm"
+        )
+    return recipe.strip()
 
 
 class GPT2(NamedBaseline, name="like:gpt2"):

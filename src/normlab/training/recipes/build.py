@@ -16,6 +16,8 @@ from normlab.nn import Branch, Decoder, Placement, Sublayer, TokenModel
 from normlab.nn.init import profile_
 from normlab.tasks.task import build_model
 from normlab.training.recipes import grammar
+from normlab.training.recipes.baselines import baseline_of
+from normlab.training.recipes.sources import paragraphs
 
 DECODER: Final[dict[str, Any]] = {"encoder_layers": 0, "decoder_layers": 4, "dropout": 0.0}
 """Sizes of a model for which nothing else is said."""
@@ -60,7 +62,7 @@ def explain(config: Config) -> dict[str, str]:
     """
     model = grammar.empty_model(config.model, config.data.vocab_size)
     texts = {"in short": grammar.describe(config)}
-    if baseline := grammar.baseline_of(config.recipe):
+    if baseline := baseline_of(config.recipe):
         texts["baseline"] = f"{baseline.name}: {_text(baseline)} Beside its parts: {baseline.numbers()}."
     plain: list[str] = []
     for axis in (grammar.PLACEMENT, *grammar.AXES):
@@ -91,7 +93,7 @@ def _part(axis: grammar.Axis, name: str) -> str:
 
 
 def _text(source: object) -> str:
-    return readable(" ".join(grammar.paragraphs(source)))
+    return readable(" ".join(paragraphs(source)))
 
 
 def _initialisation(model: TokenModel) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,15 +18,8 @@ from normlab.nn.init import SCHEMES
 from normlab.optim import OPTIMISERS, SCHEDULES, underived, warmup
 from normlab.optim.schedule import check_schedule
 from normlab.tasks import TASKS
-from normlab.training.recipes.baselines import LIKE, NamedBaseline
+from normlab.training.recipes.baselines import NamedBaseline, baseline_of, without_alias
 from normlab.training.recipes.plugins import HINT, code_digest
-
-CITATION = re.compile(
-    r"[A-Z][\w'-]+(?: and [A-Z][\w'-]+| et al\.)? \d{4}[^()]*\((?:arXiv [\d.]+|[A-Z]{3,} \d{4})\)"
-)
-"""``Wang et al. 2022, Figure 2 (arXiv 2203.00555)``, or a conference with its year in the brackets; an older
-source may come before one on arXiv.
-"""
 
 LONGEST = 300
 """More characters than a recipe needs that names a part of each axis."""
@@ -129,22 +121,6 @@ def listed() -> list[RecipePart]:
 def baselines() -> list[RecipePart]:
     """Return the named baselines."""
     return [RecipePart("baseline", name, source) for name, source in NamedBaseline.registry.items()]
-
-
-def summary(part: RecipePart) -> tuple[str, str]:
-    """Return equation and source of a part: the first paragraph of its docstring, and the citation after it.
-
-    A citation reads ``Author YEAR, Section (arXiv id)``; without one, the source is empty.
-    """
-    equation, rest = paragraphs(part.source)
-    citation = CITATION.search(rest)
-    return equation.rstrip("."), citation.group() if citation else ""
-
-
-def paragraphs(source: object) -> tuple[str, str]:
-    """Return the first paragraph of a docstring and everything after it, without line breaks."""
-    first, _, rest = inspect.cleandoc(source.__doc__ or "").partition("\n\n")
-    return " ".join(first.split()), " ".join(rest.split())
 
 
 @validated
@@ -374,7 +350,7 @@ class _Recipe:
 def _parse(name: str) -> _Recipe:
     if len(name) > LONGEST:
         raise UserError(f"the recipe {name[:40]!r}… has {len(name):,} characters, more than any; {HINT}")
-    head, *rest = _without_alias(name).split("+")
+    head, *rest = without_alias(name).split("+")
     baseline = baseline_of(name)
     axis_of = {part.name: part.axis for part in parts() if part.axis != PLACEMENT.name}
     named: dict[str, str] = {}
@@ -396,36 +372,6 @@ def _parse(name: str) -> _Recipe:
             raise UserError(f"recipe {name!r} names two of {axis}; keep one")
         named[axis] = part
     return _Recipe(placements, {**_parse(baseline.recipe).named, **named} if baseline else named, baseline)
-
-
-def baseline_of(name: str) -> type[NamedBaseline] | None:
-    """Return the baseline that a recipe begins with, if it does with one."""
-    return _baseline(_without_alias(name).split("+")[0])
-
-
-def _baseline(head: str) -> type[NamedBaseline] | None:
-    """Return the baseline that a recipe begins with: ``like:llama``, or ``llama`` where no placement is."""
-    name = head if head.startswith(LIKE) else LIKE + head
-    if head.startswith(LIKE) or (name in NamedBaseline.registry and head not in nn.Placement.registry):
-        return NamedBaseline.registry[name]
-    return None
-
-
-def alias_of(name: str) -> str:
-    """Return the short name of a recipe, ``A`` of ``A=llama+qknorm``, or the recipe itself without one."""
-    return name.partition("=")[0].strip()
-
-
-def _without_alias(name: str) -> str:
-    alias, equals, recipe = name.partition("=")
-    if not equals:
-        return name
-    if not re.fullmatch(r"[\w .:+-]{1,40}", alias) or "=" in recipe:
-        raise UserError(
-            f"recipe {name!r}: the short name before = has 1 to 40 letters, digits, blanks, or . : + -; "
-            "type such as A=llama+qknorm"
-        )
-    return recipe.strip()
 
 
 def _placements(head: str, name: str) -> tuple[str, str]:
