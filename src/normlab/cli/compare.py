@@ -81,8 +81,10 @@ class CompareCommand:
                 f"a file of --setup has its model, data and optimizer itself, so that nothing reads "
                 f"{' and '.join(unread)}; leave that out"
             )
-        base = self.flags.applied_to(base)
-        return CompareRequest(**vars(self.asked), base=base, command=command)
+        kept = tuple(self.flags.changed(base))
+        return CompareRequest(
+            **vars(self.asked), base=self.flags.applied_to(base), kept=kept, command=command
+        )
 
     def run(self) -> None:
         from normlab.comparison import compare, plan

@@ -106,7 +106,9 @@ def conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> C
     folders = {r: [grid.folder(r, lr, seed) for seed in grid.seeds] for r, lr in lrs.items()}
     tested = {r: scored for r, runs in folders.items() if (scored := [f for f in runs if f.scores.exists()])}
     written = {r: [run.outputs for run in runs if run.outputs.exists()] for r, runs in tested.items()}
-    outputs = {r: read_lines(files[0]) for r, files in written.items() if len(files) == len(tested[r])}
+    outputs = {
+        grid.label(r): read_lines(files[0]) for r, files in written.items() if len(files) == len(tested[r])
+    }
     comparison = Comparison(
         title=request.title,
         command=request.command,
@@ -121,7 +123,7 @@ def conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> C
         sweep_seed=request.sweep_seed if grid.sweeps() else None,
         rate_by=grid.rate_metric.name,
         sample_seed=grid.seeds[0],
-        open_recipes=tuple(recipe for recipe in request.recipes if recipe not in recipes),
+        open_recipes=tuple(grid.label(recipe) for recipe in request.recipes if recipe not in recipes),
         failed=tuple(f"{run}: {reason}" for run, reason in failed.items()),
         **grid.known(),
     )
@@ -131,7 +133,8 @@ def conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> C
 def _recipe(grid: Grid, name: str, lr: float, folders: Sequence[RunFolder]) -> RecipeResult:
     """A recipe as far as its runs do not say it."""
     runs = tuple(folder.path.name for folder in folders)
-    return RecipeResult(name=name, trials=grid.trials(name), lr=lr, runs=runs, **grid.recipe(name))
+    known = grid.recipe(name)
+    return RecipeResult(name=grid.label(name), trials=grid.trials(name), lr=lr, runs=runs, **known)
 
 
 def hardware(folders: Sequence[RunFolder]) -> str:

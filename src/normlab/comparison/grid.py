@@ -22,7 +22,7 @@ from normlab.training.cost import cost_of
 from normlab.training.devices import prepare_process, resolved_precision
 from normlab.training.jobs import Process, Worker
 from normlab.training.recipes.build import explain
-from normlab.training.recipes.grammar import describe, resolve
+from normlab.training.recipes.grammar import alias_of, describe, resolve
 from normlab.training.trainer import Seconds, measure
 
 SAMPLES: Final = 8
@@ -73,6 +73,10 @@ class Grid(ABC):
     def samples(self, outputs: Mapping[str, Sequence[str]]) -> tuple[Sample, ...]:
         """Examples with the outputs of each recipe."""
         return ()
+
+    def label(self, name: str) -> str:
+        """The name on pages."""
+        return name
 
     def swept(self, name: str) -> tuple[float, ...]:
         """The rates of the sweep; none where there is nothing to choose."""
@@ -130,7 +134,7 @@ class RunGrid(Grid):
         request = self.request
         self.task = TASKS[request.base.task]
         base = resolved_precision(request.base)
-        resolved = [resolve(name, base, force=request.force) for name in request.recipes]
+        resolved = [resolve(n, base, force=request.force, kept=request.kept) for n in request.recipes]
         for config in resolved:
             self.task.check(config)
         data, self.corpus = self.task.prepare(request.base.data, request.out / "data")
@@ -147,6 +151,9 @@ class RunGrid(Grid):
             other = names.setdefault(run_id(config), name)
             if other != name:
                 raise UserError(f"the recipes {other!r} and {name!r} are the same; keep one of them")
+            other = names.setdefault(alias_of(name), name)
+            if other != name:
+                raise UserError(f"{other!r} and {name!r} have one short name; give one of them another")
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -184,8 +191,13 @@ class RunGrid(Grid):
 
     def recipe(self, name: str) -> dict[str, Any]:
         config = self.base[name]
-        how = {"resolves_to": describe(config), "forced": config.forced, "explained": explain(config)}
+        _, short, recipe = name.partition("=")
+        resolves_to = f"{recipe.strip()}: {describe(config)}" if short else describe(config)
+        how = {"resolves_to": resolves_to, "forced": config.forced, "explained": explain(config)}
         return how | {"cost": self._cost(name)}
+
+    def label(self, name: str) -> str:
+        return alias_of(name)
 
     def _cost(self, name: str) -> Cost:
         if name not in self._costs:

@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from normlab.config.config import Config
 from normlab.data.tokenizer import EOS, PAD
 from normlab.errors import UserError
+from normlab.nn import WeightConstraint
 from normlab.optim import ScheduleState, build_optimiser, clipped_together, schedule_factor, set_rate
 from normlab.runs.folder import RunFolder
 from normlab.runs.manifest import committed
@@ -245,6 +246,7 @@ class _TrainingBatches:
 def _setup(task: AnyTask, model: nn.Module) -> Setup:
     config, optim = task.config, task.config.optim
     state = ScheduleState(optim, config.train.steps)
+    constraint = WeightConstraint.registry[config.model.weight_constraint]
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         own = batch.recounted() if hasattr(batch, "recounted") else batch
@@ -266,6 +268,7 @@ def _setup(task: AnyTask, model: nn.Module) -> Setup:
             for own in clipped_together(model, optim):
                 nn.utils.clip_grad_norm_([parameters[i] for i in own], optim.max_grad_norm)
         optimizer.step()
+        constraint.apply_(model)
         if scheduler is not None:
             scheduler.step()
         return value
