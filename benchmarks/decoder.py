@@ -233,7 +233,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A decoder's training step and generation, beside peers.")
     precisions = ["fp32", "bf16"] if best_precision("cpu") == "bf16" else ["fp32"]
     every = usable_cores()
-    parser.add_argument("--seconds", type=float, default=40.0, help="for each setting")
+    parser.add_argument("--seconds", type=float, default=30.0, help="for each setting")
     parser.add_argument("--threads", type=int, nargs="+", default=sorted({1, every}))
     parser.add_argument("--precisions", nargs="+", default=precisions)
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
