@@ -100,6 +100,24 @@ MUTATIONS = (
         "nn/init/profile.py",
         (("            x = x[context.padding_mask]\n", "            pass\n"),),
     ),
+    Mutation("a window one wider", "nn/sublayer.py", ((".triu(1 - window)", ".triu(-window)"),)),
+    Mutation("gates without a sigmoid", "nn/sublayer.py", (("torch.sigmoid(gate)", "gate"),)),
+    Mutation("values of the layer before", "nn/sublayer.py", (("if self.first:", "if True:"),)),
+    Mutation(
+        "norm before the rotation",
+        "nn/options.py",
+        (("after_rotation: ClassVar[bool] = False", "after_rotation: ClassVar[bool] = True"),),
+    ),
+    Mutation("a cap without its scale", "nn/embedding.py", (("self.cap * torch.tanh(", "torch.tanh("),)),
+    Mutation("gain w in place of 1 + w", "nn/norm.py", (("x, 1 + self.offset,", "x, self.offset,"),)),
+    Mutation("outputs by the layers", "nn/init/scheme.py", (("site.sublayers**-0.5", "site.layers**-0.5"),)),
+    Mutation(
+        "x0 before every sublayer",
+        "nn/placement/streamed.py",
+        (("self.begins_layer = site.index % len(site.roles) == 0", "self.begins_layer = True"),),
+    ),
+    Mutation("a signed alpha", "nn/placement/streamed.py", (("self.factor).abs()", "self.factor)"),)),
+    Mutation("a gradient through GPAS", "nn/placement/streamed.py", (("x.detach()", "x"),)),
     Mutation("causal mask off by one", "nn/kernels/ops.py", ((".tril()", ".tril(1)"),)),
     Mutation(
         "residual added after the norm",
@@ -129,7 +147,7 @@ MUTATIONS = (
     Mutation(
         "QK-norm's g on top of 1/sqrt(w)",
         "nn/options.py",
-        (("scale: ClassVar[float | None] = 1.0", "scale: ClassVar[float | None] = None"),),
+        (("scale: ClassVar[float | None] = 1.0\n\n", "scale: ClassVar[float | None] = None\n\n"),),
     ),
     Mutation(
         "an inner norm in cross-attention",

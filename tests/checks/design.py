@@ -68,7 +68,7 @@ def design() -> Iterator[Row]:
         for axis in CHOICES:
             if axis not in row:
                 tried = [{**row, axis: value} for value in CHOICES[axis]]
-                row = max(filter(defined, tried), key=lambda r: len(_of(r) & left))
+                row = next(filter(defined, sorted(tried, key=lambda r: -len(_of(r) & left))))
         used[row[PLACEMENT.name]] += 1
         left -= _of(row)
         yield {axis: row[axis] for axis in (PLACEMENT.name, *CHOICES)}

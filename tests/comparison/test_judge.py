@@ -8,6 +8,7 @@ import pytest
 from normlab.comparison.compare import judge
 from normlab.comparison.result import Comparison, RecipeResult, SweepRun
 from normlab.config.config import Config
+from normlab.config.cost import Cost
 from normlab.config.metric import NLL, Metric, Outcome
 from normlab.runs import RunFolder, Status
 from normlab.runs.files import write_examples, write_json_atomic
@@ -225,3 +226,24 @@ def test_a_mean_is_of_all_seeds_that_trained_or_there_is_none(tmp_path):
     assert recipe.scores["nll"] == (None, 2.0)
     assert recipe.means.keys() == {"bleu"}
     assert found.signatures == {"bleu": "tok:0 or tok:1"}, "runs that were scored otherwise are seen"
+
+
+def test_the_noise_floor_is_what_two_seeds_of_one_recipe_differ_by(judged):
+    plain = Metric("points", "points", digits=2)
+    found = judged((plain,), a=(1.0, 3.0, "stuck"), b=(5.0, 5.4, 5.8), c=("stuck", 2.0, "stuck"))
+    pairs = [(1.0 - 3.0) ** 2] + [(x - y) ** 2 for x, y in ((5.0, 5.4), (5.0, 5.8), (5.4, 5.8))]
+    pooled = (pairs[0] / 2 + sum(pairs[1:]) / 3) / 3  # variances with one and two degrees of freedom
+    assert found.noise == pytest.approx((2 * pooled) ** 0.5)
+    assert (
+        found.noise_floor
+        == f"Two seeds of the same recipe differ by {found.noise:.2f} points (root mean square)"
+    )
+    assert judged(a=(1.0,), b=(2.0,)).noise_floor == ""
+
+
+def test_parameters_and_flops_stand_beside_a_difference(judged, tmp_path):
+    found = judged(**CLEAR)
+    costs = {"pre": Cost(1100, 900, 5000), "post": Cost(1000, 800, 5000)}
+    counted = replace(found, recipes=tuple(replace(r, cost=costs[r.name]) for r in found.recipes))
+    assert found.differences[0].costs == ""
+    assert judge(counted, tmp_path).differences[0].costs == "pre against post: parameters +10%, FLOPs equal"

@@ -6,6 +6,7 @@ from comparison.test_compare import plant, request_of
 from normlab.comparison import grid as runs
 from normlab.comparison.plan import plan
 from normlab.comparison.statistics import detectable
+from normlab.errors import UserError
 from normlab.runs import Runs
 from normlab.runs.files import write_json_atomic
 from normlab.training.rehearsal import Seconds
@@ -57,3 +58,17 @@ def test_a_plan_says_what_so_many_seeds_will_tell_and_what_they_cost(text, tmp_p
     assert "1.0 BLEU" in told.basis
     for power in told.power[1:]:
         assert power.difference == pytest.approx(power.sd, rel=0.15), "a standard deviation is about 1 BLEU"
+
+
+def test_a_recipe_is_shown_by_its_short_name_and_a_baseline_leaves_what_was_typed(text, tmp_path):
+    request = request_of(
+        text, tmp_path, recipes=("A=llama+qknorm", "like:llama", "pre"), kept=("weight_decay",)
+    )
+    grid = runs.RunGrid(request)
+    assert [grid.label(name) for name in request.recipes] == ["A", "like:llama", "pre"]
+    assert grid.recipe("A=llama+qknorm")["resolves_to"].startswith("llama+qknorm: pre; rmsnorm; ")
+    decays = {name: grid.config(name, 1e-3, 1).optim.weight_decay for name in request.recipes}
+    assert set(decays.values()) == {request.base.optim.weight_decay}
+    assert grid.config("like:llama", 1e-3, 1).optim.max_grad_norm == 1.0
+    with pytest.raises(UserError, match="'A=pre' and 'A=post' have one short name"):
+        runs.RunGrid(request_of(text, tmp_path, recipes=("A=pre", "A=post")))

@@ -1,82 +1,116 @@
 """``normlab compare --setup``: a training script of somebody's own against a changed copy of itself."""
 
-import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from normlab.cli.main import main
+from normlab.comparison import grid as grids
+from normlab.comparison.compare import compare
 from normlab.comparison.grid import SetupGrid
 from normlab.comparison.result import CompareRequest
+from normlab.config.config import Config, MachineConfig, TrainConfig
+from normlab.errors import UserError
 from normlab.runs import Runs
-from normlab.training.own_runs import train_own
+from normlab.trace.setup import Setup
+from normlab.training.own_runs import Here, train_own
+from trials.tiny import VOCAB, Text, loss_of
 
 NANO = (Path(__file__).parent / "mine" / "nano.py").read_text(encoding="utf-8")
 GLUE = """
 def setup():
-    model = GPT()
-    optimizer = configure_optimizers(model)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda it: get_lr(it) / learning_rate)
-    batches = [get_batch("train") for _ in range(max_iters)]
-    return {"model": model, "batches": batches, "loss": lambda model, batch: model(*batch)[1],
-            "optimizer": optimizer, "scheduler": schedule, "dev": [get_batch("val") for _ in range(8)],
-            "step": step}
+    return {
+        "model": GPT(),
+        "batches": [get_batch("train") for _ in range(max_iters)],
+        "dev": [get_batch("val") for _ in range(8)],
+        "loss": lambda model, batch: model(*batch)[1],
+        "optimizer": configure_optimizers,
+        "scheduler": lambda optimizer: LambdaLR(optimizer, lambda it: get_lr(it) / learning_rate),
+        "declare": {"max_grad_norm": grad_clip},
+    }
 """
-STEP = """
-def step(model, batch, optimizer, schedule):
-    optimizer.zero_grad()
-    loss = model(*batch)[1]
-    loss.backward()
-    optimizer.step()
-    schedule.step()
-    return loss
-"""
+IMPORT = "from torch.optim.lr_scheduler import LambdaLR\n"
 
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("base.py").write_text(NANO + STEP + GLUE)
+    Path("base.py").write_text(NANO + IMPORT + GLUE)
     Path("change.py").write_text(
-        (NANO + STEP + GLUE).replace("nn.GELU()", "nn.ReLU()").replace("4 * n_embd", "2 * n_embd")
+        (NANO + IMPORT + GLUE).replace("nn.GELU()", "nn.ReLU()").replace("4 * n_embd", "2 * n_embd")
     )
     return tmp_path
 
 
+FILES = {"base.py": "base.py", "change.py": "change.py"}
+
+
 def requested(**changes):
-    return CompareRequest(setup=("base.py", "change.py"), **{"lrs": (), "seeds": 2, "jobs": 1, **changes})
+    base = Config(
+        train=TrainConfig(steps=20, validate_every_steps=10),
+        machine=MachineConfig(threads=1, log_every_steps=10),
+    )
+    plain = {"lrs": (), "seeds": 2, "jobs": 1, "base": base, "out": Path()}
+    return CompareRequest(setup=("base.py", "change.py"), **{**plain, **changes})
+
+
+def setup_of(seed, width):
+    """Pairs of tokens, with a hidden layer of some width."""
+    torch.manual_seed(seed)
+    model = Pairs(width)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    return Setup(model, Text(), loss=loss_of, optimizer=optimizer)
+
+
+class Pairs(nn.Sequential):
+    def __init__(self, width):
+        layers = nn.Embedding(VOCAB, width), nn.Linear(width, 16), nn.Tanh(), nn.Linear(16, VOCAB)
+        super().__init__(*layers)
 
 
 def test_the_users_script_has_90_lines_and_the_glue_ten():
-    assert len(NANO.splitlines()) <= 94
+    assert len(NANO.splitlines()) <= 90
     assert len(GLUE.strip().splitlines()) <= 10
+    page = Path(__file__).parents[2] / "docs" / "compare-setups.md"
+    assert GLUE.strip() in page.read_text(encoding="utf-8")
 
 
-def test_a_file_is_compared_with_its_changed_copy(here, capsys):
+@pytest.mark.slow
+def test_a_file_is_compared_with_its_changed_copy_from_the_command_line(here, capsys):
     typed = ["compare", "--setup", "base.py", "change.py", "--lrs", "3e-3", "--seeds", "2", "--steps", "20"]
-    assert (
-        main([*typed, "--validate-every-steps", "10", "--jobs", "1", "--threads", "1", "--out", "out"]) == 0
-    )
+    assert main([*typed, "--jobs", "2", "--threads", "1", "--out", "out"]) == 0
     out = capsys.readouterr().out
-    comparison = json.loads((here / "out" / "comparison.json").read_text())
-    runs = {run.path.name: run for run in Runs(here / "out")}
+    assert re.search(r"(base|change).py against (base|change).py: parameters [+-]", out)
+    assert "Two seeds of the same recipe differ by" in out
+    assert "Training loss" in (here / "out" / "comparison.html").read_text(encoding="utf-8")
+
+
+def test_a_file_is_compared_with_its_changed_copy(here, capsys, monkeypatch):
+    monkeypatch.setattr(grids, "Process", lambda root, names: Here(root, FILES))
+    comparison = compare(requested(lrs=(3e-3,)))
+    runs = {run.path.name: run for run in Runs(here)}
     assert len(runs) == 4
     assert all(run.status().state == "done" and run.status().step == 20 for run in runs.values())
-    base, change = comparison["recipes"]
-    assert (base["name"], change["name"]) == ("base.py", "change.py")
-    first = [
-        [row["nll"] for row in runs[r["runs"][0]].metrics() if row["kind"] == "train"] for r in (base, change)
-    ]
-    assert first[0] != first[1]
-    assert runs[base["runs"][0]].metrics()[0]["tokens"] == 8 * 32
-    width, layers, saved = 32, 2, 2 * 32 * 2 * 32 + 2 * 32
-    assert base["cost"]["parameters"] - change["cost"]["parameters"] == layers * saved
-    assert base["cost"]["flops"] - change["cost"]["flops"] == 6 * 8 * 32 * layers * 2 * width * 2 * width
-    assert "change.py against base.py: parameters" in out or "base.py against change.py: parameters" in out
-    done = runs[base["runs"][0]]
+    base, change = comparison.recipes
+    assert (base.name, change.name) == ("base.py", "change.py")
+    done, other = runs[base.runs[0]], runs[change.runs[0]]
+    assert [row["nll"] for row in done.metrics()] != [row["nll"] for row in other.metrics()]
+    assert done.metrics()[0]["tokens"] == 8 * 32
+    width, layers = 32, 2
+    assert base.cost.parameters - change.cost.parameters == layers * (2 * width * 2 * width + 2 * width)
+    assert base.cost.flops - change.cost.flops == 6 * 8 * 32 * layers * 2 * width * 2 * width
+    assert done.repeat_command() == (
+        "normlab compare --setup base.py change.py --steps 20 --validate-every-steps 10 --lrs 3e-3 "
+        "--first-seed 1 --seeds 1 --out again"
+    )
+    assert main(["train", "--config", str(done.config_file)]) == 2
+    assert "code of your own" in capsys.readouterr().err
     before = (done.path / "metrics.jsonl").stat().st_mtime_ns
-    assert train_own(done.config(), here / "out", ("base.py", "change.py")).status().state == "done"
+    assert train_own(done.config(), here, FILES).status().state == "done"
     assert (done.path / "metrics.jsonl").stat().st_mtime_ns == before
 
 
@@ -88,7 +122,7 @@ def test_rates_are_around_each_files_own_and_the_batches_those_of_the_first(here
             "learning_rate, min_lr, warmup_iters, max_iters, grad_clip = 1e-2",
         )
     )
-    grid = SetupGrid(requested())
+    grid = SetupGrid(requested(), FILES)
     assert grid.rates("base.py") == (1.5e-3, 3e-3, 6e-3)
     assert grid.rates("change.py") == (5e-3, 1e-2, 2e-2)
     assert "those of base.py" in grid.known()["data"]["batches"]
@@ -98,8 +132,8 @@ def test_rates_are_around_each_files_own_and_the_batches_those_of_the_first(here
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda text: NANO + STEP + GLUE, "are the same"),
-        (lambda text: text.replace('"optimizer": optimizer, ', ""), "has no optimizer"),
+        (lambda text: NANO + IMPORT + GLUE, "are the same"),
+        (lambda text: text.replace('"optimizer": configure_optimizers,', ""), "has no optimizer"),
         (lambda text: text.replace("return {", "return 3 * {"), "TypeError"),
     ],
 )
@@ -113,3 +147,17 @@ def test_files_that_cannot_be_compared_are_refused(here, capsys, damage, words):
 def test_flags_that_nothing_reads_are_refused(here, capsys):
     assert main(["compare", "--setup", "base.py", "change.py", "--dim", "48"]) == 2
     assert "nothing reads --dim" in capsys.readouterr().err
+
+
+def test_functions_are_compared_in_this_process(tmp_path):
+    made = {"narrow": lambda seed: setup_of(seed, 8), "wide": lambda seed: setup_of(seed, 16)}
+    base = Config(train=TrainConfig(steps=30), machine=MachineConfig(threads=1))
+    request = CompareRequest(lrs=(0.02,), seeds=2, out=tmp_path, base=base)
+    comparison = compare(request, setups=made)
+    assert [recipe.name for recipe in comparison.recipes] == ["narrow", "wide"]
+    assert not comparison.failed
+    assert all(len(set(recipe.scores["nll"])) == 2 for recipe in comparison.recipes)
+    assert comparison.noise > 0
+    assert comparison.data["held out"].startswith("the mean loss of the last tenth")
+    with pytest.raises(UserError, match="each seed needs a model and an optimizer of its own"):
+        compare(request, setups={"one": setup_of(0, 8), **made})

@@ -41,8 +41,12 @@ def test_the_fast_path_equals_the_reference(config, monkeypatch):
             assert_close(logits_of(model, *ids), searched)
 
 
+WITH_HESSIAN = [c for c in PARTS if "gpas" not in (c.encoder_placement, c.decoder_placement)]
+"""GPAS stops a gradient, so that what is followed is no function's gradient, and has no Hessian."""
+
+
 @pytest.mark.slow
-@every_part
+@each("config", WITH_HESSIAN, ids=label)
 def test_the_reference_is_twice_differentiable(config):
     """Its Hessian times a direction against central differences of its gradients."""
     model = perturbed(config).train()

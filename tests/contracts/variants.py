@@ -111,10 +111,12 @@ OUTSIDE = [
 """A foreign placement alone, with foreign everything, and in half a model."""
 SEQ2SEQ = COMBINED + OUTSIDE
 MODERN = uniform("pre", position_encoding="rope", kv_heads=1)
+SLIDING = replace(MODERN, encoder_layers=0, sliding_window=2, layer_pattern="SF", sliding_rope_theta=50.0)
 ALONE = [
     replace(config, **{f"{stack}_layers": 0})
     for config, stack in zip([*BY_PLACEMENT, MODERN, OUTSIDE[0]], cycle(("encoder", "decoder")), strict=False)
 ]
+ALONE.append(SLIDING)
 """Encoders (BERT) and decoders (language models) by turns, one of each placement."""
 FOREIGN = [
     ForeignConfig(**{**asdict(uniform(name)), "encoder_layers": 0})

@@ -56,7 +56,7 @@ def test_a_model_of_a_placement(placement):
             values = sublayer.place.get_parameter(name).detach().numpy()
             assert all_of(values, expected_start(placement, place.keys[name], sublayer.site))
         own = [name for name in arrays if ".place." in name and "norm" not in name]
-        assert len(own) == (sum(layers) if place.by_layer else len(found))
+        assert len(own) == (sum(layers) * len(place.keys) if place.by_layer else len(found))
     tied = started(model_of(sized(placement, 3, 2, embedding="plain")))["embedding.weight"]
     assert_drawn([tied], initial.embedding_gain(placement, 3, 2) * std)
 
@@ -174,6 +174,16 @@ def test_gain_of_cosines(length):
         assert all_of(g, initial.qk_gain_start(length))
 
 
+def test_scales_of_ngpt():
+    """Stored as the inverse root of the width, they are 1 as they are used."""
+    config = sized("ngpt", 0, 1, qk_norm="ngptnormed", activation="ngptswiglu", logit_map="logitscale")
+    arrays = started(model_of(config))
+    attention, ffn = (p for _, _, _, p in sublayers(arrays, config))
+    for scales, size in ((attention["s_qk"], 64), (ffn["s_uv"], 2 * 192), (8 * arrays["logit_map.s"], VOCAB)):
+        assert scales.shape == (size,)
+        np.testing.assert_allclose(scales, 1, rtol=1e-6)
+
+
 def test_gains_of_heads():
     config = sized("normformer", 1, 1)
     found = [p["gamma_h"] for _, role, _, p in sublayers(started(model_of(config)), config) if role != "ffn"]
@@ -182,6 +192,6 @@ def test_gains_of_heads():
 
 
 def test_every_choice_inside_a_branch_is_tested_here():
-    trained = {name for name in ours_alone(QueryKeyNorm.registry) if "norm" not in adapter.QK_NORMS[name]}
-    assert trained - {"scaled"} == {"qknorm"}, "norms of queries and keys start as norms do"
+    normed = {name for name, oracle in adapter.QK_NORMS.items() if oracle in adapter.NORMED_SIDES}
+    assert set(ours_alone(QueryKeyNorm.registry)) - normed == {"scaled", "qknorm", "ropenormed", "ngptnormed"}
     assert set(ours_alone(HEAD_GAINS)) == {"noheadgain", "headgain"}

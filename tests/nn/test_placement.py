@@ -49,7 +49,7 @@ def test_the_stream_ends_with_a_norm_where_the_placement_says_so(name):
     end = place.end(SITE)
     stream = place(SITE).write(place.begin(SITE)(x), torch.randn(1, 3, 8))
     rms = end(stream).square().mean().sqrt()
-    assert (rms < 3) == place.normed
+    assert (rms < 3) == (place.normed or name == "ngpt"), "nGPT divides by lengths, without a site's norm"
 
 
 @each(

@@ -25,6 +25,7 @@ DEVIATIONS = {
     "gpt2start": {"attention": 0.02, "ffn": 0.02, "output": 0.02 / 6**0.5, "ffn_out": 0.02 / 6**0.5},
     "truncnormal": {"attention": 0.986 * 0.02, "ffn": 0.986 * 0.02},
     "zerooutputs": {"attention": 64**-0.5, "ffn": 64**-0.5, "output": 0.0, "ffn_out": 0.0},
+    "ngptstart": {"attention": 64**-0.5, "ffn": 64**-0.5},
     "nanochatstart": {"attention": 64**-0.5, "ffn": 0.4 / 192**0.5, "output": 0.0, "ffn_out": 0.0},
     NAMES["scheme"]: {"attention": 64**-0.5, "ffn": 64**-0.5, "ffn_out": 192**-0.5},
 }

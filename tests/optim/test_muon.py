@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -12,11 +13,12 @@ import torch
 from cases import each
 from normlab.config.config import OptimConfig
 from normlab.config.model import ModelConfig
+from normlab.errors import UserError
 from normlab.nn import Decoder
 from normlab.optim import build_optimiser, set_rate
-from normlab.optim.optimiser import Together
+from normlab.optim.optimiser import Together, _WideProducts
 from normlab.tasks.task import build_model
-from normlab.training.parallel import SingleProcess
+from normlab.training.parallel import FSDP, SingleProcess
 
 MODEL = ModelConfig(
     dim=16,
@@ -95,8 +97,14 @@ class TorchsOwn:
             p[begin : begin + len(piece)] = piece
 
 
+@pytest.fixture
+def torchs_products(monkeypatch):
+    """Matrices in bf16 multiplied as torch does on this machine, however slowly."""
+    monkeypatch.setattr("normlab.optim.optimiser._WideProducts", nullcontext)
+
+
 @each(("name", "adjust"), [("muon", "match_rms_adamw"), ("muon_original", "original")])
-def test_a_model_moves_as_torchs_muon_and_adamw_move_it(name, adjust):
+def test_a_model_moves_as_torchs_muon_and_adamw_move_it(torchs_products, name, adjust):
     ours, theirs = model(), model()
     config = replace(OPTIM, optimiser=name)
     found = trained(ours, build_optimiser(ours, config), RATES)
@@ -104,6 +112,23 @@ def test_a_model_moves_as_torchs_muon_and_adamw_move_it(name, adjust):
     unequal = [key for key, value in wanted.items() if not torch.equal(found[key], value)]
     assert not unequal
     assert not torch.equal(wanted["embedding.weight"], model().embedding.weight)
+
+
+def test_products_in_fp32_are_rounded_to_what_torch_has_in_bf16():
+    """The same up to the order of sums, which moves some entries by one unit of bf16 in the last place."""
+    a, b, c = torch.randn(3, 48, 48, generator=torch.Generator().manual_seed(1)).bfloat16()
+    wide = {
+        "mm": (lambda: a @ b, lambda: a.double() @ b.double()),
+        "addmm": (
+            lambda: torch.addmm(c, a, b, beta=-4.775, alpha=2.0315),
+            lambda: -4.775 * c.double() + 2.0315 * (a.double() @ b.double()),
+        ),
+    }
+    for name, (product, exact) in wide.items():
+        with _WideProducts():
+            found = product()
+        assert found.dtype == torch.bfloat16, name
+        torch.testing.assert_close(found.double(), exact(), rtol=2**-8, atol=2**-14)
 
 
 def by_checkpoint(optimiser, other, ours, theirs):
@@ -149,7 +174,12 @@ def test_one_rule_alone_is_torchs_own_optimiser():
     ours = model()
     assert type(build_optimiser(ours, replace(OPTIM, optimiser="adamw"))) is torch.optim.AdamW
     assert type(build_optimiser(ours, OPTIM)) is Together
-    assert isinstance(build_optimiser(torch.nn.Linear(2, 2, bias=False), OPTIM), torch.optim.Muon)
+
+
+def test_muon_is_refused_where_ranks_hold_parts_of_matrices():
+    ours = model()
+    with pytest.raises(UserError, match=r"^Muon steps whole matrices, .* leave out --shard, or choose"):
+        FSDP(ours, build_optimiser(ours, OPTIM), 2)
 
 
 def test_a_closure_is_evaluated_once_with_gradients():

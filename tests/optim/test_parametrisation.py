@@ -221,6 +221,7 @@ def test_a_scheme_that_does_not_fall_with_the_width_is_made_to(monkeypatch):
     [
         ("pre+fixnorm+mup", "mup fixes the embeddings' scale, which has no effect on fixnorm"),
         ("post+completep", "completep is derived for a stream that is the sum of its branches"),
+        ("pre+mup+muon", "the rates of mup are derived for adam, adamw, radam, and not for muon"),
     ],
 )
 def test_what_a_parametrisation_is_not_derived_for_is_refused(recipe, said):
@@ -228,7 +229,7 @@ def test_what_a_parametrisation_is_not_derived_for_is_refused(recipe, said):
         resolve(recipe, Config())
 
 
-def test_factors_of_adam_are_refused_for_another_rule():
-    model = model_of("mup", 64, 2)
-    with pytest.raises(UserError, match=r"^the rates of mup are derived for adam, adamw, radam, not for sgd"):
-        build_optimiser(model, replace(OPTIM, optimiser="sgd"))
+def test_a_rule_of_a_table_is_refused_as_well():
+    with pytest.raises(UserError, match="and not for muon_original"):
+        resolve("pre+mup", Config(optim=replace(OPTIM, roles="jordan")))
+    resolve("pre+mup", Config(optim=replace(OPTIM, roles="olmo2")))

@@ -45,6 +45,7 @@ QK_NORMS = {
     "headnormed": "norm_per_head",
     "qkvnormed": "qkv_norm_per_head",
     "ropenormed": "gain_free_after_rope",
+    "ngptnormed": "unit_after_rope",
 }
 NORMED_SIDES = {"norm": "qk", "norm_per_head": "qk", "qkv_norm_per_head": "qkv"}
 """Sides of an attention that have a norm of the model's kind; ours are called query, key and value."""
@@ -82,6 +83,8 @@ class Place:
     """Our norms and the oracle's, those that there are."""
     end: str = ""
     """Path of the final norm below the stack."""
+    ends: Mapping[str, str] = field(default_factory=dict)
+    """Paths of final norms where there are several, by the oracle's names."""
     begin: str = ""
     by_layer: bool = False
     """Whether the sublayers of a layer share their parameters."""
@@ -120,6 +123,14 @@ PLACEMENTS = {
     "fixup": Place("fixup", {"alpha": "s"}, norms=(), branch={"bias": "scalarbias"}),
     "tfixup": Place("tfixup", norms=()),
     "layerscale": Place("layerscale", {"lam": "lam"}, end="end"),
+    "gpas": Place("gpas", {"a": "a"}, end="end", by_layer=True),
+    "ngpt": Place("ngpt", {"alpha": "alpha_n"}, norms=()),
+    "hybridnorm": Place("hybridnorm", end="end", branch={"qk_norm": "qkvnormed"}),
+    "siamese": Place(
+        "siamese",
+        norms=(("norm_x", "norm_x"), ("norm_y", "norm_y"), ("norm_in", "norm_in")),
+        ends={"norm_x": "end.norm_x", "norm_y": "end.norm_y"},
+    ),
     "x0lambdas": Place("x0lambdas", {"r": "r", "mu": "mu"}, end="end.norm", by_layer=True),
 }
 
@@ -195,6 +206,8 @@ def attention_bundle(w: Weights, choices: Choices, role: str) -> Bundle:
     p |= choices.linear(w.at("out"), "o", [d])
     if QK_NORMS[choices["qk_norm"]] == "cosine":
         p["g_qk"] = w["qk_norm.g"]
+    if QK_NORMS[choices["qk_norm"]] == "unit_after_rope":
+        p["s_qk"] = w["qk_norm.s"] * np.sqrt(d)
     for side in NORMED_SIDES.get(QK_NORMS[choices["qk_norm"]], ""):
         ours = {"q": "query", "k": "key", "v": "value"}[side]
         p |= inside(f"{side}_norm", norm_bundle(w.at(f"qk_norm.{ours}"), norm))
@@ -211,6 +224,8 @@ def feed_forward_bundle(w: Weights, choices: Choices) -> Bundle:
     names = "in gate" if config.activation in branches.GATED else "in"
     p = choices.linear(w.at("inner"), names, [config.ffn_dim] * len(names.split()))
     p |= choices.linear(w.at("outer"), "out", [config.dim])
+    if config.activation == "ngptswiglu":
+        p["s_uv"] = w["activation.s"]
     if "ffn" in INNER_NORMS[choices["inner_norm"]]:
         p |= inside("inner_norm", norm_bundle(w.at("inner_norm"), choices.norm))
     return p
@@ -308,8 +323,11 @@ class StackOracle:
         w = self.w.at(f"sublayers.{index}.place")
         owner = self.w.at(f"sublayers.{first_of_layer}.place") if place.by_layer else w
         p: dict[str, Bundle | Array] = {theirs: owner[ours] for ours, theirs in place.keys.items()}
+        roles = roles_of(self.name, self.config)
+        before_ffn = roles[(index + 1) % len(roles)] == "ffn"
         for ours, theirs in place.norms:
-            if place.oracle != "normformer" or ours == "norm" or role.endswith("attention"):
+            there = {"normformer": ours == "norm" or role.endswith("attention"), "hybridnorm": before_ffn}
+            if there.get(place.oracle, True):
                 p[theirs] = norm_bundle(w.at(ours), norm)
         return p
 
@@ -331,7 +349,10 @@ class StackOracle:
             self.config.decoder_layers,
             norms.NORMS[norm],
             {"norm": norm_bundle(self.w.at(place.begin), norm)} if place.begin else {},
-            {"norm": norm_bundle(self.w.at(place.end), final)} if place.end else {},
+            {
+                name: norm_bundle(self.w.at(path), final)
+                for name, path in ({"norm": place.end} if place.end else place.ends).items()
+            },
             norms.NORMS[final],
         )
 
@@ -378,6 +399,8 @@ def embed(w: Weights, config: ModelConfig, ids: list[int]) -> Array:
 
 
 def logits(w: Weights, config: ModelConfig, hidden: Array) -> Array:
+    if config.logit_map == "logitscale":
+        return EMBEDDINGS[config.embedding][1](w, hidden) * w["logit_map.s"] * np.sqrt(config.dim)
     return LOGITS[config.logit_map](EMBEDDINGS[config.embedding][1](w, hidden), config)
 
 

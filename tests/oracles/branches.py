@@ -14,10 +14,11 @@ Bundle = dict[str, np.ndarray]
 Norm = Callable[[np.ndarray, Bundle], np.ndarray]
 
 COSINE_CLAMP = 1e-12
-QK_NORMS = ("none", "cosine", "norm", "norm_per_head", "qkv_norm_per_head", "gain_free_after_rope")
+AFTER_ROPE = ("gain_free_after_rope", "unit_after_rope")
+QK_NORMS = ("none", "cosine", "norm", "norm_per_head", "qkv_norm_per_head", *AFTER_ROPE)
 BIASES = ("vector", "scalar")
-ACTIVATIONS = ("relu", "gelu", "swiglu", "gelu_tanh", "geglu", "relu2")
-GATED = ("swiglu", "geglu")
+ACTIVATIONS = ("relu", "gelu", "swiglu", "gelu_tanh", "geglu", "relu2", "ngptswiglu")
+GATED = ("swiglu", "geglu", "ngptswiglu")
 GATES = ("none", "headwise", "elementwise")
 
 
@@ -114,10 +115,16 @@ def normed_head(head: np.ndarray, side: str, p: Bundle, options: AttentionOption
 
     "norm_per_head": the model's norm with a gain of the head's width, for q and k (Qwen3, Gemma 3);
     "qkv_norm_per_head": for v as well (Zhuo et al. 2025, arXiv 2503.04598); "gain_free_after_rope": 1.2 times
-    x / rms(x) for q and k (nanochat).
+    x / rms(x) for q and k (nanochat); "unit_after_rope": x / max(||x||, 1e-5) for q and k, then times
+    s_qk, under a softmax of scale sqrt(width) (nGPT, Loshchilov et al. 2024, arXiv 2410.01131).
     """
     if options.qk_norm == "gain_free_after_rope" and side != "v":
         return np.stack([1.2 * row / np.sqrt((row * row).sum() / row.size + 1e-6) for row in head])
+    if options.qk_norm == "unit_after_rope" and side != "v":
+        lengths = [np.sqrt((row * row).sum()) for row in head]
+        return np.stack(
+            [row / (n if np.real(n) > 1e-5 else 1e-5) for row, n in zip(head, lengths, strict=True)]
+        )
     normed = {"norm_per_head": "qk", "qkv_norm_per_head": "qkv"}.get(options.qk_norm, "")
     return named_norm(head, f"{side}_norm", p, options.norm) if side in normed else head
 
@@ -126,7 +133,7 @@ def turned_and_normed(
     head: np.ndarray, side: str, p: Bundle, options: AttentionOptions, *, turned: bool
 ) -> np.ndarray:
     """A head's queries or keys as they meet: nanochat norms behind the rotation, all others before it."""
-    if options.qk_norm == "gain_free_after_rope":
+    if options.qk_norm in AFTER_ROPE:
         return normed_head(rotate(head, options.theta) if turned else head, side, p, options)
     normed = normed_head(head, side, p, options)
     return rotate(normed, options.theta) if turned else normed
@@ -200,11 +207,17 @@ def attention(
         k = keys[:, j * width : (j + 1) * width]
         v = values[:, j * width : (j + 1) * width]
         scale = 1.0 / np.sqrt(width)
+        if options.qk_norm == "unit_after_rope":
+            scale = np.sqrt(width)
         if options.qk_norm == "cosine":
             q, k, scale = cosine_rows(q), cosine_rows(k), p["g_qk"][0]
         turned = options.rope and memory is None
         q, k = (turned_and_normed(a, s, p, options, turned=turned) for a, s in ((q, "q"), (k, "k")))
         v = normed_head(v, "v", p, options)
+        if options.qk_norm == "unit_after_rope":
+            first = j * group
+            q = p["s_qk"][h * width : (h + 1) * width] * q
+            k = p["s_qk"][first * width : (first + 1) * width] * k
         y = one_head(scale * q, k, v, (lambda t: t + 1) if masked else (lambda t: source.shape[0]))
         if options.head_gain:
             y = p["gamma_h"][h] * y
@@ -264,6 +277,9 @@ def feed_forward(x: np.ndarray, p: Bundle, options: FeedForwardOptions) -> np.nd
         hidden = gelu_tanh(hidden)
     elif options.activation == "relu2":
         hidden = relu(hidden) ** 2
+    elif options.activation == "ngptswiglu":
+        u, v = np.split(p["s_uv"] * np.sqrt(x.shape[1]), 2)
+        hidden = (u * hidden) * silu(v * linear(x, "gate", p, options.bias))
     elif options.activation == "geglu":
         hidden = gelu_tanh(linear(x, "gate", p, options.bias)) * hidden
     else:

@@ -150,7 +150,7 @@ def language_model_std(scheme: str, matrix: str, n_in: int, sublayers: int) -> f
     return (0.4 / np.sqrt(3.0) if small else 1.0) / np.sqrt(n_in)
 
 
-LANGUAGE_MODEL_STARTS = ("normal002", "gpt2start", "truncnormal", "zerooutputs", "nanochatstart")
+LANGUAGE_MODEL_STARTS = ("normal002", "gpt2start", "truncnormal", "zerooutputs", "ngptstart", "nanochatstart")
 UNIFORM = ("xavier_uniform", "nanochatstart")
 
 
@@ -165,6 +165,8 @@ def scheme_std(scheme: str, matrix: str, n_out: int, n_in: int, sublayers: int =
     Nguyen and Salazar 2019, Section 2.2 (arXiv 1910.05895); Balduzzi et al. 2017 (arXiv 1702.08591);
     Xiong et al. 2020, Section 3.3 (arXiv 2002.04745).
     """
+    if scheme == "ngptstart":  # vectors of length 1: rows, and columns of the last matrices
+        return 1 / np.sqrt(n_out if matrix in ("output", "ffn_out") else n_in)
     if scheme in LANGUAGE_MODEL_STARTS:
         return language_model_std(scheme, matrix, n_in, sublayers)
     if scheme == "xavier_uniform":
@@ -257,7 +259,7 @@ def layerscale_start(layers: int) -> float:
     return 1e-5 if layers <= 24 else 1e-6
 
 
-def parameter_start(name: str, layers: int = 1, sublayers: int = 1, layer: int = 0) -> float:
+def parameter_start(name: str, layers: int = 1, sublayers: int = 1, layer: int = 0, width: int = 64) -> float:
     """omega (data-free, of the stream's sublayers), alpha 0, s 1, a 0, lam by the stack's depth in layers.
 
     nanochat's r falls from 1.15 to 1.05 over the layers, its mu from 0.2 to 0.05.
@@ -269,6 +271,7 @@ def parameter_start(name: str, layers: int = 1, sublayers: int = 1, layer: int =
         "s": 1.0,
         "a": 0.0,
         "lam": layerscale_start(layers),
+        "alpha_n": width**-0.5,
         "r": 1.15 - 0.10 * share,
         "mu": 0.20 - 0.15 * share,
     }

@@ -250,6 +250,64 @@ def x0lambdas(x: np.ndarray, sublayers: list[Sublayer], stack: StackInfo) -> np.
     return _end(x, stack)
 
 
+def gpas(x: np.ndarray, sublayers: list[Sublayer], stack: StackInfo) -> np.ndarray:
+    """x' = h - silu(a) sg(h) with h = x + F(LN(x)), LN at the end. Chen et al. 2025 (arXiv 2506.22049).
+
+    A complex step does not pass a real part, which so stands for the stopped gradient.
+    """
+    for sub in sublayers:
+        h = x + sub.f(stack.norm(x, sub.p["norm"]))
+        a = sub.p["a"][0]
+        x = h - a / (1.0 + np.exp(-a)) * np.real(h)
+    return _end(x, stack)
+
+
+def hybridnorm(x: np.ndarray, sublayers: list[Sublayer], stack: StackInfo) -> np.ndarray:
+    """Attention x' = x + F(x); feed-forward x' = y + F(y) with y = LN(x); LN at the end.
+
+    The feed-forward's norm is kept with the sublayer before it. Zhuo et al. 2025 (arXiv 2503.04598).
+    """
+    for i, sub in enumerate(sublayers):
+        if not sub.role.endswith("attention"):
+            x = stack.norm(x, sublayers[i - 1].p["norm"])
+        x = x + sub.f(x)
+    return _end(x, stack)
+
+
+def unit(x: np.ndarray) -> np.ndarray:
+    """Each row over its length, at least 1e-5."""
+    lengths = [np.sqrt((row * row).sum()) for row in x]
+    return np.stack([row / (n if np.real(n) > 1e-5 else 1e-5) for row, n in zip(x, lengths, strict=True)])
+
+
+def ngpt(x: np.ndarray, sublayers: list[Sublayer], stack: StackInfo) -> np.ndarray:
+    """h <- n(n(h) + |alpha| (n(F(h)) - n(h))); alpha is stored as 1/sqrt(d), and 0.05 there.
+
+    Loshchilov et al. 2024 (arXiv 2410.01131), NVIDIA/ngpt.
+    """
+    del stack
+    for sub in sublayers:
+        alpha = sub.p["alpha_n"] * (0.05 / (1 / np.sqrt(x.shape[1])))
+        size = np.where(np.real(alpha) < 0, -alpha, alpha)
+        h = unit(x)
+        x = unit(h + size * (unit(sub.f(x)) - h))
+    return x
+
+
+def siamese(x: np.ndarray, sublayers: list[Sublayer], stack: StackInfo) -> np.ndarray:
+    """x <- N1(x), z = F(N3(x + N2(y))), x <- x + z / sqrt(2 (l + 1)), y <- y + z; in the end N(x) + N(y).
+
+    l counts layers from 0. Li et al. 2026 (arXiv 2602.08064).
+    """
+    y = x
+    for sub in sublayers:
+        x = stack.norm(x, sub.p["norm_x"])
+        z = sub.f(stack.norm(x + stack.norm(y, sub.p["norm_y"]), sub.p["norm_in"]))
+        x, y = x + z / np.sqrt(2.0 * (sub.layer + 1)), y + z
+    final = stack.final or stack.norm
+    return final(x, stack.end["norm_x"]) + final(y, stack.end["norm_y"])
+
+
 def keel(x: np.ndarray, sublayers: list[Sublayer], stack: StackInfo) -> np.ndarray:
     """x' = LN_out(a x + F(LN_in(x))), a the number of sublayers. Chen and Wei 2026 (arXiv 2601.19895)."""
     a = len(sublayers)
@@ -280,6 +338,10 @@ PLACEMENTS: dict[str, Callable[[np.ndarray, list[Sublayer], StackInfo], np.ndarr
     "tfixup": tfixup,
     "keel": keel,
     "x0lambdas": x0lambdas,
+    "gpas": gpas,
+    "hybridnorm": hybridnorm,
+    "siamese": siamese,
+    "ngpt": ngpt,
 }
 
 

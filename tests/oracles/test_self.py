@@ -43,6 +43,9 @@ ENDS_WITH_NORM = (
     "lnscale",
     "layerscale",
     "x0lambdas",
+    "gpas",
+    "hybridnorm",
+    "siamese",
 )
 
 
@@ -75,14 +78,15 @@ def stack_of(
     """Sublayers with every bundle that any method reads, at values other than the start."""
     subs = []
     for i in range(2 * layers):
-        p = {key: jittered(norm_name, D) for key in ("norm", "norm_in", "norm_out")}
-        p |= {"omega": 1 + RNG.random(D), "lam": RNG.random(D)}
+        p = {key: jittered(norm_name, D) for key in ("norm", "norm_in", "norm_out", "norm_x", "norm_y")}
+        p |= {"omega": 1 + RNG.random(D), "lam": RNG.random(D), "alpha_n": RNG.normal(size=D)}
         p |= {key: np.array([0.3 + RNG.random()]) for key in ("alpha", "s", "a", "r", "mu")}
         weight = RNG.normal(size=(D, D)) / 3
         branch = f or (lambda x, weight=weight: np.tanh(x @ weight.T))
         subs.append(Sublayer(branch, ("self_attention", "feed_forward")[i % 2], i // 2, p))
     depth = {"encoder": (layers, 0), "decoder": (0, layers)}[name]
-    begin, end = {"norm": jittered(norm_name, D)}, {"norm": jittered(FINAL[norm_name], D)}
+    begin = {"norm": jittered(norm_name, D)}
+    end = {key: jittered(FINAL[norm_name], D) for key in ("norm", "norm_x", "norm_y")}
     return subs, StackInfo(name, *depth, NORMS[norm_name], begin, end, NORMS[FINAL[norm_name]])
 
 
@@ -206,7 +210,7 @@ def test_every_stack_runs_and_uses_its_norm_at_the_end(method: str) -> None:
         y = run_stack(method, X, subs, stack)
         assert y.shape == X.shape
         assert np.isfinite(y).all(), norm_name
-        end = {"norm": {key: 3 * value for key, value in stack.end["norm"].items()}}
+        end = {n: {key: 3 * value for key, value in p.items()} for n, p in stack.end.items()}
         changed = run_stack(method, X, subs, replace(stack, end=end))
         reads = method in (*ENDS_WITH_NORM, "residual") and bool(end["norm"])
         assert np.allclose(y, changed) != reads, norm_name
@@ -244,6 +248,8 @@ def test_methods_that_meet_at_special_values() -> None:
         assert np.allclose(run[method], run["tfixup"], atol=1e-13)
     plain = [replace(s, p=s.p | {"r": np.ones(1), "mu": np.zeros(1)}) for s in subs]
     assert np.allclose(run_stack("x0lambdas", X, plain, stack), run["pre"], atol=1e-13)
+    still = [replace(s, p=s.p | {"a": np.zeros(1)}) for s in subs]
+    assert np.allclose(run_stack("gpas", X, still, stack), run["pre"], atol=1e-13)
     alpha = (2 * LAYERS) ** 0.25
     omegas = [replace(s, p=s.p | {"omega": np.full(D, alpha)}) for s in subs]
     assert np.allclose(run_stack("admin", X, omegas, stack), run["deepnorm"], atol=1e-13)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from normlab.config.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
-from normlab.optim import build_optimiser, schedule_factor
+from normlab.optim import build_optimiser, schedule_factor, set_rate
 from normlab.optim.schedule import ScheduleState
 from normlab.tasks.translation import Translation
 from normlab.training.recipes.grammar import PLACEMENT, listed, resolve
@@ -31,7 +31,7 @@ papers (liu2020, Section 5.3: ReZero, FixUp and LookLinear) are at 18 layers."""
 
 
 def recipe(part):
-    if part.axis == PLACEMENT.name:
+    if part.axis in (PLACEMENT.name, "baseline"):
         return TYPED.get(part.name, part.name)
     return TYPED.get(part.name, f"pre+{part.name}")
 
@@ -49,16 +49,16 @@ def test_it_trains(part, corpus):
     optim = replace(config.optim, lr=LR.get(part.name, config.optim.lr))
     task = Translation(config, text, torch.device("cpu"))
     model = task.build()
-    optimiser = build_optimiser(model.parameters(), optim)
+    optimiser = build_optimiser(model, optim)
     losses = []
     for step in range(1, STEPS + 1):
         batch = task.batch(step - 1)
         sums = task.loss(model, batch)
         (sums.loss / batch.tokens).backward()
         losses.append(sums.nll.item() / batch.tokens)
-        for group in optimiser.param_groups:
-            group["lr"].fill_(optim.lr * schedule_factor(step, ScheduleState(optim, STEPS)))
+        set_rate(optimiser, optim.lr * schedule_factor(step, ScheduleState(optim, STEPS)))
         optimiser.step()
+        model.constraint.apply_(model)
         optimiser.zero_grad()
     fell = sum(losses[-5:]) / 5 < losses[0] - 0.5
     assert fell == (part.name not in DIVERGE), f"from {losses[0]:.2f} to {losses[-5:]}"

@@ -1,6 +1,7 @@
 """``normlab run export``: the same logits, and the same greedy text, in Hugging Face's classes."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from normlab.nn.decode import generate, likeliest
 from normlab.runs import RunFolder
 from normlab.tasks.task import build_model
 from normlab.training.export import difference, family_of, hugging_face
+from normlab.training.families import FAMILIES
 from normlab.training.recipes.grammar import resolve
 from normlab.training.sampling import prompt_of, sample, text_of
 from normlab.training.train import train
@@ -129,3 +131,11 @@ def test_a_translation_continues_nothing(run):
     folder = RunFolder.create(run.path.parent / "translation", Config())
     with pytest.raises(UserError, match="a language model continues text"):
         sample(folder, "one", DecodeConfig(sample=True))
+
+
+def test_the_documentation_has_the_parts_of_every_family():
+    text = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
+    table = text.partition("<!-- families -->")[2].partition("<!-- end -->")[0].strip().splitlines()[2:]
+    rows = {cells[0]: cells[1:7] for cells in ([c.strip() for c in row.split("|")[1:-1]] for row in table)}
+    parts = ("decoder_placement", "norm", "position_encoding", "activation", "qk_norm", "bias")
+    assert rows == {f.kind: [", ".join(f.parts[part]) for part in parts] for f in FAMILIES}

@@ -336,6 +336,13 @@ def test_a_baseline_is_one_run_by_either_name_and_sets_what_no_part_names():
     assert resolve("llama", without).optim.warmup_steps == 0
 
 
+def test_a_baseline_is_explained_with_its_numbers():
+    explained = explain(resolve("A=llama+post", DECODER))
+    assert explained["baseline"].startswith("like:llama: Llama: Pre-LN with RMSNorm")
+    assert "weight decay 0.1" in explained["baseline"]
+    assert explained["placement"].startswith("post: ")
+
+
 def test_a_recipe_has_a_short_name():
     assert alias_of("A = llama+qknorm") == "A"
     assert alias_of("llama+qknorm") == "llama+qknorm"

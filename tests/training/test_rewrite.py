@@ -43,9 +43,15 @@ BECOMES = {
     "pre+fixedscalenorm": ("pre", {"norm": "scalenorm"}),
     "pre+headgain+scalarbias": ("pre", {"head_gain": "", "bias": ""}),
     "post+looklinear": ("post", {}),
+    "pre+rmsnorm1p+headnormed": ("pre", {"norm": "rmsnorm"}),
+    "lnscale+rmsnorm_nogain+headgate+valueresidual": ("pre", {"norm": "rmsnorm"}),
+    "admin+noembedscale+softcap+elementgate": ("post", UNTIED),
 }
 """The placement of both stacks, and the other choices that change."""
-KEPT = ("keel", "residual", "sandwich", "periln", "olmo2", "mixln", "post+scalenorm", "normformer+noheadgain")
+KEPT = (
+    *("keel", "residual", "sandwich", "periln", "olmo2", "mixln", "post+scalenorm", "normformer+noheadgain"),
+    *("x0lambdas", "gpas", "hybridnorm", "siamese", "ngpt"),
+)
 
 
 def model_config(recipe, **sizes):

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 
 from normlab.config.config import run_id
 from normlab.config.io import to_json
@@ -18,6 +19,7 @@ from normlab.tasks.language_model import LanguageModel
 from normlab.tasks.task import Evaluation, Task
 from normlab.training.rehearsal import measure
 from normlab.training.train import train
+from normlab.training.trainer import Trainer, load_task
 from normlab.training.translate import translate
 from training.test_train import interrupt_at, without_seconds
 from training.tiny import tiny, tiny_language_model, write_plain
@@ -149,3 +151,19 @@ def test_a_task_from_outside_is_trained(text, tmp_path, monkeypatch):
     folder = train(config, tmp_path)
     assert list(folder.status().best_dev) == ["nll"]
     assert list(json.loads(folder.scores.read_text())) == ["nll"]
+
+
+def test_unit_weights_have_length_1_after_every_step(plain, tmp_path):
+    trainer = Trainer(load_task(tiny_language_model(plain, "like:ngpt", steps=3), tmp_path))
+    first = trainer.model.embedding.weight.detach().clone()
+    for _ in range(2):
+        trainer.step()
+    model = trainer.model
+    assert not torch.equal(model.embedding.weight, first)
+    lengths = [table.norm(dim=1) for table in model.embedding.tables().values()]
+    for sublayer in model.decoder:
+        reads = sublayer.f.matrices()
+        writes = [reads.pop(name) for name in ("output", "ffn_out") if name in reads]
+        lengths += [w.norm(dim=1) for w in reads.values()] + [w.norm(dim=0) for w in writes]
+    assert len(lengths) == 2 + 2 * (4 + 3)
+    torch.testing.assert_close(torch.cat(lengths), torch.ones(sum(map(len, lengths))))

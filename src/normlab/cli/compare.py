@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 READ_BY_SETUPS = ("--steps", "--validate-every-steps", "--threads")
 """Flags of a configuration that have a meaning for files of the user's own."""
+COSTS = (">parameters", ">FLOPs a token")
 FAILED = 1
 """Exit code where a run ended in an error."""
 RequestFlags: Any = flags_of(CompareRequest)
@@ -80,8 +81,10 @@ class CompareCommand:
                 f"a file of --setup has its model, data and optimizer itself, so that nothing reads "
                 f"{' and '.join(unread)}; leave that out"
             )
-        base = self.flags.applied_to(base)
-        return CompareRequest(**vars(self.asked), base=base, command=command)
+        kept = tuple(self.flags.changed(base))
+        return CompareRequest(
+            **vars(self.asked), base=self.flags.applied_to(base), kept=kept, command=command
+        )
 
     def run(self) -> None:
         from normlab.comparison import compare, plan
@@ -155,6 +158,7 @@ def print_comparison(result: Comparison) -> None:
     headline, *others = result.tested or result.metrics[:1]
     scores = [f">{metric.label}" for metric in others]
     seeds = f">{headline.label} by seed"
+    counted = COSTS if any(recipe.cost for recipe in result.recipes) else ()
     header = (
         "recipe",
         ">lr",
@@ -164,8 +168,7 @@ def print_comparison(result: Comparison) -> None:
         ">trained",
         "outcomes",
         *scores,
-        ">parameters",
-        ">FLOPs a token",
+        *counted,
         ">time a run",
     )
     rows: list[Sequence[str | Text]] = []
@@ -184,13 +187,12 @@ def print_comparison(result: Comparison) -> None:
                 Text(part, STYLES.get(part.rpartition(" ")[0], "")) for part in recipe.states.split(", ")
             ),
             *(metric.shown(recipe.value(metric)) for metric in others),
-            *costs(recipe),
+            *costs(recipe)[: len(counted)],
             duration(recipe.train_seconds),
         )
         rows.append(cells)
-    table = terminal.fitted(
-        header, rows, (">time a run", ">FLOPs a token", *reversed(scores), "outcomes", ">parameters", ">lr")
-    )
+    spare = (">time a run", *COSTS, *reversed(scores), "outcomes", ">95% interval", ">lr")
+    table = terminal.fitted(header, rows, spare)
     terminal.write(*(Text(sentence, "bold") for sentence in result.sentences), "", table)
     for d in result.differences:
         terminal.write(d.sentence, *([Text(f"  {d.costs}", "dim")] if d.costs else []))

@@ -41,7 +41,11 @@ Publish = Callable[[Comparison], None]
 
 @validated
 def compare(
-    request: CompareRequest, watch: Watch = lambda folders: None, publish: Publish = lambda comparison: None
+    request: CompareRequest,
+    watch: Watch = lambda folders: None,
+    publish: Publish = lambda comparison: None,
+    *,
+    setups: Mapping[str, Any] | None = None,
 ) -> Comparison:
     """Train every recipe at every learning rate, the reported seeds at the best one, and compare these on the
     test text.
@@ -50,14 +54,17 @@ def compare(
     there is one rate, there is no sweep. A run that diverges, is stuck or fails is a result and stops
     nothing; runs that are done are not done again. After each recipe's last run ``comparison.json`` is
     written into ``request.out`` and ``publish`` is called; until all recipes are finished the comparison
-    names those that are not.
+    names those that are not. ``setups`` are compared in place of recipes: by name a function that returns a
+    ``normlab.Setup``, from ``seed`` if it takes that, or a file; functions run in this process.
 
     >>> request = normlab.CompareRequest(recipes=("post", "pre"), lrs=(5e-3,), seeds=2, base=config, jobs=1)
     >>> comparison = normlab.compare(request)
     >>> [recipe.name for recipe in comparison.recipes], comparison.page("runs/comparison.html").name
     (['post', 'pre'], 'comparison.html')
     """
-    grid = grid_of(request)
+    grid = grid_of(request, setups)
+    request = grid.request
+    list(map(grid.recipe, request.recipes))  # what cannot be counted is found before the first training
     work = Queue(request.out, grid.request.jobs, watch, grid.start)
     left = {recipe: {(lr, request.sweep_seed) for lr in grid.swept(recipe)} for recipe in request.recipes}
     reported: set[str] = set()
@@ -99,7 +106,9 @@ def conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> C
     folders = {r: [grid.folder(r, lr, seed) for seed in grid.seeds] for r, lr in lrs.items()}
     tested = {r: scored for r, runs in folders.items() if (scored := [f for f in runs if f.scores.exists()])}
     written = {r: [run.outputs for run in runs if run.outputs.exists()] for r, runs in tested.items()}
-    outputs = {r: read_lines(files[0]) for r, files in written.items() if len(files) == len(tested[r])}
+    outputs = {
+        grid.label(r): read_lines(files[0]) for r, files in written.items() if len(files) == len(tested[r])
+    }
     comparison = Comparison(
         title=request.title,
         command=request.command,
@@ -114,7 +123,7 @@ def conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> C
         sweep_seed=request.sweep_seed if grid.sweeps() else None,
         rate_by=grid.rate_metric.name,
         sample_seed=grid.seeds[0],
-        open_recipes=tuple(recipe for recipe in request.recipes if recipe not in recipes),
+        open_recipes=tuple(grid.label(recipe) for recipe in request.recipes if recipe not in recipes),
         failed=tuple(f"{run}: {reason}" for run, reason in failed.items()),
         **grid.known(),
     )
@@ -124,7 +133,8 @@ def conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> C
 def _recipe(grid: Grid, name: str, lr: float, folders: Sequence[RunFolder]) -> RecipeResult:
     """A recipe as far as its runs do not say it."""
     runs = tuple(folder.path.name for folder in folders)
-    return RecipeResult(name=name, trials=grid.trials(name), lr=lr, runs=runs, **grid.recipe(name))
+    known = grid.recipe(name)
+    return RecipeResult(name=grid.label(name), trials=grid.trials(name), lr=lr, runs=runs, **known)
 
 
 def hardware(folders: Sequence[RunFolder]) -> str:

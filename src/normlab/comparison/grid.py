@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from normlab.comparison.result import AROUND, CompareRequest, Sample, SweepRun, choose, on_backend
-from normlab.config.config import Config, OptimConfig, SeedConfig, TrainConfig, run_id
+from normlab.config.config import OWN_TASK, Config, OptimConfig, SeedConfig, TrainConfig, run_id
 from normlab.config.cost import Cost
 from normlab.config.metric import Metric
 from normlab.config.units import count, short_rate
@@ -22,7 +22,7 @@ from normlab.training.cost import cost_of
 from normlab.training.devices import prepare_process, resolved_precision
 from normlab.training.jobs import Process, Worker
 from normlab.training.recipes.build import explain
-from normlab.training.recipes.grammar import describe, resolve
+from normlab.training.recipes.grammar import alias_of, describe, resolve
 from normlab.training.rehearsal import Seconds, measure_side_by_side
 
 SAMPLES: Final = 8
@@ -74,6 +74,10 @@ class Grid(ABC):
         """Examples with the outputs of each recipe."""
         return ()
 
+    def label(self, name: str) -> str:
+        """The name on pages."""
+        return name
+
     def swept(self, name: str) -> tuple[float, ...]:
         """The rates of the sweep; none where there is nothing to choose."""
         rates = self.rates(name)
@@ -112,9 +116,14 @@ class Grid(ABC):
         return sum(self.folder(name, lr, seed).status().state != "done" for seed in self.seeds)
 
 
-def grid_of(request: CompareRequest) -> Grid:
-    """The runs that a request asks for."""
-    return SetupGrid(request) if request.setup else RunGrid(request)
+def grid_of(request: CompareRequest, setups: Mapping[str, Any] | None = None) -> Grid:
+    """The runs that a request asks for; of ``setups``, it may name those that it compares."""
+    if setups:
+        names = request.setup or tuple(setups)
+        return SetupGrid(replace(request, setup=names), {name: setups[name] for name in names})
+    if request.setup:
+        return SetupGrid(request, {name: name for name in request.setup})
+    return RunGrid(request)
 
 
 class RunGrid(Grid):
@@ -125,7 +134,7 @@ class RunGrid(Grid):
         request = self.request
         self.task = TASKS[request.base.task]
         base = resolved_precision(request.base)
-        resolved = [resolve(name, base, force=request.force) for name in request.recipes]
+        resolved = [resolve(n, base, force=request.force, kept=request.kept) for n in request.recipes]
         for config in resolved:
             self.task.check(config)
         data, self.corpus = self.task.prepare(request.base.data, request.out / "data")
@@ -142,6 +151,9 @@ class RunGrid(Grid):
             other = names.setdefault(run_id(config), name)
             if other != name:
                 raise UserError(f"the recipes {other!r} and {name!r} are the same; keep one of them")
+            other = names.setdefault(alias_of(name), name)
+            if other != name:
+                raise UserError(f"{other!r} and {name!r} have one short name; give one of them another")
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -179,8 +191,13 @@ class RunGrid(Grid):
 
     def recipe(self, name: str) -> dict[str, Any]:
         config = self.base[name]
-        how = {"resolves_to": describe(config), "forced": config.forced, "explained": explain(config)}
+        _, short, recipe = name.partition("=")
+        resolves_to = f"{recipe.strip()}: {describe(config)}" if short else describe(config)
+        how = {"resolves_to": resolves_to, "forced": config.forced, "explained": explain(config)}
         return how | {"cost": self._cost(name)}
+
+    def label(self, name: str) -> str:
+        return alias_of(name)
 
     def _cost(self, name: str) -> Cost:
         if name not in self._costs:
@@ -212,20 +229,22 @@ class RunGrid(Grid):
 class SetupGrid(Grid):
     """Setups of the user's own. The batches of the first, and its held-out ones, are those of all."""
 
-    def __init__(self, request: CompareRequest) -> None:
+    def __init__(self, request: CompareRequest, setups: Mapping[str, Any]) -> None:
         if request.on != "local":
             raise UserError(
-                f"--on is {request.on!r}, and files of your own run on this machine; leave out --on"
+                f"--on is {request.on!r}, and setups of your own run on this machine; leave it out"
             )
-        seed = request.sweep_seed
-        self.seen = {name: own_runs.read(request.setup, name, seed) for name in request.setup}
+        self.setups = setups
+        self.are_files = all(isinstance(value, str) for value in setups.values())
+        self.seen = {name: own_runs.read(setups, name, request.sweep_seed) for name in setups}
         super().__init__(self._on_device(request))
         self._refuse_same()
 
     def _on_device(self, request: CompareRequest) -> CompareRequest:
         device = next(iter(self.seen.values())).device
         machine = replace(request.base.machine, device=device)
-        return replace(request, base=replace(request.base, machine=machine))
+        jobs = request.jobs if self.are_files else 1
+        return replace(request, jobs=jobs, base=replace(request.base, machine=machine))
 
     def _refuse_same(self) -> None:
         digests: dict[str, str] = {}
@@ -254,7 +273,7 @@ class SetupGrid(Grid):
         train, machine = self.request.base.train, self.request.base.machine
         return Config(
             recipe=name,
-            task=own_runs.TASK,
+            task=OWN_TASK,
             own_code=self.seen[name].digest,
             optim=OptimConfig(lr=lr),
             train=TrainConfig(steps=train.steps, validate_every_steps=train.validate_every_steps),
@@ -275,7 +294,7 @@ class SetupGrid(Grid):
         if (planned := seen.planned_steps) and planned != steps:
             facts["steps"] = f"{steps:,}, where {first} plans {planned:,}: its schedule does not end"
         return {
-            "task": own_runs.TASK,
+            "task": OWN_TASK,
             "best_by": "",
             "data": facts,
             "test_is_dev": seen.held_out == 1,
@@ -285,7 +304,7 @@ class SetupGrid(Grid):
     def recipe(self, name: str) -> dict[str, Any]:
         seen = self.seen[name]
         return {
-            "resolves_to": f"{name}, whose own rate is {short_rate(seen.course.rate)}",
+            "resolves_to": f"{seen.kind}, own rate {short_rate(seen.course.rate)}",
             "cost": seen.cost,
         }
 
@@ -294,4 +313,4 @@ class SetupGrid(Grid):
         return Seconds(step, 0.0, step * self.request.base.train.steps)
 
     def start(self, root: Path) -> Worker:
-        return Process(root, self.request.setup)
+        return Process(root, self.request.setup) if self.are_files else own_runs.Here(root, self.setups)

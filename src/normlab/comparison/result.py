@@ -73,6 +73,8 @@ class CompareRequest:
     """Random exchanges of outputs in the comparison of the very models."""
     force: bool = False
     """Also train combinations that their source does not define; their results are marked."""
+    kept: tuple[str, ...] = no_flag(())
+    """Fields of ``base`` that no baseline changes, because they were typed."""
     command: str = no_flag("")
     """The command as it was typed, for the page; empty when called from Python."""
 

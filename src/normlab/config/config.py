@@ -11,7 +11,7 @@ import json
 import re
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -34,6 +34,8 @@ SEMANTICS = 1
 """Version of what the code computes. Raise it when the same config starts to give other numbers."""
 REVISED = {"derf": 2, "dyt": 2, "innernorm": 2, "radam": 2, "subln": 2, "tfixup": 2}
 """Version of what one part of a recipe computes, if it has changed: no other run gets another id by it."""
+OWN_TASK: Final = "setup"
+"""The task of a run that trains a setup of the user's own; none is registered under it."""
 PARALLEL_TEXTS = ("train_src", "train_tgt", "dev_src", "dev_tgt", "test_src", "test_tgt")
 """Fields of ``DataConfig`` that name the texts of a translation."""
 

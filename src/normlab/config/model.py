@@ -57,6 +57,7 @@ class ModelConfig:
     value_residual: str = since("novalueresidual", introduced="novalueresidual", flag=False)
     embedding_scale: str = since("embedscale", introduced="embedscale", flag=False)
     logit_map: str = since("rawlogits", introduced="rawlogits", flag=False)
+    weight_constraint: str = since("freeweights", introduced="freeweights", flag=False)
     logit_cap: Positive = since(15.0, introduced=15.0)
     """Largest absolute logit c of recipes with softcap, c tanh(z/c): nanochat has 15, Gemma 2 30."""
     head_dim: Count = since(0, introduced=0)

@@ -3,6 +3,7 @@
 Pure torch: of this package it imports only ``config.model``, the description of a model, and ``errors``.
 """
 
+from normlab.nn.constraint import WeightConstraint
 from normlab.nn.context import Cache, Context
 from normlab.nn.embedding import (
     EMBEDDING_SCALES,
@@ -29,6 +30,7 @@ from normlab.nn.parametrisation import Parametrisation
 from normlab.nn.placement.base import Placement, Plain, ProfiledPlacement
 from normlab.nn.placement.normed import MixNorm, PostNorm, PreNorm
 from normlab.nn.placement.scaled import Admin, DeepNorm, LayerScale
+from normlab.nn.placement.streamed import SiameseNorm
 from normlab.nn.position import PositionEncoding
 from normlab.nn.roles import ROLES, ParameterRole, parameter_roles
 from normlab.nn.site import DECODER_LAYER, ENCODER_LAYER, LANGUAGE_LAYER, Site, sites, stack_of
@@ -81,12 +83,14 @@ __all__ = [
     "ScaleNorm",
     "SegmentEncoder",
     "Seq2Seq",
+    "SiameseNorm",
     "Site",
     "Stack",
     "Sublayer",
     "TokenModel",
     "UntiedEmbedding",
     "ValueResidual",
+    "WeightConstraint",
     "build_stack",
     "parameter_roles",
     "reference",

@@ -111,6 +111,22 @@ class SoftCap(LogitMap, name="softcap"):
         return self.cap * torch.tanh(z / self.cap)
 
 
+class ScaledLogits(LogitMap, name="logitscale"):
+    r""":math:`s \odot z` with trained s for each vocabulary entry (shape `[V]`), initially 1.
+
+    s is stored as :math:`1/\sqrt{d}` and multiplied by :math:`\sqrt{d}`. Loshchilov et al. 2024, Section 2.1
+    (arXiv 2410.01131).
+    """
+
+    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+        super().__init__(config, vocab_size)
+        self.root = config.dim**0.5
+        self.s = nn.Parameter(torch.full((vocab_size,), 1 / self.root))
+
+    def forward(self, z: Tensor) -> Tensor:
+        return z * (self.s * self.root)
+
+
 class PlainEmbedding(Embedding, name="plain"):
     """Vectors without normalisation, initially N(0, 1/d).
 

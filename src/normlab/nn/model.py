@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from normlab.config.model import ModelConfig
 from normlab.errors import UserError
+from normlab.nn.constraint import WeightConstraint
 from normlab.nn.context import Cache, Context
 from normlab.nn.embedding import Embedding, LogitMap, PlainEmbedding, build_embedding
 from normlab.nn.kernels.ops import Dropout
@@ -41,6 +42,7 @@ class TokenModel(nn.Module, ABC):
         norm = Norm.registry[config.norm] if config.embedding_norm else nn.Identity
         self.embedding_norm = norm(config.dim)
         self.dropout = Dropout(config.dropout)
+        self.constraint = WeightConstraint.registry[config.weight_constraint]
 
     def embed(self, ids: Tensor, decode_index: int | None = None) -> Tensor:
         """Embed tokens `[B, T]` at positions 0 to T - 1, or all at ``decode_index``, as `[B, T, D]`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -333,6 +333,34 @@ class RotatedThenNormed(QueryKeyNorm, name="ropenormed"):
         return 1.2 * self.norm(k)
 
 
+class ScaledUnitHeads(QueryKeyNorm, name="ngptnormed"):
+    r"""nGPT's :math:`\sqrt{w} \, (s \odot \hat{q}) \cdot (s \odot \hat{k})` with
+    :math:`\hat{q} = q / \|q\|_2` over each head behind rope, and trained s for each channel (shape `[H w]`),
+    initially 1.
+
+    s is stored as :math:`1/\sqrt{d}` and multiplied by :math:`\sqrt{d}`. Loshchilov et al. 2024, Section 2.3
+    (arXiv 2410.01131). Keys that several heads share take the s of the first of these.
+    """
+
+    scale: ClassVar[float | None] = 1.0
+    after_rotation: ClassVar[bool] = True
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.heads, self.root = config.heads, config.dim**0.5
+        self.s = nn.Parameter(torch.full((config.heads * config.head_width,), 1 / self.root))
+
+    def _scaled(self, x: Tensor, factor: float) -> Tensor:
+        s = self.s.view(self.heads, 1, -1)[:: self.heads // x.shape[1]]
+        return scaled_to(x, 1.0) * (s * (self.root * factor))
+
+    def queries(self, q: Tensor) -> Tensor:
+        return self._scaled(q, q.shape[-1] ** 0.5)
+
+    def keys(self, k: Tensor) -> Tensor:
+        return self._scaled(k, 1.0)
+
+
 def over_heads(norm: nn.Module, x: Tensor) -> Tensor:
     """Apply a norm to the concatenated heads of x `[B, H, T, w]`."""
     return norm(x.transpose(1, 2).flatten(2)).unflatten(2, (x.shape[1], -1)).transpose(1, 2)
@@ -341,9 +369,14 @@ def over_heads(norm: nn.Module, x: Tensor) -> Tensor:
 class Activation(Registered, nn.Module, ABC):
     """The function between the matrices of a feed-forward branch."""
 
-    registry: ClassVar[Registry[Callable[[], Activation]]] = Registry("activation")
+    registry: ClassVar[Registry[type[Activation]]] = Registry("activation")
     matrices: ClassVar[tuple[str, ...]] = ("ffn_in",)
     """Names of the matrices in the packed inner projection, `[D_ff, D]` each."""
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> Self:
+        """Build the activation of a model."""
+        return cls()
 
 
 class ReLU(Activation, name="relu"):
@@ -398,6 +431,29 @@ class GatedTanhGELU(Activation, name="geglu"):
     def forward(self, x: Tensor) -> Tensor:
         inner, gate = x.chunk(2, -1)
         return F.gelu(gate, approximate="tanh") * inner
+
+
+class ScaledSwiGLU(Activation, name="ngptswiglu"):
+    r"""nGPT's SwiGLU: :math:`u \odot \mathrm{silu}(v)` with
+    :math:`[u, v] = \sqrt{d} \, s \odot [W_{in} x, W_g x]`, trained s (shape `[2 D_ff]`), initially 1.
+
+    Loshchilov et al. 2024, Section 2.4 (arXiv 2410.01131). In the authors' code the second half of s and its
+    matrix are those inside silu, as here.
+    """
+
+    matrices: ClassVar[tuple[str, ...]] = ("ffn_in", "ffn_gate")
+
+    def __init__(self, dim: int, ffn_dim: int) -> None:
+        super().__init__()
+        self.s, self.root = nn.Parameter(torch.ones(2 * ffn_dim)), dim**0.5
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> Self:
+        return cls(config.dim, config.ffn_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner, gate = (x * (self.s * self.root)).chunk(2, -1)
+        return F.silu(gate) * inner
 
 
 class SwiGLU(Activation, name="swiglu"):

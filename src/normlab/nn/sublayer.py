@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,9 @@ from normlab.nn.parametrisation import Parametrisation, scaled
 from normlab.nn.placement.base import Placement, Stream
 from normlab.nn.position import PositionEncoding
 from normlab.nn.site import Site
+
+LAST: Final = ("output", "ffn_out")
+"""The last matrix of each branch, which writes to the stream."""
 
 
 class Sublayer(nn.Module):
@@ -238,7 +241,7 @@ class FeedForward(Branch):
         super().__init__()
         config = Placement.complete(config)
         linear = BIASES[config.bias]
-        self.activation = Activation.registry[config.activation]()
+        self.activation = Activation.registry[config.activation].of(config)
         self.inner = linear(config.dim, [config.ffn_dim] * len(self.activation.matrices))
         self.inner_norm = inner_norm(config, "ffn", config.ffn_dim)
         parametrisation = Parametrisation.of(config)

@@ -1,7 +1,7 @@
 """Learning-rate schedules and optimisers."""
 
 from .optimiser import OPTIMISERS, build_optimiser, keeps_tensors, set_rate
-from .roles import ROLE_TABLES, RoleRule, clipped_together
+from .roles import ROLE_TABLES, RoleRule, clipped_together, underived
 from .schedule import SCHEDULES, ScheduleState, ValDecay, schedule_factor, warmup
 
 __all__ = [
@@ -16,5 +16,6 @@ __all__ = [
     "keeps_tensors",
     "schedule_factor",
     "set_rate",
+    "underived",
     "warmup",
 ]

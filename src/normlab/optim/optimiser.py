@@ -7,11 +7,13 @@ In the equations g is the gradient after clipping, :math:`\eta` the learning rat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from normlab.config.config import OptimConfig
 from normlab.errors import UserError
@@ -152,7 +154,7 @@ def _muon(parameters: Groups, lr: Tensor, config: OptimConfig, adjust: str) -> t
         made.append(_MuonOfMatrices(matrices, rate, config.weight_decay, momentum, adjust_lr_fn=adjust))
     if others:
         made.append(adamw(others, lr, config))
-    return together(made)
+    return Together(made)
 
 
 @OPTIMISERS.register("muon")
@@ -163,7 +165,8 @@ def muon(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.optim.Opt
     :math:`b \leftarrow \mu b + (1 - \mu) g`, :math:`u = \mu b + (1 - \mu) g`; NS makes the singular values
     about 1 by 5 Newton-Schulz steps in bf16, and :math:`\mu` is ``optim.momentum`` (0: as published, 0.95).
     Matrices that a parameter packs (queries, keys, values) are stepped one by one. The factor gives updates
-    the size of Adam's, so that one rate serves both. Torch's Muon computes the step.
+    the size of Adam's, so that one rate serves both. Torch's Muon computes the step; on a CPU its products
+    are computed in fp32 and rounded.
 
     Liu et al. 2025, Section 2.2 (arXiv 2502.16982).
     """
@@ -179,6 +182,17 @@ def muon_original(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.
     ``jordan`` of ``optim.roles``. Jordan et al. 2024, as in Liu et al. 2025, Section 2.1 (arXiv 2502.16982).
     """
     return _muon(parameters, lr, config, "original")
+
+
+class _WideProducts(TorchDispatchMode):
+    """Products of bf16 matrices in fp32, rounded to bf16, on a CPU: most have no fast ones of their own."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = kwargs or {}
+        products = func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+        if products and args[0].is_cpu and args[0].dtype == torch.bfloat16:
+            return func(*(x.float() for x in args), **options).bfloat16()
+        return func(*args, **options)
 
 
 class Together(torch.optim.Optimizer):
@@ -203,14 +217,16 @@ class Together(torch.optim.Optimizer):
         for number, part in enumerate(self.parts):
             part.param_groups = [group for group in self.param_groups if group["part"] == number]
             part.state = self.state
-            part.step()
+            with _WideProducts() if isinstance(part, torch.optim.Muon) else nullcontext():
+                part.step()
         return loss
 
 
 def together(optimisers: Iterable[torch.optim.Optimizer]) -> torch.optim.Optimizer:
     """Return several optimisers as one; a single one is returned as it is."""
-    parts = [part for o in optimisers for part in (o.parts if isinstance(o, Together) else [o])]
-    return parts[0] if len(parts) == 1 else Together(parts)
+    found = list(optimisers)
+    parts = (part for o in found for part in (o.parts if isinstance(o, Together) else [o]))
+    return found[0] if len(found) == 1 else Together([*parts])
 
 
 def build_optimiser(

@@ -13,8 +13,7 @@ from typing import Any, Final
 from torch import Tensor, nn
 
 from normlab.config.config import OptimConfig
-from normlab.errors import UserError
-from normlab.nn import ParameterRole, parameter_roles
+from normlab.nn import ROLES, ParameterRole, parameter_roles
 from normlab.nn.parametrisation import ONE, Parametrisation
 from normlab.nn.registry import Registry
 
@@ -67,9 +66,9 @@ def parameter_groups(
     """Return the groups of a model's parameters by the rule that steps them, in the order of the model.
 
     ``stand_ins`` take the places of the trainable parameters, in their order. Raises UserError for an unknown
-    table, and for a rule for which the model's parametrisation is not derived.
+    table.
     """
-    table = ROLE_TABLES[config.roles] if config.roles else {}
+    table = rules_by_role(config)
     scaling = getattr(model, "parametrisation", None)
     roles, parameters = parameter_roles(model), dict(model.named_parameters())
     if stand_ins is not None:
@@ -80,7 +79,6 @@ def parameter_groups(
         said = table.get(own.role, RoleRule())
         rule = said.rule or config.optimiser
         options = {"role": own.role, **_options(parameter, own, said, config, scaling)}
-        _require_derived(rule, scaling)
         group = groups.setdefault(rule, {}).setdefault(
             tuple(options.items()), {"params": [], **options, "rows": [], "lr": lr.clone()}
         )
@@ -109,12 +107,25 @@ def _options(
     return {"rate": rate, **{n: value for n, value in chosen.items() if value != getattr(config, n)}}
 
 
-def _require_derived(rule: str, scaling: Parametrisation | None) -> None:
-    if scaling is not None and scaling.optimisers and rule not in scaling.optimisers:
-        raise UserError(
-            f"the rates of {scaling.name} are derived for {', '.join(scaling.optimisers)}, not for {rule}; "
-            "choose one of these, or leave out the parametrisation"
-        )
+def underived(config: OptimConfig, scaling: type[Parametrisation]) -> str | None:
+    """Return the reason why a parametrisation is not derived for the configured rules, or None.
+
+    Raises UserError for an unknown table.
+    """
+    table = rules_by_role(config)
+    rules = (table.get(role, RoleRule()).rule or config.optimiser for role in ROLES)
+    wrong = dict.fromkeys(rule for rule in rules if scaling.optimisers and rule not in scaling.optimisers)
+    if not wrong:
+        return None
+    return (
+        f"the rates of {scaling.name} are derived for {', '.join(scaling.optimisers)}, and not for "
+        f"{' and '.join(wrong)}"
+    )
+
+
+def rules_by_role(config: OptimConfig) -> RoleTable:
+    """Return the configured table, without any an empty one. Raises UserError for an unknown one."""
+    return ROLE_TABLES[config.roles] if config.roles else {}
 
 
 def clipped_together(model: nn.Module, config: OptimConfig) -> list[list[int]]:

@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 from markupsafe import Markup
 
-from normlab.config.config import Config
+from normlab.config.config import OWN_TASK, Config
 from normlab.config.metric import NLL, Metric, selection_metric
 from normlab.config.units import duration, rate
 from normlab.errors import UserError
@@ -82,8 +82,15 @@ def metrics_frame(run: RunView, kind: str, columns: Sequence[str]) -> pl.DataFra
 
 
 def flat(config: Config) -> dict[str, str]:
-    """Return the settings by name, such as ``optim.lr``, without the machine's and the recipe's name."""
+    """Return the settings by name, such as ``optim.lr``, without the machine's and the recipe's name; of a
+    setup of the user's own the few that its run reads.
+    """
     found: dict[str, str] = {}
+    if config.task == OWN_TASK:
+        of_train = {
+            f"train.{name}": getattr(config.train, name) for name in ("steps", "validate_every_steps")
+        }
+        return {name: str(value) for name, value in {"optim.lr": config.optim.lr, **of_train}.items()}
 
     def walk(value: Any, prefix: str) -> None:
         for field in dataclasses.fields(value):

@@ -109,16 +109,23 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls, path: str | Path, config: Config, metrics: Sequence[Metric] = (), imports: Sequence[str] = ()
+        cls,
+        path: str | Path,
+        config: Config,
+        metrics: Sequence[Metric] = (),
+        imports: Sequence[str] = (),
+        repeat: str = "",
     ) -> RunFolder:
         """Make the run folder of a resolved configuration; files in it stay.
 
-        ``metrics`` are those of its task, ``imports`` the modules that were imported for it.
+        ``metrics`` are those of its task, ``imports`` the modules that were imported for it, ``repeat`` the
+        command that trains it again, where the configuration is not enough.
         """
         folder = cls(path)
         folder.path.mkdir(parents=True, exist_ok=True)
         content = {"id": run_id(config), "semantics": SEMANTICS, "config": config}
         content |= {"metrics": list(metrics), "imports": list(imports)}
+        content |= {"repeat": repeat} if repeat else {}
         write_json_atomic(folder.config_file, content)
         return folder
 
@@ -147,6 +154,8 @@ class RunFolder:
 
     def repeat_command(self) -> str:
         """The command that trains the run again, into the folder ``again`` of the current directory."""
+        if command := self._recorded("repeat"):
+            return str(command)
         file, here = self.config_file.absolute(), Path.cwd()
         shown = file.relative_to(here) if file.is_relative_to(here) else file
         words = ["normlab", "train", "--config", shown.as_posix(), "--out", "again"]

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+import shlex
 import statistics
 import sys
-import sysconfig
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -23,23 +24,23 @@ from normlab.config.config import Config, run_id
 from normlab.config.cost import Cost
 from normlab.config.metric import NLL, Metric, Outcome
 from normlab.config.model import derive
+from normlab.config.units import rate
 from normlab.errors import UserError
 from normlab.runs.files import write_json_atomic
 from normlab.runs.folder import Row, RunFolder, State, Status
+from normlab.trace.optimizers import copied
 from normlab.trace.setup import Setup
-from normlab.trace.tensors import unwrap
+from normlab.trace.tensors import bytes_of, tensors_in, unwrap
 from normlab.trace.trace import output_loss
 from normlab.trace.untouched import same_globals, same_random_state, undisturbed
 from normlab.training.cost import cost_of
 from normlab.training.devices import hardware, prepare_process
 from normlab.training.outcome import outcome
-from normlab.training.setups import setup_from_file
+from normlab.training.own_setups import opened
 from normlab.trials.journal import fingerprint
 from normlab.trials.scale import Scale, read_scale
 from normlab.trials.training import Course, Training, read_course, train
 
-TASK: Final = "setup"
-"""The task that a configuration of such a run names; none is registered under it."""
 LOSS: Final = Metric(NLL.name, "loss", higher_is_better=False, digits=NLL.digits)
 """The loss as the step returns it, where it is not known to be a cross-entropy and no more."""
 HELD_OUT: Final = 128
@@ -64,6 +65,8 @@ class Reading:
     cost: Cost
     held_out: int
     """Batches of ``Setup.dev``."""
+    kind: str
+    """The classes of the model and of its optimizers."""
     device: str
     planned_steps: int | None
 
@@ -77,49 +80,6 @@ def metric_of(scale: Scale) -> Metric:
     """NLL for a loss that is a cross-entropy; for any other the loss as it is."""
     pure = abs(scale.rest) <= PURE * abs(scale.weight * scale.start + scale.rest)
     return NLL if scale.unigram is not None and pure else LOSS
-
-
-@contextmanager
-def opened(references: Sequence[str], name: str, seed: int) -> Iterator[tuple[Setup, Setup, str]]:
-    """Yield the setup of ``name`` made from a seed, the first one made from the same, whose batches all
-    share, and the digest of the files of the first.
-
-    Modules that a file imports from beside it are its own: another file finds others of the same name.
-    """
-    before, first = set(sys.modules), references[0]
-    try:
-        with setup_from_file(first, seed=seed) as shared:
-            files = own_files(before)
-            if name == first:
-                yield shared.setup, shared.setup, code_of(files)
-                return
-            _forget(files)
-            with setup_from_file(name, seed=seed) as source:
-                yield source.setup, shared.setup, code_of(own_files(before))
-    finally:
-        _forget(own_files(before))
-
-
-def own_files(before: Collection[str]) -> dict[str, Path]:
-    """The files of modules that were imported since ``before`` and belong to no installed package."""
-    places = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    installed = [Path(place).resolve() for place in places] + [Path(__file__).resolve().parents[1]]
-    new = {name: getattr(m, "__file__", None) for name, m in list(sys.modules.items()) if name not in before}
-    files = {name: Path(file).resolve() for name, file in new.items() if file}
-    return {n: file for n, file in files.items() if not any(map(file.is_relative_to, installed))}
-
-
-def _forget(modules: Iterable[str]) -> None:
-    for name in modules:
-        del sys.modules[name]
-
-
-def code_of(files: Mapping[str, Path]) -> str:
-    """The digest of files, whatever their modules are called."""
-    digest = hashlib.sha256()
-    for content in sorted(file.read_bytes() for file in files.values()):
-        digest.update(hashlib.sha256(content).digest())
-    return digest.hexdigest()[:16]
 
 
 def batches_of(setup: Setup, seed: int) -> Iterator[Any]:
@@ -137,9 +97,9 @@ def held_out(setup: Setup) -> list[Any]:
         return setup.held_out(HELD_OUT)
 
 
-def read(references: Sequence[str], name: str, seed: int) -> Reading:
+def read(setups: Mapping[str, Any], name: str, seed: int) -> Reading:
     """Read rates, targets, cost and code of a setup. Raises UserError for one that cannot be trained."""
-    with same_globals(), opened(references, name, seed) as (own, shared, code):
+    with same_globals(), opened(setups, name, seed) as (own, shared, code):
         batches = list(islice(batches_of(shared, seed), FIRST))
         seen, course, scale = _first_steps(own, batches, seed)
         parts = fingerprint(own, batches)
@@ -149,14 +109,17 @@ def read(references: Sequence[str], name: str, seed: int) -> Reading:
         loss = own.loss or output_loss
         tokens = scale.targets // scale.batches if scale.batches else 0
         cost = cost_of(own.model, lambda model: loss(model, batches[0]), tokens)
-        content = " ".join([code, *parts.values(), *map(str, map(_size, dev))])
+        content = hashlib.sha256(" ".join([code, *parts.values()]).encode())
+        for _, held in tensors_in(dev):
+            content.update(bytes_of(held))
         return Reading(
             course=course,
             scale=scale,
             step_seconds=statistics.median(seen.seconds[1:] or seen.seconds),
-            digest=hashlib.sha256(content.encode()).hexdigest(),
+            digest=content.hexdigest(),
             cost=cost,
             held_out=len(dev),
+            kind=", ".join(type(one).__name__ for one in (unwrap(own.model), *copied(own)[1])),
             device=next((p.device.type for p in own.model.parameters()), "cpu"),
             planned_steps=own.declare.steps,
         )
@@ -179,28 +142,24 @@ def _loss_of(setup: Setup, model: torch.nn.Module, batches: Sequence[Any]) -> fl
         return statistics.fmean(float(loss(model, batch)) for batch in batches)
 
 
-def _size(batch: Any) -> str:
-    return f"{type(batch).__name__} {getattr(batch, 'shape', '')}"
-
-
 class OwnRun:
     """One training in progress: rows while it goes, scores at its end."""
 
     def __init__(
-        self, folder: RunFolder, own: Setup, course: Course, scale: Scale, dev: Sequence[Any]
+        self, folder: RunFolder, own: Setup, course: Course, scale: Scale, stop: threading.Event
     ) -> None:
-        self.folder, self.own, self.scale = folder, own, scale
+        self.folder, self.own, self.scale, self.stop = folder, own, scale, stop
         self.config = folder.config()
         self.factor = self.config.optim.lr / course.rate
-        self.chosen_by = dev[::2]
-        self.reported = dev[1::2] or dev
-        """Held-out batches: every second one chooses rates, the others are reported."""
         self.rows: list[Row] = []
         self.pending: list[float] = []
         self.tokens = scale.targets // scale.batches if scale.batches else 0
 
-    def train(self, batches: Iterator[Any]) -> None:
+    def train(self, batches: Iterator[Any], dev: Sequence[Any]) -> None:
         """Train to the last step, or until a loss is not finite; leave the run done."""
+        self.chosen_by = dev[::2]
+        self.reported = dev[1::2] or dev
+        """Held-out batches: every second one chooses rates, the others are reported."""
         seen = train(
             self.own,
             islice(batches, self.config.train.steps),
@@ -211,13 +170,17 @@ class OwnRun:
         )
         if seen.stopped.startswith("raised"):
             raise RuntimeError(f"the step {seen.stopped}")
-        dev, test = self._scores(seen)
-        self._write({"kind": "dev", "step": len(seen.losses), "nll": dev, "seconds": sum(seen.seconds)})
-        write_json_atomic(self.folder.scores, {NLL.name: test})
-        self._report("done", seen, self._outcome(final=True), {NLL.name: dev})
+        chosen_by, reported = self._scores(seen)
+        self._write({"kind": "dev", "step": len(seen.losses), "nll": chosen_by, "seconds": sum(seen.seconds)})
+        write_json_atomic(self.folder.scores, {NLL.name: reported})
+        self._report("done", seen, self._outcome(final=True), {NLL.name: chosen_by})
 
     def _after(self, seen: Training) -> str:
-        """Write rows after a step; say why the training ends here."""
+        """Write rows after a step; say why the training ends here. Raises KeyboardInterrupt once it is asked
+        to stop.
+        """
+        if self.stop.is_set():
+            raise KeyboardInterrupt
         step, every = len(seen.losses), self.config.machine.log_every_steps
         self.pending.append(seen.losses[-1])
         broken = not math.isfinite(seen.losses[-1])
@@ -279,8 +242,10 @@ class OwnRun:
         )
 
 
-def train_own(config: Config, root: Path, references: Sequence[str]) -> RunFolder:
-    """Train the setup that ``config.recipe`` names among ``references``; return the run's folder.
+def train_own(
+    config: Config, root: Path, setups: Mapping[str, Any], stop: threading.Event | None = None
+) -> RunFolder:
+    """Train the setup that ``config.recipe`` names among ``setups``, see ``opened``; return the run's folder.
 
     A run that is done is returned as it is; one that was interrupted begins anew.
     """
@@ -292,14 +257,15 @@ def train_own(config: Config, root: Path, references: Sequence[str]) -> RunFolde
     with folder.lock():
         prepare_process(config.machine)
         try:
-            with same_globals(), opened(references, config.recipe, seed) as (own, shared, _):
+            with same_globals(), opened(setups, config.recipe, seed) as (own, shared, _):
                 batches = batches_of(shared, seed)
                 first = list(islice(batches, FIRST))
                 _, course, scale = _first_steps(own, first, seed)
-                RunFolder.create(folder.path, config, (metric_of(scale),))
+                again = repeat_command(config, setups)
+                RunFolder.create(folder.path, config, (metric_of(scale),), repeat=again)
                 folder.cut_rows(-1)
-                run = OwnRun(folder, own, course, scale, held_out(shared))
-                run.train(chain(first, batches))
+                run = OwnRun(folder, own, course, scale, stop or threading.Event())
+                run.train(chain(first, batches), held_out(shared))
         except KeyboardInterrupt:
             _mark(folder, "interrupted")
             raise
@@ -309,6 +275,44 @@ def train_own(config: Config, root: Path, references: Sequence[str]) -> RunFolde
     return folder
 
 
+def repeat_command(config: Config, setups: Mapping[str, Any]) -> str:
+    """The command that trains the run again, beside those that it is compared with."""
+    if not all(isinstance(value, str) for value in setups.values()):
+        return f"normlab.compare(request, setups=…) in Python, with {config.recipe} among the setups"
+    words = ["normlab", "compare", "--setup", *setups, "--steps", str(config.train.steps)]
+    words += [
+        "--validate-every-steps",
+        str(config.train.validate_every_steps),
+        "--lrs",
+        rate(config.optim.lr),
+    ]
+    seed = str(config.seeds.init)
+    return shlex.join([*words, "--first-seed", seed, "--seeds", "1", "--out", "again"])
+
+
 def _mark(folder: RunFolder, state: State, error: str = "") -> None:
     with suppress(OSError, UserError):
         folder.set_status(replace(folder.status(), state=state, error=error))
+
+
+class Here:
+    """A worker that trains setups in this process, one after the other."""
+
+    def __init__(self, root: Path, setups: Mapping[str, Any]) -> None:
+        self._root, self._setups, self._stop = root, setups, threading.Event()
+
+    def train(self, config: Config) -> str:
+        try:
+            train_own(config, self._root, self._setups, self._stop)
+        except Exception as error:
+            return " ".join(f"{type(error).__name__}: {error}".split())
+        return "done"
+
+    def alive(self) -> bool:
+        return not self._stop.is_set()
+
+    def interrupt(self) -> None:
+        self._stop.set()
+
+    def close(self) -> None:
+        """There is nothing to wait for: the queue does."""

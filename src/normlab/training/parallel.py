@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from normlab.errors import UserError
-from normlab.nn import shards
+from normlab.nn import TokenModel, shards
 from normlab.nn.sublayer import Branch, Sublayer
 from normlab.watching.meter import norms_of
 
@@ -165,6 +165,12 @@ class FSDP(Parallel):
     def __init__(self, model: nn.Module, optimiser: torch.optim.Optimizer, count: int) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, fully_shard
+
+        if isinstance(model, TokenModel) and not model.constraint.by_entry:
+            raise UserError(
+                f"{model.constraint.name} scales whole vectors of weights, and --shard leaves a part of each "
+                "on every process; leave out --shard"
+            )
 
         super().__init__(model)
         if any(group.get("use_muon") for group in optimiser.param_groups):

@@ -63,19 +63,25 @@ def sample(
 
 
 def prompt_of(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The tokens of a text as those of the training text: after an EOS, with one at the end of each line but
-    the last, which goes on.
+    """The tokens of a text as those of the training text, after an EOS.
+
+    A tokenizer that takes text as it is has the ends of lines among its entries; with any other an EOS stands
+    at the end of each line but the last, which goes on.
     """
-    lines = tokenizer.encode(text.split("\n"))
+    lines = tokenizer.encode([text] if _is_verbatim(tokenizer) else text.split("\n"))
     return [EOS, *chain.from_iterable([*line, EOS] for line in lines[:-1]), *lines[-1]]
 
 
 def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """The text of tokens; an EOS ends a line."""
+    """The text of tokens, in which an EOS ends a line, or the text where it is taken as it is."""
     lines: list[list[int]] = [[]]
     for token in ids:
         if token == EOS:
             lines.append([])
         else:
             lines[-1].append(token)
-    return "\n".join(tokenizer.decode(lines))
+    return "\n".join(tokenizer.decode(lines[:1] if _is_verbatim(tokenizer) else lines))
+
+
+def _is_verbatim(tokenizer: Tokenizer) -> bool:
+    return getattr(tokenizer, "verbatim", False)

@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from normlab.config.config import Config
 from normlab.data.tokenizer import EOS, PAD
 from normlab.errors import UserError
+from normlab.nn import WeightConstraint
 from normlab.optim import ScheduleState, build_optimiser, clipped_together, schedule_factor, set_rate
 from normlab.runs.folder import RunFolder
 from normlab.runs.manifest import committed
@@ -65,7 +66,7 @@ def setup_from_file(reference: str, *, seed: int) -> Iterator[NamedSetup]:
     try:
         with redirect_stdout(sys.stderr), same_random_state(seed):
             value = _attribute(_load(where), where, name if colon else "setup")
-            setup = _call(value, reference, seed)
+            setup = called(value, reference, seed)
         yield NamedSetup(f"{type(setup.model).__name__} of {reference}", setup)
     finally:
         sys.path[:], sys.argv[:] = path, arguments
@@ -104,7 +105,8 @@ def _attribute(module: Any, where: str, name: str) -> Any:
     )
 
 
-def _call(value: Any, reference: str, seed: int) -> Setup:
+def called(value: Any, reference: str, seed: int) -> Setup:
+    """The setup that a function returns, or a setup itself. Raises UserError for anything else."""
     if not callable(value) or isinstance(value, nn.Module):
         return Setup.of(cast("Any", value))
     parameters: Mapping[str, inspect.Parameter] = {}
@@ -244,6 +246,7 @@ class _TrainingBatches:
 def _setup(task: AnyTask, model: nn.Module) -> Setup:
     config, optim = task.config, task.config.optim
     state = ScheduleState(optim, config.train.steps)
+    constraint = WeightConstraint.registry[config.model.weight_constraint]
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         own = batch.recounted() if hasattr(batch, "recounted") else batch
@@ -265,6 +268,7 @@ def _setup(task: AnyTask, model: nn.Module) -> Setup:
             for own in clipped_together(model, optim):
                 nn.utils.clip_grad_norm_([parameters[i] for i in own], optim.max_grad_norm)
         optimizer.step()
+        constraint.apply_(model)
         if scheduler is not None:
             scheduler.step()
         return value

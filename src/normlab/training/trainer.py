@@ -177,6 +177,7 @@ class Trainer:
         set_rate(self.optimiser, lr)
         self.meter.before()
         norm = self.scaling.step(self.optimiser, norm)
+        self.model.constraint.apply_(self.model)
         updates = self.meter.after()
         self.optimiser.zero_grad(set_to_none=True)
         return lr, norm, gradients, updates

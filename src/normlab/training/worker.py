@@ -75,7 +75,7 @@ def _answer(config: Config, root: Path, references: Sequence[str]) -> str:
             if references:
                 from normlab.training.own_runs import train_own
 
-                train_own(config, root, references)
+                train_own(config, root, dict(zip(references, references, strict=True)))
             else:
                 train(config, root)
         except RunBusyError:

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 import torch
-import torch.nn as nn
+from torch import nn
 from torch.nn import functional as F
 
 block_size, batch_size, n_layer, n_head, n_embd = 32, 8, 2, 2, 32
@@ -19,9 +19,7 @@ train_data, val_data = data[: int(0.9 * len(data))], data[int(0.9 * len(data)) :
 def get_batch(split):
     source = train_data if split == "train" else val_data
     ix = torch.randint(len(source) - block_size, (batch_size,))
-    x = torch.stack([source[i : i + block_size] for i in ix])
-    y = torch.stack([source[i + 1 : i + 1 + block_size] for i in ix])
-    return x, y
+    return tuple(torch.stack([source[i + k : i + k + block_size] for i in ix]) for k in (0, 1))
 
 
 class Attention(nn.Module):
@@ -75,14 +73,12 @@ def configure_optimizers(model):
 def get_lr(it):
     if it < warmup_iters:
         return learning_rate * (it + 1) / (warmup_iters + 1)
-    share = min(1.0, (it - warmup_iters) / (max_iters - warmup_iters))
-    return min_lr + 0.5 * (1 + math.cos(math.pi * share)) * (learning_rate - min_lr)
+    share = math.pi * min(1.0, (it - warmup_iters) / (max_iters - warmup_iters))
+    return min_lr + 0.5 * (1 + math.cos(share)) * (learning_rate - min_lr)
 
 
 if __name__ == "__main__":
-    torch.manual_seed(1337)
-    model = GPT()
-    optimizer = configure_optimizers(model)
+    optimizer = configure_optimizers(model := GPT())
     for it in range(max_iters):
         for group in optimizer.param_groups:
             group["lr"] = get_lr(it)

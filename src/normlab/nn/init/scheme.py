@@ -22,11 +22,11 @@ from normlab.nn import (
     TokenModel,
     parameter_roles,
 )
+from normlab.nn.constraint import along_stream, unit_
 from normlab.nn.registry import Registered, Registry
+from normlab.nn.sublayer import LAST
 
 SCHEMES: Registry[type[Scheme]] = Registry("scheme")
-LAST: Final = ("output", "ffn_out")
-"""The last matrix of each branch, which writes to the stream."""
 STD: Final = 0.02
 """GPT-2's standard deviation, and since then that of most language models."""
 
@@ -196,6 +196,22 @@ class ZeroOutputs(Scheme, name="zerooutputs"):
     @staticmethod
     def fill_(weight: Tensor, matrix: str, gain: float, generator: torch.Generator) -> None:
         weight.normal_(0.0, gain * weight.shape[1] ** -0.5 * (matrix not in LAST), generator=generator)
+
+
+class NGPTStart(Scheme, name="ngptstart"):
+    r"""nGPT's start: :math:`N(0, 1/d)`, then each vector along the stream scaled to length 1, that is each
+    row, and each column of the last matrix of a branch; tokens and positions too.
+
+    Loshchilov et al. 2024, Section 2 (arXiv 2410.01131).
+    """
+
+    of_tables: ClassVar[bool] = True
+
+    @staticmethod
+    def fill_(weight: Tensor, matrix: str, gain: float, generator: torch.Generator) -> None:
+        weight.normal_(generator=generator)
+        unit_(weight, along_stream(matrix))
+        weight.mul_(gain)
 
 
 class NanochatStart(Scheme, name="nanochatstart"):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from normlab.config.model import ModelConfig
 from normlab.nn.embedding import Embedding
 from normlab.nn.placement.base import INSIDE, XAVIER, Placement, Plain, ProfiledPlacement, Stream
-from normlab.nn.placement.normed import TWO_TENSORS, NormedInput, OneNorm, Twice
+from normlab.nn.placement.normed import NormedInput, OneNorm
 from normlab.nn.site import Site
 
 
@@ -290,55 +290,6 @@ class TFixup(Placement, name="tfixup"):
         if config.scheme in XAVIER:
             return None
         return f"T-Fixup's factors are on Xavier initialisation; with {config.scheme} they are not defined"
-
-
-class ResidualLambdas(OneNorm, name="x0lambdas"):
-    r"""Pre-LN with x0 and residual lambdas: :math:`x \leftarrow r_l x + \mu_l x_0` before layer l, then
-    :math:`x \leftarrow x + f(\mathrm{LN}(x))`, and a final norm.
-
-    The stream is :math:`(x, x_0)`. Initially :math:`r_l` goes from 1.15 in the first layer to 1.05 in the
-    last one, and :math:`\mu_l` from 0.2 to 0.05. nanochat's code at 92d63d4, July 2026, where r learns with a
-    hundredth of the rate of :math:`\mu`; trained factors on the stream are those of Bachlechner et al. 2020,
-    Equation 1 (arXiv 2003.04887).
-    """
-
-    no_fold: ClassVar[str] = TWO_TENSORS
-
-    def build(self, site: Site) -> None:
-        super().build(site)
-        self.begins_layer = site.index % len(site.roles) == 0
-        share = site.layer / max(1, site.layers - 1)
-        r, mu = (nn.Parameter(torch.full((1,), start)) for start in (1.15 - 0.1 * share, 0.2 - 0.15 * share))
-        self.r, self.mu = site.shared.setdefault("x0.r", r), site.shared.setdefault("x0.mu", mu)
-
-    def _entered(self, stream: Stream) -> Tensor:
-        x, first = stream
-        return self.r * x + self.mu * first if self.begins_layer else x
-
-    def read(self, stream: Stream) -> Tensor:
-        return self.norm(self._entered(stream))
-
-    def write(self, stream: Stream, y: Tensor) -> Stream:
-        return self._entered(stream) + y, stream[1]
-
-    @classmethod
-    def begin(cls, site: Site) -> nn.Module:
-        return Twice()
-
-    @classmethod
-    def end(cls, site: Site) -> nn.Module:
-        return NormedFirst(site.final_norm())
-
-
-class NormedFirst(nn.Module):
-    """Maps the stream (x, ...) to LN(x)."""
-
-    def __init__(self, norm: nn.Module) -> None:
-        super().__init__()
-        self.norm = norm
-
-    def forward(self, stream: tuple[Tensor, ...]) -> Tensor:
-        return self.norm(stream[0])
 
 
 class LayerScale(NormedInput, name="layerscale"):

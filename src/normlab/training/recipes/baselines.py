@@ -28,6 +28,10 @@ ADAMW: Mapping[str, Any] = {
 """What most language models train with: AdamW, decay on matrices, clipping, a tenth of the rate at last."""
 
 
+PLAIN: Mapping[str, Any] = {"dropout": 0.0}
+"""What all baselines have."""
+
+
 class NamedBaseline(Registered, ABC):
     """Base of all baselines; a subclass registers itself under ``like:`` and its name."""
 
@@ -46,8 +50,14 @@ class NamedBaseline(Registered, ABC):
         def chosen(section: Mapping[str, Any]) -> dict[str, Any]:
             return {name: value for name, value in section.items() if name not in kept}
 
-        model = replace(base.model, **chosen({"dropout": 0.0, **cls.model}))
+        model = replace(base.model, **chosen({**PLAIN, **cls.model}))
         return replace(base, model=model, optim=replace(base.optim, **chosen(cls.optim)))
+
+    @classmethod
+    def numbers(cls) -> str:
+        """Name its fields with their values."""
+        fields = {**PLAIN, **cls.model, **cls.optim}
+        return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in fields.items())
 
 
 class GPT2(NamedBaseline, name="like:gpt2"):
@@ -137,3 +147,18 @@ class Nanochat(NamedBaseline, name="like:nanochat"):
         "final_lr_factor": 0.05,
         "label_smoothing": 0.0,
     }
+
+
+class NGPTBaseline(NamedBaseline, name="like:ngpt"):
+    """nGPT: every vector of the stream, and of the weights along it, on the unit sphere, rope, SwiGLU, no
+    biases, trained scales of queries, keys, feed-forward and logits; AdamW without decay, and a cosine to 0.
+
+    Loshchilov et al. 2024, Section 2 (arXiv 2410.01131), with the numbers of the authors' code: rate 15e-4,
+    an output matrix of its own, and no warm-up, unless the configuration has one and the recipe names it.
+    """
+
+    recipe = (
+        "ngpt+untied+noembedscale+ngptstart+rope+ngptswiglu+ngptnormed+nobias+logitscale+unitweights"
+        "+adamw+cosine"
+    )
+    optim: ClassVar[Mapping[str, Any]] = {**ADAMW, "weight_decay": 0.0, "final_lr_factor": 0.0}

@@ -60,6 +60,8 @@ def explain(config: Config) -> dict[str, str]:
     """
     model = grammar.empty_model(config.model, config.data.vocab_size)
     texts = {"in short": grammar.describe(config)}
+    if baseline := grammar.baseline_of(config.recipe):
+        texts["baseline"] = f"{baseline.name}: {_text(baseline)} Beside its parts: {baseline.numbers()}."
     plain: list[str] = []
     for axis in (grammar.PLACEMENT, *grammar.AXES):
         chosen = (

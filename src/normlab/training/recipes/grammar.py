@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from normlab import nn
-from normlab.config.config import Config, ModelConfig
+from normlab.config.config import OWN_TASK, Config, ModelConfig
 from normlab.config.io import validated
 from normlab.errors import UserError, nearest
 from normlab.nn.init import SCHEMES
-from normlab.optim import OPTIMISERS, SCHEDULES, warmup
+from normlab.optim import OPTIMISERS, SCHEDULES, underived, warmup
 from normlab.optim.schedule import check_schedule
 from normlab.tasks import TASKS
 from normlab.training.recipes.baselines import LIKE, NamedBaseline
@@ -84,6 +84,7 @@ AXES = (
     Axis("attention gate", nn.GATES, "model", "attention_gate"),
     Axis("value residual", nn.ValueResidual.registry, "model", "value_residual"),
     Axis("logits", nn.LogitMap.registry, "model", "logit_map"),
+    Axis("weight constraint", nn.WeightConstraint.registry, "model", "weight_constraint"),
     Axis(
         "parametrisation", nn.Parametrisation.registry, "model", "parametrisation", form="{} parametrisation"
     ),
@@ -240,6 +241,11 @@ def empty_model(model: ModelConfig, vocab_size: int) -> nn.TokenModel:
 
 def require_known(config: Config) -> None:
     """Raise UserError if a configuration names something that is not registered in this process."""
+    if config.task == OWN_TASK:
+        raise UserError(
+            f"the run is of {config.recipe}, code of your own, of which no configuration can make a model; "
+            "train it again with the command on its page, which normlab run report writes"
+        )
     for axis in (PLACEMENT, *AXES):
         for name in set(_stacks(config.model).values()) if axis is PLACEMENT else {axis.of(config)}:
             if name and name not in axis.names:
@@ -336,7 +342,7 @@ class _Recipe:
             reasons.append(f"{without} {have} no norm, so {model.norm} would do nothing")
         scheme, scaling = SCHEMES[model.scheme], nn.Parametrisation.registry[model.parametrisation]
         reasons_of_parts = [part.conflict(model) for part in (scheme, scaling, *placements)]
-        return reasons + [why for why in reasons_of_parts if why]
+        return reasons + [why for why in (*reasons_of_parts, underived(config.optim, scaling)) if why]
 
     def without_conflict(self, base: Config) -> list[_Recipe]:
         """Return defined recipes one change away: one without a part, and one with another part."""
@@ -369,7 +375,7 @@ def _parse(name: str) -> _Recipe:
     if len(name) > LONGEST:
         raise UserError(f"the recipe {name[:40]!r}… has {len(name):,} characters, more than any; {HINT}")
     head, *rest = _without_alias(name).split("+")
-    baseline = _baseline(head)
+    baseline = baseline_of(name)
     axis_of = {part.name: part.axis for part in parts() if part.axis != PLACEMENT.name}
     named: dict[str, str] = {}
     if baseline and rest and (rest[0] in nn.Placement.registry or "/" in rest[0]):
@@ -390,6 +396,11 @@ def _parse(name: str) -> _Recipe:
             raise UserError(f"recipe {name!r} names two of {axis}; keep one")
         named[axis] = part
     return _Recipe(placements, {**_parse(baseline.recipe).named, **named} if baseline else named, baseline)
+
+
+def baseline_of(name: str) -> type[NamedBaseline] | None:
+    """Return the baseline that a recipe begins with, if it does with one."""
+    return _baseline(_without_alias(name).split("+")[0])
 
 
 def _baseline(head: str) -> type[NamedBaseline] | None:

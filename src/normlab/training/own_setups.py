@@ -1,0 +1,117 @@
+"""Setups of the user's own, made anew from a seed: from files, from functions, or from what a Setup holds."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from normlab.errors import UserError
+from normlab.trace.setup import Setup
+from normlab.trace.trace import output_loss
+from normlab.trace.untouched import same_random_state
+from normlab.training.setups import called, setup_from_file
+
+
+@contextmanager
+def opened(setups: Mapping[str, Any], name: str, seed: int) -> Iterator[tuple[Setup, Setup, str]]:
+    """Yield the setup of ``name`` made from a seed, the first one made from the same, whose batches all
+    share, and the digest of the user's files that the former came from.
+
+    ``setups`` holds for each name a file, a function, or a Setup that can be made anew. Modules that a file
+    imports from beside it are its own: another file finds others of the same name.
+    """
+    before, first = set(sys.modules), next(iter(setups))
+    try:
+        with _made(setups[first], first, seed) as shared:
+            if name == first:
+                yield shared, shared, _code(shared, setups[first], own_files(sys.modules.keys() - before))
+                return
+            _forget(own_files(sys.modules.keys() - before))
+            with _made(setups[name], name, seed) as own:
+                yield own, shared, _code(own, setups[name], own_files(sys.modules.keys() - before))
+    finally:
+        _forget(own_files(sys.modules.keys() - before))
+
+
+@contextmanager
+def _made(value: Any, name: str, seed: int) -> Iterator[Setup]:
+    """Make a setup from a seed. Raises UserError for one that cannot be made anew."""
+    if isinstance(value, str):
+        with setup_from_file(value, seed=seed) as source:
+            yield with_step(source.setup)
+        return
+    with same_random_state(seed):
+        setup = called(value, name, seed)
+        if setup is value:
+            fresh = setup.make is not None and all(map(callable, [*setup.optimizers, setup.scheduler or len]))
+            if setup.make is None or not fresh:
+                raise UserError(
+                    f"{name} is a Setup, and each seed needs a model and an optimizer of its own: give a "
+                    "function that returns one, or make=, and functions as optimizer= and scheduler="
+                )
+            setup = replace(setup, model=setup.make())
+    yield with_step(setup)
+
+
+def with_step(setup: Setup) -> Setup:
+    """The setup with a step, if it has none and the plain one would leave out its scheduler, or the norm that
+    it declares gradients to be clipped to.
+    """
+    norm, loss_of = setup.declare.max_grad_norm, setup.loss or output_loss
+    if setup.step is not None or (setup.scheduler is None and norm is None):
+        return setup
+
+    def step(model: torch.nn.Module, batch: Any, optimizer: Any, scheduler: Any) -> Any:
+        optimizers = optimizer if isinstance(optimizer, list) else [optimizer]
+        model.train()
+        for one in optimizers:
+            one.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        if norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), norm)
+        for one in (*optimizers, *([scheduler] if scheduler is not None else [])):
+            one.step()
+        return loss
+
+    return replace(setup, step=step)
+
+
+def _code(setup: Setup, value: Any, files: Mapping[str, Path]) -> str:
+    """The digest of the user's files: those of its modules, or those that define what was handed over."""
+    if isinstance(value, str):
+        return code_of(files)
+    parts = [value, setup.loss, setup.step, *map(type, setup.model.modules())]
+    return code_of(
+        own_files({m for part in parts if (m := getattr(part, "__module__", None)) in sys.modules})
+    )
+
+
+def own_files(modules: Iterable[str]) -> dict[str, Path]:
+    """The files of those modules that belong to no installed package."""
+    places = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    installed = [Path(place).resolve() for place in places] + [Path(__file__).resolve().parents[1]]
+    named = {name: getattr(sys.modules[name], "__file__", None) for name in modules}
+    files = {name: Path(file).resolve() for name, file in named.items() if file and Path(file).is_file()}
+    return {n: file for n, file in files.items() if not any(map(file.is_relative_to, installed))}
+
+
+def _forget(modules: Iterable[str]) -> None:
+    for name in modules:
+        del sys.modules[name]
+
+
+def code_of(files: Mapping[str, Path]) -> str:
+    """The digest of files, whatever their modules are called."""
+    digest = hashlib.sha256()
+    for content in sorted(file.read_bytes() for file in files.values()):
+        digest.update(hashlib.sha256(content).digest())
+    return digest.hexdigest()[:16]
