@@ -13,12 +13,12 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
 from decoder_peers import peers, products, products_alone
 from normlab.cli.presets import language_model
@@ -29,7 +29,7 @@ from normlab.tasks.task import build_model
 from normlab.training.devices import autocast, best_precision, prepare_process
 from normlab.training.jobs import usable_cores
 from normlab.training.recipes.grammar import resolve
-from step import Quartiles, machine, quartiles
+from step import Quartiles, machine, profiled, quartiles
 
 RESULTS = Path(__file__).parent / "results"
 CPU = torch.device("cpu")
@@ -207,29 +207,13 @@ def table(rows: Sequence[Row], what: str) -> Iterator[str]:
         )
 
 
-def profiled(shape: str, precision: str, most: int = 12) -> Iterator[str]:
+def where_time_goes(shape: str, precision: str) -> Iterator[str]:
     """Markdown lines: the operators that take most of a step on one thread, on each eager side."""
     prepare_process(MachineConfig(threads=1))
     _, built = models(shape)
-    shares: dict[str, dict[str, float]] = {}
     ids = torch.randint(4, VOCAB, (ROWS, LENGTH + 1))
-    for name, model in built.items():
-        step = stepper(model, precision)
-        step(ids)
-        with profile(activities=[ProfilerActivity.CPU]) as seen:
-            step(ids)
-        shares[name] = {e.key: e.self_cpu_time_total / 1000 for e in seen.key_averages()}
-    keys = sorted(
-        {k for times in shares.values() for k in times},
-        key=lambda k: -max(t.get(k, 0) for t in shares.values()),
-    )
-    yield f"| {shape}, {precision}, ms of a step | " + " | ".join(shares) + " |"
-    yield "| --- |" + " --- |" * len(shares)
-    for key in keys[:most]:
-        yield f"| `{key}` | " + " | ".join(f"{times.get(key, 0.0):.1f}" for times in shares.values()) + " |"
-    rest = [sum(t for k, t in times.items() if k not in keys[:most]) for times in shares.values()]
-    yield "| all others | " + " | ".join(f"{t:.1f}" for t in rest) + " |"
-    yield "| sum | " + " | ".join(f"{sum(times.values()):.1f}" for times in shares.values()) + " |"
+    sides = {name: partial(stepper(model, precision), ids) for name, model in built.items()}
+    yield from profiled(f"{shape}, {precision}, ms of a step", sides)
 
 
 def about(precisions: Sequence[str]) -> str:
@@ -249,7 +233,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A decoder's training step and generation, beside peers.")
     precisions = ["fp32", "bf16"] if best_precision("cpu") == "bf16" else ["fp32"]
     every = usable_cores()
-    parser.add_argument("--seconds", type=float, default=40.0, help="for each setting")
+    parser.add_argument("--seconds", type=float, default=30.0, help="for each setting")
     parser.add_argument("--threads", type=int, nargs="+", default=sorted({1, every}))
     parser.add_argument("--precisions", nargs="+", default=precisions)
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
@@ -270,7 +254,7 @@ def main() -> None:
                 found = generation(shape, threads, args.seconds / 8, samples)
                 print(*list(table(found, "outputs"))[2:], sep="\n", flush=True)
                 generated += found
-        lines += [*profiled(shape, args.precisions[-1]), ""]
+        lines += [*where_time_goes(shape, args.precisions[-1]), ""]
     text = "\n".join(
         [
             *(about(args.precisions), "", "## A training step", "", *table(rows, "precision"), ""),

@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from normlab.config.config import MachineConfig
 from normlab.nn import Norm, reference
 from normlab.training.devices import prepare_process
-from step import machine, quartiles
+from step import machine, profiled, quartiles
 
 RESULTS = Path(__file__).parent / "results"
 PEER = "torch.nn.LayerNorm"
@@ -63,6 +64,26 @@ def measure(rows: int, dim: int, threads: int, rounds: int) -> list[dict[str, ob
     ]
 
 
+PASSES = 20
+"""Passes of which a profile is taken together."""
+
+
+def where_time_goes(rows: int, dim: int) -> Iterator[str]:
+    """Markdown lines: the operators of each norm that is no LayerNorm, on one thread."""
+    prepare_process(MachineConfig(threads=1))
+    x, grad = torch.randn(rows, dim, requires_grad=True), torch.randn(rows, dim)
+    kinds = {PEER: nn.LayerNorm, **{name: Norm.registry[name] for name in ("rmsnorm", "dyt", "derf")}}
+    sides = {name: passes(kind(dim), x, grad, plainly=False) for name, kind in kinds.items()}
+    many = {name: partial(repeated, once) for name, once in sides.items()}
+    yield from profiled(f"ms of {PASSES} passes each way, one thread", many, most=16)
+
+
+def repeated(once: Callable[[], float]) -> None:
+    """Do a pass each way ``PASSES`` times."""
+    for _ in range(PASSES):
+        once()
+
+
 def main() -> None:
     """Measure, print the table, write it when asked."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -82,6 +103,7 @@ def main() -> None:
     for row in found:
         ms, share = ("{1:.2f} ({0:.2f} to {2:.2f})".format(*row[key]) for key in ("ms", "of_peer"))
         lines.append(f"| {row['norm']} | {row['threads']} | {ms} | {share} |")
+    lines += ["", *where_time_goes(args.rows, args.dim)]
     print(*lines, sep="\n")
     if args.write:
         content = {"about": lines[0], "rows": found}

@@ -12,13 +12,14 @@ import json
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
 from normlab.config.config import MachineConfig, ModelConfig, OptimConfig
 from normlab.data.batches import Batch, PairBatches, plan_shapes
@@ -178,6 +179,28 @@ def table(rows: list[Row]) -> Iterator[str]:
             f"| {r.setting} | {r.placement} | {r.precision} | {r.threads} | {r.side} | {r.parameters:,} "
             f"| {middle:.0f} ({low:.0f} to {high:.0f}) | {r.tokens_per_second:.0f} | {factor} |"
         )
+
+
+def profiled(title: str, sides: Mapping[str, Callable[[], object]], most: int = 12) -> Iterator[str]:
+    """Markdown lines: the milliseconds that each side spends in the operators that take longest."""
+    found: dict[str, dict[str, float]] = {}
+    for name, action in sides.items():
+        action()
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            action()
+        found[name] = {event.key: event.self_cpu_time_total / 1000 for event in seen.key_averages()}
+    longest: dict[str, float] = {}
+    for times in found.values():
+        for key, ms in times.items():
+            longest[key] = max(ms, longest.get(key, 0.0))
+    shown = sorted(longest, key=lambda key: -longest[key])[:most]
+    rest = [sum(ms for key, ms in times.items() if key not in shown) for times in found.values()]
+    yield f"| {title} | {' | '.join(found)} |"
+    yield "| --- |" + " --- |" * len(found)
+    for key in shown:
+        yield f"| `{key}` | " + " | ".join(f"{times.get(key, 0.0):.2f}" for times in found.values()) + " |"
+    yield "| all others | " + " | ".join(f"{ms:.2f}" for ms in rest) + " |"
+    yield "| sum | " + " | ".join(f"{sum(times.values()):.2f}" for times in found.values()) + " |"
 
 
 def about() -> str:

@@ -390,6 +390,9 @@ def norms_on_the_speed_page() -> Iterator[str]:
     yield f"{alone['scalenorm']:.2f} times as long as LayerNorm"
     yield f"the formula in plain torch takes {alone['scalenorm, plain']:.1f} times"
     yield f"still {written(both)} times as long as LayerNorm"
+    for name, norm in (("dyt", "DyT"), ("derf", "Derf")):
+        plain = alone[f"{name}, plain"]
+        yield f"{norm} takes {alone[name]:.1f} times as long as LayerNorm, its plain form {plain:.1f}"
 
 
 @quotes("docs/lab-book/engine.md")
