@@ -374,11 +374,8 @@ def speed_page() -> Iterator[str]:
         ("Marian", "Marian {fp32} and {bf16}"),
         ("x-transformers", "x-transformers {fp32} and {bf16}"),
     ):
-        small = {
-            precision: written(ratios("step", side, "speedup", setting="small", precision=precision))
-            for precision in ("fp32", "bf16")
-        }
-        yield sentence.format(**small)
+        ours = {p: ratios("step", side, "speedup", setting="small", precision=p) for p in ("fp32", "bf16")}
+        yield sentence.format(**{p: written(found) for p, found in ours.items()})
     yield f"Marian's `generate` takes {written(ratios('search', 'Marian', 'slower'))} times"
 
 
@@ -390,9 +387,9 @@ def norms_on_the_speed_page() -> Iterator[str]:
     yield f"{alone['scalenorm']:.2f} times as long as LayerNorm"
     yield f"the formula in plain torch takes {alone['scalenorm, plain']:.1f} times"
     yield f"still {written(both)} times as long as LayerNorm"
-    for name, norm in (("dyt", "DyT"), ("derf", "Derf")):
-        plain = alone[f"{name}, plain"]
-        yield f"{norm} takes {alone[name]:.1f} times as long as LayerNorm, its plain form {plain:.1f}"
+    for norm in ("DyT", "Derf"):
+        ours, plain = alone[norm.lower()], alone[f"{norm.lower()}, plain"]
+        yield f"{norm} takes {ours:.1f} times as long as LayerNorm, its plain form {plain:.1f}"
 
 
 @quotes("docs/lab-book/engine.md")

@@ -14,8 +14,7 @@ from normlab.nn.kernels.linear import Linear, kept_copies, linear
 
 @pytest.fixture(autouse=True)
 def every_size(monkeypatch):
-    """Small products, too, are the operator's, on every processor."""
-    monkeypatch.setattr(module, "_is_faster", lambda dtype: True)
+    """Small products, too, are the operator's."""
     monkeypatch.setattr(module, "_LEAST_PRODUCTS", 0)
     monkeypatch.setattr(module, "_LEAST_TRAINED", 0)
 
@@ -97,15 +96,6 @@ def test_an_operator_that_is_missing_or_wrong_is_left_alone(monkeypatch, broken)
     assert not module._multiplies(torch.float32)
     assert names_of(Linear(5, 4)(torch.randn(3, 5))) == "AddmmBackward0"
     module._multiplies.cache_clear()
-
-
-def test_products_in_fp32_are_left_to_mkl_where_it_is_faster(monkeypatch):
-    monkeypatch.undo()
-    for capability, faster in (("AVX2", False), ("AVX512", True)):
-        module._is_faster.cache_clear()
-        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda name=capability: name)
-        assert (module._is_faster(torch.float32), module._is_faster(torch.bfloat16)) == (faster, True)
-    module._is_faster.cache_clear()
 
 
 def test_types_that_do_not_fit_are_refused_as_torch_refuses_them():

@@ -25,16 +25,16 @@ class Linear(nn.Linear):
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     r"""Compute :math:`x W^\top + b` for x `[..., in]`, W `[out, in]` and b `[out]`, in autocast's dtype.
 
-    On the CPU oneDNN multiplies where it is faster (docs/speed.md). ``F.linear`` does if oneDNN's operator is
-    missing or gives another result, and for small products, which are larger in training: a backward pass in
-    Python costs more than one in C++.
+    On the CPU oneDNN multiplies (docs/speed.md). ``F.linear`` does if oneDNN's operator is missing or gives
+    another result, and for small products, which are larger in training: a backward pass in Python costs more
+    than one in C++.
     """
     cast = torch.is_autocast_enabled("cpu")
     dtype = torch.get_autocast_dtype("cpu") if cast else x.dtype
     trained = torch.is_grad_enabled()
     large = x.numel() * weight.shape[0] >= (_LEAST_TRAINED if trained else _LEAST_PRODUCTS)
     fitting = weight.dtype == torch.float32 and (cast or x.dtype == weight.dtype)
-    if ops.plain(x) or not (large and fitting and _is_faster(dtype) and _multiplies(dtype)):
+    if ops.plain(x) or not (large and fitting and _multiplies(dtype)):
         return F.linear(x, weight, bias)
     if trained:
         return _Linear.apply(x, weight, bias, dtype)
@@ -79,14 +79,6 @@ backward pass.
 def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     r"""Compute :math:`a b^\top + bias` of `[m, k]`, `[n, k]` and `[n]`, of one dtype and any strides."""
     return torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
-
-
-@cache
-def _is_faster(dtype: torch.dtype) -> bool:
-    """Whether oneDNN's operator multiplies faster than what torch calls: not in fp32 on a processor with AVX2
-    alone, where a training step by MKL takes 0.7 times as long.
-    """
-    return dtype != torch.float32 or torch.backends.cpu.get_cpu_capability() != "AVX2"
 
 
 @cache
