@@ -29,7 +29,7 @@ from normlab.data.builtin import generate
 from normlab.data.tokenizer import EOS, BytePairs
 from normlab.nn import Decoder, Embedding, Placement
 from normlab.nn.init import profile_
-from normlab.optim import build_optimiser
+from normlab.optim import build_optimiser, set_rate
 from normlab.tasks.task import build_model
 from normlab.training.devices import prepare_process
 
@@ -130,9 +130,7 @@ def measure(placement: str, rate: float, data: Text, *, layers: int, steps: int)
     model = build_model(Decoder, size, data.vocab_size, SEED)
     profile_(model, lambda: model(data.train[:BATCH, :-1]))
     weights = list(model.parameters())
-    optimiser = build_optimiser(weights, OptimConfig(lr=rate, schedule="constant"))
-    for group in optimiser.param_groups:
-        group["lr"].fill_(rate)
+    optimiser = set_rate(build_optimiser(model, OptimConfig(lr=rate, schedule="constant")), rate)
     with torch.no_grad():
         start = float(nats(model, data.dev))
     losses: list[float] = []

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -69,21 +69,15 @@ def config(lr: float = LR) -> Config:
 
 def fast_layer(task: AnyTask) -> AbstractContextManager[object]:
     """One sublayer's weights in a parameter group of their own, whose rate is a thousand times larger."""
-    names = [name for name, _ in task.build().named_parameters()]
-    inside = {index for index, name in enumerate(names) if name.startswith(f"{LAYER}.")}
 
-    def build(parameters: Iterable[nn.Parameter], config: OptimConfig) -> torch.optim.Optimizer:
-        given = list(parameters)
-        optimiser = build_optimiser(given, config)
-        (group,) = optimiser.param_groups
-        fast = {**group, "params": [given[i] for i in inside], "lr": group["lr"].clone()}
-        group["params"] = [p for i, p in enumerate(given) if i not in inside]
-        optimiser.param_groups.append(fast)
-
-        def faster(*_: Any) -> None:
-            fast["lr"].mul_(1000)
-
-        optimiser.register_step_pre_hook(faster)
+    def build(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
+        optimiser = build_optimiser(model, config)
+        inside = {id(p) for name, p in model.named_parameters() if name.startswith(f"{LAYER}.")}
+        for group in list(optimiser.param_groups):
+            fast = {**group, "lr": group["lr"].clone(), "rate": 1000 * group["rate"]}
+            fast["params"] = [p for p in group["params"] if id(p) in inside]
+            group["params"] = [p for p in group["params"] if id(p) not in inside]
+            optimiser.param_groups.append(fast)
         return optimiser
 
     return patch.object(trainer, "build_optimiser", build)

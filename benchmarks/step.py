@@ -25,7 +25,7 @@ from normlab.config.config import MachineConfig, ModelConfig, OptimConfig
 from normlab.data.batches import Batch, PairBatches, plan_shapes
 from normlab.data.ragged import Ragged, TokenPairs
 from normlab.nn import PAD
-from normlab.optim import build_optimiser
+from normlab.optim import build_optimiser, set_rate
 from normlab.tasks.task import build_seq2seq, label_smoothed
 from normlab.training.devices import autocast, hardware, prepare_process
 from peers import PEERS, installed
@@ -83,9 +83,7 @@ def batches(max_tokens: int, count: int) -> list[Batch]:
 
 def stepper(model: nn.Module, precision: str) -> Callable[[Batch], float]:
     """A training step; its seconds."""
-    optimiser = build_optimiser(model.parameters(), OptimConfig())
-    for group in optimiser.param_groups:
-        group["lr"].fill_(1e-4)
+    optimiser = set_rate(build_optimiser(model, OptimConfig()), 1e-4)
     model.train()
 
     def step(batch: Batch) -> float:

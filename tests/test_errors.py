@@ -18,6 +18,8 @@ SRC = Path(normlab.__file__).parent
 
 PARSERS = {
     "data/corpus.py": "json",
+    "data/files.py": "numpy.load",
+    "data/foreign.py": "base64 and int read a line of a file of tiktoken",
     "data/sources.py": "datasets raises ValueError for an unknown name or split",
     "training/pretrained.py": "json",
     "training/setups.py": "inspect.signature raises ValueError for what has none",
@@ -40,6 +42,7 @@ OTHERS_CODE = {
     "diagnosis/recording.py": "runs a foreign model",
     "diagnosis/subject.py": "runs a foreign loss",
     "training/pretrained.py": "builds a model that a configuration describes",
+    "training/own_runs.py": "trains the user's own setup; the run says what it raised",
     "training/setups.py": "runs the user's own file",
     "training/worker.py": "writes the traceback to the run's log and answers with class and message",
     **dict.fromkeys(

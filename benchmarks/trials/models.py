@@ -132,7 +132,7 @@ _OPTIM: Final = replace(recipe(RECIPE).optim, max_grad_norm=0.0)
 
 def of_recipe(model: nn.Module, rate: float) -> Optimizer:
     """The recipe's own optimizer."""
-    built = build_optimiser(model.parameters(), _OPTIM)
+    built = build_optimiser(model, _OPTIM)
     for group in built.param_groups:
         group["lr"] = rate
     return built

@@ -137,7 +137,7 @@ def test_a_step_without_a_run_is_refused(capsys, tmp_path, monkeypatch):
 
 
 def test_the_page_has_a_command_of_each_kind():
-    assert {shlex.split(line)[1] for line in LINES} == {"train", "run", "diagnose"}
+    assert {shlex.split(line)[1] for line in LINES} == {"train", "compare", "run", "diagnose"}
     assert {name.split()[0] for name in COMMANDS} >= {shlex.split(line)[1] for line in LINES}
 
 

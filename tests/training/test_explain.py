@@ -21,7 +21,8 @@ def test_everything_that_is_not_plain_has_its_equation_and_the_rest_its_name():
     )
     assert said["position encoding"].startswith("rope: RoPE: ")
     assert said["plain choices"] == (
-        "plain embedding, relu, scaled, bias, noinnernorm, noheadgain, standard parametrisation, adam"
+        "plain embedding, embedscale, relu, scaled, bias, noinnernorm, noheadgain, ungated, novalueresidual, "
+        "rawlogits, freeweights, standard parametrisation, adam"
     )
     assert said["warm-up"].startswith("60 steps: n/k of the peak")
     assert "forced" not in said

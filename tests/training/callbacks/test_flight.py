@@ -103,19 +103,16 @@ def test_without_a_checkpoint_the_replay_begins_at_the_start(prepared, tmp_path)
 def test_a_layer_with_a_thousandfold_rate_is_found(prepared, tmp_path, monkeypatch):
     whole = module.build_optimiser
 
-    def build(parameters, config):
-        parameters = list(parameters)
-        optimiser = whole(parameters, config)
-        (group,) = optimiser.param_groups
-        own = [parameters[i] for i in inside]
-        group["params"] = [p for i, p in enumerate(parameters) if i not in inside]
-        fast = {**group, "params": own, "lr": group["lr"].clone()}
-        optimiser.param_groups.append(fast)
-        optimiser.register_step_pre_hook(lambda *_: fast["lr"].mul_(1000) and None)
+    def build(model, config):
+        optimiser = whole(model, config)
+        inside = {id(p) for name, p in model.named_parameters() if name.startswith(f"{LAYER}.")}
+        for group in list(optimiser.param_groups):
+            fast = {**group, "lr": group["lr"].clone(), "rate": 1000 * group["rate"]}
+            fast["params"] = [p for p in group["params"] if id(p) in inside]
+            group["params"] = [p for p in group["params"] if id(p) not in inside]
+            optimiser.param_groups.append(fast)
         return optimiser
 
-    names = [name for name, _ in started(prepared, tmp_path / "names").trainer.model.named_parameters()]
-    inside = {i for i, name in enumerate(names) if name.startswith(f"{LAYER}.")}
     monkeypatch.setattr(module, "build_optimiser", build)
     run = started(prepared, tmp_path / "run")
     for _ in range(6):
