@@ -14,6 +14,7 @@ from normlab.nn import (
     Activation,
     Branch,
     Embedding,
+    Placement,
     PositionEncoding,
     ReLU,
     SegmentEncoder,
@@ -187,6 +188,15 @@ class TruncatedNormal(Scheme, name="truncnormal"):
             weight.zero_()
 
 
+def _no_gradient(config: ModelConfig) -> str | None:
+    """Return the reason why outputs that are initially 0 would stay so, or None."""
+    encoder = [config.encoder_placement] * bool(config.encoder_layers)
+    places = encoder + [config.decoder_placement] * bool(config.decoder_layers)
+    if silent := [name for name in places if Placement.registry[name].silent]:
+        return f"outputs and {silent[0]}'s factor on them would both be 0, and neither gets a gradient"
+    return None
+
+
 class ZeroOutputs(Scheme, name="zerooutputs"):
     r""":math:`N(0, 1/n_{in})`, and 0 for the last matrix of every branch, which writes nothing at first.
 
@@ -196,6 +206,10 @@ class ZeroOutputs(Scheme, name="zerooutputs"):
     @staticmethod
     def fill_(weight: Tensor, matrix: str, gain: float, generator: torch.Generator) -> None:
         weight.normal_(0.0, gain * weight.shape[1] ** -0.5 * (matrix not in LAST), generator=generator)
+
+    @classmethod
+    def conflict(cls, config: ModelConfig) -> str | None:
+        return _no_gradient(config)
 
 
 class NGPTStart(Scheme, name="ngptstart"):
@@ -219,8 +233,8 @@ class NanochatStart(Scheme, name="nanochatstart"):
     :math:`U(-0.4 \, d^{-1/2}, 0.4 \, d^{-1/2})` for the first feed-forward matrices, 0 for the last matrix of
     every branch, tokens :math:`N(0, 0.8^2)` and an output matrix of its own :math:`N(0, 0.001^2)`.
 
-    nanochat's code at 92d63d4, July 2026. A tied embedding and positions take the deviation of tokens, heads
-    of an encoder that of a query; after Zhang et al. 2019, Section 3 (arXiv 1901.09321).
+    nanochat's code at 92d63d4, July 2026. Positions take the deviation of tokens, heads of an encoder that of
+    a query; after Zhang et al. 2019, Section 3 (arXiv 1901.09321).
     """
 
     of_tables: ClassVar[bool] = True
@@ -235,6 +249,12 @@ class NanochatStart(Scheme, name="nanochatstart"):
         bound = 0.0 if matrix in LAST else 0.4 if matrix.startswith("ffn") else 3**0.5
         bound *= gain * weight.shape[1] ** -0.5
         weight.uniform_(-bound, bound, generator=generator)
+
+    @classmethod
+    def conflict(cls, config: ModelConfig) -> str | None:
+        if Embedding.registry[config.embedding].tied:
+            return "nanochat's tokens are 800 times as large as its output matrix, and a tied one is both"
+        return _no_gradient(config)
 
 
 @torch.no_grad()

@@ -61,6 +61,8 @@ class Placement(Registered, nn.Module, ABC):
     """Whether its initialisation depends on data, so that ``init.profile_`` calls ``init_``."""
     deep: ClassVar[bool] = False
     """Whether its source claims that very deep models train with it."""
+    silent: ClassVar[bool] = False
+    """Whether a trained factor on every branch is initially 0."""
     no_fold: ClassVar[str] = "its class states no exact rewrite (a method fold)"
     """The reason why ``fold`` has no exact rewrite, if it has none."""
 

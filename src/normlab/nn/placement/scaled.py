@@ -180,6 +180,7 @@ class ReZero(ScaledBranch, name="rezero"):
     """
 
     deep: ClassVar[bool] = True
+    silent: ClassVar[bool] = True
 
     def build(self, site: Site) -> None:
         self.alpha = layer_alpha(site)
@@ -192,6 +193,8 @@ class ReZeroPostNorm(OneNorm, name="rezero_post"):
     Each layer has one :math:`\alpha` (shape `[1]`), shared by its sublayers. Liu et al. 2020, Table 3
     (arXiv 2004.08249).
     """
+
+    silent: ClassVar[bool] = True
 
     def build(self, site: Site) -> None:
         super().build(site)
@@ -216,6 +219,7 @@ class SkipInit(ScaledBranch, name="skipinit"):
     """
 
     deep: ClassVar[bool] = True
+    silent: ClassVar[bool] = True
 
 
 class FixUp(ScaledBranch, name="fixup"):
