@@ -85,9 +85,8 @@ def test_findings_rest_on_the_tables(seen):
 
 
 def test_facts_are_those_of_the_model(seen):
-    parameters = sum(
-        p.numel() for p in translating("post", encoder_layers=3, decoder_layers=3).model.parameters()
-    )
+    model = translating("post", encoder_layers=3, decoder_layers=3).model
+    parameters = sum(p.numel() for p in model.parameters())
     assert seen.facts["parameters"] == f"{parameters:,}"
     assert seen.facts["batch"] == "4×6, 4×5"
     assert (seen.facts["optimizer"], seen.facts["device"]) == ("Adam, lr 0.001", "cpu")
@@ -141,10 +140,8 @@ def test_post_and_pre_are_told_apart():
 def test_nothing_is_changed():
     def study(subject):
         found = diagnose(subject.model, BATCH[:2], loss=labelled, preset="standard")
-        rows = [(f.name, f.sentence) for f in found.findings]
-        return Table(
-            "found", tuple[Row, ...]({"name": name, "sentence": sentence} for name, sentence in rows)
-        )
+        rows = ({"name": f.name, "sentence": f.sentence} for f in found.findings)
+        return Table("found", tuple[Row, ...](rows))
 
     untouched("post", study)
 

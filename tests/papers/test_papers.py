@@ -78,6 +78,8 @@ def test_claims_that_were_changed_after_a_measurement_are_known():
         "liu2020.fig10",
         "apx.claims",
         "xiong2020.theorem1",
+        "xiong2020.lemma2",
+        "liu2020.parameters",
         "xiong2020.appendixF",
         "liu2020.theorem1",
         "liu2020.theorem2",
