@@ -49,7 +49,7 @@ def test_texts(place, capsys, files, flags, facts):
 
 
 def test_blocks_longer_than_the_learned_positions(place, capsys):
-    words = ["--train-text", "train_tgt.txt", "--dev-text", "dev_tgt.txt", "--vocab-size", "100"]
+    words = ["--train-text", "train_tgt.txt", "--dev-text", "dev_tgt.txt", "--vocab-size", "300"]
     flags = ["--recipe", "pre+learned", "--warmup-steps", "0", "--block-len", "64", "--max-positions", "40"]
     said = refused(["train", *words, *flags], capsys)
     assert not lacking(said, "64 | 40 | --block-len 40 | --max-positions 64")

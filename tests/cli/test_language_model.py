@@ -7,7 +7,7 @@ from normlab.runs import Runs
 from training.tiny import write_plain
 
 SMALL = ["--dim", "16", "--ffn-dim", "32", "--heads", "2", "--decoder-layers", "1", "--max-tokens", "256"]
-SHORT = ["--vocab-size", "80", "--block-len", "16", "--steps", "12", "--validate-every-steps", "6"]
+SHORT = ["--vocab-size", "300", "--block-len", "16", "--steps", "12", "--validate-every-steps", "6"]
 
 
 @pytest.mark.slow

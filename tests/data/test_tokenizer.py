@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cases import each
 from normlab.config.config import DataConfig, MachineConfig
-from normlab.data.tokenizer import BOS, EOS, PAD, SPECIALS, UNK, BytePairs, _library_errors
+from normlab.data.tokenizer import BOS, EOS, PAD, SPECIALS, UNK, BytePairs, library_errors
 from normlab.data.vocabulary import load, parse
 from normlab.errors import UserError
 
@@ -149,9 +149,9 @@ def test_a_panic_of_the_library_is_a_refusal():
     class PanicException(BaseException):
         pass
 
-    with pytest.raises(UserError, match="no capacity"), _library_errors():
+    with pytest.raises(UserError, match="no capacity"), library_errors():
         raise PanicException("no capacity")
-    with pytest.raises(KeyboardInterrupt), _library_errors():
+    with pytest.raises(KeyboardInterrupt), library_errors():
         raise KeyboardInterrupt
 
 

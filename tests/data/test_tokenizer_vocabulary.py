@@ -84,8 +84,8 @@ class Payload:
 @pytest.mark.parametrize(
     ("name", "content", "kind", "facts"),
     [
-        ("bpee", None, FileNotFoundError, ["bpee", "--tokenizer bpe", "--tokenizer unigram"]),
-        (".", None, UserError, ["folder", "--tokenizer bpe", "--tokenizer unigram"]),
+        ("bpee", None, FileNotFoundError, ["bpee", "--tokenizer bpe, unigram"]),
+        (".", None, UserError, ["folder", "--tokenizer bpe, unigram"]),
         ("a.model", b"", UserError, ["a.model", "empty", "--tokenizer bpe"]),
         ("a.model", pickle.dumps(Payload()), UserError, ["a.model", "neither JSON nor a SentencePiece"]),
         ("a.model", b'{"pretokenizer": 3}', UserError, ["a.model", "pretokenizer", "an object", "got 3"]),

@@ -92,7 +92,7 @@ def language_model() -> Config:
         model=ModelConfig(
             encoder_layers=0, decoder_layers=4, encoder_placement="pre", decoder_placement="pre"
         ),
-        data=DataConfig(block_len=128),
+        data=DataConfig(tokenizer="byte_bpe", block_len=128),
         optim=OptimConfig(warmup_steps=100, label_smoothing=0.0),
         train=TrainConfig(steps=1000, precision="auto", validate_every_steps=200),
     )

@@ -29,7 +29,7 @@ from normlab.comparison.result import (
 from normlab.comparison.sentences import findings, of_difference, of_training
 from normlab.config.config import Config
 from normlab.config.io import to_json, validated
-from normlab.config.metric import NLL, Metric
+from normlab.config.metric import NLL, Metric, selection_metric
 from normlab.config.units import count
 from normlab.data.text import read_lines
 from normlab.runs.files import read_examples
@@ -103,6 +103,7 @@ def compare(
 def conclude(grid: RunGrid, recipes: Sequence[str], failed: Mapping[str, str]) -> Comparison:
     """Compare those recipes, whose runs have all ended."""
     request, task = grid.request, grid.task
+    metrics = task.metrics_on(grid.corpus)
     lrs = {r: grid.chosen_lr(r) for r in recipes}
     folders = {r: [grid.folder(r, lr, seed) for seed in grid.seeds] for r, lr in lrs.items()}
     tested = {r: scored for r, runs in folders.items() if (scored := [f for f in runs if f.scores.exists()])}
@@ -114,14 +115,14 @@ def conclude(grid: RunGrid, recipes: Sequence[str], failed: Mapping[str, str]) -
         date=datetime.date.today().isoformat(),
         machine=hardware([f for runs in folders.values() for f in runs]),
         task=task.name,
-        metrics=task.metrics,
-        best_by=task.selection_metric(request.base).name,
+        metrics=metrics,
+        best_by=selection_metric(metrics, request.base.train.best_by).name,
         data=grid.corpus.facts,
         seeds=grid.seeds,
         lrs=tuple(request.lrs),
         recipes=tuple(_recipe(grid, r, lrs[r], folders[r]) for r in recipes),
         samples=_samples(task.test_examples(request.base, grid.corpus), outputs),
-        margin=request.margin or task.metrics[0].margin,
+        margin=request.margin or metrics[0].margin,
         sweep_seed=request.sweep_seed if grid.swept else None,
         rate_by=NLL.name,
         sample_seed=grid.seeds[0],

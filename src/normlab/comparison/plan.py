@@ -176,7 +176,7 @@ def plan(request: CompareRequest, kept: Sequence[Path] = (Path("results"),)) -> 
     """
     grid = RunGrid(request)
     request = grid.request
-    metric = grid.task.metrics[0]
+    metric = grid.task.metrics_on(grid.corpus)[0]
     sweep = tuple(
         PlannedRun(recipe, lr, request.sweep_seed, folder.path.name, folder.status().state == "done")
         for recipe in request.recipes

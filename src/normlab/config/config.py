@@ -60,11 +60,13 @@ class DataConfig:
     test_tgt: str = machine("")
     """Target side of the test text."""
     train_text: str = machine("")
-    """Plain training text for a language model; implies --config language_model."""
+    """Training text for a language model: a text, a folder, a pattern ('shards/*.bin'), Parquet or shards;
+    implies --config language_model.
+    """
     dev_text: str = machine("")
-    """Plain development text for a language model."""
+    """Development text for a language model, in the same forms."""
     test_text: str = machine("")
-    """Plain test text for a language model."""
+    """Test text for a language model; the development text if not given."""
     train_pairs: str = machine("")
     """Training pairs of a classification: first and second sentence and label, as three columns of a table
     (pairs.tsv#first,second,label, hf:glue:mrpc#train.sentence1,sentence2,label).
@@ -88,8 +90,9 @@ class DataConfig:
     pretokenizer: Literal["", "moses"] = ""
     """Tokenisation before the subword tokenizer, undone after decoding; '' for none."""
     tokenizer: str = machine("bpe")
-    """Subword tokenizer: bpe or unigram, learned from the training text, or a SentencePiece model's file; ''
-    for that of the run that --init-from names.
+    """Subword tokenizer: bpe, unigram or byte_bpe, learned from the training text, or the file of a model
+    (SentencePiece, tokenizer.json, .tiktoken), or tiktoken:gpt2; '' for that of the run that --init-from
+    names. byte_bpe keeps white space and rare characters, as a language model needs for its bits per byte.
     """
     # four special tokens and something to say; tokenizers crash at many times as many as any has
     vocab_size: Annotated[int, Ge(5), Lt(10**7)] = 4000

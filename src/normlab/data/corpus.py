@@ -45,6 +45,8 @@ class PreparedCorpus:
     """Facts for the terminal and the page, by their labels."""
     overlap: dict[str, float] = field(default_factory=dict)
     """The shares of sentences that stand in another text as well, see ``text.overlap_shares``."""
+    warning: str = ""
+    """What a user should know of the text before training, in a sentence; empty for nothing."""
 
 
 def with_digest(config: DataConfig, texts: Iterable[bytes]) -> DataConfig:
@@ -108,6 +110,34 @@ def count_facts(counts: NDArray[np.int64]) -> dict[str, Any]:
         "unigram_entropy_nats": float(-(share * np.log(share)).sum()),
         "target_vocab": np.flatnonzero(counts).tolist(),
     }
+
+
+class Encoded:
+    """What is known of a text once it is encoded: how often each entry is predicted, its size and digest."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.counts = np.zeros(vocab_size, np.int64)
+        self.words = self.bytes = 0
+        self.digest = b""
+        self.lost = ""
+        """The first part of the text that decoding did not give back; empty if there is none."""
+
+    @property
+    def size(self) -> dict[str, int]:
+        return {"words": self.words, "bytes": self.bytes}
+
+    def compare(self, texts: Sequence[str], decoded: Sequence[str]) -> None:
+        """Note a loss in a part of the text, unless one is known already."""
+        for text, back in zip(texts, decoded, strict=True):
+            if not self.lost and text != back:
+                differs = map(str.__ne__, text, back)
+                place = next((i for i, other in enumerate(differs) if other), min(len(text), len(back)))
+                start, stop = max(0, place - _BEFORE), place + _AFTER
+                self.lost = f"{text[start:stop]!r} comes back as {back[start:stop]!r}"
+
+
+_BEFORE, _AFTER = 12, 20
+"""Characters that are shown around a loss."""
 
 
 def _read_manifest(folder: Path) -> dict[str, Any] | None:

@@ -4,8 +4,7 @@ models.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -18,20 +17,21 @@ from torch import Tensor
 
 from normlab.config.config import DataConfig
 from normlab.config.model import derive
-from normlab.data import text
 from normlab.data.batches import TensorBatch, drop_words, permutation
 from normlab.data.builtin import generate
 from normlab.data.corpus import (
+    Encoded,
     PreparedCorpus,
     count_facts,
-    id_type,
     open_corpus,
     prepare_folder,
     with_digest,
 )
-from normlab.data.ragged import ArrayWriter, Ints, Ragged, Read, reader_of
-from normlab.data.sources import open_text
-from normlab.data.tokenizer import EOS, PAD, UNK, Tokenizer
+from normlab.data.files import apart, open_files
+from normlab.data.ragged import Ints, Read, TokenArray, reader_of
+from normlab.data.readings import AnyText, Reading, mapped_tokens, reading_of
+from normlab.data.text import LineList, describe_shares, require_texts, require_unchanged
+from normlab.data.tokenizer import PAD, UNK
 from normlab.data.vocabulary import vocabulary
 from normlab.errors import UserError
 
@@ -41,12 +41,13 @@ _DOCUMENTS = "test.documents.npy"
 
 @dataclass(frozen=True)
 class Stream:
-    """A text as one array of tokens: EOS, and then the tokens of each line with EOS at its end.
+    """A text as one array of tokens: each document after an EOS, where the tokenizer takes text as it is.
 
-    An empty line is an EOS of its own, so the layout of the text is kept.
+    With other tokenizers EOS, and then the tokens of each line with EOS at its end; an empty line is an EOS
+    of its own.
     """
 
-    tokens: Ints
+    tokens: TokenArray
     """The text begins at index 1; each token is predicted from those before it."""
     words: int
     """Number of words between white space; the end of a line counts as one."""
@@ -66,20 +67,27 @@ class TextCorpus(PreparedCorpus):
     dev: Stream
     test: Stream
     documents: NDArray[np.int64]
-    """Lines, words and bytes of each document of the test text, `[documents, 3]`."""
+    """Predicted tokens, words and bytes of each document of the test text, `[documents, 3]`."""
+    lost: str = ""
+    """Why bits per byte are not known: what decoding does not give back of the dev or test text."""
 
     @classmethod
-    def load(cls, folder: str | Path) -> TextCorpus:
-        """Load a prepared text. Raises FileNotFoundError if the folder is missing or incomplete."""
+    def load(cls, folder: str | Path, tokens: Callable[[str], TokenArray] | None = None) -> TextCorpus:
+        """Load a prepared text; ``tokens`` maps those of a split that do not lie in the folder. Raises
+        FileNotFoundError if the folder is missing or incomplete.
+        """
         folder = Path(folder)
         manifest, fields = open_corpus(folder)
         for name in SPLITS:
-            tokens = np.load(folder / f"{name}.tokens.npy", mmap_mode="r", allow_pickle=False)
-            fields[name] = Stream(tokens, **manifest["sizes"][name])
-        return cls(documents=np.load(folder / _DOCUMENTS, allow_pickle=False), **fields)
+            mapped = tokens(name) if tokens else mapped_tokens(folder / f"{name}.tokens.npy")
+            fields[name] = Stream(mapped, **manifest["sizes"][name])
+        documents = np.load(folder / _DOCUMENTS, allow_pickle=False)
+        return cls(documents=documents, lost=manifest["lost"], **fields)
 
 
-def prepare_text(config: DataConfig, root: str | Path) -> tuple[DataConfig, TextCorpus]:
+def prepare_text(
+    config: DataConfig, root: str | Path, reading: Reading | None = None
+) -> tuple[DataConfig, TextCorpus]:
     """Read or generate the text and prepare it under ``root``, unless the same text is prepared there
     already.
 
@@ -89,61 +97,63 @@ def prepare_text(config: DataConfig, root: str | Path) -> tuple[DataConfig, Text
     meanwhile. No text is in memory as a whole.
     """
     texts, origin = _read(config)
+    reading = reading or reading_of(config, texts.values())
     paths = {name: getattr(config, f"{name}_text") for name in texts}
-    surveys = {name: text.survey(lines, paths[name] or name) for name, lines in texts.items()}
+    surveys = {name: reading.survey(text, paths[name] or name) for name, text in texts.items()}
     if wordless := [paths[name] for name, facts in surveys.items() if paths[name] and facts.blank]:
         raise UserError(f"{wordless[0]} holds no word; pass a file of text")
     before = {name: facts.digest for name, facts in surveys.items()}
     config = with_digest(config, before.values())
-    key = ["plain, documents", config.digest, config.vocab_size]
-    folder = prepare_folder(root, key, partial(_fill, texts=texts, config=config, before=before))
-    corpus = TextCorpus.load(folder)
+    key = [reading.key, config.digest, config.vocab_size]
+    fill = partial(_fill, reading=reading, texts=texts, config=config, before=before)
+    folder = prepare_folder(root, key, fill)
+    corpus = TextCorpus.load(folder, partial(_tokens, folder, reading, texts))
     return config, replace(corpus, facts=origin | corpus.facts)
 
 
-def _read(config: DataConfig) -> tuple[dict[str, Iterable[str]], dict[str, str]]:
+def _tokens(folder: Path, reading: Reading, texts: Mapping[str, AnyText], name: str) -> TokenArray:
+    return reading.tokens(folder / f"{name}.tokens.npy", texts[name])
+
+
+def _read(config: DataConfig) -> tuple[dict[str, AnyText], dict[str, str]]:
     """Return train, dev and test, which can be iterated repeatedly, and facts about their origin."""
     paths = {name: getattr(config, f"{name}_text") for name in SPLITS}
     given = [name for name in SPLITS if paths[name]]
+    texts: dict[str, AnyText]
     if not given:
         name, seed = config.builtin, config.builtin_seed
         splits = generate(name, pairs=config.builtin_pairs, seed=seed)
-        texts = {split: getattr(splits, split).target for split in SPLITS}
+        texts = {split: LineList(split, getattr(splits, split).target) for split in SPLITS}
         return texts, {"Corpus": f"target side of built-in {name}, seed {seed}"}
     fields = [f"{name}_text" for name in given]
-    text.require_texts(fields, ("train_text", "dev_text"), "train and dev text are needed")
-    texts = {name: open_text(paths[name]) for name in given}
+    require_texts(fields, ("train_text", "dev_text"), "train and dev text are needed")
+    texts = apart({name: open_files(paths[name]) for name in given})
     origin = {f"{name.capitalize()} text": Path(paths[name]).name for name in given}
     return {"test": texts["dev"], **texts}, {"Test text": "none given, so the dev text", **origin}
 
 
 def _fill(
-    work: Path, *, texts: dict[str, Iterable[str]], config: DataConfig, before: dict[str, bytes]
+    work: Path, *, reading: Reading, texts: dict[str, AnyText], config: DataConfig, before: dict[str, bytes]
 ) -> dict[str, Any]:
-    tokenizer = vocabulary(config, texts["train"], ())
+    tokenizer = vocabulary(config, reading.content(texts["train"]), ())
     tokenizer.save(work / "tokenizer.json")
-    sizes: dict[str, dict[str, int]] = {}
-    counts: dict[str, NDArray[np.int64]] = {}
-    again = {name: text.Overlap(texts[name]) for name in ("dev", "test")}
-    for name, lines in texts.items():
-        seen_by = again.values() if name == "train" else ()
-        sizes[name], counts[name], now = _encode(work / f"{name}.tokens.npy", tokenizer, lines, seen_by)
-        text.require_unchanged(getattr(config, f"{name}_text"), before[name], now)
-    documents = text.document_sizes(texts["test"])
+    encoded: dict[str, Encoded] = {}
+    for name, text in texts.items():
+        encoded[name] = reading.encode(work / f"{name}.tokens.npy", tokenizer, text)
+        require_unchanged(getattr(config, f"{name}_text"), before[name], encoded[name].digest)
+    documents = reading.documents(texts["test"], _tokens(work, reading, texts, "test"), tokenizer)
     np.save(work / _DOCUMENTS, documents, allow_pickle=False)
-    amounts = {name: f"{size['words']:,} words, {size['bytes']:,} bytes" for name, size in sizes.items()}
-    train_facts = count_facts(counts["train"])
-    overlap = text.overlap_shares(again, texts["dev"], texts["test"])
+    shares = reading.overlap(texts)
+    train_facts = count_facts(encoded["train"].counts)
     return {
         "digest": config.digest,
-        "sizes": sizes,
-        "overlap": overlap,
+        "sizes": {name: each.size for name, each in encoded.items()},
+        "overlap": shares,
+        "lost": encoded["dev"].lost or encoded["test"].lost,
         **train_facts,
         "facts": {
-            "Same lines": text.describe_shares(overlap),
-            "Training size": f"{amounts['train']}, {int(counts['train'].sum()):,} tokens",
-            "Dev size": f"{amounts['dev']}, {int(counts['dev'][UNK]):,} unknown characters",
-            "Test size": f"{amounts['test']}, {int(counts['test'][UNK]):,} unknown characters",
+            "Same lines": describe_shares(shares),
+            **_sizes(encoded),
             "Test documents": f"{len(documents):,}",
             "Vocabulary": f"{tokenizer.vocab_size:,} entries, {tokenizer.kind}",
             "Unigram entropy": f"{train_facts['unigram_entropy_nats']:.3f} nats a token",
@@ -151,28 +161,17 @@ def _fill(
     }
 
 
-def _encode(
-    path: Path, tokenizer: Tokenizer, lines: Iterable[str], seen_by: Iterable[text.Overlap]
-) -> tuple[dict[str, int], NDArray[np.int64], bytes]:
-    """Write a text's stream; return its words and bytes, how often each entry is predicted, its digest."""
-    words = size = 0
-    counts = np.zeros(tokenizer.vocab_size, np.int64)
-    whole = hashlib.sha256()
-    dtype = id_type(tokenizer.vocab_size)
-    with ArrayWriter.open(path, dtype) as file:
-        file.append(np.array([EOS], dtype))
-        for part in text.parts(lines):
-            content = text.raw(part)
-            whole.update(content)
-            for overlap in seen_by:
-                overlap.see(part)
-            size += len(content)
-            words += sum(len(line.split()) + 1 for line in part)
-            ragged = Ragged.of(tokenizer.encode(part), dtype)
-            stream = np.insert(ragged.tokens, ragged.offsets[1:], EOS)
-            counts += np.bincount(stream, minlength=len(counts))
-            file.append(stream)
-    return {"words": words, "bytes": size}, counts, whole.digest()
+def _sizes(encoded: Mapping[str, Encoded]) -> dict[str, str]:
+    amounts = {name: f"{each.bytes:,} bytes" for name, each in encoded.items()}
+    for name, each in encoded.items():
+        amounts[name] = f"{each.words:,} words, {amounts[name]}" if each.words else amounts[name]
+    return {
+        "Training size": f"{amounts['train']}, {int(encoded['train'].counts.sum()):,} tokens",
+        **{
+            f"{name.capitalize()} size": f"{amounts[name]}, {encoded[name].counts[UNK]:,} unknown characters"
+            for name in ("dev", "test")
+        },
+    }
 
 
 @dataclass(frozen=True)
@@ -203,7 +202,7 @@ class Blocks:
     batches have ``rows`` rows, and only the last one of an epoch has empty ones.
     """
 
-    def __init__(self, stream: Ints, *, block_len: int, rows: int, seed: int) -> None:
+    def __init__(self, stream: TokenArray, *, block_len: int, rows: int, seed: int) -> None:
         self.block_len, self.rows = block_len, rows
         self._stream = stream
         self._count = block_count(stream, block_len)
@@ -228,7 +227,7 @@ class Blocks:
         return _batch(ids, target, self.rows)
 
 
-def blocks_in_order(stream: Ints, *, block_len: int, rows: int) -> Iterator[TextBatch]:
+def blocks_in_order(stream: TokenArray, *, block_len: int, rows: int) -> Iterator[TextBatch]:
     """Yield every block once, ``rows`` at a time, from the beginning of the text to its end."""
     read = reader_of(stream)
     for start in range(0, block_count(stream, block_len), rows):
@@ -245,7 +244,7 @@ def require_block_len(data: DataConfig, max_positions: int | None) -> None:
         )
 
 
-def block_count(stream: Ints, block_len: int) -> int:
+def block_count(stream: TokenArray, block_len: int) -> int:
     """Return the number of blocks of a stream; the last one may be shorter."""
     return -(-(len(stream) - 1) // block_len)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, Self, TypeAlias
+from typing import BinaryIO, Protocol, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,15 @@ from normlab.data.tokenizer import PAD
 from normlab.errors import UserError
 
 Ints: TypeAlias = NDArray[np.integer]
+
+
+class TokenArray(Protocol):
+    """One-dimensional tokens, in memory or on disk."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, wanted: slice, /) -> Ints: ...
+
+
 Read: TypeAlias = Callable[[int, int], Ints]
 
 LARGE_BYTES = 2**25
@@ -55,7 +64,7 @@ class ArrayWriter:
         np.lib.format.write_array_header_1_0(self._stream, described)
 
 
-def reader_of(array: Ints) -> Read:
+def reader_of(array: TokenArray) -> Read:
     """Return a function that reads ``array[start:stop]``, of a large mapped array without the mapping.
 
     Mapped pages count as memory of this process, and a system with huge pages in its file cache maps some MiB

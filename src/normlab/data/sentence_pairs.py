@@ -24,7 +24,7 @@ from normlab.data.corpus import (
     with_digest,
 )
 from normlab.data.plain import SPLITS
-from normlab.data.ragged import Ints, Ragged, RaggedWriter, TokenPairs
+from normlab.data.ragged import Ints, Ragged, RaggedWriter, TokenArray, TokenPairs
 from normlab.data.sources import Column, HubColumn, open_text
 from normlab.data.text import Pairs, document_starts, raw, read_lines, require_texts, survey
 from normlab.data.tokenizer import BOS, EOS, PAD, Tokenizer
@@ -87,7 +87,7 @@ class Spans:
     span_len: int
 
     @classmethod
-    def of(cls, stream: Ints, *, span_len: int) -> Spans:
+    def of(cls, stream: TokenArray, *, span_len: int) -> Spans:
         """Cut a ``Stream`` of tokens; documents are those of ``text.document_sizes``, and a remainder of one
         token is left out.
 

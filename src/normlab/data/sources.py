@@ -12,17 +12,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, Self, TypeAlias, final
+from typing import Any, ClassVar, Final, Self, TypeAlias, final
 
 from normlab.config.units import count
-from normlab.data.text import TextFile, filled_in, located
+from normlab.data.text import LineList, TextFile, Unit, filled_in, lines_as_units, located
 from normlab.errors import UserError
 
 HUB: Final = "hf:"
 _PART: Final = re.compile(r"(.+)\[(\d*):(\d*)\]")
 _ROWS_AT_A_TIME: Final = 1000
 
-Text: TypeAlias = "TextFile | Column | HubColumn | LineRange"
+Text: TypeAlias = "TextFile | Column | HubColumn | LineRange | LineList"
 
 
 def open_lines(spec: str | Path) -> Text:
@@ -64,10 +64,10 @@ def open_text(spec: str | Path) -> Text:
 
 
 def file_of(text: Text) -> Path | None:
-    """Return the file that holds a text; None for a column of the Hub."""
+    """Return the file that holds a text; None for a column of the Hub and for lines in memory."""
     if isinstance(text, LineRange):
         return file_of(text.text)
-    return None if isinstance(text, HubColumn) else located(text.path)
+    return None if isinstance(text, HubColumn | LineList) else located(text.path)
 
 
 @final
@@ -82,6 +82,7 @@ class Column:
 
     path: str
     column: str
+    in_rows: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
@@ -107,6 +108,9 @@ class Column:
                     f"{len(names)}; put one tab between two columns and none inside a column"
                 )
             yield cells[place]
+
+    def units(self) -> Iterator[Unit]:
+        return lines_as_units(self)
 
     def _place_of_number(self, columns: int) -> int:
         place = int(self.column)
@@ -141,8 +145,16 @@ class LineRange:
     def name(self) -> str:
         return f"{self.text.name}[{self.start or ''}:{'' if self.stop is None else self.stop}]"
 
+    @property
+    def in_rows(self) -> bool:
+        return self.text.in_rows
+
     def __iter__(self) -> Iterator[str]:
         return itertools.islice(iter(self.text), self.start, self.stop)
+
+    def units(self) -> Iterator[Unit]:
+        chosen = itertools.islice(self.text.units(), self.start, self.stop)
+        return ((part, begins or number == 0) for number, (part, begins) in enumerate(chosen))
 
 
 @final
@@ -225,6 +237,7 @@ class HubColumn:
     """A split or a part of one: ``train[:1000]``."""
     keys: tuple[str, ...]
     """The column, and the language in it if it holds a translation."""
+    in_rows: ClassVar[bool] = True
 
     @classmethod
     def of(cls, spec: str) -> Self:
@@ -243,6 +256,13 @@ class HubColumn:
 
     def __iter__(self) -> Iterator[str]:
         """Yield the texts. Raises UserError if the column does not exist or a row holds no text."""
+        return (re.sub(r"\r\n|\n|\r", " ", text) for text in self._texts())
+
+    def units(self) -> Iterator[Unit]:
+        """Yield the texts as they are; each is a document."""
+        return ((text, True) for text in self._texts())
+
+    def _texts(self) -> Iterator[str]:
         table = self.of_set.table(self.split)
         self._require_key(self.keys[0], table.column_names, f"{self.of_set}#{self.split}.")
         parts = table.select_columns([self.keys[0]]).with_format("arrow").iter(batch_size=_ROWS_AT_A_TIME)
@@ -262,7 +282,7 @@ class HubColumn:
             raise UserError(
                 f"row {row} of {self.name} has {what} where a text is needed; name another column"
             )
-        return re.sub(r"\r\n|\n|\r", " ", str(value))
+        return str(value)
 
     def _require_key(self, key: str, known: Sequence[str], before: str) -> None:
         if key in known:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar, final
+from typing import ClassVar, TypeAlias, TypeVar, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,8 @@ _OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 _DATA_FOLDER = re.compile(r"\$(NORMLAB_DATA\b|\{NORMLAB_DATA\})")
 
 T = TypeVar("T")
+Unit: TypeAlias = tuple[str, bool]
+"""A part of a text as it is, and whether a document begins with it."""
 
 
 @dataclass(frozen=True)
@@ -56,19 +58,30 @@ class TextFile:
     """
 
     path: str | Path
+    in_rows: ClassVar[bool] = False
+    """Whether each unit is a row, a document whose end is no character of the text."""
 
     @property
     def name(self) -> str:
         return str(self.path)
 
     def __iter__(self) -> Iterator[str]:
+        for number, content in enumerate(self._raw(), 1):
+            line = content.removeprefix("\ufeff") if number == 1 else content
+            if line:  # a mark alone is none
+                yield line.removesuffix("\n").rstrip("\r")
+
+    def units(self) -> Iterator[Unit]:
+        """Yield the file byte for byte, line by line: one document."""
+        return ((line, number == 0) for number, line in enumerate(self._raw()))
+
+    def _raw(self) -> Iterator[str]:
         path, number = located(self.path), 0
         try:
             with _OPENERS.get(path.suffix, open)(path, "rb") as stream:
-                for number, content in enumerate(stream, 1):
-                    line = content.decode().removeprefix("\ufeff") if number == 1 else content.decode()
-                    if line:  # a mark alone is none
-                        yield line.removesuffix("\n").rstrip("\r")
+                for content in stream:
+                    number += 1
+                    yield content.decode()
         except UnicodeDecodeError as error:
             raise UserError(
                 f"{path}, line {number}: byte 0x{error.object[error.start]:02x} is not UTF-8; convert the "
@@ -82,6 +95,26 @@ class TextFile:
             raise UserError(f"{path} is a folder; pass a text file, plain, .gz or .xz") from None
         except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError) as error:
             raise UserError(f"{path} cannot be unpacked as {path.suffix} ({error}); pack it again") from error
+
+
+@dataclass(frozen=True)
+class LineList:
+    r"""Lines in memory, a text of one document in which each line ends with ``\n``."""
+
+    name: str
+    lines: Sequence[str]
+    in_rows: ClassVar[bool] = False
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.lines)
+
+    def units(self) -> Iterator[Unit]:
+        return lines_as_units(self.lines)
+
+
+def lines_as_units(lines: Iterable[str]) -> Iterator[Unit]:
+    """Yield lines, each with its end, as one document."""
+    return ((f"{line}\n", number == 0) for number, line in enumerate(lines))
 
 
 def filled_in(path: str | Path) -> str:
@@ -236,17 +269,25 @@ def _plain(sentence: str) -> str:
     return " ".join(sentence.split())
 
 
-def document_sizes(lines: Iterable[str]) -> NDArray[np.int64]:
+def document_sizes(lines: Iterable[Unit]) -> NDArray[np.int64]:
     """Lines, words and bytes of each document, `[documents, 3]`; they add up to those of the text.
 
-    A document is what blank lines separate, or a line where that gives fewer than ``FEWEST_DOCUMENTS``. Blank
-    lines belong to the document before them, leading ones to the first. The end of a line counts as a word
-    and as a byte.
+    Documents are those of the text itself, or what blank lines separate where these are fewer than
+    ``FEWEST_DOCUMENTS``, or lines where also those are fewer. Blank lines belong to the document before them,
+    leading ones to the first. The end of a line counts as a word. ``lines`` have their ends, if they have
+    any, and say with which of them a document of the text begins.
     """
-    sizes = np.array([(1, len(line.split()) + 1, len(line.encode()) + 1) for line in lines], np.int64)
-    begins = document_starts(sizes[:, 1] == 1)
-    begins[0] = 0
-    return np.add.reduceat(sizes, begins, axis=0)
+    rows = ((1, count_words(line), len(line.encode()), bool(line.strip()), begins) for line, begins in lines)
+    table = np.array(list(rows), np.int64)
+    own = np.flatnonzero(table[:, 4])
+    begins = own if len(own) >= FEWEST_DOCUMENTS else document_starts(table[:, 3] == 0)
+    begins[:1] = 0
+    return np.add.reduceat(table[:, :3], begins, axis=0)
+
+
+def count_words(text: str) -> int:
+    """Return the number of words between white space; the end of a line counts as one."""
+    return len(text.split()) + text.count("\n")
 
 
 def document_starts(blank: NDArray[np.bool_]) -> NDArray[np.intp]:

@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from threading import Lock
-from typing import Any, final
+from typing import Any, ClassVar, final
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
@@ -25,6 +27,9 @@ _SPACE = "\u2581"
 
 class Tokenizer(ABC):
     """Turns text into ids and back; PAD = 0, UNK = 1, BOS = 2 and EOS = 3 in every tokenizer."""
+
+    verbatim: ClassVar[bool] = False
+    """Whether a language model's text reaches it as it is; if not, line by line, without ends of lines."""
 
     @property
     @abstractmethod
@@ -46,6 +51,10 @@ class Tokenizer(ABC):
     @abstractmethod
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Return target text without special tokens."""
+
+    def byte_counts(self) -> NDArray[np.int64]:
+        """Return the bytes that each entry stands for, `[V]`. Raises TypeError unless ``verbatim``."""
+        raise TypeError(f"the entries of {self.kind} do not each stand for bytes")
 
     @abstractmethod
     def to_json(self) -> str:
@@ -89,8 +98,8 @@ class BytePairs(Tokenizer):
         from ours in more than its pieces: it could ask the library for regular expressions that take
         exponential time, or for more memory than there is.
         """
-        _require_ours(fields)
-        with _library_errors():
+        require_ours(fields, _untrained())
+        with library_errors():
             backend = Backend.from_str(json.dumps(fields))
         if [backend.token_to_id(name) for name in SPECIALS] != [PAD, UNK, BOS, EOS]:
             raise UserError(f"its first entries are not {', '.join(SPECIALS)}")
@@ -128,9 +137,9 @@ def _untrained() -> Backend:
     return backend
 
 
-def _require_ours(fields: Mapping[str, Any]) -> None:
+def require_ours(fields: Mapping[str, Any], untrained: Backend) -> None:
     """Raise UserError for a tokenizer that differs from ours in more than its pieces, before it is built."""
-    ours = json.loads(_untrained().to_str())
+    ours = json.loads(untrained.to_str())
     model, added = fields.get("model"), fields.get("added_tokens")
     model = model if isinstance(model, dict) else {}
     pieces = vocab if isinstance(vocab := model.get("vocab"), dict) else {}
@@ -161,7 +170,7 @@ def _first_difference(fields: Mapping[str, Any], ours: Mapping[str, Any]) -> str
 
 
 @contextmanager
-def _library_errors() -> Iterator[None]:
+def library_errors() -> Iterator[None]:
     """Raise UserError for errors of the library; its panics are no ``Exception``."""
     try:
         yield

@@ -17,6 +17,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, final
 
@@ -24,9 +25,11 @@ import numpy as np
 
 from normlab.config.config import DataConfig
 from normlab.config.io import from_plain, parsed
+from normlab.data.byte_level import BytePieces
+from normlab.data.foreign import FOREIGN, ForeignPieces
 from normlab.data.text import located
 from normlab.data.tokenizer import SPECIALS, UNK, BytePairs, Tokenizer, require_room_for_characters
-from normlab.errors import UserError
+from normlab.errors import UserError, nearest
 
 _PIECES = "sentencepiece"
 """Key of the model, in base 64, in the JSON of such a tokenizer."""
@@ -165,14 +168,17 @@ def _fields(message: bytes) -> Iterator[int]:
         place += length
 
 
-LEARNED: Mapping[str, Callable[[Iterable[str], int], Tokenizer]] = {
-    "bpe": BytePairs.train,
-    "unigram": SentencePieces.train,
+LEARNED: Mapping[str, type[BytePairs | SentencePieces | BytePieces]] = {
+    "bpe": BytePairs,
+    "unigram": SentencePieces,
+    "byte_bpe": BytePieces,
 }
 """Tokenizers learned from the training text. Any other ``DataConfig.tokenizer`` is the path of a file."""
 _PRETOKENIZER = "pretokenizer"
 """Key of the pretokenizer in the JSON of a tokenizer that has one."""
-_FORMS = "--tokenizer bpe or --tokenizer unigram to learn one from the text, or name the file of a model"
+TIKTOKEN = "tiktoken:"
+"""Before the name of an encoding of the package tiktoken, in place of a file's path."""
+_FORMS = "--tokenizer bpe, unigram or byte_bpe to learn one from the text, or name the file of a model"
 
 
 @final
@@ -260,8 +266,15 @@ def vocabulary(config: DataConfig, source: Iterable[str], target: Iterable[str])
         if config.pretokenizer:
             words = [PRETOKENIZERS[config.pretokenizer](language) for language in languages]
             source, target = map(words[0].split, source), map(words[1].split, target)
-        inner = LEARNED[config.tokenizer](itertools.chain(source, target), config.vocab_size)
+        inner = LEARNED[config.tokenizer].train(itertools.chain(source, target), config.vocab_size)
     return PretokenizerChain(inner, config.pretokenizer, languages) if config.pretokenizer else inner
+
+
+def is_verbatim(config: DataConfig) -> bool:
+    """Whether the tokenizer of a configuration takes text as it is, see ``Tokenizer.verbatim``. Raises as
+    ``vocabulary`` for a file that is no tokenizer.
+    """
+    return (LEARNED.get(config.tokenizer) or _from_file(config)).verbatim
 
 
 def digests(config: DataConfig) -> list[bytes]:
@@ -308,24 +321,60 @@ def load(path: str | Path) -> Tokenizer:
 
 
 def parse(content: bytes) -> Tokenizer:
-    """Read a tokenizer, our JSON or a SentencePiece model.
+    """Read a tokenizer: our JSON, a byte-level ``tokenizer.json``, tiktoken's ranks or a SentencePiece model.
 
     Nothing is executed, whatever the bytes are. Raises UserError with the reason if they are no tokenizer.
     """
+    if re.match(rb"[A-Za-z0-9+/]+=* \d+\r?\n", content):
+        return ForeignPieces.of_ranks(content)
     if not content.lstrip().startswith(b"{"):
         return SentencePieces(content)
     try:
         fields = parsed(content.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise UserError(f"byte {error.start} is not UTF-8") from error
-    if _PRETOKENIZER in fields:
-        return PretokenizerChain.of_json(fields)
-    return (SentencePieces if _PIECES in fields else BytePairs).of_json(fields)
+    own: dict[str, Callable[[dict[str, Any]], Tokenizer]] = {
+        _PRETOKENIZER: PretokenizerChain.of_json,
+        _PIECES: SentencePieces.of_json,
+        FOREIGN: lambda fields: ForeignPieces.of_json(fields[FOREIGN]),
+    }
+    read = next((read for key, read in own.items() if key in fields), _from_library)
+    return read(fields)
+
+
+def _from_library(fields: dict[str, Any]) -> Tokenizer:
+    """Read a ``tokenizer.json`` of the library ``tokenizers``, ours or one of others."""
+    model, words = (
+        part if isinstance(part := fields.get(key), dict) else {} for key in ("model", "pre_tokenizer")
+    )
+    if words.get("type") == "Metaspace" or not isinstance(model.get("vocab"), dict):
+        return BytePairs.of_json(fields)
+    return (BytePieces if SPECIALS[0] in model["vocab"] else ForeignPieces).of_json(fields)
+
+
+def _ranks_of_tiktoken(name: str) -> bytes:
+    """Return the ranks of an encoding of the package tiktoken, as its files have them. The package looks for
+    its file in its cache first.
+    """
+    try:
+        tiktoken: Any = import_module("tiktoken")
+    except ImportError as error:
+        raise FileNotFoundError(
+            f"{TIKTOKEN}{name} needs the package tiktoken; type: pip install tiktoken, or name its file"
+        ) from error
+    known = tiktoken.list_encoding_names()
+    if name not in known:
+        raise UserError(f"tiktoken has no encoding {name!r}{nearest(name, known)}; it has {', '.join(known)}")
+    ranks: Mapping[bytes, int] = tiktoken.get_encoding(name)._mergeable_ranks
+    in_order = sorted(ranks.items(), key=lambda entry: entry[1])
+    return b"".join(b"%s %d\n" % (base64.b64encode(piece), rank) for piece, rank in in_order)
 
 
 def _content(path: str) -> bytes:
     if not path:
         raise UserError(f"the name of the tokenizer is empty; type {_FORMS}")
+    if path.startswith(TIKTOKEN):
+        return _ranks_of_tiktoken(path.removeprefix(TIKTOKEN))
     file = located(path)
     if file.exists() and not (file.is_file() or file.is_dir()):
         raise UserError(f"{file} is no regular file; type {_FORMS}")

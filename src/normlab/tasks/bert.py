@@ -21,6 +21,7 @@ from normlab.data import sentence_pairs
 from normlab.data.batches import TensorBatch
 from normlab.data.plain import Stream, TextCorpus, prepare_text, require_block_len
 from normlab.data.ragged import Ints
+from normlab.data.readings import ByLine
 from normlab.data.tokenizer import EOS
 from normlab.errors import UserError
 from normlab.nn import PAD, Encoder
@@ -124,7 +125,7 @@ class BertPretraining(Task[TextCorpus, Encoder, BertBatch], name="bert_pretraini
     @staticmethod
     def prepare(config: DataConfig, root: str | Path) -> tuple[DataConfig, TextCorpus]:
         """Prepare the text as for a language model; the unigram entropy is without ends of lines."""
-        config, corpus = prepare_text(config, root)
+        config, corpus = prepare_text(config, root, ByLine())
         counts = np.bincount(np.asarray(corpus.train.tokens), minlength=corpus.tokenizer.vocab_size)
         share = counts[EOS + 1 :] / counts[EOS + 1 :].sum()
         entropy = float(-(share[share > 0] * np.log(share[share > 0])).sum())

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
+from pathlib import Path
+from typing import Final
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from normlab.config.config import Config, DecodeConfig
+from normlab.config.config import Config, DataConfig, DecodeConfig
 from normlab.config.metric import NLL, Metric
 from normlab.config.model import derive
 from normlab.data import plain
@@ -24,6 +27,7 @@ from normlab.tasks.task import Evaluation, LossSum, Task, label_smoothed, rows_o
 
 Array = NDArray[np.float64]
 
+BITS_PER_BYTE: Final = "bits_per_byte"
 PROMPTS = 6
 """Test documents that are continued, to be shown as samples."""
 PROMPT_TOKENS = 16
@@ -37,14 +41,15 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
     first token is predicted from the one before it alone, in training as on dev and test, so that a
     perplexity belongs to its ``data.block_len``.
 
-    Scores are resampled by document: the text between blank lines, or a line, see ``text.document_sizes``.
+    Scores are resampled by document, see ``text.document_sizes``. Bits per byte are computed where decoding
+    gives back the text, byte for byte; the tokens that end documents count, and stand for no byte.
     """
 
     texts = ("train_text", "dev_text", "test_text")
     stacks = ("decoder",)
     example_labels = ("prompt", "continuation")
     metrics = (
-        Metric("bits_per_byte", "bits per byte", higher_is_better=False, digits=3, least=0.0),
+        Metric(BITS_PER_BYTE, "bits per byte", higher_is_better=False, digits=3, least=0.0),
         Metric("perplexity", "perplexity", "of a token", higher_is_better=False, digits=1, least=1.0),
         Metric("word_perplexity", "word perplexity", higher_is_better=False, digits=1, least=1.0),
         NLL,
@@ -55,6 +60,10 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
         self.blocks = plain.Blocks(
             corpus.train.tokens, block_len=config.data.block_len, rows=rows_of(config), seed=config.seeds.data
         )
+
+    @classmethod
+    def metrics_on(cls, corpus: plain.TextCorpus) -> tuple[Metric, ...]:
+        return tuple(m for m in cls.metrics if not (corpus.lost and m.name == BITS_PER_BYTE))
 
     @classmethod
     def check(cls, config: Config) -> None:
@@ -79,7 +88,22 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
     def check_lengths(cls, config: Config, corpus: plain.TextCorpus, max_positions: int | None) -> None:
         plain.require_block_len(config.data, max_positions)
 
-    prepare = staticmethod(plain.prepare_text)
+    @classmethod
+    def check_text(cls, config: Config, corpus: plain.TextCorpus) -> None:
+        super().check_text(config, corpus)
+        if corpus.lost and config.train.best_by == BITS_PER_BYTE:
+            raise UserError(
+                f"train.best_by is {BITS_PER_BYTE!r}, and {_no_bits(corpus)}; or set train.best_by to 'nll'"
+            )
+
+    @staticmethod
+    def prepare(config: DataConfig, root: str | Path) -> tuple[DataConfig, plain.TextCorpus]:
+        """Prepare the text, and say among its facts where bits per byte are not computed, and why."""
+        config, corpus = plain.prepare_text(config, root)
+        if not corpus.lost:
+            return config, corpus
+        warning = _no_bits(corpus)
+        return config, replace(corpus, warning=warning, facts={**corpus.facts, "Bits per byte": warning})
 
     def build(self) -> Decoder:
         return self.initialised(Decoder, self.corpus.tokenizer.vocab_size, self.blocks.at(0).ids)
@@ -115,22 +139,19 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
     def combine(cls, metric: str, sums: Array) -> Array:
         """Return the score from nats and the number of tokens, words or bytes that they belong to."""
         mean = sums[..., 0] / sums[..., 1]
-        if metric == "bits_per_byte":
+        if metric == BITS_PER_BYTE:
             return mean / math.log(2)
         return mean if metric == NLL.name else np.exp(mean)
 
     def _by_document(self, nats: Array) -> dict[str, Array]:
         """The nats of each test document and its size in the metric's unit, by metric, `[documents, 2]`."""
-        edges = _edges(self.corpus)
-        _, words, size = self.corpus.documents.T
-        sizes = {
-            "bits_per_byte": size,
-            "perplexity": np.diff(edges),
-            "word_perplexity": words,
-            NLL.name: np.diff(edges),
+        tokens, words, size = self.corpus.documents.T
+        of_documents = np.add.reduceat(nats, np.cumsum(tokens) - tokens)
+        sizes = {BITS_PER_BYTE: size, "perplexity": tokens, "word_perplexity": words, NLL.name: tokens}
+        return {
+            metric.name: np.stack([of_documents, sizes[metric.name]], axis=1).astype(np.float64)
+            for metric in self.metrics_on(self.corpus)
         }
-        of_documents = np.add.reduceat(nats, edges[:-1])
-        return {name: np.stack([of_documents, n], axis=1).astype(np.float64) for name, n in sizes.items()}
 
     def _continuations(self, model: Decoder) -> list[str]:
         """Sample a continuation of each prompt; it depends on the sampling seed and its number alone."""
@@ -147,7 +168,8 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
         self, model: Decoder, text: plain.Stream, of_tokens: list[Array] | None = None
     ) -> dict[str, float]:
         """Compute ``nll`` and ``perplexity`` per token, and ``word_perplexity`` and ``bits_per_byte``, which
-        do not depend on the tokenizer. The nats of every token are appended to ``of_tokens``.
+        do not depend on the tokenizer; the last where nothing of the text is lost. The nats of every token
+        are appended to ``of_tokens``.
         """
         nll = torch.zeros((), dtype=torch.float64, device=self.device)
         length, rows = self.config.data.block_len, 2 * rows_of(self.config)
@@ -159,35 +181,36 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
                 if of_tokens is not None:
                     each = F.cross_entropy(logits.float().flatten(0, 1), target, reduction="none")
                     of_tokens.append(each[target != PAD].double().cpu().numpy())
-        return {
+        scores = {
             "nll": float(nll / len(text)),
             "perplexity": float((nll / len(text)).exp()),
             "word_perplexity": float((nll / text.words).exp()),
-            "bits_per_byte": float(nll / text.bytes / math.log(2)),
+            BITS_PER_BYTE: float(nll / text.bytes / math.log(2)),
         }
+        known = {metric.name for metric in self.metrics_on(self.corpus)}
+        return {name: score for name, score in scores.items() if name in known}
 
 
-def _edges(corpus: plain.TextCorpus) -> NDArray[np.intp]:
-    """The index of each test document's first predicted token, and the end, `[documents + 1]`."""
-    ends = np.flatnonzero(np.asarray(corpus.test.tokens) == EOS)
-    lines = np.concatenate([[0], np.cumsum(corpus.documents[:, 0])])
-    return ends[lines]
+def _no_bits(corpus: plain.TextCorpus) -> str:
+    return (
+        f"bits per byte are not computed, since the tokenizer loses a part of the text: {corpus.lost}; type "
+        f"--tokenizer byte_bpe"
+    )
 
 
 def _prompts(corpus: plain.TextCorpus, block_len: int) -> list[list[int]]:
-    """The beginnings of a few test documents, evenly spread, each after the EOS that stands before it."""
-    edges = _edges(corpus)
-    starts = np.unique(np.linspace(0, len(edges) - 2, PROMPTS).astype(int))
-    most = max(1, min(PROMPT_TOKENS, block_len // 2))
-    ends = np.minimum(edges[starts] + most + 1, edges[starts + 1])
-    tokens = corpus.test.tokens
-    return [np.asarray(tokens[a:b]).tolist() for a, b in zip(edges[starts], ends, strict=True)]
+    """The beginnings of a few test documents, evenly spread, each after the token that stands before it."""
+    sizes = corpus.documents[:, 0]
+    chosen = np.unique(np.linspace(0, len(sizes) - 1, PROMPTS).astype(int))
+    starts = (np.cumsum(sizes) - sizes)[chosen]
+    stops = starts + np.minimum(sizes[chosen], max(1, min(PROMPT_TOKENS, block_len // 2))) + 1
+    return [np.asarray(corpus.test.tokens[a:b]).tolist() for a, b in zip(starts, stops, strict=True)]
 
 
 def _texts(corpus: plain.TextCorpus, rows: Sequence[Sequence[int]]) -> list[str]:
-    """Decode each row as one line of text, with an arrow at the end of each original line."""
+    """Decode each row as one line of text, with an arrow at the end of each original line or document."""
     lines = [[list(ids) for end, ids in groupby(row, EOS.__eq__) if not end] for row in rows]
-    return [" ↵ ".join(corpus.tokenizer.decode(parts)) for parts in lines]
+    return ["\n".join(corpus.tokenizer.decode(parts)).replace("\n", " ↵ ") for parts in lines]
 
 
 @torch.inference_mode()

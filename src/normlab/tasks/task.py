@@ -155,6 +155,11 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
         return metric_named(name, on_dev, f"train.best_by is {name!r}, and on dev the task {cls.name}")
 
     @classmethod
+    def metrics_on(cls, corpus: CorpusT) -> tuple[Metric, ...]:
+        """Return those of ``metrics`` that are computed on a corpus; the first is the headline."""
+        return cls.metrics
+
+    @classmethod
     def check(cls, config: Config) -> None:
         """Raise UserError if a configuration asks for something that the task does not have."""
         _check_stacks(cls, config)

@@ -32,7 +32,6 @@ from normlab.nn import (
 from normlab.nn.model import SourceInput
 from normlab.runs.files import write_json_atomic
 from normlab.runs.folder import RunFolder
-from normlab.tasks import TASKS
 from normlab.training.checkpoint import load_checkpoint, save_checkpoint, weights_state
 from normlab.training.devices import prepare_process
 from normlab.training.recipes.grammar import AXES, DEFAULTS, own_code
@@ -111,7 +110,7 @@ def fold(
     state = weights_state(plain, weights_of(folder, weights).step)
     train = replace(config.train, init_from=str(out.absolute()), init_digest=digest(state["model"]))
     config = replace(config, train=train)
-    written = RunFolder.create(new, config, TASKS[config.task].metrics, imported())
+    written = RunFolder.create(new, config, folder.task_metrics(), imported())
     for own in (folder.tokenizer, folder.target_vocab):
         shutil.copyfile(own, new / own.name)
     save_checkpoint(written.best, state, run=written.id())

@@ -122,7 +122,7 @@ def facts(folder: RunFolder, config: Config, model: nn.Module, device: torch.dev
 def _file(spec: str) -> str:
     """The location of a text, with size and SHA-256 of the file that holds it."""
     path = file_of(open_lines(spec))
-    if path is None:
+    if path is None or not path.is_file():
         return spec
     with path.open("rb") as file:
         sha = hashlib.file_digest(file, "sha256").hexdigest()

@@ -280,7 +280,10 @@ def _create_run_folder(folder: RunFolder, task: AnyTask) -> None:
         np.save(types, task.corpus.target_vocab, allow_pickle=False)
         with name_in_errors(folder.target_vocab):
             folder.target_vocab.write_bytes(types.getbuffer())
-        RunFolder.create(folder.path, task.config, task.metrics, imported())
+        metrics = task.metrics_on(task.corpus)
+        RunFolder.create(folder.path, task.config, metrics, imported())
+        if warning := getattr(task.corpus, "warning", ""):
+            notice(folder, warning)
 
 
 def _no_config(folder: RunFolder) -> UserError:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.config.config import Config
-from normlab.config.metric import NLL
+from normlab.config.metric import NLL, selection_metric
 from normlab.config.model import derive
 from normlab.config.units import count
 from normlab.data.batches import Prefetch
@@ -188,7 +188,8 @@ class Trainer:
         p = self.progress
         if p.best_step is None:
             return True
-        decides = (self.task.selection_metric(self.config), NLL)
+        metrics = self.task.metrics_on(self.task.corpus)
+        decides = (selection_metric(metrics, self.config.train.best_by), NLL)
         now, then = ([m.sort_key(of.get(m.name)) for m in decides] for of in (scores, p.best_dev))
         return now > then
 

@@ -1,0 +1,123 @@
+"""Byte-level byte-pair encoding: every text is a sequence of bytes, so that decoding gives it back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar, Final, final
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from normlab.data.tokenizer import SPECIALS, Tokenizer, library_errors, require_ours
+from normlab.errors import UserError
+
+_PRINTABLE: Final = (*range(33, 127), *range(161, 173), *range(174, 256))
+_OTHERS: Final = [byte for byte in range(256) if byte not in _PRINTABLE]
+BYTE_OF: Final = {chr(b): b for b in _PRINTABLE} | {chr(256 + n): b for n, b in enumerate(_OTHERS)}
+"""The byte that a character of a piece's name stands for: GPT-2's alphabet of 256 printable characters."""
+
+
+@final
+class BytePieces(Tokenizer):
+    """Byte-level byte-pair encoding (Radford et al. 2019, Section 2.2, Language Models are Unsupervised
+    Multitask Learners), with the words of GPT-2's regular expression, spaces and line ends included.
+
+    Nothing is normalised, and no character is unknown.
+    """
+
+    verbatim: ClassVar[bool] = True
+
+    def __init__(self, backend: Backend) -> None:
+        backend.encode_special_tokens = True
+        self._backend = backend
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int) -> BytePieces:
+        """Learn merges until there are ``vocab_size`` entries, special tokens and 256 bytes included.
+
+        There are fewer when the text has no more pairs to merge. Raises UserError if there is no room for the
+        bytes.
+        """
+        least = len(SPECIALS) + len(BYTE_OF)
+        if vocab_size < least:
+            raise UserError(
+                f"vocab_size is {vocab_size}, but {len(BYTE_OF)} bytes and {len(SPECIALS)} special tokens "
+                f"are {least} already; pass at least {least}"
+            )
+        backend = _untrained()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=list(SPECIALS),
+            initial_alphabet=sorted(BYTE_OF),
+            show_progress=False,
+        )
+        backend.train_from_iterator(texts, trainer)
+        return cls(backend)
+
+    @classmethod
+    def of_json(cls, fields: Mapping[str, Any]) -> BytePieces:
+        """Read a tokenizer from its JSON. Raises UserError as ``BytePairs.of_json``, and for pieces that are
+        no bytes.
+        """
+        require_ours(fields, _untrained())
+        with library_errors():
+            return cls(Backend.from_str(json.dumps(fields)))
+
+    @property
+    def vocab_size(self) -> int:
+        return self._backend.get_vocab_size()
+
+    @property
+    def kind(self) -> str:
+        return "byte-level byte-pair encoding"
+
+    @cached_property
+    def pieces(self) -> list[bytes]:
+        """The bytes of each entry; none of special tokens."""
+        names = sorted(self._backend.get_vocab().items(), key=lambda entry: entry[1])
+        return [b"" if name in SPECIALS else bytes_of(name) for name, _ in names]
+
+    def byte_counts(self) -> NDArray[np.int64]:
+        return np.array([len(piece) for piece in self.pieces])
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        return [line.ids for line in self._backend.encode_batch_fast(list(lines), add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """Invert ``encode``. What a model writes may be no UTF-8: U+FFFD stands for such bytes."""
+        return [joined(self.pieces, line) for line in ids]
+
+    def to_json(self) -> str:
+        return self._backend.to_str(pretty=True)
+
+
+def bytes_of(name: str) -> bytes:
+    """Return the bytes that a piece's name stands for. Raises UserError if it stands for none."""
+    try:
+        return bytes(map(BYTE_OF.__getitem__, name))
+    except KeyError as error:
+        raise UserError(f"its entry {name!r} is no sequence of bytes") from error
+
+
+def name_of(piece: bytes) -> str:
+    """Invert ``bytes_of``."""
+    return "".join(map(_NAMES.__getitem__, piece))
+
+
+_NAMES: Final = [name for name, _ in sorted(BYTE_OF.items(), key=lambda entry: entry[1])]
+
+
+def joined(pieces: Sequence[bytes], ids: Sequence[int]) -> str:
+    """Return the text of entries; U+FFFD stands for bytes that are no UTF-8."""
+    return b"".join(map(pieces.__getitem__, ids)).decode("utf-8", "replace")
+
+
+def _untrained() -> Backend:
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return backend

@@ -1,0 +1,226 @@
+"""How a text becomes one stream of tokens: line by line, as it is, or as shards that hold tokens already."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Final, TypeAlias, cast, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normlab.config.config import DataConfig
+from normlab.data import verbatim
+from normlab.data.corpus import Encoded, id_type
+from normlab.data.files import Files, Folder, Parquet, Shards, ShardTokens
+from normlab.data.foreign import ForeignPieces
+from normlab.data.ragged import ArrayWriter, Ragged, TokenArray
+from normlab.data.sources import Text
+from normlab.data.text import (
+    Overlap,
+    Survey,
+    Unit,
+    count_words,
+    document_sizes,
+    lines_as_units,
+    overlap_shares,
+    parts,
+    raw,
+    survey,
+)
+from normlab.data.tokenizer import EOS, Tokenizer
+from normlab.data.vocabulary import LEARNED, is_verbatim, vocabulary
+from normlab.errors import UserError
+
+AnyText: TypeAlias = "Text | Files"
+_TOKENS_AT_A_TIME: Final = 2**20
+
+
+class Reading(ABC):
+    """A way to read texts, the same for train, dev and test."""
+
+    key: str
+    """Names the layout of the prepared folder."""
+
+    @abstractmethod
+    def content(self, text: AnyText) -> Iterable[str]:
+        """Return what a tokenizer learns from."""
+
+    @abstractmethod
+    def survey(self, text: AnyText, name: str) -> Survey:
+        """Read a text once, and return the facts about it."""
+
+    @abstractmethod
+    def encode(self, path: Path, tokenizer: Tokenizer, text: AnyText) -> Encoded:
+        """Write the tokens of a text, unless they are there already."""
+
+    @abstractmethod
+    def documents(self, text: AnyText, tokens: TokenArray, tokenizer: Tokenizer) -> NDArray[np.int64]:
+        """Return predicted tokens, words and bytes of each document, `[documents, 3]`."""
+
+    def tokens(self, path: Path, text: AnyText) -> TokenArray:
+        """Return the tokens of a text that was encoded."""
+        return mapped_tokens(path)
+
+    def overlap(self, texts: Mapping[str, AnyText]) -> dict[str, float]:
+        """Return the shares of lines that stand in another text as well, see ``text.overlap_shares``."""
+        lines = cast("Mapping[str, Iterable[str]]", texts)
+        again = {name: Overlap(lines[name]) for name in ("dev", "test")}
+        for part in parts(lines["train"]):
+            for overlap in again.values():
+                overlap.see(part)
+        return overlap_shares(again, lines["dev"], lines["test"])
+
+
+def mapped_tokens(path: Path) -> TokenArray:
+    """Map a prepared text."""
+    return np.load(path, mmap_mode="r", allow_pickle=False)
+
+
+def reading_of(config: DataConfig, texts: Iterable[AnyText]) -> Reading:
+    """Return how a language model reads these texts. Raises UserError if some are shards and others are not,
+    and for shards without a tokenizer that others made.
+    """
+    shards = [isinstance(text, Shards) for text in texts]
+    if not any(shards):
+        return AsItIs() if is_verbatim(config) else ByLine()
+    if not all(shards):
+        raise UserError("train, dev and test are token shards, or none of them is; name the shards of each")
+    if config.tokenizer in LEARNED:
+        raise UserError(
+            f"--tokenizer is {config.tokenizer}, and shards hold the tokens of another one; name its file, a "
+            f"tokenizer.json or .tiktoken, with --tokenizer"
+        )
+    tokenizer = vocabulary(config, (), ())
+    if not isinstance(tokenizer, ForeignPieces):
+        raise UserError(
+            f"{config.tokenizer} is no byte-level tokenizer of others; name the one of the shards"
+        )
+    return AsShards(tokenizer)
+
+
+@final
+class ByLine(Reading):
+    """Line by line, an EOS at the end of each; the tokenizer may lose white space and rare characters."""
+
+    key = "plain, tokens of documents"
+
+    def content(self, text: AnyText) -> Iterable[str]:
+        return _readable(text)
+
+    def survey(self, text: AnyText, name: str) -> Survey:
+        return survey(_readable(text), name)
+
+    def encode(self, path: Path, tokenizer: Tokenizer, text: AnyText) -> Encoded:
+        """Write EOS, and then each line with EOS at its end; dev and test are decoded and compared."""
+        text = _readable(text)
+        encoded, whole = Encoded(tokenizer.vocab_size), hashlib.sha256()
+        dtype = id_type(tokenizer.vocab_size)
+        as_read = (
+            line if line.endswith("\n") or not text.in_rows else f"{line}\n"
+            for line, _ in verbatim.lines(text.units())
+        )
+        with ArrayWriter.open(path, dtype) as file:
+            file.append(np.array([EOS], dtype))
+            for part in parts(text):
+                content = raw(part)
+                whole.update(content)
+                encoded.bytes += len(content)
+                encoded.words += sum(len(line.split()) + 1 for line in part)
+                ids = tokenizer.encode(part)
+                ragged = Ragged.of(ids, dtype)
+                stream = np.insert(ragged.tokens, ragged.offsets[1:], EOS)
+                encoded.counts += np.bincount(stream, minlength=len(encoded.counts))
+                file.append(stream)
+                if not path.name.startswith("train"):
+                    expected = list(itertools.islice(as_read, len(part)))
+                    back = [f"{line}\n" for line in tokenizer.decode(ids)]
+                    encoded.compare([*expected, *[""] * (len(part) - len(expected))], back)
+        encoded.digest = whole.digest()
+        return encoded
+
+    def documents(self, text: AnyText, tokens: TokenArray, tokenizer: Tokenizer) -> NDArray[np.int64]:
+        sizes = document_sizes(lines_as_units(_readable(text)))
+        ends = np.flatnonzero(np.asarray(tokens) == EOS)
+        edges = ends[np.concatenate([[0], np.cumsum(sizes[:, 0])])]
+        return np.column_stack([np.diff(edges), sizes[:, 1:]])
+
+
+@final
+class AsItIs(Reading):
+    """Byte for byte, an EOS before each document."""
+
+    key = "verbatim"
+
+    def content(self, text: AnyText) -> Iterable[str]:
+        return (part for part, _ in verbatim.pieces(_readable(text).units()))
+
+    def survey(self, text: AnyText, name: str) -> Survey:
+        return verbatim.survey(_readable(text).units())
+
+    def encode(self, path: Path, tokenizer: Tokenizer, text: AnyText) -> Encoded:
+        return verbatim.encode(path, tokenizer, _readable(text).units())
+
+    def documents(self, text: AnyText, tokens: TokenArray, tokenizer: Tokenizer) -> NDArray[np.int64]:
+        return verbatim.documents(_readable(text).units(), tokens, tokenizer)
+
+
+@final
+class AsShards(Reading):
+    """Tokens that others wrote, which stay where they are."""
+
+    key = "shards"
+
+    def __init__(self, tokenizer: ForeignPieces) -> None:
+        self._tokenizer, self._ours = tokenizer, tokenizer.ours()
+
+    def content(self, text: AnyText) -> Iterable[str]:
+        return ()
+
+    def survey(self, text: AnyText, name: str) -> Survey:
+        tokens = self._of(text)
+        return Survey(0, len(tokens) < 2, tokens.digest())
+
+    def encode(self, path: Path, tokenizer: Tokenizer, text: AnyText) -> Encoded:
+        encoded, tokens = Encoded(tokenizer.vocab_size), self._of(text)
+        for start in range(1, len(tokens), _TOKENS_AT_A_TIME):
+            part = tokens[start : start + _TOKENS_AT_A_TIME]
+            encoded.counts += np.bincount(part, minlength=tokenizer.vocab_size)
+        encoded.bytes = int(encoded.counts @ tokenizer.byte_counts())
+        if not path.name.startswith("train"):
+            encoded.words = sum(count_words(part) for part, _ in self._units(tokens))
+        encoded.digest = tokens.digest()
+        return encoded
+
+    def documents(self, text: AnyText, tokens: TokenArray, tokenizer: Tokenizer) -> NDArray[np.int64]:
+        return verbatim.documents(self._units(tokens), tokens, tokenizer)
+
+    def tokens(self, path: Path, text: AnyText) -> ShardTokens:
+        return self._of(text)
+
+    def overlap(self, texts: Mapping[str, AnyText]) -> dict[str, float]:
+        return {}
+
+    def _of(self, text: AnyText) -> ShardTokens:
+        return cast("Shards", text).tokens(self._ours)
+
+    def _units(self, tokens: TokenArray) -> Iterator[Unit]:
+        """Yield the documents as text."""
+        held: list[int] = []
+        for start in range(1, len(tokens), _TOKENS_AT_A_TIME):
+            part = np.asarray(tokens[start : start + _TOKENS_AT_A_TIME])
+            first, *others = np.split(part, np.flatnonzero(part == EOS))
+            held += first.tolist()
+            for document in others:
+                yield self._tokenizer.decode([held])[0], True
+                held = document.tolist()
+        yield self._tokenizer.decode([held])[0], True
+
+
+def _readable(text: AnyText) -> Text | Folder | Parquet:
+    if isinstance(text, Shards):
+        raise UserError(f"{text.name} holds tokens, and this task reads text; name files of text")
+    return text

@@ -1,0 +1,311 @@
+"""Folders, patterns, Parquet and token shards, each against the same text or tokens in memory."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Regex, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Library
+
+from cases import each
+from normlab.config.config import DataConfig
+from normlab.data import foreign
+from normlab.data.byte_level import bytes_of
+from normlab.data.files import Folder, Parquet, Shards, layout_of, open_files
+from normlab.data.foreign import GPT2, GPT4, WORDS, ForeignPieces
+from normlab.data.plain import Blocks, prepare_text
+from normlab.data.text import TextFile
+from normlab.data.tokenizer import EOS
+from normlab.data.vocabulary import parse, vocabulary
+from normlab.errors import UserError
+from normlab.tasks.bert import BertPretraining
+from normlab.tasks.language_model import LanguageModel
+
+DOCUMENTS = [f"  One day, {i} nights.\r\n\n\tand 12345 days 👩\u200d👧 {'x' * i}\n" for i in range(24)]
+
+
+def library(words=GPT4, **more):
+    """A tokenizer as others make it: GPT-4's words, 329 entries, the separator first."""
+    one = Library(models.BPE(**more))
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    one.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(words), "isolated"), level])
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    one.train_from_iterator(DOCUMENTS, trainer)
+    return one
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    return library()
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch, theirs):
+    monkeypatch.chdir(tmp_path)
+    theirs.save("tokenizer.json")
+    return tmp_path
+
+
+def config(train, dev, **more):
+    return DataConfig(
+        train_text=train, dev_text=dev, **{"tokenizer": "tokenizer.json", "block_len": 16, **more}
+    )
+
+
+# ------------------------------------------------------------------------------------- tokenizers of others
+
+
+def test_its_tokens_are_those_of_the_library_moved_by_four(theirs):
+    ours = parse(theirs.to_str().encode())
+    assert type(ours) is ForeignPieces
+    for text in DOCUMENTS:
+        assert ours.encode([text]) == [[i + 4 for i in theirs.encode(text).ids]]
+    again = parse(ours.to_json().encode())
+    assert again.encode(DOCUMENTS) == ours.encode(DOCUMENTS)
+    assert again.decode(again.encode(DOCUMENTS)) == DOCUMENTS
+    [ids] = ours.encode(["a<|endoftext|>"])
+    assert min(ids) > 4, "text that spells a special token is text"
+    assert ours.ours().tolist() == [EOS, *range(5, 333)]
+
+
+def test_tiktokens_ranks_are_the_same_tokenizer(theirs, monkeypatch):
+    ranks = {bytes_of(name): i - 1 for name, i in theirs.get_vocab().items() if i}
+    content = b"".join(base64.b64encode(piece) + b" %d\n" % rank for piece, rank in ranks.items())
+    with pytest.raises(UserError, match=r"it has 328 ranks.*gpt2 \(50,256\)"):
+        parse(content)
+    monkeypatch.setitem(foreign.ENCODINGS, 328, foreign.Encoding("ours", GPT4, 330))
+    ours = parse(content)
+    for text in DOCUMENTS:
+        assert ours.encode([text]) == [[i - 1 + 4 for i in theirs.encode(text).ids]]
+    assert ours.ours()[-2:].tolist() == [EOS, EOS]
+    assert parse(ours.to_json().encode()).encode(DOCUMENTS) == ours.encode(DOCUMENTS)
+    with pytest.raises(UserError, match="line 2 is no piece"):
+        parse(b"IQ== 0\nno piece\n")
+
+
+def test_an_encoding_of_tiktoken_is_its_ranks(monkeypatch):
+    class Encoding:
+        _mergeable_ranks = {bytes([i]): i for i in range(256)} | {b"ab": 256, b"abc": 257}
+
+    stub = SimpleNamespace(list_encoding_names=lambda: ["gpt2"], get_encoding=lambda name: Encoding)
+    monkeypatch.setitem(sys.modules, "tiktoken", stub)
+    monkeypatch.setitem(foreign.ENCODINGS, 258, foreign.Encoding("gpt2", GPT2, 259))
+    config = DataConfig(tokenizer="tiktoken:gpt2")
+    ours = vocabulary(config, (), ())
+    assert ours.encode(["abc cab"]) == [[4 + 257, 4 + 32, 4 + 99, 4 + 256]]
+    with pytest.raises(UserError, match="no encoding 'gpt', did you mean 'gpt2'"):
+        vocabulary(replace(config, tokenizer="tiktoken:gpt"), (), ())
+    monkeypatch.setitem(sys.modules, "tiktoken", None)
+    with pytest.raises(FileNotFoundError, match="pip install tiktoken"):
+        vocabulary(config, (), ())
+
+
+def test_words_of_gpt2_are_those_of_the_library():
+    theirs = library(GPT2)
+    named = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    for text in DOCUMENTS:
+        assert theirs.pre_tokenizer.pre_tokenize_str(text) == named.pre_tokenize_str(text)
+
+
+@each(
+    ("name", "value", "sentence"),
+    [
+        ("pre_tokenizer.pretokenizers", [], "how text is split"),
+        ("pre_tokenizer", {"type": "Split", "pattern": {"Regex": "(a+)+$"}}, "may take any time"),
+        ("pre_tokenizer", {"type": "Split", "pattern": {"String": " "}}, "may take any time"),
+        ("pre_tokenizer", {"type": "Whitespace"}, "splits text by Whitespace"),
+        ("pre_tokenizer", {"type": "Digits"}, "not byte-level"),
+        ("normalizer", {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": ""}, "normalises"),
+        ("normalizer", {"type": "Sequence", "normalizers": [{"type": "Lowercase"}]}, "normalises"),
+        ("model.type", "WordPiece", "WordPiece"),
+        ("model.byte_fallback", True, "fallback"),
+        ("model.dropout", 0.5, "dropout"),
+        ("model.vocab", {"a": 4_000_000_000}, "up to 4,000,000,000"),
+        ("model.vocab", {"a": 0, "b": 0}, "the same"),
+        ("model.vocab", {"a": 0, "\u4e2d": 1}, "no sequence of bytes"),
+        ("model.vocab", {"a": 0}, "bytes of 256"),
+        ("model.merges", [["no", "pieces"]], "no"),
+        ("added_tokens", [3], "added token"),
+    ],
+)
+def test_what_is_no_byte_level_tokenizer_is_refused(theirs, name, value, sentence):
+    fields = json.loads(theirs.to_str())
+    inside = fields
+    *ways, last = name.split(".")
+    for way in ways:
+        inside = inside[way]
+    inside[last] = value
+    with pytest.raises(UserError, match=sentence):
+        parse(json.dumps(fields).encode())
+
+
+def test_a_tokenizer_that_normalises_has_no_bits_per_byte(place, theirs):
+    fields = json.loads(theirs.to_str())
+    fields["normalizer"] = {"type": "NFC"}
+    (place / "tokenizer.json").write_text(json.dumps(fields))
+    (place / "text").write_text("cafe\u0301\n")
+    assert "comes back as" in LanguageModel.prepare(config("text", "text"), place / "data")[1].lost
+
+
+# ------------------------------------------------------------------------------------------ folders, tables
+
+
+def test_a_folder_is_its_files_and_a_pattern_some_of_them(place):
+    (place / "text" / "b").mkdir(parents=True)
+    for i, text in enumerate(DOCUMENTS):
+        (place / "text" / ("b" if i % 2 else ".") / f"{i:02}.txt").write_bytes(text.encode())
+    (place / "text" / ".hidden").write_bytes(b"\xff")
+    folder = open_files("text")
+    assert type(folder) is Folder
+    order = [*range(0, 24, 2), *range(1, 24, 2)]
+    assert [text for text, begins in folder.units() if begins] == [
+        DOCUMENTS[i][: DOCUMENTS[i].index("\n") + 1] for i in order
+    ]
+    _, corpus = prepare_text(
+        config("text", "text/b/*1.txt", tokenizer="byte_bpe", vocab_size=300), place / "data"
+    )
+    left = [DOCUMENTS[i] for i in order if i not in (1, 11, 21)]
+    rows = np.split(corpus.train.tokens, np.flatnonzero(corpus.train.tokens == EOS))[1:]
+    assert corpus.tokenizer.decode([row[1:].tolist() for row in rows]) == left
+    assert corpus.train.bytes == sum(len(text.encode()) for text in left)
+    assert type(open_files("text/00.txt")) is TextFile
+    for spec, sentence in (("text/*.md", "no file"), ("*", "several kinds|no file")):
+        (place / "a.bin").write_bytes(b"")
+        with pytest.raises(UserError, match=sentence):
+            open_files(spec)
+
+
+@each("tokenizer", ["byte_bpe", "bpe"])
+def test_rows_of_parquet_are_documents(place, tokenizer):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    (place / "shards").mkdir(exist_ok=True)
+    for i in range(3):
+        table = pyarrow.table({"other": [1] * 8, "text": DOCUMENTS[8 * i : 8 * i + 8]})
+        parquet.write_table(table, f"shards/shard_0000{i}.parquet", row_group_size=3)
+    assert type(open_files("shards")) is Parquet
+    dev = "shards/shard_00002.parquet"
+    corpus = prepare_text(config("shards", dev, tokenizer=tokenizer, vocab_size=300), place / "data")[1]
+    if tokenizer == "bpe":
+        assert corpus.lost
+        return
+    assert corpus.dev.bytes == corpus.documents[:, 2].sum() == sum(len(t.encode()) for t in DOCUMENTS[16:])
+    rows = np.split(corpus.train.tokens, np.flatnonzero(corpus.train.tokens == EOS))[1:]
+    assert corpus.tokenizer.decode([row[1:].tolist() for row in rows]) == DOCUMENTS[:16]
+    parquet.write_table(pyarrow.table({"other": [1]}), "bad.parquet")
+    with pytest.raises(UserError, match=r"bad\.parquet is no Parquet table with a column 'text'"):
+        list(open_files("bad.parquet").units())
+
+
+# -------------------------------------------------------------------------------------------------- shards
+
+
+def header(magic, version, count):
+    numbers = np.zeros(256, "<i4")
+    numbers[:3] = magic, version, count
+    return numbers.tobytes()
+
+
+LAYOUTS = {
+    "nanogpt.bin": lambda ids: np.array(ids, "<u2").tobytes(),
+    "gpt2.bin": lambda ids: header(20240520, 1, len(ids)) + np.array(ids, "<u2").tobytes(),
+    "llama.bin": lambda ids: header(20240801, 7, len(ids)) + np.array(ids, "<u4").tobytes(),
+}
+
+
+@each("name", LAYOUTS)
+def test_shards_are_the_tokens_of_their_text(place, theirs, name):
+    ids = [token for text in DOCUMENTS for token in [0, *theirs.encode(text).ids]]
+    cut = len(ids) // 2 + 3
+    for part, tokens in (("train_0", ids[:cut]), ("train_1", ids[cut:]), ("val_0", ids)):
+        (place / f"{part}_{name}").write_bytes(LAYOUTS[name](tokens))
+    data, corpus = LanguageModel.prepare(config(f"train_?_{name}", f"val_0_{name}"), place / "data")
+    expected = np.array([EOS, *(EOS if i == 0 else i + 4 for i in ids)])
+    for stream in (corpus.train, corpus.dev, corpus.test):
+        assert len(stream) == len(ids)
+        assert np.array_equal(stream.tokens[0 : len(ids) + 1], expected)
+        assert stream.bytes == sum(len(text.encode()) for text in DOCUMENTS)
+    for start, stop in ((0, 1), (cut - 2, cut + 5), (cut + 1, cut + 2), (len(ids), len(ids) + 9), (5, 5)):
+        assert np.array_equal(corpus.train.tokens[start:stop], expected[start:stop])
+    assert corpus.lost == ""
+    assert corpus.documents.sum(0)[[0, 2]].tolist() == [len(ids), corpus.test.bytes]
+    assert len(corpus.documents) == len(DOCUMENTS)
+    blocks = Blocks(corpus.train.tokens, block_len=16, rows=4, seed=0)
+    same = Blocks(expected, block_len=16, rows=4, seed=0)
+    assert all((blocks.at(i).ids == same.at(i).ids).all() for i in range(blocks.steps_per_epoch))
+    assert {path.name for path in corpus.folder.iterdir()} == {
+        "manifest.json",
+        "test.documents.npy",
+        "tokenizer.json",
+    }, "tokens are not copied"
+    assert prepare_text(data, place / "data")[1].folder == corpus.folder
+
+
+def test_an_array_of_numpy_is_a_shard_too(place):
+    np.save("a.npy", np.arange(9, dtype=np.uint16))
+    assert layout_of(place / "a.npy").count == 9
+    tokens = Shards("a", (place / "a.npy",)).tokens(np.arange(9))
+    assert tokens[0:4].tolist() == [EOS, 0, 1, 2]
+
+
+@each(
+    ("content", "sentence"),
+    [
+        (b"abc", "odd number"),
+        (header(20240520, 1, 9), "says that it has 9 tokens"),
+        (header(20240520, 7, 0), "is no shard of tokens"),
+        (header(20240522, 1, 0), "is no shard of tokens"),
+        (np.array([400], "<u2").tobytes(), "has the token 400, and the tokenizer has 329 entries"),
+    ],
+)
+def test_what_is_no_shard_is_refused(place, content, sentence):
+    (place / "a.bin").write_bytes(content)
+    (place / "b.bin").write_bytes(np.zeros(4, "<u2").tobytes())
+    with pytest.raises(UserError, match=sentence):
+        prepare_text(config("a.bin", "b.bin"), place / "data")
+
+
+def test_shards_need_their_tokenizer_and_no_text_beside_them(place):
+    (place / "a.bin").write_bytes(np.zeros(4, "<u2").tobytes())
+    (place / "text").write_text("text\n")
+    for name in ("bpe", "byte_bpe"):
+        with pytest.raises(UserError, match=f"--tokenizer is {name}.*name its file"):
+            prepare_text(config("a.bin", "a.bin", tokenizer=name), place / "data")
+    with pytest.raises(UserError, match="or none of them is"):
+        prepare_text(config("a.bin", "text"), place / "data")
+    with pytest.raises(UserError, match="this task reads text"):
+        BertPretraining.prepare(config("a.bin", "a.bin"), place / "data")
+
+
+def test_a_changed_shard_is_another_text(place):
+    (place / "a.bin").write_bytes(np.array([5, 6, 7, 0], "<u2").tobytes())
+    data, _ = prepare_text(config("a.bin", "a.bin"), place / "data")
+    (place / "a.bin").write_bytes(np.array([5, 6, 8, 0], "<u2").tobytes())
+    with pytest.raises(UserError, match="the text has digest"):
+        prepare_text(data, place / "data")
+    assert prepare_text(replace(data, digest=""), place / "data")[0].digest != data.digest
+
+
+@given(text=st.text(st.sampled_from("aBé1中 \n\r\t.'s/\u0301"), max_size=40))
+def test_words_of_all_tokenizers_end_where_pieces_are_cut(text):
+    places = [i for i in range(1, len(text)) if text[i] in " \n\r\t" and text[i - 1].isalnum()]
+    for words in WORDS:
+        split = pre_tokenizers.Split(Regex(words), "isolated")
+        whole = [word for word, _ in split.pre_tokenize_str(text)]
+        for place in places:
+            parts = [
+                word for part in (text[:place], text[place:]) for word, _ in split.pre_tokenize_str(part)
+            ]
+            assert parts == whole
