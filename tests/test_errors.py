@@ -18,6 +18,8 @@ SRC = Path(normlab.__file__).parent
 
 PARSERS = {
     "data/corpus.py": "json",
+    "data/files.py": "numpy.load",
+    "data/foreign.py": "base64 and int read a line of a file of tiktoken",
     "data/sources.py": "datasets raises ValueError for an unknown name or split",
     "training/pretrained.py": "json",
     "training/setups.py": "inspect.signature raises ValueError for what has none",

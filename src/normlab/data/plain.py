@@ -29,7 +29,7 @@ from normlab.data.corpus import (
 )
 from normlab.data.files import apart, open_files
 from normlab.data.ragged import Ints, Read, TokenArray, reader_of
-from normlab.data.readings import AnyText, Reading, mapped_tokens, reading_of
+from normlab.data.readings import AnyText, TextReading, mapped_tokens, reading_of
 from normlab.data.text import LineList, describe_shares, require_texts, require_unchanged
 from normlab.data.tokenizer import PAD, UNK
 from normlab.data.vocabulary import vocabulary
@@ -86,7 +86,7 @@ class TextCorpus(PreparedCorpus):
 
 
 def prepare_text(
-    config: DataConfig, root: str | Path, reading: Reading | None = None
+    config: DataConfig, root: str | Path, reading: TextReading | None = None
 ) -> tuple[DataConfig, TextCorpus]:
     """Read or generate the text and prepare it under ``root``, unless the same text is prepared there
     already.
@@ -111,7 +111,7 @@ def prepare_text(
     return config, replace(corpus, facts=origin | corpus.facts)
 
 
-def _tokens(folder: Path, reading: Reading, texts: Mapping[str, AnyText], name: str) -> TokenArray:
+def _tokens(folder: Path, reading: TextReading, texts: Mapping[str, AnyText], name: str) -> TokenArray:
     return reading.tokens(folder / f"{name}.tokens.npy", texts[name])
 
 
@@ -133,7 +133,12 @@ def _read(config: DataConfig) -> tuple[dict[str, AnyText], dict[str, str]]:
 
 
 def _fill(
-    work: Path, *, reading: Reading, texts: dict[str, AnyText], config: DataConfig, before: dict[str, bytes]
+    work: Path,
+    *,
+    reading: TextReading,
+    texts: dict[str, AnyText],
+    config: DataConfig,
+    before: dict[str, bytes],
 ) -> dict[str, Any]:
     tokenizer = vocabulary(config, reading.content(texts["train"]), ())
     tokenizer.save(work / "tokenizer.json")

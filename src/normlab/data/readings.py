@@ -39,7 +39,7 @@ AnyText: TypeAlias = "Text | Files"
 _TOKENS_AT_A_TIME: Final = 2**20
 
 
-class Reading(ABC):
+class TextReading(ABC):
     """A way to read texts, the same for train, dev and test."""
 
     key: str
@@ -80,7 +80,7 @@ def mapped_tokens(path: Path) -> TokenArray:
     return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
-def reading_of(config: DataConfig, texts: Iterable[AnyText]) -> Reading:
+def reading_of(config: DataConfig, texts: Iterable[AnyText]) -> TextReading:
     """Return how a language model reads these texts. Raises UserError if some are shards and others are not,
     and for shards without a tokenizer that others made.
     """
@@ -103,7 +103,7 @@ def reading_of(config: DataConfig, texts: Iterable[AnyText]) -> Reading:
 
 
 @final
-class ByLine(Reading):
+class ByLine(TextReading):
     """Line by line, an EOS at the end of each; the tokenizer may lose white space and rare characters."""
 
     key = "plain, tokens of documents"
@@ -150,7 +150,7 @@ class ByLine(Reading):
 
 
 @final
-class AsItIs(Reading):
+class AsItIs(TextReading):
     """Byte for byte, an EOS before each document."""
 
     key = "verbatim"
@@ -169,7 +169,7 @@ class AsItIs(Reading):
 
 
 @final
-class AsShards(Reading):
+class AsShards(TextReading):
     """Tokens that others wrote, which stay where they are."""
 
     key = "shards"
