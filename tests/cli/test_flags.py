@@ -21,7 +21,7 @@ from normlab.runs import RunFolder
 DATA = (
     "train_src train_tgt dev_src dev_tgt test_src test_tgt train_text dev_text test_text train_pairs "
     "dev_pairs test_pairs dataset source_lang target_lang builtin pretokenizer tokenizer vocab_size max_len "
-    "block_len document_mask word_dropout whole_word_masking target_vocab_mask"
+    "block_len word_dropout whole_word_masking target_vocab_mask"
 )
 MODEL = "dim ffn_dim heads kv_heads qk_norm_len max_positions encoder_layers decoder_layers dropout"
 OPTIM = (
