@@ -191,7 +191,7 @@ def test_documents_and_cuts_change_no_count(tmp_path, monkeypatch):
     text = "".join(f"  document {i}\n\n" + "word " * i + "\n\n" for i in range(30))
     whole = prepared(tmp_path, "byte_bpe", text, train=text)[1]
     monkeypatch.setattr(verbatim, "PIECE_CHARACTERS", 40)
-    monkeypatch.setattr(verbatim, "_TOKENS_AT_A_TIME", 7)
+    monkeypatch.setattr(verbatim, "TOKENS_AT_A_TIME", 7)
     (tmp_path / "b").mkdir()
     cut = prepared(tmp_path / "b", "byte_bpe", text, train=text)[1]
     assert np.array_equal(whole.test.tokens, cut.test.tokens)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, ClassVar, Final, final
 
 import numpy as np
@@ -21,19 +20,36 @@ BYTE_OF: Final = {chr(b): b for b in _PRINTABLE} | {chr(256 + n): b for n, b in 
 """The byte that a character of a piece's name stands for: GPT-2's alphabet of 256 printable characters."""
 
 
+class ByteLevel(Tokenizer):
+    """Base of tokenizers whose entries each stand for bytes, so that they take text as it is."""
+
+    verbatim: ClassVar[bool] = True
+    pieces: Sequence[bytes]
+    """The bytes of each entry, `[V]`; none of special tokens."""
+
+    def byte_counts(self) -> NDArray[np.int64]:
+        return np.array([len(piece) for piece in self.pieces])
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """Invert ``encode``, up to what the tokenizer normalises. What a model writes may be no UTF-8: U+FFFD
+        stands for such bytes.
+        """
+        return [b"".join(map(self.pieces.__getitem__, line)).decode("utf-8", "replace") for line in ids]
+
+
 @final
-class BytePieces(Tokenizer):
+class BytePieces(ByteLevel):
     """Byte-level byte-pair encoding (Radford et al. 2019, Section 2.2, Language Models are Unsupervised
     Multitask Learners), with the words of GPT-2's regular expression, spaces and line ends included.
 
     Nothing is normalised, and no character is unknown.
     """
 
-    verbatim: ClassVar[bool] = True
-
     def __init__(self, backend: Backend) -> None:
         backend.encode_special_tokens = True
         self._backend = backend
+        names = sorted(backend.get_vocab().items(), key=lambda entry: entry[1])
+        self.pieces = [b"" if name in SPECIALS else bytes_of(name) for name, _ in names]
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> BytePieces:
@@ -75,21 +91,8 @@ class BytePieces(Tokenizer):
     def kind(self) -> str:
         return "byte-level byte-pair encoding"
 
-    @cached_property
-    def pieces(self) -> list[bytes]:
-        """The bytes of each entry; none of special tokens."""
-        names = sorted(self._backend.get_vocab().items(), key=lambda entry: entry[1])
-        return [b"" if name in SPECIALS else bytes_of(name) for name, _ in names]
-
-    def byte_counts(self) -> NDArray[np.int64]:
-        return np.array([len(piece) for piece in self.pieces])
-
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         return [line.ids for line in self._backend.encode_batch_fast(list(lines), add_special_tokens=False)]
-
-    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """Invert ``encode``. What a model writes may be no UTF-8: U+FFFD stands for such bytes."""
-        return [joined(self.pieces, line) for line in ids]
 
     def to_json(self) -> str:
         return self._backend.to_str(pretty=True)
@@ -109,11 +112,6 @@ def name_of(piece: bytes) -> str:
 
 
 _NAMES: Final = [name for name, _ in sorted(BYTE_OF.items(), key=lambda entry: entry[1])]
-
-
-def joined(pieces: Sequence[bytes], ids: Sequence[int]) -> str:
-    """Return the text of entries; U+FFFD stands for bytes that are no UTF-8."""
-    return b"".join(map(pieces.__getitem__, ids)).decode("utf-8", "replace")
 
 
 def _untrained() -> Backend:

@@ -10,14 +10,13 @@ from typing import ClassVar, Final, TypeAlias, final
 
 import numpy as np
 
-from normlab.data.ragged import Ints
+from normlab.data.ragged import TOKENS_AT_A_TIME, Ints
 from normlab.data.sources import Text, file_of, open_text
 from normlab.data.text import TextFile, Unit, filled_in
 from normlab.data.tokenizer import EOS
 from normlab.errors import UserError
 
 _ROWS_AT_A_TIME: Final = 1000
-_TOKENS_AT_A_TIME: Final = 2**20
 TEXT_COLUMN: Final = "text"
 
 
@@ -172,8 +171,8 @@ class ShardTokens:
         """Return the SHA-256 of all tokens. Raises UserError for one that the tokenizer does not have."""
         whole = hashlib.sha256()
         for file, part in zip(self._files, self._parts, strict=True):
-            for start in range(0, len(part), _TOKENS_AT_A_TIME):
-                tokens = part[start : start + _TOKENS_AT_A_TIME]
+            for start in range(0, len(part), TOKENS_AT_A_TIME):
+                tokens = part[start : start + TOKENS_AT_A_TIME]
                 if (largest := int(tokens.max())) >= len(self._ours) or int(tokens.min()) < 0:
                     raise UserError(
                         f"{file} has the token {largest}, and the tokenizer has {len(self._ours):,} entries; "

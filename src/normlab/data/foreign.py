@@ -13,15 +13,15 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar, Final, Self, final
+from typing import Any, Final, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as Backend
 
 from normlab.config.units import count
-from normlab.data.byte_level import bytes_of, joined, name_of
-from normlab.data.tokenizer import EOS, SPECIALS, Tokenizer, library_errors
+from normlab.data.byte_level import ByteLevel, bytes_of, name_of
+from normlab.data.tokenizer import EOS, SPECIALS, library_errors
 from normlab.errors import UserError
 
 FOREIGN: Final = "foreign"
@@ -70,13 +70,11 @@ ENCODINGS: Final = {
 
 
 @final
-class ForeignPieces(Tokenizer):
+class ForeignPieces(ByteLevel):
     """A byte-level tokenizer of others behind our special tokens: its entry i is our entry i + 4.
 
     Its own special tokens stay unused in text; as parts of token shards they are our EOS.
     """
-
-    verbatim: ClassVar[bool] = True
 
     def __init__(self, backend: Backend, pieces: Sequence[bytes], fields: Mapping[str, Any]) -> None:
         """``pieces`` are the bytes of its entries, none for a special token or a gap."""
@@ -139,9 +137,6 @@ class ForeignPieces(Tokenizer):
     def kind(self) -> str:
         return "byte-level byte-pair encoding of others"
 
-    def byte_counts(self) -> NDArray[np.int64]:
-        return np.array([len(piece) for piece in self.pieces])
-
     def ours(self) -> NDArray[np.int32]:
         """Return our entry for each of theirs; special tokens and gaps are EOS."""
         entries = np.arange(_OFFSET, len(self.pieces), dtype=np.int32)
@@ -150,10 +145,6 @@ class ForeignPieces(Tokenizer):
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         encoded = self._backend.encode_batch_fast(list(lines), add_special_tokens=False)
         return [[i + _OFFSET for i in line.ids] for line in encoded]
-
-    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """Invert ``encode``, up to what the tokenizer normalises, and as ``byte_level.joined``."""
-        return [joined(self.pieces, line) for line in ids]
 
     def to_json(self) -> str:
         return json.dumps({FOREIGN: self._fields})

@@ -30,6 +30,8 @@ class TokenArray(Protocol):
 
 Read: TypeAlias = Callable[[int, int], Ints]
 
+TOKENS_AT_A_TIME = 2**20
+"""Tokens that are read, counted or hashed together, so that memory stays bounded."""
 LARGE_BYTES = 2**25
 """Mapped files of at least this size are read in ranges; a smaller one may stay in memory as a whole."""
 

@@ -7,7 +7,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final, cast, final
+from typing import cast, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from normlab.data import verbatim
 from normlab.data.corpus import Encoded, id_type
 from normlab.data.files import AnyText, Folder, Parquet, Shards, ShardTokens
 from normlab.data.foreign import ForeignPieces
-from normlab.data.ragged import ArrayWriter, Ragged, TokenArray
+from normlab.data.ragged import TOKENS_AT_A_TIME, ArrayWriter, Ragged, TokenArray
 from normlab.data.sources import Text
 from normlab.data.text import (
     Overlap,
@@ -35,7 +35,6 @@ from normlab.data.tokenizer import EOS, Tokenizer
 from normlab.data.vocabulary import LEARNED, is_verbatim, vocabulary
 from normlab.errors import UserError
 
-_TOKENS_AT_A_TIME: Final = 2**20
 
 
 class TextReading(ABC):
@@ -185,8 +184,8 @@ class AsShards(TextReading):
 
     def encode(self, path: Path, tokenizer: Tokenizer, text: AnyText) -> Encoded:
         encoded, tokens = Encoded(tokenizer.vocab_size), self._of(text)
-        for start in range(1, len(tokens), _TOKENS_AT_A_TIME):
-            part = tokens[start : start + _TOKENS_AT_A_TIME]
+        for start in range(1, len(tokens), TOKENS_AT_A_TIME):
+            part = tokens[start : start + TOKENS_AT_A_TIME]
             encoded.counts += np.bincount(part, minlength=tokenizer.vocab_size)
         encoded.bytes = int(encoded.counts @ tokenizer.byte_counts())
         if not path.name.startswith("train"):
@@ -209,8 +208,8 @@ class AsShards(TextReading):
     def _units(self, tokens: TokenArray) -> Iterator[Unit]:
         """Yield the documents as text."""
         held: list[int] = []
-        for start in range(1, len(tokens), _TOKENS_AT_A_TIME):
-            part = np.asarray(tokens[start : start + _TOKENS_AT_A_TIME])
+        for start in range(1, len(tokens), TOKENS_AT_A_TIME):
+            part = np.asarray(tokens[start : start + TOKENS_AT_A_TIME])
             first, *others = np.split(part, np.flatnonzero(part == EOS))
             held += first.tolist()
             for document in others:

@@ -12,14 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normlab.data.corpus import Encoded, id_type
-from normlab.data.ragged import ArrayWriter, Ragged, TokenArray
+from normlab.data.ragged import TOKENS_AT_A_TIME, ArrayWriter, Ragged, TokenArray
 from normlab.data.text import Survey, Unit, count_words, document_sizes
 from normlab.data.tokenizer import EOS, Tokenizer
 
 PIECE_CHARACTERS: Final = 2**16
 """Documents are cut into pieces of at most so many characters, which a tokenizer sees each on its own."""
 _PIECES_AT_A_TIME: Final = 32
-_TOKENS_AT_A_TIME: Final = 2**20
 _BREAK: Final = b"\xff"
 """Stands between documents in a digest; no UTF-8 has it."""
 
@@ -121,8 +120,8 @@ def documents(units: Iterable[Unit], tokens: TokenArray, tokenizer: Tokenizer) -
     begins = np.cumsum(size) - size
     held = np.zeros((len(begins), 2), np.int64)
     lengths, place = tokenizer.byte_counts(), 0
-    for start in range(1, len(tokens), _TOKENS_AT_A_TIME):
-        part = np.asarray(tokens[start : start + _TOKENS_AT_A_TIME])
+    for start in range(1, len(tokens), TOKENS_AT_A_TIME):
+        part = np.asarray(tokens[start : start + TOKENS_AT_A_TIME])
         length = lengths[part]
         ends = place + np.cumsum(length)
         owner = np.searchsorted(begins, ends - length, side="right") - 1 - (part == EOS)

@@ -108,8 +108,8 @@ THEOREM1: Final = declare(
 )
 
 
-def _flat(measure: str) -> Claim:
-    means = "flat: the last layer has between half and twice the gradient of the first"
+def _flat(measure: str, other: str = "the first") -> Claim:
+    means = f"flat: the last layer has between half and twice the gradient of {other}"
     return within(measure, 0.5, 2.0, convention=means)
 
 
@@ -174,6 +174,6 @@ APPENDIX_F: Final = declare(
             )
             for where in _PLACES
         ),
-        *(_flat(f"pre_{where}_W2_last_over_middle") for where in _PLACES),
+        *(_flat(f"pre_{where}_W2_last_over_middle", "the middle one") for where in _PLACES),
     ),
 )
