@@ -41,7 +41,7 @@ faults-hidden_table faults-copied_layers faults2-labels_rolled faults2-half_stre
 faults2-router_softmax_batch faults3-ckpt_rng faults3-clip_subset
 planted-missing_residual planted-shifted_the_wrong_way
 """.split()
-"""The cases of `make test`: a few seconds each, of every group of properties."""
+"""Cases that the slow tests check of every list: a few seconds each, of every group of properties."""
 MINUTES = ("cases", "faults3", "sound3")
 """Lists that the slow tests check whole; the others are run by hand."""
 NOT_FINITE = (
@@ -67,11 +67,12 @@ CASES = {f"{name}-{case.name}": (name, case) for name, every in LISTS.items() fo
 
 
 def parameters() -> list:
-    """Return a parameter for each case: the sample, the lists that take minutes, and the rest."""
-    marks = {
-        key: pytest.mark.slow if name in MINUTES else pytest.mark.long for key, (name, _) in CASES.items()
-    }
-    return [pytest.param(key, id=key, marks=() if key in SAMPLE else (marks[key],)) for key in CASES]
+    """Return a parameter for each case: slow for the sample and the lists that take minutes, or long."""
+    slow = {key for key, (name, _) in CASES.items() if key in SAMPLE or name in MINUTES}
+    return [
+        pytest.param(key, id=key, marks=pytest.mark.slow if key in slow else pytest.mark.long)
+        for key in CASES
+    ]
 
 
 def output(model: nn.Module, batch: object) -> object:
@@ -145,7 +146,6 @@ def test_every_case_of_a_list_computes_and_its_place_exists(name):
     each("case", LISTS[name].values(), ids=lambda case: case.name)(computes_and_its_place_exists)()
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("key", parameters())  # all: python tests/corpus/run.py
 def test_a_fault_is_named_first_and_a_sound_step_has_no_failure(key, request):
