@@ -36,7 +36,6 @@ from normlab.data.vocabulary import LEARNED, is_verbatim, vocabulary
 from normlab.errors import UserError
 
 
-
 class TextReading(ABC):
     """A way to read texts, the same for train, dev and test."""
 
