@@ -16,7 +16,7 @@ from normlab.config.io import to_json
 from normlab.report.run import run_page
 from normlab.runs import RunFolder, Runs
 from normlab.training.train import train
-from training.tiny import tiny, write_text
+from training.tiny import tiny, tiny_language_model, write_plain, write_text
 
 PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
 LINES = [
@@ -146,16 +146,19 @@ def test_the_commands_of_the_page_work(tmp_path, monkeypatch):
     pytest.importorskip("tensorboard")
     small = tiny(write_text(tmp_path / "text"), steps=3, validate_every_steps=1, dev_decode_sentences=2)
     (tmp_path / "small.json").write_text(to_json(small))
+    plain = tiny_language_model(write_plain(tmp_path / "plain"), steps=3, validate_every_steps=1)
+    plain = replace(plain, optim=replace(plain.optim, warmup_steps=1))
+    (tmp_path / "plain.json").write_text(to_json(plain))
     (tmp_path / "test.de").write_bytes((tmp_path / "text" / "test_src.txt").read_bytes())
     monkeypatch.chdir(tmp_path)
     latest = ""
     for line in LINES:
-        _, command, *words = shlex.split(line.replace("RUN", latest))
+        _, command, *words = shlex.split(line.replace("RUN", latest).replace("language_model", "plain.json"))
         if command == "train":
             before = {folder.path.name for folder in Runs("runs")}
             words = ["--config", "small.json", "--seed", "2", *words]
         assert main([command, *words]) == 0, line
-        if command == "train":
+        if command == "train" and "plain.json" not in words:
             (latest,) = {folder.path.name for folder in Runs("runs")} - before
     assert (tmp_path / "runs" / latest / "diagnosis-step-0.html").exists()
     assert list((tmp_path / "runs" / latest / "tensorboard").iterdir())
