@@ -52,7 +52,7 @@ def meant(config):
     silent = {"gradients"} if model.scheme == SILENT else set()
     # a gradient that is stopped is not the slope, and weights are scaled beside the optimiser's step
     silent |= {"derivative"} if model.encoder_placement == "gpas" else set()
-    silent |= {"step"} if model.weight_constraint != "freeweights" else set()
+    silent |= {"step", "overfit"} if model.weight_constraint != "freeweights" else set()
     # a step that is proportional to a small gradient is rounded away
     silent |= {"update"} if config.optim.optimiser in ("sgd", "radam_sgd") else set()
     return silent | (set() if Placement.registry[model.encoder_placement].normed else {"norms"})

@@ -81,7 +81,7 @@ def test_the_users_script_has_90_lines_and_the_glue_ten():
 
 @pytest.mark.slow
 def test_a_file_is_compared_with_its_changed_copy_from_the_command_line(here, capsys):
-    typed = ["compare", "--setup", "base.py", "change.py", "--lrs", "3e-3", "--seeds", "2", "--steps", "20"]
+    typed = ["compare", "--setup", "base.py", "change.py", "--lrs", "1e-2", "--seeds", "2", "--steps", "60"]
     assert main([*typed, "--jobs", "2", "--threads", "1", "--out", "out"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"(base|change).py against (base|change).py: parameters [+-]", out)

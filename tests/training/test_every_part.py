@@ -21,10 +21,14 @@ BASE = Config(
     optim=OptimConfig(lr=2e-3, schedule="constant", warmup_steps=20, decay_step=25),
     train=TrainConfig(steps=STEPS, max_tokens=1024),
 )
-TYPED = {"fixup": "fixup+untied", "enc:A/dec:B": "enc:post/dec:pre"}
+TYPED = {
+    "fixup": "fixup+untied",
+    "nanochatstart": "pre+nanochatstart+untied",
+    "enc:A/dec:B": "enc:post/dec:pre",
+}
 """The recipe for a row that cannot stand alone."""
-LR = {"sgd": 0.3}
-"""Learning rates for optimisers for which Adam's would be far too low."""
+LR = {"sgd": 0.3, "like:nanochat": 0.02, "like:ngpt": 0.02}
+"""Learning rates for optimisers and baselines for which Adam's would be far too low."""
 DIVERGE: set[str] = set()
 """Rows whose source says that they diverge at this size: there is none, because the divergences of the
 papers (liu2020, Section 5.3: ReZero, FixUp and LookLinear) are at 18 layers."""

@@ -148,7 +148,9 @@ def _read(reader: _StreamReader, globs: Sequence[str]) -> Structure:
         read = [(block, steps) for block in blocks if (steps := reader.steps(block))]
         kinds = {reader.kind(block) for block, _ in read}
         failed = [b for b in blocks if b not in [block for block, _ in read] and reader.kind(b) in kinds]
-        if read and not failed:
+        if read and not failed and (gap := reader.gap(read)):
+            unread[name] = gap
+        elif read and not failed:
             stacks[name] = reader.stack(name, read)
         elif blocks and not _inside(name, unread):
             unread[name] = reader.sentence(name, blocks, (failed or blocks)[0])
@@ -200,6 +202,13 @@ class _StreamReader:
                 break
             blocks.append(block)
         return blocks
+
+    def gap(self, read: Sequence[tuple[BlockReader, list[StreamStep]]]) -> str:
+        """Say in which block the stream is changed by what no module puts out; empty for none."""
+        for block, steps in read:
+            if not all(block.branches(step) for step in steps):
+                return f"in {block.path} the stream is changed by what no module puts out"
+        return ""
 
     def stack(self, name: str, read: Sequence[tuple[BlockReader, list[StreamStep]]]) -> StackView:
         views = [self._view(b, steps, s, y) for b, steps in read for s in steps for y in b.branches(s)]

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from normlab.config.model import ModelConfig
-from normlab.nn.kernels.fused import scaled_to
-from normlab.nn.norm import Norm, RMSNormWithoutGain
+from normlab.nn.kernels.fused import root_mean_square_normed, scaled_to
+from normlab.nn.norm import Norm
 from normlab.nn.registry import Registered, Registry
 
 
@@ -140,13 +140,12 @@ class RotatedThenNormed(QueryKeyNorm, name="ropenormed"):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.norm = RMSNormWithoutGain(config.head_width)
 
     def queries(self, q: Tensor) -> Tensor:
-        return 1.2 * self.norm(q)
+        return 1.2 * root_mean_square_normed(q, q.new_ones(q.shape[-1]), eps=1e-6)
 
     def keys(self, k: Tensor) -> Tensor:
-        return 1.2 * self.norm(k)
+        return self.queries(k)
 
 
 class ScaledUnitHeads(QueryKeyNorm, name="ngptnormed"):

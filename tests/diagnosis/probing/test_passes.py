@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from cases import each
-from contracts.variants import BY_PLACEMENT, build, inputs, label, loss_of, uniform
+from contracts.variants import build, inputs, label, loss_of, uniform
+from diagnosis.following import READABLE
 from diagnosis.small import untouched
 from normlab.diagnosis.studies.gradients import parameter_gradients
 from normlab.diagnosis.studies.output_change import output_change
@@ -35,7 +36,7 @@ def backward(subject) -> BackwardPass:
 
 
 @pytest.mark.slow
-@each("config", BY_PLACEMENT, ids=label)
+@each("config", READABLE, ids=label)
 def test_a_pass_tells_which_tokens_are_real(config):
     subject = subject_of(config)
     given, model = subject.batch, subject.model

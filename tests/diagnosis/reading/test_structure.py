@@ -8,10 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cases import each
-from contracts.variants import BY_PLACEMENT, CONFIG, build, inputs, label, perturbed, uniform
-from diagnosis.following import alike, follow, shape_of
+from contracts.variants import CONFIG, build, inputs, label, perturbed, uniform
+from diagnosis.following import READABLE, UNREAD, alike, follow, shape_of
 from normlab.config.config import ModelConfig
 from normlab.diagnosis import read_structure
+from normlab.diagnosis.structure import UnreadError
 from normlab.nn import Decoder, DeepNorm, Encoder, sites
 from normlab.tasks.task import build_model
 
@@ -28,6 +29,7 @@ PLACEMENTS = {
     "b2t": {"post", "other"},
     "b2t_code": {"post", "other"},
     "admin_rescaled": {"post"},
+    "hybridnorm": {"post", "other"},
 }
 """Of sublayers as they are read; every other placement of ours is none of these three."""
 
@@ -44,7 +46,15 @@ def unchanged(model: nn.Module, read) -> None:
 
 
 @pytest.mark.slow
-@each("config", BY_PLACEMENT, ids=label)
+@each("name", UNREAD)
+def test_what_is_no_stream_of_sums_is_not_read(name):
+    model = build(uniform(name))
+    with pytest.raises(UnreadError, match=UNREAD[name]):
+        read_structure(model, inputs(model))
+
+
+@pytest.mark.slow
+@each("config", READABLE, ids=label)
 def test_every_placement_of_ours_is_read_from_its_numbers(config):
     model = perturbed(config, dtype=torch.float32)
     structure = read_structure(model, inputs(model))
@@ -64,7 +74,7 @@ def test_every_placement_of_ours_is_read_from_its_numbers(config):
 
 
 @pytest.mark.slow
-@each("config", BY_PLACEMENT, ids=label)
+@each("config", READABLE, ids=label)
 def test_every_start_of_ours_is_read_as_well(config):
     model = build(config)
     structure = None

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.autograd.functional import jvp
 
 from cases import each
-from contracts.variants import BY_PLACEMENT, build, inputs, label, loss_of, perturbed, uniform
+from contracts.variants import build, inputs, label, loss_of, perturbed, uniform
+from diagnosis.following import READABLE
 from normlab.diagnosis.studies.dependency import FrozenNorm, dependency, residual_dependency
 from normlab.diagnosis.subject import Subject
 from normlab.nn import LayerNorm, Norm
@@ -100,7 +101,7 @@ def without_norm_biases(config) -> nn.Module:
 
 
 @pytest.mark.slow
-@each("config", BY_PLACEMENT, ids=label)
+@each("config", READABLE, ids=label)
 def test_every_placement_is_that_of_its_own_write_part_by_part(config):
     model = without_norm_biases(config)
     table = dependency(replace(subject_of(model), padding_masks=masks(model)), tokens=256)
