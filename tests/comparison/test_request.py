@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from cases import each
-from normlab.comparison.result import CompareRequest, on_backend
+from normlab.comparison.grid import on_backend
+from normlab.comparison.result import CompareRequest
 from normlab.config.config import Config, MachineConfig, run_id
 from normlab.training.devices import resolved_precision
 from normlab.training.jobs import usable_cores

@@ -1,7 +1,12 @@
 """``normlab compare --setup``: a training script of somebody's own against a changed copy of itself."""
 
+import itertools
 import re
+import signal
+import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,12 +86,27 @@ def test_the_users_script_has_90_lines_and_the_glue_ten():
 
 @pytest.mark.slow
 def test_a_file_is_compared_with_its_changed_copy_from_the_command_line(here, capsys):
-    typed = ["compare", "--setup", "base.py", "change.py", "--lrs", "1e-2", "--seeds", "2", "--steps", "60"]
+    typed = [
+        "compare",
+        "--setup",
+        "base.py",
+        "A=change.py",
+        "--lrs",
+        "6e-3",
+        "--seeds",
+        "2",
+        "--steps",
+        "150",
+    ]
     assert main([*typed, "--jobs", "2", "--threads", "1", "--out", "out"]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"(base|change).py against (base|change).py: parameters [+-]", out)
-    assert "Two seeds of the same recipe differ by" in out
-    assert "Training loss" in (here / "out" / "comparison.html").read_text(encoding="utf-8")
+    assert re.search(r"(base.py|A) against (base.py|A): parameters [+-]", out)
+    assert "Two seeds of the same setup differ by" in out
+    page = (here / "out" / "comparison.html").read_text(encoding="utf-8")
+    text = re.sub(r"<(script|style|pre)\b.*?</\1>|<[^>]+>", " ", page, flags=re.DOTALL)
+    assert "change.py: GPT, AdamW, own rate 3e-3" in text
+    assert "2 setups" in text
+    assert "recipe" not in text.lower()
 
 
 def test_a_file_is_compared_with_its_changed_copy(here, capsys, monkeypatch):
@@ -147,6 +167,80 @@ def test_files_that_cannot_be_compared_are_refused(here, capsys, damage, words):
 def test_flags_that_nothing_reads_are_refused(here, capsys):
     assert main(["compare", "--setup", "base.py", "change.py", "--dim", "48"]) == 2
     assert "nothing reads --dim" in capsys.readouterr().err
+
+
+def test_runs_that_are_done_are_kept_when_a_comparison_is_stopped(tmp_path):
+    out, stopped = tmp_path / "out", tmp_path / "stopped"
+
+    def loss(model, batch):
+        states = {run.status().state for run in Runs(out)}
+        if {"done", "running"} <= states and not stopped.exists():
+            stopped.touch()
+            raise KeyboardInterrupt
+        return loss_of(model, batch)
+
+    made = {
+        n: lambda seed, w=w: replace(setup_of(seed, w), loss=loss) for n, w in (("narrow", 8), ("wide", 16))
+    }
+    base = Config(train=TrainConfig(steps=20), machine=MachineConfig(threads=1))
+    request = CompareRequest(lrs=(0.02,), seeds=1, out=out, base=base)
+    with pytest.raises(KeyboardInterrupt):
+        compare(request, setups=made)
+    first = {run.status().state: run.path / "metrics.jsonl" for run in Runs(out)}
+    assert sorted(first) == ["done", "interrupted"]
+    before = first["done"].stat().st_mtime_ns, first["done"].read_bytes()
+    assert not compare(request, setups=made).failed
+    assert [run.status().state for run in Runs(out)] == ["done", "done"]
+    assert (first["done"].stat().st_mtime_ns, first["done"].read_bytes()) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "kill"])
+def test_the_same_command_goes_on_after_it_was_stopped(here, kind):
+    typed = ["compare", "--setup", "base.py", "change.py", "--lrs", "3e-3", "--seeds", "1", "--steps", "300"]
+    words = [sys.executable, "-m", "normlab", *typed, "--jobs", "1", "--threads", "1", "--out", "out"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        until(lambda: {"done", "running"} <= {run.status().state for run in Runs(here / "out")})
+        process.send_signal(kind)
+        said = process.communicate()[1]
+    until(lambda: "running" not in {run.status().state for run in Runs(here / "out")})
+    assert process.returncode == (130 if kind == signal.SIGINT else -kind)
+    assert ("runs that are done are kept, and the same command trains the others" in said) == (
+        kind == signal.SIGINT
+    )
+    (done,) = [run for run in Runs(here / "out") if run.status().state == "done"]
+    before = (done.path / "metrics.jsonl").stat().st_mtime_ns
+    assert subprocess.run(words, capture_output=True, check=False).returncode == 0
+    assert [run.status().state for run in Runs(here / "out")] == ["done", "done"]
+    assert (done.path / "metrics.jsonl").stat().st_mtime_ns == before
+
+
+def until(condition):
+    """Wait for something that takes seconds on a busy machine."""
+    end = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def test_code_that_changes_while_a_comparison_goes_on_is_not_trained_as_what_it_was(here):
+    config = SetupGrid(requested(lrs=(3e-3,)), FILES).config("change.py", 3e-3, 1)
+    change = Path("change.py")
+    change.write_text(change.read_text().replace("ReLU", "Tanh"))
+    with pytest.raises(UserError, match=r"the code of change\.py has changed since the comparison began"):
+        train_own(config, here, FILES)
+
+
+def test_batches_that_their_seed_does_not_fix_are_refused(tmp_path):
+    drawn = itertools.count()
+
+    def made(seed):
+        text = Text()
+        text.batches = text.batches[next(drawn) :]
+        return replace(setup_of(seed, 8), batches=text)
+
+    with pytest.raises(UserError, match="one draws other batches each time from the same seed"):
+        SetupGrid(CompareRequest(setup=("one", "two"), out=tmp_path), {"one": made, "two": made})
 
 
 def test_functions_are_compared_in_this_process(tmp_path):

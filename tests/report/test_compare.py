@@ -139,7 +139,7 @@ def test_missing_runs_are_reported_and_the_page_goes_on(otherwise: str) -> None:
 
 
 def test_a_test_text_of_its_own_and_one_that_is_dev(html: str, otherwise: str) -> None:
-    assert "The test text played no part in any choice" in section(html, "method")
+    assert "The test scores played no part in any choice" in section(html, "method")
     assert "serves as the test text" not in html
     assert "played no part" not in otherwise
     assert "serves as the test text" in section(otherwise, "method")

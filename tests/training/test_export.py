@@ -17,7 +17,7 @@ from normlab.tasks.task import build_model
 from normlab.training.export import difference, family_of, hugging_face
 from normlab.training.families import FAMILIES
 from normlab.training.recipes.grammar import resolve
-from normlab.training.sampling import prompt_of, sample, text_of
+from normlab.training.sampling import decoder_of, prompt_of, sample, text_of
 from normlab.training.train import train
 from training.tiny import tiny_language_model, write_plain
 
@@ -60,28 +60,42 @@ def test_logits_are_the_same(recipe, changes, kind):
     assert apart < 1e-5 * max(largest, 1.0)
 
 
-@pytest.mark.parametrize("recipe", FITS[-3:], ids=lambda one: one[2])
-def test_greedy_text_of_500_tokens_is_the_same(recipe):
-    config, model = drawn(*recipe[:2])
-    other = hugging_face(family_of(config), config, model).double()
-    prompt, model = [3, 17, 5], model.double()
-    ours = generate(model, prompt, [0], lambda p: likeliest(p, 1), count=500, window=600)[0]
-    given = torch.tensor([prompt])
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["like:gpt2", "like:llama", "like:olmo2"])
+def test_a_trained_run_goes_on_in_the_other_library(recipe, tmp_path):
+    import transformers
+
+    config = tiny_language_model(write_plain(tmp_path / "text"), recipe, steps=20, lr=0.02)
+    trained, out = train(config, tmp_path / "runs"), tmp_path / "exported"
+    assert main(["run", "export", str(trained.path), "--to", "huggingface", "--out", str(out)]) == 0
+    other = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    tokens = transformers.AutoTokenizer.from_pretrained(out)("twenty one", return_tensors="pt")
+    model, tokenizer, _ = decoder_of(trained)
+    prompt = prompt_of(tokenizer, "twenty one")
+    assert tokens["input_ids"][0].tolist() == prompt
+    apart, largest = difference(model, other, config)
+    assert apart < 1e-5 * max(largest, 1.0)
+    window = len(prompt) + 500
+    ours = generate(model.double(), prompt, [0], lambda p: likeliest(p, 1), count=500, window=window)[0]
     how = {"do_sample": False, "max_new_tokens": 500, "suppress_tokens": [0], "eos_token_id": None}
-    theirs = other.generate(given, attention_mask=torch.ones_like(given), **how)[0, 3:]
-    apart = (ours != theirs).nonzero()
-    if len(apart):
-        with torch.no_grad():
-            top = model(torch.tensor([[*prompt, *ours[: int(apart[0])].tolist()]]))[0, -1].topk(2).values
+    theirs = other.double().generate(**tokens, **how)[0, len(prompt) :]
+    changed = (ours != theirs).nonzero()
+    if len(changed):
+        before = torch.tensor([[*prompt, *ours[: int(changed[0])].tolist()]])
+        top = model(before)[0, -1].topk(2).values
         assert float(top[0] - top[1]) < 1e-5
+    assert len(ours) == 500
 
 
 def test_recipes_that_fit_nowhere_are_refused_part_by_part():
     config = resolve("post+rmsnorm+nobias+swiglu+rope", BASE)
     with pytest.raises(
-        UserError, match=r"nearest is llama, but decoder_placement is post, and llama has pre"
-    ):
+        UserError, match="nearest is llama, but decoder_placement is post, and llama has pre"
+    ) as no:
         family_of(config)
+    others = [line.strip().partition(":")[0] for line in str(no.value).splitlines()[1:-1]]
+    assert others == [family.kind for family in FAMILIES if family.kind != "llama"]
+    assert "norm is rmsnorm, and gpt2 has layernorm" in str(no.value)
     with pytest.raises(UserError, match="of the task translation"):
         family_of(Config())
 

@@ -3,7 +3,8 @@ import sys
 import pytest
 
 from normlab.cli.main import main
-from normlab.comparison.result import CompareRequest, on_backend
+from normlab.comparison.grid import on_backend
+from normlab.comparison.result import CompareRequest
 from normlab.config.config import Config, MachineConfig
 from normlab.errors import UserError
 from normlab.training.backends import BACKENDS, backend

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -16,14 +18,17 @@ import pytest
 import torch
 from torch import distributed
 
+from normlab.nn import Decoder
 from normlab.runs import RunFolder
+from normlab.tasks.language_model import LanguageModel
+from normlab.tasks.task import build_model
 from normlab.tasks.translation import Translation
 from normlab.training.ranks import SINGLE_PROCESS, OtherRankError, Ranks, check_share, join_processes
 from normlab.training.replay import examine
 from normlab.training.train import train
 from normlab.training.trainer import Trainer
 from training.ranked import command, environment, finish, folder_of
-from training.tiny import tiny
+from training.tiny import tiny, tiny_language_model, write_plain
 
 STEPS, EACH = 20, 2048
 """Steps of whole runs; positions of a rank's micro-batches in a step."""
@@ -132,8 +137,9 @@ def differences(found, wanted) -> dict[str, float]:
     return {n: float((found[n] - g).norm() / g.norm().clamp(min=smallest)) for n, g in wanted.items()}
 
 
-def work(rank: int, folder: str, path: list[str], configs: dict) -> None:
-    """One rank: write the gradient of each configuration to a file."""
+@contextmanager
+def one_of_two(rank: int, folder: str, path: list[str]) -> Generator[Ranks]:
+    """The ranks of this process, which meets another in a folder."""
     sys.path[:] = path
     torch.set_num_threads(1)
     os.environ |= {"WORLD_SIZE": "2", "RANK": str(rank)}
@@ -141,6 +147,13 @@ def work(rank: int, folder: str, path: list[str], configs: dict) -> None:
         "gloo", f"file://{folder}/meeting", timedelta(seconds=60), world_size=2, rank=rank
     )
     with join_processes(torch.device("cpu")) as (ranks, _):
+        yield ranks
+    distributed.destroy_process_group()
+
+
+def work(rank: int, folder: str, path: list[str], configs: dict) -> None:
+    """One rank: write the gradient of each configuration to a file."""
+    with one_of_two(rank, folder, path) as ranks:
         assert ranks.total(rank, 1) == [1, 2]
         assert ranks.any(rank == 1)
         assert not ranks.any(False)
@@ -151,7 +164,6 @@ def work(rank: int, folder: str, path: list[str], configs: dict) -> None:
         refused = ValueError if rank == 0 else OtherRankError
         with pytest.raises(refused):
             ranks.from_main(lambda: int("no number"))
-    distributed.destroy_process_group()
 
 
 def together(batches):
@@ -200,6 +212,35 @@ def test_one_batch_its_micro_batches_and_two_ranks_have_one_gradient(text, tmp_p
             assert max(differences(seen, wanted).values()) < 1e-5, name
         averaged = {n: g / 2 for n, g in seen.items()}
         assert max(differences(averaged, wanted).values()) > 0.4, "a mean would be seen"
+
+
+def weights_after(config, root: Path, ranks: Ranks = SINGLE_PROCESS) -> dict[str, torch.Tensor]:
+    """The weights of a language model after three steps."""
+    data, corpus = LanguageModel.prepare(config.data, root / "data")
+    task = LanguageModel(replace(config, data=data), corpus, torch.device("cpu"))
+    trainer = Trainer(task, ranks)
+    for _ in range(3):
+        trainer.step()
+    return {name: part.detach().clone() for name, part in trainer.parallel.parts.items()}
+
+
+def train_on_rank(rank: int, folder: str, path: list[str], config) -> None:
+    with one_of_two(rank, folder, path) as ranks:
+        torch.save(weights_after(config, Path(folder), ranks), Path(folder, str(rank)))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("loopback")
+def test_muon_steps_two_ranks_alike_and_as_one(tmp_path):
+    recipe = "pre+rmsnorm+nobias+swiglu+rope+muon"
+    config = tiny_language_model(write_plain(tmp_path / "text"), recipe, grad_accum_steps=2, max_tokens=256)
+    torch.multiprocessing.spawn(train_on_rank, args=(str(tmp_path), sys.path, config), nprocs=2)
+    first, second = (torch.load(tmp_path / str(rank), weights_only=True) for rank in range(2))
+    alone = weights_after(config, tmp_path / "alone")
+    assert all(torch.equal(first[name], second[name]) for name in alone)
+    assert max(differences(first, alone).values()) < 1e-5
+    start = build_model(Decoder, config.model, len(alone["embedding.weight"]), config.seeds.init)
+    assert min(differences(alone, start.state_dict()).values()) > 1e-3
 
 
 # ------------------------------------------------------------------------------------------- whole runs

@@ -24,7 +24,7 @@ from normlab.cli.options import (
 )
 from normlab.cli.run import FORCED, forced_lines
 from normlab.cli.terminal import STYLES, progress
-from normlab.comparison.result import AROUND, CompareRequest, Comparison, RecipeResult, on_backend
+from normlab.comparison.result import AROUND, CompareRequest, Comparison, RecipeResult
 from normlab.config.cost import amount
 from normlab.config.units import duration, p_value, rate
 from normlab.errors import UserError
@@ -88,6 +88,7 @@ class CompareCommand:
 
     def run(self) -> None:
         from normlab.comparison import compare, plan
+        from normlab.comparison.grid import on_backend
 
         request = on_backend(self.request(command_line()))
         if self.plan:
@@ -124,7 +125,7 @@ class CompareCommand:
 
 def _print_plan(planned: ComparePlan, *, jobs: int) -> None:
     """Print the runs of a plan, what they could tell, and the time they take."""
-    table = terminal.table("recipe", ">lr", ">seed", "run", "")
+    table = terminal.table(planned.noun, ">lr", ">seed", "run", "")
     for run in planned.sweep:
         table.add_row(run.recipe, rate(run.lr), str(run.seed), run.run, "done" if run.done else "to train")
     seconds, metric = planned.seconds, planned.metric
@@ -132,13 +133,16 @@ def _print_plan(planned: ComparePlan, *, jobs: int) -> None:
         *([table] if planned.sweep else []),
         *(f"{name}: {meaning}" for name, meaning in planned.resolves_to.items()),
         f"{'then ' if planned.sweep else ''}{planned.seed_runs} runs with the reported seeds at each "
-        f"recipe's best learning rate\n{seconds.step * 1000:.0f} ms a step, {duration(seconds.run)} a run, "
-        f"about {duration(planned.total_seconds)} in all with {jobs} at a time",
+        f"{planned.noun}'s best learning rate\n{seconds.step * 1000:.0f} ms a step, "
+        f"{duration(seconds.run)} a run, about {duration(planned.total_seconds)} in all with {jobs} at "
+        "a time",
     )
     if not planned.power:
         return
-    terminal.write("", "A difference of this size between two recipes would be found four times in five:")
-    tells = terminal.table(">seeds", f">{metric.label}", ">spreads of a recipe", ">runs", ">time")
+    terminal.write(
+        "", f"A difference of this size between two {planned.noun}s would be found four times in five:"
+    )
+    tells = terminal.table(">seeds", f">{metric.label}", f">spreads of a {planned.noun}", ">runs", ">time")
     for power in planned.power:
         size = metric.amount(power.difference) if power.difference is not None else "?"
         tells.add_row(str(power.seeds), size, f"{power.sd:.1f}", str(power.runs), duration(power.seconds))
@@ -160,7 +164,7 @@ def print_comparison(result: Comparison) -> None:
     seeds = f">{headline.label} by seed"
     counted = COSTS if any(recipe.cost for recipe in result.recipes) else ()
     header = (
-        "recipe",
+        result.noun,
         ">lr",
         f">{headline.label}",
         ">95% interval",
@@ -204,7 +208,7 @@ def print_comparison(result: Comparison) -> None:
         for d in models:
             about.add_row(f"{d.a} - {d.b}", headline.signed(d.models or 0.0), p_value(d.p_models or 0.0))
         terminal.write(
-            "", about, "p by exchanging outputs, not corrected: about these models, not their recipes"
+            "", about, f"p by exchanging outputs, not corrected: about these models, not their {result.noun}s"
         )
     terminal.write(*(f"failed: {reason}" for reason in result.failed))
     terminal.write(*forced_lines({recipe.name: recipe.forced for recipe in result.recipes if recipe.forced}))

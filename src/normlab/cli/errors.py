@@ -54,9 +54,18 @@ def report(error: Exception, argv: Sequence[str]) -> int:
     if not mistake:
         write(_please_report(argv))
         return BUG
-    sentence = _of_system(error, command) if isinstance(error, OSError) else lacking or error
+    sentence = _of_system(error, argv) if isinstance(error, OSError) else lacking or error
     write(f"normlab: {sentence}")
     return USAGE_ERROR
+
+
+def kept(argv: Sequence[str]) -> str:
+    """Say what a command that was stopped has left, and what it does when it is typed again."""
+    if next(iter(argv), "") not in RESUMABLE:
+        return ""
+    if any(word.partition("=")[0] == "--setup" for word in argv):
+        return "; runs that are done are kept, and the same command trains the others"
+    return "; the training is saved, and the same command continues it"
 
 
 def write(sentence: str) -> None:
@@ -65,7 +74,7 @@ def write(sentence: str) -> None:
         print(printable(sentence), file=sys.stderr, flush=True)
 
 
-def _of_system(error: OSError, command: str) -> str:
+def _of_system(error: OSError, argv: Sequence[str]) -> str:
     """Say which path the operating system refused, why, and how to mend that."""
     if error.errno is None:  # a sentence of our own
         return str(error)
@@ -73,8 +82,7 @@ def _of_system(error: OSError, command: str) -> str:
     hint = HINTS.get(error.errno, "look at that path, then type the same command again")
     if error.errno == errno.ENOENT and (missing := _missing_folder(error.filename)):
         hint = missing
-    saved = "; the training is saved, and the same command continues it" if command in RESUMABLE else ""
-    return f"{about}; {hint}{saved if error.errno in FULL else ''}"
+    return f"{about}; {hint}{kept(argv) if error.errno in FULL else ''}"
 
 
 def _missing_folder(path: object) -> str:

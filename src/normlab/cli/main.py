@@ -107,8 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _dispatch(argv)
         sys.stdout.flush()
     except KeyboardInterrupt:
-        saved = "; the training is saved, and the same command continues it"
-        errors.write("\nstopped" + (saved if argv[0] in errors.RESUMABLE else ""))
+        errors.write(f"\nstopped{errors.kept(argv)}")
         return INTERRUPTED
     except Exception as error:
         return errors.report(error, argv)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from normlab.comparison.result import AROUND, CompareRequest, Sample, SweepRun, choose, on_backend
+from normlab.comparison.result import AROUND, CompareRequest, Sample, SweepRun, choose
 from normlab.config.config import OWN_TASK, Config, OptimConfig, SeedConfig, TrainConfig, run_id
 from normlab.config.cost import Cost
 from normlab.config.metric import NLL, Metric, selection_metric
-from normlab.config.units import count, short_rate
+from normlab.config.units import count, printable, short_rate
 from normlab.errors import UserError
 from normlab.runs.folder import RunFolder
 from normlab.tasks import TASKS
@@ -21,6 +21,7 @@ from normlab.training.backends import backend
 from normlab.training.cost import cost_of
 from normlab.training.devices import prepare_process, resolved_precision
 from normlab.training.jobs import Process, Worker
+from normlab.training.own_setups import files_of
 from normlab.training.recipes.baselines import alias_of
 from normlab.training.recipes.build import explain
 from normlab.training.recipes.grammar import describe, resolve
@@ -28,6 +29,13 @@ from normlab.training.rehearsal import Seconds, measure_side_by_side
 
 SAMPLES: Final = 8
 """Test examples whose outputs are shown."""
+
+
+def on_backend(request: CompareRequest) -> CompareRequest:
+    """Return a request whose runs at the same time, and threads of each, are those of its place."""
+    machine = request.base.machine
+    jobs, threads = backend(request.on).share(request.jobs, machine)
+    return replace(request, jobs=jobs, base=replace(request.base, machine=replace(machine, threads=threads)))
 
 
 class Grid(ABC):
@@ -79,6 +87,10 @@ class Grid(ABC):
         """The name on pages."""
         return name
 
+    def _refuse_same_labels(self) -> None:
+        for other, name in alike({name: self.label(name) for name in self.request.recipes}):
+            raise UserError(f"{other!r} and {name!r} have one short name; give one of them another")
+
     def swept(self, name: str) -> tuple[float, ...]:
         """The rates of the sweep; none where there is nothing to choose."""
         rates = self.rates(name)
@@ -117,13 +129,21 @@ class Grid(ABC):
         return sum(self.folder(name, lr, seed).status().state != "done" for seed in self.seeds)
 
 
+def alike(keys: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield each name whose key an earlier one has, after that one."""
+    names: dict[str, str] = {}
+    for name, key in keys.items():
+        if (other := names.setdefault(key, name)) != name:
+            yield other, name
+
+
 def grid_of(request: CompareRequest, setups: Mapping[str, Any] | None = None) -> Grid:
     """The runs that a request asks for; of ``setups``, it may name those that it compares."""
     if setups:
         names = request.setup or tuple(setups)
         return SetupGrid(replace(request, setup=names), {name: setups[name] for name in names})
     if request.setup:
-        return SetupGrid(request, {name: name for name in request.setup})
+        return SetupGrid(request, files_of(request.setup))
     return RunGrid(request)
 
 
@@ -146,15 +166,10 @@ class RunGrid(Grid):
         self._costs: dict[str, Cost] = {}
 
     def _refuse_same(self) -> None:
-        """Raise UserError if two names resolve to the same run."""
-        names: dict[str, str] = {}
-        for name, config in self.base.items():
-            other = names.setdefault(run_id(config), name)
-            if other != name:
-                raise UserError(f"the recipes {other!r} and {name!r} are the same; keep one of them")
-            other = names.setdefault(alias_of(name), name)
-            if other != name:
-                raise UserError(f"{other!r} and {name!r} have one short name; give one of them another")
+        """Raise UserError if two names resolve to the same run, or have one short name."""
+        for other, name in alike({name: run_id(config) for name, config in self.base.items()}):
+            raise UserError(f"the recipes {other!r} and {name!r} are the same; keep one of them")
+        self._refuse_same_labels()
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -216,8 +231,10 @@ class RunGrid(Grid):
         disputed = [i for i in range(len(expected)) if len({lines[i] for lines in outputs.values()}) > 1]
         rows = disputed or list(range(len(expected)))
         spread = rows[:: max(1, len(rows) // SAMPLES)][:SAMPLES]
+        shown = {name: [printable(lines[i]) for i in spread] for name, lines in outputs.items()}
         return tuple(
-            Sample(*expected[i], {name: lines[i] for name, lines in outputs.items()}) for i in spread
+            Sample(*map(printable, expected[i]), {name: lines[row] for name, lines in shown.items()})
+            for row, i in enumerate(spread)
         )
 
     def seconds(self) -> Seconds:
@@ -248,10 +265,14 @@ class SetupGrid(Grid):
         return replace(request, jobs=jobs, base=replace(request.base, machine=machine))
 
     def _refuse_same(self) -> None:
-        digests: dict[str, str] = {}
-        for name, seen in self.seen.items():
-            if (other := digests.setdefault(seen.digest, name)) != name:
-                raise UserError(f"{other} and {name} are the same, file by file; change one of them")
+        for other, name in alike({name: seen.digest for name, seen in self.seen.items()}):
+            raise UserError(f"{other} and {name} are the same, file by file; change one of them")
+        self._refuse_same_labels()
+        if len({seen.batches for seen in self.seen.values()}) > 1:
+            raise UserError(
+                f"{next(iter(self.seen))} draws other batches each time from the same seed, and all runs of "
+                "a seed must see the same: take seed as an argument of setup(), and seed every generator"
+            )
         if len(metrics := {seen.metric.label for seen in self.seen.values()}) > 1:
             raise UserError(
                 f"the losses have different units, {' and '.join(sorted(metrics))}: one is a cross-entropy "
@@ -283,8 +304,8 @@ class SetupGrid(Grid):
         )
 
     def known(self) -> dict[str, Any]:
-        first = self.request.setup[0]
-        seen, steps = self.seen[first], self.request.base.train.steps
+        name, seen = next(iter(self.seen.items()))
+        first, steps = self.label(name), self.request.base.train.steps
         scored = "the mean loss of the last tenth of the steps, each before its step"
         if seen.held_out:
             scored = count(seen.held_out, "batch").replace("batchs", "batches")
@@ -303,11 +324,15 @@ class SetupGrid(Grid):
         }
 
     def recipe(self, name: str) -> dict[str, Any]:
-        seen = self.seen[name]
+        seen, label = self.seen[name], self.label(name)
+        file = f"{self.setups[name]}: " if self.are_files and label != self.setups[name] else ""
         return {
-            "resolves_to": f"{seen.kind}, own rate {short_rate(seen.course.rate)}",
+            "resolves_to": f"{file}{seen.kind}, own rate {short_rate(seen.course.rate)}",
             "cost": seen.cost,
         }
+
+    def label(self, name: str) -> str:
+        return alias_of(name) if self.are_files and self.setups[name] != name else name
 
     def seconds(self) -> Seconds:
         step = next(iter(self.seen.values())).step_seconds

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from normlab.comparison.grid import Grid, grid_of
-from normlab.comparison.result import CompareRequest, has_trained
+from normlab.comparison.result import CompareRequest, has_trained, noun_of
 from normlab.comparison.statistics import MetricScale, detectable
 from normlab.config.config import SeedConfig, run_id
 from normlab.config.io import validated
@@ -87,6 +87,8 @@ class ComparePlan:
     """
     spread: Spread | None
     power: tuple[Power, ...]
+    noun: str = "recipe"
+    """What is compared, see ``noun_of``."""
 
     @property
     def basis(self) -> str:
@@ -94,13 +96,13 @@ class ComparePlan:
         if self.spread is None:
             return (
                 f"No kept runs show how much {self.metric.label} differs between seeds, so sizes are in "
-                "standard deviations of a recipe over seeds"
+                f"standard deviations of a {self.noun} over seeds"
             )
         score = float(MetricScale(self.metric).scores(np.array(self.spread.centre)))
         sd = self.spread.size(self.metric)
         return (
-            f"By {count(self.spread.recipes, 'recipe')} with several seeds in {self.spread.source}, around "
-            f"{self.metric.shown(score)} {self.metric.label}, where a recipe's seeds have a standard "
+            f"By {count(self.spread.recipes, self.noun)} with several seeds in {self.spread.source}, around "
+            f"{self.metric.shown(score)} {self.metric.label}, where a {self.noun}'s seeds have a standard "
             f"deviation of {self.metric.amount(sd)}; other text or models may differ"
         )
 
@@ -125,7 +127,8 @@ def plan(request: CompareRequest, kept: Sequence[Path] = (Path("results"),)) -> 
     )
     seconds = grid.seconds()
     open_runs = sum(not p.done for p in sweep) + sum(map(grid.open_seed_runs, request.recipes))
-    spreads = (spread(folder, grid.known()["task"], metric) for folder in (request.out, *kept))
+    task = grid.known()["task"]
+    spreads = (spread(folder, task, metric) for folder in (request.out, *kept))
     seen = next(filter(None, spreads), None)
     return ComparePlan(
         metric=metric,
@@ -136,6 +139,7 @@ def plan(request: CompareRequest, kept: Sequence[Path] = (Path("results"),)) -> 
         total_seconds=seconds.start + -(-open_runs // request.jobs) * seconds.run if open_runs else 0.0,
         spread=seen,
         power=tuple(power(request, grid, metric, seen, seconds.run)),
+        noun=noun_of(task),
     )
 
 

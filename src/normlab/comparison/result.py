@@ -6,20 +6,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final
 
 from annotated_types import Ge, Lt
 
-from normlab.config.config import Config, OptimConfig, TrainConfig
+from normlab.config.config import OWN_TASK, Config, OptimConfig, TrainConfig
 from normlab.config.cost import Cost
 from normlab.config.io import Amount, Count, Positive, Size, no_flag, validated
 from normlab.config.metric import NLL, Metric, selection_metric
 from normlab.config.units import count
 from normlab.errors import UserError
 from normlab.runs.folder import Status
-from normlab.training.backends import backend
 
 
 def _base() -> Config:
@@ -40,8 +39,8 @@ class CompareRequest:
     recipes: tuple[str, ...] = ("post", "post+warmup", "pre", "pre+fixnorm+scalenorm")
     """Names of recipes, such as post post+warmup enc:post/dec:pre; `normlab recipes` lists their parts."""
     setup: tuple[str, ...] = ()
-    """Files of yours to compare in place of recipes, such as base.py change.py, whose setup() returns a
-    normlab.Setup; the batches of the first one, and its held-out ones (dev), are those of all.
+    """Files of yours to compare in place of recipes, such as base.py change.py, or A=change.py with a short
+    name; setup() of each returns a normlab.Setup, and batches, dev ones too, are those of the first.
     """
     lrs: tuple[Positive, ...] = (1e-3, 2e-3)
     """Peak learning rates to try; each recipe's own is chosen by dev loss with the sweep's seed. With
@@ -108,15 +107,13 @@ def has_trained(outcome: str) -> bool:
 
 TEST_IS_DEV = (
     "The dev text serves as the test text, too. The scores called test were measured on the text on which "
-    "learning rates and checkpoints were chosen, and flatter every recipe."
+    "learning rates and checkpoints were chosen, and flatter every {noun}."
 )
 
 
-def on_backend(request: CompareRequest) -> CompareRequest:
-    """Return a request whose runs at the same time, and threads of each, are those of its place."""
-    machine = request.base.machine
-    jobs, threads = backend(request.on).share(request.jobs, machine)
-    return replace(request, jobs=jobs, base=replace(request.base, machine=replace(machine, threads=threads)))
+def noun_of(task: str) -> str:
+    """What is compared on a task: a recipe, or a setup of the user's own."""
+    return "setup" if task == OWN_TASK else "recipe"
 
 
 @dataclass(frozen=True)
@@ -340,7 +337,7 @@ class Comparison:
     @property
     def seen_before(self) -> str:
         """In words, that test text was read in training or for choices; empty if none of it was."""
-        warnings = [TEST_IS_DEV] if self.test_is_dev else []
+        warnings = [TEST_IS_DEV.format(noun=self.noun)] if self.test_is_dev else []
         for where in ("training", "dev")[: 1 if self.test_is_dev else 2]:
             if share := self.overlap.get(f"test in {where}"):
                 warnings.append(
@@ -353,7 +350,13 @@ class Comparison:
         """In words, by how much two seeds of one recipe differ; empty where that is not known."""
         if self.noise is None:
             return ""
-        return f"Two seeds of the same recipe differ by {self.headline.amount(self.noise)} (root mean square)"
+        apart = self.headline.amount(self.noise)
+        return f"Two seeds of the same {self.noun} differ by {apart} (root mean square)"
+
+    @property
+    def noun(self) -> str:
+        """What is compared, as ``noun_of`` calls it."""
+        return noun_of(self.task)
 
     @property
     def headline(self) -> Metric:
@@ -394,4 +397,4 @@ class Comparison:
         """``3 of 4 recipes finished``; empty once all are."""
         done = len(self.recipes)
         whole = done + len(self.open_recipes)
-        return f"{done} of {count(whole, 'recipe')} finished" if self.open_recipes else ""
+        return f"{done} of {count(whole, self.noun)} finished" if self.open_recipes else ""

@@ -64,10 +64,10 @@ def findings(comparison: Comparison) -> tuple[str, ...]:
     """Return what was found, the headline first."""
     ranked = [r for r in comparison.ranked if r.trained]
     if not comparison.recipes:
-        return ("No recipe is finished yet",)
+        return (f"No {comparison.noun} is finished yet",)
     if not ranked:
         number = len(comparison.recipes)
-        who = "The recipe" if number == 1 else f"None of the {number} recipes"
+        who = f"The {comparison.noun}" if number == 1 else f"None of the {number} {comparison.noun}s"
         return (f"{who} {'did not train' if number == 1 else 'trained'} at the learning rates tried",)
     best = ranked[0]
     reached = f"{best.name} {_reaches(best, comparison.headline)}"
@@ -124,8 +124,8 @@ def _standing(best: RecipeResult, others: Sequence[RecipeDifference], comparison
 def _open(best: RecipeResult, others: Sequence[RecipeDifference], comparison: Comparison) -> list[str]:
     """How many seeds would settle what is open about the best recipe."""
     most = max((d.seeds_needed or 0 for d in others if d.answer == "open"), default=0)
-    so_far = f"so far there are {len(comparison.seeds)}"
-    settles = f"About {most} seeds for each recipe would settle what is open about {best.name}; {so_far}"
+    so_far, each = f"so far there are {len(comparison.seeds)}", f"seeds for each {comparison.noun}"
+    settles = f"About {most} {each} would settle what is open about {best.name}; {so_far}"
     return [settles] if most else []
 
 
@@ -139,8 +139,8 @@ def _chances(comparison: Comparison) -> list[str]:
         return []
     least = next(n for n in range(2, MOST_SEEDS) if pairs * fisher((n, n), (0, n)) < LEVEL)
     if least <= seeds:
-        return ["How often the recipes train does not differ by more than chance"]
-    never = f"no difference in how often {recipes} recipes train can be significant"
+        return [f"How often the {comparison.noun}s train does not differ by more than chance"]
+    never = f"no difference in how often {recipes} {comparison.noun}s train can be significant"
     return [f"With {count(seeds, 'seed')} {never}; with {least} all against none would be"]
 
 

@@ -77,6 +77,7 @@ def _page(comparison: Comparison, root: Path) -> Page:
         facts=_facts(comparison, views),
         lead=Markup(" ").join(sentence(comparison, said) for said in lead) + warning,
         recipes=[r.name for r in comparison.recipes],
+        legend="Setups" if comparison.noun == "setup" else "Recipes",
         blocks=[
             *pictures(comparison, views, notes(comparison, missing, stale)),
             _results(comparison),
@@ -95,7 +96,7 @@ def _facts(comparison: Comparison, views: Mapping[str, RunView]) -> list[str]:
     return [
         *([comparison.progress] if comparison.progress else []),
         comparison.date,
-        count(len(comparison.recipes), "recipe"),
+        count(len(comparison.recipes), comparison.noun),
         count(len(comparison.lrs), "learning rate"),
         count(len(comparison.seeds), "seed"),
         f"{count(len(views), 'run')}, {duration(spent)} of training",
@@ -109,7 +110,7 @@ def _places(comparison: Comparison) -> dict[str, int]:
 
 def _results(comparison: Comparison) -> Section:
     metrics = comparison.tested or comparison.metrics[:1]
-    header = ("recipe", f"test {metrics[0].label}", "trained", "learning rate", "seeds")
+    header = (comparison.noun, f"test {metrics[0].label}", "trained", "learning rate", "seeds")
     counted = ["parameters"] if any(r.cost for r in comparison.recipes) else []
     header += (*(metric.label for metric in metrics[1:]), *counted, "one run", "all runs")
     place = _places(comparison)
@@ -133,7 +134,7 @@ def _results(comparison: Comparison) -> Section:
                 Cell(duration(r.total_seconds), href=link),
             ]
         )
-    return Section("Results", [PageTable(header, rows, words()["results"])], "results")
+    return Section("Results", [PageTable(header, rows, words(comparison.noun)["results"])], "results")
 
 
 def _cost(recipe: RecipeResult, link: str) -> Cell:
@@ -193,7 +194,9 @@ def _differences(comparison: Comparison) -> list[Section]:
     if not rows:
         return []
     metric = comparison.headline
-    intro = words()["differences"].format(title=metric.title, margin=metric.amount(comparison.margin))
+    intro = words(comparison.noun)["differences"].format(
+        title=metric.title, margin=metric.amount(comparison.margin)
+    )
     intro += f" {comparison.noise_floor}." if comparison.noise_floor else ""
     return [Section("Which differences are real?", _folded(("", "answer"), rows), "differences", intro)]
 
@@ -221,7 +224,7 @@ def _models(comparison: Comparison) -> list[Section]:
     if not rows:
         return []
     table = _folded(("models", metric.label, "p"), rows)
-    return [Section("These very models", table, "models", words()["models"])]
+    return [Section("These very models", table, "models", words(comparison.noun)["models"])]
 
 
 def _folded(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[Block]:
@@ -305,7 +308,7 @@ def _runs(comparison: Comparison, views: Mapping[str, RunView]) -> Section:
 
 
 def _method(comparison: Comparison) -> Section:
-    said, seed = words(), comparison.sweep_seed
+    said, seed = words(comparison.noun), comparison.sweep_seed
     choice = said["no_choice" if seed is None else "choice"]
     choice = choice.format(seed=seed, metric=comparison.rate_metric.label)
     choice = f"{choice} {comparison.seen_before or said['apart']}"
@@ -314,7 +317,7 @@ def _method(comparison: Comparison) -> Section:
     last = "the last weights of each run count"
     chosen = f"the checkpoint of each run was chosen by dev {comparison.dev_metric.label}"
     scored = (
-        f"Recipes are compared by test {metric.title} ({better} is better); "
+        f"{comparison.noun.capitalize()}s are compared by test {metric.title} ({better} is better); "
         f"{chosen if comparison.best_by else last}."
     )
     blocks: list[Block] = [Text(choice), Text(scored)]

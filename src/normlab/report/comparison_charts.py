@@ -149,10 +149,13 @@ def _curves(
 
 
 @cache
-def words() -> Mapping[str, Any]:
-    """The words of the page that do not depend on the comparison, from ``templates/comparison.toml``."""
+def words(noun: str) -> Mapping[str, Any]:
+    """The words of the page that depend on nothing but the noun of what is compared, from
+    ``templates/comparison.toml``.
+    """
     file = Path(__file__).with_name("templates") / "comparison.toml"
-    return tomllib.loads(file.read_text(encoding="utf-8"))
+    text = file.read_text(encoding="utf-8")
+    return tomllib.loads(text.replace("{noun}", noun).replace("{Noun}", noun.capitalize()))
 
 
 SPIKY_POINTS: Final = 60
@@ -189,7 +192,7 @@ def pictures(comparison: Comparison, views: Mapping[str, RunView], known: Sequen
     recipes = [r.name for r in comparison.recipes]
     result, seeds = _results(comparison), _seed_scores(comparison)
     headline, decides = comparison.headline, comparison.rate_metric
-    said = words()
+    said = words(comparison.noun)
     far = "below half" if headline.higher_is_better else "above twice"
     first = [
         Chart(
@@ -248,7 +251,7 @@ def _sweep_section(comparison: Comparison, views: Mapping[str, RunView]) -> list
         frame, name = _trial_curves(comparison, views, lr), f"train-nll-lr-{rate(lr)}"
         title = f"Learning rate {rate(lr)}"
         charts.append(curves(name, title, "", frame, recipes, axis, entropy_nats=entropy))
-    intro = f"Training loss of every recipe at every learning rate, seed {comparison.sweep_seed}."
+    intro = f"Training loss of every {comparison.noun} at every learning rate, seed {comparison.sweep_seed}."
     return [Section("The sweep, run by run", [Columns(charts, wide=310)], "sweep", intro)]
 
 
@@ -270,7 +273,7 @@ def _time_section(comparison: Comparison, views: Mapping[str, RunView]) -> Secti
     seen = replace(axis, x="seen", x_title="training tokens")
     flops = replace(axis, x="flops", x_title="training FLOPs", x_number="~e")
     name, title = f"dev-{metric.name}", f"Dev {metric.label} against"
-    pace = "At each recipe's mean speed over its seeds."
+    pace = f"At each {comparison.noun}'s mean speed over its seeds."
     by_time = curves(f"{name}-by-time", f"{title} time", pace, dev, recipes, minutes)
     told = "Tokens that were predicted in training."
     by_seen = curves(f"{name}-by-tokens", f"{title} tokens", told, dev, recipes, seen)
@@ -308,7 +311,7 @@ def linked(comparison: Comparison, sentence: str) -> Markup:
     """Return one of the comparison's sentences with every recipe's name underlined and linked."""
     called = names(comparison)
     either = "|".join(re.escape(name) for name in sorted(called, key=len, reverse=True))
-    parts = re.split(rf"(?<![\w+/:])({either})(?![\w+/:])", sentence) if called else [sentence]
+    parts = re.split(rf"(?<![\w+/:])({either})(?![\w+/]|:\S)", sentence) if called else [sentence]
     return Markup("").join(called.get(part, part) for part in parts)
 
 

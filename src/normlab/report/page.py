@@ -147,8 +147,8 @@ class Page:
     blocks: Sequence[Block]
     recipes: Sequence[str] = ()
     """Gives every recipe its colour, in this order, and the legend that all charts share."""
-    legend: Literal["Recipes", "Roles"] = "Recipes"
-    """What the legend names: recipes, which are lines, or roles of sublayers, which are points."""
+    legend: Literal["Recipes", "Setups", "Roles"] = "Recipes"
+    """What the legend names: recipes or setups, which are lines, or roles of sublayers, which are points."""
 
     def charts(self) -> list[Chart]:
         """Return all charts in the page's order."""
@@ -186,7 +186,7 @@ class Page:
             blocks=blocks,
             many=MANY,
             toc=[b for b in self.blocks if isinstance(b, Section) and b.listed],
-            swatches=[(swatch if self.legend == "Recipes" else _dot)(i) for i in range(len(self.recipes))],
+            swatches=[(_dot if self.legend == "Roles" else swatch)(i) for i in range(len(self.recipes))],
             palette=[(colour(i), colour(i, "dark")) for i in range(len(self.recipes))],
             vega=_vega() if charts else "",
             specs=_json(specs),

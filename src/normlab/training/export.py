@@ -12,17 +12,14 @@ import torch
 
 from normlab.config.config import Config
 from normlab.data.tokenizer import BOS, EOS, PAD, SPECIALS, UNK
-from normlab.data.vocabulary import load
 from normlab.errors import UserError
 from normlab.nn import Decoder
 from normlab.nn.model import evaluating
 from normlab.runs.folder import RunFolder
 from normlab.tasks.language_model import LanguageModel
-from normlab.tasks.task import build_model
-from normlab.training.checkpoint import load_checkpoint
 from normlab.training.families import FAMILIES, Family, is_tied
 from normlab.training.recipes.grammar import require_known
-from normlab.training.weights import weights_of
+from normlab.training.sampling import decoder_of
 
 BOUND: Final = 1e-5
 """The largest difference of logits in float32 that is allowed, relative to the largest logit."""
@@ -38,10 +35,13 @@ def family_of(config: Config) -> Family:
     reasons = {family: family.misfits(config.model) for family in FAMILIES}
     nearest = min(reasons, key=lambda family: len(reasons[family]))
     if reasons[nearest]:
-        listed = "; ".join(reasons[nearest])
+        others = (
+            f"\n  {family.kind}: {'; '.join(why)}" for family, why in reasons.items() if family != nearest
+        )
         raise UserError(
-            f"{config.recipe} fits no family of Hugging Face's: the nearest is {nearest.kind}, but {listed}. "
-            f"There are {', '.join(family.kind for family in FAMILIES)}, see docs/export.md"
+            f"{config.recipe} fits no family of Hugging Face's: the nearest is {nearest.kind}, but "
+            f"{'; '.join(reasons[nearest])}. What keeps it from the others:{''.join(others)}\n"
+            "docs/export.md has the parts of each, and what may be done"
         )
     return nearest
 
@@ -73,10 +73,8 @@ def export(folder: RunFolder, out: Path, *, weights: str | int = "") -> Exported
         raise UserError("run export needs transformers; type: pip install 'normlab[hf]'") from error
     config = folder.config()
     require_known(config)
-    family, chosen = family_of(config), weights_of(folder, weights)
-    tokenizer = load(folder.tokenizer)
-    model = build_model(Decoder, config.model, tokenizer.vocab_size, config.seeds.init).eval()
-    load_checkpoint(chosen.path, model, run=folder.id())
+    family = family_of(config)
+    model, tokenizer, chosen = decoder_of(folder, weights)
     new = out.with_name(f"{out.name}.new")
     shutil.rmtree(new, ignore_errors=True)
     hugging_face(family, config, model).save_pretrained(new)

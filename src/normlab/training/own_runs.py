@@ -61,7 +61,9 @@ class Reading:
     scale: Scale
     step_seconds: float
     digest: str
-    """Of the files that the setup came from, and of its weights, optimizer and batches."""
+    """Of the files that the setup came from, and after a dot of its weights, optimizer and batches."""
+    batches: str
+    """Of the batches of the first setup."""
     cost: Cost
     held_out: int
     """Batches of ``Setup.dev``."""
@@ -109,14 +111,15 @@ def read(setups: Mapping[str, Any], name: str, seed: int) -> Reading:
         loss = own.loss or output_loss
         tokens = scale.targets // scale.batches if scale.batches else 0
         cost = cost_of(own.model, lambda model: loss(model, batches[0]), tokens)
-        content = hashlib.sha256(" ".join([code, *parts.values()]).encode())
+        content = hashlib.sha256(" ".join(parts.values()).encode())
         for _, held in tensors_in(dev):
             content.update(bytes_of(held))
         return Reading(
             course=course,
             scale=scale,
             step_seconds=statistics.median(seen.seconds[1:] or seen.seconds),
-            digest=content.hexdigest(),
+            digest=f"{code}.{content.hexdigest()}",
+            batches=parts["batches"],
             cost=cost,
             held_out=len(dev),
             kind=", ".join(type(one).__name__ for one in (unwrap(own.model), *copied(own)[1])),
@@ -247,7 +250,8 @@ def train_own(
 ) -> RunFolder:
     """Train the setup that ``config.recipe`` names among ``setups``, see ``opened``; return the run's folder.
 
-    A run that is done is returned as it is; one that was interrupted begins anew.
+    A run that is done is returned as it is; one that was interrupted begins anew. Raises UserError for code
+    that is not the one of ``config.own_code``.
     """
     folder = RunFolder(root / run_id(config))
     if folder.there() and folder.status().state == "done":
@@ -257,7 +261,12 @@ def train_own(
     with folder.lock():
         prepare_process(config.machine)
         try:
-            with same_globals(), opened(setups, config.recipe, seed) as (own, shared, _):
+            with same_globals(), opened(setups, config.recipe, seed) as (own, shared, code):
+                if code != config.own_code.partition(".")[0]:
+                    raise UserError(
+                        f"the code of {config.recipe} has changed since the comparison began; type the same "
+                        "command again, and it is trained anew"
+                    )
                 batches = batches_of(shared, seed)
                 first = list(islice(batches, FIRST))
                 _, course, scale = _first_steps(own, first, seed)

@@ -17,7 +17,16 @@ from normlab.errors import UserError
 from normlab.trace.setup import Setup
 from normlab.trace.trace import output_loss
 from normlab.trace.untouched import same_random_state
+from normlab.training.recipes.baselines import without_alias
 from normlab.training.setups import called, setup_from_file
+
+
+def files_of(names: Iterable[str]) -> dict[str, str]:
+    """The file that each name stands for: ``change.py`` of ``A=change.py``.
+
+    Raises UserError for a short name that is none.
+    """
+    return {name: name if Path(name).is_file() else without_alias(name) for name in names}
 
 
 @contextmanager

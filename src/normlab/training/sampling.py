@@ -20,7 +20,7 @@ from normlab.tasks.language_model import LanguageModel
 from normlab.tasks.task import build_model
 from normlab.training.checkpoint import load_checkpoint
 from normlab.training.devices import prepare_process
-from normlab.training.weights import weights_of
+from normlab.training.weights import Weights, weights_of
 
 
 @validated
@@ -46,9 +46,8 @@ def sample(
             f"the run {folder.path.name} is of the task {config.task}, and a language model continues text; "
             "name a run of one, `normlab run list` lists them"
         )
-    device, tokenizer = prepare_process(config.machine), load(folder.tokenizer)
-    model = build_model(Decoder, config.model, tokenizer.vocab_size, config.seeds.init).to(device)
-    load_checkpoint(weights_of(folder, weights).path, model, run=folder.id())
+    device = prepare_process(config.machine)
+    model, tokenizer, _ = decoder_of(folder, weights)
     window, longest = window or config.data.block_len, model.position_encoding.longest
     if longest is not None and window > longest:
         raise UserError(
@@ -57,9 +56,17 @@ def sample(
     choose = partial(truncated, temperature=decode.temperature, top_k=decode.top_k, top_p=decode.top_p)
     seeds = [derive(decode.sample_seed, "sample", i) for i in range(samples)]
     prompt = prompt_of(tokenizer, text)
-    with evaluating(model):
+    with evaluating(model.to(device)):
         drawn = generate(model, prompt, seeds, choose, count=tokens, window=window)
     return [text_of(tokenizer, row) for row in drawn.tolist()]
+
+
+def decoder_of(folder: RunFolder, weights: str | int = "") -> tuple[Decoder, Tokenizer, Weights]:
+    """Return a run's language model with those weights, its tokenizer, and which weights they are."""
+    config, tokenizer, chosen = folder.config(), load(folder.tokenizer), weights_of(folder, weights)
+    model = build_model(Decoder, config.model, tokenizer.vocab_size, config.seeds.init).eval()
+    load_checkpoint(chosen.path, model, run=folder.id())
+    return model, tokenizer, chosen
 
 
 def prompt_of(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -74,8 +74,9 @@ def _answer(config: Config, root: Path, references: Sequence[str]) -> str:
             _print_into(RunFolder(root / run_id(config)).log)
             if references:
                 from normlab.training.own_runs import train_own
+                from normlab.training.own_setups import files_of
 
-                train_own(config, root, dict(zip(references, references, strict=True)))
+                train_own(config, root, files_of(references))
             else:
                 train(config, root)
         except RunBusyError:

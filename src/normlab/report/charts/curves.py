@@ -28,6 +28,7 @@ from normlab.report.charts.theme import (
     nothing,
     recipe_colour,
     recipe_dash,
+    recipe_name,
     rows,
     spread,
 )
@@ -69,7 +70,8 @@ def curve(
 ) -> Drawn:
     """Draw the mean line and band of each recipe against the step, with the runs that did not train.
 
-    ``entropy_nats`` draws a horizontal line: the loss of a model that knows only token frequencies.
+    ``entropy_nats`` draws a horizontal line: the loss of a model that knows only token frequencies. The axis
+    reaches down to it, which a stuck run never does.
     A linear axis ends a little above the highest value at the start of a run, so that a diverging run
     leaves the picture instead of flattening the others; its mark stays at the edge.
     """
@@ -78,13 +80,13 @@ def curve(
     together = spread(shown.filter(~astray), axis.x, axis.column, ["recipe"], points, extremes=axis.extremes)
     by = ["recipe", "run", "seed", "outcome"]
     alone = downsample(shown.filter(astray), axis.x, axis.column, by, points)
-    scale, top = _scale(shown, axis)
+    scale, top = _scale(shown, axis, entropy_nats)
     y = partial(alt.Y, type="quantitative", title=axis.title, scale=scale, axis=_ticks(shown, axis))
     zero = "datum.value === 0 ? '0' : datum.label"
-    steps = alt.Axis(format=axis.x_number, tickCount=5, grid=False, labelExpr=zero)
+    steps = alt.Axis(format=axis.x_number, tickCount=5, grid=False, labelExpr=zero, labelSeparation=6)
     x = alt.X(f"{axis.x}:Q", title=axis.x_title, axis=steps)
     layers: list[Any] = []
-    if entropy_nats is not None and not axis.log:
+    if entropy_nats is not None and not axis.log and entropy_nats <= top:
         layers += _level(entropy_nats, "unigram entropy")
     if len(together):
         layers += _means(together, recipes, axis, x, y)
@@ -95,14 +97,15 @@ def curve(
     return finish(layers, axis.height) if layers else nothing(axis.height)
 
 
-def _scale(shown: pl.DataFrame, axis: CurveAxis) -> tuple[alt.Scale, float]:
+def _scale(shown: pl.DataFrame, axis: CurveAxis, level: float | None) -> tuple[alt.Scale, float]:
+    """The scale of y, which reaches down to ``level``, and its upper end."""
     if axis.log or shown.is_empty():
         return alt.Scale(type="log" if axis.log else "linear", nice=False), float("inf")
     values = shown[axis.column].cast(pl.Float64)
     start = shown.sort(axis.x).group_by("run").agg(pl.col(axis.column).first())[axis.column].max()
     settled = shown.filter(~pl.col("outcome").is_in(ASTRAY))[axis.column].max()
     top = 1.05 * max(float(v) for v in (start, settled, 1e-9) if isinstance(v, int | float))
-    bottom = 0.0 if axis.zero else min(float(values.min()), top)  # type: ignore[arg-type]
+    bottom = 0.0 if axis.zero else min(float(values.min()), top, *[level] * (level is not None))  # type: ignore[arg-type]
     return alt.Scale(domain=[max(0.0, bottom - 0.06 * (top - bottom)), top], nice=False, zero=False), top
 
 
@@ -139,7 +142,7 @@ def _strays(
     path = rows(inside.select("recipe", "run", axis.x, "mean"))
     line = alt.Chart(path).mark_line(clip=True, strokeWidth=1.25)
     mark = alt.Chart(rows(ends)).mark_point(size=46, strokeWidth=1.75)
-    tip = ["recipe:N", "outcome:N", "seed:N", alt.Tooltip(f"{axis.x}:Q", title=f"last {axis.x} drawn")]
+    tip = [recipe_name(), "outcome:N", "seed:N", alt.Tooltip(f"{axis.x}:Q", title=f"last {axis.x} drawn")]
     return [
         line.encode(x=x, y=y("mean"), color=colour, strokeDash=dash, detail="run:N", opacity=focused(0.8)),
         mark.encode(x=x, y=y("mean"), color=colour, opacity=focused(1.0), shape=outcome_shape(), tooltip=tip),

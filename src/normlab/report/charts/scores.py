@@ -20,6 +20,7 @@ from normlab.report.charts.theme import (
     log_or_linear,
     recipe_colour,
     recipe_dash,
+    recipe_name,
     rows,
 )
 
@@ -60,7 +61,7 @@ def score_dots(results: pl.DataFrame, seeds: pl.DataFrame, recipes: Sequence[str
     x = alt.X("value:Q", title=f"test {metric.title}, 95% interval", scale=scale, axis=alt.Axis(tickCount=6))
     number = partial(alt.Tooltip, format=f".{metric.digits + 1}f")
     values = [number(f"{c}:Q", title=c) for c in ("value", "low", "high")]
-    told = [alt.Tooltip("recipe:N"), *values, alt.Tooltip("note:N")]
+    told = [recipe_name(), *values, alt.Tooltip("note:N")]
     left, layers = alt.X("low:Q", scale=scale), list[Any]()
     if len(on):
         layers += [
@@ -76,7 +77,8 @@ def score_dots(results: pl.DataFrame, seeds: pl.DataFrame, recipes: Sequence[str
         single = single.encode(
             opacity=focused(0.75, 0.1),
             tooltip=[
-                *(alt.Tooltip(f"{name}:N") for name in ("recipe", "seed", "outcome")),
+                recipe_name(),
+                *(alt.Tooltip(f"{name}:N") for name in ("seed", "outcome")),
                 number("value:Q", title=metric.label),
             ],
         )
@@ -133,7 +135,7 @@ def sensitivity(trials: pl.DataFrame, recipes: Sequence[str], lrs: Sequence[floa
     colour = recipe_colour(recipes)
     line = alt.Chart(rows(shown)).encode(x=x, color=colour)
     trained = (pl.col("outcome") == "trained") & pl.col("dev").is_not_null()
-    told = [alt.Tooltip("recipe:N"), alt.Tooltip("rate:N", title="learning rate")]
+    told = [recipe_name(), alt.Tooltip("rate:N", title="learning rate")]
     told += [alt.Tooltip("score:N", title=f"dev {metric.label}"), alt.Tooltip("outcome:N")]
     shrunk = 0.3 if len(recipes) > MANY else 1
     layers: list[Any] = [
@@ -191,7 +193,7 @@ def time_bars(results: pl.DataFrame, recipes: Sequence[str]) -> Drawn:
     scale = alt.Scale(domain=[0, 1.04 * longest], nice=False)
     x = alt.X("minutes:Q", title="minutes", scale=scale, axis=alt.Axis(tickCount=5))
     base = alt.Chart(rows(results)).encode(x=x, y=y)
-    told = [alt.Tooltip("recipe:N"), alt.Tooltip("words:N", title="one run"), alt.Tooltip("note:N")]
+    told = [recipe_name(), alt.Tooltip("words:N", title="one run"), alt.Tooltip("note:N")]
     layers: list[Any] = [
         base.mark_bar(height=14, cornerRadiusEnd=3).encode(
             color=recipe_colour(recipes), opacity=focused(0.9, 0.15), tooltip=told

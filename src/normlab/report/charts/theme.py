@@ -62,6 +62,11 @@ def dash(index: int) -> tuple[int, ...]:
     return DASHES[(index + turn) % len(DASHES)]
 
 
+def recipe_name() -> alt.Tooltip:
+    """Return the line of a tooltip that names the recipe, or what else is compared."""
+    return alt.Tooltip("recipe:N", title="name")
+
+
 def recipe_colour(recipes: Sequence[str]) -> alt.Color:
     """Return the colour of each recipe, in the comparison's order."""
     scale = alt.Scale(domain=list(recipes), range="category")
