@@ -56,15 +56,23 @@ def tally_of(standings: Sequence[ArtefactStatus]) -> tuple[list[ArtefactStatus],
 
 
 def overall(standings: Sequence[ArtefactStatus]) -> list[str]:
-    """How many claims of several artefacts hold and do not, how many checks pass, and how many artefacts were
-    not measured for their claims.
+    """How many claims of several artefacts of one kind hold and do not, how many checks pass, and how many
+    artefacts were not measured for their claims.
     """
     judged, total = tally_of(standings)
     holding, *checks = _tallied(total, count(total.claims, "claim")) or ["none measured yet"]
     counted = ((v.removesuffix("s"), total.verdicts.get(v, 0)) for v in VERDICTS if v != "agrees")
     others = [f"{n} {verdict}" for verdict, n in counted if n]
-    rest = counts(s.state for s in standings if s not in judged)
-    return [holding, *others, *checks, *(f"{count(n, 'artefact')} {state}" for state, n in rest.items())]
+    rest, kind = counts(s.state for s in standings if s not in judged), standings[0].artefact.kind
+    return [holding, *others, *checks, *(f"{count(n, kind)} {state}" for state, n in rest.items())]
+
+
+def by_kind(standings: Iterable[ArtefactStatus]) -> dict[str, list[ArtefactStatus]]:
+    """What stands about artefacts of papers, and about public disputes, under "59 artefacts" and the like."""
+    kinds: dict[str, list[ArtefactStatus]] = {}
+    for one in standings:
+        kinds.setdefault(one.artefact.kind, []).append(one)
+    return {count(len(some), kind): some for kind, some in kinds.items()}
 
 
 def basis(claim: Claim, measures: Mapping[str, Measure]) -> list[str]:
