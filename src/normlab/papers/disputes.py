@@ -5,12 +5,13 @@ contradict each other. Each has the position of either side as claims, some on t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from normlab.papers import studies
-from normlab.papers.artefact import Artefact
+from normlab.papers.artefact import Artefact, Drawing
 from normlab.papers.bases import LANGUAGE_MODEL
-from normlab.papers.cells import declare
+from normlab.papers.cells import declare, words_of
 from normlab.papers.claim import Claim, at_least, at_most, below_one, negative, positive, within
 from normlab.papers.measures import Difference, OfRuns, RiseRatio
 from normlab.papers.trainings import LAPTOP, Cells, Trainings, at_factor, sweep
@@ -25,6 +26,19 @@ MARGIN: Final = 0.015
 NO_GAIN: Final = (
     "no gain: less than one run of each side can tell, 1.96 √2 times the deviation of 0.0054 bits per byte "
     "over seeds of the kept language models with Pre-LN (docs/brown.md)"
+)
+DRAWINGS: Final = (
+    Drawing(
+        "rates",
+        "rate",
+        "nll",
+        "Dev NLL over the learning rate, by the seed that chooses it",
+        "learning rate",
+        "nats per token",
+        colour="cell",
+        log_x=True,
+    ),
+    Drawing("curves", "step", "nll", "Dev NLL through training", "step", "nats per token", colour="cell"),
 )
 _FOUR: Final = 4
 
@@ -48,17 +62,23 @@ def _dispute(
 ) -> Artefact:
     """The first side against the second: claims without a measure of their own are on their difference."""
     of_both = Difference(SHOWN, first[0], second[0])
-    return declare(
+    found = declare(
         f"disputes.{name}",
         studies.tuned,
         settings={"shown": SHOWN, "seeds": SEEDS, **settings},
         measures={claim.measure: (measures or {}).get(claim.measure, of_both) for claim in claims},
         claims=claims,
         trainings={
-            LAPTOP: Trainings(LANGUAGE_MODEL, sweep(dict([first, second]) | dict(others or {}), RATES), 1)
+            LAPTOP: Trainings(
+                LANGUAGE_MODEL,
+                sweep({**dict([first, second]), **(others or {})}, RATES),
+                seeds=1,
+                differs=words_of("disputes")["settings"][LAPTOP],
+            )
         },
         kind="dispute",
     )
+    return replace(found, drawings=DRAWINGS)
 
 
 DYT: Final = _dispute(

@@ -19,9 +19,10 @@ ARTEFACTS: Final[dict[str, Artefact]] = {
 }
 """Every artefact that the papers' modules define, then the public disputes, by its id."""
 PAPERS: Final = {
-    key: Paper(key, **words_of(key)["paper"]) for key in ("xiong2020", "nguyen2019", "liu2020", "apx", "disputes")
+    key: Paper(key, **words_of(key)["paper"])
+    for key in ("xiong2020", "nguyen2019", "liu2020", "apx", "disputes")
 }
-"""The papers by key."""
+"""The papers by key, with the public disputes as one more."""
 
 
 def publish(*artefacts: Artefact) -> None:

@@ -96,7 +96,9 @@ _AT: Final = " at "
 
 def sweep(sides: Cells, rates: Sequence[float]) -> Cells:
     """Every side, such as a recipe, at every rate: cells like ``Muon at 0.004``."""
-    return {f"{side}{_AT}{rate:g}": {**own, "optim.lr": rate} for side, own in sides.items() for rate in rates}
+    return {
+        f"{side}{_AT}{rate:g}": {**own, "optim.lr": rate} for side, own in sides.items() for rate in rates
+    }
 
 
 def side_of(cell: str) -> str:

@@ -63,7 +63,8 @@ def overall(standings: Sequence[ArtefactStatus]) -> list[str]:
     holding, *checks = _tallied(total, count(total.claims, "claim")) or ["none measured yet"]
     counted = ((v.removesuffix("s"), total.verdicts.get(v, 0)) for v in VERDICTS if v != "agrees")
     others = [f"{n} {verdict}" for verdict, n in counted if n]
-    rest, kind = counts(s.state for s in standings if s not in judged), standings[0].artefact.kind
+    rest = counts(s.state for s in standings if s not in judged)
+    kind = next((s.artefact.kind for s in standings), "artefact")
     return [holding, *others, *checks, *(f"{count(n, kind)} {state}" for state, n in rest.items())]
 
 

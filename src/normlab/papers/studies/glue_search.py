@@ -12,15 +12,13 @@ import numpy as np
 
 from normlab.config.config import Config, SeedConfig, run_id
 from normlab.config.metric import NLL
-from normlab.config.units import count
 from normlab.data.sentence_pairs import LabelledCorpus
-from normlab.errors import SpentError, UserError
 from normlab.papers.artefact import Measurement
 from normlab.papers.bases import GLUE
 from normlab.papers.bases import fine_tuning as of_pairs
 from normlab.papers.claim import Measure
 from normlab.papers.intervals import mean
-from normlab.papers.lab import Lab
+from normlab.papers.lab import Lab, finished
 from normlab.papers.measures import OfRuns
 from normlab.papers.studies.trained import trainings
 from normlab.runs.folder import RunFolder, find_run, read_scores
