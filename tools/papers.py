@@ -68,9 +68,9 @@ def counted(own: Sequence[ArtefactStatus]) -> str:
 
 
 def artefact(one: ArtefactStatus) -> str:
-    """An artefact with its regime and each claim: what is printed, what was measured, by how many runs."""
+    """An artefact with its source and its regime, and each claim: printed, measured, by how many runs."""
     own, found = one.artefact, one.found
-    parts = [f"### `{own.id.partition('.')[2]}`", own.shows]
+    parts = [f"### `{own.id.partition('.')[2]}`", f"{own.shows} *{own.paper}.*"]
     if found is None or not one.fresh:
         return "\n\n".join([*parts, f"{one.state.capitalize()}."])
     regime = [found.facts[name] for name in REGIME if name in found.facts]

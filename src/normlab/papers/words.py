@@ -133,9 +133,10 @@ def pace(standings: Iterable[ArtefactStatus]) -> float | None:
     """Seconds per ``trainings.work`` in the results of trainings; None where there is none."""
     seconds = works = 0.0
     for artefact, found in ((s.artefact, s.found) for s in standings if s.whole):
-        if found is not None and found.scale in artefact.trainings:
-            seconds += sum(row["seconds"] for row in found.tables["runs"])
-            works += _work(artefact.trainings[found.scale])
+        if found is not None and (trainings := artefact.trainings.get(found.scale)):
+            planned = [row["seconds"] for row in found.tables["runs"] if row["cell"] in trainings.cells]
+            seconds += sum(planned)
+            works += _work(trainings) if planned else 0.0  # a study's own runs are other ones
     return seconds / works if works else None
 
 
