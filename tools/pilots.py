@@ -224,11 +224,6 @@ BATCHES: Final[Mapping[str, Batch]] = {
         sweep({"baseline": BASELINE, "QK-norm": recipe("headnormed")}, RATES[1:2]),
         seeds=4,
     ),
-    "G-rates": Batch(
-        "At which octave of the rate are small language models best?",
-        LANGUAGE_MODEL,
-        sweep({"baseline": BASELINE, "KEEL": recipe(placement="keel"), "Muon": recipe("muon")}, RATES),
-    ),
     "F-norms": Batch(
         "The same of FixNorm and ScaleNorm, and what they learn as scales",
         _END,
