@@ -229,11 +229,10 @@ def ends(measure: Measure, digits: int = 2) -> str:
 
 @quotes("README.md")
 def papers_in_the_readme() -> Iterator[str]:
-    yield f"The first lists all {len(OF_PAPERS)} with what was found"
+    yield from (f"lists all {len(OF_PAPERS)} with", f"{len(ARTEFACTS) - len(OF_PAPERS)} public disputes")
     untrained = sum(not a.trainings and not a.rests_on for a in OF_PAPERS.values())
     yield f"Those that need no training, {untrained}, are measured"
     yield f"Another {sum(bool(a.trainings) for a in OF_PAPERS.values())} are decided by trainings"
-    yield f"{len(ARTEFACTS) - len(OF_PAPERS)} public disputes"
 
 
 def firsts() -> dict[str, tuple[Sequence[Claim], Reproduction]]:

@@ -222,7 +222,7 @@ BATCHES: Final[Mapping[str, Batch]] = {
         "How far do seeds of a small language model differ, alone and within a pair?",
         LANGUAGE_MODEL,
         sweep({"baseline": BASELINE, "QK-norm": recipe("headnormed")}, RATES[1:2]),
-        seeds=4,
+        seeds=3,
     ),
     "F-norms": Batch(
         "The same of FixNorm and ScaleNorm, and what they learn as scales",
