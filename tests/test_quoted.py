@@ -24,6 +24,7 @@ from normlab.papers.words import tallied
 from normlab.runs import RunFolder
 
 ROOT = Path(__file__).parents[1]
+OF_PAPERS = {id_: one for id_, one in ARTEFACTS.items() if one.kind == "artefact"}
 QUOTATIONS: list[tuple[str, Callable[[], Iterator[str]]]] = []
 
 
@@ -228,16 +229,16 @@ def ends(measure: Measure, digits: int = 2) -> str:
 
 @quotes("README.md")
 def papers_in_the_readme() -> Iterator[str]:
-    yield f"The first lists all {len(ARTEFACTS)} with what was found"
-    untrained = sum(not a.trainings and not a.rests_on for a in ARTEFACTS.values())
+    yield from (f"lists all {len(OF_PAPERS)} with", f"{len(ARTEFACTS) - len(OF_PAPERS)} public disputes")
+    untrained = sum(not a.trainings and not a.rests_on for a in OF_PAPERS.values())
     yield f"Those that need no training, {untrained}, are measured"
-    yield f"Another {sum(bool(a.trainings) for a in ARTEFACTS.values())} are decided by trainings"
+    yield f"Another {sum(bool(a.trainings) for a in OF_PAPERS.values())} are decided by trainings"
 
 
 def firsts() -> dict[str, tuple[Sequence[Claim], Reproduction]]:
     """The first versions of the claims that were measured, with what was found for them."""
     found: dict[str, tuple[Sequence[Claim], Reproduction]] = {}
-    for id_, one in ARTEFACTS.items():
+    for id_, one in OF_PAPERS.items():
         if one.rests_on:
             continue
         if before := superseded(id_):
@@ -282,7 +283,7 @@ def norms_in_the_lab_book() -> Iterator[str]:
 
 @quotes("docs/lab-book/papers.md")
 def trainings_in_the_lab_book() -> Iterator[str]:
-    trained = [one for one in ARTEFACTS.values() if one.trainings]
+    trained = [one for one in OF_PAPERS.values() if one.trainings]
     yield f"claims of {len(trained)} artefacts were committed before any of their runs"
     first = {id_: found for id_, found in firsts().items() if ARTEFACTS[id_].trainings}
     for id_, (claims, one) in first.items():
@@ -302,7 +303,7 @@ def trainings_in_the_lab_book() -> Iterator[str]:
 @quotes("docs/lab-book/papers.md")
 def second_reading_in_the_lab_book() -> Iterator[str]:
     today = [
-        one if (KEPT / f"{id_}.json").exists() else superseded(id_)[-1] for id_, one in ARTEFACTS.items()
+        one if (KEPT / f"{id_}.json").exists() else superseded(id_)[-1] for id_, one in OF_PAPERS.items()
     ]
     checks = sum(bool(claim.check) for one in today for claim in one.claims)
     yield f"what cannot fail is a check: {checks} of the old claims were."

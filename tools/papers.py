@@ -19,11 +19,11 @@ from normlab.papers.words import basis, earlier, measured, standing_in_words, ta
 FOLDER = Path(__file__).resolve().parents[1] / "docs/papers"
 COMMAND = "python tools/papers.py"
 HOW = (
-    "A claim is written before its result is measured. Our runs are much smaller than the paper's; "
+    "A claim is written before its result is measured. Our runs are much smaller than the published ones; "
     "`normlab papers ID` and its page say how they differ. Intervals are not adjusted for several claims, "
     "and a share counts the runs of all its cells and seeds as independent, although cells share their seeds."
 )
-REGIME = ("text", "model", "network", "training", "batch", "tokens")
+REGIME = ("text", "model", "network", "training", "batch", "tokens", "rates")
 """The facts of a measurement that say on what it was made."""
 HEAD = ("claim", "published", "holds if", "measured", "runs", "verdict")
 WORDS = {"agrees": "holds", "disagrees": "differs", "undecided": "undecided", "not run": "not run"}
@@ -63,14 +63,14 @@ def counted(own: Sequence[ArtefactStatus]) -> str:
     if total.checks:
         sentences += f" Checks on the measurements: {total.passed} of {total.checks} pass."
     if waiting := len(own) - len(judged):
-        sentences += f" {waiting} of {count(len(own), 'artefact')} are not measured yet."
+        sentences += f" {waiting} of {count(len(own), own[0].artefact.kind)} are not measured yet."
     return sentences
 
 
 def artefact(one: ArtefactStatus) -> str:
-    """An artefact with its regime and each claim: what is printed, what was measured, by how many runs."""
+    """An artefact with its source and its regime, and each claim: printed, measured, by how many runs."""
     own, found = one.artefact, one.found
-    parts = [f"### `{own.id.partition('.')[2]}`", own.shows]
+    parts = [f"### `{own.id.partition('.')[2]}`", f"{own.shows} *{own.paper}.*"]
     if found is None or not one.fresh:
         return "\n\n".join([*parts, f"{one.state.capitalize()}."])
     regime = [found.facts[name] for name in REGIME if name in found.facts]

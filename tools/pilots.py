@@ -22,9 +22,10 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from normlab.config.config import Config, DataConfig, MachineConfig, SeedConfig, numbers, parallel_files
-from normlab.papers.bases import LAPTOP
+from normlab.papers.bases import LANGUAGE_MODEL, LAPTOP
+from normlab.papers.disputes import BASELINE, RATES, recipe
 from normlab.papers.studies.trained_models import OUTPUT, ROLES, TrainedModel
-from normlab.papers.trainings import changed
+from normlab.papers.trainings import changed, sweep
 from normlab.runs.folder import RunFolder, read_scores
 from normlab.training.devices import hardware
 from normlab.training.recipes.grammar import resolve
@@ -216,6 +217,12 @@ BATCHES: Final[Mapping[str, Batch]] = {
         "Which of 18 layers fail for 1,200 steps of Multi30k, and does the rate decide it?",
         _DEEP,
         {**_peak("post", 2e-3, 240), **_peak("pre", 2e-3, 240)},
+    ),
+    "G-noise": Batch(
+        "How far do seeds of a small language model differ, alone and within a pair?",
+        LANGUAGE_MODEL,
+        sweep({"baseline": BASELINE, "QK-norm": recipe("headnormed")}, RATES[1:2]),
+        seeds=3,
     ),
     "F-norms": Batch(
         "The same of FixNorm and ScaleNorm, and what they learn as scales",

@@ -72,10 +72,11 @@ def test_the_list_has_every_artefact_and_counts_states(capsys, monkeypatch, tmp_
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(reproductions_store, "KEPT", tmp_path)
     assert main(["papers"]) == 0
-    *lines, footer = capsys.readouterr().out.splitlines()
+    *lines, of_papers, of_disputes = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["artefact", *registry.ARTEFACTS]
     assert all(a.study for a in registry.ARTEFACTS.values())
-    assert footer == "59 artefacts: none measured yet, 59 artefacts not run"
+    assert of_papers == "59 artefacts: none measured yet, 59 artefacts not run"
+    assert of_disputes == "10 disputes: none measured yet, 10 disputes not run"
     assert main(["papers", "apx"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
         "artefact",

@@ -10,7 +10,7 @@ import pytest
 from normlab.cli.presets import CONFIGS
 from normlab.config.config import Config, DataConfig, SeedConfig
 from normlab.errors import SpentError, UserError
-from normlab.papers.lab import Lab
+from normlab.papers.lab import Lab, finished
 from normlab.papers.measures import Difference
 from normlab.papers.studies import glue_search
 from normlab.papers.studies.glue_search import fine_tuned, search
@@ -82,14 +82,14 @@ def test_every_pre_trained_run_is_fine_tuned_on_every_task(tmp_path, monkeypatch
     assert "the commonest label is" in found.facts["MRPC post"]
 
 
-def test_a_fine_tuning_that_fails_is_no_score(tmp_path):
+def test_a_run_of_a_study_s_own_that_fails_is_no_score(tmp_path):
     queue = Queue(tmp_path, 1)
     queue.failed["0123abcd4567"] = "there is no room"
-    with pytest.raises(UserError, match="run 0123abcd4567 could not be fine-tuned: there is no room"):
-        glue_search._trained([], queue)
+    with pytest.raises(UserError, match="run 0123abcd4567 could not be trained: there is no room"):
+        finished([], queue)
 
 
 def test_a_spent_budget_is_no_failure_and_no_score(tmp_path):
     queue = Queue(tmp_path, 1, until=0.0)
-    with pytest.raises(SpentError, match="the budget is spent; 2 of 2 fine-tunings left"):
-        glue_search._trained([Config(), replace(Config(), seeds=SeedConfig(2, 2, 2))], queue)
+    with pytest.raises(SpentError, match="the budget is spent; 2 of 2 runs left"):
+        finished([Config(), replace(Config(), seeds=SeedConfig(2, 2, 2))], queue)

@@ -14,7 +14,7 @@ from normlab.papers.trainings import LAPTOP, SCALES, Setting, Trainings, changed
 from normlab.tasks import TASKS
 from normlab.training.recipes.grammar import resolve
 
-TRAINED = {id_: artefact for id_, artefact in ARTEFACTS.items() if artefact.trainings}
+TRAINED = {id_: one for id_, one in ARTEFACTS.items() if one.trainings and one.kind == "artefact"}
 LARGE = [scale for scale in SCALES if scale != LAPTOP]
 
 

@@ -26,6 +26,7 @@ from normlab.papers.measures import (
     EdgeRatio,
     GradientRatio,
     PairsBetter,
+    RiseRatio,
     ScaleChange,
     ScaleGrowth,
     Score,
@@ -38,6 +39,7 @@ from normlab.papers.measures import (
 )
 from normlab.papers.studies.trained import Trained, trainings
 from normlab.papers.studies.trained_models import ROLES, TrainedModel
+from normlab.papers.trainings import at_factor, side_of
 from normlab.runs import RunFolder, Status
 from normlab.runs.files import write_json_atomic
 from normlab.tasks import TASKS
@@ -82,6 +84,13 @@ def test_a_difference_is_one_within_seeds_and_stays_within_the_range(runs):
     apart = Score("bleu", "a").measure(both)
     assert 60 < apart.value < 90
     assert 0 < apart.low < apart.high < 100
+
+
+def test_a_rise_is_compared_with_another_within_seeds(runs):
+    nll = {"a": (2.0, 3.0), "high_a": (3.0, 4.5), "b": (2.0, 2.0), "high_b": (4.0, 4.0)}
+    cells = runs(**{cell: [[(value, 0.0)] for value in seeds] for cell, seeds in nll.items()})
+    found = RiseRatio("nll", ("high_a", "a"), ("high_b", "b")).measure(cells)
+    assert (found.value, found.low, found.high) == pytest.approx((0.75,) * 3)
 
 
 def test_a_run_without_a_score_has_the_worst_one(runs):
@@ -234,6 +243,8 @@ def test_every_cell_of_an_artefact_can_be_trained_and_every_measure_reads_cells(
     for name, measure in measures.items():
         scales = set(artefact.trainings) - ({"laptop"} if name in larger else set())
         cells = set.intersection(*(set(artefact.trainings[scale].cells) for scale in scales))
+        factors = artefact.settings.get("factors", (1,))
+        cells |= {at_factor(side_of(cell), k) for cell in cells for k in factors}
         cells |= {f"{task} {cell}" for task in artefact.settings.get("tasks", ()) for cell in cells}
         assert measure.reads() <= cells, f"{artefact.id}: {measure.reads() - cells}"
         assert getattr(measure, "metric", "") in {*NAMES, ""}

@@ -54,7 +54,8 @@ class PapersCommand:
     """List the papers' tables and figures with the verdict on each, or show everything about one of them."""
 
     names: Annotated[Positional[tuple[str, ...]], arg(metavar="ID|KEY")] = ()
-    """Artefacts such as liu2020.fig4, or papers: xiong2020, nguyen2019, liu2020, apx; nothing: all."""
+    """Artefacts such as liu2020.fig4, or papers: xiong2020, nguyen2019, liu2020, apx; disputes:
+    what public logs contradict each other about; nothing: all."""
     as_json: Annotated[Switch, arg(name="json")] = False
     """Print everything as JSON."""
     scale: Scale = LAPTOP
@@ -129,7 +130,8 @@ def _show_all(standings: Sequence[ArtefactStatus]) -> None:
         scale = s.scale if s.scale in s.artefact.trainings else "–"
         hold = Text(words.standing_in_words(s), STYLES.get(s.state, "dim"))
         table.add_row(Text(s.artefact.id), Text(scale), hold, *cells)
-    terminal.write(table, f"{len(standings)} artefacts: {', '.join(words.overall(standings))}")
+    totals = words.by_kind(standings).items()
+    terminal.write(table, *(f"{counted}: {', '.join(words.overall(some))}" for counted, some in totals))
     for found in disagreements(standings):
         terminal.write(Text(words.disagreeing(found)))
 

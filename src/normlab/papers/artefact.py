@@ -7,10 +7,12 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from normlab.papers.claim import Claim, Measure, Verdict, together, whole
 from normlab.papers.trainings import LAPTOP, Scale, Trainings
+
+Kind: TypeAlias = Literal["artefact", "dispute"]
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class Artefact:
     drawings: Sequence[Drawing] = ()
     discussion: str = ""
     """Contradictions with another paper or within this one, and what was known before the measurement."""
+    kind: Kind = "artefact"
+    """What it is counted as: an artefact of a paper, or a public dispute."""
     finding: str = ""
     """Why we think that the result differs from the paper; written after the measurement."""
     version: int = 1

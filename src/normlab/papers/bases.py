@@ -160,6 +160,43 @@ BERT_SHORT: Final = replace(
     train=replace(BERT.train, steps=6000, validate_every_steps=300),
 )
 """Three quarters of its steps, and the first 12 documents of its dev: three minutes a run on one core."""
+LANGUAGE_MODEL: Final = Config(
+    recipe="pre",
+    task="language_model",
+    model=ModelConfig(
+        dim=64,
+        ffn_dim=168,
+        heads=4,
+        encoder_layers=0,
+        decoder_layers=4,
+        encoder_placement="pre",
+        decoder_placement="pre",
+        dropout=0.0,
+    ),
+    data=DataConfig(
+        train_text=BERT_SHORT.data.train_text,
+        dev_text=BERT_SHORT.data.dev_text,
+        test_text=f"{_BROWN}[50518:53466]",
+        tokenizer="byte_bpe",
+        vocab_size=1000,
+        block_len=128,
+    ),
+    optim=OptimConfig(
+        betas=(0.9, 0.95),
+        eps=1e-8,
+        optimiser="adamw",
+        weight_decay=0.1,
+        weight_decay_on="matrices",
+        max_grad_norm=1.0,
+        schedule="linear",
+        warmup_steps=50,
+        label_smoothing=0.0,
+    ),
+    train=TrainConfig(steps=500, max_tokens=1024, validate_every_steps=125, stop_early=False),
+)
+"""A small decoder on the Brown corpus: its first 425 documents, then 12 as dev and, of its end, 20 as test. A
+gated feed-forward has as many parameters as a plain one of 252.
+"""
 SMALL: Final = Config(
     model=ModelConfig(dim=512, ffn_dim=1024, heads=4, encoder_layers=6, decoder_layers=6),
     data=IWSLT14,

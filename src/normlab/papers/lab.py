@@ -13,13 +13,22 @@ import numpy as np
 import torch
 from torch import nn
 
-from normlab.config.config import PARALLEL_TEXTS, Config, DataConfig, ModelConfig, SeedConfig, TrainConfig
+from normlab.config.config import (
+    PARALLEL_TEXTS,
+    Config,
+    DataConfig,
+    ModelConfig,
+    SeedConfig,
+    TrainConfig,
+    run_id,
+)
 from normlab.config.model import derive
+from normlab.config.units import count
 from normlab.data.batches import dev_batches, permutation
 from normlab.data.text import located
 from normlab.diagnosis.structure import Structure, read_structure
 from normlab.diagnosis.subject import Subject
-from normlab.errors import UserError
+from normlab.errors import SpentError, UserError
 from normlab.nn import PAD, Seq2Seq
 from normlab.papers.trainings import LAPTOP, Scale
 from normlab.runs import RunFolder
@@ -171,6 +180,23 @@ class Lab:
         files = (str(folder / f"{split}.{side}") for split in splits for side in (source, target))
         paths: dict[str, Any] = dict(zip(PARALLEL_TEXTS, files, strict=True))
         return replace(DataConfig(vocab_size=VOCABULARY), **paths)
+
+
+def finished(configs: Sequence[Config], queue: Queue) -> dict[str, RunFolder]:
+    """Train what is not done yet in the queue's folder; return the run folders by the ids of the runs.
+
+    Raises UserError for a run that fails, and SpentError where the queue's time is over before all are done.
+    """
+    folders = {run_id(config): RunFolder(queue.root / run_id(config)) for config in configs}
+    for config in configs:
+        if folders[run_id(config)].status().state != "done":
+            queue.add(config)
+    queue.run()
+    for run, reason in queue.failed.items():
+        raise UserError(f"run {run} could not be trained: {reason}")
+    if left := [folder for folder in folders.values() if folder.status().state != "done"]:
+        raise SpentError(f"the budget is spent; {len(left)} of {count(len(folders), 'run')} left")
+    return folders
 
 
 def size(name: str, placement: str, layers: int) -> ModelConfig:

@@ -335,6 +335,16 @@ class ScoreRatio(_ScoresOfTwo[str]):
 
 
 @dataclass(frozen=True)
+class RiseRatio(_ScoresOfTwo[Sequence[str]]):
+    """The first score in ``a`` over the second, over the same of ``b``, within seeds."""
+
+    def measure(self, runs: Trained) -> Measure:
+        scores = partial(runs.scores, runs.metric(self.metric))
+        a, b = ([x / y for x, y in zip(*map(scores, two), strict=True)] for two in (self.a, self.b))
+        return runs.mean_ratio(x / y for x, y in zip(a, b, strict=True))
+
+
+@dataclass(frozen=True)
 class FoldDifference(OfRuns):
     """The largest difference of two logits of a run and of its plain form in float32, over the largest logit;
     the largest of all seeds.

@@ -7,21 +7,22 @@ from collections.abc import Iterable
 from typing import Final, NoReturn
 
 from normlab.errors import UserError
-from normlab.papers import apx, liu2020, nguyen2019, xiong2020
+from normlab.papers import apx, disputes, liu2020, nguyen2019, xiong2020
 from normlab.papers.artefact import Artefact, Paper
 from normlab.papers.cells import words_of
 
 ARTEFACTS: Final[dict[str, Artefact]] = {
     found.id: found
-    for module in (*xiong2020.MODULES, *nguyen2019.MODULES, *liu2020.MODULES, apx)
+    for module in (*xiong2020.MODULES, *nguyen2019.MODULES, *liu2020.MODULES, apx, disputes)
     for found in vars(module).values()
     if isinstance(found, Artefact)
 }
-"""Every artefact that the papers' modules define, by its id."""
+"""Every artefact that the papers' modules define, then the public disputes, by its id."""
 PAPERS: Final = {
-    key: Paper(key, **words_of(key)["paper"]) for key in ("xiong2020", "nguyen2019", "liu2020", "apx")
+    key: Paper(key, **words_of(key)["paper"])
+    for key in ("xiong2020", "nguyen2019", "liu2020", "apx", "disputes")
 }
-"""The papers by key."""
+"""The papers by key, with the public disputes as one more."""
 
 
 def publish(*artefacts: Artefact) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Final, Literal, TypeAlias, get_args
 
@@ -91,6 +91,24 @@ def _names(config: Config) -> list[str]:
 
 
 Cells: TypeAlias = Mapping[str, Mapping[str, Any]]
+_AT: Final = " at "
+
+
+def sweep(sides: Cells, rates: Sequence[float]) -> Cells:
+    """Every side, such as a recipe, at every rate: cells like ``Muon at 0.004``."""
+    return {
+        f"{side}{_AT}{rate:g}": {**own, "optim.lr": rate} for side, own in sides.items() for rate in rates
+    }
+
+
+def side_of(cell: str) -> str:
+    """The side of a cell of ``sweep``."""
+    return cell.rpartition(_AT)[0]
+
+
+def at_factor(side: str, factor: float) -> str:
+    """The cell of a side at a multiple of the best rate of its sweep."""
+    return side if factor == 1 else f"{side}, {factor:g} times its rate"
 
 
 @dataclass(frozen=True)

@@ -56,15 +56,24 @@ def tally_of(standings: Sequence[ArtefactStatus]) -> tuple[list[ArtefactStatus],
 
 
 def overall(standings: Sequence[ArtefactStatus]) -> list[str]:
-    """How many claims of several artefacts hold and do not, how many checks pass, and how many artefacts were
-    not measured for their claims.
+    """How many claims of several artefacts of one kind hold and do not, how many checks pass, and how many
+    artefacts were not measured for their claims.
     """
     judged, total = tally_of(standings)
     holding, *checks = _tallied(total, count(total.claims, "claim")) or ["none measured yet"]
     counted = ((v.removesuffix("s"), total.verdicts.get(v, 0)) for v in VERDICTS if v != "agrees")
     others = [f"{n} {verdict}" for verdict, n in counted if n]
     rest = counts(s.state for s in standings if s not in judged)
-    return [holding, *others, *checks, *(f"{count(n, 'artefact')} {state}" for state, n in rest.items())]
+    kind = next((s.artefact.kind for s in standings), "artefact")
+    return [holding, *others, *checks, *(f"{count(n, kind)} {state}" for state, n in rest.items())]
+
+
+def by_kind(standings: Iterable[ArtefactStatus]) -> dict[str, list[ArtefactStatus]]:
+    """What stands about artefacts of papers, and about public disputes, under "59 artefacts" and the like."""
+    kinds: dict[str, list[ArtefactStatus]] = {}
+    for one in standings:
+        kinds.setdefault(one.artefact.kind, []).append(one)
+    return {count(len(some), kind): some for kind, some in kinds.items()}
 
 
 def basis(claim: Claim, measures: Mapping[str, Measure]) -> list[str]:
@@ -124,9 +133,10 @@ def pace(standings: Iterable[ArtefactStatus]) -> float | None:
     """Seconds per ``trainings.work`` in the results of trainings; None where there is none."""
     seconds = works = 0.0
     for artefact, found in ((s.artefact, s.found) for s in standings if s.whole):
-        if found is not None and found.scale in artefact.trainings:
-            seconds += sum(row["seconds"] for row in found.tables["runs"])
-            works += _work(artefact.trainings[found.scale])
+        if found is not None and (trainings := artefact.trainings.get(found.scale)):
+            planned = [row["seconds"] for row in found.tables["runs"] if row["cell"] in trainings.cells]
+            seconds += sum(planned)
+            works += _work(trainings) if planned else 0.0  # a study's own runs are other ones
     return seconds / works if works else None
 
 

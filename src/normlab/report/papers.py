@@ -18,6 +18,7 @@ from normlab.papers.claim import Claim, Measure
 from normlab.papers.results import ArtefactStatus, State, disagreements, result_name
 from normlab.papers.words import (
     basis,
+    by_kind,
     command,
     disagreeing,
     earlier,
@@ -345,11 +346,11 @@ def papers_page(
     """
     keys = (standings, lambda s: s.artefact.id.partition(".")[0]), (others, lambda s: f"{s.scale} scale")
     sections = [(key, list(group)) for some, name in keys for key, group in groupby(some, name)]
-    holding, *rest = overall(standings)
+    (counted, (holding, *rest)), *more = ((c, overall(some)) for c, some in by_kind(standings).items())
     return Page(
         title="normlab papers",
-        headline=f"{count(len(standings), 'artefact')} of the papers: {holding}",
-        facts=rest,
+        headline=f"{counted} of the papers: {holding}",
+        facts=[*rest, *(f"{kind}: {', '.join(found)}" for kind, found in more)],
         lead="Every table, figure and statement of the papers: was what it asserts found, and by which "
         "numbers? A claim is written before its result is measured; one that was changed keeps its earlier "
         "versions, with what was found for them. A check cannot fail unless the measurement is wrong.",

@@ -12,15 +12,13 @@ import numpy as np
 
 from normlab.config.config import Config, SeedConfig, run_id
 from normlab.config.metric import NLL
-from normlab.config.units import count
 from normlab.data.sentence_pairs import LabelledCorpus
-from normlab.errors import SpentError, UserError
 from normlab.papers.artefact import Measurement
 from normlab.papers.bases import GLUE
 from normlab.papers.bases import fine_tuning as of_pairs
 from normlab.papers.claim import Measure
 from normlab.papers.intervals import mean
-from normlab.papers.lab import Lab
+from normlab.papers.lab import Lab, finished
 from normlab.papers.measures import OfRuns
 from normlab.papers.studies.trained import trainings
 from normlab.runs.folder import RunFolder, find_run, read_scores
@@ -140,7 +138,7 @@ def _fine_tuned(
     searches: Mapping[str, _GlueSearch], seeds: int, searching: Queue, reporting: Queue
 ) -> dict[str, FineTuned]:
     """Train the cells of all searches, then those that are best on dev with other seeds."""
-    swept = _trained([config for one in searches.values() for config in one.cells], searching)
+    swept = finished([config for one in searches.values() for config in one.cells], searching)
     chosen = {
         name: max(one.cells, key=lambda config: _merit(swept[run_id(config)]))
         for name, one in searches.items()
@@ -149,7 +147,7 @@ def _fine_tuned(
         name: [replace(config, seeds=SeedConfig(seed, seed, seed)) for seed in range(1, 1 + seeds)]
         for name, config in chosen.items()
     }
-    runs = _trained([config for own in reported.values() for config in own], reporting)
+    runs = finished([config for own in reported.values() for config in own], reporting)
     found = {}
     for name, one in searches.items():
         commonest = int(np.bincount(one.corpus.train.labels).argmax())
@@ -174,20 +172,6 @@ def search(base: Config, pairs: int, **ranges: Unpack[_Ranges]) -> Iterator[Conf
             train=train,
             seeds=SeedConfig(SEARCH_SEED, SEARCH_SEED, SEARCH_SEED),
         )
-
-
-def _trained(configs: Sequence[Config], queue: Queue) -> dict[str, RunFolder]:
-    """Train what is not done yet; return the folders by the ids of their runs."""
-    folders = {run_id(config): RunFolder(queue.root / run_id(config)) for config in configs}
-    for config in configs:
-        if folders[run_id(config)].status().state != "done":
-            queue.add(config)
-    queue.run()
-    for run, reason in queue.failed.items():
-        raise UserError(f"run {run} could not be fine-tuned: {reason}")
-    if left := [folder for folder in folders.values() if folder.status().state != "done"]:
-        raise SpentError(f"the budget is spent; {len(left)} of {count(len(folders), 'fine-tuning')} left")
-    return folders
 
 
 def _merit(folder: RunFolder) -> tuple[float, float]:

@@ -1,0 +1,173 @@
+"""Public disputes: what papers and public logs of trainings say of one part of a language model, where they
+contradict each other. Each has the position of either side as claims, some on the same number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from normlab.papers import studies
+from normlab.papers.artefact import Artefact, Drawing
+from normlab.papers.bases import LANGUAGE_MODEL
+from normlab.papers.cells import declare, words_of
+from normlab.papers.claim import Claim, at_least, at_most, below_one, negative, positive, within
+from normlab.papers.measures import Difference, OfRuns, RiseRatio
+from normlab.papers.trainings import LAPTOP, Cells, Trainings, at_factor, sweep
+
+SHOWN: Final = "bits_per_byte"
+RATES: Final = (0.004, 0.008, 0.016)
+"""The octaves that every side is tried at; a side whose best is at an end is tried beyond it."""
+SEEDS: Final = tuple(range(2, 10))
+"""The seeds that are reported; the sweep has seed 1."""
+MARGIN: Final = 0.015
+"""Bits per byte: 1.96 √2 · 0.0054, the deviation over seeds of the kept language models of docs/brown.md."""
+NO_GAIN: Final = (
+    "no gain: less than one run of each side can tell, 1.96 √2 times the deviation of 0.0054 bits per byte "
+    "over seeds of the kept language models with Pre-LN (docs/brown.md)"
+)
+DRAWINGS: Final = (
+    Drawing(
+        "rates",
+        "rate",
+        "nll",
+        "Dev NLL over the learning rate, by the seed that chooses it",
+        "learning rate",
+        "nats per token",
+        colour="cell",
+        log_x=True,
+    ),
+    Drawing("curves", "step", "nll", "Dev NLL through training", "step", "nats per token", colour="cell"),
+)
+_FOUR: Final = 4
+
+
+def recipe(*parts: str, placement: str = "pre", norm: str = "rmsnorm", ffn: str = "swiglu") -> dict[str, str]:
+    """The baseline with some of its parts replaced, or others added."""
+    return {"recipe": "+".join((placement, norm, "rope", ffn, "nobias", *parts, "warmup"))}
+
+
+BASELINE: Final = recipe()
+
+
+def _dispute(
+    name: str,
+    first: tuple[str, Mapping[str, Any]],
+    second: tuple[str, Mapping[str, Any]],
+    *claims: Claim,
+    others: Cells | None = None,
+    measures: Mapping[str, OfRuns] | None = None,
+    **settings: Any,
+) -> Artefact:
+    """The first side against the second: claims without a measure of their own are on their difference."""
+    of_both = Difference(SHOWN, first[0], second[0])
+    found = declare(
+        f"disputes.{name}",
+        studies.tuned,
+        settings={"shown": SHOWN, "seeds": SEEDS, **settings},
+        measures={claim.measure: (measures or {}).get(claim.measure, of_both) for claim in claims},
+        claims=claims,
+        trainings={
+            LAPTOP: Trainings(
+                LANGUAGE_MODEL,
+                sweep({**dict([first, second]), **(others or {})}, RATES),
+                seeds=1,
+                differs=words_of("disputes")["settings"][LAPTOP],
+            )
+        },
+        kind="dispute",
+    )
+    return replace(found, drawings=DRAWINGS)
+
+
+DYT: Final = _dispute(
+    "dyt",
+    ("DyT", recipe(norm="dyt")),
+    ("RMSNorm", BASELINE),
+    at_most("similar", MARGIN, convention=NO_GAIN.replace("no gain", "similar")),
+    positive("behind"),
+)
+PERILN: Final = _dispute(
+    "periln",
+    ("Peri-LN", recipe(placement="periln")),
+    ("Pre-LN", BASELINE),
+    negative("better"),
+    positive("worse"),
+)
+KEEL: Final = _dispute(
+    "keel",
+    ("KEEL", recipe(placement="keel")),
+    ("Pre-LN", BASELINE),
+    negative("better"),
+    at_least("no_gain", -MARGIN, convention=NO_GAIN),
+)
+LNSCALE: Final = _dispute(
+    "lnscale",
+    ("LayerNorm scaling", recipe(placement="lnscale")),
+    ("Pre-LN", BASELINE),
+    negative("better"),
+    at_least("no_gain", -MARGIN, convention=NO_GAIN),
+)
+SWIGLU: Final = _dispute(
+    "swiglu",
+    ("SwiGLU", BASELINE),
+    ("ReLU²", {**recipe(ffn="relu2"), "model.ffn_dim": LANGUAGE_MODEL.model.ffn_dim * 3 // 2}),
+    negative("better"),
+    positive("worse"),
+)
+GATE: Final = _dispute(
+    "gate",
+    ("gated heads", recipe("headgate")),
+    ("heads without gates", BASELINE),
+    negative("better"),
+    at_least("no_gain", -MARGIN, convention=NO_GAIN),
+)
+_QK: Final = tuple(at_factor("QK-norm", k) for k in (_FOUR, 1))
+_NO_QK: Final = tuple(at_factor("no QK-norm", k) for k in (_FOUR, 1))
+QKNORM: Final = _dispute(
+    "qknorm",
+    ("QK-norm", recipe("headnormed")),
+    ("no QK-norm", BASELINE),
+    below_one("less_sensitive"),
+    at_least(
+        "still_sensitive", MARGIN, convention=NO_GAIN.replace("no gain: less", "a loss that shows: more")
+    ),
+    within("no_gain", -MARGIN, MARGIN, convention=NO_GAIN),
+    measures={
+        "less_sensitive": RiseRatio(SHOWN, _QK, _NO_QK),
+        "still_sensitive": Difference(SHOWN, *_QK),
+    },
+    factors=(1, _FOUR),
+)
+_HALF: Final = "Muon, half of the steps"
+MUON: Final = _dispute(
+    "muon",
+    ("Muon", recipe("muon")),
+    ("AdamW", BASELINE),
+    negative("better"),
+    negative("twice"),
+    positive("less_than_twice"),
+    others={
+        _HALF: {
+            **recipe("muon"),
+            "train.steps": LANGUAGE_MODEL.train.steps // 2,
+            "optim.warmup_steps": LANGUAGE_MODEL.optim.warmup_steps // 2,
+        }
+    },
+    measures=dict.fromkeys(("twice", "less_than_twice"), Difference(SHOWN, _HALF, "AdamW")),
+)
+WARMUP: Final = _dispute(
+    "warmup",
+    ("Muon with warm-up", recipe("muon")),
+    ("Muon without warm-up", {**recipe("muon"), "recipe": recipe("muon")["recipe"].removesuffix("+warmup")}),
+    at_least("not_needed", -MARGIN, convention=NO_GAIN.replace("no gain", "not needed: it gains")),
+    negative("better"),
+)
+UNTIED: Final = _dispute(
+    "untied",
+    ("untied head", recipe("untied")),
+    ("tied head", BASELINE),
+    negative("better"),
+    positive("worse"),
+)
