@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -94,7 +95,19 @@ def test_where_nothing_is_learnt_or_known_there_is_no_answer():
     found = answer(swept(some))
     assert found.verdict == "cannot say"
     assert "above the highest rate" in found.sentence
+    assert "at width 64 alone" in found.sentence
     assert "128, 256 it was not tried" in found.sentence
+
+
+def test_two_sizes_are_enough_where_no_more_were_asked_for():
+    rng = np.random.default_rng(1)
+    curves = draw([0.0, -1.0], skewed(0.5), 0.002, rng=rng)
+    found = answer(swept(curves))
+    assert (found.verdict, found.first.known) == ("cannot say", [64, 128])
+    two = replace(found.first, scales={size: Scale(start=5.0, unigram=4.5) for size in (64, 128)})
+    both = answer(two, sizes=(64, 128), rates=dict.fromkeys((64, 128), 1e-3))
+    assert both.verdict == "shifts"
+    assert "two widths" in str(both)
 
 
 def test_the_reason_is_that_of_the_coordinate_check_where_it_has_a_fault():

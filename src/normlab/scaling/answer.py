@@ -13,13 +13,15 @@ from typing import Any, Final, NamedTuple
 from normlab.config.units import duration, short_rate
 from normlab.scaling import FACTOR
 from normlab.scaling.decay import Decay
-from normlab.scaling.optimum import Fit, Losses, Optimum, best_of, fit, means_of
+from normlab.scaling.optimum import Fit, Losses, Optimum, Trend, best_of, fit, means_of
 from normlab.trials.scale import Scale
 from normlab.trials.trials import INTERRUPTED, Trial
 
 CARRIES: Final = "carries"
 SHIFTS: Final = "shifts"
 UNDECIDED: Final = "cannot say"
+LEAST_SIZES: Final = 3
+"""Sizes at which a best rate is known, of more than two that were asked for, below which nothing is said."""
 
 
 class Between(NamedTuple):
@@ -84,14 +86,19 @@ class Sweep:
         return [size for size in self.scales if self.optimum(size).closed]
 
     @property
+    def trend(self) -> Trend | None:
+        """The line through the optima; None where too few of those that were asked for are known."""
+        return self.fit.trend if len(self.known) >= min(LEAST_SIZES, len(self.scales)) else None
+
+    @property
     def slope(self) -> Between | None:
         """By what factor the best rate moves with each doubling of the size."""
-        return Between.of(self.fit.trend.shift()) if self.fit.trend else None
+        return Between.of(self.trend.shift()) if self.trend else None
 
     @property
     def shift(self) -> Between | None:
         """By what factor it moves over all sizes."""
-        return Between.of(self.fit.trend.shift(self.doublings)) if self.fit.trend else None
+        return Between.of(self.trend.shift(self.doublings)) if self.trend else None
 
     @property
     def verdict(self) -> str:
@@ -106,7 +113,7 @@ class Sweep:
     @property
     def shortage(self) -> float:
         """How many times narrower the interval of the shift must be to decide; 1 where it is."""
-        trend = self.fit.trend
+        trend = self.trend
         if trend is None or self.verdict != UNDECIDED:
             return 1.0
         value, low, _ = trend.shift(self.doublings)
@@ -116,7 +123,7 @@ class Sweep:
     @property
     def scatters(self) -> bool:
         """Whether optima are farther from a line than their errors explain, so that seeds tell little."""
-        trend = self.fit.trend
+        trend = self.trend
         return trend is not None and trend.factor > trend.fixed_factor
 
 
@@ -182,7 +189,7 @@ class Transfer:
 
     def best_at(self, sweep: Sweep, size: int) -> Between | None:
         """The rate to take at a size, by the line through the optima, in multiples of today's."""
-        return Between.of(sweep.fit.trend.at(size)) if sweep.fit.trend else None
+        return Between.of(sweep.trend.at(size)) if sweep.trend else None
 
     @property
     def more(self) -> tuple[int, float] | None:
@@ -190,7 +197,7 @@ class Transfer:
         where the answer is known or seeds do not tell.
         """
         sweep = self.first
-        if sweep.verdict != UNDECIDED or sweep.fit.trend is None:
+        if sweep.verdict != UNDECIDED or sweep.trend is None:
             return None
         seeds = max(math.ceil(self.seeds * sweep.shortage**2), self.seeds + 1)
         rates = {size: len({x for x, _ in own}) for size, own in sweep.trials.items()}
@@ -236,9 +243,9 @@ class Transfer:
         for size in self.sizes:
             if not (own := sweep.optimum(size)).closed:
                 why.setdefault(own.why, []).append(str(size))
-        known = "its best rate is known" if len(sweep.known) == 1 else "no best rate is known"
         reasons = "; ".join(f"at {self.axis} {', '.join(sizes)} {text}" for text, sizes in why.items())
-        return f"{known} at one {self.axis} alone: {reasons}" if sweep.known else f"{known}: {reasons}"
+        known = ", ".join(map(str, sweep.known))
+        return f"the best rate is known {f'at {self.axis} {known} alone' if known else 'nowhere'}: {reasons}"
 
     def lines(self) -> Iterator[str]:
         """The sentence, the reason, what would decide, what limits it, and the same by weight decay."""
@@ -254,11 +261,13 @@ class Transfer:
                     f"{self.axis}s may tell sooner"
                 )
             yield f"{text}."
-        if self.verdict != SHIFTS and self.first.fit.trend is not None:
+        if self.verdict != SHIFTS and self.first.trend is not None:
             yield f"By the line through the best rates, {self._advice(self.first)}."
         for size in self.sizes:
-            if self.first.fit.trend is not None and not (own := self.first.optimum(size)).closed:
+            if self.first.trend is not None and not (own := self.first.optimum(size)).closed:
                 yield f"At {self.axis} {size} the best rate is not known: {own.why}."
+        if self.first.trend is not None and len(self.first.known) < LEAST_SIZES:
+            yield f"From two {self.axis}s nothing shows how far best rates scatter about a line: try four."
         if self.cut:
             yield f"The trials are not complete: {self.cut}."
         for sweep in self.sweeps[1:]:
@@ -330,7 +339,7 @@ class Transfer:
             "slope": plain(sweep.slope),
             "shift": plain(sweep.shift),
             "at_target": plain(best, self.today),
-            "noise": sweep.fit.noise if sweep.fit.trend else None,
+            "noise": sweep.fit.noise if sweep.trend else None,
             "sizes": [self._of_size(sweep, size) for size in self.sizes],
             "line": [
                 {"size": size, **(plain(self.best_at(sweep, size), self.today) or {})}

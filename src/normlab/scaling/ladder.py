@@ -15,7 +15,7 @@ from typing import Any, Final
 from normlab.config.units import duration
 from normlab.errors import UserError
 from normlab.scaling import BUDGET_S, FACTOR, SEEDS, STEPS
-from normlab.scaling.answer import Sweep, Transfer
+from normlab.scaling.answer import LEAST_SIZES, Sweep, Transfer
 from normlab.scaling.decay import Decay
 from normlab.scaling.family import SetupFamily
 from normlab.scaling.optimum import WINDOW, best_of
@@ -196,40 +196,48 @@ class Ladder:
 
     # -------------------------------------------------------------------------------------------- planning
     def _planned(self) -> tuple[tuple[int, ...], int, str]:
-        """The sizes and the steps that the budget holds, and a sentence that says so."""
+        """The sizes and the steps that the budget holds, and a sentence that says so. Of trials that were
+        begun the steps stay.
+        """
         asked, sizes, axis = self.request.steps, self.family.sizes, self.family.axis
-        left = self.request.budget_s - self.journal.seconds
-        if (row := self.journal.row(planned=asked)) is not None:
-            steps, left = int(row["steps"]), self.request.budget_s - float(row["began"])
-            while len(sizes) > 1 and self._cost(sizes, steps) > left:
-                sizes = sizes[:-1]
-        else:
-            least = max(LEAST_STEPS, asked // SHORTEST)
-            while len(sizes) > 1 and self._cost(sizes, least) > left:
-                sizes = sizes[:-1]
-            steps = min(asked, int(left * asked / self._cost(sizes, asked)))
-            self.journal.append({"planned": asked, "steps": steps, "began": self.journal.seconds})
-        need, whole = duration(self._cost(self.family.sizes, asked)), self._cost(sizes, steps)
-        if len(sizes) < 2:
+        row = self.journal.row(planned=asked) or {"began": self.journal.seconds}
+        left = self.request.budget_s - float(row["began"])
+        fewest, shortest = (
+            min(LEAST_SIZES, len(sizes)),
+            int(row.get("steps", max(LEAST_STEPS, asked // SHORTEST))),
+        )
+        while len(sizes) > fewest and self._cost(sizes, shortest) > left:
+            sizes = sizes[:-1]
+        need, held = (
+            duration(float(row["began"]) + self._cost(self.family.sizes, asked)),
+            duration(max(left, 0.0)),
+        )
+        if self._cost(sizes, shortest) > left:
             return (
                 (),
-                steps,
+                shortest,
                 (
-                    f"too short to tell: {duration(max(left, 0.0))} do not hold trials of "
-                    f"{max(LEAST_STEPS, asked // SHORTEST)} steps at two {axis}s; {need} would do for all"
+                    f"too short to tell: {held} do not hold trials of {shortest} steps at {axis}s "
+                    f"{', '.join(map(str, sizes))}; a budget of {need} would do for all"
                 ),
             )
+        if "steps" not in row:
+            fixed, each = self._cost(sizes, 0), self._cost(sizes, 1)
+            row["steps"] = min(asked, int((left - fixed) / (each - fixed)))
+            self.journal.append({"planned": asked, **row})
+        steps = int(row["steps"])
         self.about = round(sum(self._rates(size) for size in sizes) * self.request.seeds * self._ways())
         text = (
-            f"{duration(max(left, 0.0))} hold {axis}s {', '.join(map(str, sizes))} at {RATES} rates or more "
-            f"and {self.request.seeds} seeds: about {self.about} trials of {steps} steps, {duration(whole)}"
+            f"{held} hold {axis}s {', '.join(map(str, sizes))} at {RATES} rates or more and "
+            f"{self.request.seeds} seeds: about {self.about} trials of {steps} steps, "
+            f"{duration(self._cost(sizes, steps))}"
         )
         lacks = [f"{axis}s {', '.join(map(str, rest))}"] if (rest := self.family.sizes[len(sizes) :]) else []
         lacks += [f"{asked} steps"] if steps < asked else []
-        return sizes, steps, f"{text}; {' and '.join(lacks)} would take {need}" if lacks else text
+        return sizes, steps, f"{text}; {' and '.join(lacks)} would take a budget of {need}" if lacks else text
 
     def _cost(self, sizes: Sequence[int], steps: int) -> float:
-        """Seconds that the trials take."""
+        """Seconds that the trials take, and the coordinate check."""
         each = {size: self._rates(size) * steps * self.own[size].measured.seconds[0] for size in sizes}
         return sum(each.values()) * self.request.seeds * self._ways() + self._check_s()
 
