@@ -11,7 +11,7 @@ Expected, written down before any of it ran, from Yang et al. 2022 (arXiv 2203.0
 What is measured stands, *cannot say* included. The decoder is that of the configuration language_model with
 2 layers, Pre-LN, AdamW with betas (0.9, 0.95) and a weight decay of 0.1 on matrices, on the Brown corpus in
 512 byte-level tokens, 8 blocks of 64 a step. Trials have 200 steps: a fifth warms up, then the rate is
-constant. Each width is tried at five rates or more about its best one, with two seeds. The base of mup is
+constant. Each width is tried at five rates or more about its best one, with three seeds. The base of mup is
 width 64.
 
 Trials lie in ``--folder``, one line each; answers in ``benchmarks/results/transfer.json``.
@@ -20,9 +20,11 @@ Trials lie in ``--folder``, one line each; answers in ``benchmarks/results/trans
 from __future__ import annotations
 
 import argparse
-import json
+import time
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 import torch
@@ -30,6 +32,7 @@ import torch
 import normlab
 from normlab.cli.presets import language_model
 from normlab.config.config import Config
+from normlab.config.io import to_plain
 from normlab.config.units import duration
 from normlab.runs.files import write_json_atomic
 from normlab.scaling.family import SetupFamily, family_of
@@ -38,6 +41,7 @@ from normlab.training.devices import hardware
 
 WIDTHS: Final = (64, 128, 256, 512)
 STEPS: Final = 200
+SEEDS: Final = 3
 EXPECTED: Final = {"pre+warmup": "shifts", "pre+warmup+mup": "carries"}
 BROWN: Final = "$NORMLAB_DATA/text/brown.txt.xz"
 HERE: Final = Path(__file__).resolve().parent
@@ -62,15 +66,23 @@ def family(recipe: str, root: Path) -> SetupFamily:
     return family_of(normlab.resolve(recipe, base()), recipe, widths=WIDTHS, root=root)
 
 
+def step_s(setup: normlab.Setup) -> float:
+    """Core-seconds of a step, the median of a few."""
+    optimizer, took = setup.optimizer(setup.model), list[float]()
+    for batch in islice(setup.batches, 6):
+        began = time.process_time()
+        setup.step(setup.model, batch, optimizer, None)
+        took.append(time.process_time() - began)
+    return median(took)
+
+
 def cost(recipe: str, root: Path) -> float:
-    """Seconds that the trials of a recipe take, by the time of a few steps at each width."""
+    """Core-seconds that the trials of a recipe take."""
     own, total = family(recipe, root), 0.0
     for width in WIDTHS:
-        seen = normlab.trial(own.build(width, 0), steps=16, rates=(1e-3,), budget_s=60.0)
-        step_s = min(t.seconds / 16 for t in seen.tried)
-        rates = RATES + (2 if width == WIDTHS[0] else 1)
-        total += step_s * (rates * 2 * STEPS + CHECK_SEEDS * CHECK_STEPS)
-        print(f"{recipe}: width {width} takes {step_s:.3f} s a step", flush=True)
+        one, rates = step_s(own.build(width, 0)), RATES + (2 if width == WIDTHS[0] else 1)
+        total += one * (rates * SEEDS * STEPS + CHECK_SEEDS * CHECK_STEPS)
+        print(f"{recipe}: width {width} takes {one:.3f} s a step", flush=True)
     return total
 
 
@@ -78,7 +90,7 @@ def main() -> None:
     """Say what it costs, then train what is missing and write the answers."""
     parser = argparse.ArgumentParser(description="Does the best rate carry?", allow_abbrev=False)
     parser.add_argument("--plan", action="store_true", help="say what it costs, and end")
-    parser.add_argument("--hours", type=float, default=1.0, help="most hours of each parametrisation")
+    parser.add_argument("--hours", type=float, default=3.0, help="most hours by the clock for each")
     parser.add_argument("--folder", type=Path, default=Path("runs/transfer"), help="where trials are kept")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -91,6 +103,7 @@ def main() -> None:
         found = normlab.transfer(
             family(recipe, args.folder),
             steps=STEPS,
+            seeds=SEEDS,
             budget_s=3600 * args.hours,
             folder=args.folder / recipe,
             target=1024,
@@ -99,7 +112,7 @@ def main() -> None:
         print(f"{recipe}, expected that it {expected}: {found}\n", flush=True)
         answers[recipe] = {"expected": expected, **found.to_dict()}
         answers[recipe]["hardware"] = hardware(torch.device("cpu"))
-    write_json_atomic(HERE.parent / "results/transfer.json", json.loads(json.dumps(answers)))
+    write_json_atomic(HERE.parent / "results/transfer.json", to_plain(answers))
 
 
 if __name__ == "__main__":
