@@ -26,6 +26,13 @@ def loss(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
 
 
+def sized(width: int = 8, seed: int = 0) -> normlab.Setup:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Embedding(50, width), nn.Linear(width, 50))
+    ids = torch.randint(1, 50, (4, 17))
+    return normlab.Setup(model, ids, loss, torch.optim.AdamW(model.parameters(), lr=0.01))
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("trained")
@@ -54,6 +61,7 @@ def given(runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "model": model,
         "batch": torch.randint(1, 50, (4, 17)),
         "loss": loss,
+        "sized": sized,
         "optimizer": torch.optim.AdamW(model.parameters(), lr=1e-3),
         "config": config,
         "run": runs["pre"],

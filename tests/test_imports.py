@@ -10,6 +10,7 @@ RESULTS = (
     "normlab.checks.report",
     "normlab.comparison.result",
     "normlab.diagnosis.diagnose",
+    "normlab.scaling.answer",
     "normlab.trials.trials",
     "normlab.watching.watch",
 )

@@ -93,6 +93,8 @@ def smaller(words: list[str]) -> list[str]:
         return [*words, "--plan", "--dim", "16", "--ffn-dim", "32", "--heads", "2", "--block-len", "32"]
     if words[0] in ("compare", "train", "check", "diagnose") and "RUN" not in words:
         return [*words, *SMALL.split()]
+    if words[0] == "transfer":
+        return [*first_two(words), *SMALL.split(), "--steps", "16", "--budget", "2s"]
     return [*words, *SMALL.split(), "--steps", "16"] if words[0] == "trial" else words
 
 

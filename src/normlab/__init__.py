@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from normlab.diagnosis import Finding, diagnose, read_structure
     from normlab.errors import UserError
     from normlab.runs import RunFolder, Runs
+    from normlab.scaling.transfer import transfer
     from normlab.tasks.scores import score
     from normlab.trace.record import record
     from normlab.trace.setup import Setup
@@ -36,6 +37,7 @@ _HOME = {
     "check": "normlab.checks.check",
     "diagnose": "normlab.diagnosis",
     "trial": "normlab.trials.trial",
+    "transfer": "normlab.scaling.transfer",
     "watch": "normlab.watching.watch",
     "Setup": "normlab.trace.setup",
     "Trace": "normlab.trace.trace",

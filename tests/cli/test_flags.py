@@ -54,6 +54,10 @@ OWN = {
         "out junit sarif as_json runs force imports"
     ),
     "trial": "source recipe lr seed budget rates change folder config out as_json runs force imports",
+    "transfer": (
+        "source recipe lr seed widths depths seeds rates decays target factor budget folder config out "
+        "as_json runs force imports"
+    ),
     "recipes": "names axis config force imports",
     "papers list": "names as_json scale runs imports",
     "papers show": "names as_json scale runs imports",

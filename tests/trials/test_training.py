@@ -155,6 +155,7 @@ def test_options_of_groups_are_replaced_on_copies_alone():
     given = setup()
     changed = run(given, betas=(0.5, 0.6))
     assert changed.losses != run(given).losses
+    assert run(given, betas=lambda own: (own[0] - 0.4, 0.6)).losses == changed.losses
     assert given.optimizer.param_groups[0]["betas"] == (0.9, 0.999)
 
 

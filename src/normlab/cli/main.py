@@ -22,6 +22,7 @@ SPREAD: Final = ("train",)
 COMMANDS: Final = {
     "check": "check:CheckCommand",
     "trial": "trial:TrialCommand",
+    "transfer": "transfer:TransferCommand",
     "diagnose": "diagnose:DiagnoseCommand",
     "train": "train:TrainCommand",
     "compare": "compare:CompareCommand",
@@ -58,6 +59,7 @@ usage: normlab COMMAND [options]
 Before training
   check      Is one training step what you think it is?
   trial      Which learning rates train?
+  transfer   Does the best learning rate carry to a wider or deeper model?
   diagnose   How do signals, gradients and updates behave with depth?
 
 Training

@@ -39,6 +39,8 @@ FIRST: Final = 0
 """Index of the training batch that is examined."""
 ANEW: Final = ("seed", "width", "depth")
 """Arguments that a function ``setup`` may declare."""
+SIZED: Final = {"width": (256, "n_embd"), "depth": (4, "n_layer")}
+"""Sizes, with what stands for them in the example of such a function."""
 
 
 @dataclass(frozen=True)
@@ -54,20 +56,31 @@ class NamedSetup:
 
 @contextmanager
 def setup_from_file(reference: str, *, seed: int) -> Iterator[NamedSetup]:
-    """Run a file, or import a module, and call the function behind the colon, which returns the setup.
+    """The setup that the function behind the colon returns, see ``function_from_file``.
+
+    The function may declare the arguments ``seed``, ``width`` and ``depth``; with ``seed`` the setup can draw
+    its model anew. Raises UserError for a file that raises, and for a function that returns no setup.
+    """
+    with function_from_file(reference, seed=seed) as function:
+        with redirect_stdout(sys.stderr), same_random_state(seed):
+            setup = called(function, reference, seed)
+        yield NamedSetup(f"{type(setup.model).__name__} of {reference}", setup)
+
+
+@contextmanager
+def function_from_file(reference: str, *, seed: int) -> Iterator[Any]:
+    """Run a file, or import a module, and yield what is behind the colon, ``setup`` without one.
 
     The file runs once, not as ``__main__``, with its folder first on ``sys.path`` and its own name as
-    ``sys.argv``, both of which are put back when the block ends; what it prints goes to standard error. The
-    function may declare the arguments ``seed``, ``width`` and ``depth``; with ``seed`` the setup can draw
-    its model anew. Raises UserError for a file that raises, and for a function that returns no setup.
+    ``sys.argv``, both of which are put back when the block ends; what it prints goes to standard error.
+    Raises UserError for a file that raises.
     """
     where, colon, name = reference.partition(":")
     path, arguments = list(sys.path), list(sys.argv)
     try:
         with redirect_stdout(sys.stderr), same_random_state(seed):
             value = _attribute(_load(where), where, name if colon else "setup")
-            setup = called(value, reference, seed)
-        yield NamedSetup(f"{type(setup.model).__name__} of {reference}", setup)
+        yield value
     finally:
         sys.path[:], sys.argv[:] = path, arguments
 
@@ -105,24 +118,44 @@ def _attribute(module: Any, where: str, name: str) -> Any:
     )
 
 
-def called(value: Any, reference: str, seed: int) -> Setup:
-    """The setup that a function returns, or a setup itself. Raises UserError for anything else."""
+def called(value: Any, reference: str, seed: int, **size: int) -> Setup:
+    """The setup that a function returns at a ``width`` or ``depth``, or a setup itself.
+
+    Raises UserError for anything else, and for a function that takes no such size.
+    """
     if not callable(value) or isinstance(value, nn.Module):
+        _require_sizes(size, {}, reference)
         return Setup.of(cast("Any", value))
     parameters: Mapping[str, inspect.Parameter] = {}
     with suppress(TypeError, ValueError):  # of what is written in C
         parameters = inspect.signature(value).parameters
+    _require_sizes(size, parameters, reference)
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = {n for n, p in parameters.items() if p.default is p.empty and p.kind not in kinds} - {"seed"}
+    given = {"seed", *size}
+    needed = {n for n, p in parameters.items() if p.default is p.empty and p.kind not in kinds} - given
     if needed:
         rest = "give them defaults" if needed <= set(ANEW) else f"it may declare {', '.join(ANEW)}"
         asked = ", ".join(n for n in parameters if n in needed)
         raise UserError(f"{reference} needs the arguments {asked}; {rest}")
     seeded = "seed" in parameters
-    setup = Setup.of(_guard(lambda: value(**({"seed": seed} if seeded else {})), reference))
+    setup = Setup.of(_guard(lambda: value(**size, **({"seed": seed} if seeded else {})), reference))
     if not seeded or setup.make is not None:
         return setup
-    return replace(setup, make=lambda: Setup.of(value(seed=draw_seed())).model)
+    return replace(setup, make=lambda: Setup.of(value(**size, seed=draw_seed())).model)
+
+
+def _require_sizes(sizes: Iterable[str], parameters: Iterable[str], reference: str) -> None:
+    """Raise UserError, with what to write, where a function does not take a size by its name."""
+    for name in set(sizes) - set(parameters):
+        size, argument = SIZED[name]
+        raise UserError(
+            f"{reference} takes no {name}; it must build the model in any {name}, as in\n\n"
+            f"  def setup({name}={size}, seed=0):\n"
+            "      torch.manual_seed(seed)\n"
+            f"      model = GPT({argument}={name})\n"
+            "      optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\n"
+            "      return normlab.Setup(model, batches, optimizer=optimizer)"
+        )
 
 
 def _guard(run: Callable[[], Any], what: str) -> Any:

@@ -58,8 +58,9 @@ def train(
 
     While an optimizer's ``step`` runs, its groups have the rates of ``rate_of``; before and after it those
     that the scheduler or the step gave them, so that a schedule which multiplies the last rate stays right.
-    Without ``rate_of`` they keep their own. ``groups`` replaces options of every group, as ``betas``. Model,
-    optimizers, and all that ``untouched`` knows are put back; random states begin at ``seed``.
+    Without ``rate_of`` they keep their own. ``groups`` replaces options of every group, as ``betas``, a
+    function of its own value included. Model, optimizers, and all that ``untouched`` knows are put back;
+    random states begin at ``seed``.
     """
     seen = Training()
     kept = replace(setup, batches=())  # a step is handed copies of its batch
@@ -67,7 +68,8 @@ def train(
         model, optimizers, scheduler = copied(setup)
         seen.model = model
         for group in groups_of(optimizers):
-            group.update({name: value for name, value in groups.items() if name in group})
+            given = {name: value for name, value in groups.items() if name in group}
+            group.update({n: value(group[n]) if callable(value) else value for n, value in given.items()})
         loss_of = setup.loss or output_loss
         step = setup.step or plain_step(loss_of)
         several = isinstance(setup.optimizer, (list, tuple)) or len(optimizers) > 1

@@ -13,9 +13,10 @@ from normlab.errors import UserError
 from normlab.trace.setup import Loss, Setup, setup_of
 from normlab.trace.untouched import same_globals
 from normlab.trials import STEPS
+from normlab.trials.attempts import LEAST_STEPS, Attempts, Plan, batches_of
 from normlab.trials.change import Changes, Variant, variants
 from normlab.trials.journal import Journal, fingerprint
-from normlab.trials.scan import LEAST_STEPS, Plan, Scan, batches_of
+from normlab.trials.scan import Scan
 from normlab.trials.trials import INTERRUPTED, Trials
 
 FEWEST: Final = 3
@@ -72,7 +73,7 @@ def _walk(every: Sequence[Variant], plan: Plan) -> Trials:
         asked = {"steps": plan.steps, "seed": plan.seed, "rates": plan.rates, "change": changes}
         held = fingerprint(every[0].setup, batches(plan.steps), **asked)
     journal, share = Journal(plan.folder, held), plan.budget_s / len(every)
-    scans = [Scan(one, plan, batches, journal, share * (i + 1)) for i, one in enumerate(every)]
+    scans = [Scan(Attempts(one, plan, batches, journal, share * (i + 1))) for i, one in enumerate(every)]
     steps, sentence = _planned(plan, scans[0])
     if plan.announce is not None:
         plan.announce(f"for each of {len(every)} setups, {sentence}" if len(every) > 1 else sentence)
@@ -81,7 +82,6 @@ def _walk(every: Sequence[Variant], plan: Plan) -> Trials:
     answers = list[Trials]()
     for scan in scans:
         try:
-            scan.measure()
             answers.append(scan.run(steps))
         except KeyboardInterrupt:
             if scan.tried:
@@ -96,8 +96,9 @@ def _walk(every: Sequence[Variant], plan: Plan) -> Trials:
 
 def _planned(plan: Plan, scan: Scan) -> tuple[int, str]:
     """The steps of a trial, and what the seconds that the first scan has left hold and can tell."""
-    took, share, asked, planned = scan.measure(), scan.deadline, plan.steps, scan.variant.setup.declare.steps
-    left, step_s = share - took, scan.seconds[0]
+    own, share, asked = scan.attempts.measured, scan.attempts.deadline, plan.steps
+    took, step_s, planned = own.took, own.seconds[0], scan.attempts.variant.setup.declare.steps
+    left = share - took
     enough = duration((took + WHOLE * asked * step_s) * plan.budget_s / share)
     steps = asked if FEWEST * asked * step_s <= left else max(int(left / step_s / FEWEST), 0)
     if steps < LEAST_STEPS:

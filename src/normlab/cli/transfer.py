@@ -1,0 +1,153 @@
+"""``normlab transfer``: whether the best learning rate of a small model carries to a larger one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rich.text import Text
+
+from normlab.cli import errors, terminal
+from normlab.cli.options import FAILS, SourceFlags, command_line, load, progress_line, title_lines
+from normlab.cli.trial import OTHERS
+from normlab.config.config import Config
+from normlab.config.io import to_plain
+from normlab.config.units import count, duration, seconds_of, short_rate
+from normlab.errors import UserError
+from normlab.scaling import FACTOR, SEEDS, STEPS
+
+if TYPE_CHECKING:
+    from normlab.scaling.family import SetupFamily
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferCommand(SourceFlags):
+    """Train a model in several sizes at several learning rates, and say whether the best one carries.
+
+    SOURCE is train.py:setup, a function of yours that takes width, or depth, and seed, and returns
+    normlab.Setup(model, batches, optimizer=…); it runs with your file. Without it --recipe names one, with
+    as many heads at every width. --steps are those of a trial. Ctrl-C gives the answer so far. The exit code
+    is 3 where the rate does not carry, 0 where it does and where the trials cannot say.
+    """
+
+    WHAT: ClassVar[
+        str
+    ] = """transfer trains a model in several widths or depths, at several rates each; type one of:
+
+  normlab transfer train.py:setup --widths 64 128 256 512   your function setup(width=256, seed=0)
+  normlab transfer train.py:setup --depths 2 4 8 16         your function setup(depth=4, seed=0)
+  normlab transfer --recipe pre+mup --widths 64 128 256     a recipe of normlab's"""
+
+    OWN: ClassVar[Sequence[str]] = ("--steps",)
+
+    widths: tuple[int, ...] = ()
+    """Widths of the model, such as 64 128 256 512."""
+    depths: tuple[int, ...] = ()
+    """Depths in place of widths, such as 2 4 8 16."""
+    seeds: int = SEEDS
+    """Seeds of every trial, from --seed on."""
+    rates: tuple[float, ...] = ()
+    """Rates to try at every size, in place of five octaves about its best."""
+    decays: tuple[str, ...] = ("1",)
+    """Factors on the weight decay to try, such as 0 1 4, or independent (of the rate), or independent:4."""
+    target: int | None = None
+    """Size to name the best rate for; by default the largest."""
+    factor: float = FACTOR
+    """By how much the best rate may move over all sizes, and carry nevertheless."""
+    budget: str = "30min"
+    """Time that may be spent, such as 10min or 2h."""
+    folder: Path | None = None
+    """Folder in which trials are kept, so that the same command goes on where it was stopped."""
+    out: Path | None = None
+    """File of a page to write, such as transfer.html."""
+
+    @classmethod
+    def adapted(cls, base: Config) -> Config:
+        """A configuration's values, of which ``--steps`` are those of a trial, not of the planned run."""
+        return _with_steps(base, STEPS)
+
+    def run(self) -> None:
+        """Raises SystemExit with the code ``FAILS`` where the rate does not carry, and KeyboardInterrupt
+        after the answer so far, where the trials were interrupted.
+        """
+        from normlab.scaling.answer import SHIFTS
+        from normlab.scaling.transfer import transfer
+
+        command, budget_s = command_line(), seconds_of(self.budget, "--budget")
+        with self._family() as family, redirect_stdout(sys.stderr), progress_line() as progress:
+            answer = transfer(
+                family,
+                steps=self.flags.train.steps,
+                seeds=self.seeds,
+                budget_s=0.0 if budget_s is None else budget_s,
+                rates=self.rates,
+                decays=self.decays,
+                target=self.target,
+                factor=self.factor,
+                seed=self.seed,
+                folder=self.folder,
+                progress=progress,
+                announce=errors.write,
+            )
+        plain = {**to_plain(answer.to_dict()), "command": command}
+        if self.as_json:
+            self.print_json([plain])
+        else:
+            _print(plain)
+        if self.out is not None:
+            from normlab.report.transfer import write_transfer_page
+
+            self.print_page(write_transfer_page(plain, self.out))
+        if answer.interrupted:
+            if self.folder is not None:
+                errors.write(f"the trials are kept in {self.folder}; the same command goes on")
+            raise KeyboardInterrupt
+        if answer.verdict == SHIFTS:
+            raise SystemExit(FAILS)
+
+    @contextmanager
+    def _family(self) -> Iterator[SetupFamily]:
+        """Yield the model in its sizes. Raises UserError if none is named, or flags that nothing reads."""
+        from normlab.scaling.family import family_of
+        from normlab.training.setups import function_from_file
+
+        if self.kind in OTHERS:
+            raise UserError(OTHERS[self.kind])
+        self.require_one()
+        sizes: dict[str, Any] = {"widths": self.widths, "depths": self.depths}
+        if self.kind == "recipe":
+            config = _with_steps(self.resolved(), load(self.config).train.steps)
+            yield family_of(config, config.recipe, root=self.runs, **sizes)
+            return
+        errors.write(f"running {self.source}")
+        with function_from_file(self.source, seed=self.seed) as function:
+            yield family_of(function, self.source, **sizes)
+
+
+def _with_steps(config: Config, steps: int) -> Config:
+    return replace(config, train=replace(config.train, steps=steps))
+
+
+def _print(plain: Mapping[str, Any]) -> None:
+    """Print the answer, then each size with its best rate."""
+    first, *rest = plain["lines"]
+    table = terminal.table(f">{plain['axis']}", ">parameters", ">best rate", ">between", "")
+    for own, model in zip(plain["decays"][0]["sizes"], plain["models"], strict=True):
+        best = own["optimum"]
+        ends = ["" if best[end] is None else short_rate(best[end]) for end in ("low", "high")]
+        value = "" if best["value"] is None else short_rate(best["value"])
+        between = f"{ends[0]} and {ends[1]}" if all(ends) else ends[0] and f"above {ends[0]}"
+        between = between or (ends[1] and f"below {ends[1]}")
+        table.add_row(str(own["size"]), f"{model['parameters']:,}", value, between, best["why"])
+    cost = plain["cost"]
+    terminal.write(
+        Text(first, "bold"),
+        *map(Text, rest),
+        table,
+        *title_lines(plain["title"], plain["facts"]),
+        f"{count(cost['trials'], 'trial')} of {plain['steps']} steps in {duration(cost['seconds'])}",
+    )

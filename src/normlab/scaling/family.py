@@ -1,0 +1,101 @@
+"""One model in several sizes, with its data and optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from normlab.config.config import Config, SeedConfig
+from normlab.config.model import ModelConfig
+from normlab.errors import UserError
+from normlab.trace.setup import Setup, shown
+from normlab.trace.untouched import same_random_state
+from normlab.training.own_setups import with_step
+from normlab.training.setups import called, setup_from_config
+
+AXES: Final = {"width": "widths", "depth": "depths"}
+
+
+@dataclass(frozen=True)
+class SetupFamily:
+    """A model in several sizes: ``make(size, seed)`` builds its setup at one."""
+
+    title: str
+    axis: str
+    """The size that changes, width or depth."""
+    sizes: tuple[int, ...]
+    """From the smallest on."""
+    make: Callable[[int, int], Setup]
+    parametrisation: str = ""
+    """The one that a recipe names; empty where it is not known."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+    def build(self, size: int, seed: int) -> Setup:
+        """The setup of a size, drawn from a seed. Raises UserError for one without an optimizer."""
+        with same_random_state(seed):
+            setup = with_step(self.make(size, seed))
+        if setup.optimizer is None:
+            raise UserError(
+                f"{self.title} has no optimizer: pass optimizer= to normlab.Setup, as in "
+                "torch.optim.AdamW(model.parameters(), lr=1e-3)"
+            )
+        return setup
+
+
+def family_of(
+    what: Any,
+    title: str,
+    *,
+    widths: Sequence[int] = (),
+    depths: Sequence[int] = (),
+    root: Path = Path("runs"),
+) -> SetupFamily:
+    """The family of a function ``setup(width=, seed=)`` or ``setup(depth=, seed=)``, or of a configuration.
+
+    Raises UserError for anything else, and unless one of both lists holds two sizes or more.
+    """
+    if bool(widths) == bool(depths):
+        raise UserError("give widths or depths, such as widths 64 128 256 512, and not both")
+    axis, sizes = ("width", widths) if widths else ("depth", depths)
+    if wrong := [n for n in sizes if not isinstance(n, int) or isinstance(n, bool) or n < 1]:
+        raise UserError(f"{AXES[axis]} has {shown(wrong[0])}, and must hold whole numbers above 0")
+    if len(set(sizes)) < 2:
+        raise UserError(f"{AXES[axis]} has {shown(list(sizes))}, and must hold two sizes at least")
+    every = tuple(sorted(set(sizes)))
+    if isinstance(what, Config):
+        return _of_config(what, title, axis, every, root)
+    return SetupFamily(title, axis, every, lambda size, seed: called(what, title, seed, **{axis: size}))
+
+
+def _of_config(config: Config, title: str, axis: str, sizes: tuple[int, ...], root: Path) -> SetupFamily:
+    """A recipe's family, whose base is its smallest size, unless it has a base of its own."""
+
+    def make(size: int, seed: int) -> Setup:
+        model = resized(config.model, axis, size, sizes[0])
+        own = replace(config, model=model, seeds=SeedConfig(seed, seed, seed))
+        return setup_from_config(own, root, tokens=own.train.max_tokens).setup
+
+    return SetupFamily(title, axis, sizes, make, config.model.parametrisation)
+
+
+def resized(model: ModelConfig, axis: str, size: int, base: int) -> ModelConfig:
+    """A model in another width or depth, whose parametrisation changes nothing at the size ``base``.
+
+    The feed-forward's width keeps its ratio to the stream's. The number of heads stays, so that they become
+    wider; where ``head_dim`` fixes their width, there are more of them.
+    """
+    if axis == "depth":
+        layers: dict[str, Any] = {
+            name: size for name in ("encoder_layers", "decoder_layers") if getattr(model, name)
+        }
+        return replace(model, **layers, base_layers=model.base_layers or base)
+    heads: dict[str, Any] = {name: getattr(model, name) * size // model.dim for name in ("heads", "kv_heads")}
+    return replace(
+        model,
+        dim=size,
+        ffn_dim=max(model.ffn_dim * size // model.dim, 1),
+        base_dim=model.base_dim or base,
+        **(heads if model.head_dim else {}),
+    )

@@ -1,0 +1,58 @@
+"""``transfer``: train a model in several sizes at several rates, and say whether the best one carries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from normlab.config.config import Config
+from normlab.scaling import BUDGET_S, SEEDS, STEPS
+from normlab.scaling.answer import Transfer
+from normlab.scaling.family import SetupFamily, family_of
+from normlab.scaling.ladder import Ladder, Request
+from normlab.trace.setup import refuse_unknown
+from normlab.trace.untouched import same_globals
+
+
+def transfer(
+    setup: Callable[..., Any] | Config | SetupFamily,
+    *,
+    widths: Sequence[int] = (),
+    depths: Sequence[int] = (),
+    steps: int = STEPS,
+    seeds: int = SEEDS,
+    budget_s: float = BUDGET_S,
+    **rest: Any,
+) -> Transfer:
+    """Train a model in several widths or depths at several learning rates, and say whether the best rate at
+    the smallest is also the best at the largest.
+
+    ``setup(width=, seed=)``, or ``setup(depth=, seed=)``, builds the model in any size and returns a
+    ``Setup``; a recipe's configuration, see ``resolve``, is built in each. A trial multiplies all rates of a
+    setup by one factor, so that what a parametrisation gives each group, or each size, stays. Rates are
+    octaves apart, five about the best one at each size, with ``seeds`` seeds from ``seed`` on; all sizes and
+    rates see the batches of the smallest one.
+
+    ``rest``: ``factor``, by how much the best rate may move over all sizes; ``target``, a size to name the
+    best rate for, by default the largest; ``decays``, factors on the weight decay, of which the first gives
+    the answer, with ``"independent"`` or ``"independent:4"`` for one that does not go with the rate;
+    ``rates`` in place of the search; ``seed``, ``folder``, ``progress`` and ``announce`` as in ``trial``.
+    With a ``folder`` the same call, or one with more seeds or a larger budget, goes on where it was stopped.
+
+    Raises UserError for a setup that cannot be built in a size, or does not grow with it.
+
+    >>> answer = normlab.transfer(sized, widths=(8, 16), steps=16, seeds=2)
+    >>> answer.verdict in ("carries", "shifts", "cannot say"), answer.page("transfer.html").name
+    (True, 'transfer.html')
+    """
+    names = Request.__dataclass_fields__
+    for word in rest:
+        refuse_unknown(word, [*names], "transfer")
+    request = Request(steps, seeds, budget_s, **rest)
+    if isinstance(setup, SetupFamily):
+        family = setup
+    else:
+        title = setup.recipe if isinstance(setup, Config) else getattr(setup, "__qualname__", "setup")
+        family = family_of(setup, title, widths=widths, depths=depths)
+    with same_globals():
+        return Ladder(family, request).climb()

@@ -1,0 +1,186 @@
+"""The trials of one variant: measure its own first steps, then train at a rate until a deadline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from normlab.config.units import count, duration, short_rate
+from normlab.errors import UserError
+from normlab.trace.setup import Setup, positive, shown
+from normlab.trace.tensors import refusal
+from normlab.trace.untouched import same_random_state, untouched
+from normlab.trials import STEPS
+from normlab.trials.change import Variant
+from normlab.trials.journal import Journal
+from normlab.trials.scale import Scale, read_scale
+from normlab.trials.search import LAST, hopeless
+from normlab.trials.training import Course, Enough, RateOf, Training, read_course, train
+from normlab.trials.trials import Trial
+
+LEAST_STEPS: Final = 2 * LAST
+OWN_STEPS: Final = 4
+"""Steps of the optimizer at its own rates before the trials: they show the time of a step and a warm-up."""
+SHOWN: Final = 16
+"""Batches in which these must come."""
+MEASURING: Final = 0.02
+"""The share of the budget after which measuring ends."""
+LATE: Final = "late"
+Progress = Callable[[str, int, int], None]
+"""``progress(line, done, of)``, called after each step with the trials that are done, and about how many."""
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was asked for."""
+
+    steps: int = STEPS
+    budget_s: float = 600.0
+    rates: Sequence[float] = ()
+    seed: int = 0
+    folder: str | Path | None = None
+    progress: Progress | None = None
+    announce: Callable[[str], None] | None = None
+
+    def __post_init__(self) -> None:
+        whole = isinstance(self.steps, int) and not isinstance(self.steps, bool)
+        if not whole or self.steps < LEAST_STEPS:
+            raise UserError(
+                f"steps is {shown(self.steps)}, and must be a whole number of {LEAST_STEPS} at least: the "
+                f"mean of {LAST} losses counts"
+            )
+        if not positive(self.budget_s):
+            raise UserError(f"budget_s is {shown(self.budget_s)}, and must be a number of seconds above 0")
+        if wrong := [rate for rate in self.rates if not positive(rate)]:
+            raise UserError(f"rates has {shown(wrong[0])}, and must hold numbers above 0, as in 1e-4 1e-3")
+
+
+def batches_of(setup: Setup, seed: int) -> Callable[[int], list[Any]]:
+    """A function of a number to so many batches of a training, always from its start."""
+
+    @lru_cache(maxsize=2)  # of trials that grow, the last ones
+    def first(number: int) -> list[Any]:
+        with untouched(setup), same_random_state(seed):
+            return list(islice(setup.stream(), number))
+
+    return first
+
+
+@dataclass(frozen=True)
+class FirstSteps:
+    """What the first steps of a setup showed: its rates, how to read its losses, and the time of a step."""
+
+    course: Course
+    scale: Scale
+    seconds: list[float]
+    """Of a step, when it was measured and in each trial."""
+    took: float
+
+    @property
+    def step_s(self) -> float:
+        """The time of a step that is expected."""
+        return median(self.seconds)
+
+
+@dataclass
+class Attempts:
+    """Trials of one variant, each done once: what the journal holds is read from there.
+
+    They end ``deadline`` seconds after the journal's clock began.
+    """
+
+    variant: Variant
+    plan: Plan
+    batches: Callable[[int], list[Any]]
+    journal: Journal
+    deadline: float
+
+    @cached_property
+    def measured(self) -> FirstSteps:
+        """Rates, targets and the time of a step. Raises UserError where no step trains the copy."""
+        name, setup, steps = self.variant.change, self.variant.setup, self.plan.steps
+        if (row := self.journal.row(measured=name)) is None:
+            start, seen = self.journal.seconds, self._own_steps()
+            course = read_course(setup, seen)
+            if (warmup := self.variant.warmup_steps) is not None:
+                course = replace(course, warmup=warmup / (setup.declare.steps or steps), longest=warmup)
+            limit = MEASURING * self.plan.budget_s
+            scale = read_scale(setup, self.batches(steps), limit, seen.losses[0])
+            row = dict[str, Any](measured=name, course=asdict(course), scale=asdict(scale))
+            row["step_s"] = median(seen.seconds[1:] or seen.seconds)
+            row["seconds"] = self.journal.seconds - start
+            self.journal.append(row)
+        course, scale = Course(**row["course"]), Scale(**row["scale"])
+        return FirstSteps(course, scale, [float(row["step_s"])], float(row["seconds"]))
+
+    def _own_steps(self) -> Training:
+        """The first steps at the setup's own rates. Raises UserError where they do not train the copy."""
+        setup, limit = self.variant.setup, MEASURING * self.plan.budget_s
+
+        def enough(seen: Training) -> str:
+            late = sum(seen.seconds) > limit and len(seen.rates) > 1
+            return "seen" if late or len(seen.rates) >= OWN_STEPS else ""
+
+        try:
+            seen = self._train(self.batches(self.plan.steps)[:SHOWN], None, enough)
+        except UserError:
+            raise
+        except Exception as error:
+            who = "step" if setup.step is not None else "loss" if setup.loss is not None else "the model"
+            raise UserError(refusal(who, setup.batch, error)) from error
+        if not seen.ran:
+            raise UserError(
+                "loss, or step, runs another model than it is given: call the one that it receives"
+            )
+        if not seen.rates:
+            raise UserError(
+                f"step() of the optimizer is not called in {count(len(seen.losses), 'step')}: call that of "
+                "the optimizer that step(model, batch, optimizer, scheduler) receives"
+            )
+        return seen
+
+    def trial(
+        self, rate: float, steps: int, leads: Sequence[float] = (), tell: Tell | None = None
+    ) -> Trial | str:
+        """The trial at a rate, or why the budget does not hold it. It ends early where it is ``hopeless``
+        beside the losses of a leading one; ``tell`` is called with a line after each step.
+        """
+        name = self.variant.change
+        if (row := self.journal.row(trial=name, rate=rate, steps=steps)) is not None:
+            return Trial(rate, steps, tuple(map(float, row["losses"])), row["stopped"], row["seconds"])
+        if (row := self.journal.row(cut=name, budget_s=self.plan.budget_s)) is not None:
+            return str(row["why"])
+        start, need = self.journal.seconds, steps * self.measured.step_s
+        seen = self._trained(rate, steps, leads, tell) if start + need <= self.deadline else None
+        if seen is None or seen.stopped == LATE:
+            why = f"the budget does not hold {steps} steps at {short_rate(rate)}, about {duration(need)}"
+            self.journal.append({"cut": name, "budget_s": self.plan.budget_s, "why": why})
+            return why
+        trial = Trial(rate, steps, tuple(seen.losses), seen.stopped, self.journal.seconds - start)
+        self.journal.append({"trial": name, **asdict(trial)})
+        self.measured.seconds.append(trial.seconds / max(len(seen.losses), 1))
+        return trial
+
+    def _trained(self, rate: float, steps: int, leads: Sequence[float], tell: Tell | None) -> Training:
+        """A training to its end, or until it is hopeless, or the budget ends."""
+        weight = self.measured.scale.weight
+
+        def enough(seen: Training) -> str:
+            now = len(seen.losses)
+            if tell is not None:
+                tell(f"{short_rate(rate)}, step {now} of {steps}: loss {seen.losses[-1]:.3f}")
+            if self.journal.seconds > self.deadline and now < steps:
+                return LATE
+            return hopeless(seen.losses, steps, leads, weight)
+
+        return self._train(self.batches(steps), self.measured.course.at(rate, steps), enough)
+
+    def _train(self, batches: Sequence[Any], rate_of: RateOf | None, enough: Enough) -> Training:
+        setup, options = self.variant.setup, self.variant.options
+        return train(setup, batches, rate_of, seed=self.plan.seed, groups=options, enough=enough)

@@ -1,0 +1,114 @@
+"""``normlab transfer``: a user's GPT in several widths, a recipe, JSON, exit codes, and what is refused."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from cases import each
+from normlab.cli.main import INTERRUPTED, main
+from normlab.cli.options import FAILS
+
+NANO = (Path(__file__).parents[1] / "comparison" / "mine" / "nano.py").read_text(encoding="utf-8")
+GLUE = """
+def setup(width=32, seed=0):
+    global n_embd
+    n_embd = width
+    torch.manual_seed(seed)
+    return {
+        "model": GPT(),
+        "batches": [get_batch("train") for _ in range(max_iters)],
+        "loss": lambda model, batch: model(*batch)[1],
+        "optimizer": configure_optimizers,
+    }
+"""
+SUMS = """
+from scaling.sums import *
+
+def stops(width=8, seed=0):
+    def clock(seconds):
+        if width == 16:
+            raise KeyboardInterrupt
+    return slowly(clock)(width, seed)
+"""
+FILE, SMALL = "train_transfer_of_this_test.py", ["--widths", "4", "8", "16", "--steps", "16"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty current directory with training scripts in it."""
+    monkeypatch.chdir(tmp_path)
+    Path("nano.py").write_text(NANO + GLUE)
+    Path(FILE).write_text(SUMS)
+    yield tmp_path
+    for name in ("nano", "train_transfer_of_this_test"):
+        sys.modules.pop(name, None)
+
+
+def test_the_users_script_has_90_lines_and_the_glue_ten():
+    assert len(NANO.splitlines()) <= 90
+    assert len(GLUE.strip().splitlines()) <= 10
+    page = Path(__file__).parents[2] / "docs" / "transfer.md"
+    assert GLUE.strip() in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_a_gpt_of_the_users_is_trained_in_several_widths(here, capsys):
+    typed = ["transfer", "nano.py:setup", "--widths", "8", "16", "32", "--steps", "24", "--json"]
+    assert main([*typed, "--folder", "kept", "--out", "transfer.html"]) in (0, FAILS)
+    out, err = capsys.readouterr()
+    plain = json.loads(out)
+    assert "hold widths 8, 16, 32 at 5 rates or more and 2 seeds" in err
+    assert [len(one["rates"]) >= 5 for one in plain["decays"][0]["sizes"]] == [True] * 3
+    assert plain["verdict"] in ("carries", "shifts", "cannot say")
+    assert (here / "transfer.html").stat().st_size > 50_000
+    assert (here / "kept" / "trials.jsonl").exists()
+
+
+def test_a_rate_that_does_not_carry_is_said_first_and_is_exit_code_3(here, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["transfer", f"{FILE}:setup", *SMALL, "--target", "64"])
+    assert ended.value.code == FAILS
+    out, err = capsys.readouterr()
+    assert out.splitlines()[0].startswith("The rate does not carry: the best one falls 2.0")
+    assert "at width 64 take" in " ".join(out.split())
+    assert "widths 4, 8, 16" in err
+
+
+def test_a_rate_that_carries_is_exit_code_0(here, capsys):
+    assert main(["transfer", f"{FILE}:scaled", *SMALL, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "carries"
+
+
+def test_an_interrupted_one_prints_what_it_knows(here, capsys):
+    assert main(["transfer", f"{FILE}:stops", *SMALL]) == INTERRUPTED
+
+
+@pytest.mark.slow
+def test_a_recipe_is_trained_in_several_depths(here, capsys):
+    small = ["--dim", "16", "--ffn-dim", "16", "--max-tokens", "256", "--heads", "2"]
+    command = ["transfer", "--recipe", "pre+mup", *small, "--depths", "1", "2", "--steps", "16", "--json"]
+    assert main(command) in (0, FAILS)
+    plain = json.loads(capsys.readouterr().out)
+    assert (plain["axis"], plain["sizes"], plain["target"]) == ("depth", [1, 2], 2)
+
+
+@each(
+    ("words", "hint"),
+    [
+        ([], "--widths 64 128"),
+        (["hf:folder", *SMALL], "setup()"),
+        ([f"{FILE}:setup"], "give widths or depths"),
+        ([f"{FILE}:setup", "--depths", "1", "2"], "def setup(depth=4, seed=0):"),
+        ([f"{FILE}:setup", *SMALL, "--budget", "soon"], "90min"),
+        ([f"{FILE}:setup", *SMALL, "--seeds", "1"], "2 at least"),
+        ([f"{FILE}:setup", *SMALL, "--dim", "8"], "--dim"),
+        (["--recipe", "pree", *SMALL], "pre"),
+    ],
+)
+def test_what_is_wrong_is_a_sentence_and_exit_code_2(here, capsys, words, hint):
+    assert main(["transfer", *words]) == 2
+    err = capsys.readouterr().err
+    assert hint in err
+    assert "Traceback" not in err

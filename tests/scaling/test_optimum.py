@@ -1,0 +1,122 @@
+"""The optimum by size and its slope: exact where nothing is noisy, and covered by their intervals."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from normlab.scaling.optimum import Losses, Optimum, Trend, fit
+from scaling.curves import Shape, bent, cliff, draw, skewed
+
+SIZES = (64, 128, 256, 512)
+
+
+def exact(slope: float, shape: Shape, seeds: int = 2) -> dict[int, Losses]:
+    optima = [0.3 + slope * i for i in range(4)]
+    return draw(optima, shape, 0.0, rng=np.random.default_rng(0), seeds=seeds)
+
+
+@pytest.mark.parametrize("skew", [-0.7, 1e-3, 0.7])
+def test_without_noise_optimum_and_slope_are_exact(skew: float):
+    found = fit(exact(-0.4, skewed(skew)))
+    assert [found.optima[size].value for size in SIZES] == pytest.approx([0.3, -0.1, -0.5, -0.9], abs=2e-3)
+    assert found.trend is not None
+    assert found.trend.shift() == pytest.approx((-0.4, -0.4, -0.4), abs=2e-3)
+    assert found.trend.at(1024)[0] == pytest.approx(-1.3, abs=5e-3)
+    assert found.skew == pytest.approx(skew, abs=2e-2)
+
+
+def one(losses: dict[float, tuple[float, float]]) -> Optimum:
+    return fit({64: {(x, seed): y for x, both in losses.items() for seed, y in enumerate(both)}}).optima[64]
+
+
+def test_an_optimum_at_the_edge_or_on_a_flat_curve_is_an_open_interval():
+    falling = one({x: (3.0 - 0.1 * x, 3.01 - 0.1 * x) for x in range(5)})
+    assert falling.value is falling.high is None
+    assert "above the highest" in falling.why
+    rising = one({x: (3.0 + 0.1 * x, 3.01 + 0.1 * x) for x in range(5)})
+    assert rising.value is rising.low is None
+    assert "below the lowest" in rising.why
+    flat = one({x: (3.0 + 0.01 * (-1) ** x, 3.0 - 0.02 * (x % 3)) for x in range(5)})
+    assert flat.value is flat.low is flat.high is None
+    assert "hardly changes" in flat.why
+
+
+def test_what_diverged_is_above_everything_and_is_not_fitted():
+    curves = exact(0.0, cliff)
+    assert any(math.isinf(y) for losses in curves.values() for y in losses.values())
+    found = fit(curves)
+    assert [found.optima[size].value for size in SIZES] == pytest.approx([0.3] * 4, abs=5e-3)
+    until = one({x: (3.0 - 0.1 * x, 3.01 - 0.1 * x) if x < 4 else (math.inf, math.inf) for x in range(5)})
+    assert (until.value, until.high) == (None, 4.0)
+    assert "no rate trains" in one(dict.fromkeys(range(5), (math.inf, math.inf))).why
+    assert "2 rates" in one({x: (2.0, 2.1) if x < 2 else (math.inf, math.inf) for x in range(5)}).why
+
+
+def test_the_interval_of_the_slope_is_never_narrower_than_that_of_the_trials_noise():
+    rng = np.random.default_rng(3)
+    on_a_line = [fit(draw([0.2] * 4, skewed(0.5), 0.01, rng=rng)).trend for _ in range(12)]
+    assert all(t.factor >= t.fixed_factor for t in on_a_line if t)
+    scattered = fit(draw([0.4, -0.4, 0.4, -0.4], skewed(0.5), 0.002, rng=rng)).trend
+    assert scattered is not None
+    assert scattered.factor > 3 * scattered.fixed_factor
+    two = fit(draw([0.0, 0.1], skewed(0.5), 0.005, rng=rng)).trend
+    assert isinstance(two, Trend)
+    assert two.factor == two.fixed_factor
+
+
+SLOPES = (0.0, -0.5)
+GIVEN = 0.93
+"""The least coverage of what is called 95%, as for comparisons (docs/statistics.md)."""
+
+
+def coverage(shape: Shape, noise: float, scatter: float, draws: int, sizes: int = 4) -> tuple[int, ...]:
+    """How often the intervals of optima and of slopes hold the truth, and how many there are."""
+    rng = np.random.default_rng(20)
+    optima, slopes, known, lines = 0, 0, 0, 0
+    for i in range(draws):
+        slope = SLOPES[i % 2]
+        first = rng.uniform(-0.5, 0.5)
+        true = [first + slope * k + scatter * rng.normal() for k in range(sizes)]
+        found = fit(draw(true, shape, noise, rng=rng))
+        for own, x in zip(found.optima.values(), true, strict=True):
+            if own.low is not None and own.high is not None:
+                known += 1
+                optima += own.low <= x <= own.high
+        if found.trend is not None:
+            lines += 1
+            _, low, high = found.trend.shift()
+            slopes += low <= slope <= high
+    return optima, known, slopes, lines
+
+
+def least(draws: int, rate: float) -> int:
+    """So many of so many draws are reached with 99.9% where each is with this rate."""
+    return int(binom.ppf(0.001, draws, rate))
+
+
+def test_intervals_cover_the_optimum_and_the_slope():
+    optima, known, slopes, lines = coverage(skewed(0.7), 0.01, 0.05, draws=60)
+    assert known >= 0.95 * 4 * 60
+    assert optima >= least(known, 0.95)
+    assert slopes >= least(lines, 0.95)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scatter", [0.0, 0.1])
+@pytest.mark.parametrize("noise", [0.003, 0.01, 0.03])
+@pytest.mark.parametrize("shape", [skewed(1e-3), skewed(0.7), skewed(1.0), bent, cliff])
+def test_intervals_of_the_slope_cover_it_whatever_the_shape(shape: Shape, noise: float, scatter: float):
+    _, _, slopes, lines = coverage(shape, noise, scatter, draws=400)
+    assert slopes >= least(lines, GIVEN)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [0.003, 0.01, 0.03])
+@pytest.mark.parametrize("shape", [skewed(1e-3), skewed(0.7), skewed(1.0)])
+def test_intervals_of_optima_cover_them_on_skewed_curves(shape: Shape, noise: float):
+    optima, known, _, _ = coverage(shape, noise, 0.0, draws=400)
+    assert optima >= least(known // 4, GIVEN) * 4  # the four of a draw share their noise and skew

@@ -1,0 +1,259 @@
+"""Whether a rate carries, from real trainings whose answer is known, within a budget, and resumed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import normlab
+from normlab.config.config import Config, ModelConfig
+from normlab.errors import UserError
+from normlab.scaling.answer import Transfer
+from normlab.scaling.family import family_of, resized
+from scaling.sums import STEPS, Sum, decaying, scaled, setup, slowly
+
+WIDTHS = (4, 8, 16)
+
+
+def asked(what: Any = setup, **words: Any) -> Transfer:
+    return normlab.transfer(what, **{"widths": WIDTHS, "steps": STEPS, **words})
+
+
+def tried(found: Transfer) -> list[Any]:
+    return [
+        (size, key, t.rate, t.losses)
+        for sweep in found.sweeps
+        for size, own in sweep.trials.items()
+        for key, t in own.items()
+    ]
+
+
+@pytest.fixture(scope="module")
+def shifting() -> Transfer:
+    return asked()
+
+
+def test_a_rate_that_goes_with_one_over_the_width_shifts_by_a_half_a_doubling(shifting: Transfer):
+    assert shifting.verdict == "shifts"
+    assert shifting.first.slope is not None
+    assert shifting.first.slope.value == pytest.approx(0.5, abs=1e-3)
+
+
+def test_the_same_model_with_its_own_rule_carries():
+    found = asked(scaled)
+    assert found.verdict == "carries"
+    assert found.first.shift is not None
+    assert found.first.shift.value == pytest.approx(1.0, abs=1e-3)
+    assert found.scales_itself
+
+
+def test_each_size_has_five_rates_about_its_best_with_every_seed(shifting: Transfer):
+    for size in WIDTHS:
+        octaves = {seed: {x for x, s in shifting.first.trials[size] if s == seed} for seed in (0, 1)}
+        best = shifting.first.optimum(size)
+        assert best.closed
+        assert {round(best.value or 0) + k for k in (-1, 0, 1)} <= octaves[0] & octaves[1]
+        assert len(octaves[0] & octaves[1]) >= 5
+
+
+def test_sizes_and_rates_see_the_same_batches_of_a_seed():
+    def watched(width: int = 8, seed: int = 0) -> normlab.Setup:
+        own = setup(width, seed)
+        draw = [
+            (torch.full((1,), width / WIDTHS[0]), y) for _, y in own.batches
+        ]  # those of the smallest tell
+
+        def loss(model: Any, batch: Any) -> torch.Tensor:
+            if float(batch[0][0]) != 1:
+                raise ValueError("the batch of another width")
+            return (model(batch[0]) - batch[1]).pow(2).mean()
+
+        return replace(own, batches=draw, loss=loss)
+
+    found = asked(watched, rates=(1e-4, 2e-4, 4e-4, 8e-4, 1e-3))
+    assert {len(losses) for *_, losses in tried(found)} == {STEPS}
+
+
+def test_independent_decay_falls_as_the_rate_rises_and_shares_what_is_the_same():
+    seen = list[tuple[float, float]]()
+
+    class Seeing(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            seen.extend((group["lr"], group["weight_decay"]) for group in self.param_groups)
+            return super().step(closure)
+
+    def watched(width: int = 8, seed: int = 0) -> normlab.Setup:
+        own = setup(width, seed)
+        return replace(own, optimizer=lambda m: Seeing(m.parameters(), lr=0.1 / 8, weight_decay=0.4))
+
+    rates = tuple(0.1 / 8 * 2.0**k for k in range(-2, 3))
+    found = asked(watched, widths=(4, 8), rates=rates, decays=("independent",))
+    products = {round(lr * decay, 12) for lr, decay in seen}
+    assert products == {0.005}
+    both = asked(watched, widths=(4, 8), rates=rates, decays=("independent", 1, "independent:4"))
+    assert both.sentence == found.sentence
+    today = [sweep.trials[4][0.0, 0] for sweep in both.sweeps[:2]]
+    assert today[0] is today[1]
+    assert both.sweeps[2].trials[4][2.0, 0] is both.sweeps[1].trials[4][2.0, 0]  # 4x, less 2^-2
+
+
+def test_trials_that_are_kept_are_not_done_again_wherever_the_file_ends(tmp_path: Path):
+    want = tried(asked(decaying, folder=tmp_path))
+    file = tmp_path / "trials.jsonl"
+    content, draw = file.read_bytes(), random.Random(0)
+    for _ in range(3):
+        file.write_bytes(content[: draw.randrange(len(content))])
+        assert tried(asked(decaying, folder=tmp_path)) == want
+    before = file.read_bytes()
+    more = asked(decaying, folder=tmp_path, seeds=3)
+    assert file.read_bytes().startswith(before)
+    assert set(map(str, want)) <= set(map(str, tried(more)))
+    with pytest.raises(UserError, match=r"another setup: .*optimizer at width"):
+        asked(scaled, folder=tmp_path)
+
+
+class Clock:
+    """Time that only steps take."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.now = 0.0
+        for room in ("journal", "training", "scale"):
+            monkeypatch.setattr(f"normlab.trials.{room}.time", SimpleNamespace(monotonic=lambda: self.now))
+
+    def go(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_a_budget_is_kept_and_says_what_it_holds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    clock, plans, widths = Clock(monkeypatch), list[str](), (4, 8, 16, 32)
+    words: dict[str, Any] = {"announce": plans.append, "folder": tmp_path, "widths": widths}
+    whole = sum(6 * 2 * STEPS * 0.1 * width for width in widths)
+    short = asked(slowly(clock.go), budget_s=0.6 * whole, **words)
+    assert clock.now <= 0.6 * whole
+    assert "hold widths 4, 8, 16 at 5 rates or more and 2 seeds" in plans[0]
+    assert "widths 32 would take" in plans[0]
+    assert short.first.known == [4, 8, 16]
+    assert "At width 32 the best rate is not known: it was not tried" in str(short)
+    spent = clock.now
+    assert tried(asked(slowly(clock.go), budget_s=0.6 * whole, **words)) == tried(short)
+    assert clock.now == spent
+    full = asked(slowly(clock.go), budget_s=3 * whole, **words)
+    assert clock.now <= 3 * whole
+    assert full.first.known == list(widths)
+    assert set(map(str, tried(short))) <= set(map(str, tried(full)))
+
+
+def test_a_budget_that_holds_nothing_is_said_so_before_the_first_trial(monkeypatch: pytest.MonkeyPatch):
+    clock = Clock(monkeypatch)
+    found = asked(slowly(clock.go), budget_s=40.0)
+    assert clock.now <= 40.0
+    assert found.verdict == "cannot say"
+    assert "too short to tell" in found.cut
+    assert not tried(found)
+
+
+def test_fewer_steps_come_before_fewer_sizes(monkeypatch: pytest.MonkeyPatch):
+    clock, plans = Clock(monkeypatch), list[str]()
+    whole = sum(6 * 2 * 64 * 0.1 * width for width in WIDTHS)
+    found = asked(slowly(clock.go), steps=64, budget_s=whole / 2, announce=plans.append)
+    assert 16 <= found.steps < 64
+    assert "64 steps would take" in plans[0]
+    assert [size for size, own in found.first.trials.items() if len(own) >= 10] == list(WIDTHS)
+
+
+def test_an_interrupt_gives_the_answer_so_far():
+    calls = iter(range(10_000))
+
+    def stopping(width: int = 8, seed: int = 0) -> normlab.Setup:
+        def clock(_: float) -> None:
+            if next(calls) > 20 * STEPS:
+                raise KeyboardInterrupt
+
+        return slowly(clock)(width, seed)
+
+    found = asked(stopping)
+    assert found.interrupted
+    assert 0 < len(tried(found)) <= 20
+
+
+# ------------------------------------------------------------------------------------------- what is refused
+
+
+def no_width(seed: int = 0) -> normlab.Setup:
+    return setup(8, seed)
+
+
+def same_size(width: int = 8, seed: int = 0) -> normlab.Setup:
+    return setup(8, seed)
+
+
+def same_seed(width: int = 8, seed: int = 0) -> normlab.Setup:
+    return setup(width, 0)
+
+
+def no_optimizer(width: int = 8, seed: int = 0) -> normlab.Setup:
+    return setup(width, seed, optimizer=None)
+
+
+@pytest.mark.parametrize(
+    ("what", "words", "hint"),
+    [
+        (no_width, {}, "def setup(width=256, seed=0):"),
+        (no_width, {"widths": (), "depths": (2, 4)}, "model = GPT(n_layer=depth)"),
+        (setup(), {}, "takes no width"),
+        (same_size, {}, "use width where it makes the model"),
+        (same_seed, {}, "declare seed"),
+        (no_optimizer, {}, "optimizer="),
+        (setup, {"widths": ()}, "give widths or depths"),
+        (setup, {"widths": (8,)}, "two sizes"),
+        (setup, {"widths": (8, 0.5)}, "whole numbers"),
+        (setup, {"seeds": 1}, "2 at least"),
+        (setup, {"factor": 1.0}, "above 1"),
+        (setup, {"rates": (0.1, 0.2)}, "5 rates"),
+        (setup, {"steps": 2}, "16"),
+        (setup, {"decays": ("indepedent",)}, "independent"),
+        (setup, {"decays": (0,)}, "weight decay"),
+        (setup, {"facter": 2}, "factor"),
+    ],
+)
+def test_what_is_wrong_is_said_with_what_to_type(what: Any, words: dict[str, Any], hint: str):
+    with pytest.raises(UserError) as raised:
+        asked(what, **words)
+    assert hint in str(raised.value)
+
+
+# ------------------------------------------------------------------------------------------------- families
+
+
+def test_a_recipe_grows_with_its_ratio_and_its_smallest_size_as_base():
+    model = ModelConfig(dim=256, ffn_dim=1024, heads=4, head_dim=0)
+    wide = resized(model, "width", 64, 32)
+    assert (wide.dim, wide.ffn_dim, wide.heads, wide.head_width, wide.base_dim) == (64, 256, 4, 16, 32)
+    fixed = resized(replace(model, head_dim=64), "width", 512, 128)
+    assert (fixed.heads, fixed.head_width) == (8, 64)
+    deep = resized(replace(model, encoder_layers=0, base_layers=3), "depth", 8, 2)
+    assert (deep.encoder_layers, deep.decoder_layers, deep.base_layers) == (0, 8, 3)
+
+
+def test_a_family_builds_a_configuration_in_each_size(tmp_path: Path):
+    config = normlab.resolve("pre", Config(model=ModelConfig(dim=16, ffn_dim=32, heads=2)))
+    config = replace(config, data=replace(config.data, builtin_pairs=50, vocab_size=150))
+    family = family_of(config, "pre", depths=(2, 1), root=tmp_path)
+    assert family.sizes == (1, 2)
+    counts = [sum(p.numel() for p in family.build(n, 0).model.parameters()) for n in family.sizes]
+    assert counts[0] < counts[1]
+
+
+def test_a_function_is_built_at_the_size_and_from_the_seed():
+    family = family_of(setup, "setup", widths=WIDTHS)
+    one, same, other = (family.build(8, seed).model for seed in (0, 0, 1))
+    assert isinstance(one, Sum)
+    assert one.weight.shape == (8,)
+    assert torch.equal(one.weight, same.weight)  # type: ignore[attr-defined]
+    assert not torch.equal(one.weight, other.weight)  # type: ignore[attr-defined]
