@@ -1,8 +1,8 @@
 """A nanoGPT whose start, rates and multipliers follow a table of exponents, and setups of it by size.
 
-The tables are those of EleutherAI's nanoGPT-mup, branches ``master`` (µP) and ``completep``, after Yang et al.
-2022, Table 8 (2203.03466), and Dey et al. 2025, Table 1 (2505.01618), written here in plain torch. Width and
-depth are measured from ``BASE_WIDTH`` and ``BASE_DEPTH``.
+The tables are those of EleutherAI's nanoGPT-mup, branches ``master`` (µP) and ``completep``, after Yang et
+al. 2022, Table 8 (2203.03466), and Dey et al. 2025, Table 1 (2505.01618), written here in plain torch. Width
+and depth are measured from ``BASE_WIDTH`` and ``BASE_DEPTH``.
 """
 
 from __future__ import annotations

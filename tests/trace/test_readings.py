@@ -56,8 +56,8 @@ def test_changes_are_those_by_hand(seen):
     gain = F.layer_norm(table[ids], (6,)) * (model.norm.weight - others["norm.weight"])
     torch.testing.assert_close(readings["norm.weight", 0].change, gain)
     query, was = (w.T[:, :6] for w in (model.packed, others["packed"]))
-    scale = model.scale.abs()[None]
-    torch.testing.assert_close(readings["packed", 0].change, x @ (query * scale - was * scale))
+    scale, scaled = (s.abs()[None] for s in (model.scale, others["scale"]))
+    torch.testing.assert_close(readings["packed", 0].change, x @ (query * scale - was * scaled))
 
 
 def test_a_reading_is_changed_alone(seen):

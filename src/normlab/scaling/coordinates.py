@@ -42,7 +42,7 @@ class Coordinates:
     def fault(self) -> Row | None:
         """The first row that is not as it is meant, in order of cause, with a module of the largest model."""
         wrong = [row for row in self.rows if row.right is False and row.module != ALL]
-        facts = [row for row in wrong if row.quantity in FACTS]
+        facts = [row for row in wrong if row.quantity in FACTS and self.parametrisation]
         first = next(iter(facts or sorted(wrong, key=lambda row: row.step)), None)
         return None if first is None else replace(first, module=first.path)
 
@@ -67,8 +67,8 @@ class Coordinates:
             if row.quantity == "decay" and row.right is None and row.parameter in rates
         }
         return tuple(
-            f"rate × decay of {role} goes with {self.axis} as m^{power:.2g}; microsoft/mup and CompleteP keep "
-            "it the same, nanoGPT-mup does not"
+            f"rate × decay of {role} goes with {self.axis} as m^{power:.2g}; microsoft/mup and CompleteP "
+            "keep it the same, nanoGPT-mup does not"
             for role, power in both.items()
             if abs(power) > NEAR
         )

@@ -75,9 +75,9 @@ def by_table(kind: type[Parametrisation] | None, axis: Axis, key: Key, place: Pl
     )
 
 
-def attention_power(kind: type[Parametrisation] | None, narrow: float, wide: float) -> float | None:
-    """The exponent of the width of a head in the scale of attention; None without two widths or a table."""
-    if kind is None or narrow == wide:
+def attention_power(kind: type[Parametrisation], narrow: float, wide: float) -> float | None:
+    """The exponent of the width of a head in the scale of attention; None without two widths."""
+    if narrow == wide:
         return None
     own = kind(ModelConfig())
     scales = (own.attention_scale(None, round(w)) or w**-0.5 for w in (narrow, wide))
@@ -91,12 +91,15 @@ def to_carry(axis: Axis, key: Key, step: int, place: Place) -> Meant | None:
 
     A change that is a sum over features may fall by a root of the width: its terms align fully, as the theory
     has it, or not at all. Everett et al. 2024, section 3 (2407.05872). With depth the updates of all layers
-    add up in the stream, in which the change counts, and not that of a layer.
+    add up in the stream, in which the change counts, and not that of a layer; nor that of the logits, which
+    is relative to a stream whose own start approaches that of the embeddings.
     """
     wide, quantity = axis == "width", key.quantity
+    if quantity == "activation" and key.role == "head":
+        return None  # a multiplier may follow: the logits count
     if quantity == "stream change" or (not step and quantity in ("stream", *(STARTING if wide else ()))):
         return Meant(0.0, -math.inf, 0.0)
-    if quantity == "logits change" or (quantity == "scores change" and wide):
+    if quantity == "logits change" and wide:
         return meant(0.0, falls=HALF)
     if quantity == "update" and (wide or not place.in_block):
         return meant(0.0, falls=HALF if place.product and wide else 0.0)
@@ -112,13 +115,11 @@ def kind_of(key: Key, start: float, rate: float) -> str:
     match key.quantity:
         case "start" | "rate" | "decay" | "eps" | "attention scale":
             return key.quantity
-        case "scores change":
-            return "attention scale"
         case "branch" | "stream" | "stream change":
             return "branch"
-        case "activation":
-            apart = abs(start - MuP.starts.get(key.role, start)) > NEAR
-            return "start" if apart else "multiplier"
-        case "update":
-            return "rate" if abs(rate - MuP.rates.get(key.role, ONE).width) > NEAR else "multiplier"
+        case "activation" | "logits":
+            role = "head" if key.role == "logits" else key.role
+            return "start" if abs(start - MuP.starts.get(role, start)) > NEAR else "multiplier"
+        case "update" if abs(rate - MuP.rates.get(key.role, ONE).width) > NEAR:
+            return "rate"
     return "multiplier"

@@ -286,15 +286,15 @@ class _Found:
             for quantity, number in numbers.items():
                 key = self._key(quantity, role, h.name.rpartition(".")[0], h.name, time=time)
                 values[key].append(number**2)
-        scored = {
-            path: time for kind, path, _, time in reversed(self.subject.first.shown) if kind == "scores"
-        }
+        scales: dict[Key, list[float]] = defaultdict(list)  # which tell once queries and keys were updated
+        scored = {p: time for kind, p, _, time in reversed(self.subject.first.shown) if kind == "scores"}
         for one in self.subject.scores.values():
             if not one.free and one.module in scored:
                 for quantity, number in (("attention scale", one.factor), ("head width", float(one.width))):
                     key = self._key(quantity, "attention", one.module, time=scored[one.module])
-                    values[key].append(number**2)
+                    scales[key].append(number**2)
         self._add(0, values)
+        self._add(1, scales)
 
     def see(self, seen: _Pass, model: nn.Module, step: int) -> None:
         """Take what a pass shows, and what the updates until then change."""
@@ -315,11 +315,11 @@ class _Found:
                 values[key].append(square(x - x0))
         self._updates(seen, model, step, values)
         if seen.scored is not None and first.scored is not None:
-            path = subject.glob(getattr(subject.logits, "module", ""))
-            role, time = "logits", seen.time
-            values[self._key("logits", role, path, time=time)].append(square(seen.scored))
+            path = subject.head_module or getattr(subject.logits, "module", "")
+            own = ("logits", path, subject.head[0] if subject.head else "")
+            values[self._key("logits", *own, time=seen.time)].append(square(seen.scored))
             if step:
-                key = self._key("logits change", role, path, time=time)
+                key = self._key("logits change", *own, time=seen.time)
                 values[key].append(square(seen.scored - first.scored))
         self._add(step, values)
 

@@ -109,7 +109,7 @@ def rows_of(measured: Sizes, axis: Axis, kind: type[Parametrisation] | None) -> 
     for (key, step), slope in slopes.items():
         place = first.places[key]
         if key.quantity == "attention scale":
-            wanted = _of_attention(kind, widths[key.module])
+            wanted = _of_attention(kind, axis, widths[key.module])
         else:
             wanted = by_table(kind, axis, key, place) or to_carry(axis, key, step, place)
         start, rate = (of.get((name, key.parameter), math.nan) for name in ("start", "rate"))
@@ -153,8 +153,14 @@ def _slope(measured: Sizes, sizes: Sequence[int], keys: Sequence[Key], step: int
     return _Slope(mean, mean - half, mean + half, values)
 
 
-def _of_attention(kind: type[Parametrisation] | None, widths: _Slope) -> Meant | None:
-    """What a declared parametrisation means for the scale of attention, where heads get wider."""
+def _of_attention(kind: type[Parametrisation] | None, axis: Axis, widths: _Slope) -> Meant | None:
+    """What is meant for the scale of attention: the declared exponent of the width of a head, else that
+    products of queries and keys do not grow which point the same way, as in training they come to.
+
+    Yang et al. 2022, definition 4.1 (2203.03466).
+    """
+    if kind is None:
+        return Meant(-widths.mean, -math.inf, -widths.mean, exact=True) if axis == "width" else None
     power = attention_power(kind, widths.values[0], widths.values[-1])
     return None if power is None else meant(power * widths.mean, exact=True)
 

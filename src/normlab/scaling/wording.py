@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from normlab.config.units import count
 from normlab.scaling.exponents import FACTS, HALF
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ NAMES: Final = {
     "rate": "learning rate",
     "decay": "weight decay",
     "eps": "eps",
-    "attention scale": "factor on queries times keys",
+    "attention scale": "factor on products of queries and keys",
 }
 
 
@@ -31,23 +32,19 @@ def _what(row: Row, of: Coordinates) -> str:
     if row.quantity in FACTS:
         own = f"`{row.parameter}`" if row.parameter else where
         goes = f"goes with {size}" if abs(row.slope) > HALF / 10 else f"is the same at every {of.axis}"
-        table = f"{of.parametrisation} has m^{row.expected:.2g}"
-        return f"the {NAMES[row.quantity]} of {own} ({row.role}) {goes}, and {table}"
+        known = f"{of.parametrisation} has m^{row.expected:.2g}"
+        wanted = known if of.parametrisation else "queries and keys that align in training let these grow"
+        return f"the {NAMES[row.quantity]} of {own} ({row.role}) {goes}, and {wanted}"
     if row.quantity == "update":
         role = f" ({row.role})" if row.role not in row.module else ""
         return f"the update of {where}{role} {grows} with {size}"
-    if row.quantity == "scores change":
-        return f"the change of the attention scores of {where} {grows} with {size}"
     if row.quantity == "branch":
         table = f"{of.parametrisation} has m^{row.expected:.2g}"
         return f"what a block adds to its stream goes with {size}, and {table}"
-    if row.quantity == "entry":
-        return f"what enters {where} {grows} with {size}"
-    what = {"logits": "the logits", "stream": "the stream"}.get(row.role, f"the output of {where}")
-    when = f"after {row.step} steps" if row.step else "at the start"
-    change = "the change of " if row.step else ""
-    behind = f" behind {where}" if row.role == "stream" else ""
-    return f"{change}{what}{behind} {grows} with {size} {when}"
+    own = {"logits": "the logits", "stream": f"the stream behind {where}"}
+    what = f"what enters {where}" if row.quantity == "entry" else own.get(row.role, f"the output of {where}")
+    when = f"after {count(row.step, 'step')}" if row.step else "at the start"
+    return f"{'the change of ' * bool(row.step)}{what} {grows} with {size} {when}"
 
 
 def _remedy(row: Row, of: Coordinates) -> str:
@@ -55,15 +52,16 @@ def _remedy(row: Row, of: Coordinates) -> str:
     if row.quantity in FACTS:
         return _scaled("it", power, of.axis)
     power = round(power / HALF) * HALF
-    match row.kind:
-        case "attention scale":
-            return "divide the products of queries and keys by the width of a head, not by its root"
-        case "branch":
-            return _scaled("the output of every branch", power if row.quantity == "branch" else -1.0, of.axis)
-        case "start":
-            return _scaled("its initial deviation", power, of.axis)
-        case "multiplier":
-            return _scaled("its learning rate, or its output,", -1.0, of.axis)
+    if row.kind == "branch":
+        return _scaled("the output of every branch", power if row.quantity == "branch" else -1.0, of.axis)
+    if row.quantity == "entry":
+        return _scaled("the sum of the embeddings", power, of.axis)
+    if row.kind == "start":
+        return _scaled("its initial deviation", power, of.axis)
+    if row.kind == "multiplier":
+        either = "its learning rate, or its output," if row.quantity == "update" else "its output"
+        either = "the logits" if row.role == "logits" else either
+        return _scaled(either, -1.0 if power < 0 else power, of.axis)
     of_group = {r.quantity: r.slope for r in of.rows if r.parameter == row.parameter}
     if row.role == "hidden" and "beta1" in of_group:
         power = -1.0 - of_group["rate"]  # what full alignment needs: the slope that is measured may be lower
