@@ -64,6 +64,7 @@ OTHERS_CODE = {
         ),
         "runs a step that is anybody's, changed in one thing; what it raises makes a property untestable",
     ),
+    "scaling/measured.py": "runs a model that is anybody's; what it raises is not measured",
     "trace/record.py": "a measurement's failure goes to who records, or is raised",
     "trace/setup.py": "asks whether torch takes an object for numbers",
     "training/recipes/plugins.py": "imports a module named by the user",

@@ -29,7 +29,7 @@ from normlab.trace.step import Weights
 from normlab.trace.tensors import Side, at, forward_hooks, tensors_in, unwrap
 from normlab.trace.trace import Trace, output_loss
 from normlab.trace.untouched import untouched
-from normlab.trials.scan import batches_of
+from normlab.trials.attempts import batches_of
 from normlab.trials.training import Course, Training, read_course, train
 
 PRODUCTS: Final = (*MULTIPLIED, "conv1d", "conv2d", "grouped_mm", "_grouped_mm")
