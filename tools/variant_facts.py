@@ -82,6 +82,10 @@ def simplest(axis: str, name: str) -> Recipe:
     return next(r for r in (recipe, *more) if not r.config().forced)
 
 
+JOINT = "; "
+"""Between the reasons of a configuration that is forced."""
+
+
 def refusals(part: RecipePart) -> Iterator[str]:
     """The choices that the part's ``conflict`` refuses, grouped by reason."""
     if not hasattr(part.source, "conflict"):
@@ -94,7 +98,10 @@ def refusals(part: RecipePart) -> Iterator[str]:
     for axis in (a.name for a in MODEL_AXES if a.name != part.axis):
         tried = {name: recipe.but(axis, name).config() for name in names[axis]}
         if part.axis == PLACEMENT.name:  # a norm that it does not use is refused by the recipe
-            yield from _grouped(axis, {name: config.forced for name, config in tried.items()})
+            pre = simplest(PLACEMENT.name, "pre")
+            common = {name: pre.but(axis, name).config().forced.split(JOINT) for name in tried}
+            own = {n: [r for r in c.forced.split(JOINT) if r not in common[n]] for n, c in tried.items()}
+            yield from _grouped(axis, {name: JOINT.join(reasons) for name, reasons in own.items()})
         else:
             yield from _grouped(axis, {name: conflict(config.model) for name, config in tried.items()})
     if part.axis == PLACEMENT.name:

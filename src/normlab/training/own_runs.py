@@ -54,7 +54,7 @@ PURE: Final = 1e-4
 
 
 @dataclass(frozen=True)
-class FirstSteps:
+class SetupFacts:
     """What the first steps of a setup show."""
 
     course: Course
@@ -99,7 +99,7 @@ def held_out(setup: Setup) -> list[Any]:
         return setup.held_out(HELD_OUT)
 
 
-def read(setups: Mapping[str, Any], name: str, seed: int) -> FirstSteps:
+def read(setups: Mapping[str, Any], name: str, seed: int) -> SetupFacts:
     """Read rates, targets, cost and code of a setup. Raises UserError for one that cannot be trained."""
     with same_globals(), opened(setups, name, seed) as (own, shared, code):
         batches = list(islice(batches_of(shared, seed), FIRST))
@@ -114,7 +114,7 @@ def read(setups: Mapping[str, Any], name: str, seed: int) -> FirstSteps:
         content = hashlib.sha256(" ".join(parts.values()).encode())
         for _, held in tensors_in(dev):
             content.update(bytes_of(held))
-        return FirstSteps(
+        return SetupFacts(
             course=course,
             scale=scale,
             step_seconds=statistics.median(seen.seconds[1:] or seen.seconds),

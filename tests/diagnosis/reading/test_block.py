@@ -1,4 +1,4 @@
-"""Blocks that share modules with each other, and blocks whose norms are functions."""
+"""Blocks that share modules with each other, whose norms are functions, or without a stream of sums."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from diagnosis.following import alike, follow, shape_of
+from cases import each
+from contracts.variants import build, inputs, uniform
+from diagnosis.following import UNREAD, alike, follow, shape_of
 from normlab.diagnosis import block as reading
 from normlab.diagnosis import read_structure
 from normlab.diagnosis.structure import UnreadError
@@ -94,3 +96,11 @@ def test_a_sum_of_what_no_module_puts_out_is_not_read(monkeypatch):
     monkeypatch.setattr(reading.BlockReader, "put_out", lambda *_: [])
     with pytest.raises(UnreadError, match="was not read"):
         read_structure(model, torch.randn(2, 4, 16))
+
+
+@pytest.mark.slow
+@each("name", UNREAD)
+def test_what_is_no_stream_of_sums_is_not_read(name):
+    model = build(uniform(name))
+    with pytest.raises(UnreadError, match=UNREAD[name]):
+        read_structure(model, inputs(model))
