@@ -206,7 +206,7 @@ class Functions(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func is F.multi_head_attention_forward:
             with self:  # what it calls is seen, too
-                return _seen_through(func)(*args, **kwargs)
+                return seen_through(func)(*args, **kwargs)
         if self._exact:
             func, args, kwargs = _widened(func, args, kwargs)
         if not self._dropout:
@@ -256,7 +256,7 @@ def _without_dropout(
     return args, {**kwargs, name: 0.0}
 
 
-def _seen_through(func: FunctionType) -> FunctionType:
+def seen_through(func: FunctionType) -> FunctionType:
     """The same function, which does not hand itself to the mode, so that its inner calls are seen."""
     blind = {name: lambda *_: False for name in func.__globals__ if name.startswith("has_torch_function")}
     seen = FunctionType(func.__code__, {**func.__globals__, **blind}, func.__name__, func.__defaults__)
@@ -299,10 +299,7 @@ class Preserve(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         given = kwargs or {}
-        name = getattr(func, "__name__", "")
-        writes = (name.endswith("_") and not name.startswith("_")) or given.get("inplace")
-        writes = writes or name == "__setitem__" or (name.startswith("__i") and name not in READING)
-        written = [*(args[:1] if writes else ()), given.get("out")]
+        written = [*(args[:1] if writes(func, given) else ()), given.get("out")]
         for storage in {x.untyped_storage().data_ptr() for _, x in tensors_in(written)}:
             self._preserve(storage)
         return func(*args, **given)
@@ -315,6 +312,13 @@ class Preserve(TorchFunctionMode):
                 x.copy_(held[i])
         for key, x in self._held.items():
             self._held[key] = held.get(id(x), x)
+
+
+def writes(func: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a function of torch writes to its first argument."""
+    name = getattr(func, "__name__", "")
+    inplace = (name.endswith("_") and not name.startswith("_")) or bool(kwargs.get("inplace"))
+    return inplace or name == "__setitem__" or (name.startswith("__i") and name not in READING)
 
 
 READING: Final = ("__int__", "__iter__", "__invert__", "__index__", "__init__")

@@ -1,0 +1,131 @@
+"""The coordinate check: how starts, rates, activations and updates go with the width or depth of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from normlab.config.units import count
+from normlab.errors import UserError
+from normlab.nn import TokenModel
+from normlab.nn.parametrisation import Parametrisation
+from normlab.scaling.exponents import FACTS, NEAR, Axis
+from normlab.scaling.measured import Measured, measure
+from normlab.scaling.rows import ALL, Row, rows_of
+from normlab.scaling.wording import reason
+from normlab.trace.setup import Setup, refuse_unknown, shown
+from normlab.trace.tensors import unwrap
+from normlab.trace.untouched import same_globals, same_random_state
+
+Build = Callable[[int, int], Setup]
+"""``build(size, seed)``."""
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """How a model's quantities go with its size, and the first that is not as it is meant.
+
+    It says whether every part of the model starts, and is changed by its updates, alike at every size. It
+    decides nothing about the best learning rate, which may move all the same.
+    """
+
+    axis: Axis
+    sizes: tuple[int, ...]
+    seeds: tuple[int, ...]
+    steps: int
+    parametrisation: str
+    """The one that was declared, or that the model brings; empty: none."""
+    rows: tuple[Row, ...]
+
+    @property
+    def fault(self) -> Row | None:
+        """The first row that is not as it is meant, in order of cause, with a module of the largest model."""
+        wrong = [row for row in self.rows if row.right is False and row.module != ALL]
+        facts = [row for row in wrong if row.quantity in FACTS and self.parametrisation]
+        first = next(iter(facts or sorted(wrong, key=lambda row: row.step)), None)
+        return None if first is None else replace(first, module=first.path)
+
+    def sentence(self) -> str:
+        """The reason why a rate would not carry, and what to do; or that nothing speaks against it."""
+        row = self.fault
+        if row is None:
+            judged = sum(row.right is not None for row in self.rows)
+            if not judged:
+                return f"nothing could be measured over {self.axis}"
+            seeds = count(len(self.seeds), "seed")
+            return f"starts and updates are alike at every {self.axis}, as far as {seeds} can tell"
+        return reason(row, self)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is legitimate, and worth knowing: references differ on it."""
+        rates = {r.parameter: r.slope for r in self.rows if r.quantity == "rate" and r.parameter}
+        both = {
+            row.role: row.slope + rates[row.parameter]
+            for row in self.rows
+            if row.quantity == "decay" and row.right is None and row.parameter in rates
+        }
+        return tuple(
+            f"rate × decay of {role} goes with {self.axis} as m^{power:.2g}; microsoft/mup and CompleteP "
+            "keep it the same, nanoGPT-mup does not"
+            for role, power in both.items()
+            if abs(power) > NEAR
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same facts as plain values."""
+        names, fault = ("axis", "sizes", "seeds", "steps", "parametrisation"), self.fault
+        return {
+            **{name: getattr(self, name) for name in names},
+            "rows": [row.to_dict() for row in self.rows],
+            "fault": fault and fault.to_dict(),
+            "sentence": self.sentence(),
+            "notes": list(self.notes),
+        }
+
+
+def coordinates(
+    build: Build,
+    sizes: Sequence[int],
+    *,
+    axis: Axis = "width",
+    seeds: Sequence[int] = (1, 2, 3),
+    steps: int = 10,
+    parametrisation: str = "",
+) -> Coordinates:
+    r"""Measure how a model goes with its width or depth in its first steps, and judge it.
+
+    ``build(size, seed)`` returns a ``Setup``. Each is trained for ``steps`` steps by its own step at its peak
+    rates, on copies. Measured are root mean squares: of every parameter at the start; of what modules put
+    out, of the scores of attention and of the logits, before the first step and after each; and of what the
+    updates :math:`W_t - W_0` of each parameter change: :math:`(W_t - W_0) x_t` of a matrix, the stream of a
+    table, the logits of the head. With them the rate, decay, eps and betas of each parameter's group.
+
+    ``parametrisation`` names one of ``nn.Parametrisation.registry``, whose exponents the starts and groups
+    then must have; normlab's own models bring theirs. Without one only what a rate needs to carry is judged.
+
+    Raises UserError for sizes, seeds or steps that tell nothing, and for a setup that cannot be trained.
+    """
+    _refuse(sizes, seeds, steps, axis)
+    kind = Parametrisation.registry[parametrisation] if parametrisation else None
+    measured: dict[tuple[int, int], Measured] = {}
+    with same_globals(), same_random_state():
+        for size in sorted(sizes):
+            for seed in seeds:
+                setup = Setup.of(build(size, seed))
+                if kind is None and isinstance(model := unwrap(setup.model), TokenModel):
+                    kind = type(model.parametrisation)
+                measured[size, seed] = measure(setup, steps, seed)
+    rows, own = tuple(rows_of(measured, axis, kind)), "" if kind is None else kind.name
+    return Coordinates(axis, tuple(sorted(sizes)), tuple(seeds), steps, own, rows)
+
+
+def _refuse(sizes: Sequence[int], seeds: Sequence[int], steps: int, axis: str) -> None:
+    refuse_unknown(axis, ["width", "depth"], "axis")
+    if len(set(sizes)) < 2 or len(set(sizes)) < len(sizes) or min(sizes) < 1:
+        some = f"two different {axis}s at least, as in (64, 256)"
+        raise UserError(f"sizes is {shown(sizes)}, and must be {some}")
+    if not seeds or steps < 1:
+        what = ("seeds", seeds) if not seeds else ("steps", steps)
+        raise UserError(f"{what[0]} is {shown(what[1])}, and must be one at least")

@@ -1,0 +1,353 @@
+"""What one model shows in its first steps: starts, rates, activations, and what its updates change."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from normlab.errors import UserError
+from normlab.nn import TokenModel, parameter_roles, reference
+from normlab.trace.facts import Unknown
+from normlab.trace.facts.facts import Facts
+from normlab.trace.facts.stacks import stream_of
+from normlab.trace.facts.targets import SCORED, FunctionInput
+from normlab.trace.facts.wiring import ATTENDED, MULTIPLIED, Scores, read_wiring
+from normlab.trace.optimizers import copied, held
+from normlab.trace.readings import Reading, Readings
+from normlab.trace.record import FunctionCall, Functions
+from normlab.trace.rehearsal import SEED, groups_of
+from normlab.trace.setup import Setup
+from normlab.trace.step import Weights
+from normlab.trace.tensors import Side, at, forward_hooks, tensors_in, unwrap
+from normlab.trace.trace import Trace, output_loss
+from normlab.trace.untouched import untouched
+from normlab.trials.attempts import batches_of
+from normlab.trials.training import Course, Training, read_course, train
+
+PRODUCTS: Final = (*MULTIPLIED, "conv1d", "conv2d", "grouped_mm", "_grouped_mm")
+"""Functions of torch that sum over the features of what they read."""
+ROLES: Final = {"matrix": "hidden", "gain": "norm"}
+"""Roles of ``Facts.roles`` under the names of ``nn.roles``."""
+
+
+class Key(NamedTuple):
+    """What is measured, and where: layers of a stack are one place, with ``*`` for their number."""
+
+    quantity: str
+    role: str
+    """Of the parameter; or attention, stream, logits."""
+    module: str
+    parameter: str = ""
+
+
+class Place(NamedTuple):
+    """Where the first layer has it."""
+
+    path: str
+    """A module."""
+    time: int
+    """When a pass comes to it."""
+    in_block: bool = False
+    product: bool = False
+    """Whether the parameter is multiplied with features, over which the product sums."""
+
+
+@dataclass
+class Measured:
+    """What a model of one size and seed showed."""
+
+    values: dict[tuple[Key, int], float] = field(default_factory=dict)
+    """Root mean squares, and the optimizer's numbers, by the steps taken before."""
+    places: dict[Key, Place] = field(default_factory=dict)
+
+
+class _Subject:
+    """A model at its start, of which later states are looked at on one batch."""
+
+    def __init__(self, setup: Setup, batch: Any) -> None:
+        self.model = copy.deepcopy(unwrap(setup.model))
+        self.trace = Trace(self.model, batch, setup.loss or output_loss, dropout=False, seed=SEED)
+        self.weights: Weights = {n: p.detach().clone() for n, p in self.model.named_parameters()}
+        self.facts = Facts(self.trace, setup.declare)
+        self.blocks = {b.path: re.sub(r"\d+$", "*", b.path) for b in self.facts.blocks}
+        self.entries = {blocks[0].path for blocks in self.facts.stacks.values()}
+        self.last = {blocks[-1].path for blocks in self.facts.stacks.values()}
+        self.scores: dict[str, Scores] = {}
+        with suppress(Exception):  # of any model
+            self.scores = {s.module: s for s in read_wiring(self.trace, list(self.blocks)).scores}
+        own = isinstance(self.model, TokenModel)
+        self.roles = {n: r.role for n, r in parameter_roles(self.model).items()} if own else self.facts.roles
+        self.roles = {n: ROLES.get(role, role) for n, role in self.roles.items()}
+        self.names = {id(p): n for n, p in self.model.named_parameters()}
+        self.logits: Any = None
+        with suppress(Unknown):
+            self.logits = self.facts.logits.where
+        self.first = self.look(self.model)
+        self._read_roles()
+
+    def look(self, model: nn.Module, instead: Iterable[tuple[str, int]] = ()) -> _Pass:
+        """Run one pass of a state of the model."""
+        seen, loss_of = _Pass(self), self.trace.loss_of
+        functions = Functions(wanted=lambda n: n in (*ATTENDED, *SCORED), see=seen.call)
+        readings = Readings(model, self.weights, seen.read, frozenset(instead))
+
+        def watched(model: nn.Module, batch: Any) -> Tensor:
+            with reference(), forward_hooks(dict(model.named_modules()), seen.module), functions, readings:
+                return loss_of(model, batch)
+
+        self.trace.again(model=model, loss_of=watched).once()
+        return seen
+
+    def _read_roles(self) -> None:
+        """Tell tables from matrices by how they are read, and find the product that makes the logits."""
+        by_name: dict[str, list[Reading]] = defaultdict(list)
+        modules: dict[tuple[str, int], str] = {}
+        for reading, path, _ in self.first.readings:
+            by_name[reading.parameter].append(reading)
+            modules[reading.parameter, reading.nth] = path
+        for name, every in by_name.items():
+            if self.roles.get(name) == "hidden" and not any(r.function in PRODUCTS for r in every):
+                self.roles[name] = "embedding"
+        self.lookups = {
+            name: [(name, r.nth) for r in every if r.function not in PRODUCTS]
+            for name, every in by_name.items()
+            if self.roles.get(name) == "embedding" and self.entries
+        }
+        head = None
+        with suppress(Unknown):
+            head = self.facts.head
+        made = [r for r in by_name.get(head or "", ()) if r.function in PRODUCTS]
+        self.head = (made[-1].parameter, made[-1].nth) if made and self.logits is not None else None
+        self.head_module = modules[self.head] if self.head else None
+
+    def role(self, path: str) -> tuple[str, str]:
+        """The role of the only matrix of a module, and its name; empty where it has none, or several."""
+        if self.head is not None and path == self.head_module:
+            return "head", self.head[0]
+        own = self.model.get_submodule(path).parameters()
+        matrices = [self.names[id(p)] for p in own if p.ndim > 1]
+        return (self.roles[matrices[0]], matrices[0]) if len(matrices) == 1 else ("", "")
+
+    def glob(self, path: str) -> str:
+        """A path with ``*`` for the number of its block."""
+        block = self.block(path)
+        return path if block is None else self.blocks[block] + path[len(block) :]
+
+    def block(self, path: str) -> str | None:
+        """The block that holds a module or parameter."""
+        return next((b for b in self.blocks if f"{path}.".startswith(f"{b}.")), None)
+
+
+class _Pass:
+    """What one pass shows, in its order."""
+
+    def __init__(self, subject: _Subject) -> None:
+        self.subject, self.time = subject, 0
+        self._running: list[str] = []
+        self.shown: list[tuple[str, str, Tensor, int]] = []
+        """Outputs of modules and scores of attention, the module, and when it was."""
+        self.readings: list[tuple[Reading, str, int]] = []
+        self.entering: dict[str, Tensor] = {}
+        self._scored: list[Tensor] = []
+        self._tapped: Tensor | None = None
+
+    def module(self, path: str, side: Side, values: Any) -> None:
+        subject = self.subject
+        x = stream_of(t for _, t in tensors_in(values))
+        if side == "input":
+            self._running.append(path)
+            if path in subject.blocks and x is not None and path not in self.entering:
+                self.entering[path] = x.detach().clone()
+                if path in subject.entries:
+                    self._show("entry", path, x)
+            return
+        while self._running and self._running.pop() != path:
+            pass
+        if x is None:
+            return
+        self._show("stream" if path in subject.blocks else "activation", path, x)
+        where = subject.logits
+        if getattr(where, "module", None) == path:
+            with suppress(Exception):  # another call of the module puts out something else
+                self._tapped = at(values, where.place).detach().clone()
+
+    def call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        own = self._running[-1] if self._running else ""
+        call = FunctionCall(name, own, args, kwargs, result)
+        if name in SCORED:
+            self._scored.append(call.argument(0, "input").detach().clone())
+        elif own in self.subject.scores or name != "softmax":
+            self._show("scores", own, _scores_of(call))
+
+    def _show(self, kind: str, path: str, x: Tensor) -> None:
+        self.time += 1
+        self.shown.append((kind, path, x.detach().clone(), self.time))
+
+    def read(self, reading: Reading) -> None:
+        self.time += 1
+        self.readings.append((reading, self._running[-1] if self._running else "", self.time))
+
+    @property
+    def scored(self) -> Tensor | None:
+        """The logits."""
+        where = self.subject.logits
+        if isinstance(where, FunctionInput):
+            return where.joined([self._scored[i] for i in where.calls])
+        return self._tapped
+
+    @property
+    def entered(self) -> list[Tensor]:
+        """The streams as they enter the first block of each stack."""
+        return [self.entering[path] for path in self.subject.entries if path in self.entering]
+
+
+def _scores_of(call: FunctionCall) -> Tensor:
+    """The scores before the softmax; 0 where they are masked."""
+    if call.name == "softmax":
+        x = call.argument(0, "input").detach()
+        return x.masked_fill(call.result == 0, 0.0)
+    q, k = (call.argument(i, n).detach() for i, n in enumerate(("query", "key")))
+    scale = call.kwargs.get("scale")
+    if q.shape[-3] != k.shape[-3]:
+        k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
+    return q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+
+
+def measure(setup: Setup, steps: int, seed: int) -> Measured:
+    """Train a copy of the setup's model for some steps at its peak rates, and measure it after each, on the
+    first batch. The setup is left as it was. Raises UserError for one that cannot be trained.
+    """
+    if setup.optimizer is None:
+        raise UserError("no optimizer was handed over: pass optimizer=, as in torch.optim.AdamW(…, lr=1e-3)")
+    with untouched(replace(setup, batches=())):
+        batches = batches_of(setup, seed)(steps)
+        subject, course = _Subject(setup, batches[0]), _course(setup, batches, seed)
+        found = _Found(subject)
+        found.hold(setup, course)
+        found.see(subject.first, subject.model, 0)
+
+        def enough(seen: Training) -> str:
+            if seen.model is not None and torch.isfinite(torch.tensor(seen.losses[-1])):
+                found.see(subject.look(seen.model), seen.model, len(seen.losses))
+                return ""
+            return "diverged"
+
+        train(setup, batches, course.at(course.rate, steps), seed=seed, groups={}, enough=enough)
+    return found.measured
+
+
+def _course(setup: Setup, batches: Sequence[Any], seed: int) -> Course:
+    """The peak rates by group, without the warm-up."""
+    seen = Training(rates={0: [float(g["lr"]) for g in groups_of(copied(setup, hollow=True)[1])]})
+    if setup.step is not None and setup.scheduler is None:
+        seen = train(setup, batches[:2], None, seed=seed, groups={}, enough=lambda _: "")
+    return replace(read_course(setup, seen), warmup=0.0)
+
+
+class _Found:
+    """Gathers root mean squares by place and step."""
+
+    def __init__(self, subject: _Subject) -> None:
+        self.subject, self.measured = subject, Measured()
+
+    def _add(self, step: int, values: Mapping[Key, list[float]]) -> None:
+        for key, squares in values.items():
+            self.measured.values[key, step] = (sum(squares) / len(squares)) ** 0.5
+
+    def _key(self, quantity: str, role: str, path: str, parameter: str = "", **place: Any) -> Key:
+        key = Key(quantity, role, self.subject.glob(path), self.subject.glob(parameter))
+        in_block = self.subject.block(path) is not None
+        self.measured.places.setdefault(key, Place(path, in_block=in_block, **place))
+        return key
+
+    def hold(self, setup: Setup, course: Course) -> None:
+        """Take the starts of the parameters, what their groups hold, and the scales of attention."""
+        model, optimizers, _ = copied(setup, hollow=True)
+        peaks = {id(g): peak for g, peak in zip(groups_of(optimizers), course.peaks, strict=True)}
+        values: dict[Key, list[float]] = defaultdict(list)
+        times = {reading.parameter: time for reading, _, time in reversed(self.subject.first.readings)}
+        for h in held(model, optimizers):
+            numbers = {
+                "start": float(self.subject.weights[h.name].double().square().mean().sqrt()),
+                "rate": peaks[id(h.group)],
+                "decay": h.decay,
+                "eps": float(h.group.get("eps") or 0.0),
+                **{f"beta{i}": 1 - float(b) for i, b in enumerate(h.group.get("betas") or (), 1)},
+            }
+            role, time = self.subject.roles.get(h.name, "hidden"), times.get(h.name, self.subject.first.time)
+            for quantity, number in numbers.items():
+                key = self._key(quantity, role, h.name.rpartition(".")[0], h.name, time=time)
+                values[key].append(number**2)
+        scales: dict[Key, list[float]] = defaultdict(list)  # which tell once queries and keys were updated
+        scored = {p: time for kind, p, _, time in reversed(self.subject.first.shown) if kind == "scores"}
+        for one in self.subject.scores.values():
+            if not one.free and one.module in scored:
+                for quantity, number in (("attention scale", one.factor), ("head width", float(one.width))):
+                    key = self._key(quantity, "attention", one.module, time=scored[one.module])
+                    scales[key].append(number**2)
+        self._add(0, values)
+        self._add(1, scales)
+
+    def see(self, seen: _Pass, model: nn.Module, step: int) -> None:
+        """Take what a pass shows, and what the updates until then change."""
+        subject, first = self.subject, self.subject.first
+        values: dict[Key, list[float]] = defaultdict(list)
+        for (kind, path, x, time), (_, _, x0, _) in zip(seen.shown, first.shown, strict=False):
+            own = {"scores": "attention", "stream": "stream", "entry": "embedding"}.get(kind)
+            role, parameter = subject.role(path) if own is None else (own, "")
+            if kind == "stream":
+                if path in seen.entering and seen.entering[path].shape == x.shape:
+                    key = self._key("branch", "stream", path, time=time)
+                    values[key].append(square(x - seen.entering[path]))
+                if path not in subject.last:
+                    continue
+            values[self._key(kind, role, path, parameter, time=time)].append(square(x))
+            if step and x.shape == x0.shape:
+                key = self._key(f"{kind} change", role, path, parameter, time=time)
+                values[key].append(square(x - x0))
+        self._updates(seen, model, step, values)
+        if seen.scored is not None and first.scored is not None:
+            path = subject.head_module or getattr(subject.logits, "module", "")
+            own = ("logits", path, subject.head[0] if subject.head else "")
+            values[self._key("logits", *own, time=seen.time)].append(square(seen.scored))
+            if step:
+                key = self._key("logits change", *own, time=seen.time)
+                values[key].append(square(seen.scored - first.scored))
+        self._add(step, values)
+
+    def _updates(self, seen: _Pass, model: nn.Module, step: int, values: dict[Key, list[float]]) -> None:
+        """What the updates of each parameter change: of a table in the stream, of the head in the logits, of
+        the others in what the function that reads them returns.
+        """
+        subject = self.subject
+        for reading, path, time in seen.readings:
+            owner = reading.parameter.rpartition(".")[0]
+            head = (reading.parameter, reading.nth) == subject.head
+            table = (reading.parameter, reading.nth) in subject.lookups.get(reading.parameter, ())
+            role = "head" if head else subject.roles.get(reading.parameter, "hidden")
+            product = reading.function in PRODUCTS
+            key = self._key("update", role, path or owner, reading.parameter, time=time, product=product)
+            if not step:
+                continue
+            if head and seen.scored is not None:
+                other = subject.look(model, [(reading.parameter, reading.nth)]).scored
+                values[key].append(square(seen.scored - other) if other is not None else 0.0)
+            elif not table:
+                values[key].append(square(reading.change))
+            elif reading.nth == subject.lookups[reading.parameter][0][1]:
+                entered = subject.look(model, subject.lookups[reading.parameter]).entered
+                pairs = zip(seen.entered, entered, strict=True)
+                values[key].append(sum(square(a - b) for a, b in pairs))
+
+
+def square(x: Tensor) -> float:
+    """The mean of the squares of a tensor's entries."""
+    return float(x.detach().double().square().mean())

@@ -1,0 +1,85 @@
+"""The functions of torch that read parameters, and what they would return at other values of these."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from normlab.trace.record import seen_through, writes
+from normlab.trace.step import Weights
+from normlab.trace.tensors import map_tensors, tensors_in
+
+
+class Reading(NamedTuple):
+    """A function of a parameter and of something else: a product with an input, a lookup, a norm's gain."""
+
+    parameter: str
+    nth: int
+    """How many readings of the parameter come before it in the pass."""
+    function: str
+    result: Tensor
+    change: Tensor
+    """The result less what the function returns at the other value of this parameter alone."""
+
+
+class Readings(TorchFunctionMode):
+    """Hands each reading of the parameters in ``others``, values by path, to ``see``.
+
+    What functions of parameters alone return, as casts, views and products of two of them, stands for the
+    first of these, and its other value follows by the same functions. Readings in ``instead``, pairs of a
+    parameter and its ``nth``, return what they would at the other values.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        others: Weights,
+        see: Callable[[Reading], None],
+        instead: frozenset[tuple[str, int]] = frozenset(),
+    ) -> None:
+        super().__init__()
+        named = dict(model.named_parameters())
+        self._known = {id(p): (n, p, others[n].detach()) for n, p in named.items() if n in others}
+        self._see, self._instead, self._counts = see, instead, Counter[str]()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is F.multi_head_attention_forward:
+            with self:  # what it calls is seen, too
+                return seen_through(func)(*args, **kwargs)
+        result = func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        given = [x for _, x in tensors_in((args, kwargs))]
+        known = {id(x): x for x in given if id(x) in self._known}
+        if not known or writes(func, kwargs) or kwargs.get("out") is not None:
+            return result  # a second call would write a second time
+
+        def other(*ids: int) -> Any:
+            own, named = map_tensors(
+                (args, kwargs), lambda _, x: self._known[id(x)][2] if id(x) in ids else x
+            )
+            return func(*own, **named)
+
+        if all(id(x) in known for x in given):
+            if made := [x for _, x in tensors_in(result) if id(x) not in self._known]:
+                first = self._known[next(iter(known))][0]
+                twins = [x for _, x in tensors_in(other(*known))]
+                self._known |= {id(x): (first, x, y) for x, y in zip(made, twins, strict=False)}
+        elif isinstance(result, Tensor) and result.is_floating_point():
+            instead = [i for i in known if self._read(self._known[i][0], name, result, other(i))]
+            return other(*instead) if instead else result
+        return result
+
+    def _read(self, parameter: str, function: str, result: Tensor, other: Tensor) -> bool:
+        """Show a reading; return whether the other value is wanted instead."""
+        nth = self._counts[parameter]
+        self._counts[parameter] += 1
+        self._see(Reading(parameter, nth, function, result, result - other))
+        return (parameter, nth) in self._instead

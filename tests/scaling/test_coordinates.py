@@ -1,0 +1,165 @@
+"""The coordinate check: sound models that are not blamed, and mistakes planted in them that are named."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from normlab.errors import UserError
+from normlab.scaling.coordinates import coordinates
+from scaling.nanogpt import COMPLETEP, DEPTH_MUP, MUP, NONE, STANDARD, Table, setup
+
+WIDTHS, DEPTHS = (32, 64, 128), (2, 4, 8)
+STEPS = 2
+
+
+def check(table: Table, axis: str = "width", declared: str = "", sizes=None, **options):
+    """The coordinate check of a nanoGPT by its table."""
+
+    def build(size: int, seed: int):
+        return setup(**{axis: size}, seed=seed, table=table)
+
+    sizes = sizes or (WIDTHS if axis == "width" else DEPTHS)
+    return coordinates(build, sizes, axis=axis, parametrisation=declared, **{"steps": STEPS, **options})
+
+
+@dataclass(frozen=True)
+class Plant:
+    """A mistake, and where it is."""
+
+    table: Table
+    module: str
+    kind: str
+    axis: str = "width"
+    declared: str = ""
+
+
+PLANTS = {
+    "hidden rate not divided": Plant(MUP.but(rate={"hidden": NONE}), "h.0.attn.c_attn", "rate"),
+    "embedding rate divided": Plant(MUP.but(rate={"embedding": (-1.0, 0.0)}), "wte", "rate"),
+    "no multiplier of the head": Plant(MUP.but(head=0.0), "lm_head", "multiplier"),
+    "no multiplier of an untied head": Plant(MUP.but(head=0.0, tied=False), "lm_head", "multiplier"),
+    "attention by the root of the width": Plant(MUP.but(attention=-0.5), "h.0.attn", "attention scale"),
+    "hidden start not divided": Plant(MUP.but(start={"hidden": 0.0}), "h.0.attn.c_attn", "start"),
+    "embeddings multiplied by the root": Plant(MUP.but(embedding=0.5), "h.0", "multiplier"),
+    "head started smaller": Plant(
+        MUP.but(tied=False, start={"head": -0.5}), "lm_head", "start", declared="mup"
+    ),
+    "attention, declared": Plant(MUP.but(attention=-0.5), "h.0.attn", "attention scale", declared="mup"),
+    "decay not multiplied": Plant(
+        COMPLETEP.but(decay=NONE), "h.0.attn.c_attn", "decay", declared="completep"
+    ),
+    "eps not divided": Plant(COMPLETEP.but(eps=NONE), "wte", "eps", declared="completep"),
+    "branches not divided": Plant(COMPLETEP.but(branch=0.0), "h.7", "branch", "depth"),
+    "branches not divided, declared": Plant(COMPLETEP.but(branch=0.0), "h.0", "branch", "depth", "completep"),
+    "µP over depth": Plant(MUP, "h.7", "branch", "depth", "mup"),
+    "standard": Plant(STANDARD.but(tied=False, start={"head": -0.5}), "h.0.attn.c_attn", "rate"),
+}
+SOUND = {
+    "µP": (MUP, "width", ""),
+    "µP, declared": (MUP, "width", "mup"),
+    "µP, untied": (MUP.but(tied=False), "width", "mup"),
+    "µP, heads of one width": (MUP.but(head_width=8), "width", "mup"),
+    "µP with decay as in microsoft/mup": (MUP.but(decay=(1.0, 0.0)), "width", ""),
+    "the same, declared": (MUP.but(decay=(1.0, 0.0)), "width", "mup"),
+    "CompleteP": (COMPLETEP, "width", ""),
+    "CompleteP, declared": (COMPLETEP, "width", "completep"),
+    "CompleteP over depth": (COMPLETEP, "depth", ""),
+    "CompleteP over depth, declared": (COMPLETEP, "depth", "completep"),
+    "Depth-µP over depth, declared": (DEPTH_MUP, "depth", "depth_mup"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLANTS)
+def test_a_mistake_is_named_by_module_and_kind(name):
+    plant = PLANTS[name]
+    found = check(plant.table, plant.axis, plant.declared)
+    fault = found.fault
+    assert fault is not None
+    assert (fault.module, fault.kind) == (plant.module, plant.kind), found.sentence()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_model_is_not_blamed(name):
+    found = check(*SOUND[name])
+    assert found.fault is None, found.sentence()
+    assert sum(row.right is True for row in found.rows) > 20
+
+
+# ------------------------------------------------------------------------------------ in a second, each once
+
+
+@pytest.fixture(scope="module")
+def standard():
+    """An untied nanoGPT in the standard parametrisation, which declares nothing."""
+    return check(PLANTS["standard"].table, sizes=(16, 64), steps=1)
+
+
+def test_standard_parametrisation_is_shown_as_what_it_is(standard):
+    growing = {row.role for row in standard.rows if row.quantity == "update" and row.right is False}
+    assert {"hidden", "head"} <= growing
+    what, remedy = standard.sentence().split("; ")
+    assert what.startswith("the update of `h.0.attn.c_attn` (hidden) grows with width as m^")
+    assert remedy == "divide its learning rate by the width ratio"
+    rates = [row for row in standard.rows if row.quantity == "rate"]
+    assert {(row.slope, row.low, row.high, row.right) for row in rates} == {(0.0, 0.0, 0.0, None)}
+
+
+def test_rows_are_by_role_and_by_module_and_plain(standard):
+    plain = json.loads(json.dumps(standard.to_dict(), allow_nan=False))
+    assert plain["fault"]["module"] == "h.0.attn.c_attn"
+    assert plain["fault"]["kind"] == "rate"
+    (whole,) = (r for r in standard.rows if (r.module, r.quantity, r.role) == ("*", "rate", "hidden"))
+    assert whole.values == pytest.approx((5e-3, 5e-3))
+    biases = [r for r in plain["rows"] if r["parameter"] == "ln_f.bias" and r["quantity"] == "start"]
+    assert [(r["slope"], r["right"]) for r in biases] == [(None, None)]  # a zero has no exponent
+
+
+def test_exact_exponents_are_those_of_the_groups():
+    found = check(COMPLETEP, declared="completep", sizes=(16, 64), seeds=(1,), steps=1)
+    rows = {(r.quantity, r.module): r for r in found.rows if not r.role.startswith("bias")}
+    for quantity, slope in (("rate", -1.0), ("decay", 1.0), ("eps", -1.0)):
+        row = rows[quantity, "h.*.mlp.c_fc"]
+        assert (row.slope, row.low, row.high) == pytest.approx((slope,) * 3, abs=1e-9)
+        assert (row.expected, row.right) == (slope, True)
+    assert rows["update", "h.*.mlp.c_fc"].right is None  # one seed has no interval
+
+
+def test_nothing_of_the_user_changes():
+    random.seed(3)
+    torch.manual_seed(3)
+    one = setup(16, 2, 1)
+    one.model(one.batch[0][:, :-1]).sum().backward()
+    before = [(p.detach().clone(), p.grad.clone()) for p in one.model.parameters()]
+    states = torch.get_rng_state(), random.getstate()
+    other = setup(32, 2, 1)
+    torch.set_rng_state(states[0])
+    coordinates(lambda size, seed: one if size == 16 else other, (16, 32), seeds=(1,), steps=1)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    for p, (value, gradient) in zip(one.model.parameters(), before, strict=True):
+        assert torch.equal(p, value)
+        assert torch.equal(p.grad, gradient)
+    assert not one.optimizer.state
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in one.model.modules())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"sizes": (32,)}, "two different widths"),
+        ({"seeds": ()}, "seeds"),
+        ({"steps": 0}, "steps is 0"),
+        ({"axis": "height"}, "no 'height'"),
+        ({"declared": "mupp"}, "did you mean 'mup'"),
+    ],
+)
+def test_what_tells_nothing_is_refused(options, said):
+    with pytest.raises(UserError, match=said):
+        check(MUP, **{"sizes": (16, 32), **options})
