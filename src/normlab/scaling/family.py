@@ -10,12 +10,13 @@ from typing import Any, Final
 from normlab.config.config import Config, SeedConfig
 from normlab.config.model import ModelConfig
 from normlab.errors import UserError
+from normlab.scaling.exponents import Axis
 from normlab.trace.setup import Setup, shown
 from normlab.trace.untouched import same_random_state
 from normlab.training.own_setups import with_step
 from normlab.training.setups import called, setup_from_config
 
-AXES: Final = {"width": "widths", "depth": "depths"}
+AXES: Final[dict[Axis, str]] = {"width": "widths", "depth": "depths"}
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class SetupFamily:
     """A model in several sizes: ``make(size, seed)`` builds its setup at one."""
 
     title: str
-    axis: str
-    """The size that changes, width or depth."""
+    axis: Axis
+    """The size that changes."""
     sizes: tuple[int, ...]
     """From the smallest on."""
     make: Callable[[int, int], Setup]
@@ -58,7 +59,8 @@ def family_of(
     """
     if bool(widths) == bool(depths):
         raise UserError("give widths or depths, such as widths 64 128 256 512, and not both")
-    axis, sizes = ("width", widths) if widths else ("depth", depths)
+    axis: Axis = "width" if widths else "depth"
+    sizes = widths or depths
     if wrong := [n for n in sizes if not isinstance(n, int) or isinstance(n, bool) or n < 1]:
         raise UserError(f"{AXES[axis]} has {shown(wrong[0])}, and must hold whole numbers above 0")
     if len(set(sizes)) < 2:
@@ -69,7 +71,7 @@ def family_of(
     return SetupFamily(title, axis, every, lambda size, seed: called(what, title, seed, **{axis: size}))
 
 
-def _of_config(config: Config, title: str, axis: str, sizes: tuple[int, ...], root: Path) -> SetupFamily:
+def _of_config(config: Config, title: str, axis: Axis, sizes: tuple[int, ...], root: Path) -> SetupFamily:
     """A recipe's family, whose base is its smallest size, unless it has a base of its own."""
 
     def make(size: int, seed: int) -> Setup:
@@ -80,7 +82,7 @@ def _of_config(config: Config, title: str, axis: str, sizes: tuple[int, ...], ro
     return SetupFamily(title, axis, sizes, make, config.model.parametrisation)
 
 
-def resized(model: ModelConfig, axis: str, size: int, base: int) -> ModelConfig:
+def resized(model: ModelConfig, axis: Axis, size: int, base: int) -> ModelConfig:
     """A model in another width or depth, whose parametrisation changes nothing at the size ``base``.
 
     The feed-forward's width keeps its ratio to the stream's. The number of heads stays, so that they become

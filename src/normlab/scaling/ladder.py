@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib import import_module
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -16,6 +15,7 @@ from normlab.config.units import duration
 from normlab.errors import UserError
 from normlab.scaling import BUDGET_S, FACTOR, SEEDS, STEPS
 from normlab.scaling.answer import LEAST_SIZES, Sweep, Transfer
+from normlab.scaling.coordinates import coordinates
 from normlab.scaling.decay import Decay
 from normlab.scaling.family import SetupFamily
 from normlab.scaling.optimum import WINDOW, best_of
@@ -259,23 +259,23 @@ class Ladder:
         return steps if steps <= CHECK_SHARE * self.request.budget_s else 0.0
 
     def _coordinates(self) -> dict[str, Any]:
-        """The coordinate check as plain values; nothing where the budget does not hold it."""
+        """The coordinate check as plain values; nothing where the budget or what it reads does not allow it."""
         if (row := self.journal.row(check="coordinates")) is not None:
             return dict(row["answer"])
-        home = "normlab.scaling.coordinates"
-        if not self._check_s() or find_spec(home) is None:
+        if not self._check_s():
             return {}
         start, family = self.journal.seconds, self.family
         seeds = tuple(range(self.request.seed, self.request.seed + CHECK_SEEDS))
-        check = import_module(home).coordinates(
-            family.build,
-            family.sizes,
-            axis=family.axis,
-            seeds=seeds,
-            steps=CHECK_STEPS,
-            parametrisation=family.parametrisation,
-        )
-        answer = {**check.to_dict(), "sentence": check.sentence(), "fault": check.fault is not None}
+        answer = dict[str, Any]()
+        with suppress(UserError):  # the trials need none of it
+            answer = coordinates(
+                family.build,
+                family.sizes,
+                axis=family.axis,
+                seeds=seeds,
+                steps=CHECK_STEPS,
+                parametrisation=family.parametrisation,
+            ).to_dict()
         self.journal.append(
             {"check": "coordinates", "answer": answer, "seconds": self.journal.seconds - start}
         )
