@@ -233,8 +233,8 @@ class RunGrid(Grid):
         spread = rows[:: max(1, len(rows) // SAMPLES)][:SAMPLES]
         shown = {name: [printable(lines[i]) for i in spread] for name, lines in outputs.items()}
         return tuple(
-            Sample(*map(printable, expected[i]), {name: lines[row] for name, lines in shown.items()})
-            for row, i in enumerate(spread)
+            Sample(printable(source), printable(reference), {name: lines[n] for name, lines in shown.items()})
+            for n, (source, reference) in enumerate(expected[i] for i in spread)
         )
 
     def seconds(self) -> Seconds:
