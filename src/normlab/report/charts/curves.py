@@ -105,7 +105,7 @@ def _scale(shown: pl.DataFrame, axis: CurveAxis, level: float | None) -> tuple[a
     start = shown.sort(axis.x).group_by("run").agg(pl.col(axis.column).first())[axis.column].max()
     settled = shown.filter(~pl.col("outcome").is_in(ASTRAY))[axis.column].max()
     top = 1.05 * max(float(v) for v in (start, settled, 1e-9) if isinstance(v, int | float))
-    bottom = 0.0 if axis.zero else min(float(values.min()), top, *[level] * (level is not None))  # type: ignore[arg-type]
+    bottom = 0.0 if axis.zero else min(float(values.min()), top if level is None else min(level, top))  # type: ignore[arg-type]
     return alt.Scale(domain=[max(0.0, bottom - 0.06 * (top - bottom)), top], nice=False, zero=False), top
 
 
