@@ -6,6 +6,7 @@ import pytest
 from normlab.comparison import compare as module
 from normlab.comparison import grid as runs
 from normlab.comparison.compare import compare
+from normlab.comparison.grid import grid_of
 from normlab.comparison.plan import plan
 from normlab.comparison.result import CompareRequest, Comparison, choose
 from normlab.config.config import DataConfig, run_id
@@ -333,6 +334,8 @@ def test_language_models_are_compared_by_document(tmp_path, in_process):
     assert examples["bits_per_byte"][:, 1].tolist() == [len(line.encode()) + 1 for line in lines]
     assert all(sample.reference == "" for sample in comparison.samples)
     assert all(any(line.startswith(s.source) for line in lines) for s in comparison.samples)
+    raw = grid_of(request).samples({"pre": ["a\0b"] * len(lines)})
+    assert {sample.outputs["pre"] for sample in raw} == {r"a\x00b"}
 
 
 def test_one_recipe_under_two_names_is_refused(text, tmp_path):

@@ -117,6 +117,13 @@ def test_a_level_only_on_a_linear_axis() -> None:
     assert "text" not in layers(frame, CurveAxis("nll", "nats", log=True), entropy_nats=4.1)
 
 
+def test_the_axis_reaches_down_to_a_level_that_no_loss_does() -> None:
+    frame = run("pre", "a", [6.0, 5.9], "stuck")
+    found = layers(frame, entropy_nats=4.1)
+    assert found["line"][0]["encoding"]["y"]["scale"]["domain"][0] < 4.1
+    assert "text" not in layers(frame, entropy_nats=7.0)
+
+
 def test_a_log_axis_has_round_ticks_and_no_zeros() -> None:
     frame = run("pre", "a", [0.0, 0.3, 30.0, 1.0])
     (line,) = layers(frame, CurveAxis("nll", "norm", log=True))["line"]

@@ -231,11 +231,12 @@ class RunGrid(Grid):
         disputed = [i for i in range(len(expected)) if len({lines[i] for lines in outputs.values()}) > 1]
         rows = disputed or list(range(len(expected)))
         spread = rows[:: max(1, len(rows) // SAMPLES)][:SAMPLES]
-        shown = {name: [printable(lines[i]) for i in spread] for name, lines in outputs.items()}
-        return tuple(
-            Sample(printable(source), printable(reference), {name: lines[n] for name, lines in shown.items()})
-            for n, (source, reference) in enumerate(expected[i] for i in spread)
-        )
+        examples = []
+        for i in spread:
+            source, reference = map(printable, expected[i])
+            shown = {name: printable(lines[i]) for name, lines in outputs.items()}
+            examples.append(Sample(source, reference, shown))
+        return tuple(examples)
 
     def seconds(self) -> Seconds:
         return measure_side_by_side(list(self.base.values()), self.request.out, self.request.jobs)
