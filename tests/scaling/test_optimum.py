@@ -107,16 +107,16 @@ def test_intervals_cover_the_optimum_and_the_slope():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scatter", [0.0, 0.1])
-@pytest.mark.parametrize("noise", [0.003, 0.01, 0.03])
-@pytest.mark.parametrize("shape", [skewed(1e-3), skewed(0.7), skewed(1.0), bent, cliff])
+@pytest.mark.parametrize("noise", [0.003, 0.01])
+@pytest.mark.parametrize("shape", [skewed(0.7), bent, cliff])
 def test_intervals_of_the_slope_cover_it_whatever_the_shape(shape: Shape, noise: float, scatter: float):
-    _, _, slopes, lines = coverage(shape, noise, scatter, draws=400)
+    _, _, slopes, lines = coverage(shape, noise, scatter, draws=120)
     assert slopes >= least(lines, GIVEN)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("noise", [0.003, 0.01, 0.03])
-@pytest.mark.parametrize("shape", [skewed(1e-3), skewed(0.7), skewed(1.0)])
+@pytest.mark.parametrize("noise", [0.003, 0.01])
+@pytest.mark.parametrize("shape", [skewed(1e-3), skewed(0.7)])
 def test_intervals_of_optima_cover_them_on_skewed_curves(shape: Shape, noise: float):
-    optima, known, _, _ = coverage(shape, noise, 0.0, draws=400)
+    optima, known, _, _ = coverage(shape, noise, 0.0, draws=120)
     assert optima >= least(known // 4, GIVEN) * 4  # the four of a draw share their noise and skew

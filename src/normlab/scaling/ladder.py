@@ -259,7 +259,7 @@ class Ladder:
         return steps if steps <= CHECK_SHARE * self.request.budget_s else 0.0
 
     def _coordinates(self) -> dict[str, Any]:
-        """The coordinate check as plain values; nothing where budget or model do not allow it."""
+        """The coordinate check as plain values; none where the budget does not hold it."""
         if (row := self.journal.row(check="coordinates")) is not None:
             return dict(row["answer"])
         if not self._check_s():
