@@ -11,7 +11,7 @@ import torch
 
 from normlab.errors import UserError
 from normlab.scaling.coordinates import coordinates
-from scaling.nanogpt import COMPLETEP, DEPTH_MUP, MUP, NONE, STANDARD, Table, setup
+from scaling.nanogpt import COMPLETEP, DEPTH_MUP, MUP, NONE, STANDARD, Table, own_setup, setup
 
 WIDTHS, DEPTHS = (32, 64, 128), (2, 4, 8)
 STEPS = 2
@@ -90,6 +90,26 @@ def test_a_sound_model_is_not_blamed(name):
     found = check(*SOUND[name])
     assert found.fault is None, found.sentence()
     assert sum(row.right is True for row in found.rows) > 20
+
+
+OWN = {
+    "mup": ("width", None),
+    "completep": ("depth", None),
+    "depth_mup": ("depth", None),
+    "standard": ("width", ("embedding", "multiplier")),  # started by 1/sqrt(d), and multiplied by sqrt(d)
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OWN)
+def test_our_own_models_bring_their_parametrisation(name):
+    axis, wanted = OWN[name]
+    sizes = WIDTHS if axis == "width" else DEPTHS
+    found = coordinates(
+        lambda n, seed: own_setup(name, **{axis: n}, seed=seed), sizes, axis=axis, steps=STEPS
+    )
+    assert found.parametrisation == name
+    assert (found.fault and (found.fault.role, found.fault.kind)) == wanted, found.sentence()
 
 
 # ------------------------------------------------------------------------------------ in a second, each once
