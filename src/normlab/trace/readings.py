@@ -44,7 +44,9 @@ class Readings(TorchFunctionMode):
     ) -> None:
         super().__init__()
         named = dict(model.named_parameters())
-        self._known = {id(p): (n, p, others[n].detach()) for n, p in named.items() if n in others}
+        self._known: dict[int, tuple[str, Tensor, Tensor]] = {
+            id(p): (n, p, others[n].detach()) for n, p in named.items() if n in others
+        }
         self._see, self._instead, self._counts = see, instead, Counter[str]()
 
     def __torch_function__(
