@@ -173,6 +173,7 @@ def test_a_plan_says_what_how_long_and_what_it_will_tell(stand_in, capsys, tmp_p
         metric=Translation.metrics[0],
         power=[SimpleNamespace(seeds=3, sd=4.9, difference=4.41, runs=10, seconds=150.0)],
         basis="By three recipes",
+        noun="recipe",
     )
     stand_in("normlab.comparison.plan", plan=lambda request: plan)
     assert main(["compare", "--plan", "--jobs", "2", "--precision", "fp32", "--out", str(tmp_path)]) == 0

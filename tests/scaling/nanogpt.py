@@ -17,6 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normlab.config.config import OptimConfig
+from normlab.config.model import ModelConfig
+from normlab.nn import Decoder
+from normlab.optim import build_optimiser, set_rate
+from normlab.tasks.task import build_model
 from normlab.trace.setup import Setup
 
 BASE_WIDTH, BASE_DEPTH, HEADS, VOCAB, ROWS, LENGTH = 32, 2, 4, 64, 8, 24
@@ -180,3 +185,28 @@ def setup(width: int = BASE_WIDTH, depth: int = BASE_DEPTH, seed: int = 1, table
     torch.manual_seed(seed)
     model = GPT(width, depth, table)
     return Setup(model, text(), loss=loss_of, optimizer=optimizer_of(model, width, depth, table))
+
+
+def own_setup(parametrisation: str, width: int = BASE_WIDTH, depth: int = BASE_DEPTH, seed: int = 1) -> Setup:
+    """A decoder of normlab's own, with its own optimizer; batches hold no padding, which is 0."""
+    config = ModelConfig(
+        dim=width,
+        ffn_dim=4 * width,
+        heads=HEADS,
+        encoder_layers=0,
+        decoder_layers=depth,
+        encoder_placement="pre",
+        decoder_placement="pre",
+        position_encoding="learned",
+        max_positions=LENGTH,
+        dropout=0.0,
+        parametrisation=parametrisation,
+        base_dim=BASE_WIDTH,
+        base_layers=BASE_DEPTH,
+    )
+    model = build_model(Decoder, config, VOCAB + 1, seed)
+    optim = OptimConfig(
+        optimiser="adamw", lr=RATE, betas=(0.9, 0.95), eps=EPS, weight_decay=DECAY, weight_decay_on="matrices"
+    )
+    batches = [(ids + 1,) for (ids,) in text()]
+    return Setup(model, batches, loss=loss_of, optimizer=set_rate(build_optimiser(model, optim), RATE))

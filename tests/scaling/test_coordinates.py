@@ -1,4 +1,11 @@
-"""The coordinate check: sound models that are not blamed, and mistakes planted in them that are named."""
+"""The coordinate check: sound models that are not blamed, and mistakes planted in them that are named.
+
+At first sight 11 of 11 sound models were not blamed, and 14 of 15 mistakes were named: attention by the root
+of a head's width was not, as the scores' own change does not show it in a few steps. Since then the constant
+is read off the model. Models seen later, after which the check was changed: a Llama in µP with the multiplier
+behind its head was blamed for its head, normlab's own for its embedding, and CompleteP with a large start for
+its logits over depth. Where tables and heads are followed by multipliers, the stream and the logits count.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +18,7 @@ import torch
 
 from normlab.errors import UserError
 from normlab.scaling.coordinates import coordinates
-from scaling.nanogpt import COMPLETEP, DEPTH_MUP, MUP, NONE, STANDARD, Table, setup
+from scaling.nanogpt import COMPLETEP, DEPTH_MUP, MUP, NONE, STANDARD, Table, own_setup, setup
 
 WIDTHS, DEPTHS = (32, 64, 128), (2, 4, 8)
 STEPS = 2
@@ -89,7 +96,27 @@ def test_a_mistake_is_named_by_module_and_kind(name):
 def test_a_sound_model_is_not_blamed(name):
     found = check(*SOUND[name])
     assert found.fault is None, found.sentence()
-    assert sum(row.right is True for row in found.rows) > 20
+    assert sum(row.right is True for row in found.rows) > 10
+
+
+OWN = {
+    "mup": ("width", None),
+    "completep": ("depth", None),
+    "depth_mup": ("depth", None),
+    "standard": ("width", ("embedding", "multiplier")),  # started by 1/sqrt(d), and multiplied by sqrt(d)
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OWN)
+def test_our_own_models_bring_their_parametrisation(name):
+    axis, wanted = OWN[name]
+    sizes = WIDTHS if axis == "width" else DEPTHS
+    found = coordinates(
+        lambda n, seed: own_setup(name, **{axis: n}, seed=seed), sizes, axis=axis, steps=STEPS
+    )
+    assert found.parametrisation == name
+    assert (found.fault and (found.fault.role, found.fault.kind)) == wanted, found.sentence()
 
 
 # ------------------------------------------------------------------------------------ in a second, each once

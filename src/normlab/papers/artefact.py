@@ -81,8 +81,6 @@ class Artefact:
     drawings: Sequence[Drawing] = ()
     discussion: str = ""
     """Contradictions with another paper or within this one, and what was known before the measurement."""
-    kind: Kind = "artefact"
-    """What it is counted as: an artefact of a paper, or a public dispute."""
     finding: str = ""
     """Why we think that the result differs from the paper; written after the measurement."""
     version: int = 1
@@ -105,6 +103,11 @@ class Artefact:
         """The study's arguments at a scale."""
         own = self.trainings[scale].settings if scale in self.trainings else {}
         return {**self.settings, **own}
+
+    @property
+    def kind(self) -> Kind:
+        """What it is counted as: an artefact of a paper, or a public dispute."""
+        return "dispute" if self.id.startswith("disputes.") else "artefact"
 
     def fingerprint(self, scale: Scale = LAPTOP) -> str:
         """First 16 hex digits of the SHA-256 of what is asserted and how it is measured: everything that can

@@ -76,7 +76,6 @@ def _dispute(
                 differs=words_of("disputes")["settings"][LAPTOP],
             )
         },
-        kind="dispute",
     )
     return replace(found, drawings=DRAWINGS)
 

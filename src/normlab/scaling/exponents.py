@@ -95,8 +95,8 @@ def to_carry(axis: Axis, key: Key, step: int, place: Place) -> Meant | None:
     is relative to a stream whose own start approaches that of the embeddings.
     """
     wide, quantity = axis == "width", key.quantity
-    if quantity == "activation" and key.role == "head":
-        return None  # a multiplier may follow: the logits count
+    if quantity == "activation" and key.role in ("embedding", "head"):
+        return None  # a multiplier may follow: what enters the first block counts, and the logits
     if quantity == "stream change" or (not step and quantity in ("stream", *(STARTING if wide else ()))):
         return Meant(0.0, -math.inf, 0.0)
     if quantity == "logits change" and wide:

@@ -17,11 +17,11 @@ from normlab.errors import UserError
 from normlab.nn import TokenModel, parameter_roles, reference
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
-from normlab.trace.facts.stacks import stream_of
+from normlab.trace.facts.stacks import stream_of, within
 from normlab.trace.facts.targets import SCORED, FunctionInput
 from normlab.trace.facts.wiring import ATTENDED, MULTIPLIED, Scores, read_wiring
 from normlab.trace.optimizers import copied, held
-from normlab.trace.readings import Reading, Readings
+from normlab.trace.readings import ParameterReading, Readings
 from normlab.trace.record import FunctionCall, Functions
 from normlab.trace.rehearsal import SEED, groups_of
 from normlab.trace.setup import Setup
@@ -108,7 +108,7 @@ class _Subject:
 
     def _read_roles(self) -> None:
         """Tell tables from matrices by how they are read, and find the product that makes the logits."""
-        by_name: dict[str, list[Reading]] = defaultdict(list)
+        by_name: dict[str, list[ParameterReading]] = defaultdict(list)
         modules: dict[tuple[str, int], str] = {}
         for reading, path, _ in self.first.readings:
             by_name[reading.parameter].append(reading)
@@ -126,11 +126,13 @@ class _Subject:
             head = self.facts.head
         made = [r for r in by_name.get(head or "", ()) if r.function in PRODUCTS]
         self.head = (made[-1].parameter, made[-1].nth) if made and self.logits is not None else None
-        self.head_module = modules[self.head] if self.head else None
+        self.head_module = modules[self.head] if self.head else ""
 
     def role(self, path: str) -> tuple[str, str]:
-        """The role of the only matrix of a module, and its name; empty where it has none, or several."""
-        if self.head is not None and path == self.head_module:
+        """The role of the only matrix of a module, and its name; empty where it has none, or several. What
+        holds the head has its role.
+        """
+        if self.head is not None and (not path or within(self.head_module, path)):
             return "head", self.head[0]
         own = self.model.get_submodule(path).parameters()
         matrices = [self.names[id(p)] for p in own if p.ndim > 1]
@@ -143,7 +145,7 @@ class _Subject:
 
     def block(self, path: str) -> str | None:
         """The block that holds a module or parameter."""
-        return next((b for b in self.blocks if f"{path}.".startswith(f"{b}.")), None)
+        return next((b for b in self.blocks if within(path, b)), None)
 
 
 class _Pass:
@@ -154,7 +156,7 @@ class _Pass:
         self._running: list[str] = []
         self.shown: list[tuple[str, str, Tensor, int]] = []
         """Outputs of modules and scores of attention, the module, and when it was."""
-        self.readings: list[tuple[Reading, str, int]] = []
+        self.readings: list[tuple[ParameterReading, str, int]] = []
         self.entering: dict[str, Tensor] = {}
         self._scored: list[Tensor] = []
         self._tapped: Tensor | None = None
@@ -191,7 +193,7 @@ class _Pass:
         self.time += 1
         self.shown.append((kind, path, x.detach().clone(), self.time))
 
-    def read(self, reading: Reading) -> None:
+    def read(self, reading: ParameterReading) -> None:
         self.time += 1
         self.readings.append((reading, self._running[-1] if self._running else "", self.time))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 from normlab.config.units import count
@@ -61,7 +62,7 @@ def _remedy(row: Row, of: Coordinates) -> str:
     if row.kind == "multiplier":
         either = "its learning rate, or its output," if row.quantity == "update" else "its output"
         either = "the logits" if row.role == "logits" else either
-        return _scaled(either, -1.0 if power < 0 else power, of.axis)
+        return _scaled(either, power if row.role == "embedding" else math.copysign(1.0, power), of.axis)
     of_group = {r.quantity: r.slope for r in of.rows if r.parameter == row.parameter}
     if row.role == "hidden" and "beta1" in of_group:
         power = -1.0 - of_group["rate"]  # what full alignment needs: the slope that is measured may be lower

@@ -15,7 +15,7 @@ from normlab.trace.step import Weights
 from normlab.trace.tensors import map_tensors, tensors_in
 
 
-class Reading(NamedTuple):
+class ParameterReading(NamedTuple):
     """A function of a parameter and of something else: a product with an input, a lookup, a norm's gain."""
 
     parameter: str
@@ -39,7 +39,7 @@ class Readings(TorchFunctionMode):
         self,
         model: nn.Module,
         others: Weights,
-        see: Callable[[Reading], None],
+        see: Callable[[ParameterReading], None],
         instead: frozenset[tuple[str, int]] = frozenset(),
     ) -> None:
         super().__init__()
@@ -83,5 +83,5 @@ class Readings(TorchFunctionMode):
         """Show a reading; return whether the other value is wanted instead."""
         nth = self._counts[parameter]
         self._counts[parameter] += 1
-        self._see(Reading(parameter, nth, function, result, result - other))
+        self._see(ParameterReading(parameter, nth, function, result, result - other))
         return (parameter, nth) in self._instead
