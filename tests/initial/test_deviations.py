@@ -94,7 +94,11 @@ def test_all_schemes_are_tried():
         schemes = schemes_of(sized(placement, 6, 6))
         only_xavier = placement in ("deepnorm", "tfixup", "subln")
         others = ["smallinit", "looklinear", "uniformattention", *initial.LANGUAGE_MODEL_STARTS]
-        if placement in ("rezero", "rezero_post", "skipinit"):  # a factor of 0 before outputs of 0 learns never
+        if placement in (
+            "rezero",
+            "rezero_post",
+            "skipinit",
+        ):  # 0 times 0 never learns
             others = [name for name in others if name not in ("zerooutputs", "nanochatstart")]
         others = [] if only_xavier else others
         assert schemes == ["xavier", "xavier_uniform", *others]
