@@ -58,6 +58,14 @@ class TestTail:
         tail.path.write_text(json.dumps(row(1)) + "\n")
         assert tail.rows() == (True, [row(1)])
 
+    def test_a_file_begun_anew_that_is_longer_already_is_read_anew(self, tmp_path):
+        tail = Tail(tmp_path / "metrics.jsonl")
+        tail.path.write_text(json.dumps(row(1)) + "\n")
+        assert tail.rows() == (False, [row(1)])
+        again = [row(10), row(200), row(3000)]
+        tail.path.write_text("".join(json.dumps(one) + "\n" for one in again))
+        assert tail.rows() == (True, again)
+
 
 class TestView:
     def test_pace_and_what_is_left(self):

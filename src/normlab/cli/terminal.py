@@ -107,28 +107,30 @@ def state_of(status: Status) -> str:
 class Tail:
     """A reader of the rows that are appended to a JSON-lines file. It waits for the end of a torn last line.
 
-    A file that got shorter was truncated by a resumed run; it is read again from the start.
+    A file whose last line read is no longer where it was belongs to a run that went back, or began anew; it
+    is read again from the start.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.offset = 0
+        self.last = b""
 
     def rows(self) -> tuple[bool, list[dict[str, Any]]]:
-        """Return whether the file was truncated, and the new rows."""
+        """Return whether the file was written anew, and the new rows."""
         try:
-            size = self.path.stat().st_size
+            file = self.path.open("rb")
         except FileNotFoundError:
             return False, []
-        anew = size < self.offset
-        if anew:
-            self.offset = 0
-        if size == self.offset:
-            return anew, []
-        with self.path.open("rb") as file:
-            file.seek(self.offset)
+        with file:
+            file.seek(self.offset - len(self.last))
+            anew = file.read(len(self.last)) != self.last
+            if anew:
+                self.offset, self.last = file.seek(0), b""
             whole, newline, _ = file.read().rpartition(b"\n")
         self.offset += len(whole) + len(newline)
+        if newline:
+            self.last = whole[whole.rfind(b"\n") + 1 :] + newline
         return anew, [json.loads(line) for line in whole.splitlines() if line.strip()]
 
 
