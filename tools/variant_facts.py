@@ -98,8 +98,7 @@ def refusals(part: RecipePart) -> Iterator[str]:
     for axis in (a.name for a in MODEL_AXES if a.name != part.axis):
         tried = {name: recipe.but(axis, name).config() for name in names[axis]}
         if part.axis == PLACEMENT.name:  # a norm that it does not use is refused by the recipe
-            pre = simplest(PLACEMENT.name, "pre")
-            common = {name: pre.but(axis, name).config().forced.split(JOINT) for name in tried}
+            common = _refused_by_pre(axis, tuple(tried))
             own = {n: [r for r in c.forced.split(JOINT) if r not in common[n]] for n, c in tried.items()}
             yield from _grouped(axis, {name: JOINT.join(reasons) for name, reasons in own.items()})
         else:
@@ -115,6 +114,13 @@ def refusals(part: RecipePart) -> Iterator[str]:
             yield from _grouped(
                 f"other {part.axis} in the {stack}", {n: w for n, w in reasons.items() if n != part.name}
             )
+
+
+@cache
+def _refused_by_pre(axis: str, names: tuple[str, ...]) -> dict[str, list[str]]:
+    """Why choices are refused beside any placement: the reasons beside a plain Pre-LN."""
+    pre = simplest(PLACEMENT.name, "pre")
+    return {name: pre.but(axis, name).config().forced.split(JOINT) for name in names}
 
 
 def _grouped(axis: str, reasons: Mapping[str, str | None]) -> Iterator[str]:

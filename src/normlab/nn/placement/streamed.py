@@ -67,10 +67,9 @@ class GPAS(NormedInput, name="gpas"):
     r"""GPAS on Pre-LN: :math:`x \leftarrow x + f(\mathrm{LN}(x))`, then
     :math:`x \leftarrow x - \mathrm{silu}(a) \, \mathrm{sg}(x)`, and a final norm.
 
-    sg stops the gradient, so that activations shrink and gradients do not, which are those of no function: a
-    Hessian says nothing here. Each layer has one a (shape
-    `[1]`), initially 0, shared by its sublayers. Chen et al. 2025, Section 3 (arXiv 2506.22049), as its
-    authors' code has it.
+    sg stops the gradient: activations shrink and gradients do not. No function has these gradients, so that
+    a Hessian says nothing here. Each layer has one a (shape `[1]`), initially 0, shared by its sublayers.
+    Chen et al. 2025, Section 3 (arXiv 2506.22049), as its authors' code has it.
     """
 
     no_fold: ClassVar[str] = "its factor holds for activations and not for gradients, and changes with depth"
