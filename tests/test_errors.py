@@ -67,9 +67,7 @@ OTHERS_CODE = {
     "trace/record.py": "a measurement's failure goes to who records, or is raised",
     "trace/setup.py": "asks whether torch takes an object for numbers",
     "training/recipes/plugins.py": "imports a module named by the user",
-    **dict.fromkeys(
-        ("scaling/measured.py", "trials/attempts.py", "trials/training.py"), "runs a step that is anybody's"
-    ),
+    **dict.fromkeys(("scaling/measured.py", "trials/training.py"), "runs a step that is anybody's"),
     "watching/observation.py": "a training elsewhere does not end by a model that cannot be read",
     "watching/recorder.py": "the recorder's own failure does not end a training; it is reported",
     "watching/watch.py": "a training elsewhere does not end by the watch, which warns",

@@ -59,7 +59,7 @@ def test_a_gpt_of_the_users_is_trained_in_several_widths(here, capsys):
     assert main([*typed, "--folder", "kept", "--out", "transfer.html"]) in (0, FAILS)
     out, err = capsys.readouterr()
     plain = json.loads(out)
-    assert "hold widths 8, 16, 32 at 5 rates or more and 2 seeds" in err
+    assert "is enough for widths 8, 16, 32 at 5 rates or more and 2 seeds" in err
     assert [len(one["rates"]) >= 5 for one in plain["decays"][0]["sizes"]] == [True] * 3
     assert plain["verdict"] in ("carries", "shifts", "cannot say")
     assert "width 32" in (here / "transfer.html").read_text(encoding="utf-8")

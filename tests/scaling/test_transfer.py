@@ -141,7 +141,7 @@ def test_a_budget_is_kept_and_says_what_it_holds(monkeypatch: pytest.MonkeyPatch
     whole = sum(6 * 2 * STEPS * 0.1 * width for width in widths)
     short = asked(slowly(clock.go), budget_s=0.6 * whole, **words)
     assert clock.now <= 0.6 * whole
-    assert "hold widths 4, 8, 16 at 5 rates or more and 2 seeds" in plans[0]
+    assert "is enough for widths 4, 8, 16 at 5 rates or more and 2 seeds" in plans[0]
     assert "widths 32 would take" in plans[0]
     assert short.first.known == [4, 8, 16]
     assert "At width 32 the best rate is not known: it was not tried" in str(short)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,7 +13,7 @@ from rich.text import Text
 
 from normlab.cli import errors, terminal
 from normlab.cli.options import FAILS, SourceFlags, command_line, load, progress_line, title_lines
-from normlab.cli.trial import OTHERS
+from normlab.cli.trial import OTHERS, interrupted, with_steps
 from normlab.config.config import Config
 from normlab.config.io import to_plain
 from normlab.config.units import count, duration, seconds_of, short_rate
@@ -68,7 +68,7 @@ class TransferCommand(SourceFlags):
     @classmethod
     def adapted(cls, base: Config) -> Config:
         """A configuration's values, of which ``--steps`` are those of a trial, not of the planned run."""
-        return _with_steps(base, STEPS)
+        return with_steps(base, STEPS)
 
     def run(self) -> None:
         """Raises SystemExit with the code ``FAILS`` where the rate does not carry, and KeyboardInterrupt
@@ -103,9 +103,7 @@ class TransferCommand(SourceFlags):
 
             self.print_page(write_transfer_page(plain, self.out))
         if answer.interrupted:
-            if self.folder is not None:
-                errors.write(f"the trials are kept in {self.folder}; the same command goes on")
-            raise KeyboardInterrupt
+            raise interrupted(self.folder)
         if answer.verdict == SHIFTS:
             raise SystemExit(FAILS)
 
@@ -120,16 +118,12 @@ class TransferCommand(SourceFlags):
         self.require_one()
         sizes: dict[str, Any] = {"widths": self.widths, "depths": self.depths}
         if self.kind == "recipe":
-            config = _with_steps(self.resolved(), load(self.config).train.steps)
+            config = with_steps(self.resolved(), load(self.config).train.steps)
             yield family_of(config, config.recipe, root=self.runs, **sizes)
             return
         errors.write(f"running {self.source}")
         with function_from_file(self.source, seed=self.seed) as function:
             yield family_of(function, self.source, **sizes)
-
-
-def _with_steps(config: Config, steps: int) -> Config:
-    return replace(config, train=replace(config.train, steps=steps))
 
 
 def _print(plain: Mapping[str, Any]) -> None:

@@ -64,7 +64,7 @@ class TrialCommand(SourceFlags):
     @classmethod
     def adapted(cls, base: Config) -> Config:
         """A configuration's values, of which ``--steps`` are those of a trial, not of the planned run."""
-        return _with_steps(base, STEPS)
+        return with_steps(base, STEPS)
 
     def run(self) -> None:
         """Raises KeyboardInterrupt after the answer so far, where the trials were interrupted."""
@@ -96,9 +96,7 @@ class TrialCommand(SourceFlags):
 
             self.print_page(write_trial_page(plain, self.out))
         if answer.interrupted:
-            if self.folder is not None:
-                errors.write(f"the trials are kept in {self.folder}; the same command goes on")
-            raise KeyboardInterrupt
+            raise interrupted(self.folder)
 
     @contextmanager
     def _source(self) -> Iterator[NamedSetup]:
@@ -118,7 +116,7 @@ class TrialCommand(SourceFlags):
     def _recipe(self, name: str) -> NamedSetup:
         from normlab.training import setups
 
-        config = _with_steps(self.resolved(name), load(self.config).train.steps)
+        config = with_steps(self.resolved(name), load(self.config).train.steps)
         return setups.setup_from_config(config, self.runs, tokens=config.train.max_tokens)
 
     def _changes(self) -> Mapping[str, Setup | None]:
@@ -132,8 +130,16 @@ class TrialCommand(SourceFlags):
         return {word: self._recipe(word).setup if word in recipes else None for word in self.change}
 
 
-def _with_steps(config: Config, steps: int) -> Config:
+def with_steps(config: Config, steps: int) -> Config:
+    """A configuration with another number of steps."""
     return replace(config, train=replace(config.train, steps=steps))
+
+
+def interrupted(folder: Path | None) -> KeyboardInterrupt:
+    """What ends a command that was interrupted, behind its answer so far; say where its trials are kept."""
+    if folder is not None:
+        errors.write(f"the trials are kept in {folder}; the same command goes on")
+    return KeyboardInterrupt()
 
 
 def _print(plain: Mapping[str, Any], answer: Trials) -> None:

@@ -202,25 +202,15 @@ class Ladder:
         asked, sizes, axis = self.request.steps, self.family.sizes, self.family.axis
         row = self.journal.row(planned=asked) or {"began": self.journal.seconds}
         left = self.request.budget_s - float(row["began"])
-        fewest, shortest = (
-            min(LEAST_SIZES, len(sizes)),
-            int(row.get("steps", max(LEAST_STEPS, asked // SHORTEST))),
-        )
+        fewest = min(LEAST_SIZES, len(sizes))
+        shortest = int(row.get("steps", max(LEAST_STEPS, asked // SHORTEST)))
         while len(sizes) > fewest and self._cost(sizes, shortest) > left:
             sizes = sizes[:-1]
-        need, held = (
-            duration(float(row["began"]) + self._cost(self.family.sizes, asked)),
-            duration(max(left, 0.0)),
-        )
+        need = duration(float(row["began"]) + self._cost(self.family.sizes, asked))
+        held, some = duration(max(left, 0.0)), f"{axis}s {', '.join(map(str, sizes))}"
         if self._cost(sizes, shortest) > left:
-            return (
-                (),
-                shortest,
-                (
-                    f"too short to tell: {held} do not hold trials of {shortest} steps at {axis}s "
-                    f"{', '.join(map(str, sizes))}; a budget of {need} would do for all"
-                ),
-            )
+            few = f"too short to tell: {held} is not enough for trials of {shortest} steps at {some}"
+            return (), shortest, f"{few}; a budget of {need} would do for all"
         if "steps" not in row:
             fixed, each = self._cost(sizes, 0), self._cost(sizes, 1)
             row["steps"] = min(asked, int((left - fixed) / (each - fixed)))
@@ -228,9 +218,8 @@ class Ladder:
         steps = int(row["steps"])
         self.about = round(sum(self._rates(size) for size in sizes) * self.request.seeds * self._ways())
         text = (
-            f"{held} hold {axis}s {', '.join(map(str, sizes))} at {RATES} rates or more and "
-            f"{self.request.seeds} seeds: about {self.about} trials of {steps} steps, "
-            f"{duration(self._cost(sizes, steps))}"
+            f"{held} is enough for {some} at {RATES} rates or more and {self.request.seeds} seeds: about "
+            f"{self.about} trials of {steps} steps, {duration(self._cost(sizes, steps))}"
         )
         lacks = [f"{axis}s {', '.join(map(str, rest))}"] if (rest := self.family.sizes[len(sizes) :]) else []
         lacks += [f"{asked} steps"] if steps < asked else []
@@ -354,7 +343,6 @@ class Ladder:
             by_size = {size: {(k[2], k[1]): t for k, t in mine if k[0] == size} for size in self.family.sizes}
             sweeps.append(Sweep(way, by_size, scales, self.request.factor))
         first = measured[self.family.sizes[0]]
-        facts = {"warm-up": f"{first.course.warmup:.0%} of a trial" if first.course.warmup else "none"}
         return Transfer(
             title=self.family.title,
             axis=self.family.axis,
@@ -370,5 +358,5 @@ class Ladder:
             plan=plan,
             cut=cut,
             seconds=self.journal.seconds,
-            facts={**self.family.facts, **facts},
+            facts={**self.family.facts, "warm-up": first.course.rising},
         )

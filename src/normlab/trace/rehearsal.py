@@ -228,8 +228,8 @@ class Rehearsal:
             seen.late |= bool(held & seen.fresh)
 
 
-def plain_step(loss_of: Loss) -> Whole:
-    """The step of somebody who hands over none: zero, backward, step."""
+def plain_step(loss_of: Loss, max_grad_norm: float | None = None) -> Whole:
+    """The step of somebody who hands over none: zero, backward, clip if a norm is given, step."""
 
     def whole(model: nn.Module, batch: Any, optimizer: Any, scheduler: Any) -> Tensor:
         model.train()
@@ -240,6 +240,8 @@ def plain_step(loss_of: Loss) -> Whole:
                 o.zero_grad()
             loss = loss_of(model, batch)
             loss.backward()
+            if max_grad_norm is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
             return loss
 
         loss = closure()

@@ -39,7 +39,7 @@ from normlab.training.outcome import outcome
 from normlab.training.own_setups import opened
 from normlab.trials.journal import fingerprint
 from normlab.trials.scale import Scale, read_scale
-from normlab.trials.training import Course, Training, read_course, train
+from normlab.trials.training import Course, Training, first_steps, read_course, train
 
 LOSS: Final = Metric(NLL.name, "loss", higher_is_better=False, digits=NLL.digits)
 """The loss as the step returns it, where it is not known to be a cross-entropy and no more."""
@@ -84,7 +84,7 @@ def metric_of(scale: Scale) -> Metric:
     return NLL if scale.unigram is not None and pure else LOSS
 
 
-def batches_of(setup: Setup, seed: int) -> Iterator[Any]:
+def batch_stream(setup: Setup, seed: int) -> Iterator[Any]:
     """The batches of a training, each drawn from random states of its own: they depend on no model."""
     stream = setup.stream()
     for index in range(sys.maxsize):
@@ -102,7 +102,7 @@ def held_out(setup: Setup) -> list[Any]:
 def read(setups: Mapping[str, Any], name: str, seed: int) -> SetupFacts:
     """Read rates, targets, cost and code of a setup. Raises UserError for one that cannot be trained."""
     with same_globals(), opened(setups, name, seed) as (own, shared, code):
-        batches = list(islice(batches_of(shared, seed), FIRST))
+        batches = list(islice(batch_stream(shared, seed), FIRST))
         seen, course, scale = _first_steps(own, batches, seed)
         parts = fingerprint(own, batches)
         dev = held_out(shared)
@@ -132,9 +132,7 @@ def _first_steps(own: Setup, batches: Sequence[Any], seed: int) -> tuple[Trainin
     """Train a copy for a few steps at its own rates, and read rates and targets."""
     if own.optimizer is None:
         raise UserError("setup() has no optimizer; return one, as in optimizer=torch.optim.AdamW(…, lr=1e-3)")
-    seen = train(own, batches, None, seed=seed, groups={}, enough=lambda t: "seen" * (len(t.rates) > 3))
-    if not seen.rates:
-        raise UserError("no optimizer was stepped: step() must call optimizer.step() on what it is handed")
+    seen = first_steps(own, batches, seed=seed, groups={})
     return seen, read_course(own, seen), read_scale(own, batches[: FIRST // 2], math.inf, seen.losses[0])
 
 
@@ -267,7 +265,7 @@ def train_own(
                         f"the code of {config.recipe} has changed since the comparison began; type the same "
                         "command again, and it is trained anew"
                     )
-                batches = batches_of(shared, seed)
+                batches = batch_stream(shared, seed)
                 first = list(islice(batches, FIRST))
                 _, course, scale = _first_steps(own, first, seed)
                 again = repeat_command(config, setups)

@@ -11,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
+from torch import nn
 
 from normlab.errors import UserError
+from normlab.trace.rehearsal import plain_step
 from normlab.trace.setup import Setup
 from normlab.trace.trace import output_loss
 from normlab.trace.untouched import same_random_state
@@ -78,17 +79,12 @@ def with_step(setup: Setup) -> Setup:
     if setup.step is not None or (setup.scheduler is None and norm is None):
         return setup
 
-    def step(model: torch.nn.Module, batch: Any, optimizer: Any, scheduler: Any) -> Any:
-        optimizers = optimizer if isinstance(optimizer, list) else [optimizer]
-        model.train()
-        for one in optimizers:
-            one.zero_grad()
-        loss = loss_of(model, batch)
-        loss.backward()
-        if norm is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), norm)
-        for one in (*optimizers, *([scheduler] if scheduler is not None else [])):
-            one.step()
+    plain = plain_step(loss_of, norm)
+
+    def step(model: nn.Module, batch: Any, optimizer: Any, scheduler: Any) -> Any:
+        loss = plain(model, batch, optimizer, scheduler)
+        if scheduler is not None:
+            scheduler.step()
         return loss
 
     return replace(setup, step=step)

@@ -10,24 +10,21 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from normlab.config.units import count, duration, short_rate
+from normlab.config.units import duration, short_rate
 from normlab.errors import UserError
 from normlab.trace.setup import Setup, positive, shown
-from normlab.trace.tensors import refusal
 from normlab.trace.untouched import same_random_state, untouched
 from normlab.trials import STEPS
 from normlab.trials.change import Variant
 from normlab.trials.journal import Journal
 from normlab.trials.scale import Scale, read_scale
 from normlab.trials.search import LAST, hopeless
-from normlab.trials.training import Course, Enough, RateOf, Training, read_course, train
+from normlab.trials.training import Course, Training, first_steps, read_course, train
 from normlab.trials.trials import Trial
 
 LEAST_STEPS: Final = 2 * LAST
-OWN_STEPS: Final = 4
-"""Steps of the optimizer at its own rates before the trials: they show the time of a step and a warm-up."""
 SHOWN: Final = 16
-"""Batches in which these must come."""
+"""Batches in which the first steps of the optimizer must come."""
 MEASURING: Final = 0.02
 """The share of the budget after which measuring ends."""
 LATE: Final = "late"
@@ -106,11 +103,12 @@ class Attempts:
         """Rates, targets and the time of a step. Raises UserError where no step trains the copy."""
         name, setup, steps = self.variant.change, self.variant.setup, self.plan.steps
         if (row := self.journal.row(measured=name)) is None:
-            start, seen = self.journal.seconds, self._own_steps()
+            start, limit = self.journal.seconds, MEASURING * self.plan.budget_s
+            own = {"seed": self.plan.seed, "groups": self.variant.options}
+            seen = first_steps(setup, self.batches(steps)[:SHOWN], limit_s=limit, **own)
             course = read_course(setup, seen)
             if (warmup := self.variant.warmup_steps) is not None:
                 course = replace(course, warmup=warmup / (setup.declare.steps or steps), longest=warmup)
-            limit = MEASURING * self.plan.budget_s
             scale = read_scale(setup, self.batches(steps), limit, seen.losses[0])
             row = dict[str, Any](measured=name, course=asdict(course), scale=asdict(scale))
             row["step_s"] = median(seen.seconds[1:] or seen.seconds)
@@ -118,32 +116,6 @@ class Attempts:
             self.journal.append(row)
         course, scale = Course(**row["course"]), Scale(**row["scale"])
         return FirstSteps(course, scale, [float(row["step_s"])], float(row["seconds"]))
-
-    def _own_steps(self) -> Training:
-        """The first steps at the setup's own rates. Raises UserError where they do not train the copy."""
-        setup, limit = self.variant.setup, MEASURING * self.plan.budget_s
-
-        def enough(seen: Training) -> str:
-            late = sum(seen.seconds) > limit and len(seen.rates) > 1
-            return "seen" if late or len(seen.rates) >= OWN_STEPS else ""
-
-        try:
-            seen = self._train(self.batches(self.plan.steps)[:SHOWN], None, enough)
-        except UserError:
-            raise
-        except Exception as error:
-            who = "step" if setup.step is not None else "loss" if setup.loss is not None else "the model"
-            raise UserError(refusal(who, setup.batch, error)) from error
-        if not seen.ran:
-            raise UserError(
-                "loss, or step, runs another model than it is given: call the one that it receives"
-            )
-        if not seen.rates:
-            raise UserError(
-                f"step() of the optimizer is not called in {count(len(seen.losses), 'step')}: call that of "
-                "the optimizer that step(model, batch, optimizer, scheduler) receives"
-            )
-        return seen
 
     def trial(
         self, rate: float, steps: int, leads: Sequence[float] = (), tell: Tell | None = None
@@ -179,8 +151,6 @@ class Attempts:
                 return LATE
             return hopeless(seen.losses, steps, leads, weight)
 
-        return self._train(self.batches(steps), self.measured.course.at(rate, steps), enough)
-
-    def _train(self, batches: Sequence[Any], rate_of: RateOf | None, enough: Enough) -> Training:
         setup, options = self.variant.setup, self.variant.options
-        return train(setup, batches, rate_of, seed=self.plan.seed, groups=options, enough=enough)
+        rate_of = self.measured.course.at(rate, steps)
+        return train(setup, self.batches(steps), rate_of, seed=self.plan.seed, groups=options, enough=enough)

@@ -83,7 +83,7 @@ class Scan:
         facts = {
             "parameters": f"{sum(p.numel() for p in model.parameters()):,}",
             "step": f"{measured.step_s:.2g} s",
-            "warm-up": f"{course.warmup:.0%} of a trial" if course.warmup else "none",
+            "warm-up": course.rising,
         }
         if scale.unigram is not None:
             facts["targets"] = f"{scale.targets:,}, of entropy {scale.unigram:.3f} nats"

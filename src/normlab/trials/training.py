@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -13,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from normlab.config.units import count
 from normlab.errors import UserError
 from normlab.trace.optimizers import copied, rates_of
 from normlab.trace.rehearsal import groups_of, plain_step
 from normlab.trace.setup import Setup, shown
-from normlab.trace.tensors import eager, forward_hooks, map_tensors
+from normlab.trace.tensors import eager, forward_hooks, map_tensors, refusal
 from normlab.trace.trace import output_loss
 from normlab.trace.untouched import same_random_state, untouched
 
@@ -25,6 +27,8 @@ RateOf = Callable[[int, Sequence[float]], Sequence[float]]
 """Step, counted from 1, and the rates that the groups have by themselves, to those that they are given."""
 Enough = Callable[["Training"], str]
 """A training so far to why it ends here; empty where it goes on."""
+OWN_STEPS: Final = 4
+"""Steps of the optimizer at its own rates that show a warm-up, and the time of a step."""
 WARMUP: Final = 1 / 5
 """The share of a trial in which its rate rises, where the setup's own does."""
 
@@ -95,6 +99,34 @@ def train(
     return seen
 
 
+def first_steps(
+    setup: Setup, batches: Sequence[Any], *, seed: int, groups: Mapping[str, Any], limit_s: float = math.inf
+) -> Training:
+    """Train a copy at the setup's own rates for ``OWN_STEPS`` steps of its optimizer, or after two of them
+    for at most so many seconds. Raises UserError where that does not train the copy.
+    """
+
+    def enough(seen: Training) -> str:
+        late = sum(seen.seconds) > limit_s and len(seen.rates) > 1
+        return "seen" if late or len(seen.rates) >= OWN_STEPS else ""
+
+    try:
+        seen = train(setup, batches, None, seed=seed, groups=groups, enough=enough)
+    except UserError:
+        raise
+    except Exception as error:
+        who = "step" if setup.step is not None else "loss" if setup.loss is not None else "the model"
+        raise UserError(refusal(who, setup.batch, error)) from error
+    if not seen.ran:
+        raise UserError("loss, or step, runs another model than it is given: call the one that it receives")
+    if not seen.rates:
+        raise UserError(
+            f"step() of the optimizer is not called in {count(len(seen.losses), 'step')}: call that of "
+            "the optimizer that step(model, batch, optimizer, scheduler) receives"
+        )
+    return seen
+
+
 def _number(value: Any) -> float:
     """The loss that a step returns. Raises UserError where it is none."""
     if isinstance(value, (Tensor, int, float)) and torch.as_tensor(value).numel() == 1:
@@ -151,6 +183,11 @@ class Course:
     def rate(self) -> float:
         """The largest peak of any group: the rate that the setup has today."""
         return max(self.peaks)
+
+    @property
+    def rising(self) -> str:
+        """The share of a trial that its warm-up takes, in words."""
+        return f"{self.warmup:.0%} of a trial" if self.warmup else "none"
 
     def at(self, rate: float, steps: int) -> RateOf:
         """The rates of a trial of so many steps."""
