@@ -309,7 +309,7 @@ class SetupGrid(Grid):
         first, steps = self.label(name), self.request.base.train.steps
         scored = "the mean loss of the last tenth of the steps, each before its step"
         if seen.held_out:
-            scored = count(seen.held_out, "batch").replace("batchs", "batches")
+            scored = count(seen.held_out, "batch")
         facts = {
             "batches": f"those of {first}, for all",
             "held out": f"{scored}; every second one chooses rates, the others are reported",

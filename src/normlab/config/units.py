@@ -20,8 +20,9 @@ def printable(text: str) -> str:
 
 
 def count(number: int, thing: str) -> str:
-    """Return a number with its noun: ``1 run``, ``3 runs``."""
-    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+    """Return a number with its noun: ``1 run``, ``3 runs``, ``2 batches``."""
+    plural = "es" if thing.endswith(("s", "x", "ch", "sh")) else "s"
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}{plural}"
 
 
 def duration(seconds: float) -> str:

@@ -26,7 +26,7 @@ differ from the configuration's.
 
 @dataclass(frozen=True)
 class RoleRule:
-    """How the parameters of one role are stepped, as far as it is not as the configuration says."""
+    """How the parameters of one role are by_role, as far as it is not as the configuration says."""
 
     rule: str = ""
     """The name of an optimiser; empty: the configuration's."""
@@ -43,7 +43,7 @@ RoleTable = Mapping[str, RoleRule]
 _JORDAN: Final = RoleRule("adamw", rate=3e-4 / 0.02, betas=(0.9, 0.95), eps=1e-10)
 
 ROLE_TABLES: Final[Registry[RoleTable]] = Registry("table of roles")
-"""Rules by role, by name. A role that a table leaves out is stepped as the configuration says."""
+"""Rules by role, by name. A role that a table leaves out is by_role as the configuration says."""
 # Keller Jordan's Muon with its auxiliary Adam: lr 0.02 for matrices and 3e-4 for all others.
 ROLE_TABLES["jordan"] = {
     "hidden": RoleRule("muon_original"),
@@ -76,9 +76,9 @@ def parameter_groups(
     groups: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {}
     for name, parameter in parameters.items():
         own = roles[name]
-        said = table.get(own.role, RoleRule())
-        rule = said.rule or config.optimiser
-        options = {"role": own.role, **_options(parameter, own, said, config, scaling)}
+        by_role = table.get(own.role, RoleRule())
+        rule = by_role.rule or config.optimiser
+        options = {"role": own.role, **_options(parameter, own, by_role, config, scaling)}
         group = groups.setdefault(rule, {}).setdefault(
             tuple(options.items()), {"params": [], **options, "rows": [], "lr": lr.clone()}
         )
@@ -90,20 +90,20 @@ def parameter_groups(
 def _options(
     parameter: nn.Parameter,
     own: ParameterRole,
-    said: RoleRule,
+    by_role: RoleRule,
     config: OptimConfig,
     scaling: Parametrisation | None,
 ) -> dict[str, Any]:
     """Return the options of a parameter's group that differ from the configuration's, and its rate."""
-    rate, decay = said.rate, config.weight_decay * said.decay
+    rate, decay = by_role.rate, config.weight_decay * by_role.decay
     if config.weight_decay_on == "matrices" and parameter.dim() < 2:
         decay = 0.0
-    eps = config.eps if said.eps is None else said.eps
+    eps = config.eps if by_role.eps is None else by_role.eps
     if scaling is not None:
         rate *= scaling.factor(scaling.rates.get(own.role, ONE), in_block=own.in_block)
         decay *= scaling.factor(scaling.decays.get(own.role, ONE), in_block=own.in_block)
         eps *= scaling.factor(scaling.eps)
-    chosen = {"weight_decay": decay, "betas": said.betas or config.betas, "eps": eps}
+    chosen = {"weight_decay": decay, "betas": by_role.betas or config.betas, "eps": eps}
     return {"rate": rate, **{n: value for n, value in chosen.items() if value != getattr(config, n)}}
 
 

@@ -22,10 +22,9 @@ def write_transfer_page(transfer: Mapping[str, Any], path: Path) -> Path:
     require_parts(transfer, PARTS, "Transfer.to_dict()")
     cost, notes = transfer["cost"], [Text(line) for line in transfer["lines"][1:]]
     sections = [Section("", [Notes(notes)], "glance", listed=False)]
-    sections += [
-        Section(f"With {own['label']}", [_losses(own, transfer["axis"])], f"decay-{i}", f"{own['sentence']}.")
-        for i, own in enumerate(transfer["decays"])
-    ]
+    for own in transfer["decays"]:
+        label, losses = own["label"], _losses(own, transfer["axis"])
+        sections.append(Section(f"With {label}", [losses], label.replace(" ", "_"), f"{own['sentence']}."))
     if transfer.get("command"):
         sections.append(Section("How it was made", [Code(str(transfer["command"]))], "how"))
     facts = [f"{name} {value}" for name, value in transfer["facts"].items()]

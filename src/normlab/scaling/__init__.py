@@ -8,3 +8,5 @@ SEEDS: Final = 2
 FACTOR: Final = 1.4
 """By how much the best rate may move over all sizes, and carry nevertheless."""
 BUDGET_S: Final = 1800.0
+LEVEL: Final = 0.95
+"""The confidence of intervals."""

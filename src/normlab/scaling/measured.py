@@ -216,11 +216,7 @@ def _scores_of(call: FunctionCall) -> Tensor:
     if call.name == "softmax":
         x = call.argument(0, "input").detach()
         return x.masked_fill(call.result == 0, 0.0)
-    q, k = (call.argument(i, n).detach() for i, n in enumerate(("query", "key")))
-    scale = call.kwargs.get("scale")
-    if q.shape[-3] != k.shape[-3]:
-        k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
-    return q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    return call.products().detach()
 
 
 def measure(setup: Setup, steps: int, seed: int) -> Measured:
@@ -232,18 +228,18 @@ def measure(setup: Setup, steps: int, seed: int) -> Measured:
     with untouched(replace(setup, batches=())):
         batches = batches_of(setup, seed)(steps)
         subject, course = _Subject(setup, batches[0]), _course(setup, batches, seed)
-        found = _Found(subject)
-        found.hold(setup, course)
-        found.see(subject.first, subject.model, 0)
+        gauge = _Gauge(subject)
+        gauge.hold(setup, course)
+        gauge.see(subject.first, subject.model, 0)
 
         def enough(seen: Training) -> str:
             if seen.model is not None and torch.isfinite(torch.tensor(seen.losses[-1])):
-                found.see(subject.look(seen.model), seen.model, len(seen.losses))
+                gauge.see(subject.look(seen.model), seen.model, len(seen.losses))
                 return ""
             return "diverged"
 
         train(setup, batches, course.at(course.rate, steps), seed=seed, groups={}, enough=enough)
-    return found.measured
+    return gauge.measured
 
 
 def _course(setup: Setup, batches: Sequence[Any], seed: int) -> Course:
@@ -254,7 +250,7 @@ def _course(setup: Setup, batches: Sequence[Any], seed: int) -> Course:
     return replace(read_course(setup, seen), warmup=0.0)
 
 
-class _Found:
+class _Gauge:
     """Gathers root mean squares by place and step."""
 
     def __init__(self, subject: _Subject) -> None:

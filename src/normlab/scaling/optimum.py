@@ -26,6 +26,8 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from scipy.stats import t as student_t
 
+from normlab.scaling import LEVEL
+
 Array = NDArray[np.float64]
 Losses = Mapping[tuple[float, int], float]
 """Those of one size by octave of the rate and seed; infinite where a trial diverged."""
@@ -33,7 +35,6 @@ WINDOW: Final = 2.0
 """Octaves on each side of the best rate within which rates are tried and fitted."""
 FEWEST: Final = 3
 """Rates that train, below which a curve is not fitted."""
-LEVEL: Final = 0.95
 SKEWEST: Final = 2.0
 _POINTS: Final = 801
 _DRAWN: Final = 33

@@ -7,12 +7,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from statistics import fmean, linear_regression, stdev
+from statistics import fmean, linear_regression
 from typing import Any, Final, NamedTuple
 
-from scipy.stats import t as student_t
-
+from normlab.diagnosis.theory import half_width
 from normlab.nn.parametrisation import Parametrisation
+from normlab.scaling import LEVEL
 from normlab.scaling.exponents import (
     HELD,
     NEAR,
@@ -26,7 +26,6 @@ from normlab.scaling.exponents import (
 )
 from normlab.scaling.measured import Key, Measured
 
-LEVEL: Final = 0.95
 ALL: Final = "*"
 """The module of rows that hold for all parameters of a role together."""
 SUMMED: Final = ("start", "rate", "decay", "eps", "update")
@@ -149,7 +148,7 @@ def _slope(measured: Sizes, sizes: Sequence[int], keys: Sequence[Key], step: int
         steps = [rise / (b - a) for rise, (a, b) in zip(steps, [*pairwise(x)] * len(logs), strict=True)]
         return _Slope(mean, min(steps), max(steps), values)
     if len(slopes) > 1:
-        half = float(student_t.isf((1 - LEVEL) / 2, len(slopes) - 1)) * stdev(slopes) / len(slopes) ** 0.5
+        half = half_width(slopes, LEVEL)
     return _Slope(mean, mean - half, mean + half, values)
 
 

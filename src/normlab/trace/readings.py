@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from normlab.trace.record import seen_through, writes
+from normlab.trace.record import FunctionMode, writes
 from normlab.trace.step import Weights
 from normlab.trace.tensors import map_tensors, tensors_in
 
@@ -27,7 +25,7 @@ class ParameterReading(NamedTuple):
     """The result less what the function returns at the other value of this parameter alone."""
 
 
-class Readings(TorchFunctionMode):
+class Readings(FunctionMode):
     """Hands each reading of the parameters in ``others``, values by path, to ``see``.
 
     What functions of parameters alone return, as casts, views and products of two of them, stands for the
@@ -49,13 +47,7 @@ class Readings(TorchFunctionMode):
         }
         self._see, self._instead, self._counts = see, instead, Counter[str]()
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        if func is F.multi_head_attention_forward:
-            with self:  # what it calls is seen, too
-                return seen_through(func)(*args, **kwargs)
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         given = [x for _, x in tensors_in((args, kwargs))]

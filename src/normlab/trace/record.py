@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -172,6 +173,15 @@ class FunctionCall(NamedTuple):
         """Return an argument that may be given by position or by name."""
         return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
 
+    def products(self) -> Tensor:
+        """The products of queries and keys `[…, H, T, S]` of ``scaled_dot_product_attention``, times their
+        factor, before masks and biases.
+        """
+        q, k, scale = self.argument(0, "query"), self.argument(1, "key"), self.argument(6, "scale")
+        if q.shape[-3] != k.shape[-3]:
+            k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
+        return q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+
     @property
     def draws(self) -> bool:
         """Whether it draws, or takes statistics of the batch, as dropout and batch norm do in training."""
@@ -182,7 +192,24 @@ class FunctionCall(NamedTuple):
         return bool(self.argument(4, "dropout_p", 0.0))
 
 
-class Functions(TorchFunctionMode):
+class FunctionMode(TorchFunctionMode, ABC):
+    """Base of modes that see the functions of torch, those that multi-head attention calls among them."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is F.multi_head_attention_forward:
+            with self:  # what it calls is seen, too
+                return seen_through(func)(*args, **kwargs)
+        return self.called(func, args, kwargs)
+
+    @abstractmethod
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what a function returns."""
+
+
+class Functions(FunctionMode):
     """Runs a step's functions in float64 where ``exact``, and without dropout unless ``dropout``.
 
     In float64 means that casts to a narrower floating type are casts to float64: a loss that says
@@ -200,13 +227,7 @@ class Functions(TorchFunctionMode):
         super().__init__()
         self._exact, self._dropout, self._wanted, self._see = exact, dropout, wanted, see
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        if func is F.multi_head_attention_forward:
-            with self:  # what it calls is seen, too
-                return seen_through(func)(*args, **kwargs)
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._exact:
             func, args, kwargs = _widened(func, args, kwargs)
         if not self._dropout:

@@ -307,12 +307,10 @@ def repeated(trace: Trace, width: int) -> Iterator[_Repeated]:
             if x.ndim == 4 and x.shape[-1] == x.shape[-2] == width:
                 yield _Repeated(call.module, x.detach(), None)
             continue
-        q, k = call.argument(0, "query").detach(), call.argument(1, "key").detach()
+        q, k = call.argument(0, "query"), call.argument(1, "key")
         if q.ndim != 4 or q.shape[-2] != k.shape[-2] or q.shape[-2] != width:
             continue
-        k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
-        scale, bias = call.argument(6, "scale"), call.argument(3, "attn_mask")
-        scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+        scores, bias = call.products().detach(), call.argument(3, "attn_mask")
         if isinstance(bias, Tensor) and bias.is_floating_point():
             scores = scores + bias
         yield _Repeated(call.module, scores, call.argument(2, "value").detach())
