@@ -16,7 +16,7 @@ HALF: Final = 0.5
 NEAR: Final = HALF / 2
 """How far a measured slope may be from a multiple of a half, and still be nearest to it."""
 EXACT: Final = 1e-3
-"""How far an exponent may be that is read off an optimizer's own numbers: the rounding of float32."""
+"""How far an exponent may be that is read off an optimizer's own numbers: rates are typed in four digits."""
 FACTS: Final = ("start", "rate", "decay", "eps", "attention scale")
 """What a declared parametrisation says, in the order of cause."""
 STARTING: Final = ("activation", "entry", "logits")
