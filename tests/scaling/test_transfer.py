@@ -148,6 +148,11 @@ def test_a_budget_is_kept_and_says_what_it_holds(monkeypatch: pytest.MonkeyPatch
     spent = clock.now
     assert tried(asked(slowly(clock.go), budget_s=0.6 * whole, **words)) == tried(short)
     assert clock.now == spent
+    seeds = asked(slowly(clock.go), budget_s=0.6 * whole, seeds=4, **words)
+    assert "is not enough for widths 4, 8, 16 at 5 rates or more and 4 seeds" in plans[2]
+    assert clock.now <= 0.6 * whole
+    assert set(map(str, tried(short))) <= set(map(str, tried(seeds)))
+    assert seeds.first.known == [4, 8, 16]
     full = asked(slowly(clock.go), budget_s=3 * whole, **words)
     assert clock.now <= 3 * whole
     assert full.first.known == list(widths)

@@ -197,30 +197,34 @@ class Ladder:
     # -------------------------------------------------------------------------------------------- planning
     def _planned(self) -> tuple[tuple[int, ...], int, str]:
         """The sizes and the steps that the budget holds, and a sentence that says so. Of trials that were
-        begun the steps stay.
+        begun the steps stay, and no size is left out.
         """
         asked, sizes, axis = self.request.steps, self.family.sizes, self.family.axis
         row = self.journal.row(planned=asked) or {"began": self.journal.seconds}
         left = self.request.budget_s - float(row["began"])
-        fewest = min(LEAST_SIZES, len(sizes))
+        fewest = int(row.get("sizes", min(LEAST_SIZES, len(sizes))))
         shortest = int(row.get("steps", max(LEAST_STEPS, asked // SHORTEST)))
         while len(sizes) > fewest and self._cost(sizes, shortest) > left:
             sizes = sizes[:-1]
         need = duration(float(row["began"]) + self._cost(self.family.sizes, asked))
         held, some = duration(max(left, 0.0)), f"{axis}s {', '.join(map(str, sizes))}"
-        if self._cost(sizes, shortest) > left:
+        fits = self._cost(sizes, shortest) <= left
+        if not fits and "steps" not in row:
             few = f"too short to tell: {held} is not enough for trials of {shortest} steps at {some}"
             return (), shortest, f"{few}; a budget of {need} would do for all"
         if "steps" not in row:
             fixed, each = self._cost(sizes, 0), self._cost(sizes, 1)
-            row["steps"] = min(asked, int((left - fixed) / (each - fixed)))
+            row |= {"steps": min(asked, int((left - fixed) / (each - fixed))), "sizes": len(sizes)}
             self.journal.append({"planned": asked, **row})
         steps = int(row["steps"])
         self.about = round(sum(self._rates(size) for size in sizes) * self.request.seeds * self._ways())
         text = (
-            f"{held} is enough for {some} at {RATES} rates or more and {self.request.seeds} seeds: about "
-            f"{self.about} trials of {steps} steps, {duration(self._cost(sizes, steps))}"
+            f"{held} is {'' if fits else 'not '}enough for {some} at {RATES} rates or more and "
+            f"{self.request.seeds} seeds: about {self.about} trials of {steps} steps, "
+            f"{duration(self._cost(sizes, steps))}"
         )
+        if not fits:
+            return sizes, steps, f"{text}; trials go on until it ends, and {need} would do for all"
         lacks = [f"{axis}s {', '.join(map(str, rest))}"] if (rest := self.family.sizes[len(sizes) :]) else []
         lacks += [f"{asked} steps"] if steps < asked else []
         return sizes, steps, f"{text}; {' and '.join(lacks)} would take a budget of {need}" if lacks else text
