@@ -26,6 +26,11 @@ def bent(u: np.ndarray) -> np.ndarray:
     return 0.05 * u**2 * np.where(u < 0, 1 / (1 + 0.25 * np.abs(u)), 1 + 0.5 * u)
 
 
+def kinked(u: np.ndarray) -> np.ndarray:
+    """Two straight lines, steeper to the right."""
+    return 0.1 * np.abs(u) * np.where(u < 0, 0.5, 2.0)
+
+
 def cliff(u: np.ndarray) -> np.ndarray:
     """A quadratic of which what is more than 1.6 octaves too high diverges."""
     return np.where(u > 1.6, np.inf, 0.03 * u**2)

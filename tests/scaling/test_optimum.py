@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import binom
 
 from normlab.scaling.optimum import Losses, Optimum, Trend, fit
-from scaling.curves import Shape, bent, cliff, draw, skewed
+from scaling.curves import Shape, bent, cliff, draw, kinked, skewed
 
 SIZES = (64, 128, 256, 512)
 
@@ -103,6 +103,12 @@ def test_intervals_cover_the_optimum_and_the_slope():
     assert known >= 0.95 * 4 * 60
     assert optima >= least(known, 0.95)
     assert slopes >= least(lines, 0.95)
+
+
+def test_where_the_form_does_not_describe_the_curve_the_interval_reaches_to_the_next_rates():
+    optima, known, _, _ = coverage(kinked, 0.003, 0.0, draws=15)
+    assert known >= 0.9 * 4 * 15
+    assert optima >= least(known, 0.98)
 
 
 @pytest.mark.slow

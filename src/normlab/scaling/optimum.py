@@ -8,7 +8,9 @@ Let :math:`x = \log_2` of a rate. Near its minimum, the loss of seed j at size s
 a quadratic with a skew :math:`\kappa` that all sizes share, since too high a rate costs more than too low a
 one: without it the optimum is off by more than its interval. For given :math:`\kappa` it is linear, and the
 optimum, where :math:`B + 2 C (e^{\kappa x} - 1) / \kappa = 0`, is a ratio of coefficients: Fieller's theorem
-gives its interval, which is open where the curvature may be 0. Seeds have intercepts of their own, and the
+gives its interval, which is open where the curvature may be 0. Where losses are farther from the curve than
+seeds are from each other, by the F test for lack of fit, the form does not describe them, and the interval
+reaches at least to the neighbours of the best rate. Seeds have intercepts of their own, and the
 noise is pooled over sizes. The slope over :math:`\log_2` of the size is a regression weighted by the
 covariance of the optima, with the interval of Hartung and Knapp (2001), never narrower than the fixed-effect
 one. tests/scaling holds both to their coverage by simulation.
@@ -18,12 +20,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
+from scipy.stats import f as fisher_f
 from scipy.stats import t as student_t
 
 from normlab.scaling import LEVEL
@@ -143,6 +146,17 @@ class _Curve:
         found = np.asarray(np.linalg.lstsq(design.T, y, rcond=None)[0], np.float64)
         return found, y - found @ design
 
+    def of_means(self, skew: float) -> tuple[float, int, float, int]:
+        """The squares that the means over seeds are off the curve, and that seeds are off these means, each
+        with its degrees of freedom, of the rates that every seed has.
+        """
+        rest = self.solved(skew)[1]
+        rates, seeds = np.unique(self.x), np.unique(self.seed).size
+        shared = [self.x == x for x in rates if np.count_nonzero(self.x == x) == seeds]
+        within = sum(float(np.sum((rest[own] - rest[own].mean()) ** 2)) for own in shared)
+        off = sum(float(np.sum(own) * rest[own].mean() ** 2) for own in shared)
+        return off, len(shared) - 3, within, (len(shared) - 1) * (seeds - 1)
+
     def drawn(self, found: Array, skew: float) -> list[tuple[float, float]]:
         """Points of the fitted curve, at the mean of its seeds."""
         level = float(np.mean(self.y - found @ np.stack([self.x, bent(self.x, skew)])))
@@ -177,11 +191,12 @@ def fit(curves: Mapping[int, Losses]) -> Fit:
     found = [c.solved(skew)[0] for c in ready]
     rounding = float(np.finfo(np.float32).eps) * max(float(np.abs(c.y).max()) for c in ready)
     noise = max(math.sqrt(left(skew) / freedom), rounding)
-    covariance = noise**2 * _spread(ready, found, skew)
+    covariance, misfit = noise**2 * _spread(ready, found, skew), _misfit(ready, skew)
     quantile, rows = float(student_t.ppf((1 + LEVEL) / 2, freedom)), dict[int, Array]()
     for i, (curve, own) in enumerate(zip(ready, found, strict=True)):
         mine = [2 * i, 2 * i + 1, len(covariance) - 1]
         one = _optimum(curve, own, covariance[np.ix_(mine, mine)], skew, quantile)
+        one = _between_neighbours(one, curve) if misfit else one
         optima[curve.size] = one
         if one.value is not None:  # how the optimum goes with the coefficients
             x = np.array([one.value - curve.centre])
@@ -225,6 +240,25 @@ def _spread(ready: Sequence[_Curve], found: Sequence[Array], skew: float) -> Arr
         blocks.append(block)
     design = np.concatenate(blocks, axis=1)
     return np.asarray(np.linalg.pinv(design @ design.T, hermitian=True), np.float64)
+
+
+def _misfit(ready: Sequence[_Curve], skew: float) -> bool:
+    """Whether the means over seeds are farther from their curves than chance has it, by an F test."""
+    off, more, within, freedom = (sum(own) for own in zip(*(c.of_means(skew) for c in ready), strict=True))
+    more -= 1  # the skew
+    if more < 1 or freedom < 1 or within == 0:
+        return False
+    return bool(off / more > within / freedom * fisher_f.ppf(LEVEL, more, freedom))
+
+
+def _between_neighbours(one: Optimum, curve: _Curve) -> Optimum:
+    """The optimum with an interval that reaches to the rates next to the best."""
+    if one.low is None or one.high is None:
+        return one
+    below, above = (curve.x[curve.x < 0], curve.x[curve.x > 0])
+    low = min(one.low, curve.centre + float(below.max(initial=curve.low)))
+    high = max(one.high, curve.centre + float(above.min(initial=curve.high)))
+    return replace(one, low=low, high=high)
 
 
 def _contrast(x: Array, found: Array, skew: float) -> Array:
