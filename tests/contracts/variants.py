@@ -36,6 +36,7 @@ from normlab.nn import (
 )
 from normlab.nn.init import SCHEMES, profile_
 from normlab.tasks.task import build_model
+from normlab.trace.tensors import counts
 
 VOCAB = 13
 TOLERANCE = 1e-11
@@ -159,12 +160,16 @@ def build(config: ModelConfig, seed: int = 1) -> Any:
 
 
 def perturbed(config: ModelConfig, *, dtype: torch.dtype = torch.float64, seed: int = 5) -> Any:
-    """A model in evaluation mode whose gains, biases and alphas are all away from 0 and 1."""
+    """A model in evaluation mode whose gains, biases and alphas are all away from 0 and 1, and whose training
+    goes on.
+    """
     model = build(config).to(dtype).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=dtype)
+        for count in counts(model).values():
+            count.fill_(700)
     return model
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from normlab.config.config import ModelConfig
 from oracles import branches, embeddings, norms, placements
+from oracles.comparing import STEPS
 from oracles.names import (
     ACTIVATIONS,
     BIASES,
@@ -83,6 +84,7 @@ PLACEMENTS = {
     "tfixup": Place("tfixup", norms=()),
     "layerscale": Place("layerscale", {"lam": "lam"}, end="end"),
     "gpas": Place("gpas", {"a": "a"}, end="end", by_layer=True),
+    "prores": Place("prores", end="end"),
     "ngpt": Place("ngpt", {"alpha": "alpha_n"}, norms=()),
     "hybridnorm": Place("hybridnorm", end="end", branch={"qk_norm": "qkvnormed"}),
     "siamese": Place(
@@ -313,6 +315,8 @@ class StackOracle:
                 for name, path in ({"norm": place.end} if place.end else place.ends).items()
             },
             norms.NORMS[final],
+            STEPS,
+            self.config.residual_warmup_steps,
         )
 
     def __call__(self, x: Array) -> Array:

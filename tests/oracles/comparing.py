@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from normlab.nn import reference
 from normlab.nn.kernels import ops
 from normlab.nn.registry import Registry
+from normlab.trace.tensors import counts
 from oracles.derivative import derivative
 
 Array = np.ndarray
@@ -21,6 +22,9 @@ TOLERANCE = 1e-11
 """The rounding of float64 forward and backward passes, relative to the largest value and to the largest
 derivative; the complex step of the oracle is right to rounding. A derivative along a direction is a sum whose
 terms cancel, so that its size is that of the terms: the sum of their magnitudes."""
+
+STEPS = 1700
+"""The steps that a model has made, where it counts them."""
 
 
 @contextmanager
@@ -51,13 +55,15 @@ def ours_alone(registry: Registry) -> list[str]:
 @torch.no_grad()
 def scattered(module: nn.Module, scale: float = 1.0) -> nn.Module:
     """The module in float64 and evaluation mode, every parameter's elements of both signs and between 0.2 and
-    0.8 times ``scale`` in size.
+    0.8 times ``scale`` in size, after ``STEPS`` steps.
     """
     generator = torch.Generator().manual_seed(5)
     for parameter in module.double().eval().parameters():
         size = 0.2 + 0.6 * torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
         sign = 2 * torch.randint(2, parameter.shape, generator=generator) - 1
         parameter.copy_(scale * size * sign)
+    for count in counts(module).values():
+        count.fill_(STEPS)
     return module
 
 

@@ -38,6 +38,8 @@ class StackInfo:
     begin: dict[str, Any] = field(default_factory=dict)
     end: dict[str, Any] = field(default_factory=dict)
     final: Norm | None = None
+    steps: int = 0
+    warmup_steps: int = 1000
 
     @property
     def layers(self) -> int:
@@ -262,6 +264,17 @@ def gpas(x: np.ndarray, sublayers: list[Sublayer], stack: StackInfo) -> np.ndarr
     return _end(x, stack)
 
 
+def prores(x: np.ndarray, sublayers: list[Sublayer], stack: StackInfo) -> np.ndarray:
+    """x' = x + min(t / (T (l + 1)), 1) F(LN(x)), LN at the end; t steps, layer l from 0.
+
+    Chen et al. 2026 (arXiv 2603.05369).
+    """
+    for sub in sublayers:
+        alpha = min(stack.steps / (stack.warmup_steps * (sub.layer + 1)), 1.0)
+        x = x + alpha * sub.f(stack.norm(x, sub.p["norm"]))
+    return _end(x, stack)
+
+
 def hybridnorm(x: np.ndarray, sublayers: list[Sublayer], stack: StackInfo) -> np.ndarray:
     """Attention x' = x + F(x); feed-forward x' = y + F(y) with y = LN(x); LN at the end.
 
@@ -339,6 +352,7 @@ PLACEMENTS: dict[str, Callable[[np.ndarray, list[Sublayer], StackInfo], np.ndarr
     "keel": keel,
     "x0lambdas": x0lambdas,
     "gpas": gpas,
+    "prores": prores,
     "hybridnorm": hybridnorm,
     "siamese": siamese,
     "ngpt": ngpt,

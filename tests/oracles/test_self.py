@@ -44,6 +44,7 @@ ENDS_WITH_NORM = (
     "layerscale",
     "x0lambdas",
     "gpas",
+    "prores",
     "hybridnorm",
     "siamese",
 )
@@ -250,6 +251,9 @@ def test_methods_that_meet_at_special_values() -> None:
     assert np.allclose(run_stack("x0lambdas", X, plain, stack), run["pre"], atol=1e-13)
     still = [replace(s, p=s.p | {"a": np.zeros(1)}) for s in subs]
     assert np.allclose(run_stack("gpas", X, still, stack), run["pre"], atol=1e-13)
+    opened = replace(stack, steps=LAYERS * stack.warmup_steps)
+    assert np.allclose(run_stack("prores", X, subs, opened), run["pre"], atol=1e-13)
+    assert np.allclose(run["prores"], layernorm(X, stack.end["norm"]), atol=1e-13)
     alpha = (2 * LAYERS) ** 0.25
     omegas = [replace(s, p=s.p | {"omega": np.full(D, alpha)}) for s in subs]
     assert np.allclose(run_stack("admin", X, omegas, stack), run["deepnorm"], atol=1e-13)

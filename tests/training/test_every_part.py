@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from normlab.config.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
+from normlab.nn import after_step
 from normlab.optim import build_optimiser, schedule_factor, set_rate
 from normlab.optim.schedule import ScheduleState
 from normlab.tasks.translation import Translation
@@ -64,7 +65,7 @@ def test_it_trains(part, corpus):
         losses.append(sums.nll.item() / batch.tokens)
         set_rate(optimiser, optim.lr * schedule_factor(step, ScheduleState(optim, STEPS)))
         optimiser.step()
-        model.constraint.apply_(model)
+        after_step(model)
         optimiser.zero_grad()
     fell = sum(losses[-5:]) / 5 < losses[0] - 0.5
     assert fell == (part.name not in DIVERGE), f"from {losses[0]:.2f} to {losses[-5:]}"

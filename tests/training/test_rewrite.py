@@ -35,6 +35,7 @@ BECOMES = {
     "skipinit": ("tfixup", {}),
     "fixup+untied": ("tfixup", {"bias": ""}),
     "layerscale": ("pre", {}),
+    "prores": ("pre", {}),
     "lnscale+scalenorm": ("pre", {}),
     "subln": ("pre", {"inner_norm": "innernorm"}),
     "b2t_code": ("b2t", {}),

@@ -13,6 +13,7 @@ from normlab.trace.compare import distance
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import odd_one, siblings
 from normlab.trace.prepared import Step
+from normlab.trace.tensors import counts
 
 
 @property_of("start", explains=["initial_loss", "state_dict"], passes=8)
@@ -87,8 +88,9 @@ def initial_loss(step: Step) -> Answers:
 
 @property_of("structure", explains=["start", "meta", "state_dict"], passes=3)
 def buffers(step: Step) -> Answers:
-    """Each buffer holds what a freshly built model has there, in the buffer's own precision."""
-    live = {n: b for n, b in step.model.named_buffers() if b.numel() and not b.is_meta}
+    """Each buffer, but a count of steps, holds what a freshly built model has there, in its own precision."""
+    own = {n: b for n, b in step.model.named_buffers() if b.numel() and not b.is_meta}
+    live = {n: b for n, b in own.items() if n not in counts(step.model)}
     needs(live, "the model has no buffers")
     moving = step.training.moving
     live = {n: b for n, b in live.items() if n not in moving}

@@ -70,6 +70,8 @@ class ModelConfig:
     """S for a sliding layer and F for a full one, repeated over the layers."""
     sliding_rope_theta: Amount = since(0.0, introduced=0.0, flag=False)
     """Base of the wavelengths of rope in sliding layers; 0: as in the others."""
+    residual_warmup_steps: Size = since(1000, introduced=1000)
+    """Steps T in which prores opens the first layer's branches; layer l takes l times as many."""
     parametrisation: str = since("standard", introduced="standard", flag=False)
     """How starts, rates, decay and multipliers go with width and depth."""
     base_dim: Count = since(0, introduced=0)

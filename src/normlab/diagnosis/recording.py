@@ -16,12 +16,14 @@ from torch import Tensor, nn
 from normlab.errors import UserError
 from normlab.trace.step import Weights
 from normlab.trace.tensors import (
+    LATER,
     Call,
     Place,
     Side,
     Tap,
     activations,
     bytes_of,
+    counts,
     forward_hooks,
     refusal,
     tensors_in,
@@ -140,13 +142,13 @@ def _wide(x: Tensor) -> Tensor:
 def awake(model: nn.Module) -> dict[str, Tensor]:
     """Draw other values for the parameters that are zero to the precision of float32.
 
-    ReZero's scalars, FixUp's last matrices and LayerScale's vectors hide a branch after initialisation; which
-    tensors are added to which does not depend on them.
+    ReZero's scalars, FixUp's last matrices and LayerScale's vectors hide a branch after initialisation, as
+    does a gate that opens with the count of steps; which tensors are added to which depends on none of them.
     """
     generator = torch.Generator().manual_seed(0)
     known = ((name, p.detach()) for name, p in model.named_parameters() if p.numel() and not p.is_meta)
     asleep = {name: p for name, p in known if _wide(p).abs().amax() < 1e-3}
-    values: dict[str, Tensor] = {}
+    values = {name: count.clamp(min=LATER) for name, count in counts(model).items()}
     for name, parameter in asleep.items():
         drawn = torch.rand(parameter.shape, generator=generator)
         value = 0.3 + 0.4 * drawn if parameter.ndim < 2 else (drawn - 0.5) * 3 * parameter.shape[-1] ** -0.5

@@ -15,7 +15,7 @@ from normlab.diagnosis.block import BlockReader, Norms, StreamStep, candidates
 from normlab.diagnosis.recording import Factor, Recording, Sum, awake, record, refit
 from normlab.errors import UserError
 from normlab.trace.setup import Setup
-from normlab.trace.tensors import Call, Tap, call_model, unwrap
+from normlab.trace.tensors import Call, Tap, call_model, counts, unwrap
 from normlab.trace.untouched import untouched
 
 PLACEMENTS: Final = {
@@ -258,7 +258,7 @@ class _StreamReader:
         return replace(view, relation=relation, placement=_placement(view, factor))
 
     def _with_own_factors(self, one: Sum, before: Tap, branch: Tap, total: Tap) -> Sum:
-        if (one.shortcut, one.scale) == (1.0, 1.0):
+        if (one.shortcut, one.scale) == (1.0, 1.0) and not counts(self.model):
             return one
         own = self._own
         return refit(one, stream=own.at(before), branch=own.at(branch), total=own.at(total))

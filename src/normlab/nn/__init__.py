@@ -14,7 +14,16 @@ from normlab.nn.embedding import (
     UntiedEmbedding,
 )
 from normlab.nn.kernels.ops import Dropout, reference
-from normlab.nn.model import PAD, Decoder, Encoder, PairClassifier, SegmentEncoder, Seq2Seq, TokenModel
+from normlab.nn.model import (
+    PAD,
+    Decoder,
+    Encoder,
+    PairClassifier,
+    SegmentEncoder,
+    Seq2Seq,
+    TokenModel,
+    after_step,
+)
 from normlab.nn.norm import DyT, LayerNorm, Norm, RMSNorm, ScaleNorm
 from normlab.nn.options import (
     BIASES,
@@ -91,6 +100,7 @@ __all__ = [
     "UntiedEmbedding",
     "ValueResidual",
     "WeightConstraint",
+    "after_step",
     "build_stack",
     "parameter_roles",
     "reference",

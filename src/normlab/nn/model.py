@@ -19,6 +19,7 @@ from normlab.nn.embedding import Embedding, LogitMap, PlainEmbedding, build_embe
 from normlab.nn.kernels.ops import Dropout
 from normlab.nn.norm import Norm
 from normlab.nn.parametrisation import Parametrisation, scaled
+from normlab.nn.placement.base import Placement
 from normlab.nn.position import PositionEncoding
 from normlab.nn.site import DECODER_LAYER, ENCODER_LAYER, LANGUAGE_LAYER
 from normlab.nn.stack import build_stack
@@ -251,6 +252,19 @@ class PairClassifier(SegmentEncoder):
     def forward(self, ids: Tensor, segments: Tensor | None = None) -> Tensor:
         """Return the logits of the labels `[B, labels]`."""
         return self.classifier(self.dropout(self.to_head(self.pooled(self.hidden(ids, segments)))))
+
+
+def after_step(model: nn.Module) -> None:
+    """Do what the parts of a model ask for after a step of its optimiser; a training calls it then.
+
+    The weight constraint is applied, and a placement that goes with the training counts the step, in a buffer
+    that is saved with the weights.
+    """
+    for module in list(model.modules()):
+        if isinstance(module, TokenModel):
+            module.constraint.apply_(module)
+        elif isinstance(module, Placement):
+            module.after_step()
 
 
 @contextmanager

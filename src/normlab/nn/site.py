@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import nn
 
+from normlab.config.model import ModelConfig
 from normlab.nn.norm import LayerNorm
 
 ENCODER_LAYER = ("self_attention", "ffn")
@@ -36,6 +37,8 @@ class Site:
     norm: Callable[[int], nn.Module] = LayerNorm
     roles: tuple[str, ...] = ENCODER_LAYER
     """Roles of the sublayers of one layer, in order."""
+    residual_warmup_steps: int = ModelConfig.residual_warmup_steps
+    """Steps T of a placement that opens its branches in the course of the training."""
     shared: dict[str, nn.Parameter] = field(default_factory=dict, compare=False)
     """Parameters that the sublayers of one layer have in common, by name."""
 

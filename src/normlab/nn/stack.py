@@ -52,7 +52,8 @@ def build_stack(name: str, roles: Sequence[str], config: ModelConfig) -> Stack:
     placement = Placement.registry[chosen]
     norm = Norm.registry[config.norm]
     layers = config.encoder_layers, config.decoder_layers
-    first = Site(name, roles[0], 0, 0, config.dim, *layers, norm=norm, roles=tuple(roles))
+    warmup = config.residual_warmup_steps
+    first = Site(name, roles[0], 0, 0, config.dim, *layers, norm, tuple(roles), warmup)
     complete = placement.complete(config)
     branches = [BRANCHES[site.role](complete, site.layer) for site in sites(first)]
     return Stack.of(branches, placement, first)

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from normlab.trace.tensors import Place, map_tensors, rows_of, tensors_in
+from normlab.trace.tensors import LATER, Place, counts, map_tensors, rows_of, tensors_in
 from normlab.trace.trace import Event, Trace
 
 Part = Callable[[Tensor], Tensor | None]
@@ -105,13 +105,15 @@ COLUMNS: Final = 32
 
 def awake(model: nn.Module) -> nn.Module:
     """Give small draws to the parameters that are zero, in place: ReZero's scalars, FixUp's and LoRA's last
-    matrices hide their branch at the start.
+    matrices hide their branch at the start, as do gates that open with the training, whose counts go on.
     """
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for p in model.parameters():
             if p.is_floating_point() and p.numel() and not bool(p.any()):
                 p.copy_(0.02 * torch.randn(p.shape, generator=generator))
+        for count in counts(model).values():
+            count.clamp_(min=LATER)
     return model
 
 

@@ -124,6 +124,26 @@ def unwrapped(model: nn.Module) -> list[nn.Module]:
             return models
 
 
+LATER: Final = 10**6
+"""A count of steps far on in a training, at which every schedule is over."""
+
+
+def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers that are saved with a model's weights, by name."""
+    passing = {
+        f"{path}.{name}".lstrip(".")
+        for path, module in model.named_modules()
+        for name in module._non_persistent_buffers_set
+    }
+    return {name: buffer for name, buffer in model.named_buffers() if name not in passing}
+
+
+def counts(model: nn.Module) -> dict[str, Tensor]:
+    """The saved buffers that are one integer: they count steps or batches in the course of a training."""
+    whole = (torch.int32, torch.int64)
+    return {n: b for n, b in saved_buffers(model).items() if not b.dim() and b.dtype in whole}
+
+
 def unwrap(model: nn.Module) -> nn.Module:
     """Return the model inside its wrappers, whose module paths are the ones that count."""
     return unwrapped(model)[-1]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -23,12 +24,13 @@ from normlab.trace.untouched import undisturbed
 
 @contextmanager
 def at_weights(model: nn.Module, weights: Weights) -> Iterator[None]:
-    """Give these parameters other values inside this block; their own storage is never written to.
+    """Give these parameters and buffers other values inside this block; their own storage is never written
+    to.
 
     A backward pass at these values belongs inside, too: a graph holds parameters by reference. A parameter
     with several paths may be named by any of them.
     """
-    parameters = {path: model.get_parameter(path) for path in weights}
+    parameters = {path: attrgetter(path)(model) for path in weights}
     own = [(p, p.data) for p in {id(p): p for p in parameters.values()}.values()]
     try:
         for path, weight in weights.items():

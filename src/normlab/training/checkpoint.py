@@ -23,6 +23,7 @@ from normlab.config.io import from_plain
 from normlab.config.units import count
 from normlab.errors import UserError
 from normlab.runs.manifest import STATE, CheckpointError, commit, committed, move, read_state, recover
+from normlab.trace.tensors import saved_buffers
 from normlab.training.parallel import SingleProcess
 from normlab.training.progress import RunProgress
 
@@ -141,7 +142,7 @@ def load_checkpoint(
 
 def weights_state(model: nn.Module, step: int) -> dict[str, dict[str, Any]]:
     """The state of weights alone. A parameter that two sublayers share is stored once."""
-    weights = {name: p.detach() for name, p in model.named_parameters()}
+    weights = {name: p.detach() for name, p in model.named_parameters()} | saved_buffers(model)
     return {"model": weights, "progress": {"step": step}}
 
 
@@ -210,7 +211,7 @@ def _check_weights(stored: Mapping[str, Tensor], shapes: Mapping[str, Size], fol
     elif name := next((name for name, shape in shapes.items() if shape != stored[name].shape), ""):
         wrong, right = list(stored[name].shape), list(shapes[name])
         why = f"holds {name} of shape {wrong}, the model wants {right}"
-    elif name := next((name for name in shapes if not stored[name].is_floating_point()), ""):
+    elif name := next((n for n in shapes if stored[n].dim() and not stored[n].is_floating_point()), ""):
         why = f"holds {name} as {stored[name].dtype}, the model wants floating-point numbers"
     else:
         return

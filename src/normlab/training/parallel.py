@@ -19,6 +19,7 @@ from torch import Tensor, distributed, nn
 from normlab.errors import UserError
 from normlab.nn import TokenModel, shards
 from normlab.nn.sublayer import Branch, Sublayer
+from normlab.trace.tensors import saved_buffers
 from normlab.watching.meter import norms_of
 
 
@@ -58,6 +59,7 @@ class Parallel(ABC):
         """The model that computes the loss."""
         self.parts: dict[str, nn.Parameter] = dict(model.named_parameters())
         """This rank's part of each parameter: plain tensors that an optimiser can step."""
+        self.buffers = saved_buffers(model)
         self.matrices = tuple(_matrix_views(model))
         """The matrices of the model's branches, as views of whole parameters."""
 
@@ -72,7 +74,7 @@ class Parallel(ABC):
         return norms_of(parts)
 
     def shapes(self) -> dict[str, torch.Size]:
-        return {name: part.shape for name, part in self.parts.items()}
+        return {name: tensor.shape for name, tensor in {**self.parts, **self.buffers}.items()}
 
     def whole(self, name: str, part: Tensor) -> Tensor:
         """Return a tensor that belongs to the parameter ``name`` whole, given this rank's part of it."""
@@ -89,7 +91,7 @@ class Parallel(ABC):
     @torch.no_grad()
     def state_dict(self, optimiser: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
         """Whole weights by name, and the optimiser's tensors as ``<name>/<key>``, as one process has them."""
-        weights, moments = dict[str, Tensor](), dict[str, Tensor]()
+        weights, moments = {name: b.cpu() for name, b in self.buffers.items()}, dict[str, Tensor]()
         for name, part in self.parts.items():
             weights[name] = self.whole(name, part.detach()).cpu()
             for key, value in optimiser.state[part].items():
@@ -110,10 +112,13 @@ class Parallel(ABC):
 
     @torch.no_grad()
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy whole weights into the parameters of these names; the others stay."""
+        """Copy whole weights into the parameters and buffers of these names; the others stay."""
         for name, part in self.parts.items():
             if name in weights:
                 part.copy_(self.part(name, weights[name]))
+        for name, buffer in self.buffers.items():
+            if name in weights:
+                buffer.copy_(weights[name])
 
     def scaler(self, device: torch.device, *, enabled: bool) -> torch.amp.GradScaler:
         """A scaler of losses, so that gradients in fp16 do not underflow."""
@@ -140,7 +145,7 @@ class DDP(Parallel):
         super().__init__(model)
         self._plain = model
         ddp: Any = nn.parallel.DistributedDataParallel
-        # Buffers are tables that the configuration gives: there is nothing to send. The older name warns.
+        # Buffers are tables, or count the steps of all: there is nothing to send. The older name warns.
         names = ("forward_sync_buffers", "broadcast_buffers")
         unsent = next(name for name in names if name in inspect.signature(ddp).parameters)
         self._ddp: nn.parallel.DistributedDataParallel = ddp(model, **{unsent: False})
@@ -213,7 +218,7 @@ class FSDP(Parallel):
         return squares.sqrt()
 
     def shapes(self) -> dict[str, torch.Size]:
-        return {name: cut.shape for name, cut in self._cut.items()}
+        return super().shapes() | {name: cut.shape for name, cut in self._cut.items()}
 
     def whole(self, name: str, part: Tensor) -> Tensor:
         from torch.distributed.tensor import DTensor
@@ -250,7 +255,9 @@ def _skeleton(model: nn.Module) -> tuple[nn.Module, dict[str, nn.Parameter]]:
     hollow = {
         n: nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for n, p in parameters.items()
     }
-    return copy.deepcopy(model, {id(p): hollow[name] for name, p in parameters.items()}), hollow
+    held = {id(p): hollow[name] for name, p in parameters.items()}
+    counted = {id(b): b for b in saved_buffers(model).values()}  # which go on in both
+    return copy.deepcopy(model, held | counted), hollow
 
 
 def _sum(bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:

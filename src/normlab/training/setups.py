@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from normlab.config.config import Config
 from normlab.data.tokenizer import EOS, PAD
 from normlab.errors import UserError
-from normlab.nn import WeightConstraint
+from normlab.nn import after_step
 from normlab.optim import ScheduleState, build_optimiser, clipped_together, schedule_factor, set_rate
 from normlab.runs.folder import RunFolder
 from normlab.runs.manifest import committed
@@ -30,6 +30,7 @@ from normlab.trace.tensors import Side, arguments_of, forward_hooks, unwrap
 from normlab.trace.untouched import same_random_state
 from normlab.training.checkpoint import has_checkpoint, load_checkpoint
 from normlab.training.devices import prepare_process
+from normlab.training.parallel import SingleProcess
 from normlab.training.progress import RunProgress
 from normlab.training.recipes.grammar import describe, require_known
 from normlab.training.trainer import AnyTask
@@ -190,8 +191,8 @@ def setup_from_config(config: Config, root: Path, *, tokens: int) -> NamedSetup:
     task = task_of(with_start(config, root), root, tokens)
     setup = _setup(task, task.build())
     if task.config.train.init_digest:
-        shapes = {name: p.shape for name, p in setup.model.named_parameters()}
-        setup.model.load_state_dict(initial_weights(shapes, task)[1], strict=False)
+        target = SingleProcess(setup.model)
+        target.load_weights(initial_weights(target.shapes(), task)[1])
         setup = replace(setup, declare=replace(setup.declare, trained=True))
     return NamedSetup(title_of(config), setup, _facts(task))
 
@@ -279,7 +280,6 @@ class _TrainingBatches:
 def _setup(task: AnyTask, model: nn.Module) -> Setup:
     config, optim = task.config, task.config.optim
     state = ScheduleState(optim, config.train.steps)
-    constraint = WeightConstraint.registry[config.model.weight_constraint]
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         own = batch.recounted() if hasattr(batch, "recounted") else batch
@@ -301,7 +301,7 @@ def _setup(task: AnyTask, model: nn.Module) -> Setup:
             for own in clipped_together(model, optim):
                 nn.utils.clip_grad_norm_([parameters[i] for i in own], optim.max_grad_norm)
         optimizer.step()
-        constraint.apply_(model)
+        after_step(model)
         if scheduler is not None:
             scheduler.step()
         return value

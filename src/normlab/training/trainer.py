@@ -18,6 +18,7 @@ from normlab.config.model import derive
 from normlab.config.units import count
 from normlab.data.batches import Prefetch
 from normlab.errors import UserError
+from normlab.nn import after_step
 from normlab.optim import (
     ScheduleState,
     build_optimiser,
@@ -177,7 +178,7 @@ class Trainer:
         set_rate(self.optimiser, lr)
         self.meter.before()
         norm = self.scaling.step(self.optimiser, norm)
-        self.model.constraint.apply_(self.model)
+        after_step(self.model)
         updates = self.meter.after()
         self.optimiser.zero_grad(set_to_none=True)
         return lr, norm, gradients, updates

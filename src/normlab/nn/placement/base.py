@@ -87,6 +87,9 @@ class Placement(Registered, nn.Module, ABC):
     def write(self, stream: Stream, y: Tensor) -> Stream:
         """Return the stream updated with the output y of the branch, `[B, T, D]`."""
 
+    def after_step(self) -> None:
+        """Take note of a step of the optimiser, for ``nn.after_step``."""
+
     @classmethod
     def begin(cls, site: Site) -> nn.Module:
         """Build the module that turns the embeddings `[B, T, D]` into the stream."""
