@@ -121,9 +121,8 @@ def baseline(part: RecipePart) -> Iterator[str]:
 LEFT_OUT = (
     "Language models' methods that are not here, because no source was found that confirms their equations: "
     "hyper-connections and mHC (arXiv 2512.24880; public ports disagree), attention residuals (arXiv "
-    "2603.15031), QK-clip and MuonH. ProRes (arXiv 2603.05369) is confirmed, and no placement sees the step "
-    "yet. Of nanochat, value embeddings, smear, backout and its own Muon are left out; of HybridNorm, the "
-    "variant whose first layer differs, and its start."
+    "2603.15031), QK-clip and MuonH. Of nanochat, value embeddings, smear, backout and its own Muon are left "
+    "out; of HybridNorm, the variant whose first layer differs, and its start."
 )
 
 

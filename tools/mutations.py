@@ -117,6 +117,11 @@ MUTATIONS = (
         (("self.begins_layer = site.index % len(site.roles) == 0", "self.begins_layer = True"),),
     ),
     Mutation("a signed alpha", "nn/placement/streamed.py", (("self.factor).abs()", "self.factor)"),)),
+    Mutation(
+        "ProRes by the sublayer",
+        "nn/placement/streamed.py",
+        (("_steps * (site.layer + 1)", "_steps * (site.index + 1)"),),
+    ),
     Mutation("a gradient through GPAS", "nn/placement/streamed.py", (("x.detach()", "x"),)),
     Mutation("causal mask off by one", "nn/kernels/ops.py", ((".tril()", ".tril(1)"),)),
     Mutation(

@@ -25,7 +25,7 @@ DATA = (
 )
 MODEL = (
     "dim ffn_dim heads kv_heads qk_norm_len max_positions encoder_layers decoder_layers dropout base_dim "
-    "base_layers head_dim rope_theta sliding_window logit_cap"
+    "base_layers head_dim rope_theta sliding_window logit_cap residual_warmup_steps"
 )
 OPTIM = (
     "warmup_steps decay_step decay_factor decay_patience decay_share final_lr_factor stop_lr weight_decay "

@@ -24,7 +24,7 @@ SIZES: Final = (
 SLIDING: Final = ("sliding_window", "layer_pattern", "sliding_rope_theta")
 WEIGHTS_ALONE: Final = (
     *("scheme", "dropout", "attention_dropout", "ffn_dropout", "embedding", "embedding_scale"),
-    *("encoder_placement", "separate_source"),
+    *("encoder_placement", "separate_source", "residual_warmup_steps"),
 )
 """Parts whose choice changes the weights, or training alone: the exported model is the same."""
 RMS: Final = ("rmsnorm", "rmsnorm1p", "rmsnorm_nogain")

@@ -296,37 +296,6 @@ class TFixup(Placement, name="tfixup"):
         return f"T-Fixup's factors are on Xavier initialisation; with {config.scheme} they are not defined"
 
 
-class ProRes(NormedInput, name="prores"):
-    r"""ProRes on Pre-LN: :math:`x \leftarrow x + \min(t/(Tl), 1) \, f(\mathrm{LN}(x))` after t steps of the
-    optimiser, in layer l, counted from 1; a final norm.
-
-    T is ``residual_warmup_steps``, 1,000 as in the authors' example, and the last layer is open after T times
-    the layers. Every branch is shut at the start, and a training must call ``nn.after_step``. Chen et al.
-    2026, Progressive Residual Warmup (arXiv 2603.05369), as its authors' code has it.
-    """
-
-    steps: Tensor
-
-    def build(self, site: Site) -> None:
-        super().build(site)
-        self.open_after = site.residual_warmup_steps * (site.layer + 1)
-        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
-
-    @property
-    def alpha(self) -> Tensor:
-        """The factor on the branch, a scalar, with which a tensor of any precision keeps its own."""
-        return (self.steps.double() / self.open_after).clamp(max=1)
-
-    def write(self, stream: Stream, y: Tensor) -> Stream:
-        return stream + self.alpha * y
-
-    def after_step(self) -> None:
-        self.steps += 1
-
-    def fold(self) -> Plain:
-        return Plain("pre", branch=self.alpha)
-
-
 class LayerScale(NormedInput, name="layerscale"):
     r"""LayerScale: :math:`x \leftarrow x + \lambda \odot f(\mathrm{LN}(x))` with a trained vector
     :math:`\lambda` `[D]`, and a final norm.
