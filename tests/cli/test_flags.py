@@ -36,8 +36,8 @@ TRAIN = (
     "ema_decay"
 )
 MACHINE = (
-    "device threads num_workers shard checkpoint_every_steps probes probe_every_steps keep_checkpoints "
-    "tensorboard"
+    "device threads num_workers shard compile checkpoint_every_steps probes probe_every_steps "
+    "keep_checkpoints tensorboard"
 )
 EXAMINED = "source blocks branches recipe lr seed config tokens out runs as_json force imports"
 OWN = {

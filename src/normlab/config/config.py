@@ -288,6 +288,8 @@ class MachineConfig:
     """Threads that prepare batches ahead of time; 0: each batch is prepared when it is needed."""
     shard: bool = machine(False)
     """Under torchrun, shard weights, gradients and optimiser state over the processes, without copies."""
+    compile: bool = machine(False)
+    """Run the steps through torch.compile, which compiles them for every shape of a batch."""
     log_every_steps: Size = machine(10, flag=False)
     """Steps between rows of training metrics."""
     checkpoint_every_steps: Size = machine(500)

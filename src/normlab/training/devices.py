@@ -7,10 +7,11 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from normlab.config.config import Config, MachineConfig
 from normlab.config.io import from_plain
 from normlab.errors import UserError
 
+F = TypeVar("F", bound=Callable[..., Any])
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _HALVES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _SKIPPED: Final = "skipped_steps"
@@ -40,6 +42,27 @@ def prepare_process(machine: MachineConfig) -> torch.device:
         os.environ["RAYON_NUM_THREADS"] = str(machine.threads)
     _keep_freed_memory()
     return device
+
+
+def compiled(function: F, device: torch.device) -> F:
+    """Return a function as torch.compile runs it, compiled for each shape of its arguments.
+
+    Raises UserError where nothing can be compiled, as on a CPU without a C++ compiler.
+    """
+    import torch._dynamo.config as dynamo
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own, about itself
+            torch.compile(lambda x: x + 1)(torch.zeros(1, device=device))
+    except Exception as error:
+        why = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise UserError(
+            f"torch.compile compiles nothing for {device.type} here: {why}; install what it needs (on a CPU "
+            "a C++ compiler such as g++), or leave out --compile"
+        ) from error
+    dynamo.recompile_limit = max(dynamo.recompile_limit, dynamo.accumulated_recompile_limit)
+    return torch.compile(function, dynamic=False)
 
 
 def _keep_freed_memory() -> None:

@@ -26,7 +26,7 @@ from normlab.diagnosis.probes import (
 from normlab.errors import UserError
 from normlab.nn.sublayer import Sublayer
 from normlab.runs.folder import RunFolder
-from normlab.trace.tensors import Tap
+from normlab.trace.tensors import Tap, eager
 from normlab.training.checkpoint import Checkpoint, has_checkpoint, open_checkpoint
 from normlab.training.parallel import Parallel
 from normlab.training.recipes.grammar import require_known
@@ -90,7 +90,7 @@ class Probing:
         if micro or not self.due(step):
             yield
             return
-        with observe(self._model, self._probes, self._emit) as observer:
+        with eager(), observe(self._model, self._probes, self._emit) as observer:
             yield
             observer.flush(step)
 
@@ -219,7 +219,9 @@ def replay(
                 Fault(f"{why}: too far to do again while training; {LATER}", "none"), start, there
             )
         steps = list(_again(trainer, stop, watched, history))
-    compared = list(_compared({one.step: one.values[0].item() for one in steps}, losses or {}, history))
+    done = {one.step: one.values[0].item() for one in steps}
+    # what is watched runs uncompiled, and rounds otherwise
+    compared = [] if task.config.machine.compile else list(_compared(done, losses or {}, history))
     other = next((one for one in compared if not _same(*one[1:])), None)
     records = tuple(steps[-RING:])
     if other is not None:

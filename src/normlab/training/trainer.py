@@ -28,9 +28,9 @@ from normlab.optim import (
     set_rate,
 )
 from normlab.tasks import TASKS
-from normlab.tasks.task import Task
+from normlab.tasks.task import LossSum, Task
 from normlab.training.checkpoint import State
-from normlab.training.devices import Scaling, autocast, prepare_process
+from normlab.training.devices import Scaling, autocast, compiled, prepare_process
 from normlab.training.progress import RunProgress
 from normlab.training.ranks import SINGLE_PROCESS, Ranks
 from normlab.training.weights import Ema, InitialWeights, initial_weights
@@ -71,6 +71,7 @@ class Trainer:
         self.task, self.ranks = task, ranks
         self.config, self.device = task.config, task.device
         self.model = task.build()
+        self.loss = self._loss()
         self.optimiser = build_optimiser(self.model, self.config.optim)
         self.clipped = clipped_together(self.model, self.config.optim)
         self.parallel = ranks.parallel(self.model, self.optimiser, shard=self.config.machine.shard)
@@ -105,7 +106,7 @@ class Trainer:
             torch.manual_seed(derive(config.seeds.dropout, "dropout", p.step, i))
             with watch(p.step, i), self.parallel.passing(last=i == mine[-1]):
                 with autocast(self.device, config.train.precision):
-                    sums = self.task.loss(self.parallel.model, batch)
+                    sums = self.loss(self.parallel.model, batch)
                 self.scaling.scale(sums.loss / tokens).backward()
             loss, nll = loss + sums.loss.detach(), nll + sums.nll
         loss, nll = self.ranks.sum(torch.stack([loss, nll]))
@@ -168,6 +169,14 @@ class Trainer:
         if done > 0 and not state["optimiser"] and keeps_tensors(self.config.optim):
             raise UserError(f"the optimiser's tensors are missing after {count(int(done), 'step')}")
         self.parallel.load_state_dict(state, self.optimiser)
+
+    def _loss(self) -> Callable[[nn.Module, Any], LossSum]:
+        """The task's loss, compiled with all that it calls if the machine is to: the model stays as it is."""
+        if not self.config.machine.compile:
+            return self.task.loss
+        if self.ranks.count > 1:
+            raise UserError(f"--compile is for one process, and there are {self.ranks.count}; leave it out")
+        return compiled(self.task.loss, self.device)
 
     def _update(self) -> tuple[float, Tensor, Tensor, Tensor]:
         """Let the optimiser step; return the learning rate, the gradient norm, and norms by parameter."""
