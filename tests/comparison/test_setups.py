@@ -243,6 +243,16 @@ def test_batches_that_their_seed_does_not_fix_are_refused(tmp_path):
         SetupGrid(CompareRequest(setup=("one", "two"), out=tmp_path), {"one": made, "two": made})
 
 
+def test_the_page_says_which_compiled_model_is_trained_as_written(tmp_path):
+    def compiled(seed):
+        plain = setup_of(seed, 16)
+        return replace(plain, model=torch.compile(plain.model))
+
+    made = {"plain": lambda seed: setup_of(seed, 8), "fast": compiled}
+    grid = SetupGrid(CompareRequest(setup=("plain", "fast"), out=tmp_path), made)
+    assert grid.known()["data"]["compiled"].startswith("fast, and trained as written")
+
+
 def test_functions_are_compared_in_this_process(tmp_path):
     made = {"narrow": lambda seed: setup_of(seed, 8), "wide": lambda seed: setup_of(seed, 16)}
     base = Config(train=TrainConfig(steps=30), machine=MachineConfig(threads=1))

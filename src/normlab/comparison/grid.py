@@ -316,6 +316,8 @@ class SetupGrid(Grid):
         }
         if (planned := seen.planned_steps) and planned != steps:
             facts["steps"] = f"{steps:,}, where {first} plans {planned:,}: its schedule does not end"
+        if compiled := [self.label(name) for name, one in self.seen.items() if one.compiled]:
+            facts["compiled"] = f"{', '.join(compiled)}, and trained as written: no time is of compiled code"
         return {
             "task": OWN_TASK,
             "best_by": "",

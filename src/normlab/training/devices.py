@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from normlab.config.config import Config, MachineConfig
 from normlab.config.io import from_plain
 from normlab.errors import UserError
 
-F = TypeVar("F", bound=Callable[..., Any])
+P, R = ParamSpec("P"), TypeVar("R")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _HALVES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _SKIPPED: Final = "skipped_steps"
@@ -44,7 +44,7 @@ def prepare_process(machine: MachineConfig) -> torch.device:
     return device
 
 
-def compiled(function: F, device: torch.device) -> F:
+def compiled(function: Callable[P, R], device: torch.device) -> Callable[P, R]:
     """Return a function as torch.compile runs it, compiled for each shape of its arguments.
 
     Raises UserError where nothing can be compiled, as on a CPU without a C++ compiler.

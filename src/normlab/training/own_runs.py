@@ -30,7 +30,7 @@ from normlab.runs.files import write_json_atomic
 from normlab.runs.folder import Row, RunFolder, State, Status
 from normlab.trace.optimizers import copied
 from normlab.trace.setup import Setup
-from normlab.trace.tensors import bytes_of, tensors_in, unwrap
+from normlab.trace.tensors import bytes_of, compiles, tensors_in, unwrap
 from normlab.trace.trace import output_loss
 from normlab.trace.untouched import same_globals, same_random_state, undisturbed
 from normlab.training.cost import cost_of
@@ -71,6 +71,8 @@ class SetupFacts:
     """The classes of the model and of its optimizers."""
     device: str
     planned_steps: int | None
+    compiled: bool
+    """Whether the model is a compiled one, which is trained as it is written."""
 
     @property
     def metric(self) -> Metric:
@@ -125,6 +127,7 @@ def read(setups: Mapping[str, Any], name: str, seed: int) -> SetupFacts:
             kind=", ".join(type(one).__name__ for one in (unwrap(own.model), *copied(own)[1])),
             device=next((p.device.type for p in own.model.parameters()), "cpu"),
             planned_steps=own.declare.steps,
+            compiled=any(map(compiles, own.model.modules())),
         )
 
 
