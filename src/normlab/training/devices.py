@@ -20,7 +20,8 @@ from normlab.config.config import Config, MachineConfig
 from normlab.config.io import from_plain
 from normlab.errors import UserError
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _HALVES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _SKIPPED: Final = "skipped_steps"
