@@ -71,7 +71,8 @@ class Trainer:
         self.task, self.ranks = task, ranks
         self.config, self.device = task.config, task.device
         self.model = task.build()
-        self.loss = self._loss()
+        self.compiled = self._compiled() if self.config.machine.compile else None
+        """The task's loss, compiled with all that it calls: the model itself stays as it is."""
         self.optimiser = build_optimiser(self.model, self.config.optim)
         self.clipped = clipped_together(self.model, self.config.optim)
         self.parallel = ranks.parallel(self.model, self.optimiser, shard=self.config.machine.shard)
@@ -106,7 +107,7 @@ class Trainer:
             torch.manual_seed(derive(config.seeds.dropout, "dropout", p.step, i))
             with watch(p.step, i), self.parallel.passing(last=i == mine[-1]):
                 with autocast(self.device, config.train.precision):
-                    sums = self.loss(self.parallel.model, batch)
+                    sums = (self.compiled or self.task.loss)(self.parallel.model, batch)
                 self.scaling.scale(sums.loss / tokens).backward()
             loss, nll = loss + sums.loss.detach(), nll + sums.nll
         loss, nll = self.ranks.sum(torch.stack([loss, nll]))
@@ -170,10 +171,7 @@ class Trainer:
             raise UserError(f"the optimiser's tensors are missing after {count(int(done), 'step')}")
         self.parallel.load_state_dict(state, self.optimiser)
 
-    def _loss(self) -> Callable[[nn.Module, Any], LossSum]:
-        """The task's loss, compiled with all that it calls if the machine is to: the model stays as it is."""
-        if not self.config.machine.compile:
-            return self.task.loss
+    def _compiled(self) -> Callable[[nn.Module, Any], LossSum]:
         if self.ranks.count > 1:
             raise UserError(f"--compile is for one process, and there are {self.ranks.count}; leave it out")
         return compiled(self.task.loss, self.device)
