@@ -87,8 +87,9 @@ def test_factors_are_those_of_the_models_own_weights():
         assert [view.shortcut for view in stack.sublayers] == pytest.approx([alpha] * len(stack.sublayers))
         assert stack.sublayers[0].relation == f"after = norm({alpha:.3g} before + branch)"
 
-    structure = read_structure(model := build(uniform("rezero")), inputs(model))
-    assert {view.scale for stack in structure.stacks for view in stack.sublayers} == {0.0}
+    for shut in ("rezero", "prores"):
+        structure = read_structure(model := build(uniform(shut)), inputs(model))
+        assert {view.scale for stack in structure.stacks for view in stack.sublayers} == {0.0}
 
     structure = read_structure(model := perturbed(uniform("admin"), dtype=torch.float32), inputs(model))
     for view, ours in zip(structure.stacks[1].sublayers, model.decoder.sublayers, strict=True):
