@@ -32,7 +32,9 @@ from normlab.errors import UserError
 
 SEMANTICS = 1
 """Version of what the code computes. Raise it when the same config starts to give other numbers."""
-REVISED = {"derf": 2, "dyt": 2, "innernorm": 2, "radam": 2, "subln": 2, "tfixup": 2}
+REVISED = dict.fromkeys(
+    ("derf", "dyt", "innernorm", "nanochat", "nanochatstart", "radam", "subln", "tfixup"), 2
+)
 """Version of what one part of a recipe computes, if it has changed: no other run gets another id by it."""
 OWN_TASK: Final = "setup"
 """The task of a run that trains a setup of the user's own; none is registered under it."""
