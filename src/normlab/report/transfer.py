@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
@@ -69,10 +69,12 @@ def _sections(transfer: Mapping[str, Any], view: _View) -> Iterator[Section]:
     if transfer["coordinates"]:
         yield Section("Coordinate check", list(_check(transfer["coordinates"])), "coordinate_check")
     if others:
-        blocks: list[Block] = [view.decays(transfer["decays"])]
-        for i, sweep in enumerate(others, start=1):
-            inside = [Text(f"{sweep['sentence']}."), *view.charts(sweep, i), view.losses(sweep)]
-            blocks.append(Details(f"With {sweep['label']}", inside))
+        blocks = [
+            Details(
+                f"With {sweep['label']}: {sweep['verdict']}", [*view.charts(sweep, i), view.losses(sweep)]
+            )
+            for i, sweep in enumerate(others, start=1)
+        ]
         yield Section("Other weight decays", blocks, "other_weight_decays")
     if transfer.get("command"):
         yield Section("How it was made", [Code(str(transfer["command"]))], "how")
@@ -84,17 +86,17 @@ _LOSSES: Final = (
 )
 
 
-@dataclass(frozen=True)
 class _View:
     """The tables and charts of trials. Where the setup gives every size a rate of its own, rates are shown as
     multiples of that.
     """
 
-    transfer: Mapping[str, Any]
-
-    @property
-    def names(self) -> list[str]:
-        return [self.name(size) for size in self.transfer["sizes"]]
+    def __init__(self, transfer: Mapping[str, Any]) -> None:
+        self.transfer = transfer
+        self.multiples = len({model["rate"] for model in transfer["models"]}) > 1
+        self.unit = float(transfer["today"]) if self.multiples else 1.0
+        self.rate = "rate, times the setup's own" if self.multiples else "learning rate"
+        self.names = [self.name(size) for size in transfer["sizes"]]
 
     def name(self, size: int) -> str:
         return f"{self.transfer['axis']} {size}"
@@ -103,40 +105,25 @@ class _View:
         """With the weight decay, where there are several."""
         return f"{title}, with {sweep['label']}" if len(self.transfer["decays"]) > 1 else title
 
-    @property
-    def multiples(self) -> bool:
-        return len({model["rate"] for model in self.transfer["models"]}) > 1
-
-    @property
-    def unit(self) -> float:
-        return float(self.transfer["today"]) if self.multiples else 1.0
-
-    @property
-    def rate(self) -> str:
-        return "rate, times the setup's own" if self.multiples else "learning rate"
-
     def shown(self, rate: float) -> str:
         return f"{rate / self.unit:.2g}x" if self.multiples else short_rate(rate)
 
-    def between(self, found: Mapping[str, Any] | None) -> Cell:
+    def between(self, found: Mapping[str, Any]) -> Cell:
         """A rate with its interval."""
-        if found is None or found["value"] is None:
-            return Cell("–", "not known", tone="faint", title=found["why"] if found else "")
-        value, low, high = (self.shown(found[end]) for end in ("value", "low", "high"))
+        if found["value"] is None:
+            return Cell("–", "not known", tone="faint", title=found["why"])
+        value, low, high = (self.shown(found[end]) for end in ENDS)
         return Cell(value, f"{low} to {high}", tone="best")
 
     # ------------------------------------------------------------------------------------------------ tables
     def losses(self, sweep: Mapping[str, Any]) -> PageTable:
         """Rates down, sizes across: the mean loss over seeds; above them the best rate."""
-        by_size = {one["size"]: {t["rate"]: t for t in one["rates"]} for one in sweep["sizes"]}
-        rates = sorted({rate for trials in by_size.values() for rate in trials})
+        by_size = [{t["rate"]: t for t in one["rates"]} for one in sweep["sizes"]]
         best = [self.between(one["optimum"]) for one in sweep["sizes"]]
         rows = [[Cell("best rate", "with its 95% interval"), *best]]
-        rows += [
-            [Cell(self.shown(rate)), *(self._loss(trials.get(rate)) for trials in by_size.values())]
-            for rate in rates
-        ]
-        return PageTable([self.rate, *map(self.name, by_size)], rows)
+        for rate in sorted({rate for trials in by_size for rate in trials}):
+            rows.append([Cell(self.shown(rate)), *(self._loss(trials.get(rate)) for trials in by_size)])
+        return PageTable([self.rate, *self.names], rows)
 
     def _loss(self, trial: Mapping[str, Any] | None) -> Cell:
         if trial is None:
@@ -148,54 +135,49 @@ class _View:
         small = f"{len(losses)} of {asked} seeds" if len(losses) > 1 else "one seed"
         return Cell(f"{fmean(losses):.3f}", small * few, tone="faint" * few)
 
-    def decays(self, sweeps: Sequence[Mapping[str, Any]]) -> PageTable:
-        """Weight decays down: the answer, the slope and the best rates."""
-        axis, target = self.transfer["axis"], self.transfer["target"]
-        header = ["decay", "answer", f"each doubling of the {axis}", f"rate for {axis} {target}"]
-        rows = []
-        for sweep in sweeps:
-            slope, best = sweep["slope"], map(self.between, (one["optimum"] for one in sweep["sizes"]))
-            moves = Cell(f"{slope['value']:.2f}x", _span(slope, "x")) if slope else Cell("–", tone="faint")
-            take = self.between(sweep["at_target"])
-            rows.append([Cell(sweep["label"]), Cell(sweep["verdict"]), moves, take, *best])
-        header += [f"best at {self.name(size)}" for size in self.transfer["sizes"]]
-        return PageTable(header, rows, text_columns=2)
-
     # ------------------------------------------------------------------------------------------------ charts
     def charts(self, sweep: Mapping[str, Any], i: int) -> list[Block]:
         """The losses by rate, and the best rates by size, where there are any."""
-        trials = pl.DataFrame(list(self._trials(sweep)), _TRIALS)
-        if trials.is_empty():
-            return []
-        best = pl.DataFrame(list(self._best(sweep)), _BEST)
-        fits = [
-            {"recipe": self.name(one["size"]), "rate": p["rate"] / self.unit, "loss": p["loss"]}
-            for one in sweep["sizes"]
-            for p in one["curve"]
+        of, unit = [(self.name(one["size"]), one) for one in sweep["sizes"]], self.unit
+        tried = [
+            (name, t["rate"] / unit, list(t["losses"].values()), t["loss"] is not None, t["stopped"])
+            for name, one in of
+            for t in one["rates"]
         ]
-        curves = loss_by_rate_and_size(
-            trials,
-            pl.DataFrame(fits, {name: _BEST[name] for name in ("recipe", "rate", "loss")}),
-            best,
+        if not tried:
+            return []
+        fits = [(name, p["rate"] / unit, p["loss"]) for name, one in of for p in one["curve"]]
+        best = [
+            (name, *(own[end] / unit for end in ENDS), min(p["loss"] for p in one["curve"]), one["size"])
+            for name, one in of
+            if (own := one["optimum"])["value"] is not None
+        ]
+        losses = pl.DataFrame(tried, _TRIED, orient="row").select(
+            pl.exclude("losses"),
+            loss=pl.col("losses").list.mean(),
+            low=pl.col("losses").list.min(),
+            high=pl.col("losses").list.max(),
+            seeds=pl.col("losses").list.drop_nulls().list.len(),
+        )
+        optima = pl.DataFrame(best, _BEST, orient="row")
+        drawn = loss_by_rate_and_size(
+            losses,
+            pl.DataFrame(fits, ["recipe", "rate", "loss"], orient="row"),
+            optima,
             self.names,
-            today=self.transfer["today"] / self.unit,
-            reference=max(one["reference"] for one in sweep["sizes"]),
+            today=self.transfer["today"] / unit,
+            reference=max(one["reference"] for _, one in of),
             title=self.rate,
         )
-        charts = [Chart(f"rates-{i}", self.title("Loss by rate", sweep), _RATES, curves, trials)]
-        if len(best) > 1:
-            charts.append(self._path(sweep, best, i))
-        return [Columns(charts)]
+        charts = [Chart(f"rates-{i}", self.title("Loss by rate", sweep), _RATES, drawn, losses)]
+        return [Columns([*charts, self._path(sweep, optima, i)] if len(best) > 1 else charts)]
 
     def _path(self, sweep: Mapping[str, Any], best: pl.DataFrame, i: int) -> Chart:
         axis, target, slope = self.transfer["axis"], self.transfer["target"], sweep["slope"]
-        ends = ("value", "low", "high")
-        line = [{"size": p["size"], **{end: p[end] / self.unit for end in ends}} for p in sweep["line"]]
-        table = pl.DataFrame(line, {"size": pl.Int64, **dict.fromkeys(ends, pl.Float64)})
+        points = [(p["size"], *(p[end] / self.unit for end in ENDS)) for p in sweep["line"]]
+        line = pl.DataFrame(points, {name: _BEST[name] for name in ("size", *_RATE)}, orient="row")
         beyond = None if target in self.transfer["sizes"] else target
-        drawn = best_by_size(
-            best, table.rename({"value": "rate"}), self.names, beyond, axis=axis, title=f"best {self.rate}"
-        )
+        drawn = best_by_size(best, line, self.names, beyond, axis=axis, title=f"best {self.rate}")
         caption = "Bars: 95% intervals."
         if slope:
             each = f"{slope['value']:.2f}x ({_span(slope, 'x')}) with each doubling of the {axis}"
@@ -204,46 +186,17 @@ class _View:
             caption += f" Circle: {self.shown(sweep['at_target']['value'])} for {self.name(target)}."
         return Chart(f"path-{i}", self.title(f"Best rate by {axis}", sweep), caption, drawn, best)
 
-    def _trials(self, sweep: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        for one in sweep["sizes"]:
-            for t in one["rates"]:
-                losses = [loss for loss in t["losses"].values() if loss is not None]
-                yield {
-                    "recipe": self.name(one["size"]),
-                    "rate": t["rate"] / self.unit,
-                    "loss": fmean(losses) if losses else None,
-                    "low": min(losses, default=None),
-                    "high": max(losses, default=None),
-                    "seeds": len(losses),
-                    "shared": t["loss"] is not None,
-                    "ended": t["stopped"],
-                }
-
-    def _best(self, sweep: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        for one in sweep["sizes"]:
-            if (own := one["optimum"])["value"] is not None:
-                yield {
-                    "recipe": self.name(one["size"]),
-                    "size": one["size"],
-                    **{n: own[end] / self.unit for n, end in zip(("rate", "low", "high"), own, strict=False)},
-                    "loss": min(p["loss"] for p in one["curve"]),
-                }
-
 
 _RATES: Final = (
     "Dots: means over seeds, with their range; hollow: of some seeds alone. Thick lines: the fitted "
     "curves; diamonds: their best rates with 95% intervals. A loss above that of a model which has learnt "
     "nothing stands at the upper edge. Cross: ended early, as the table says."
 )
-_NUMBERS: Final = dict.fromkeys(("rate", "loss", "low", "high"), pl.Float64)
-_TRIALS: Final = {
-    "recipe": pl.String,
-    **_NUMBERS,
-    "seeds": pl.Int64,
-    "shared": pl.Boolean,
-    "ended": pl.String,
-}
-_BEST: Final = {"recipe": pl.String, "size": pl.Int64, **_NUMBERS}
+ENDS: Final = ("value", "low", "high")
+_RATE: Final = ("rate", "low", "high")
+_LIST: Final = {"losses": pl.List(pl.Float64), "shared": pl.Boolean, "ended": pl.String}
+_TRIED: Final = {"recipe": pl.String, "rate": pl.Float64, **_LIST}
+_BEST: Final = {"recipe": pl.String, **dict.fromkeys((*_RATE, "loss"), pl.Float64), "size": pl.Int64}
 
 
 def _span(ends: Mapping[str, float], unit: str = "") -> str:
@@ -256,27 +209,33 @@ def _number(x: float) -> str:
 
 # -------------------------------------------------------------------------------------- the coordinate check
 def _check(check: Mapping[str, Any]) -> Iterator[Block]:
-    """The sentence with what to do, what is wrong with the first fault marked, and the rest on request."""
-    fault, axis = check["fault"], check["axis"]
+    """The sentence with what to do, and what is wrong, the fault first and marked; what is right on request.
+
+    Of each quantity at each place the first step that is wrong is shown, else the last one.
+    """
+    fault = check["fault"]
     yield Text(f"{capital(check['sentence'])}.", "alarm" if fault else "")
     seeds, asks = count(len(check["seeds"]), "seed"), check["parametrisation"] or "a rate that carries"
     yield Text(
-        f"A slope is that of the logarithm of a quantity over that of the {axis}, in the first "
+        f"A slope is that of the logarithm of a quantity over that of the {check['axis']}, in the first "
         f"{count(check['steps'], 'step')}, with a 95% interval over {seeds}. It is right if an exponent in "
         f"the interval is nearest to one that {asks} asks for."
         f"{' What is wrong after the first may follow from it.' if fault else ''} The check alone decides "
         "nothing about the best rate.",
         "note",
     )
-    chosen = _chosen(check["rows"])
-    wrong = [row for row in chosen if row["right"] is False]
-    wrong.sort(key=lambda row: (not _same(row, fault), row["step"]))
+
+    def order(row: Mapping[str, Any]) -> tuple[bool, bool, int]:
+        return not _same(row, fault), row["right"], -row["step"] if row["right"] else row["step"]
+
+    chosen = dict[tuple[str, ...], Mapping[str, Any]]()
+    for row in sorted((row for row in check["rows"] if row["right"] is not None), key=order):
+        chosen.setdefault((row["role"], row["parameter"] or row["module"], row["quantity"]), row)
+    wrong, right = ([_row(row, fault) for row in chosen.values() if row["right"] is r] for r in (False, True))
     if wrong:
-        yield PageTable(_HEADER, [_row(row, marked=_same(row, fault)) for row in wrong], text_columns=2)
-    for words, right in (("Right", True), ("Not judged", None)):
-        if rest := [_row(row) for row in chosen if row["right"] is right]:
-            table = PageTable(_HEADER, rest, text_columns=2)
-            yield Details(f"{words}: {count(len(rest), 'slope')}", [table])
+        yield PageTable(_HEADER, wrong, text_columns=2)
+    if right:
+        yield Details(f"Right: {count(len(right), 'slope')}", [PageTable(_HEADER, right, text_columns=2)])
     if check["notes"]:
         yield Notes([Text(f"{capital(note)}.") for note in check["notes"]])
 
@@ -284,43 +243,22 @@ def _check(check: Mapping[str, Any]) -> Iterator[Block]:
 _HEADER: Final = ("module", "quantity", "step", "slope", "expected", "")
 
 
-def _chosen(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Of each quantity at each place one step: the first that is wrong, else the last that is judged, else
-    the last.
-    """
-    chosen = dict[tuple[str, ...], Mapping[str, Any]]()
-    for row in rows:
-        key = (row["role"], row["parameter"] or row["module"], row["quantity"])
-        before = chosen[key]["right"] if key in chosen else None
-        if before is None or (before and row["right"] is not None):
-            chosen[key] = row
-    return list(chosen.values())
-
-
 def _same(row: Mapping[str, Any], fault: Mapping[str, Any] | None) -> bool:
     """Whether a row is the fault, which names a module of the largest model."""
-    return fault is not None and {**row, "module": row["path"]} == fault
+    return {**row, "module": row["path"]} == fault
 
 
-def _row(row: Mapping[str, Any], *, marked: bool = False) -> list[Cell]:
+def _row(row: Mapping[str, Any], fault: Mapping[str, Any] | None) -> list[Cell]:
     """A row of the table, in the tone of an alarm where it is the fault."""
-    place = f"every {row['role']}" if row["module"] == "*" else row["module"] or "the model"
-    expected, least = row["expected"], row.get("expected_low", row["expected"])
-    wanted = "–"
-    if expected is not None:
-        up_to = "at most " if least is None else f"{_number(least)} to " if least != expected else ""
-        wanted = f"{up_to}{_number(expected)}"
-    slope = Cell("–", tone="faint")
-    if row["slope"] is not None:
-        interval = row["low"] is not None and row["low"] != row["high"]
-        slope = Cell(_number(row["slope"]), _span(row) if interval else "")
-    answer = {True: "right", False: "wrong", None: "–"}[row["right"]]
-    tone = "alarm" if marked else ""
+    wanted, least = _number(row["expected"]), row.get("expected_low", row["expected"])
+    if least != row["expected"]:
+        wanted = f"at most {wanted}" if least is None else f"{_number(least)} to {wanted}"
     cells = [
-        Cell(breakable(place), row["role"], title=row["parameter"]),
+        Cell(breakable(row["module"] or "the model"), row["role"], title=row["parameter"]),
         Cell(row["quantity"]),
         Cell(str(row["step"] or "start")),
-        slope,
+        Cell(_number(row["slope"]), "" if row["low"] is None else _span(row)),
+        Cell(wanted),
+        Cell("right") if row["right"] else Cell("wrong", tone="alarm"),
     ]
-    cells += [Cell(wanted), Cell(answer, tone="alarm" if row["right"] is False else "")]
-    return [replace(cell, tone=tone or cell.tone) for cell in cells]
+    return [replace(cell, tone="alarm") for cell in cells] if _same(row, fault) else cells

@@ -22,8 +22,12 @@ from normlab.report.charts.theme import (
 )
 
 HEIGHT: Final = 260
-CROSS: Final = {"shape": "cross", "angle": 45, "size": 60}
+HIGHER: Final = 320
+CROSS: Final[dict[str, Any]] = {"shape": "cross", "angle": 45, "size": 60}
 """A trial that ended early."""
+BEST: Final[dict[str, Any]] = {"shape": "diamond", "filled": True, "size": 140}
+INTERVAL: Final[dict[str, Any]] = {"strokeWidth": 4, "strokeCap": "round"}
+"""The best rate, and its interval."""
 EDGE: Final = 0.08
 """The share of the losses' range that is left free at the ends of their axis, and between marks there."""
 
@@ -111,14 +115,12 @@ def loss_by_rate_and_size(
     for filled, table in ((True, known.filter(shared)), (False, known.filter(~shared))):
         dot = {"filled": filled, "size": 36}
         layer(table, "point", dot, x=x("rate"), y=y("at"), tooltip=[*tips, *losses])
-    ends = {"strokeWidth": 4, "strokeCap": "round"}
-    layer(best, "rule", ends, x=x("low"), x2="high:Q", y=y("loss"))
-    diamond = {"shape": "diamond", "filled": True, "size": 150}
-    layer(best, "point", diamond, x=x("rate"), y=y("loss"), tooltip=[*tips, *losses[1:3]])
+    layer(best, "rule", INTERVAL, x=x("low"), x2="high:Q", y=y("loss"))
+    layer(best, "point", BEST, x=x("rate"), y=y("loss"), tooltip=[*tips, *losses[1:3]])
     row = {name: top + (2 + i) * edge for i, name in enumerate(names)}
     early = early.with_columns(at=pl.col("recipe").replace_strict(row, return_dtype=pl.Float64))
     layer(early, "point", CROSS, x=x("rate"), y=y("at"), tooltip=[*tips, "ended:N"])
-    return finish(layers, HEIGHT + 60)
+    return finish(layers, HIGHER)
 
 
 def best_by_size(
@@ -129,28 +131,27 @@ def best_by_size(
     ``best``: ``recipe`` among ``names``, ``size``, ``rate``, ``low``, ``high``; ``line`` the same but
     ``recipe``, at each size and at ``target``, whose rate is marked. Both axes are logarithmic.
     """
-    every = [v for table in (best, line) for n in ("rate", "low", "high") for v in table[n].to_list()]
+    columns = ("rate", "low", "high")
+    every = [v for table in (best, line) for n in columns for v in table[n].to_list()]
     sizes = sorted({*best["size"].to_list(), *line["size"].to_list()})
     along = log_or_linear(sizes, log=True)[0]
     x = alt.X("size:Q", scale=along, title=axis, axis=alt.Axis(values=sizes, format="d", grid=False))
     scale, ticks = log_or_linear(every, log=True)
     y = partial(alt.Y, type="quantitative", scale=scale, axis=ticks, title=title)
-    tips = [alt.Tooltip("size:Q", title=axis)]
-    tips += [alt.Tooltip(f"{n}:Q", format=".2~e") for n in ("rate", "low", "high")]
+    tips = [alt.Tooltip("size:Q", title=axis), *(alt.Tooltip(f"{n}:Q", format=".2~e") for n in columns)]
     layers: list[Any] = []
     if len(line):
-        base = alt.Chart(rows(line.sort("size"))).encode(x=x)
+        base = alt.Chart(rows(line)).encode(x=x)
         band = base.mark_area(opacity=0.12, strokeWidth=0, style="ink").encode(y=y("low"), y2="high:Q")
         layers += [band, base.mark_line(strokeDash=[6, 4], strokeWidth=1.5, style="ink").encode(y=y("rate"))]
-    base = alt.Chart(rows(best)).encode(x=x, color=recipe_colour(names), opacity=focused(1.0, 0.15))
-    layers.append(base.mark_rule(strokeWidth=3, strokeCap="round").encode(y=y("low"), y2="high:Q"))
-    layers.append(base.mark_point(shape="diamond", filled=True, size=120).encode(y=y("rate"), tooltip=tips))
-    asked = line.filter(pl.col("size").eq_missing(target))
-    if len(asked):
-        base = alt.Chart(rows(asked)).encode(x=x)
-        layers.append(base.mark_rule(style="ink").encode(y=y("low"), y2="high:Q"))
-        layers.append(base.mark_point(style="ink", size=90).encode(y=y("rate"), tooltip=tips))
-    return finish(layers, HEIGHT + 60)
+    own = alt.Chart(rows(best)).encode(color=recipe_colour(names), opacity=focused(1.0, 0.15))
+    marked = [(own, INTERVAL, BEST)]
+    if len(asked := line.filter(pl.col("size").eq_missing(target))):
+        marked.append((alt.Chart(rows(asked)), {"style": "ink"}, {"style": "ink", "size": 90}))
+    for base, bar, dot in marked:
+        layers.append(base.mark_rule(**bar).encode(x=x, y=y("low"), y2="high:Q"))
+        layers.append(base.mark_point(**dot).encode(x=x, y=y("rate"), tooltip=tips))
+    return finish(layers, HIGHER)
 
 
 def _rate_axis(rates: Sequence[float], title: str) -> partial[alt.X]:
