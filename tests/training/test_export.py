@@ -90,13 +90,13 @@ def test_a_trained_run_goes_on_in_the_other_library(recipe, tmp_path):
 def test_recipes_that_fit_nowhere_are_refused_part_by_part():
     config = resolve("post+rmsnorm+nobias+swiglu+rope", BASE)
     with pytest.raises(
-        UserError, match="nearest is llama, but decoder_placement is post, and llama has pre"
+        UserError, match="closest is llama, but decoder_placement is post, and llama has pre"
     ) as no:
         family_of(config)
     others = [line.strip().partition(":")[0] for line in str(no.value).splitlines()[1:-1]]
     assert others == [family.kind for family in FAMILIES if family.kind != "llama"]
     assert "norm is rmsnorm, and gpt2 has layernorm" in str(no.value)
-    with pytest.raises(UserError, match="of the task translation"):
+    with pytest.raises(UserError, match="task of the run is translation"):
         family_of(Config())
 
 
@@ -113,7 +113,7 @@ def test_a_run_is_exported_with_its_tokenizer(run, tmp_path, capsys):
 
     out = tmp_path / "llama"
     assert main(["run", "export", str(run.path), "--out", str(out)]) == 0
-    assert "is now llama, from the best weights" in capsys.readouterr().out
+    assert "as llama (the best weights" in capsys.readouterr().out
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
     model = transformers.AutoModelForCausalLM.from_pretrained(out)
     text = "twenty four"
@@ -143,7 +143,7 @@ def test_samples_differ_by_seed_and_not_by_call(run, capsys):
 
 def test_a_translation_continues_nothing(run):
     folder = RunFolder.create(run.path.parent / "translation", Config())
-    with pytest.raises(UserError, match="a language model continues text"):
+    with pytest.raises(UserError, match="only a language model continues text"):
         sample(folder, "one", DecodeConfig(sample=True))
 
 

@@ -147,7 +147,7 @@ class OptimConfig:
     clip_by: Literal["all", "role"] = since("all", introduced="all", flag=False)
     """What max_grad_norm bounds: the gradient of all parameters together, or that of each role by itself."""
     roles: str = since("", introduced="")
-    """Table of rule, rate, decay, betas and eps by role of the parameters; '': the optimiser's own."""
+    """Optimizer settings by role of the parameters: jordan, nanochat, olmo2 or a table of yours; '': none."""
     schedule: str = since("linear", introduced="inverse_sqrt", flag=False)
     warmup_steps: Count = 0
     """Length of the warm-up in steps, for recipes that warm up."""

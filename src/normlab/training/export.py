@@ -31,7 +31,7 @@ POSITIONS: Final = 64
 def family_of(config: Config) -> Family:
     """The family that a run fits. Raises UserError with the reasons where there is none."""
     if config.task != LanguageModel.name:
-        raise UserError(f"the run is of the task {config.task}, and a language model is exported; name one")
+        raise UserError(f"only language models are exported, and the task of the run is {config.task}")
     reasons = {family: family.misfits(config.model) for family in FAMILIES}
     nearest = min(reasons, key=lambda family: len(reasons[family]))
     if reasons[nearest]:
@@ -39,9 +39,9 @@ def family_of(config: Config) -> Family:
             f"\n  {family.kind}: {'; '.join(why)}" for family, why in reasons.items() if family != nearest
         )
         raise UserError(
-            f"{config.recipe} fits no family of Hugging Face's: the nearest is {nearest.kind}, but "
-            f"{'; '.join(reasons[nearest])}. What keeps it from the others:{''.join(others)}\n"
-            "docs/export.md has the parts of each, and what may be done"
+            f"no architecture of Hugging Face's matches {config.recipe}; the closest is {nearest.kind}, but "
+            f"{'; '.join(reasons[nearest])}. The others:{''.join(others)}\n"
+            "docs/export.md lists the parts of each, and what you can do"
         )
     return nearest
 
