@@ -118,6 +118,7 @@ def test_a_file_is_compared_with_its_changed_copy_from_the_command_line(here, ca
     assert "change.py: GPT, AdamW, own rate 3e-3" in text
     assert "2 setups" in text
     assert "recipe" not in text.lower()
+    assert "mixed-de-en" not in page  # a default of recipes, which no setup reads
 
 
 def test_a_file_is_compared_with_its_changed_copy(here, capsys, monkeypatch):
