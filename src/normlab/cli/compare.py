@@ -20,6 +20,7 @@ from normlab.cli.options import (
     command_line,
     flags_of,
     load,
+    note_task,
     typed_values,
 )
 from normlab.cli.run import FORCED, forced_lines
@@ -91,6 +92,8 @@ class CompareCommand:
         from normlab.comparison.grid import on_backend
 
         request = on_backend(self.request(command_line()))
+        for recipe in request.recipes if not request.setup else ():
+            note_task(recipe, request.base.task)
         if self.plan:
             _print_plan(plan.plan(request), jobs=request.jobs)
             return
