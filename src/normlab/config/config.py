@@ -134,17 +134,19 @@ class OptimConfig:
     optimiser: str = no_flag("adam")
     lr: Positive = no_flag(1e-3)
     """Peak learning rate of the schedule."""
-    betas: tuple[Share, Share] = no_flag((0.9, 0.98))
-    eps: Positive = no_flag(1e-9)
+    betas: tuple[Share, Share] = (0.9, 0.98)
+    """Decay rates of Adam's two averages."""
+    eps: Positive = 1e-9
+    """What Adam adds to the root of the second average."""
     momentum: Share = no_flag(0.0)
     """Momentum of sgd."""
     weight_decay: Amount = 0.0
     """Weight decay: added to the gradient by adam and sgd, decoupled from it in adamw and radam."""
-    weight_decay_on: Literal["all", "matrices"] = no_flag("all")
+    weight_decay_on: Literal["all", "matrices"] = "all"
     """Parameters that decay: all, or matrices alone, without biases and norms, as in BERT."""
     max_grad_norm: Annotated[float, Ge(0)] = 0.0
     """Largest norm of the gradient, beyond which it is clipped; 0: no clipping."""
-    clip_by: Literal["all", "role"] = since("all", introduced="all", flag=False)
+    clip_by: Literal["all", "role"] = since("all", introduced="all")
     """What max_grad_norm bounds: the gradient of all parameters together, or that of each role by itself."""
     roles: str = since("", introduced="")
     """Optimizer settings by role of the parameters: jordan, nanochat, olmo2 or a table of yours; '': none."""
