@@ -13,10 +13,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Regex, models, pre_tokenizers, trainers
-from tokenizers import Tokenizer as Library
+from tokenizers import Regex, pre_tokenizers
 
 from cases import each
+from data.libraries import DOCUMENTS, library
 from normlab.config.config import DataConfig
 from normlab.data import foreign
 from normlab.data.byte_level import bytes_of
@@ -30,21 +30,6 @@ from normlab.errors import UserError
 from normlab.tasks.bert import BertPretraining
 from normlab.tasks.language_model import LanguageModel
 from training.tiny import tiny_language_model
-
-DOCUMENTS = [f"  One day, {i} nights.\r\n\n\tand 12345 days 👩\u200d👧 {'x' * i}\n" for i in range(24)]
-
-
-def library(words=GPT4, **more):
-    """A tokenizer as others make it: GPT-4's words, 329 entries, the separator first."""
-    one = Library(models.BPE(**more))
-    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    one.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(words), "isolated"), level])
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
-    )
-    one.train_from_iterator(DOCUMENTS, trainer)
-    return one
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +61,9 @@ def test_its_tokens_are_those_of_the_library_moved_by_four(theirs):
     again = parse(ours.to_json().encode())
     assert again.encode(DOCUMENTS) == ours.encode(DOCUMENTS)
     assert again.decode(again.encode(DOCUMENTS)) == DOCUMENTS
+    names = ("added_tokens", "normalizer", "pre_tokenizer", "model")
+    older = {"foreign": {name: json.loads(theirs.to_str())[name] for name in names}}
+    assert parse(json.dumps(older).encode()).encode(DOCUMENTS) == ours.encode(DOCUMENTS)
     [ids] = ours.encode(["a<|endoftext|>"])
     assert min(ids) > 4, "text that spells a special token is text"
     assert ours.ours().tolist() == [EOS, *range(5, 333)]

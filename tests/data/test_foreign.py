@@ -6,10 +6,11 @@ import json
 
 import numpy as np
 import pytest
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
 from cases import each
+from data.libraries import KINDS
 from normlab.config.config import DataConfig
 from normlab.data.foreign import ForeignPieces, ForeignTokenizer
 from normlab.data.tokenizer import EOS, UNK
@@ -19,55 +20,6 @@ from normlab.tasks.language_model import LanguageModel
 from training.tiny import tiny_language_model
 
 TEXT = "".join(f"    one  two{'!' * i}\n\tcafé 👩\n" for i in range(24))
-LETTERS = "onetwcaf!"
-SPACE = "\u2581"
-
-
-def word_pieces():
-    """As BERT's: lower case, special tokens around a text, unknown characters."""
-    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *LETTERS, *(f"##{c}" for c in LETTERS), "one"]
-    made = Library(models.WordPiece({name: i for i, name in enumerate(names)}, unk_token="[UNK]"))
-    made.normalizer = normalizers.BertNormalizer(lowercase=True)
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    made.decoder = decoders.WordPiece()
-    made.add_special_tokens(names[:4])
-    return made
-
-
-def unigram():
-    """As T5's: compatibility forms, a blank before a text."""
-    names = ["<pad>", "</s>", "<unk>", SPACE, *LETTERS, f"{SPACE}one", "\t", "é"]
-    made = Library(models.Unigram([(name, -float(i)) for i, name in enumerate(names)], 2, False))
-    made.normalizer = normalizers.NFKC()
-    made.pre_tokenizer = pre_tokenizers.Metaspace()
-    made.decoder = decoders.Metaspace()
-    made.add_special_tokens(names[:3])
-    return made
-
-
-def fallback(*, first):
-    """As Gemma's, or, with a blank before a text, Llama 2's: what has no entry is written in bytes."""
-    names = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), SPACE, *LETTERS, "on", "one"]
-    vocab = {name: i for i, name in enumerate(names)}
-    model = models.BPE(vocab, [("o", "n"), ("on", "e")], unk_token="<unk>", fuse_unk=True, byte_fallback=True)
-    made = Library(model)
-    parts = [normalizers.Prepend(SPACE)] if first else []
-    made.normalizer = normalizers.Sequence([*parts, normalizers.Replace(" ", SPACE)])
-    strip = [decoders.Strip(" ", 1, 0)] if first else []
-    made.decoder = decoders.Sequence(
-        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
-    )
-    made.add_special_tokens(names[:3])
-    return made
-
-
-KINDS = {
-    "WordPiece": word_pieces,
-    "Unigram": unigram,
-    "Llama 2": lambda: fallback(first=True),
-    "Gemma": lambda: fallback(first=False),
-}
 UNKNOWN = {"WordPiece": 1, "Unigram": 2}
 EXACT = ("Llama 2", "Gemma")
 

@@ -111,15 +111,16 @@ class ForeignTokenizer(Tokenizer):
         EOS takes the number of its special token, where it has just one, and is added otherwise. Raises
         UserError if the library would add it under the number of another entry.
         """
-        backend, rows = Backend.from_str(self._backend.to_str()), self._entries
-        ends = [int(i) for i in np.flatnonzero(self.ours() == EOS) if backend.id_to_token(int(i)) is not None]
-        if len(ends) != 1:
-            backend.add_special_tokens([SPECIALS[EOS]])
-            ends = [backend.token_to_id(SPECIALS[EOS])]
-            if not all(self._special[ends[0] :][:1]):
-                raise UserError("the numbers of its entries have gaps, so that no end of a text can be added")
-            rows = np.append(rows, [EOS] * (ends[0] == len(rows)))
-        return backend, np.where(np.arange(len(rows)) == ends[0], EOS, rows).astype(np.int32)
+        backend, size = Backend.from_str(self._backend.to_str()), len(self._entries)
+        names = [backend.id_to_token(int(i)) for i in np.flatnonzero(self.ours() == EOS)]
+        special = [name for name in names if name is not None]
+        name = special[0] if len(special) == 1 else SPECIALS[EOS]
+        backend.add_special_tokens([name])
+        end = backend.get_vocab()[name]
+        if end < size and not self._special[end]:
+            raise UserError("the numbers of its entries have gaps, so that no end of a text can be added")
+        numbers = np.arange(max(size, end + 1))
+        return backend, np.where(numbers == end, EOS, np.append(self._entries, EOS)[numbers])
 
 
 @final
@@ -130,10 +131,6 @@ class ForeignPieces(ByteLevel, ForeignTokenizer):
         """``pieces`` are the bytes of its entries, none for special tokens and gaps."""
         super().__init__(backend, fields, np.array([not piece for piece in pieces]), None)
         self.pieces = [b""] * _OFFSET + list(pieces)
-
-    @property
-    def kind(self) -> str:
-        return f"byte-level {super().kind}"
 
 
 def of_json(fields: Mapping[str, Any]) -> ForeignTokenizer:
@@ -170,9 +167,9 @@ _BYTE: Final = re.compile("<0x([0-9A-F]{2})>")
 
 def _pieces(backend: Backend, fields: Mapping[str, Any], texts: Mapping[str, int]) -> dict[int, bytes]:
     """Return the bytes that each entry would stand for alone; none where a name has no bytes."""
-    steps = _steps([fields.get(name) for name in ("normalizer", "pre_tokenizer", "decoder")])
+    steps = json.dumps([fields.get(name) for name in ("normalizer", "pre_tokenizer", "decoder")])
     added = backend.get_added_tokens_decoder()
-    if "ByteLevel" in steps:
+    if '"type": "ByteLevel"' in steps:
         backend.decoder = backend.decoder or decoders.ByteLevel()
         try:
             return {i: name.encode() if i in added else bytes_of(name) for name, i in texts.items()}
@@ -180,20 +177,9 @@ def _pieces(backend: Backend, fields: Mapping[str, Any], texts: Mapping[str, int
             return {}
     alone = backend.decode_batch([[i] for i in texts.values()], skip_special_tokens=False)
     pieces = {i: text.encode() for i, text in zip(texts.values(), alone, strict=True)}
-    if "ByteFallback" in steps:
+    if '"type": "ByteFallback"' in steps:
         pieces |= {i: bytes.fromhex(byte[1]) for name, i in texts.items() if (byte := _BYTE.fullmatch(name))}
     return pieces
-
-
-def _steps(part: Any) -> set[str]:
-    """Return the types of a part of a ``tokenizer.json``, and of the parts in it."""
-    if isinstance(part, list):
-        return set[str]().union(*map(_steps, part))
-    return (
-        {part["type"]}.union(*map(_steps, part.values()))
-        if isinstance(part, dict) and "type" in part
-        else set()
-    )
 
 
 def of_ranks(content: bytes) -> ForeignTokenizer:
