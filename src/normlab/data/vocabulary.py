@@ -17,6 +17,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, final
@@ -320,8 +321,10 @@ def load(path: str | Path) -> Tokenizer:
         ) from error
 
 
+@lru_cache(1)
 def parse(content: bytes) -> Tokenizer:
     """Read a tokenizer: our JSON, a ``tokenizer.json`` of others, tiktoken's ranks or a SentencePiece model.
+    The last is kept, since a run asks for it several times, and large ones take seconds.
 
     Nothing is executed, whatever the bytes are. Raises UserError with the reason if they are no tokenizer.
     """
