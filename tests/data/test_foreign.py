@@ -75,7 +75,7 @@ def test_shards_of_one_that_may_change_a_text_have_a_perplexity(tmp_path):
     data, corpus = prepared(tmp_path, "Llama 2", **shard, document_mask=True)
     assert np.array_equal(corpus.documents[-1], [len(rows[-1]) - 1, 2, 7 + 23])
     assert corpus.documents[:, 0].sum() == len(corpus.test) == sum(map(len, rows))
-    assert "shards hold its tokens alone" in corpus.facts["Bits per byte"]
+    assert "name the text instead of the shards" in corpus.facts["Bits per byte"]
     assert "bits_per_byte" not in [metric.name for metric in LanguageModel.metrics_on(corpus)]
     LanguageModel.check_text(tiny_language_model(data), corpus)  # each EOS ends a document
 

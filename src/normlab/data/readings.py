@@ -213,7 +213,7 @@ class AsShards(TextReading):
         return ((self._tokenizer.decode([ids])[0], True) for ids in _documents(tokens))
 
 
-_LOST: Final = "{} may change a text, and shards hold its tokens alone, so give the text itself"
+_LOST: Final = "shards do not show what {} changed in it, so name the text instead of the shards"
 
 
 def _documents(tokens: TokenArray) -> Iterator[list[int]]:
