@@ -12,15 +12,20 @@ Fixed before any row ran: seven placements, each in the columns of ``EXPECTED``;
 which is µP with factors for the depth, over depth. What the library refuses as not defined is a row with its
 reason. The decoder is that of ``brown.py``, with LayerNorm, and AdamW, or Muon with AdamW for what is no
 hidden matrix. Over width it has 2 layers, over depth it is 64 wide; the smallest size is the base of µP and
-CompleteP. Trials have 120 steps, and a constant rate after the warm-up; each size is tried at five rates or
-more about its best one, octaves apart, with three seeds, which are not those of ``builtin.py``.
+CompleteP. Trials have a constant rate after the warm-up; each size is tried at five rates or more about its
+best one, octaves apart: over width for 160 steps with three seeds, over depth for 240 steps with two. The
+seeds are not those of ``builtin.py``.
 
-Sizes lie closer than octaves because the interval of a slope comes from how optima scatter about a line: for
-95% it is 12.7 standard errors with three sizes, 4.3 with four, 3.2 with five and 2.8 with six. What was known
-when all this was chosen: the first 16 trials of ``builtin.py``, Pre-LN in standard parametrisation from width
-64 to 256, where the best rate falls by 1.4 octaves a doubling; and a pilot of that at widths 32, 48 and 64
-with the seeds 1000 and 1001. In it the loss of a rate above the best one may differ by 0.15 nats between two
-seeds, and after 100 steps an optimum was as well known as after 160: hence short trials and a third seed.
+What was known when all this was chosen: the first 16 trials of ``builtin.py``, Pre-LN in standard
+parametrisation from width 64 to 256, where the best rate falls by 1.4 octaves a doubling; and pilots with the
+seeds 1000 and 1001. At widths 32, 48 and 64 the losses of two seeds above the best rate differ by up to 0.15
+nats more than elsewhere, and an optimum was as well known after 100 steps as after 160: hence a third seed.
+Placements that norm the stream stay at the unigram entropy for long. With 12 layers Post-LN (at 1e-3), KEEL
+and DeepNorm (4e-3) are there after 120 steps; with 6 layers Post-LN (2e-3) after 240, while KEEL (8e-3)
+leaves it after 150; with 2 layers Post-LN and Admin (8e-3) leave it after 60, DeepNorm (8e-3) not in 160:
+hence few layers, and longer trials over depth. Sizes lie closer than octaves because the interval of a slope
+comes from how optima scatter about a line: for 95% it is 12.7 standard errors with three sizes, 4.3 with
+four, 3.2 with five and 2.8 with six.
 
 Expected, written down beforehand. Sources speak of Pre-LN; that the other placements go the same way is a
 guess, since no source that we hold says how the best rate moves under them.
@@ -63,7 +68,7 @@ from normlab.scaling.family import AXES, SetupFamily
 from normlab.training.devices import hardware
 
 PLACEMENTS: Final = ("post", "pre", "admin", "deepnorm", "periln", "keel", "lnscale")
-SIZES: Final[dict[Axis, tuple[int, ...]]] = {"width": (32, 48, 64, 96, 128), "depth": (2, 3, 4, 6, 8, 12)}
+SIZES: Final[dict[Axis, tuple[int, ...]]] = {"width": (32, 48, 64, 96, 128), "depth": (1, 2, 3, 4, 6, 8)}
 EXPECTED: Final[dict[tuple[Axis, str, str], str]] = {
     ("width", "standard", "adamw"): SHIFTS,
     ("width", "mup", "adamw"): CARRIES,
@@ -75,8 +80,8 @@ EXPECTED: Final[dict[tuple[Axis, str, str], str]] = {
     ("depth", "completep", "muon"): "",
 }
 """Axis, parametrisation and optimiser, in the order in which they are run; empty where none is defined."""
-STEPS: Final = 120
-SEEDS: Final = 3
+STEPS: Final[dict[Axis, int]] = {"width": 160, "depth": 240}
+SEEDS: Final[dict[Axis, int]] = {"width": 3, "depth": 2}
 FIRST_SEED: Final = 3
 AMPLE_S: Final = 1e6
 """A budget that cuts no trial short: ``--hours`` ends between steps, and the next call goes on."""
@@ -119,8 +124,8 @@ class Row:
     @property
     def plan(self) -> dict[str, Any]:
         """What a kept answer must be of."""
-        sizes = list(SIZES[self.axis])
-        return {"recipe": self.recipe, "sizes": sizes, "steps": STEPS, "seeds": SEEDS, "seed": FIRST_SEED}
+        sizes, steps, seeds = list(SIZES[self.axis]), STEPS[self.axis], SEEDS[self.axis]
+        return {"recipe": self.recipe, "sizes": sizes, "steps": steps, "seeds": seeds, "seed": FIRST_SEED}
 
     @property
     def refusals(self) -> list[str]:
@@ -192,9 +197,15 @@ def measure(row: Row, root: Path, until: float) -> bool:
         with hold(folder):
             if row.name in kept():
                 return True
-            words: dict[str, Any] = {"folder": folder, "progress": progress, "seed": FIRST_SEED}
-            own = row.family(root)
-            found = normlab.transfer(own, steps=STEPS, seeds=SEEDS, budget_s=AMPLE_S, **words)
+            found = normlab.transfer(
+                row.family(root),
+                steps=STEPS[row.axis],
+                seeds=SEEDS[row.axis],
+                seed=FIRST_SEED,
+                budget_s=AMPLE_S,
+                folder=folder,
+                progress=progress,
+            )
             if not found.cut:
                 keep(row, found)
     except UserError as error:  # as where another process has the row
@@ -261,7 +272,7 @@ def plan(rows: Sequence[Row], root: Path) -> float:
     for row in rows:
         alike = (row.axis, row.optimiser)
         if alike not in each:
-            each[alike] = cost(row.family(root), STEPS, SEEDS)
+            each[alike] = cost(row.family(root), STEPS[row.axis], SEEDS[row.axis])
             print(f"{row.name} takes {duration(each[alike])}", flush=True)
         total += each[alike]
     return total

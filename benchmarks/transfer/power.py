@@ -17,6 +17,7 @@ from placements import SEEDS, SIZES
 
 from normlab.scaling.answer import Sweep
 from normlab.scaling.decay import Decay
+from normlab.scaling.exponents import Axis
 from normlab.scaling.optimum import WINDOW, bent
 from normlab.trials.scale import Scale
 from normlab.trials.trials import Trial
@@ -34,18 +35,19 @@ LOSS: Final = 4.5
 NATS: Final = Scale(start=6.9, unigram=5.26)
 
 
-def drawn(sizes: tuple[int, ...], slope: float, rng: np.random.Generator) -> Sweep:
+def drawn(axis: Axis, slope: float, rng: np.random.Generator) -> Sweep:
     """Trials at five rates about the best one of each size."""
+    sizes, seeds = SIZES[axis], SEEDS[axis]
     trials = dict[int, dict[tuple[float, int], Trial]]()
     first = rng.uniform(-0.5, 0.5)
     for size in sizes:
         curve = LOSS + HEIGHT * bent(OCTAVES - first - slope * np.log2(size / sizes[0]), SKEW)
-        losses = curve + NOISE * rng.normal(size=(SEEDS, curve.size))
+        losses = curve + NOISE * rng.normal(size=(seeds, curve.size))
         near = np.abs(OCTAVES - OCTAVES[losses.mean(0).argmin()]) <= WINDOW
         trials[size] = {
             (float(x), seed): Trial(1.0, 1, (float(losses[seed, k]),))
             for k, x in enumerate(OCTAVES)
-            for seed in range(SEEDS)
+            for seed in range(seeds)
             if near[k]
         }
     return Sweep(Decay(), trials, dict.fromkeys(sizes, NATS))
@@ -54,9 +56,9 @@ def drawn(sizes: tuple[int, ...], slope: float, rng: np.random.Generator) -> Swe
 def main() -> None:
     """Print how often each verdict is given, and how wide intervals are."""
     rng = np.random.default_rng(0)
-    for axis, sizes in SIZES.items():
+    for axis in SIZES:
         for slope in SLOPES:
-            sweeps = [drawn(sizes, slope, rng) for _ in range(DRAWS)]
+            sweeps = [drawn(axis, slope, rng) for _ in range(DRAWS)]
             found = Counter(own.verdict for own in sweeps)
             wide = median(np.log2(s.high / s.low) / 2 for own in sweeps if (s := own.slope))
             holds = sum(s.low <= 2**slope <= s.high for own in sweeps if (s := own.slope))

@@ -51,9 +51,10 @@ def test_the_page_names_what_is_fixed(script: ModuleType):
         return f"{', '.join(map(str, sizes[:-1]))} and {sizes[-1]}"
 
     assert f"widths {listed(script.SIZES['width'])}; depths {listed(script.SIZES['depth'])};" in text
-    assert f"for {script.STEPS} steps of {script.base().train.max_tokens} tokens" in text
+    for axis in ("width", "depth"):
+        steps, seeds = script.STEPS[axis], {2: "two", 3: "three"}[script.SEEDS[axis]]
+        assert f"over {axis} for {steps} steps with {seeds} seeds" in text
     assert f"Of {sum(not row.refusals for row in script.ROWS)} intervals about two" in text
-    assert script.SEEDS == 3
 
 
 # ------------------------------------------------------------------------------------------ what is asked
@@ -97,7 +98,7 @@ def small(script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     def sized(_recipe: str, _root: Path, *, widths: tuple[int, ...]) -> Any:
         return family_of(setup, "sum", widths=widths)
 
-    own = {"family": sized, "SIZES": {"width": (4, 8, 16)}, "STEPS": STEPS}
+    own = {"family": sized, "SIZES": {"width": (4, 8, 16)}, "STEPS": {"width": STEPS}}
     for name, value in {**own, "RESULTS": tmp_path / "placements.json"}.items():
         monkeypatch.setattr(script, name, value)
     monkeypatch.setattr(script, "ROWS", script.ROWS[:2])
@@ -122,7 +123,7 @@ def test_a_row_that_is_stopped_goes_on_and_is_kept(
     assert list(small.kept()) == [row.name]
     assert re.fullmatch(r"0\.50x \(.*\): \*\*shifts\*\*", small.cell(row, small.kept()))
     assert small.cell(other, small.kept()) == small.NOT_MEASURED
-    monkeypatch.setattr(small, "SEEDS", 4)
+    monkeypatch.setitem(small.SEEDS, "width", 4)
     assert small.kept() == {}  # of another plan
 
 
