@@ -254,8 +254,9 @@ def tables(answers: Mapping[str, Mapping[str, Any]]) -> str:
     parts.append(f"{len(answers)} of {len(defined)} rows are measured, in {hours:.1f} hours by the clock.")
     parts.append("Not defined:")
     parts.append("\n".join(f"- {reason}: {', '.join(names)}" for reason, names in reasons.items()))
-    if unknown := [f"- `{name}`: {own['sentence']}" for name, own in answers.items() if own["slope"] is None]:
-        parts += ["Without a number:", "\n".join(unknown)]
+    unknown = {name: own["sentence"].partition(": ")[2] for name, own in answers.items() if not own["slope"]}
+    if unknown:
+        parts += ["Without a number:", "\n".join(f"- `{name}`: {why}" for name, why in unknown.items())]
     return "\n\n".join(parts)
 
 
