@@ -357,9 +357,9 @@ def _place(x: Tensor) -> Any:
 
 def _put_back(mapping: Any, before: dict[Any, Any]) -> None:
     """Put back the entries of a mapping, one by one: it is never without those that stay."""
-    if len(mapping) == len(before) and all(map(is_, mapping, before)):
-        if all(map(is_, mapping.values(), before.values())):
-            return
+    same_keys = len(mapping) == len(before) and all(map(is_, mapping, before))
+    if same_keys and all(map(is_, mapping.values(), before.values())):
+        return
     for key in [key for key in mapping if key not in before]:
         del mapping[key]
     for key, value in before.items():
