@@ -84,7 +84,7 @@ def finish(layers: Sequence[Any], height: int) -> Drawn:
 
     Its signal ``focus`` holds the name of the recipe to highlight; empty: none.
     """
-    focus = alt.param(name="focus", value="").param
+    focus = alt.VariableParameter(name="focus", value="")
     return alt.LayerChart(layer=layers, params=[focus], width="container", height=height)
 
 
