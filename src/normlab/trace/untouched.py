@@ -195,15 +195,9 @@ PLAIN: Final = frozenset(
 
 
 FILLED: Final = frozenset({dict, OrderedDict, list, set})
-
-
 MAPPINGS: Final = (dict, UserDict)
-
-
 OBJECTS: Final = (nn.Module, Optimizer, LRScheduler, GradScaler)
 """Objects whose attributes are kept, beside those of dataclasses."""
-
-
 HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
@@ -231,13 +225,10 @@ class _Kept:
                 continue
             self._known[id(value)] = value
             for inner in self._keep(value):
-                kind = type(inner)
-                if kind in PLAIN:
+                if (kind := type(inner)) in PLAIN:
                     continue
-                if kind in FILLED and not inner:  # as most of what a module holds
-                    self._empty.append(inner)
-                else:
-                    waiting.append(inner)
+                empty = kind in FILLED and not inner  # as most of what a module holds
+                (self._empty if empty else waiting).append(inner)
 
     def restore(self) -> None:
         """Put everything back."""
