@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from statistics import median
 
@@ -30,6 +31,7 @@ SOURCES = sorted(p for top in ("src", "tests", "benchmarks", "tools") for p in (
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+@cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 

@@ -27,9 +27,7 @@ CONFIG = ModelConfig(
 
 
 def test_the_vectors_along_the_stream_have_length_one_and_the_rest_is_free():
-    """Loshchilov et al. 2024, Section 2 (arXiv 2410.01131), of every matrix that reads the stream or writes to
-    it, by its shape.
-    """
+    """Loshchilov et al. 2024, Section 2 (arXiv 2410.01131), of every matrix by its shape."""
     for activation in ("relu", "swiglu"):
         model = build_model(Decoder, replace(CONFIG, activation=activation), 11, 1)
         before = {name: p.detach().clone() for name, p in model.named_parameters()}

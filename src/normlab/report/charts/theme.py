@@ -84,8 +84,8 @@ def finish(layers: Sequence[Any], height: int) -> Drawn:
 
     Its signal ``focus`` holds the name of the recipe to highlight; empty: none.
     """
-    focus = alt.param(name="focus", value="")
-    return alt.layer(*layers).add_params(focus).properties(width="container", height=height)
+    focus = alt.VariableParameter(name="focus", value="")
+    return alt.LayerChart(layer=layers, params=[focus], width="container", height=height)
 
 
 def focused(full: float, dimmed: float = 0.07, *, alone: float | None = None) -> Any:
