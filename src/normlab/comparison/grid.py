@@ -340,7 +340,7 @@ class SetupGrid(Grid):
         configs = [self.config(name, self.rates(name)[0], seed) for name in self.seen]
         if self.are_files:
             return measure_side_by_side(configs, self.request.out, self.request.jobs, self.request.setup)
-        return Seconds.mean([own_runs.rehearse(config, self.setups) for config in configs])
+        return Seconds.mean([Seconds(*own_runs.rehearse(config, self.setups)) for config in configs])
 
     def start(self, root: Path) -> Worker:
         return Process(root, self.request.setup) if self.are_files else own_runs.Here(root, self.setups)

@@ -38,7 +38,6 @@ from normlab.training.cost import cost_of
 from normlab.training.devices import hardware, prepare_process
 from normlab.training.outcome import outcome
 from normlab.training.own_setups import opened
-from normlab.training.rehearsal import Seconds
 from normlab.trials.journal import fingerprint
 from normlab.trials.scale import Scale, read_scale
 from normlab.trials.training import Course, Training, first_steps, read_course, train
@@ -128,8 +127,10 @@ def read(setups: Mapping[str, Any], name: str, seed: int) -> SetupFacts:
         )
 
 
-def rehearse(config: Config, setups: Mapping[str, Any]) -> Seconds:
-    """The time of one run of a setup, measured on its parts: opening it, a few steps, the held-out loss."""
+def rehearse(config: Config, setups: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Seconds of a step, of a validation and of a whole run of a setup, measured on its parts: opening it, a
+    few steps, the held-out loss.
+    """
     prepare_process(config.machine)
     times, seed = [time.perf_counter()], config.seeds.init
 
@@ -149,7 +150,7 @@ def rehearse(config: Config, setups: Mapping[str, Any]) -> Seconds:
     step = statistics.median(seen.seconds[1:] or seen.seconds)
     steps, every = config.train.steps, config.train.validate_every_steps
     training = steps * (step + drawing / FIRST) + (steps // every + 2) * validation
-    return Seconds(step, validation, opening + first + reading + training)
+    return step, validation, opening + first + reading + training
 
 
 def _first_steps(own: Setup, batches: Sequence[Any], seed: int) -> tuple[Training, Course, Scale]:

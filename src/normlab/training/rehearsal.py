@@ -130,7 +130,7 @@ def main() -> None:
             from normlab.training.own_runs import rehearse
             from normlab.training.own_setups import files_of
 
-            found = rehearse(config, files_of(setups))
+            found = Seconds(*rehearse(config, files_of(setups)))
         else:
             task = load_task(config, Path(root))
             loading = time.perf_counter() - began
