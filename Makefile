@@ -8,8 +8,9 @@ BIN   := $(VENV)/bin
 # The stamp's name is the content of what was installed, so a checkout that only touches files costs nothing.
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1)
 DOCS_STAMP := $(STAMP)-docs
-# Two workers of one core each; a training that a test starts counts its own threads.
-PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest
+# Two workers of one core each; a training that a test starts counts its own threads. Each begins with one half of
+# the tests in order, so that what the tests of a file share is made once.
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 # A test that hangs fails and says where; those that are run by hand may take longer.
 NO_HANG := -o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true
 # The tests that compute, and what makes torch, MKL and oneDNN compute as on other processors.
@@ -42,14 +43,14 @@ lint: $(STAMP) ## style, import layers, types
 	$(BIN)/python -m pyrefly check
 
 test: lint ## lint, then every test that takes up to a second or two
-	$(PYTEST) -n 2 $(NO_HANG) -m "not slow and not long"
+	$(PYTEST) $(NO_HANG) -m "not slow and not long"
 
 test-slow: $(STAMP) ## the tests that take longer, up to minutes
-	$(PYTEST) -n 2 $(NO_HANG) -m slow
+	$(PYTEST) $(NO_HANG) -m slow
 
 test-isa: $(STAMP) ## the tests that compute, as on five other processors
 	@failed=0; for processor in $(PROCESSORS); do echo "== $$processor"; \
-	  env $$processor $(PYTEST) -n 2 -m "not slow and not long" $(COMPUTING) || failed=1; done; exit $$failed
+	  env $$processor $(PYTEST) -m "not slow and not long" $(COMPUTING) || failed=1; done; exit $$failed
 
 format: $(STAMP) ## let ruff mend what it can
 	$(BIN)/python -m ruff check --fix

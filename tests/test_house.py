@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from statistics import median
 
@@ -18,8 +19,8 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 8
 MOST_CASES = 5_200
-MOST_LINES = 54_600
-MOST_MODULES = 271
+MOST_LINES = 55_200
+MOST_MODULES = 274
 MOST_NAMES = 1_420
 MEDIAN_LINES = 120
 """Of src: what it may grow to, which is lowered when it shrinks. 39,500 lines, 230 modules and 700 names of
@@ -30,6 +31,7 @@ SOURCES = sorted(p for top in ("src", "tests", "benchmarks", "tools") for p in (
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+@cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 

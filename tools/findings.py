@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 
 from normlab.papers import ARTEFACTS
 from normlab.papers.claim import VERDICTS, Verdict
-from normlab.papers.results import KEPT, standing
+from normlab.papers.results import KEPT, ArtefactStatus, standing
 
 BOOK = Path(__file__).resolve().parents[1] / "docs/lab-book/papers.md"
 COMMAND = "python tools/findings.py"
@@ -107,10 +108,16 @@ FINDINGS = {
 """A finding to the claims that assert it: an artefact, and a pattern of its measures."""
 
 
+@cache
+def kept(id_: str) -> ArtefactStatus:
+    """How an artefact stands by the results that are kept."""
+    return standing(ARTEFACTS[id_], [KEPT])
+
+
 def verdicts(pattern: str) -> Iterator[tuple[str, Verdict]]:
     """The claims that a pattern names, each with its verdict."""
     id_, _, measures = pattern.partition(" ")
-    status = standing(ARTEFACTS[id_], [KEPT])
+    status = kept(id_)
     measured = status.found.measures if status.found is not None and status.fresh else {}
     for claim in ARTEFACTS[id_].claims:
         if fnmatchcase(claim.measure, measures):

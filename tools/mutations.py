@@ -22,6 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ("tests/parity", "tests/oracles", "tests/initial", "tests/nn", "tests/optim")
 """Tests of the methods themselves: trainings of minutes are not needed to catch a wrong equation."""
+NEAREST = {"nn/init": ("tests/initial", "tests/nn"), "nn": ("tests/nn",), "optim": ("tests/optim",)}
+"""The tests to run first, by where an error is."""
 FAILED_TESTS = 1
 """pytest's exit code when tests ran and some failed; an import error or an empty selection has another."""
 
@@ -33,6 +35,14 @@ class Mutation:
     name: str
     path: str
     edits: tuple[tuple[str, str], ...]
+    own: tuple[str, ...] = ()
+    """The tests that must catch it, where it is not in a method."""
+
+    @property
+    def tests(self) -> tuple[str, ...]:
+        """What is run, in this order, until a test fails."""
+        near = next((tests for place, tests in NEAREST.items() if self.path.startswith(f"{place}/")), ())
+        return self.own or tuple(dict.fromkeys((*near, *TESTS)))
 
     def plant(self, package: Path) -> None:
         """Change the copy. Raises ValueError where an old text is not found just once: the list is stale."""
@@ -178,16 +188,19 @@ MUTATIONS = (
         "rates of the muP table inverted",
         "nn/parametrisation.py",
         (('{"hidden": Exponents(width=-1)}\n    head', '{"hidden": Exponents(width=1)}\n    head'),),
+        own=("tests/optim/test_parametrisation.py",),
     ),
     Mutation(
         "CompleteP without its decay",
         "nn/parametrisation.py",
         (('"hidden": Exponents(width=1)}', '"hidden": ONE}'),),
+        own=("tests/optim/test_parametrisation.py",),
     ),
     Mutation(
         "branches not divided by depth",
         "nn/parametrisation.py",
         (("branch: ClassVar[Exponents] = Exponents(depth=-1)", "branch: ClassVar[Exponents] = ONE"),),
+        own=("tests/optim/test_parametrisation.py",),
     ),
     Mutation(
         "a gain taken for a matrix's kin",
@@ -203,6 +216,40 @@ MUTATIONS = (
         "a search one position late",
         "nn/context.py",
         (("else self.cache.length - 1", "else self.cache.length"),),
+    ),
+    Mutation("relu in place of its square", "nn/options.py", (("relu(x).square()", "relu(x)"),)),
+    Mutation(
+        "unit weights along the wrong axis",
+        "nn/constraint.py",
+        (("unit_(weight, along_stream(name))", "unit_(weight, 1 - along_stream(name))"),),
+    ),
+    Mutation(
+        "a table's rate ten times as high",
+        "optim/roles.py",
+        (('adamw", 0.008 / 0.02', 'adamw", 0.08 / 0.02'),),
+    ),
+    Mutation(
+        "z-loss without the square",
+        "tasks/task.py",
+        (("logsumexp(wide, -1).square()", "logsumexp(wide, -1).abs()"),),
+        own=("tests/tasks/test_loss.py",),
+    ),
+    Mutation(
+        "positions that go on in the next document",
+        "nn/model.py",
+        (("positions = together[:, 0].tril().sum(-1) - 1", "positions = (documents >= 0).cumsum(-1) - 1"),),
+    ),
+    Mutation(
+        "a byte too many in each token",
+        "data/byte_level.py",
+        (("[len(piece) for piece", "[len(piece) + 1 for piece"),),
+        own=("tests/data/test_verbatim.py",),
+    ),
+    Mutation(
+        "an export whose rotations stay interleaved",
+        "training/families.py",
+        (("(1, 2).flatten(0, 2)", "(1, 2).transpose(1, 2).flatten(0, 2)"),),
+        own=("tests/training/test_export.py",),
     ),
 )
 
@@ -252,11 +299,12 @@ def copy_of_package(folder: Path) -> Path:
 
 def outcome_of(mutation: Mutation | None) -> Result:
     """Run the tests on a copy of the package with this error, or without one."""
+    tests = TESTS if mutation is None else mutation.tests
     with tempfile.TemporaryDirectory() as folder:
         package = copy_of_package(Path(folder))
         if mutation is not None:
             mutation.plant(package)
-        return run_tests(package)
+        return run_tests(package, tests)
 
 
 def main(words: Sequence[str]) -> int:

@@ -65,9 +65,11 @@ def design() -> Iterator[Row]:
     left = {frozenset(pair) for a, b in combinations(CHOICES, 2) for pair in _pairs(a, b)}
     used = Counter(dict.fromkeys(PLACEMENT.names, 0))
     for pair in sorted(left, key=sorted_key):
+        if pair not in left:
+            continue
         order = sorted(used, key=used.__getitem__)
         row = next((r for p in order for r in _begun({PLACEMENT.name: p, **dict(pair)})), None)
-        if pair not in left or row is None:  # the two are never defined together
+        if row is None:  # the two are never defined together
             continue
         for axis in CHOICES:
             if axis not in row:

@@ -18,14 +18,8 @@ from tasks.test_classification import write_pairs
 from training.tiny import write_plain, write_text
 
 POSITIONS = 256
-SAMPLE = 5
-"""One in so many rows is checked in each run of the tests."""
 SILENT = "uniformattention"
 """The scheme that, by its source, keeps queries and keys at 0 for ever."""
-ROWS = [
-    pytest.param(row, marks=[pytest.mark.slow] if i % SAMPLE else [], id=label(row))
-    for i, row in enumerate(design())
-]
 TESTED = ("targets", "rows", "padding", "reduction", "derivative", "residual", "start", "update", "schedule")
 
 
@@ -60,7 +54,7 @@ def meant(config):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", [pytest.param(row, id=label(row)) for row in design()])
 def test_every_pair_of_parts_passes(row, data, root):
     config = config_of(row)
     report = report_of(replace(config, data=data[config.task]), root)

@@ -25,11 +25,11 @@ DATA = (
 )
 MODEL = (
     "dim ffn_dim heads kv_heads qk_norm_len max_positions encoder_layers decoder_layers dropout base_dim "
-    "base_layers head_dim rope_theta sliding_window logit_cap residual_warmup_steps"
+    "base_layers head_dim rope_theta sliding_window layer_pattern logit_cap residual_warmup_steps"
 )
 OPTIM = (
     "warmup_steps decay_step decay_factor decay_patience decay_share final_lr_factor stop_lr weight_decay "
-    "max_grad_norm roles label_smoothing z_loss"
+    "max_grad_norm roles label_smoothing z_loss betas eps weight_decay_on clip_by"
 )
 TRAIN = (
     "steps max_tokens grad_accum_steps precision validate_every_steps early_stopping_patience average_last "

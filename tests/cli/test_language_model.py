@@ -42,7 +42,7 @@ def test_every_command_copes_with_a_language_model(tmp_path, capsys, monkeypatch
     assert "BLEU" not in page.partition("<main>")[2].partition('<section id="run-')[0]
 
     assert main(["run", "translate", folder.path.name, text.test_text]) == 2
-    assert "translates nothing" in capsys.readouterr().err
+    assert "`normlab run sample` continues text" in capsys.readouterr().err
     assert main(["train", *given, "--config", "demo"]) == 2
     assert "--train-text is for the task bert_pretraining or language_model" in capsys.readouterr().err
     assert main(["train", *given, *SMALL, "--recipe", "enc:post/dec:pre"]) == 2

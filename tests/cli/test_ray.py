@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,7 @@ from cli.test_soak import descendants, timeless_page
 from cli.typed import NORMLAB, TINY, normlab
 from normlab.runs import Runs
 
-pytest.importorskip("ray", reason="needs Ray: pip install 'normlab[cluster]'")
-
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'normlab[cluster]'")
 LONGER = [*TINY, "--steps", "100", "--checkpoint-every-steps", "5", "--exchanges", "100"]
 FEW = ["--recipes", "pre", "post+warmup", "--lrs", "1e-3", "--seeds", "2", *LONGER]
 SIXTY = [

@@ -26,6 +26,13 @@ LINES = [
 ]
 
 
+def test_a_language_models_recipe_for_another_task_is_said(capsys):
+    for config, said in (("demo", True), ("language_model", False)):
+        args = ["--config", config, "--recipe", "like:llama", "--precision", "fp32"]
+        tyro.cli(TrainCommand, args=args, default=TrainCommand.defaults(args)).resolved()
+        assert ("type --config language_model" in capsys.readouterr().err) == said
+
+
 def test_flags_are_fields_of_the_configuration(tmp_path):
     words = (
         "--average-last 3 --early-stopping-patience 20 --stop-lr 1e-6 --decay-factor 0.5 --decay-patience 2"

@@ -153,10 +153,10 @@ def test_a_run_that_failed_by_an_error_says_nothing_of_its_recipe(judged, tmp_pa
 
 def test_nobody_trained_and_nobody_is_there(judged):
     assert judged(pre=("stuck",), post=("diverged",)).sentences == (
-        "None of the 2 recipes trained at the learning rates tried",
+        "None of the 2 recipes trained at any of the learning rates",
     )
     assert judged().sentences == ("No recipe is finished yet",)
-    assert judged(pre=("stuck",)).sentences == ("The recipe did not train at the learning rates tried",)
+    assert judged(pre=("stuck",)).sentences == ("The recipe did not train at any of the learning rates",)
 
 
 def test_less_is_better_where_the_metric_says_so(judged):

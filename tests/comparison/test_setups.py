@@ -18,11 +18,11 @@ from normlab.comparison import grid as grids
 from normlab.comparison.compare import compare
 from normlab.comparison.grid import SetupGrid
 from normlab.comparison.result import CompareRequest
-from normlab.config.config import Config, MachineConfig, TrainConfig
+from normlab.config.config import OWN_TASK, Config, MachineConfig, SeedConfig, TrainConfig
 from normlab.errors import UserError
 from normlab.runs import Runs
 from normlab.trace.setup import Setup
-from normlab.training.own_runs import Here, train_own
+from normlab.training.own_runs import Here, rehearse, train_own
 from trials.tiny import VOCAB, Text, loss_of
 
 NANO = (Path(__file__).parent / "mine" / "nano.py").read_text(encoding="utf-8")
@@ -77,6 +77,17 @@ class Pairs(nn.Sequential):
         super().__init__(*layers)
 
 
+def test_a_plan_counts_what_a_run_does_beside_its_steps():
+    def slow(seed):
+        time.sleep(0.2)
+        return setup_of(seed, 4)
+
+    config = Config(recipe="slow", task=OWN_TASK, train=TrainConfig(steps=10), seeds=SeedConfig(1, 1, 1))
+    step, _, run = rehearse(config, {"slow": slow})
+    assert step > 0
+    assert run > 0.2 + 10 * step
+
+
 def test_the_users_script_has_90_lines_and_the_glue_ten():
     assert len(NANO.splitlines()) <= 90
     assert len(GLUE.strip().splitlines()) <= 10
@@ -107,6 +118,7 @@ def test_a_file_is_compared_with_its_changed_copy_from_the_command_line(here, ca
     assert "change.py: GPT, AdamW, own rate 3e-3" in text
     assert "2 setups" in text
     assert "recipe" not in text.lower()
+    assert "mixed-de-en" not in page  # a default of recipes, which no setup reads
 
 
 def test_a_file_is_compared_with_its_changed_copy(here, capsys, monkeypatch):

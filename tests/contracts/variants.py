@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, fields, replace
-from itertools import cycle
+from itertools import cycle, product
 from typing import Any
 
 import torch
@@ -41,7 +41,9 @@ from normlab.trace.tensors import counts
 VOCAB = 13
 TOLERANCE = 1e-11
 """The rounding of a float64 forward and backward pass, relative to the largest number of a comparison."""
-CONFIG = ModelConfig(dim=16, ffn_dim=24, heads=2, encoder_layers=2, decoder_layers=2, base_dim=8, dropout=0.0)
+
+SIZE: dict[str, Any] = {"dim": 16, "ffn_dim": 24, "heads": 2, "encoder_layers": 2, "decoder_layers": 2}
+CONFIG = ModelConfig(**SIZE, base_dim=8, base_layers=1, dropout=0.0)
 CHOICES: dict[str, Any] = {
     "norm": Norm.registry,
     "embedding": Embedding.registry,
@@ -57,7 +59,7 @@ CHOICES: dict[str, Any] = {
     "logit_map": LogitMap.registry,
     "kv_heads": [0, 1],
     "head_dim": [0, 4],
-    "parametrisation": ["standard", "mup"],
+    "parametrisation": Parametrisation.registry,
 }
 
 
@@ -78,11 +80,12 @@ def uniform(placement: str, **choices: Any) -> ModelConfig:
 
 
 def combined(encoder: str, decoder: str, parts: tuple[Any, ...]) -> ModelConfig:
-    """These parts under two placements, with another embedding where one of them needs it."""
+    """These parts under two placements, with another embedding or parametrisation where one needs it."""
     choices = dict(zip(CHOICES, parts, strict=True))
     config = replace(CONFIG, encoder_placement=encoder, decoder_placement=decoder, **choices)
-    embeddings = (config.embedding, *Embedding.registry)
-    return next(c for e in embeddings if not refused(c := replace(config, embedding=e)))
+    scalings = (config.parametrisation, *Parametrisation.registry)
+    pairs = product(scalings, (config.embedding, *Embedding.registry))
+    return next(c for s, e in pairs if not refused(c := replace(config, parametrisation=s, embedding=e)))
 
 
 BY_PLACEMENT = [uniform(name) for name in Placement.registry]

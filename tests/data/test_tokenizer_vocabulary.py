@@ -136,7 +136,7 @@ def test_a_damaged_tokenizer_of_a_run_is_refused_by_name(tmp_path, monkeypatch, 
 def test_a_tokenizer_with_other_special_tokens_is_refused(tmp_path):
     other = json.loads(BytePairs.train(SOURCE, 60).to_json())
     other["added_tokens"], other["model"]["unk_token"] = [], None
-    other["model"]["vocab"] = {"a": 0, "b": 1, "c": 2, "d": 3}
+    other["model"]["vocab"] = {"a": 0, "b": 1, "c": 2, "[ pad ]": 3}
     other["model"]["merges"] = []
     (tmp_path / "t.json").write_text(json.dumps(other), "utf-8")
     with pytest.raises(ValueError, match=r"\[ pad \]"):

@@ -26,7 +26,7 @@ DEVIATIONS = {
     "truncnormal": {"attention": 0.986 * 0.02, "ffn": 0.986 * 0.02},
     "zerooutputs": {"attention": 64**-0.5, "ffn": 64**-0.5, "output": 0.0, "ffn_out": 0.0},
     "ngptstart": {"attention": 64**-0.5, "ffn": 64**-0.5},
-    "nanochatstart": {"attention": 64**-0.5, "ffn": 0.4 / 192**0.5, "output": 0.0, "ffn_out": 0.0},
+    "nanochatstart": {"attention": 64**-0.5, "ffn": 0.4 / 64**0.5, "output": 0.0, "ffn_out": 0.0},
     NAMES["scheme"]: {"attention": 64**-0.5, "ffn": 64**-0.5, "ffn_out": 192**-0.5},
 }
 

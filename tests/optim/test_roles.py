@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import nn
 
+from normlab.cli.presets import language_model
 from normlab.config.config import OptimConfig
 from normlab.config.model import ModelConfig
 from normlab.errors import UserError
-from normlab.nn import Decoder, parameter_roles
+from normlab.nn import ROLES, Decoder, parameter_roles
 from normlab.optim import OPTIMISERS, ROLE_TABLES, RoleRule, build_optimiser, clipped_together, set_rate
 from normlab.tasks.task import build_model
+from normlab.training.recipes.grammar import resolve
 
 MODEL = ModelConfig(
     dim=8,
@@ -109,9 +111,33 @@ def test_shipped_tables_are_those_of_their_authors(model):
     }
 
 
+def test_nanochat_has_its_groups_at_its_width_and_another_optimiser_does_without():
+    """Rates, decays and betas of its code at rate 0.02, of which embeddings and head go with the width."""
+    config = resolve("like:nanochat", replace(language_model(), model=MODEL))
+    built = build_model(Decoder, config.model, 11, 1)
+    groups = set_rate(build_optimiser(built, config.optim), 0.02).param_groups
+    names = {id(p): name.rpartition(".")[2] for name, p in built.named_parameters()}
+    wide = (8 / 768) ** -0.5
+    assert {names[id(g["params"][0])] if g["role"] == "scalar" else g["role"]: own(g) for g in groups} == {
+        "embedding": pytest.approx((0.3 * wide, 0.001, 0.8, 0.995)),
+        "head": pytest.approx((0.008 * wide, 0.01, 0.8, 0.96)),
+        "r": pytest.approx((0.005, 0.05, 0.8, 0.95)),
+        "mu": pytest.approx((0.5, 0.0, 0.96, 0.95)),
+        "hidden": pytest.approx((0.02, 0.28)),
+    }
+    other = resolve("like:nanochat+adamw", replace(language_model(), model=MODEL))
+    adamw = set_rate(build_optimiser(build_model(Decoder, other.model, 11, 1), other.optim), 0.02)
+    assert isinstance(adamw, torch.optim.AdamW)
+    assert [float(g["lr"]) for g in adamw.param_groups] == pytest.approx([0.02] * len(adamw.param_groups))
+
+
+def own(group):
+    return float(group["lr"]), group["weight_decay"], *group.get("betas", ())
+
+
 def test_every_table_names_roles_and_rules_that_exist(model):
     for name, rules in ROLE_TABLES.items():
-        assert rules.keys() <= {"embedding", "head", "hidden", "norm", "bias", "scalar"}, name
+        assert {role.partition(".")[0] for role in rules} <= {*ROLES}, name
         build_optimiser(model, replace(ADAMW, roles=name))
 
 

@@ -76,13 +76,12 @@ def compare(
     ours: Callable[[], Tensor],
     theirs: Oracle,
     inputs: Mapping[str, Tensor] | None = None,
-    *,
-    together: bool = False,
 ) -> None:
-    """Value and derivatives of ``ours`` on every path against those of ``theirs``.
+    """Value and derivative of ``ours`` on every path against those of ``theirs``.
 
-    ``theirs`` takes the module's parameters and the inputs, by name. With ``together`` all of them move at
-    once along one direction; otherwise each on its own.
+    ``theirs`` takes the module's parameters and the inputs, by name. All of them move at once, each along a
+    random direction of its own, so that the wrong gradient of any one changes the sum; where it is off, each
+    is moved by itself to name those that are wrong.
     """
     leaves = dict(module.named_parameters()) | dict(inputs or {})
     arrays = {name: leaf.detach().numpy().copy() for name, leaf in leaves.items()}
@@ -90,16 +89,15 @@ def compare(
     rng = np.random.default_rng(3)
     cotangent = rng.normal(size=expected.shape)
     directions = {name: rng.normal(size=array.shape) for name, array in arrays.items()}
-    groups = [list(arrays)] if together else [[name] for name in arrays]
 
-    def slope(names: list[str]) -> float:
+    def slope(*names: str) -> float:
         def along(step: complex) -> complex:
             moved = {name: arrays[name] + step * directions[name] for name in names}
             return (cotangent * theirs({**arrays, **moved})).sum()
 
         return derivative(along)
 
-    slopes = np.array([slope(names) for names in groups])
+    together = slope(*arrays)
     for path in PATHS:
         with path():
             value = ours()
@@ -107,14 +105,17 @@ def compare(
             assert path is not fused or not _has_attention(module) or kernel.call_count > 0
         gradients = torch.autograd.grad((value * torch.from_numpy(cotangent)).sum(), list(leaves.values()))
         terms = {n: g.numpy() * directions[n] for n, g in zip(leaves, gradients, strict=True)}
-        ours_slopes = np.array([sum(terms[name].sum() for name in names) for names in groups])
-        scale = max(sum(np.abs(terms[name]).sum() for name in names) for names in groups)
+        slopes = {name: float(term.sum()) for name, term in terms.items()}
+        allowed = TOLERANCE * max(np.abs(term).sum() for term in terms.values())
         np.testing.assert_allclose(
             value.detach().numpy(), expected, rtol=0, atol=TOLERANCE * np.abs(expected).max()
         )
-        off = np.abs(ours_slopes - slopes) > TOLERANCE * scale
-        wrong = [(names, a, b) for names, a, b, o in zip(groups, ours_slopes, slopes, off, strict=True) if o]
-        assert wrong == [], f"{path.__name__}: parameters, our derivative, the oracle's"
+        if not abs(sum(slopes.values()) - together) <= allowed:
+            each = [(name, own, slope(name)) for name, own in slopes.items()]
+            wrong = [one for one in each if not abs(one[1] - one[2]) <= allowed]
+            raise AssertionError(
+                f"{path.__name__}: parameters, our derivative, the oracle's: {wrong or each}"
+            )
 
 
 def _has_attention(module: nn.Module) -> bool:

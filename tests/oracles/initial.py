@@ -132,8 +132,8 @@ def language_model_std(scheme: str, matrix: str, n_in: int, sublayers: int) -> f
 
     GPT-2: 0.02, the last matrix of a branch / sqrt(sublayers), 2L in one stack. normal002: 0.02 everywhere.
     truncnormal: 0.02 cut at three deviations (OLMo 2). zerooutputs: 1/sqrt(n_in), last matrices 0. nanochat:
-    1/sqrt(d), first feed-forward matrices U(-b, b) with b = 0.4/sqrt(d), last matrices 0, tokens 0.8, an
-    output matrix 0.001; positions, which nanochat does not have, as tokens.
+    1/sqrt(d), first feed-forward matrices 0.4/sqrt(d), last matrices 0, tokens 0.8, an output matrix 0.001;
+    positions, which nanochat does not have, as tokens.
     """
     last = matrix in ("output", "ffn_out")
     if scheme == "gpt2start":
@@ -147,7 +147,7 @@ def language_model_std(scheme: str, matrix: str, n_in: int, sublayers: int) -> f
     if last:
         return 0.0
     small = scheme == "nanochatstart" and matrix in ("ffn_in", "ffn_gate")
-    return (0.4 / np.sqrt(3.0) if small else 1.0) / np.sqrt(n_in)
+    return (0.4 if small else 1.0) / np.sqrt(n_in)
 
 
 LANGUAGE_MODEL_STARTS = ("normal002", "gpt2start", "truncnormal", "zerooutputs", "ngptstart", "nanochatstart")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
@@ -41,24 +43,28 @@ def sources(count: int) -> Tensor:
     return ids.masked_fill(torch.arange(7) >= 1 + torch.arange(count)[:, None] % 7, 0)
 
 
+@cache
 def searcher(placement: str = "post", seed: int = 25) -> Seq2Seq:
-    """A model (seeds were looked for) that ends its outputs early, late and at the limit."""
+    """A model (seeds were looked for) that ends its outputs early, late and at the limit; shared."""
     config = replace(CONFIG, encoder_placement=placement, decoder_placement=placement)
     return perturbed(config, seed=seed)
 
 
-def next_log_p(model: Seq2Seq, source: Tensor, allowed: Tensor | None = None) -> searches.NextLogP:
-    """Full decoding of one sentence without padding; a prefix is computed once."""
-    known: dict[tuple[int, ...], np.ndarray] = {}
+@cache
+@torch.no_grad()
+def logits(model: Seq2Seq, source: tuple[int, ...], prefix: tuple[int, ...]) -> Tensor:
+    """`[V]` after a prefix of one sentence without padding, by full decoding; computed once for all tests."""
+    return model(torch.tensor([source]), torch.tensor([prefix]))[0, -1].float()
 
-    @torch.no_grad()
+
+def next_log_p(model: Seq2Seq, source: Tensor, allowed: Tensor | None = None) -> searches.NextLogP:
+    sentence = tuple(source[source != 0].tolist())
+
     def log_p(prefix: list[int]) -> np.ndarray:
-        if tuple(prefix) not in known:
-            scores = model(source[source != 0][None], torch.tensor([prefix]))[0, -1].float()
-            if allowed is not None:
-                scores[~allowed] = float("-inf")
-            known[tuple(prefix)] = torch.log_softmax(scores, -1).numpy()
-        return known[tuple(prefix)]
+        scores = logits(model, sentence, tuple(prefix))
+        if allowed is not None:
+            scores = scores.masked_fill(~allowed, float("-inf"))
+        return torch.log_softmax(scores, -1).numpy()
 
     return log_p
 
@@ -222,7 +228,7 @@ class Letters:
 @pytest.mark.parametrize("max_positions", [4096, 8])
 def test_lines_keep_their_order_and_empty_ones_stay_empty(max_positions, monkeypatch):
     monkeypatch.setattr("normlab.tasks.translation.SEARCH_POSITIONS", max_positions)
-    model = searcher().train()
+    model = deepcopy(searcher()).train()
     lines = ["abc", "", "ihgfedcba", "   ", "d", "e", "ab"]
     decode_config = DecodeConfig(beam=2, max_len_ratio=1.0)
     found = translate_lines(model, Letters(), lines, decode_config)

@@ -36,7 +36,7 @@ from oracles.toys import SENTENCES, VOCAB, exactly_placed, normal, padded, under
 PLACEMENTS = ours_alone(Placement.registry)
 
 
-def check_stack(name: str, config: ModelConfig, *, together: bool = False, scale: float = 1.0) -> None:
+def check_stack(name: str, config: ModelConfig, *, scale: float = 1.0) -> None:
     """A stack `[5, D]` to `[5, D]`, its memory of another length where it has one."""
     reads = name == "decoder" and config.encoder_layers > 0
     roles = ENCODER_LAYER if name == "encoder" else DECODER_LAYER if reads else LANGUAGE_LAYER
@@ -49,7 +49,7 @@ def check_stack(name: str, config: ModelConfig, *, together: bool = False, scale
     def oracle(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         return StackOracle(Weights(arrays), name, config, arrays.get("memory"))(arrays["x"])
 
-    compare(stack, ours, oracle, inputs, together=together)
+    compare(stack, ours, oracle, inputs)
 
 
 SHAPES = [
@@ -68,15 +68,14 @@ ROWS = pairwise(PLACEMENTS, ours_alone(Norm.registry), SHAPES)
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_stacks(placement):
-    """Every parameter by itself in the stacks of an encoder-decoder. In a deep one small weights, so that no
-    stream without norms grows until its attention is the choice of one position, which no rounding error
-    leaves alone.
+    """In a deep stack small weights, so that no stream without norms grows until its attention is the choice
+    of one position, which no rounding error leaves alone.
     """
 
     @each(("norm", "name", "layers"), [(norm, *shape) for place, norm, shape in ROWS if place == placement])
     def check(norm, name, layers):
         config = under(placement, norm=norm, encoder_layers=layers[0], decoder_layers=layers[1])
-        check_stack(name, config, together=layers != (2, 3), scale=0.5 if max(layers) > 3 else 1.0)
+        check_stack(name, config, scale=0.5 if max(layers) > 3 else 1.0)
 
     check()
 
@@ -84,7 +83,7 @@ def test_stacks(placement):
 # --------------------------------------------------------------------------------------- whole models
 
 
-def check_seq2seq(config: ModelConfig, *, together: bool) -> None:
+def check_seq2seq(config: ModelConfig) -> None:
     """Logits at every real position of a padded batch."""
     model = exactly_placed(Seq2Seq(config, VOCAB), config)
     sources, targets = (padded(list(side)) for side in zip(*SENTENCES, strict=True))
@@ -93,10 +92,10 @@ def check_seq2seq(config: ModelConfig, *, together: bool) -> None:
         w = Weights(arrays)
         return np.concatenate([adapter.seq2seq_logits(w, config, s, t) for s, t in SENTENCES])
 
-    compare(model, lambda: model(sources, targets)[targets != 0], oracle, together=together)
+    compare(model, lambda: model(sources, targets)[targets != 0], oracle)
 
 
-def check_decoder(config: ModelConfig, *, together: bool) -> None:
+def check_decoder(config: ModelConfig) -> None:
     model = exactly_placed(Decoder(config, VOCAB), config)
     rows = [target for _, target in SENTENCES]
     ids = padded(rows)
@@ -104,17 +103,17 @@ def check_decoder(config: ModelConfig, *, together: bool) -> None:
     def oracle(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         return np.concatenate([adapter.decoder_logits(Weights(arrays), config, row) for row in rows])
 
-    compare(model, lambda: model(ids)[ids != 0], oracle, together=together)
+    compare(model, lambda: model(ids)[ids != 0], oracle)
 
 
 @pytest.mark.parametrize(
     ("placement", "another"), list(zip(PLACEMENTS, PLACEMENTS[1:] + PLACEMENTS[:1], strict=True))
 )
 def test_whole_models(placement, another):
-    """With one placement or two, every parameter by itself or all together, and a language model."""
-    check_seq2seq(under(placement, encoder_layers=1, decoder_layers=1), together=False)
-    check_seq2seq(under(placement, another), together=True)
-    check_decoder(under(placement, encoder_layers=0), together=True)
+    """With one placement or two, and a language model."""
+    check_seq2seq(under(placement, encoder_layers=1, decoder_layers=1))
+    check_seq2seq(under(placement, another))
+    check_decoder(under(placement, encoder_layers=0))
 
 
 CHOICES = {
@@ -132,5 +131,5 @@ CHOICES = {
 @each("chosen", pairwise(*map(ours_alone, CHOICES.values())))
 def test_choices_outside_the_placement(chosen):
     choices = {**dict(zip(CHOICES, chosen, strict=True)), "kv_heads": 1, "logit_cap": 2.0}
-    check_seq2seq(under("pre", "post", decoder_layers=1, encoder_layers=1, **choices), together=False)
-    check_decoder(under("post", encoder_layers=0, decoder_layers=2, **choices), together=False)
+    check_seq2seq(under("pre", "post", decoder_layers=1, encoder_layers=1, **choices))
+    check_decoder(under("post", encoder_layers=0, decoder_layers=2, **choices))

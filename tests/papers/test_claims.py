@@ -18,7 +18,6 @@ from normlab.papers.results import KEPT, locked_in, read_reproduction, result_na
 
 CARRIED = json.loads(LOCK.with_name("carried.json").read_text(encoding="utf-8"))
 """Fingerprint to the one that covered less of the same claims."""
-RESULTS = [read_reproduction(path) for path in sorted(KEPT.glob("*.json"))]
 
 
 def locked() -> dict[str, str]:
@@ -67,8 +66,9 @@ def early(found: Reproduction, lock: Mapping[str, str], date: str) -> bool:
     return not held or datetime.fromisoformat(found.began) < datetime.fromisoformat(date)
 
 
-@each("found", RESULTS, ids=lambda found: result_name(found.id, found.scale))
-def test_no_result_was_measured_before_its_lock(found):
+@each("path", sorted(KEPT.glob("*.json")), ids=lambda path: path.stem)
+def test_no_result_was_measured_before_its_lock(path):
+    found = read_reproduction(path)
     assert found.lock, "no commit locked it; commit tests/papers/claims.json, and measure it anew"
     lock = json.loads(git("show", f"{found.lock}:tests/papers/claims.json"))
     assert not early(found, lock, git("show", "-s", "--format=%cI", found.lock).strip())

@@ -11,6 +11,7 @@ from normlab.comparison.result import Comparison
 from normlab.report.compare import write_compare_page
 from normlab.report.run import run_page
 from report import example
+from report.test_transfer import some_transfer
 
 sync_api = pytest.importorskip("playwright.sync_api")
 
@@ -87,12 +88,18 @@ def check(page: "sync_api.Page", width: int) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
+@pytest.fixture(scope="module")
+def transfer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return some_transfer().page(tmp_path_factory.mktemp("page") / "transfer.html")
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("file", ["page_file", "transfer_file"])
 @pytest.mark.parametrize(("width", "mode"), [(PHONE, "dark"), (DESK, "light")])
 def test_every_chart_is_drawn_and_nothing_is_wrong(
-    browser: "sync_api.Browser", page_file: Path, width: int, mode: str
+    browser: "sync_api.Browser", request: pytest.FixtureRequest, file: str, width: int, mode: str
 ) -> None:
-    page, trouble = opened(browser, page_file, width=width, mode=mode)
+    page, trouble = opened(browser, request.getfixturevalue(file), width=width, mode=mode)
     check(page, width)
     assert trouble == []
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(15, 18, 22)"

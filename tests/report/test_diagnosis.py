@@ -188,6 +188,8 @@ def test_every_stack_has_its_charts():
     assert scales["depth"].to_list() == [0, 0.5, 1, 1.5, 2, 2.5]
     assert set(scales["recipe"]) == {"self-attention", "feed-forward"}
     assert scales["module"].to_list() == [f"encoder.sublayers.{i}.f" for i in range(6)]
+    for drawn in found.values():
+        drawn.chart.to_dict()  # which validates it; a page does not
 
 
 def test_stacks_share_an_axis():

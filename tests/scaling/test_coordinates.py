@@ -146,6 +146,9 @@ def test_rows_are_by_role_and_by_module_and_plain(standard):
     assert whole.values == pytest.approx((5e-3, 5e-3))
     biases = [r for r in plain["rows"] if r["parameter"] == "ln_f.bias" and r["quantity"] == "start"]
     assert [(r["slope"], r["right"]) for r in biases] == [(None, None)]  # a zero has no exponent
+    meant = {(r["quantity"], r["step"]): (r["expected"], r["expected_low"]) for r in plain["rows"]}
+    assert meant["logits", 0] == (0.0, None)  # it may fall as far as it likes
+    assert meant["logits change", 1] == (0.0, -0.5)
 
 
 def test_exact_exponents_are_those_of_the_groups():

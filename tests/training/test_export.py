@@ -6,15 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from cases import each
+from data.libraries import DOCUMENTS, KINDS, library
 from normlab.cli.main import main
-from normlab.config.config import Config, DecodeConfig, ModelConfig
-from normlab.data.vocabulary import load
+from normlab.config.config import Config, DataConfig, DecodeConfig, ModelConfig
+from normlab.data.tokenizer import EOS, UNK
+from normlab.data.vocabulary import load, parse
 from normlab.errors import UserError
 from normlab.nn import Decoder
 from normlab.nn.decode import generate, likeliest
 from normlab.runs import RunFolder
 from normlab.tasks.task import build_model
-from normlab.training.export import difference, family_of, hugging_face
+from normlab.training.export import difference, entries_of, family_of, hugging_face, write_tokenizer
 from normlab.training.families import FAMILIES
 from normlab.training.recipes.grammar import resolve
 from normlab.training.sampling import decoder_of, prompt_of, sample, text_of
@@ -39,11 +42,11 @@ FITS = [
 ]
 
 
-def drawn(recipe, changes):
+def drawn(recipe, changes, entries=61):
     """A recipe's configuration and its model, whose every parameter is off its start."""
     config = resolve(recipe, BASE)
     config = replace(config, model=replace(config.model, **changes))
-    model = build_model(Decoder, config.model, 61, 1).eval()
+    model = build_model(Decoder, config.model, entries, 1).eval()
     draw = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for p in model.parameters():
@@ -56,8 +59,41 @@ def test_logits_are_the_same(recipe, changes, kind):
     config, model = drawn(recipe, changes)
     family = family_of(config)
     assert family.kind == kind
-    apart, largest = difference(model, hugging_face(family, config, model), config)
+    rows = torch.arange(61)
+    apart, largest = difference(model, hugging_face(family, config, model, rows), config, rows)
     assert apart < 1e-5 * max(largest, 1.0)
+
+
+@each(
+    ("kind", "recipe"),
+    [("GPT-4", "like:gpt2"), ("WordPiece", "like:llama"), ("Llama 2", "like:llama"), ("Gemma", "like:olmo2")],
+)
+def test_a_tokenizer_of_others_keeps_its_numbers(tmp_path, kind, recipe):
+    import transformers
+
+    theirs = KINDS.get(kind, library)()
+    ours, text = parse(theirs.to_str().encode()), "one two"
+    config, model = drawn(recipe, {"kv_heads": 0}, ours.vocab_size)
+    backend, rows = entries_of(ours)
+    out = tmp_path / kind
+    hugging_face(family_of(config), config, model, rows).save_pretrained(out)
+    write_tokenizer(backend, rows, out)
+    other = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    assert ids[0, 1:].tolist() == theirs.encode(text, add_special_tokens=False).ids
+    assert tokenizer.decode(ids[0], skip_special_tokens=True) == text
+    assert rows[ids[0]].tolist() == prompt_of(ours, text)
+    assert other.config.eos_token_id == ids[0, 0] == (0 if kind == "GPT-4" else theirs.get_vocab_size())
+    unknown = {"WordPiece": 1, "Llama 2": 0}.get(kind)
+    columns = [
+        EOS if number == ids[0, 0] else UNK if number == unknown else number + 4
+        for number in range(len(tokenizer))
+    ]
+    with torch.no_grad():
+        expected = model(torch.tensor([prompt_of(ours, text)]))[..., columns]
+        apart = (other(ids).logits - expected).abs().max()
+    assert apart < 1e-5 * max(float(expected.abs().max()), 1.0)
 
 
 @pytest.mark.slow
@@ -71,9 +107,9 @@ def test_a_trained_run_goes_on_in_the_other_library(recipe, tmp_path):
     other = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     tokens = transformers.AutoTokenizer.from_pretrained(out)("twenty one", return_tensors="pt")
     model, tokenizer, _ = decoder_of(trained)
-    prompt = prompt_of(tokenizer, "twenty one")
+    prompt, rows = prompt_of(tokenizer, "twenty one"), entries_of(tokenizer)[1]
     assert tokens["input_ids"][0].tolist() == prompt
-    apart, largest = difference(model, other, config)
+    apart, largest = difference(model, other, config, rows)
     assert apart < 1e-5 * max(largest, 1.0)
     window = len(prompt) + 500
     ours = generate(model.double(), prompt, [0], lambda p: likeliest(p, 1), count=500, window=window)[0]
@@ -90,13 +126,13 @@ def test_a_trained_run_goes_on_in_the_other_library(recipe, tmp_path):
 def test_recipes_that_fit_nowhere_are_refused_part_by_part():
     config = resolve("post+rmsnorm+nobias+swiglu+rope", BASE)
     with pytest.raises(
-        UserError, match="nearest is llama, but decoder_placement is post, and llama has pre"
+        UserError, match="closest is llama, but decoder_placement is post, and llama has pre"
     ) as no:
         family_of(config)
     others = [line.strip().partition(":")[0] for line in str(no.value).splitlines()[1:-1]]
     assert others == [family.kind for family in FAMILIES if family.kind != "llama"]
     assert "norm is rmsnorm, and gpt2 has layernorm" in str(no.value)
-    with pytest.raises(UserError, match="of the task translation"):
+    with pytest.raises(UserError, match="task of the run is translation"):
         family_of(Config())
 
 
@@ -113,7 +149,7 @@ def test_a_run_is_exported_with_its_tokenizer(run, tmp_path, capsys):
 
     out = tmp_path / "llama"
     assert main(["run", "export", str(run.path), "--out", str(out)]) == 0
-    assert "is now llama, from the best weights" in capsys.readouterr().out
+    assert "as llama (the best weights" in capsys.readouterr().out
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
     model = transformers.AutoModelForCausalLM.from_pretrained(out)
     text = "twenty four"
@@ -127,6 +163,23 @@ def test_a_run_is_exported_with_its_tokenizer(run, tmp_path, capsys):
     )
     assert main(["run", "export", str(run.path), "--out", str(out)]) == 2
     assert "exists; name another folder" in capsys.readouterr().err
+
+
+def test_a_run_with_a_tokenizer_of_others_is_exported_with_it(tmp_path, capsys):
+    import transformers
+
+    library().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "text").write_bytes("".join(DOCUMENTS).encode())
+    paths = {f"{name}_text": str(tmp_path / "text") for name in ("train", "dev")}
+    data = DataConfig(**paths, tokenizer=str(tmp_path / "tokenizer.json"), block_len=16)
+    run = train(tiny_language_model(data, "pre+rmsnorm+nobias+swiglu+rope", steps=2), tmp_path / "runs")
+    assert main(["run", "export", str(run.path), "--out", str(tmp_path / "out")]) == 0
+    assert "tokenizer: 329 entries; it puts <|endoftext|> before a text" in capsys.readouterr().out
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    for text in DOCUMENTS[:3]:
+        ids = tokenizer(text)["input_ids"]
+        assert ids == [0, *library().encode(text).ids]
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
 def test_samples_differ_by_seed_and_not_by_call(run, capsys):
@@ -143,7 +196,7 @@ def test_samples_differ_by_seed_and_not_by_call(run, capsys):
 
 def test_a_translation_continues_nothing(run):
     folder = RunFolder.create(run.path.parent / "translation", Config())
-    with pytest.raises(UserError, match="a language model continues text"):
+    with pytest.raises(UserError, match="only a language model continues text"):
         sample(folder, "one", DecodeConfig(sample=True))
 
 

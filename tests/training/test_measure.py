@@ -71,7 +71,7 @@ def test_all_processes_measure_at_the_same_time_and_the_recipes_go_round(monkeyp
     monkeypatch.setattr(module, "usable_cores", lambda: 2)
     taken = {"pre": 1.0, "post": 3.0, "admin": 5.0}
 
-    def measured(config, root):
+    def measured(config, root, setups):
         asked.append(config.recipe)
         return Seconds(taken[config.recipe], 0.0, 0.0, 2.0)
 

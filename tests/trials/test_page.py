@@ -12,7 +12,8 @@ import pytest
 
 from normlab.config.io import to_plain
 from normlab.errors import UserError
-from normlab.report.trial import loss_by_rate, trial_page, write_trial_page
+from normlab.report.charts.rates import loss_by_rate
+from normlab.report.trial import trial_page, write_trial_page
 from normlab.trials.scale import Scale
 from normlab.trials.trials import Trial, Trials
 
@@ -46,7 +47,7 @@ def trials() -> Trials:
 def test_the_page_says_the_sentence_and_holds_every_rate(tmp_path: Path):
     text = trials().page(tmp_path / "trial.html").read_text()
     for part in (
-        "Up to 8e-3 trains",
+        'Up to <span class="whole">8e-3</span> trains',
         "1.6e-2 is worse",
         "not finite at step 20",
         "allows 20 trials",

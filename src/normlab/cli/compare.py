@@ -20,13 +20,14 @@ from normlab.cli.options import (
     command_line,
     flags_of,
     load,
+    note_task,
     typed_values,
 )
 from normlab.cli.run import FORCED, forced_lines
 from normlab.cli.terminal import STYLES, progress
 from normlab.comparison.result import AROUND, CompareRequest, Comparison, RecipeResult
 from normlab.config.cost import amount
-from normlab.config.units import duration, p_value, rate
+from normlab.config.units import count, duration, p_value, rate
 from normlab.errors import UserError
 from normlab.runs.files import own
 
@@ -91,6 +92,8 @@ class CompareCommand:
         from normlab.comparison.grid import on_backend
 
         request = on_backend(self.request(command_line()))
+        for recipe in request.recipes if not request.setup else ():
+            note_task(recipe, request.base.task)
         if self.plan:
             _print_plan(plan.plan(request), jobs=request.jobs)
             return
@@ -132,17 +135,17 @@ def _print_plan(planned: ComparePlan, *, jobs: int) -> None:
     terminal.write(
         *([table] if planned.sweep else []),
         *(f"{name}: {meaning}" for name, meaning in planned.resolves_to.items()),
-        f"{'then ' if planned.sweep else ''}{planned.seed_runs} runs with the reported seeds at each "
-        f"{planned.noun}'s best learning rate\n{seconds.step * 1000:.0f} ms a step, "
+        f"{'then ' if planned.sweep else ''}{count(planned.seed_runs, 'run')} with the reported seeds "
+        f"at each {planned.noun}'s best learning rate\n{seconds.step * 1000:.0f} ms a step, "
         f"{duration(seconds.run)} a run, about {duration(planned.total_seconds)} in all with {jobs} at "
         "a time",
     )
     if not planned.power:
         return
     terminal.write(
-        "", f"A difference of this size between two {planned.noun}s would be found four times in five:"
+        "", f"The smallest difference between two {planned.noun}s that is found with a power of 80%:"
     )
-    tells = terminal.table(">seeds", f">{metric.label}", f">spreads of a {planned.noun}", ">runs", ">time")
+    tells = terminal.table(">seeds", f">{metric.label}", ">deviations over seeds", ">runs", ">time")
     for power in planned.power:
         size = metric.amount(power.difference) if power.difference is not None else "?"
         tells.add_row(str(power.seeds), size, f"{power.sd:.1f}", str(power.runs), duration(power.seconds))

@@ -230,7 +230,19 @@ def resolved(name: str, flags: ConfigFlags, *, recipe: str, lr: float, seed: int
     else:
         require_known(config)
         config = replace(config, own_code=own_code(config))
+    note_task(config.recipe, config.task)
     return resolved_precision(config)
+
+
+def note_task(recipe: str, task: str) -> None:
+    """Say so where a baseline, which is a language model's, is used for another task."""
+    from normlab.training.recipes.baselines import baseline_of
+
+    if task != "language_model" and baseline_of(recipe) is not None:
+        errors.write(
+            f"{recipe} is a recipe of language models, and the task is {task}; for a language model type "
+            "--config language_model"
+        )
 
 
 FAILS: Final = 3

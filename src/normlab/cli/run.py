@@ -118,7 +118,7 @@ class FoldCommand:
         out = self.out or folder.path.with_name(f"plain-{folder.path.name}")
         plain = fold(folder, out, weights=self.weights or "", max_positions=self.max_positions)
         allowed = BOUND * plain.largest_logit
-        print(f"{plain.run}: {plain.before} is now {plain.after}, from {plain.weights}")
+        print(f"rewrote {plain.before} as {plain.after} ({plain.weights}) in {plain.run}")
         for sentence in plain.kept:
             print(f"  {sentence}")
         print(
@@ -160,7 +160,7 @@ class ExportCommand:
         folder = find_run(self.run_folder, self.runs)
         out = self.out or folder.path.with_name(f"{self.to}-{folder.path.name}")
         written = export(folder, out, weights=self.weights or "")
-        print(f"{folder.path.name} is now {written.kind}, from {written.weights}")
+        print(f"exported {folder.path.name} as {written.kind} ({written.weights})")
         print(
             f"largest difference of logits in float32: {written.float32:.2g} (largest logit "
             f"{written.largest_logit:.3g})"

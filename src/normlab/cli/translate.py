@@ -93,13 +93,13 @@ class TranslateCommand:
 
     def run(self) -> None:
         from normlab.training.recipes.grammar import require_known
-        from normlab.training.translate import n_best, translate
+        from normlab.training.translate import n_best, translate, translation_of
         from normlab.training.weights import weights_of
 
         self._require_place()
         folder = find_run(self.run_folder, self.runs)
         require_known(folder.config())
-        decode = self.decode(folder.config().decode)
+        decode = self.decode(translation_of(folder).decode)
         lines = [line for name in self.files or ("-",) for line in _lines_of(name)]
         prefixes = [self.prefix] * len(lines)
         weights = weights_of(folder, self._weights())

@@ -338,8 +338,11 @@ class SetupGrid(Grid):
         return alias_of(name) if self.are_files and self.setups[name] != name else name
 
     def seconds(self) -> Seconds:
-        step = next(iter(self.seen.values())).step_seconds
-        return Seconds(step, 0.0, step * self.request.base.train.steps)
+        seed = self.request.sweep_seed
+        configs = [self.config(name, self.rates(name)[0], seed) for name in self.seen]
+        if self.are_files:
+            return measure_side_by_side(configs, self.request.out, self.request.jobs, self.request.setup)
+        return Seconds.mean([Seconds(*own_runs.rehearse(config, self.setups)) for config in configs])
 
     def start(self, root: Path) -> Worker:
         return Process(root, self.request.setup) if self.are_files else own_runs.Here(root, self.setups)

@@ -68,7 +68,8 @@ def findings(comparison: Comparison) -> tuple[str, ...]:
     if not ranked:
         number = len(comparison.recipes)
         who = f"The {comparison.noun}" if number == 1 else f"None of the {number} {comparison.noun}s"
-        return (f"{who} {'did not train' if number == 1 else 'trained'} at the learning rates tried",)
+        which = f"{'did not train' if number == 1 else 'trained'} at any of the learning rates"
+        return (f"{who} {which}",)
     best = ranked[0]
     reached = f"{best.name} {_reaches(best, comparison.headline)}"
     others = [d for d in comparison.differences if best.name in (d.a, d.b)]

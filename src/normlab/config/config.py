@@ -32,7 +32,9 @@ from normlab.errors import UserError
 
 SEMANTICS = 1
 """Version of what the code computes. Raise it when the same config starts to give other numbers."""
-REVISED = {"derf": 2, "dyt": 2, "innernorm": 2, "radam": 2, "subln": 2, "tfixup": 2}
+REVISED = dict.fromkeys(
+    ("derf", "dyt", "innernorm", "nanochat", "nanochatstart", "radam", "subln", "tfixup"), 2
+)
 """Version of what one part of a recipe computes, if it has changed: no other run gets another id by it."""
 OWN_TASK: Final = "setup"
 """The task of a run that trains a setup of the user's own; none is registered under it."""
@@ -132,20 +134,22 @@ class OptimConfig:
     optimiser: str = no_flag("adam")
     lr: Positive = no_flag(1e-3)
     """Peak learning rate of the schedule."""
-    betas: tuple[Share, Share] = no_flag((0.9, 0.98))
-    eps: Positive = no_flag(1e-9)
+    betas: tuple[Share, Share] = (0.9, 0.98)
+    """Decay rates of Adam's two averages."""
+    eps: Positive = 1e-9
+    """What Adam adds to the root of the second average."""
     momentum: Share = no_flag(0.0)
     """Momentum of sgd."""
     weight_decay: Amount = 0.0
     """Weight decay: added to the gradient by adam and sgd, decoupled from it in adamw and radam."""
-    weight_decay_on: Literal["all", "matrices"] = no_flag("all")
+    weight_decay_on: Literal["all", "matrices"] = "all"
     """Parameters that decay: all, or matrices alone, without biases and norms, as in BERT."""
     max_grad_norm: Annotated[float, Ge(0)] = 0.0
     """Largest norm of the gradient, beyond which it is clipped; 0: no clipping."""
-    clip_by: Literal["all", "role"] = since("all", introduced="all", flag=False)
+    clip_by: Literal["all", "role"] = since("all", introduced="all")
     """What max_grad_norm bounds: the gradient of all parameters together, or that of each role by itself."""
     roles: str = since("", introduced="")
-    """Table of rule, rate, decay, betas and eps by role of the parameters; '': the optimiser's own."""
+    """Optimizer settings by role of the parameters: jordan, nanochat, olmo2 or a table of yours; '': none."""
     schedule: str = since("linear", introduced="inverse_sqrt", flag=False)
     warmup_steps: Count = 0
     """Length of the warm-up in steps, for recipes that warm up."""

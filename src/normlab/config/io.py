@@ -29,6 +29,9 @@ from annotated_types import Ge, Gt, Lt
 
 from normlab.errors import UserError, nearest
 
+if typing.TYPE_CHECKING:
+    from pydantic import ValidationError
+
 T = TypeVar("T")
 
 Count: TypeAlias = Annotated[int, Ge(0), Lt(2**63)]
@@ -140,18 +143,17 @@ def _kinds(function: Any, signature: inspect.Signature) -> dict[str, Any]:
 
 def _argument(name: str, value: Any, kind: Any) -> Any:
     """Return an argument as its annotation wants it: whatever has an order is a list."""
-    from pydantic import ValidationError
-
-    shapes = {typing.get_origin(shape) for shape in (kind, *typing.get_args(kind))}
-    ordered = isinstance(value, Collection) and hasattr(value, "__getitem__")
-    if ordered and shapes & {tuple, Sequence} and not isinstance(value, (str, bytes, Mapping)):
-        value = (tuple if tuple in shapes else list)(value)
-    if isinstance(value, str) and kind is Path:
-        return Path(value)
+    if isinstance(value, str):
+        if kind is Path:
+            return Path(value)
+    elif isinstance(value, Collection) and hasattr(value, "__getitem__"):
+        shapes = {typing.get_origin(shape) for shape in (kind, *typing.get_args(kind))}
+        if shapes & {tuple, Sequence} and not isinstance(value, (bytes, Mapping)):
+            value = (tuple if tuple in shapes else list)(value)
     try:
         return _adapter(kind).validate_python((value,))[0]
-    except ValidationError as error:
-        wrong = error.errors(include_url=False)
+    except ValueError as error:  # pydantic is imported with the adapter, and not again for each argument
+        wrong = typing.cast("ValidationError", error).errors(include_url=False)
     allowed = " or ".join(dict.fromkeys(map(_allowed, wrong)))
     advice = f"; type {name}=[{value!r}]" if "a list" in allowed and isinstance(value, str | float) else ""
     place = functools.reduce(_inside, [key for key in wrong[0]["loc"][1:] if isinstance(key, int)], name)

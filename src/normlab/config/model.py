@@ -66,7 +66,7 @@ class ModelConfig:
     """Base of the wavelengths of rope: Llama 2 has 1e4, Llama 3 and OLMo 2 5e5, Gemma 3 1e6."""
     sliding_window: Count = since(0, introduced=0)
     """Positions, its own among them, that a token attends to in a sliding layer of a decoder; 0: all."""
-    layer_pattern: str = since("S", introduced="S", flag=False)
+    layer_pattern: str = since("S", introduced="S")
     """S for a sliding layer and F for a full one, repeated over the layers."""
     sliding_rope_theta: Amount = since(0.0, introduced=0.0, flag=False)
     """Base of the wavelengths of rope in sliding layers; 0: as in the others."""

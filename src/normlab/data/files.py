@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import ClassVar, Final, TypeAlias, final
+from typing import Any, ClassVar, Final, TypeAlias, final
 
 import numpy as np
 
@@ -77,6 +79,8 @@ class Layout:
     dtype: str
     offset: int
     count: int
+    starts: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    """The first token of each document, where a file beside the shard has them."""
 
 
 _HEADER_BYTES: Final = 1024
@@ -84,23 +88,51 @@ _MAGIC: Final = {20240520: (1, "<u2"), 20240801: (7, "<u4"), 20240522: (0, "")}
 """Version and type of tokens by the first number of llm.c's header: of GPT-2, of Llama 3, of evaluations."""
 
 
+_MEGATRON: Final = struct.Struct("<9sQBQQ")
+"""The beginning of Megatron's index: mark, version, type of the tokens, and the lengths of its lists, one of
+sequences and one of those that documents begin with (megatron/core/datasets/indexed_dataset.py).
+"""
+_MARK: Final = b"MMIDIDX\0\0"
+_TYPES: Final = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+
+
 def layout_of(file: Path) -> Layout:
-    """Return the layout of a shard: ``.npy``, a ``.bin`` with llm.c's header (modded-nanogpt has the same),
-    or one of uint16 alone, as nanoGPT writes it.
+    """Return the layout of a shard: ``.npy``; a ``.bin`` with Megatron's index, ``.idx``, beside it, with
+    llm.c's header (modded-nanogpt has the same), or of uint16 alone, as nanoGPT writes it. Documents may be
+    in a file beside it, ``.idx.npy``, the numbers of their first tokens.
 
     Raises UserError for a file whose size does not fit, and for other numbers at its beginning.
     """
+    if file.suffix != ".npy" and (index := file.with_suffix(".idx")).exists():
+        layout = _megatron(file, index)
+    elif file.suffix == ".npy":
+        mapped = _whole_numbers(file)
+        layout = Layout(mapped.dtype.str, mapped.offset, len(mapped))
+    else:
+        layout = _raw(file)
+    if not (listed := file.with_suffix(".idx.npy")).exists():
+        return layout
+    starts = _whole_numbers(listed).astype(np.int64)
+    if (np.diff(starts, prepend=-1) <= 0).any() or starts.max(initial=0) > layout.count:
+        raise UserError(
+            f"{listed} must hold the number of each document's first token, in their order, below the "
+            f"{layout.count:,} tokens of {file}; write it again, or move it away"
+        )
+    return replace(layout, starts=starts[starts < layout.count])
+
+
+def _whole_numbers(file: Path) -> np.memmap[Any, Any]:
+    try:
+        mapped = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise UserError(f"{file} is no array of NumPy ({error})") from error
+    if not isinstance(mapped, np.memmap) or mapped.ndim != 1 or mapped.dtype.kind not in "ui":
+        raise UserError(f"{file} is not one row of whole numbers; write it as such")
+    return mapped
+
+
+def _raw(file: Path) -> Layout:
     size = file.stat().st_size
-    if file.suffix == ".npy":
-        try:
-            mapped = np.load(file, mmap_mode="r", allow_pickle=False)
-        except ValueError as error:
-            raise UserError(f"{file} is no array of NumPy ({error})") from error
-        if mapped.ndim != 1 or mapped.dtype.kind not in "ui" or not isinstance(mapped, np.memmap):
-            raise UserError(
-                f"{file} holds {mapped.dtype} in {mapped.ndim} dimensions; tokens are whole numbers in one"
-            )
-        return Layout(mapped.dtype.str, mapped.offset, len(mapped))
     with file.open("rb") as stream:
         magic, version, count = np.frombuffer(stream.read(12).ljust(12, b"\0"), "<i4").tolist()
     if magic in _MAGIC:
@@ -109,23 +141,48 @@ def layout_of(file: Path) -> Layout:
             raise UserError(
                 f"{file} has llm.c's header {magic}, version {version}, and is no shard of tokens"
             )
-        if size != _HEADER_BYTES + count * np.dtype(dtype).itemsize:
-            raise UserError(
-                f"{file} says that it has {count:,} tokens, and has {size:,} bytes; copy it again"
-            )
+        _require_size(file, count, dtype, _HEADER_BYTES)
         return Layout(dtype, _HEADER_BYTES, count)
-    if file.with_suffix(".idx").exists():
-        raise UserError(f"{file} has an index beside it, as Megatron's data; write it as uint16 alone")
     if size % 2:
         raise UserError(f"{file} has {size:,} bytes, an odd number, and tokens in a .bin have two each")
     return Layout("<u2", 0, size // 2)
+
+
+def _require_size(file: Path, count: int, dtype: str, header: int = 0) -> None:
+    if (size := file.stat().st_size) != header + count * np.dtype(dtype).itemsize:
+        raise UserError(f"{file} says that it has {count:,} tokens, and has {size:,} bytes; copy it again")
+
+
+def _megatron(file: Path, index: Path) -> Layout:
+    """Return the layout that Megatron's index says."""
+    content = np.fromfile(index, np.uint8)
+    head = content[: _MEGATRON.size].tobytes().ljust(_MEGATRON.size, b"\0")
+    mark, version, kind, sequences, documents = _MEGATRON.unpack(head)
+    if (mark, version) != (_MARK, 1) or kind not in _TYPES:
+        raise UserError(
+            f"{index} is no index of Megatron's, version 1, with tokens of whole numbers; move it away, if "
+            f"{file} is a shard of another kind"
+        )
+    edges = list(accumulate((_MEGATRON.size, 4 * sequences, 8 * sequences, 8 * documents)))
+    if len(content) not in (edges[-1], edges[-1] + sequences):
+        raise UserError(f"{index} has {len(content):,} bytes, and not as many as it says; copy it again")
+    parts = zip(pairwise(edges), ("<i4", "<i8", "<i8"), strict=True)
+    lengths, places, firsts = (content[a:b].view(dtype) for (a, b), dtype in parts)
+    ends = np.cumsum(lengths, dtype=np.int64)
+    begins, count, dtype = ends - lengths, int(ends[-1]) if sequences else 0, _TYPES[kind]
+    _require_size(file, count, dtype)
+    within = lengths.min(initial=0) >= 0 <= firsts.min(initial=0) and firsts.max(initial=0) <= sequences
+    if not within or (begins * np.dtype(dtype).itemsize != places).any():
+        raise UserError(f"{index} names places that {file} does not have; write both again")
+    starts = np.unique(begins[firsts[firsts < sequences]])
+    return Layout(dtype, 0, count, starts[starts < count])
 
 
 @final
 @dataclass(frozen=True)
 class Shards:
     """Tokens that others wrote, in files one after the other; see ``layout_of``. Special tokens separate
-    documents, and a document may go on in the next file.
+    documents, or the files beside them say where these begin; a document may go on in the next file.
     """
 
     name: str
@@ -138,7 +195,11 @@ class Shards:
 
 @final
 class ShardTokens:
-    """The tokens of shards, after an EOS, in our numbers; they stay on disk until they are read."""
+    """The tokens of shards, after an EOS, in our numbers; they stay on disk until they are read.
+
+    Documents that a file beside a shard names begin behind an EOS, which is added where no special token
+    stands.
+    """
 
     def __init__(self, files: Sequence[Path], ours: Ints) -> None:
         layouts = [layout_of(file) for file in files]
@@ -150,22 +211,43 @@ class ShardTokens:
         ]
         self._ours, self._files = ours, files
         self._starts = np.cumsum([1, *(each.count for each in layouts)])
+        self._breaks = np.concatenate([np.zeros(0, np.int64), *self._unmarked(layouts)])
+        self._added = self._breaks + np.arange(len(self._breaks))
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return int(self._starts[-1]) + len(self._breaks)
 
     def __getitem__(self, wanted: slice) -> Ints:
         start, stop, step = wanted.indices(len(self))
         if step != 1:
             raise ValueError("tokens of shards are read in their order")
+        first, last = np.searchsorted(self._added, (start, max(start, stop))).tolist()
+        found = self._written(start - first, stop - last)
+        if first == last:
+            return found
+        return np.insert(found, self._breaks[first:last] - (start - first), EOS)
+
+    def _written(self, start: int, stop: int) -> Ints:
+        """Return tokens as the files have them, the first EOS among them."""
         found = [np.full(max(0, min(1, stop) - start), EOS, self._ours.dtype)]
         for number in range(np.searchsorted(self._starts, start, side="right") - 1, len(self._parts)):
             begin = self._starts[number] if number >= 0 else 1
             if begin >= stop:
                 break
             if number >= 0:
-                found.append(self._ours[self._parts[number][max(0, start - begin) : stop - begin]])
+                part = self._parts[number][max(0, start - begin) : stop - begin]
+                found.append(self._ours[part])
         return np.concatenate(found)
+
+    def _unmarked(self, layouts: Sequence[Layout]) -> Iterator[Ints]:
+        """Yield the starts of a file's documents that are no EOS and stand behind none."""
+        last = np.int64(EOS)
+        for begin, part, layout in zip(self._starts, self._parts, layouts, strict=False):
+            starts = layout.starts
+            here, before = (self._ours.take(part[places], mode="clip") for places in (starts, starts - 1))
+            before[starts == 0] = last
+            yield begin + starts[(here != EOS) & (before != EOS)]
+            last = self._ours.take(part[-1], mode="clip") if len(part) else last
 
     def digest(self) -> bytes:
         """Return the SHA-256 of all tokens. Raises UserError for one that the tokenizer does not have."""
@@ -179,6 +261,7 @@ class ShardTokens:
                         f"name the one that it was written with, with --tokenizer"
                     )
                 whole.update(tokens.astype("<u4").data)
+        whole.update(self._breaks.astype("<i8").data)
         return whole.digest()
 
 
@@ -201,12 +284,14 @@ def open_files(spec: str) -> AnyText:
     path = Path(filled_in(spec))
     if path.is_dir():
         files = [f for f in path.rglob("*") if f.is_file() and not _hidden(f.relative_to(path))]
+        files = [f for f in files if not _is_index(f)]
     elif path.exists() or not any(mark in str(path) for mark in "*?["):
         files = [path] if path.suffix in _KINDS and path.is_file() else []
         if not files:
             return open_text(spec)
     else:
         files = [f for f in Path(path.anchor).glob(str(path.relative_to(path.anchor))) if f.is_file()]
+        files = [f for f in files if not _is_index(f)]
         if not files and spec.endswith("]"):  # a part, such as text[:1000]
             return open_text(spec)
     kinds = {_KINDS.get(file.suffix, Folder) for file in files}
@@ -218,6 +303,12 @@ def open_files(spec: str) -> AnyText:
         )
         raise UserError(f"{spec} has {found}; name files of one kind, with a pattern such as 'texts/*.txt'")
     return kinds.pop()(str(spec), tuple(sorted(files)))
+
+
+def _is_index(file: Path) -> bool:
+    """Whether a file says where the documents of a shard beside it begin, as ``layout_of`` reads it."""
+    own = Path(file.name.removesuffix(".npy"))
+    return own.suffix == ".idx" and any(file.with_name(own.stem + kind).exists() for kind in (".bin", ".npy"))
 
 
 def _hidden(path: Path) -> bool:

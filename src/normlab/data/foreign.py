@@ -1,8 +1,7 @@
-"""Byte-level tokenizers that others made: a ``tokenizer.json`` of Hugging Face, or tiktoken's ranks.
+"""Tokenizers that others made: a ``tokenizer.json`` of Hugging Face of any kind, or tiktoken's ranks.
 
-The library's regular expressions backtrack, and one in a file could take any time. Therefore only those are
-read that are listed here, which were looked at: each is linear in the length of a text, at worst
-quadratic.
+The library ``tokenizers`` runs them as they are. Nothing in them is executed, and a regular expression that
+would take exponential time ends after 10 million steps, as an error of the library.
 """
 
 from __future__ import annotations
@@ -10,18 +9,19 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final, Self, final
+from typing import Any, Final, final
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as Backend
+from tokenizers import decoders
 
-from normlab.config.units import count
 from normlab.data.byte_level import ByteLevel, bytes_of, name_of
-from normlab.data.tokenizer import EOS, SPECIALS, library_errors
+from normlab.data.tokenizer import EOS, SPECIALS, UNK, Tokenizer, library_errors
 from normlab.errors import UserError
 
 FOREIGN: Final = "foreign"
@@ -40,13 +40,6 @@ GPT4O: Final = (
     rf"{_START}[{_UPPER}]*[{_LOWER}]+(?i:{_ENDINGS})?|{_START}[{_UPPER}]+[{_LOWER}]*(?i:{_ENDINGS})?"
     rf"|\p{{N}}{{1,3}}|{_MARKS}[\r\n/]*|\s*[\r\n]+|{_SPACES}"
 )
-WORDS: Final = {
-    GPT2: "GPT-2",
-    GPT4: "GPT-4, Llama 3 and OLMo 2",
-    GPT4.replace(r"\p{N}{1,3}", r"\p{N}"): "Qwen 2",
-    GPT4O: "GPT-4o",
-}
-"""The regular expressions that may split text into words, and whose they are."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +48,7 @@ class Encoding:
 
     name: str
     words: str
+    """The regular expression that splits text into words."""
     entries: int
     """Its vocabulary entries; those without a rank are special tokens."""
 
@@ -69,163 +63,151 @@ ENCODINGS: Final = {
 """The encodings by their number of ranks."""
 
 
-@final
-class ForeignPieces(ByteLevel):
-    """A byte-level tokenizer of others behind our special tokens: its entry i is our entry i + 4.
+class ForeignTokenizer(Tokenizer):
+    """A tokenizer of others behind our special tokens: its entry i is our entry i + 4, and its entry for
+    unknown characters is UNK.
 
-    Its own special tokens stay unused in text; as parts of token shards they are our EOS.
+    Its special tokens stay unused in text; as parts of token shards they are our EOS. Templates, padding and
+    truncation are left out: they add to a text, or cut it.
     """
 
-    def __init__(self, backend: Backend, pieces: Sequence[bytes], fields: Mapping[str, Any]) -> None:
-        """``pieces`` are the bytes of its entries, none for a special token or a gap."""
-        backend.encode_special_tokens = True
-        self._backend, self._fields = backend, fields
-        self.pieces = [b""] * _OFFSET + list(pieces)
-
-    @classmethod
-    def of_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Read a ``tokenizer.json``. Raises UserError if it is none, is not byte-level, or splits text by a
-        regular expression that is not in ``WORDS``; before any of it is built.
-
-        Templates, padding and truncation are left out: they add to a text.
-        """
-        kept = {name: fields.get(name) for name in ("added_tokens", "normalizer", "pre_tokenizer")}
-        model = _model(fields)
-        _require_normalizer(kept["normalizer"])
-        _require_words(kept["pre_tokenizer"])
-        added = _added(kept["added_tokens"])
-        pieces = _pieces(model["vocab"], added)
-        with library_errors():
-            backend = Backend.from_str(json.dumps({"version": "1.0", **kept, "model": model}))
-        return cls(backend, pieces, {**kept, "model": model})
-
-    @classmethod
-    def of_ranks(cls, content: bytes) -> Self:
-        """Read tiktoken's ranks, in each line a piece in base 64 and its rank. Raises UserError for any other
-        file, and for ranks of none of ``ENCODINGS``, which say how text is split and are not in the file.
-        """
-        ranks = dict(_ranks(content))
-        encoding = ENCODINGS.get(len(ranks))
-        if encoding is None:
-            known = ", ".join(f"{each.name} ({ranks:,})" for ranks, each in ENCODINGS.items())
-            raise UserError(f"it has {len(ranks):,} ranks, and the encodings that are known have {known}")
-        names = {name_of(piece): rank for piece, rank in ranks.items()}
-        special = [
-            {"id": i, "content": f"<|{i}|>", "special": True, **dict.fromkeys(_FLAGS, False)}
-            for i in sorted(set(range(encoding.entries)) - set(ranks.values()))
-        ]
-        split = {
-            "type": "Split",
-            "pattern": {"Regex": encoding.words},
-            "behavior": "Isolated",
-            "invert": False,
-        }
-        level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-        return cls.of_json(
-            {
-                "added_tokens": special,
-                "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, level]},
-                "model": {"type": "BPE", "vocab": names, "merges": _merges(ranks), "ignore_merges": True},
-            }
-        )
+    def __init__(
+        self, backend: Backend, fields: Mapping[str, Any], special: NDArray[np.bool_], unknown: int | None
+    ) -> None:
+        """``special`` are its numbers that stand for no text, `[entries]`: special tokens and gaps."""
+        self._backend, self._fields, self._special = backend, fields, special
+        self._entries = np.arange(_OFFSET, len(special) + _OFFSET, dtype=np.int32)
+        if unknown is not None:
+            self._entries[unknown] = UNK
 
     @property
     def vocab_size(self) -> int:
-        return len(self.pieces)
+        return len(self._entries) + _OFFSET
 
     @property
     def kind(self) -> str:
-        return "byte-level byte-pair encoding of others"
+        return f"{self._fields['model'].get('type', 'BPE')} of others"
 
     def ours(self) -> NDArray[np.int32]:
-        """Return our entry for each of theirs; special tokens and gaps are EOS."""
-        entries = np.arange(_OFFSET, len(self.pieces), dtype=np.int32)
-        return np.where(self.byte_counts()[_OFFSET:] > 0, entries, np.int32(EOS))
+        """Return our entry for each of theirs, as parts of token shards."""
+        return np.where(self._special & (self._entries != UNK), np.int32(EOS), self._entries)
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        encoded = self._backend.encode_batch_fast(list(lines), add_special_tokens=False)
-        return [[i + _OFFSET for i in line.ids] for line in encoded]
+        with library_errors():
+            encoded = self._backend.encode_batch_fast(list(lines), add_special_tokens=False)
+        return [self._entries[line.ids].tolist() for line in encoded]
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """Invert ``encode``, as far as the tokenizer keeps the text."""
+        theirs = [[i - _OFFSET for i in line if i >= _OFFSET] for line in ids]
+        return self._backend.decode_batch(theirs, skip_special_tokens=True)
 
     def to_json(self) -> str:
         return json.dumps({FOREIGN: self._fields})
 
+    def exported(self) -> tuple[Backend, NDArray[np.int32]]:
+        """Return the library's tokenizer in its own numbers, and our entry for each of them.
+
+        EOS takes the number of its special token, where it has just one, and is added otherwise. Raises
+        UserError if the library would add it under the number of another entry.
+        """
+        backend, size = Backend.from_str(self._backend.to_str()), len(self._entries)
+        names = [backend.id_to_token(int(i)) for i in np.flatnonzero(self.ours() == EOS)]
+        special = [name for name in names if name is not None]
+        name = special[0] if len(special) == 1 else SPECIALS[EOS]
+        backend.add_special_tokens([name])
+        end = backend.get_vocab()[name]
+        if end < size and not self._special[end]:
+            raise UserError("the numbers of its entries have gaps, so that no end of a text can be added")
+        numbers = np.arange(max(size, end + 1))
+        return backend, np.where(numbers == end, EOS, np.append(self._entries, EOS)[numbers])
+
+
+@final
+class ForeignPieces(ByteLevel, ForeignTokenizer):
+    """A tokenizer of others whose entries each stand for bytes; it has no unknown characters."""
+
+    def __init__(self, backend: Backend, fields: Mapping[str, Any], pieces: Sequence[bytes]) -> None:
+        """``pieces`` are the bytes of its entries, none for special tokens and gaps."""
+        super().__init__(backend, fields, np.array([not piece for piece in pieces]), None)
+        self.pieces = [b""] * _OFFSET + list(pieces)
+
+
+def of_json(fields: Mapping[str, Any]) -> ForeignTokenizer:
+    """Read a ``tokenizer.json``. Raises UserError if the library can read none from it, if two entries have
+    the same number or one has a number that is too large, and for a dropout.
+    """
+    with library_errors():
+        backend = Backend.from_str(json.dumps({"version": "1.0", **fields}))
+        backend.no_padding()
+        backend.no_truncation()
+    backend.encode_special_tokens = True
+    model, names, added = fields["model"], backend.get_vocab(), backend.get_added_tokens_decoder()
+    if model.get("dropout"):
+        raise UserError("its model has a dropout, which gives a text other tokens each time; set it to null")
+    numbers = set(names.values())
+    if not numbers or len(numbers) < len(names):
+        raise UserError("its JSON is damaged: it has no entries, or two with the same number")
+    if max(numbers) >= MOST_ENTRIES:
+        raise UserError(f"its entries have numbers up to {max(numbers):,}; {MOST_ENTRIES - 1:,} is allowed")
+    texts = {name: i for name, i in names.items() if not (i in added and added[i].special)}
+    special = ~np.isin(np.arange(max(numbers) + 1), list(texts.values()))
+    if pieces := _pieces(backend, fields, texts):
+        made = ForeignPieces(backend, fields, [pieces.get(i, b"") for i in range(len(special))])
+        if made.decode(made.encode([_SAMPLE]))[0].removeprefix(" ") == _SAMPLE:
+            return made
+    unknown = model.get("unk_id", backend.token_to_id(model.get("unk_token") or ""))
+    return ForeignTokenizer(backend, fields, special, unknown)
+
+
+_SAMPLE: Final = "one two\n\n\tthree"
+"""A text that comes back from the bytes of its entries if these do not depend on what is beside them."""
+_BYTE: Final = re.compile("<0x([0-9A-F]{2})>")
+
+
+def _pieces(backend: Backend, fields: Mapping[str, Any], texts: Mapping[str, int]) -> dict[int, bytes]:
+    """Return the bytes that each entry would stand for alone; none where a name has no bytes."""
+    steps = json.dumps([fields.get(name) for name in ("normalizer", "pre_tokenizer", "decoder")])
+    added = backend.get_added_tokens_decoder()
+    if '"type": "ByteLevel"' in steps:
+        backend.decoder = backend.decoder or decoders.ByteLevel()
+        try:
+            return {i: name.encode() if i in added else bytes_of(name) for name, i in texts.items()}
+        except UserError:
+            return {}
+    alone = backend.decode_batch([[i] for i in texts.values()], skip_special_tokens=False)
+    pieces = {i: text.encode() for i, text in zip(texts.values(), alone, strict=True)}
+    if '"type": "ByteFallback"' in steps:
+        pieces |= {i: bytes.fromhex(byte[1]) for name, i in texts.items() if (byte := _BYTE.fullmatch(name))}
+    return pieces
+
+
+def of_ranks(content: bytes) -> ForeignTokenizer:
+    """Read tiktoken's ranks, in each line a piece in base 64 and its rank. Raises UserError for any other
+    file, and for ranks of none of ``ENCODINGS``, which say how text is split and are not in the file.
+    """
+    ranks = dict(_ranks(content))
+    encoding = ENCODINGS.get(len(ranks))
+    if encoding is None:
+        known = ", ".join(f"{each.name} ({ranks:,})" for ranks, each in ENCODINGS.items())
+        raise UserError(f"it has {len(ranks):,} ranks, and the encodings that are known have {known}")
+    names = {name_of(piece): rank for piece, rank in ranks.items()}
+    special = [
+        {"id": i, "content": f"<|{i}|>", "special": True, **dict.fromkeys(_FLAGS, False)}
+        for i in sorted(set(range(encoding.entries)) - set(ranks.values()))
+    ]
+    split = {"type": "Split", "pattern": {"Regex": encoding.words}, "behavior": "Isolated", "invert": False}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    return of_json(
+        {
+            "added_tokens": special,
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, level]},
+            "model": {"type": "BPE", "vocab": names, "merges": _merges(ranks), "ignore_merges": True},
+        }
+    )
+
 
 _FLAGS: Final = ("single_word", "lstrip", "rstrip", "normalized")
-
-
-def _model(fields: Mapping[str, Any]) -> dict[str, Any]:
-    model = fields.get("model")
-    if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict) or not model["vocab"]:
-        raise UserError("its JSON is damaged: it has no model with a vocab")
-    kind = model.get("type", "BPE")
-    if kind != "BPE" or model.get("byte_fallback") or any(model.get(name) for name in _ODD):
-        raise UserError(
-            f"its model is {kind!r}, or has a dropout, a prefix, a suffix or a fallback to bytes; byte-level "
-            f"BPE has none of these"
-        )
-    kept = ("vocab", "merges", "ignore_merges")
-    return {"type": "BPE", **{name: model[name] for name in kept if name in model}}
-
-
-_ODD: Final = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk")
-
-
-def _require_normalizer(normalizer: Any) -> None:
-    parts = normalizer.get("normalizers") if isinstance(normalizer, dict) else []
-    kinds = [part.get("type") if isinstance(part, dict) else part for part in parts or [normalizer]]
-    if not all(kind in (None, "NFC") for kind in kinds):
-        raise UserError(f"it normalises text by {kinds}, and at most NFC is allowed")
-
-
-def _require_words(words: Any) -> None:
-    """Raise UserError unless text is split into words by parts that are known, the last of them by bytes."""
-    several = isinstance(words, dict) and words.get("type") == "Sequence"
-    parts = words.get("pretokenizers") if several else [words]
-    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts) or not parts:
-        raise UserError("it does not say how text is split into words")
-    for part in parts:
-        kind, pattern = part.get("type"), part.get("pattern")
-        regex = pattern.get("Regex") if isinstance(pattern, dict) else None
-        if kind == "Split" and regex in WORDS and part.get("behavior") in ("Isolated", "Removed"):
-            continue
-        if kind == "Split":
-            raise UserError(
-                f"it splits text by {regex or pattern!r}, and a regular expression may take any time; those "
-                f"of {', '.join(WORDS.values())} are known"
-            )
-        if kind not in ("ByteLevel", "Digits"):
-            raise UserError(f"it splits text by {kind}, and only Split, Digits and ByteLevel are read")
-    if parts[-1]["type"] != "ByteLevel":
-        raise UserError("it is not byte-level: its last step is not ByteLevel")
-
-
-def _added(tokens: Any) -> dict[int, bytes]:
-    """Return the bytes of the added tokens by their ids; none of special ones."""
-    added: dict[int, bytes] = {}
-    for token in tokens or ():
-        number = token.get("id") if isinstance(token, dict) else None
-        if type(number) is not int or not isinstance(token.get("content"), str) or not token["content"]:
-            raise UserError("its JSON is damaged: an added token has no number or no content")
-        added[number] = b"" if token.get("special") else token["content"].encode()
-    return added
-
-
-def _pieces(vocab: Mapping[str, Any], added: Mapping[int, bytes]) -> list[bytes]:
-    numbers = [number for number in vocab.values() if type(number) is int]
-    if len(numbers) != len(vocab) or len(set(numbers)) != len(numbers):
-        raise UserError("its JSON is damaged: its entries have no numbers, or two have the same")
-    last = max(*numbers, *added, 0)
-    if min(*numbers, *added, 0) < 0 or last >= MOST_ENTRIES:
-        raise UserError(f"its entries have numbers up to {last:,}; 0 to {MOST_ENTRIES - 1:,} are allowed")
-    pieces = [b""] * (last + 1)
-    for name, number in vocab.items():
-        if number not in added:
-            pieces[number] = bytes_of(name)
-    for number, content in added.items():
-        pieces[number] = content
-    if missing := 256 - len({piece for piece in pieces if len(piece) == 1}):
-        raise UserError(f"{count(missing, 'byte')} of 256 have no entry, so that it cannot write every text")
-    return pieces
 
 
 def _ranks(content: bytes) -> Iterator[tuple[bytes, int]]:

@@ -27,7 +27,7 @@ from normlab.data.corpus import (
     prepare_folder,
     with_digest,
 )
-from normlab.data.files import AnyText, apart, open_files
+from normlab.data.files import AnyText, ShardTokens, apart, open_files
 from normlab.data.ragged import Ints, Read, TokenArray, reader_of
 from normlab.data.readings import TextReading, mapped_tokens, reading_of
 from normlab.data.text import LineList, describe_shares, require_texts, require_unchanged
@@ -70,6 +70,11 @@ class TextCorpus(PreparedCorpus):
     """Predicted tokens, words and bytes of each document of the test text, `[documents, 3]`."""
     lost: str = ""
     """Why bits per byte are not known: what decoding does not give back of the dev or test text."""
+
+    @property
+    def by_line(self) -> bool:
+        """Whether an EOS ends each line, and not only each document."""
+        return not (self.tokenizer.verbatim or isinstance(self.train.tokens, ShardTokens))
 
     @classmethod
     def load(cls, folder: str | Path, tokens: Callable[[str], TokenArray] | None = None) -> TextCorpus:
@@ -167,13 +172,14 @@ def _fill(
 
 
 def _sizes(encoded: Mapping[str, Encoded]) -> dict[str, str]:
-    amounts = {name: f"{each.bytes:,} bytes" for name, each in encoded.items()}
-    for name, each in encoded.items():
-        amounts[name] = f"{each.words:,} words, {amounts[name]}" if each.words else amounts[name]
+    amounts = {
+        name: "".join(f"{amount:,} {what}, " for what, amount in each.size.items() if amount)
+        for name, each in encoded.items()
+    }
     return {
-        "Training size": f"{amounts['train']}, {int(encoded['train'].counts.sum()):,} tokens",
+        "Training size": f"{amounts['train']}{int(encoded['train'].counts.sum()):,} tokens",
         **{
-            f"{name.capitalize()} size": f"{amounts[name]}, {encoded[name].counts[UNK]:,} unknown characters"
+            f"{name.capitalize()} size": f"{amounts[name]}{encoded[name].counts[UNK]:,} unknown characters"
             for name in ("dev", "test")
         },
     }

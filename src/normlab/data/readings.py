@@ -7,7 +7,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import cast, final
+from typing import Final, cast, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from normlab.config.config import DataConfig
 from normlab.data import verbatim
 from normlab.data.corpus import Encoded, id_type
 from normlab.data.files import AnyText, Folder, Parquet, Shards, ShardTokens
-from normlab.data.foreign import ForeignPieces
+from normlab.data.foreign import ForeignTokenizer
 from normlab.data.ragged import TOKENS_AT_A_TIME, ArrayWriter, Ragged, TokenArray
 from normlab.data.sources import Text
 from normlab.data.text import (
@@ -92,9 +92,9 @@ def reading_of(config: DataConfig, texts: Iterable[AnyText]) -> TextReading:
             f"tokenizer.json or .tiktoken, with --tokenizer"
         )
     tokenizer = vocabulary(config, (), ())
-    if not isinstance(tokenizer, ForeignPieces):
+    if not isinstance(tokenizer, ForeignTokenizer):
         raise UserError(
-            f"{config.tokenizer} is no byte-level tokenizer of others; name the one of the shards"
+            f"{config.tokenizer} is no tokenizer.json of others, nor a .tiktoken; name the one of the shards"
         )
     return AsShards(tokenizer)
 
@@ -171,7 +171,7 @@ class AsShards(TextReading):
 
     key = "shards"
 
-    def __init__(self, tokenizer: ForeignPieces) -> None:
+    def __init__(self, tokenizer: ForeignTokenizer) -> None:
         self._tokenizer, self._ours = tokenizer, tokenizer.ours()
 
     def content(self, text: AnyText) -> Iterable[str]:
@@ -186,14 +186,19 @@ class AsShards(TextReading):
         for start in range(1, len(tokens), TOKENS_AT_A_TIME):
             part = tokens[start : start + TOKENS_AT_A_TIME]
             encoded.counts += np.bincount(part, minlength=tokenizer.vocab_size)
-        encoded.bytes = int(encoded.counts @ tokenizer.byte_counts())
+        if tokenizer.verbatim:
+            encoded.bytes = int(encoded.counts @ tokenizer.byte_counts())
         if not path.name.startswith("train"):
             encoded.words = sum(count_words(part) for part, _ in self._units(tokens))
+            encoded.lost = "" if tokenizer.verbatim else _LOST.format(tokenizer.kind)
         encoded.digest = tokens.digest()
         return encoded
 
     def documents(self, text: AnyText, tokens: TokenArray, tokenizer: Tokenizer) -> NDArray[np.int64]:
-        return verbatim.documents(self._units(tokens), tokens, tokenizer)
+        if tokenizer.verbatim:
+            return verbatim.documents(self._units(tokens), tokens, tokenizer)
+        texts = ((ids, self._tokenizer.decode([ids])[0]) for ids in _documents(tokens) if ids)
+        return np.array([(len(ids), count_words(text), len(text.encode())) for ids, text in texts], np.int64)
 
     def tokens(self, path: Path, text: AnyText) -> ShardTokens:
         return self._of(text)
@@ -205,16 +210,23 @@ class AsShards(TextReading):
         return cast("Shards", text).tokens(self._ours)
 
     def _units(self, tokens: TokenArray) -> Iterator[Unit]:
-        """Yield the documents as text."""
-        held: list[int] = []
-        for start in range(1, len(tokens), TOKENS_AT_A_TIME):
-            part = np.asarray(tokens[start : start + TOKENS_AT_A_TIME])
-            first, *others = np.split(part, np.flatnonzero(part == EOS))
-            held += first.tolist()
-            for document in others:
-                yield self._tokenizer.decode([held])[0], True
-                held = document.tolist()
-        yield self._tokenizer.decode([held])[0], True
+        return ((self._tokenizer.decode([ids])[0], True) for ids in _documents(tokens))
+
+
+_LOST: Final = "shards do not show what {} changed in it, so name the text instead of the shards"
+
+
+def _documents(tokens: TokenArray) -> Iterator[list[int]]:
+    """Yield the tokens of each document of a stream, with the EOS that ends it."""
+    held: list[int] = []
+    for start in range(1, len(tokens), TOKENS_AT_A_TIME):
+        part = np.asarray(tokens[start : start + TOKENS_AT_A_TIME])
+        *ended, last = np.split(part, np.flatnonzero(part == EOS) + 1)
+        for document in ended:
+            yield [*held, *document.tolist()]
+            held = []
+        held += last.tolist()
+    yield held
 
 
 def _readable(text: AnyText) -> Text | Folder | Parquet:

@@ -175,7 +175,7 @@ def library_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the library raises no narrower one
-        raise UserError(str(error)) from error
+        raise UserError(f"the library tokenizers cannot read it: {error}") from error
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise

@@ -17,6 +17,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, final
@@ -25,8 +26,8 @@ import numpy as np
 
 from normlab.config.config import DataConfig
 from normlab.config.io import from_plain, parsed
+from normlab.data import foreign
 from normlab.data.byte_level import BytePieces
-from normlab.data.foreign import FOREIGN, ForeignPieces
 from normlab.data.text import located
 from normlab.data.tokenizer import SPECIALS, UNK, BytePairs, Tokenizer, require_room_for_characters
 from normlab.errors import UserError, nearest
@@ -320,13 +321,15 @@ def load(path: str | Path) -> Tokenizer:
         ) from error
 
 
+@lru_cache(1)
 def parse(content: bytes) -> Tokenizer:
-    """Read a tokenizer: our JSON, a byte-level ``tokenizer.json``, tiktoken's ranks or a SentencePiece model.
+    """Read a tokenizer: our JSON, a ``tokenizer.json`` of others, tiktoken's ranks or a SentencePiece model.
+    The last is kept, since a run asks for it several times, and large ones take seconds.
 
     Nothing is executed, whatever the bytes are. Raises UserError with the reason if they are no tokenizer.
     """
     if re.match(rb"[A-Za-z0-9+/]+=* \d+\r?\n", content):
-        return ForeignPieces.of_ranks(content)
+        return foreign.of_ranks(content)
     if not content.lstrip().startswith(b"{"):
         return SentencePieces(content)
     try:
@@ -336,20 +339,20 @@ def parse(content: bytes) -> Tokenizer:
     own: dict[str, Callable[[dict[str, Any]], Tokenizer]] = {
         _PRETOKENIZER: PretokenizerChain.of_json,
         _PIECES: SentencePieces.of_json,
-        FOREIGN: lambda fields: ForeignPieces.of_json(fields[FOREIGN]),
+        foreign.FOREIGN: lambda fields: foreign.of_json(fields[foreign.FOREIGN]),
     }
     read = next((read for key, read in own.items() if key in fields), _from_library)
     return read(fields)
 
 
 def _from_library(fields: dict[str, Any]) -> Tokenizer:
-    """Read a ``tokenizer.json`` of the library ``tokenizers``, ours or one of others."""
+    """Read a ``tokenizer.json`` of the library: one of others, unless it has a special token of ours."""
     model, words = (
         part if isinstance(part := fields.get(key), dict) else {} for key in ("model", "pre_tokenizer")
     )
-    if words.get("type") == "Metaspace" or not isinstance(model.get("vocab"), dict):
-        return BytePairs.of_json(fields)
-    return (BytePieces if SPECIALS[0] in model["vocab"] else ForeignPieces).of_json(fields)
+    if not (isinstance(model.get("vocab"), dict) and any(map(model["vocab"].__contains__, SPECIALS))):
+        return foreign.of_json(fields)
+    return (BytePairs if words.get("type") == "Metaspace" else BytePieces).of_json(fields)
 
 
 def _ranks_of_tiktoken(name: str) -> bytes:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import stats
 from torch import Tensor
 
 from normlab.diagnosis.structure import SublayerView
@@ -227,15 +226,21 @@ def fits_of_curves(curves: Sequence[Curve], *, level: float = 0.95) -> tuple[Law
 
 def half_width(values: Sequence[float] | Array, level: float = 0.95) -> float:
     r"""Return :math:`t_{n-1} s / \sqrt n`, half the confidence interval of a mean of n independent values."""
+    from scipy import stats
+
     return float(_student(len(values) - 1, level) * stats.sem(values))
 
 
 def _student(degrees: int, level: float) -> float:
+    from scipy import stats  # which takes a second, and a training that imports this module has no use for it
+
     return float(stats.t.ppf((1 + level) / 2, degrees))
 
 
 def _line(x: Array, y: Array, level: float) -> tuple[Any, float]:
     """Return the line through the points, and the half-width of the interval of its slope."""
+    from scipy import stats
+
     line = stats.linregress(x, y)
     return line, _student(len(x) - 2, level) * float(line.stderr)
 

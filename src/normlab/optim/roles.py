@@ -26,16 +26,18 @@ differ from the configuration's.
 
 @dataclass(frozen=True)
 class RoleRule:
-    """How the parameters of one role are by_role, as far as it is not as the configuration says."""
+    """How the parameters of one role are treated, where that differs from what the configuration says."""
 
     rule: str = ""
     """The name of an optimiser; empty: the configuration's."""
     rate: float = 1.0
     """Factor on the learning rate."""
-    decay: float = 1.0
-    """Factor on ``optim.weight_decay``."""
+    decay: float | None = None
+    """Factor on ``optim.weight_decay``, for vectors, too; None: what the configuration decays."""
     betas: tuple[float, float] | None = None
     eps: float | None = None
+    width: int = 0
+    """The width d₀ at which the rate holds: at width d it is multiplied by (d / d₀)^−½. 0: at every width."""
 
 
 RoleTable = Mapping[str, RoleRule]
@@ -43,18 +45,21 @@ RoleTable = Mapping[str, RoleRule]
 _JORDAN: Final = RoleRule("adamw", rate=3e-4 / 0.02, betas=(0.9, 0.95), eps=1e-10)
 
 ROLE_TABLES: Final[Registry[RoleTable]] = Registry("table of roles")
-"""Rules by role, by name. A role that a table leaves out is by_role as the configuration says."""
+"""Rules by role, by name. ``scalar.mu`` is for the scalars called mu; a role that a table leaves out is
+treated as the configuration says.
+"""
 # Keller Jordan's Muon with its auxiliary Adam: lr 0.02 for matrices and 3e-4 for all others.
 ROLE_TABLES["jordan"] = {
     "hidden": RoleRule("muon_original"),
     **dict.fromkeys(("embedding", "head", "norm", "bias", "scalar"), _JORDAN),
 }
-# nanochat at width 768 (gpt.py, 92d63d4): lr 0.02 and decay 0.28 for matrices; its Muon normalises besides.
+# nanochat (gpt.py, 92d63d4): lr 0.02 and decay 0.28 for matrices; its Muon normalises besides.
 ROLE_TABLES["nanochat"] = {
-    "embedding": RoleRule("adamw", 0.3 / 0.02, 0.001 / 0.28, (0.8, 0.995), 1e-10),
-    "head": RoleRule("adamw", 0.008 / 0.02, 0.01 / 0.28, (0.8, 0.96), 1e-10),
+    "embedding": RoleRule("adamw", 0.3 / 0.02, 0.001 / 0.28, (0.8, 0.995), 1e-10, width=768),
+    "head": RoleRule("adamw", 0.008 / 0.02, 0.01 / 0.28, (0.8, 0.96), 1e-10, width=768),
     "hidden": RoleRule("muon_original"),
     "scalar": RoleRule("adamw", 0.005 / 0.02, 0.05 / 0.28, (0.8, 0.95), 1e-10),
+    "scalar.mu": RoleRule("adamw", 0.5 / 0.02, 0.0, (0.96, 0.95), 1e-10),
 }
 # OLMo 2: weight decay on everything but the embeddings (configs/official-1124).
 ROLE_TABLES["olmo2"] = {"embedding": RoleRule(decay=0.0)}
@@ -76,7 +81,7 @@ def parameter_groups(
     groups: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {}
     for name, parameter in parameters.items():
         own = roles[name]
-        by_role = table.get(own.role, RoleRule())
+        by_role = table.get(f"{own.role}.{name.rpartition('.')[2]}") or table.get(own.role, RoleRule())
         rule = by_role.rule or config.optimiser
         options = {"role": own.role, **_options(parameter, own, by_role, config, scaling)}
         group = groups.setdefault(rule, {}).setdefault(
@@ -95,8 +100,12 @@ def _options(
     scaling: Parametrisation | None,
 ) -> dict[str, Any]:
     """Return the options of a parameter's group that differ from the configuration's, and its rate."""
-    rate, decay = by_role.rate, config.weight_decay * by_role.decay
-    if config.weight_decay_on == "matrices" and parameter.dim() < 2:
+    rate, decay = by_role.rate, config.weight_decay
+    if by_role.width:
+        rate *= (parameter.shape[-1] / by_role.width) ** -0.5
+    if by_role.decay is not None:
+        decay *= by_role.decay
+    elif config.weight_decay_on == "matrices" and parameter.dim() < 2:
         decay = 0.0
     eps = config.eps if by_role.eps is None else by_role.eps
     if scaling is not None:

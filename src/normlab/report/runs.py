@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,10 +59,11 @@ def view(root: Path, run: str) -> RunView:
     path = root / run
     try:
         folder = RunFolder(path)
+        config = folder.config()
         return RunView(
             id=run,
-            config=folder.config(),
-            config_text=(path / "config.json").read_text("utf-8").strip(),
+            config=config,
+            config_text=_read_by_the_run(config) or (path / "config.json").read_text("utf-8").strip(),
             status=folder.status(),
             metrics=tuple(folder.metrics()),
             task_metrics=folder.task_metrics(),
@@ -71,6 +73,16 @@ def view(root: Path, run: str) -> RunView:
         )
     except (OSError, UserError) as error:
         return RunView(id=run, problem=str(error) or type(error).__name__)
+
+
+def _read_by_the_run(config: Config) -> str:
+    """What the run of a setup reads of its configuration, whose other values are defaults of recipes; empty
+    for a recipe.
+    """
+    if config.task != OWN_TASK:
+        return ""
+    own = {"setup": config.recipe, "code": config.own_code, **flat(config), "seed": config.seeds.init}
+    return json.dumps(own, indent=1, ensure_ascii=False)
 
 
 def metrics_frame(run: RunView, kind: str, columns: Sequence[str]) -> pl.DataFrame:

@@ -53,6 +53,10 @@ class Row:
     low: float
     high: float
     expected: float | None = None
+    expected_low: float | None = None
+    """Where less than ``expected`` is right, too: down to which exponent. Minus infinity, which is None among
+    plain values: any.
+    """
     right: bool | None = None
     """Whether an exponent of the interval is nearest to one that is meant; None where none is, or it is not
     known.
@@ -125,9 +129,9 @@ def rows_of(measured: Sizes, axis: Axis, kind: type[Parametrisation] | None) -> 
 
 def _row(key: Key, step: int, slope: _Slope, wanted: Meant | None) -> Row:
     right = wanted.holds(slope.low, slope.high) if wanted and slope.known else None
-    expected = wanted.exponent if wanted else None
+    expected = (wanted.exponent, wanted.low) if wanted else (None, None)
     own = (key.role, key.module, key.quantity, step, slope.mean, slope.low, slope.high)
-    return Row(*own, expected, right, parameter=key.parameter, values=slope.values)
+    return Row(*own, *expected, right, parameter=key.parameter, values=slope.values)
 
 
 def _slope(measured: Sizes, sizes: Sequence[int], keys: Sequence[Key], step: int) -> _Slope:

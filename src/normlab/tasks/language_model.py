@@ -95,7 +95,7 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
     @classmethod
     def check_text(cls, config: Config, corpus: plain.TextCorpus) -> None:
         super().check_text(config, corpus)
-        if config.data.document_mask and not corpus.tokenizer.verbatim:
+        if config.data.document_mask and corpus.by_line:
             raise UserError(
                 f"--document-mask keeps documents apart, and with {corpus.tokenizer.kind} every line ends as "
                 f"a document does; type --tokenizer byte_bpe"

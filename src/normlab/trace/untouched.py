@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import is_dataclass
 from functools import partial
+from operator import is_
 from typing import Any, Final
 
 import torch
@@ -107,14 +108,16 @@ def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     try:
         try:
-            model.train(training)
+            if any(before is not training for _, before in modes):
+                model.train(training)
         except RecursionError:  # a module that holds one that holds it
             for module, _ in modes:
                 module.training = training
         yield
     finally:
         for module, before in modes:
-            module.training = before
+            if module.training is not before:
+                module.training = before
 
 
 @contextmanager
@@ -192,15 +195,9 @@ PLAIN: Final = frozenset(
 
 
 FILLED: Final = frozenset({dict, OrderedDict, list, set})
-
-
 MAPPINGS: Final = (dict, UserDict)
-
-
 OBJECTS: Final = (nn.Module, Optimizer, LRScheduler, GradScaler)
 """Objects whose attributes are kept, beside those of dataclasses."""
-
-
 HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
@@ -228,10 +225,10 @@ class _Kept:
                 continue
             self._known[id(value)] = value
             for inner in self._keep(value):
-                if type(inner) in FILLED and not inner:  # as most of what a module holds
-                    self._empty.append(inner)
-                elif type(inner) not in PLAIN:
-                    waiting.append(inner)
+                if (kind := type(inner)) in PLAIN:
+                    continue
+                empty = kind in FILLED and not inner  # as most of what a module holds
+                (self._empty if empty else waiting).append(inner)
 
     def restore(self) -> None:
         """Put everything back."""
@@ -270,7 +267,7 @@ class _Kept:
         if isinstance(value, MAPPINGS):
             items = dict(value)
             self._undo.append(partial(_put_back, value, items))
-            return [*items, *items.values()]
+            return [*items.values()] if {*map(type, items)} <= {str} else [*items, *items.values()]
         entries = list(value)
         self._undo.append(partial(_refill, value, entries))
         return entries
@@ -289,11 +286,11 @@ class _Kept:
             return [vars(x)]
         inner = list(_inside(x))
         is_leaf, gradient = x.is_leaf, x.grad if x.is_leaf else None
-        data, trained = x if inner else x.data, x.requires_grad
+        data, trained, place = x if inner else x.data, x.requires_grad, _place(x)
         hooks = {name: getattr(x, name) for name in HOOKS}
 
         def undo() -> None:
-            if not _same_place(x, data):
+            if _place(x) != place:
                 x.data = data
             if is_leaf and not x.is_leaf:
                 x.detach_()
@@ -341,17 +338,19 @@ def _bytes(storage: UntypedStorage, device: torch.device) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=device).set_(here)
 
 
-def _same_place(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors are the same view of the same storage."""
-    if [s.data_ptr() for s in _storages(x)] != [s.data_ptr() for s in _storages(y)]:
-        return False
-    if x.is_nested or not _storages(x):
-        return True
-    return all(f(x) == f(y) for f in (Tensor.size, Tensor.stride, Tensor.storage_offset, lambda z: z.dtype))
+def _place(x: Tensor) -> Any:
+    """Return where a tensor's numbers lie, and as what view; None if it has no storage of its own."""
+    for storage in _storages(x):
+        start = storage.data_ptr()
+        return start if x.is_nested else (start, x.size(), x.stride(), x.storage_offset(), x.dtype)
+    return None
 
 
 def _put_back(mapping: Any, before: dict[Any, Any]) -> None:
     """Put back the entries of a mapping, one by one: it is never without those that stay."""
+    same_keys = len(mapping) == len(before) and all(map(is_, mapping, before))
+    if same_keys and all(map(is_, mapping.values(), before.values())):
+        return
     for key in [key for key in mapping if key not in before]:
         del mapping[key]
     for key, value in before.items():

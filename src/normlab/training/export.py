@@ -9,15 +9,19 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from tokenizers import Tokenizer as Backend
+from tokenizers.processors import TemplateProcessing
+from torch import Tensor
 
 from normlab.config.config import Config
-from normlab.data.tokenizer import BOS, EOS, PAD, SPECIALS, UNK
+from normlab.data.foreign import ForeignTokenizer
+from normlab.data.tokenizer import EOS, PAD, UNK, Tokenizer
 from normlab.errors import UserError
 from normlab.nn import Decoder
 from normlab.nn.model import evaluating
 from normlab.runs.folder import RunFolder
 from normlab.tasks.language_model import LanguageModel
-from normlab.training.families import FAMILIES, Family, is_tied
+from normlab.training.families import FAMILIES, Family, chosen_rows, is_tied
 from normlab.training.recipes.grammar import require_known
 from normlab.training.sampling import decoder_of
 
@@ -31,7 +35,7 @@ POSITIONS: Final = 64
 def family_of(config: Config) -> Family:
     """The family that a run fits. Raises UserError with the reasons where there is none."""
     if config.task != LanguageModel.name:
-        raise UserError(f"the run is of the task {config.task}, and a language model is exported; name one")
+        raise UserError(f"only language models are exported, and the task of the run is {config.task}")
     reasons = {family: family.misfits(config.model) for family in FAMILIES}
     nearest = min(reasons, key=lambda family: len(reasons[family]))
     if reasons[nearest]:
@@ -39,9 +43,9 @@ def family_of(config: Config) -> Family:
             f"\n  {family.kind}: {'; '.join(why)}" for family, why in reasons.items() if family != nearest
         )
         raise UserError(
-            f"{config.recipe} fits no family of Hugging Face's: the nearest is {nearest.kind}, but "
-            f"{'; '.join(reasons[nearest])}. What keeps it from the others:{''.join(others)}\n"
-            "docs/export.md has the parts of each, and what may be done"
+            f"no architecture of Hugging Face's matches {config.recipe}; the closest is {nearest.kind}, but "
+            f"{'; '.join(reasons[nearest])}. The others:{''.join(others)}\n"
+            "docs/export.md lists the parts of each, and what you can do"
         )
     return nearest
 
@@ -77,10 +81,11 @@ def export(folder: RunFolder, out: Path, *, weights: str | int = "") -> Exported
     model, tokenizer, chosen = decoder_of(folder, weights)
     new = out.with_name(f"{out.name}.new")
     shutil.rmtree(new, ignore_errors=True)
-    hugging_face(family, config, model).save_pretrained(new)
-    written = _write_tokenizer(tokenizer.to_json(), new)
+    backend, rows = entries_of(tokenizer)
+    hugging_face(family, config, model, rows).save_pretrained(new)
+    written = write_tokenizer(backend, rows, new) if backend else _NONE
     loaded = transformers.AutoModelForCausalLM.from_pretrained(new, dtype=torch.float32)
-    apart, largest = difference(model, loaded, config)
+    apart, largest = difference(model, loaded, config, rows)
     if not apart <= BOUND * largest:
         shutil.rmtree(new)
         raise UserError(
@@ -91,24 +96,46 @@ def export(folder: RunFolder, out: Path, *, weights: str | int = "") -> Exported
     return Exported(family.kind, chosen.description, apart, largest, written)
 
 
+_NONE: Final = "none: it is no tokenizer of the library tokenizers; the run's own file is tokenizer.json"
+
+
+def entries_of(tokenizer: Tokenizer) -> tuple[Backend | None, Tensor]:
+    """The tokenizer as the library has it, None for one of another library, and our entry for each entry of
+    the exported model: those of a tokenizer of others keep the numbers that they have there.
+    """
+    if isinstance(tokenizer, ForeignTokenizer):
+        backend, rows = tokenizer.exported()
+        return backend, torch.from_numpy(rows).long()
+    content = tokenizer.to_json()
+    backend = Backend.from_str(content) if "model" in json.loads(content) else None
+    return backend, torch.arange(tokenizer.vocab_size)
+
+
+def _numbers(rows: Tensor) -> tuple[int, int]:
+    """The numbers of EOS and of PAD in the exported model; a tokenizer of others has EOS for both."""
+    numbers = {int(entry): number for number, entry in enumerate(rows)}
+    return numbers[EOS], numbers.get(PAD, numbers[EOS])
+
+
 @torch.no_grad()
-def hugging_face(family: Family, config: Config, model: Decoder) -> Any:
-    """The family's model with the weights of ours."""
+def hugging_face(family: Family, config: Config, model: Decoder, rows: Tensor) -> Any:
+    """The family's model with the weights of ours; its entry i is our entry ``rows[i]``."""
     import transformers
 
     positions = model.position_encoding.longest or max(config.model.max_positions, config.data.block_len)
-    own = family.weights(model, positions)
+    own = chosen_rows(family.weights(model, positions), rows)
+    end, pad = _numbers(rows)
     whole = transformers.AutoConfig.for_model(
         family.kind,
-        vocab_size=len(model.embedding.weight),
+        vocab_size=len(rows),
         hidden_size=config.model.dim,
         num_hidden_layers=config.model.decoder_layers,
         num_attention_heads=config.model.heads,
         max_position_embeddings=positions,
         tie_word_embeddings=is_tied(own),
-        pad_token_id=PAD,
-        bos_token_id=EOS,  # which stands before a text in training
-        eos_token_id=EOS,
+        pad_token_id=pad,
+        bos_token_id=end,  # which stands before a text in training
+        eos_token_id=end,
         **family.configuration(config.model, model),
     )
     made = transformers.AutoModelForCausalLM.from_config(whole)
@@ -117,34 +144,32 @@ def hugging_face(family: Family, config: Config, model: Decoder) -> Any:
 
 
 @torch.no_grad()
-def difference(model: Decoder, other: Any, config: Config) -> tuple[float, float]:
+def difference(model: Decoder, other: Any, config: Config, rows: Tensor) -> tuple[float, float]:
     """The largest difference of two logits on random tokens, and the largest logit."""
     draw = torch.Generator().manual_seed(0)
     shape = ROWS, min(POSITIONS, config.data.block_len)
-    ids = torch.randint(len(SPECIALS), len(model.embedding.weight), shape, generator=draw)
+    entries = (rows != PAD).nonzero().flatten()
+    ids = entries[torch.randint(len(entries), shape, generator=draw)]
     with evaluating(model):
-        ours = model(ids)
+        ours = model(rows[ids])[..., rows]
     return float((ours - other(ids).logits).abs().max()), float(ours.abs().max())
 
 
-def _write_tokenizer(content: str, out: Path) -> str:
-    """Write the run's tokenizer, if it is one of the library ``tokenizers``; say which, or why not."""
-    import tokenizers
+def write_tokenizer(backend: Backend, rows: Tensor, out: Path) -> str:
+    """Write a tokenizer for ``AutoTokenizer``, with an EOS before each text; say what it has."""
     import transformers
 
-    if "model" not in json.loads(content):
-        return "none: it is no tokenizer of the library tokenizers; the run's own file is tokenizer.json"
-    backend = tokenizers.Tokenizer.from_str(content)
-    names = {i: backend.id_to_token(i) for i in (PAD, UNK, BOS, EOS)}
-    start = {"single": [names[EOS], "$A"], "special_tokens": [(names[EOS], EOS)]}
-    backend.post_processor = tokenizers.processors.TemplateProcessing(**start)
+    numbers = _numbers(rows)
+    end, pad = (str(backend.id_to_token(i)) for i in numbers)
+    backend.post_processor = TemplateProcessing(single=[end, "$A"], special_tokens=[(end, numbers[0])])
+    unknown = [backend.id_to_token(int(i)) for i in (rows == UNK).nonzero()]
     whole = transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend,
-        pad_token=names[PAD],
-        unk_token=names[UNK],
-        bos_token=names[EOS],
-        eos_token=names[EOS],
+        pad_token=pad,
+        unk_token=next(iter(unknown), None),
+        bos_token=end,
+        eos_token=end,
         clean_up_tokenization_spaces=False,
     )
     whole.save_pretrained(out)
-    return f"{len(whole):,} entries; it puts {names[EOS]} before a text, as in training"
+    return f"{len(whole):,} entries; it puts {end} before a text, as in training"

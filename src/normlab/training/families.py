@@ -29,6 +29,8 @@ WEIGHTS_ALONE: Final = (
 """Parts whose choice changes the weights, or training alone: the exported model is the same."""
 RMS: Final = ("rmsnorm", "rmsnorm1p", "rmsnorm_nogain")
 GATED: Final = {"swiglu": "silu", "geglu": "gelu_pytorch_tanh"}
+TABLES: Final = ("model.embed_tokens.weight", "transformer.wte.weight", "lm_head.weight")
+"""Weights with a row for each entry of the vocabulary."""
 Weights = dict[str, Tensor]
 
 
@@ -83,8 +85,12 @@ def tables(model: Decoder, own_factor: float = 1.0) -> Weights:
 
 def is_tied(weights: Weights) -> bool:
     """Whether one matrix serves at the input and at the output."""
-    table = weights.get("model.embed_tokens.weight", weights.get("transformer.wte.weight"))
-    return table is not None and torch.equal(table, weights["lm_head.weight"])
+    return all(torch.equal(weights[name], weights["lm_head.weight"]) for name in TABLES if name in weights)
+
+
+def chosen_rows(weights: Weights, rows: Tensor) -> Weights:
+    """The weights of a model whose entry i is our entry ``rows[i]``."""
+    return {name: value[rows] if name in TABLES else value for name, value in weights.items()}
 
 
 def gain(norm: nn.Module) -> Tensor:

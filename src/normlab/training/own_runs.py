@@ -11,6 +11,7 @@ import shlex
 import statistics
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -59,7 +60,6 @@ class SetupFacts:
 
     course: Course
     scale: Scale
-    step_seconds: float
     digest: str
     """Of the files that the setup came from, and after a dot of its weights, optimizer and batches."""
     batches: str
@@ -105,7 +105,7 @@ def read(setups: Mapping[str, Any], name: str, seed: int) -> SetupFacts:
     """Read rates, targets, cost and code of a setup. Raises UserError for one that cannot be trained."""
     with same_globals(), opened(setups, name, seed) as (own, shared, code):
         batches = list(islice(batch_stream(shared, seed), FIRST))
-        seen, course, scale = _first_steps(own, batches, seed)
+        _, course, scale = _first_steps(own, batches, seed)
         parts = fingerprint(own, batches)
         dev = held_out(shared)
         if dev and own.loss is None:
@@ -119,7 +119,6 @@ def read(setups: Mapping[str, Any], name: str, seed: int) -> SetupFacts:
         return SetupFacts(
             course=course,
             scale=scale,
-            step_seconds=statistics.median(seen.seconds[1:] or seen.seconds),
             digest=f"{code}.{content.hexdigest()}",
             batches=parts["batches"],
             cost=cost,
@@ -129,6 +128,32 @@ def read(setups: Mapping[str, Any], name: str, seed: int) -> SetupFacts:
             planned_steps=own.declare.steps,
             compiled=any(map(compiles, own.model.modules())),
         )
+
+
+def rehearse(config: Config, setups: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Seconds of a step, of a validation and of a whole run of a setup, measured on its parts: opening it, a
+    few steps, the held-out loss.
+    """
+    prepare_process(config.machine)
+    times, seed = [time.perf_counter()], config.seeds.init
+
+    def lap() -> float:
+        times.append(time.perf_counter())
+        return times[-1] - times[-2]
+
+    with same_globals(), opened(setups, config.recipe, seed) as (own, shared, _):
+        opening, batches = lap(), list(islice(batch_stream(shared, seed), FIRST))
+        drawing = lap()
+        seen, _, _ = _first_steps(own, batches, seed)
+        first, dev = lap(), held_out(shared)
+        reading = lap()
+        if dev:
+            _loss_of(own, own.model, dev)
+        validation = lap() / 2  # every second batch
+    step = statistics.median(seen.seconds[1:] or seen.seconds)
+    steps, every = config.train.steps, config.train.validate_every_steps
+    training = steps * (step + drawing / FIRST) + (steps // every + 2) * validation
+    return step, validation, opening + first + reading + training
 
 
 def _first_steps(own: Setup, batches: Sequence[Any], seed: int) -> tuple[Training, Course, Scale]:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -43,6 +43,11 @@ class Seconds:
     validation: float
     run: float
     start: float = 0.0
+
+    @classmethod
+    def mean(cls, every: Sequence[Seconds]) -> Seconds:
+        """The means of several."""
+        return cls(*map(statistics.mean, zip(*map(astuple, every), strict=True)))
 
 
 def measure(config: Config, corpus: Prepared, *, steps: int = 5) -> Seconds:
@@ -86,9 +91,11 @@ def measure(config: Config, corpus: Prepared, *, steps: int = 5) -> Seconds:
     return Seconds(step, validation, sum(parts))
 
 
-def measure_side_by_side(configs: Sequence[Config], root: Path, jobs: int) -> Seconds:
-    """Measure each configuration, whose data is prepared below ``root``, in a process of its own, ``jobs`` at
-    a time, and return the means.
+def measure_side_by_side(
+    configs: Sequence[Config], root: Path, jobs: int, setups: Sequence[str] = ()
+) -> Seconds:
+    """Measure each configuration, whose data is prepared below ``root``, or that trains one of the user's own
+    files ``setups``, in a process of its own, ``jobs`` at a time, and return the means.
 
     All processes are busy all the time, since they slow each other down: where configurations are left over,
     the first ones are measured again. Raises UserError as a run does.
@@ -97,12 +104,12 @@ def measure_side_by_side(configs: Sequence[Config], root: Path, jobs: int) -> Se
     rounds = -(-len(configs) // jobs)
     asked = [configs[i % len(configs)] for i in range(rounds * jobs)]
     with ThreadPoolExecutor(jobs) as threads:
-        found = list(threads.map(lambda config: _in_process(config, root), asked))
-    return Seconds(*map(statistics.mean, zip(*(asdict(one).values() for one in found), strict=True)))
+        found = list(threads.map(lambda config: _in_process(config, root, setups), asked))
+    return Seconds.mean(found)
 
 
-def _in_process(config: Config, root: Path) -> Seconds:
-    command = [sys.executable, "-P", "-m", "normlab.training.rehearsal", str(root)]
+def _in_process(config: Config, root: Path, setups: Sequence[str]) -> Seconds:
+    command = [sys.executable, "-P", "-m", "normlab.training.rehearsal", str(root), *setups]
     began = time.time()
     answer = subprocess.run(command, input=to_json(config), stdout=subprocess.PIPE, text=True, check=True)
     found = json.loads(answer.stdout)
@@ -117,11 +124,19 @@ def main() -> None:
     os.dup2(2, 1)
     load_plugins()
     start, began = time.time(), time.perf_counter()
+    config, (root, *setups) = from_json(Config, sys.stdin.read()), sys.argv[1:]
     try:
-        task = load_task(from_json(Config, sys.stdin.read()), Path(sys.argv[1]))
-        loading = time.perf_counter() - began
-        found = measure(task.config, task.corpus)
-        answer = asdict(replace(found, run=found.run + loading, start=start))
+        if setups:
+            from normlab.training.own_runs import rehearse
+            from normlab.training.own_setups import files_of
+
+            found = Seconds(*rehearse(config, files_of(setups)))
+        else:
+            task = load_task(config, Path(root))
+            loading = time.perf_counter() - began
+            found = measure(task.config, task.corpus)
+            found = replace(found, run=found.run + loading)
+        answer = asdict(replace(found, start=start))
     except UserError as error:
         answer = {"refused": str(error)}
     with answers:

@@ -43,8 +43,8 @@ def sample(
     config = folder.config()
     if config.task != LanguageModel.name:
         raise UserError(
-            f"the run {folder.path.name} is of the task {config.task}, and a language model continues text; "
-            "name a run of one, `normlab run list` lists them"
+            f"the run {folder.path.name} was trained on the task {config.task}, and only a language model "
+            "continues text; name a run of one, `normlab run list` lists them"
         )
     device = prepare_process(config.machine)
     model, tokenizer, _ = decoder_of(folder, weights)

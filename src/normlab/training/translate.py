@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normlab.config.config import DecodeConfig
+from normlab.config.config import Config, DecodeConfig
 from normlab.config.io import validated
 from normlab.config.units import count
 from normlab.data.vocabulary import load
@@ -62,12 +62,7 @@ def n_best(
     Raises UserError as ``translate``, and for more than the search's beams.
     """
     folder = RunFolder(run)
-    config = folder.config()
-    if config.task != Translation.name:
-        raise UserError(
-            f"the run {folder.path.name} is of the task {config.task} and translates nothing; name a run of "
-            f"{Translation.name}, `normlab run list` lists them"
-        )
+    config = translation_of(folder)
     threads = config.machine.threads if threads is None else threads
     device = prepare_process(replace(config.machine, threads=threads))
     tokenizer = load(folder.tokenizer)
@@ -82,6 +77,18 @@ def n_best(
         return n_best_lines(
             model, tokenizer, lines, decode or config.decode, count=count, prefixes=prefixes, allowed=allowed
         )
+
+
+def translation_of(folder: RunFolder) -> Config:
+    """The configuration of a run. Raises UserError for one that was not trained to translate."""
+    config = folder.config()
+    if config.task != Translation.name:
+        raise UserError(
+            f"the run {folder.path.name} was trained on the task {config.task}, not on {Translation.name}; "
+            "`normlab run list` names the task of each run, and `normlab run sample` continues text with a "
+            "language model"
+        )
+    return config
 
 
 def _require_finite(model: nn.Module, checkpoint: Path) -> None:

@@ -229,12 +229,12 @@ class NGPTStart(Scheme, name="ngptstart"):
 
 
 class NanochatStart(Scheme, name="nanochatstart"):
-    r"""nanochat's start: uniform with deviation :math:`d^{-1/2}` for query, key and value,
-    :math:`U(-0.4 \, d^{-1/2}, 0.4 \, d^{-1/2})` for the first feed-forward matrices, 0 for the last matrix of
-    every branch, tokens :math:`N(0, 0.8^2)` and an output matrix of its own :math:`N(0, 0.001^2)`.
+    r"""nanochat's start: uniform with deviation :math:`d^{-1/2}` for query, key and value and
+    :math:`0.4 \, d^{-1/2}` for the first feed-forward matrices, 0 for the last matrix of every branch, tokens
+    :math:`N(0, 0.8^2)` and an output matrix of its own :math:`N(0, 0.001^2)`.
 
-    nanochat's code at 92d63d4, July 2026. Positions take the deviation of tokens, heads of an encoder that of
-    a query; after Zhang et al. 2019, Section 3 (arXiv 1901.09321).
+    nanochat's code (gpt.py at 92d63d4), after Zhang et al. 2019, Section 3 (arXiv 1901.09321). What it does
+    not have: positions take the deviation of tokens, heads of an encoder that of a query.
     """
 
     of_tables: ClassVar[bool] = True
@@ -246,8 +246,8 @@ class NanochatStart(Scheme, name="nanochatstart"):
         if std := NanochatStart.TABLES.get(matrix):
             weight.normal_(0.0, gain * std, generator=generator)
             return
-        bound = 0.0 if matrix in LAST else 0.4 if matrix.startswith("ffn") else 3**0.5
-        bound *= gain * weight.shape[1] ** -0.5
+        std = 0.0 if matrix in LAST else 0.4 if matrix.startswith("ffn") else 1.0
+        bound = 3**0.5 * gain * std * weight.shape[1] ** -0.5
         weight.uniform_(-bound, bound, generator=generator)
 
     @classmethod

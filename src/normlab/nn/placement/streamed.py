@@ -19,8 +19,8 @@ class ResidualLambdas(OneNorm, name="x0lambdas"):
     :math:`x \leftarrow x + f(\mathrm{LN}(x))`, and a final norm.
 
     The stream is :math:`(x, x_0)`. Initially :math:`r_l` goes from 1.15 in the first layer to 1.05 in the
-    last one, and :math:`\mu_l` from 0.2 to 0.05, as in nanochat's code at 92d63d4, July 2026, where r learns
-    a hundredth as fast. Trained factors on the stream are those of Bachlechner et al. 2020, Equation 1
+    last one, and :math:`\mu_l` from 0.2 to 0.05, as in nanochat's code (gpt.py at 92d63d4), where r learns a
+    hundredth as fast. Trained factors on the stream are those of Bachlechner et al. 2020, Equation 1
     (arXiv 2003.04887).
     """
 

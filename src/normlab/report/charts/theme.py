@@ -84,8 +84,8 @@ def finish(layers: Sequence[Any], height: int) -> Drawn:
 
     Its signal ``focus`` holds the name of the recipe to highlight; empty: none.
     """
-    focus = alt.param(name="focus", value="")
-    return alt.layer(*layers).add_params(focus).properties(width="container", height=height)
+    focus = alt.VariableParameter(name="focus", value="")
+    return alt.LayerChart(layer=layers, params=[focus], width="container", height=height)
 
 
 def focused(full: float, dimmed: float = 0.07, *, alone: float | None = None) -> Any:
@@ -147,7 +147,8 @@ def log_or_linear(values: Sequence[float], *, log: bool, fixed: bool = False) ->
         return alt.Scale(domain=[low, high], nice=False) if fixed else free, alt.Axis(tickCount=5)
     low, high = (low, high) if fixed else (low / 1.3, high * 1.3)
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1, 2, 5) if len(decades) <= 3 else (1,)
+    steps = (1, 2, 5) if len(decades) <= 3 or high <= 30 * low else (1,)
+    steps = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8) if high < 4 * low else steps
     every = max(1, len(decades) // 6)
     ticks = [m * float(f"1e{e}") for e in decades if e % every == 0 for m in steps]
     scale = alt.Scale(type="log", domain=[low, high], nice=False)

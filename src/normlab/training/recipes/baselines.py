@@ -161,10 +161,11 @@ class Nanochat(NamedBaseline, name="like:nanochat"):
     """nanochat: Pre-LN with x0 and residual lambdas, RMSNorm without gains, also on queries and keys behind
     rope, ReLU², no biases, an output matrix of its own and soft-capped logits; Muon with AdamW by role, WSD.
 
-    nanochat's code at 92d63d4, July 2026; Muon is that of Jordan et al. 2024, as Liu et al. 2025, Section 2
+    nanochat's code (gpt.py at 92d63d4); Muon is that of Jordan et al. 2024, as Liu et al. 2025, Section 2
     (arXiv 2502.16982) have it. Left out: value embeddings, the smear of neighbouring tokens, the backout of a
-    middle layer, sliding windows, and what nanochat's own Muon normalises besides. Rate 0.02 for matrices at
-    width 768, 40 steps of warm-up, no clipping. Its log finds a cap of 20 best; the code has 15.
+    middle layer, windows of a quarter of the context, what nanochat's own Muon normalises besides, and the
+    schedules of Muon's momentum (0.85 to 0.97 to 0.90) and of the decay (a cosine to 0). Rate 0.02 for
+    matrices, 40 steps of warm-up, no clipping. Its log finds a cap of 20 best; the code has 15.
     """
 
     recipe = (

@@ -130,7 +130,8 @@ def resolve(name: str, base: Config, *, force: bool = False, kept: Sequence[str]
     A recipe is a placement (or ``enc:A/dec:B``) and then, joined by ``+``, at most one name from each axis,
     and ``warmup``. One that begins with a baseline (``like:llama``, or ``llama`` if no placement is called
     so) has all its choices that no later name replaces, a placement among them, and leaves the fields in
-    ``kept`` as they are in the base. ``A=`` before a recipe gives it a short name.
+    ``kept`` as they are in the base; its table of roles goes with its optimiser. ``A=`` before a recipe gives
+    it a short name.
 
     Without a name, norm, embedding and scheme are the defaults; query-key norm, bias, inner norm and head
     gain follow the placement's source; position encoding, activation, optimiser and schedule stay those of
@@ -144,7 +145,8 @@ def resolve(name: str, base: Config, *, force: bool = False, kept: Sequence[str]
     """
     recipe = _parse(name.strip())
     if recipe.baseline:
-        base = recipe.baseline.applied_to(base, kept)
+        own = ["roles"] if "optimiser" in recipe.own else []  # its factors go with its optimiser's rate
+        base = recipe.baseline.applied_to(base, [*kept, *own])
     config = recipe.applied_to(base)
     reasons = recipe.conflicts(config)
     if reasons and not force:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from normlab.training.recipes.grammar import RecipePart
 
 CITATION = re.compile(
-    r"[A-Z][\w'-]+(?: and [A-Z][\w'-]+| et al\.)? \d{4}[^()]*\((?:arXiv [\d.]+|[A-Z]{3,} \d{4})\)"
+    r"[A-Z][\w'-]+(?: and [A-Z][\w'-]+| et al\.| Team)? \d{4}[^()]*\((?:arXiv [\d.]+|[A-Z]{3,} \d{4})\)"
 )
 """``Wang et al. 2022, Figure 2 (arXiv 2203.00555)``, or a conference with its year in the brackets; an older
 source may come before one on arXiv.

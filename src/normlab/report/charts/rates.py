@@ -1,0 +1,172 @@
+"""Charts of trials: the loss against the learning rate, and the best rate against the size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
+
+import altair as alt
+import polars as pl
+
+from normlab.report.charts.theme import (
+    Drawn,
+    finish,
+    focused,
+    log_or_linear,
+    nothing,
+    recipe_colour,
+    recipe_dash,
+    recipe_name,
+    rows,
+)
+
+HEIGHT: Final = 260
+HIGHER: Final = 320
+CROSS: Final[dict[str, Any]] = {"shape": "cross", "angle": 45, "size": 60}
+"""A trial that ended early."""
+BEST: Final[dict[str, Any]] = {"shape": "diamond", "filled": True, "size": 140}
+INTERVAL: Final[dict[str, Any]] = {"strokeWidth": 4, "strokeCap": "round"}
+"""The best rate, and its interval."""
+EDGE: Final = 0.08
+"""The share of the losses' range that is left free at the ends of their axis, and between marks there."""
+
+
+def loss_by_rate(
+    trials: pl.DataFrame, *, today: float, usable: tuple[float, float] | None, reference: float, words: str
+) -> Drawn:
+    """Draw ``loss`` against ``rate``; a trial that ended early, without a loss, is a cross at the top.
+
+    ``trials`` has ``rate``, ``loss`` (null: it ended early) and ``ended``. The band is the range that trains,
+    the dashed line today's rate; the dotted one is ``reference``, by its ``words``.
+    """
+    if trials.is_empty():
+        return nothing(HEIGHT)
+    whole = trials.filter(pl.col("loss").is_finite())
+    low = min([reference, *whole["loss"].to_list()])
+    top = max([reference, *whole["loss"].to_list()])
+    edge = max(top - low, 1e-9) * EDGE
+    rate, up = (
+        _rate_axis([*trials["rate"].to_list(), today], "learning rate"),
+        _loss_axis(low - edge, top + 2 * edge),
+    )
+    x, y = rate("rate"), up("loss")
+    tips = [alt.Tooltip("rate:Q", format=".2~e"), alt.Tooltip("loss:Q", format=".3f"), "ended:N"]
+    layers: list[Any] = []
+    if usable is not None:
+        band = alt.Chart(alt.InlineData(values=[{"rate": usable[0], "end": usable[1]}]))
+        layers.append(band.mark_rect(opacity=0.12, style="ink").encode(x=x, x2="end:Q"))
+    level = alt.Chart(alt.InlineData(values=[{"loss": reference, "words": words}]))
+    layers.append(level.mark_rule(strokeDash=[2, 3], style="faint").encode(y=y))
+    text = level.mark_text(align="right", baseline="top", dx=-4, dy=4, style="faint")
+    layers.append(text.encode(y=y, x=alt.value("width"), text="words:N"))
+    layers += _today(today, rate, "height")
+    if len(whole):
+        line = alt.Chart(rows(whole)).encode(x=x, y=y, tooltip=tips)
+        layers.append(line.mark_line(point=alt.OverlayMarkDef(size=50, filled=True)))
+    early = trials.filter(pl.col("ended") != "").with_columns(loss=pl.col("loss").fill_null(top + edge))
+    if len(early):
+        cross = alt.Chart(rows(early)).mark_point(style="alarm", **CROSS)
+        layers.append(cross.encode(x=x, y=y, tooltip=[tips[0], tips[2]]))
+    return finish(layers, HEIGHT)
+
+
+def loss_by_rate_and_size(
+    trials: pl.DataFrame,
+    fits: pl.DataFrame,
+    best: pl.DataFrame,
+    names: Sequence[str],
+    *,
+    today: float,
+    reference: float,
+    title: str,
+) -> Drawn:
+    """Draw ``loss`` against ``rate`` for every size, a ``recipe`` among ``names``, and mark its best rate.
+
+    ``trials`` has ``recipe``, ``rate``, ``loss`` (null: no seed ended), ``low``, ``high``, ``seeds``,
+    ``shared`` (whether all seeds ended) and ``ended`` (why one did not). ``fits``: ``recipe``, ``rate``,
+    ``loss`` of the fitted curve. ``best``: ``recipe``, ``rate``, ``low``, ``high`` and the ``loss`` there.
+    Dots are means over seeds with their range; one that not all seeds have is hollow. A seed that ended early
+    is a cross at the top, in a row for each size; a loss above ``reference`` stands at the upper edge.
+    """
+    known = trials.filter(pl.col("loss").is_not_null())
+    highs = known["high"].to_list() or [reference]
+    low = min([*(known["low"].to_list() or highs), *fits["loss"].to_list()])
+    top = min(max(highs), reference) if low < reference else max(highs)
+    edge, early = max(top - low, 1e-9) * EDGE, trials.filter(pl.col("ended") != "")
+    x = _rate_axis([*trials["rate"].to_list(), today], title)
+    y = _loss_axis(low - edge, top + (2 + len(names) * bool(len(early))) * edge)
+    tips = [recipe_name(), alt.Tooltip("rate:Q", format=".2~e")]
+    losses = [alt.Tooltip(f"{n}:Q", format=".4~g") for n in ("loss", "low", "high", "seeds")]
+    strong, layers = focused(1.0, 0.1), _today(today, x, 12)
+
+    def layer(table: pl.DataFrame, mark: str, style: dict[str, Any], **places: Any) -> None:
+        if len(table):
+            base = getattr(alt.Chart(rows(table)), f"mark_{mark}")(**style)
+            layers.append(base.encode(**{"color": recipe_colour(names), "opacity": strong, **places}))
+
+    dash, shared = recipe_dash(names), pl.col("shared")
+    known = known.with_columns(at=pl.min_horizontal("loss", pl.lit(top + edge)))
+    thin, wide = ({"clip": True, "strokeWidth": w} for w in (1, 2))
+    faint = focused(0.45, 0.05)
+    layer(known.filter(shared), "line", thin, x=x("rate"), y=y("at"), strokeDash=dash, opacity=faint)
+    layer(fits, "line", wide, x=x("rate"), y=y("loss"), strokeDash=dash)
+    layer(known, "rule", thin, x=x("rate"), y=y("low"), y2="high:Q")
+    for filled, table in ((True, known.filter(shared)), (False, known.filter(~shared))):
+        dot = {"filled": filled, "size": 36}
+        layer(table, "point", dot, x=x("rate"), y=y("at"), tooltip=[*tips, *losses])
+    layer(best, "rule", INTERVAL, x=x("low"), x2="high:Q", y=y("loss"))
+    layer(best, "point", BEST, x=x("rate"), y=y("loss"), tooltip=[*tips, *losses[1:3]])
+    row = {name: top + (2 + i) * edge for i, name in enumerate(names)}
+    early = early.with_columns(at=pl.col("recipe").replace_strict(row, return_dtype=pl.Float64))
+    layer(early, "point", CROSS, x=x("rate"), y=y("at"), tooltip=[*tips, "ended:N"])
+    return finish(layers, HIGHER)
+
+
+def best_by_size(
+    best: pl.DataFrame, line: pl.DataFrame, names: Sequence[str], target: int | None, *, axis: str, title: str
+) -> Drawn:
+    """Draw the best ``rate`` of each ``size`` with its interval, and the line through them with its own.
+
+    ``best``: ``recipe`` among ``names``, ``size``, ``rate``, ``low``, ``high``; ``line`` the same but
+    ``recipe``, at each size and at ``target``, whose rate is marked. Both axes are logarithmic.
+    """
+    columns = ("rate", "low", "high")
+    every = [v for table in (best, line) for n in columns for v in table[n].to_list()]
+    sizes = sorted({*best["size"].to_list(), *line["size"].to_list()})
+    along = log_or_linear(sizes, log=True)[0]
+    x = alt.X("size:Q", scale=along, title=axis, axis=alt.Axis(values=sizes, format="d", grid=False))
+    scale, ticks = log_or_linear(every, log=True)
+    y = partial(alt.Y, type="quantitative", scale=scale, axis=ticks, title=title)
+    tips = [alt.Tooltip("size:Q", title=axis), *(alt.Tooltip(f"{n}:Q", format=".2~e") for n in columns)]
+    layers: list[Any] = []
+    if len(line):
+        base = alt.Chart(rows(line)).encode(x=x)
+        band = base.mark_area(opacity=0.12, strokeWidth=0, style="ink").encode(y=y("low"), y2="high:Q")
+        layers += [band, base.mark_line(strokeDash=[6, 4], strokeWidth=1.5, style="ink").encode(y=y("rate"))]
+    own = alt.Chart(rows(best)).encode(color=recipe_colour(names), opacity=focused(1.0, 0.15))
+    marked = [(own, INTERVAL, BEST)]
+    if len(asked := line.filter(pl.col("size").eq_missing(target))):
+        marked.append((alt.Chart(rows(asked)), {"style": "ink"}, {"style": "ink", "size": 90}))
+    for base, bar, dot in marked:
+        layers.append(base.mark_rule(**bar).encode(x=x, y=y("low"), y2="high:Q"))
+        layers.append(base.mark_point(**dot).encode(x=x, y=y("rate"), tooltip=tips))
+    return finish(layers, HIGHER)
+
+
+def _rate_axis(rates: Sequence[float], title: str) -> partial[alt.X]:
+    scale, axis = log_or_linear(rates, log=True)
+    return partial(alt.X, type="quantitative", scale=scale, axis=axis, title=title)
+
+
+def _loss_axis(low: float, high: float) -> partial[alt.Y]:
+    scale, axis = alt.Scale(domain=[low, high], nice=False, zero=False), alt.Axis(tickCount=5)
+    return partial(alt.Y, type="quantitative", scale=scale, axis=axis, title="loss at the end")
+
+
+def _today(today: float, x: partial[alt.X], y: float | str) -> list[Any]:
+    """A dashed line at today's rate, and its name at ``y`` px."""
+    now = alt.Chart(alt.InlineData(values=[{"rate": today, "words": "today"}])).encode(x=x("rate"))
+    rule = now.mark_rule(strokeDash=[6, 4], style="ink")
+    name = now.mark_text(align="left", baseline="bottom", dx=4, dy=-4, style="ink", fontSize=11)
+    return [rule, name.encode(y=alt.value(y), text="words:N")]
