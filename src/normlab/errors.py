@@ -31,7 +31,13 @@ class SpentError(UserError):
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """Return the end of a message about an unknown word: the nearest allowed one, and all of them."""
+    """Return the end of a message about an unknown word: the nearest allowed one, by what they share and then
+    by length, and all of them.
+    """
     names = list(allowed)
-    close = difflib.get_close_matches(word, names, 1)
-    return (f", did you mean {close[0]!r}?" if close else "") + f" (allowed: {', '.join(names)})"
+
+    def likeness(name: str) -> tuple[float, int]:
+        return difflib.SequenceMatcher(None, name, word).ratio(), -abs(len(name) - len(word))
+
+    close = max(difflib.get_close_matches(word, names, 3), key=likeness, default=None)
+    return (f", did you mean {close!r}?" if close else "") + f" (allowed: {', '.join(names)})"

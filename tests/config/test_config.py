@@ -35,7 +35,7 @@ STAYS_OUT = {
     "data.tokenizer",  # its content is in the digest
     *("machine.device", "machine.threads", "machine.log_every_steps", "machine.checkpoint_every_steps"),
     *("machine.probes", "machine.probe_every_steps"),
-    *("machine.num_workers", "machine.shard"),
+    *("machine.num_workers", "machine.shard", "machine.compile"),
     *("machine.keep_checkpoints", "machine.tensorboard"),
     "train.init_from",  # train.init_digest stands for it
 }
