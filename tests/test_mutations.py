@@ -19,8 +19,10 @@ def test_an_error_is_caught(mutation):
 def test_there_are_ten_errors_and_each_can_be_planted(tmp_path):
     assert len({m.name for m in MUTATIONS}) >= 10
     for i, mutation in enumerate(MUTATIONS):
-        package = mutations.copy_of_package(tmp_path / str(i))
-        before = (package / mutation.path).read_text()
+        package, source = tmp_path / str(i), mutations.ROOT / "src/normlab" / mutation.path
+        (package / mutation.path).parent.mkdir(parents=True)
+        before = source.read_text()
+        (package / mutation.path).write_text(before)
         mutation.plant(package)
         assert (package / mutation.path).read_text() != before
         compile((package / mutation.path).read_text(), mutation.path, "exec")
