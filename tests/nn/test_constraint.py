@@ -18,8 +18,6 @@ CONFIG = ModelConfig(
     head_dim=3,
     encoder_layers=0,
     decoder_layers=2,
-    encoder_placement="pre",
-    decoder_placement="pre",
     embedding="untied",
     dropout=0.0,
 )

@@ -89,8 +89,9 @@ def initial_loss(step: Step) -> Answers:
 @property_of("structure", explains=["start", "meta", "state_dict"], passes=3)
 def buffers(step: Step) -> Answers:
     """Each buffer, but a count of steps, holds what a freshly built model has there, in its own precision."""
-    own = {n: b for n, b in step.model.named_buffers() if b.numel() and not b.is_meta}
-    live = {n: b for n, b in own.items() if n not in counts(step.model)}
+    counted = counts(step.model)
+    own = {n: b for n, b in step.model.named_buffers() if n not in counted}
+    live = {n: b for n, b in own.items() if b.numel() and not b.is_meta}
     needs(live, "the model has no buffers")
     moving = step.training.moving
     live = {n: b for n, b in live.items() if n not in moving}

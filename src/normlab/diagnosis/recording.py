@@ -16,15 +16,14 @@ from torch import Tensor, nn
 from normlab.errors import UserError
 from normlab.trace.step import Weights
 from normlab.trace.tensors import (
-    LATER,
     Call,
     Place,
     Side,
     Tap,
     activations,
     bytes_of,
-    counts,
     forward_hooks,
+    later_counts,
     refusal,
     tensors_in,
 )
@@ -148,7 +147,7 @@ def awake(model: nn.Module) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     known = ((name, p.detach()) for name, p in model.named_parameters() if p.numel() and not p.is_meta)
     asleep = {name: p for name, p in known if _wide(p).abs().amax() < 1e-3}
-    values = {name: count.clamp(min=LATER) for name, count in counts(model).items()}
+    values = later_counts(model)
     for name, parameter in asleep.items():
         drawn = torch.rand(parameter.shape, generator=generator)
         value = 0.3 + 0.4 * drawn if parameter.ndim < 2 else (drawn - 0.5) * 3 * parameter.shape[-1] ** -0.5

@@ -175,6 +175,11 @@ class _StreamReader:
         self.recording = pass_on(awake(model))
 
     @cached_property
+    def _counted(self) -> bool:
+        """Whether the model counts steps, which set factors that the first recording has far on."""
+        return bool(counts(self.model))
+
+    @cached_property
     def _own(self) -> Recording:
         """A pass on the model's own weights, which only factors need."""
         return self._pass_on({})
@@ -258,7 +263,7 @@ class _StreamReader:
         return replace(view, relation=relation, placement=_placement(view, factor))
 
     def _with_own_factors(self, one: Sum, before: Tap, branch: Tap, total: Tap) -> Sum:
-        if (one.shortcut, one.scale) == (1.0, 1.0) and not counts(self.model):
+        if (one.shortcut, one.scale) == (1.0, 1.0) and not self._counted:
             return one
         own = self._own
         return refit(one, stream=own.at(before), branch=own.at(branch), total=own.at(total))

@@ -15,7 +15,7 @@ from normlab.trace.prepared import Step
 from normlab.trace.record import OWN, FunctionCall
 from normlab.trace.starts import from_library
 from normlab.trace.step import gradients_in
-from normlab.trace.tensors import LATER, counts
+from normlab.trace.tensors import later_counts
 from normlab.trace.trace import Trace
 
 STEPS: Final = (1e-5, 1e-6, 1e-7)
@@ -232,7 +232,7 @@ def _stepped(trace: Trace) -> dict[str, Tensor]:
 
 def asleep(trace: Trace, idle: Iterable[str]) -> list[str]:
     """Parameters that never get a gradient although they are not idle, however many steps are taken."""
-    dead, later = list[str](), {name: c.clamp(min=LATER) for name, c in counts(trace.model).items()}
+    dead, later = list[str](), later_counts(trace.model)
     trace = trace.again(weights={**trace.weights, **later}) if later else trace
     while now := [n for n, g in trace.gradients.items() if _none(g) and n not in idle]:
         if now == dead:

@@ -144,6 +144,11 @@ def counts(model: nn.Module) -> dict[str, Tensor]:
     return {n: b for n, b in saved_buffers(model).items() if not b.dim() and b.dtype in whole}
 
 
+def later_counts(model: nn.Module) -> dict[str, Tensor]:
+    """The ``counts`` far on in a training, as new tensors."""
+    return {name: count.clamp(min=LATER) for name, count in counts(model).items()}
+
+
 def unwrap(model: nn.Module) -> nn.Module:
     """Return the model inside its wrappers, whose module paths are the ones that count."""
     return unwrapped(model)[-1]
