@@ -235,13 +235,14 @@ def resolved(name: str, flags: ConfigFlags, *, recipe: str, lr: float, seed: int
 
 
 def note_task(recipe: str, task: str) -> None:
-    """Say so where a baseline, which is a language model's, is used for another task."""
+    """Say so where a baseline is used for another task than it was published for."""
     from normlab.training.recipes.baselines import baseline_of
 
-    if task != "language_model" and baseline_of(recipe) is not None:
+    baseline = baseline_of(recipe)
+    if baseline is not None and baseline.task != task:
         errors.write(
-            f"{recipe} is a recipe of language models, and the task is {task}; for a language model type "
-            "--config language_model"
+            f"{recipe} was published for the task {baseline.task}, and the task is {task}; for the former type "
+            f"--config {baseline.task}"
         )
 
 

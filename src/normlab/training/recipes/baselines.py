@@ -41,6 +41,8 @@ class NamedBaseline(Registered, ABC):
     registry: ClassVar[Registry[type[NamedBaseline]]] = Registry("baseline")
     recipe: ClassVar[str]
     """Its parts, as a recipe."""
+    task: ClassVar[str] = "language_model"
+    """What it was published for."""
     model: ClassVar[Mapping[str, Any]] = {}
     """Fields of ``ModelConfig`` beside the parts."""
     optim: ClassVar[Mapping[str, Any]] = ADAMW
