@@ -238,7 +238,7 @@ def main() -> None:
     parser.add_argument("--precisions", nargs="+", default=precisions)
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument(
-        "--compiled-threads", type=int, nargs="*", default=[every], help="those of compiled sides"
+        "--compiled-threads", type=int, nargs="*", help="those of compiled sides (all, unless given)"
     )
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/decoder.json and .md")
     args = parser.parse_args()
@@ -246,7 +246,7 @@ def main() -> None:
     for shape in args.shapes:
         for threads in args.threads:
             for precision in args.precisions:
-                compiled = threads in args.compiled_threads
+                compiled = args.compiled_threads is None or threads in args.compiled_threads
                 found = steps(shape, precision, threads, args.seconds, compiled=compiled)
                 print(*list(table(found, "precision"))[2:], sep="\n", flush=True)
                 rows += found

@@ -66,28 +66,40 @@ class HuggingFace(nn.Module):
 
     def __init__(self, config: Config, model: Decoder) -> None:
         super().__init__()
-        self.model = hugging_face(family_of(config), config, model)
+        rows = torch.arange(len(model.embedding.weight))
+        self.model = hugging_face(family_of(config), config, model, rows)
 
     def forward(self, ids: Tensor) -> Tensor:
         logits: Tensor = self.model(ids, use_cache=False).logits
         return logits
 
 
-def x_transformers(config: ModelConfig, vocab: int) -> nn.Module:
-    """Its decoder with fused attention; it has no biases in attention, and exact GELU."""
+LLAMA: dict[str, Any] = {"use_rmsnorm": True, "ff_glu": True, "ff_swish": True, "ff_no_bias": True}
+"""x-transformers' names for what Llama has, rope aside."""
+
+
+def x_transformers(shape: str, config: ModelConfig, vocab: int) -> nn.Module:
+    """Its decoder with fused attention; as GPT-2 it has no biases in attention, and exact GELU."""
     from x_transformers import Decoder as Layers
     from x_transformers import TransformerWrapper
 
+    head_dim, llama = config.dim // config.heads, shape == "Llama"
+    rope = {"rotary_pos_emb": True, "rotary_emb_dim": head_dim}
     layers: Any = Layers(
         dim=config.dim,
         depth=config.decoder_layers,
         heads=config.heads,
-        attn_dim_head=config.dim // config.heads,
+        attn_dim_head=head_dim,
         attn_flash=True,
         ff_mult=config.ffn_dim / config.dim,
+        **(LLAMA | rope if llama else {}),
     )
     return TransformerWrapper(
-        num_tokens=vocab, max_seq_len=config.max_positions, tie_embedding=True, attn_layers=layers
+        num_tokens=vocab,
+        max_seq_len=config.max_positions,
+        use_abs_pos_emb=not llama,
+        tie_embedding=not llama,
+        attn_layers=layers,
     )
 
 
@@ -96,10 +108,10 @@ def peers(shape: str, config: Config, model: Decoder) -> dict[str, Callable[[], 
     vocab = len(model.embedding.weight)
     found: dict[str, tuple[str, Callable[[], nn.Module]]] = {
         f"Hugging Face's {shape}": ("transformers", lambda: HuggingFace(config, model)),
+        "x-transformers": ("x_transformers", lambda: x_transformers(shape, config.model, vocab)),
     }
     if shape == "GPT-2":
         found["nanoGPT-like"] = "torch", lambda: NanoGPT(config.model, vocab)
-        found["x-transformers"] = "x_transformers", lambda: x_transformers(config.model, vocab)
     return {name: make for name, (package, make) in found.items() if importlib.util.find_spec(package)}
 
 
