@@ -45,8 +45,7 @@ def _what(row: Row, of: Coordinates) -> str:
     own = {"logits": "the logits", "stream": f"the stream behind {where}"}
     what = f"what enters {where}" if row.quantity == "entry" else own.get(row.role, f"the output of {where}")
     when = f"after {count(row.step, 'step')}" if row.step else "at the start"
-    grow = grows.removesuffix("s") if what == own["logits"] and not row.step else grows
-    return f"{'the change of ' * bool(row.step)}{what} {grow} with {size} {when}"
+    return f"the {'change' if row.step else 'size'} of {what} {grows} with {size} {when}"
 
 
 def _remedy(row: Row, of: Coordinates) -> str:
