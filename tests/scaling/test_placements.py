@@ -71,8 +71,8 @@ def test_every_placement_has_both_axes_both_parametrisations_and_both_optimisers
 
 
 def test_a_recipe_is_refused_where_its_parametrisation_is_not_derived(script: ModuleType):
-    """For Muon, and CompleteP where the stream is no sum of its branches."""
-    summed = ("pre", "periln", "lnscale")
+    """For Muon, and CompleteP where the stream is no plain sum of its branches."""
+    summed = ("pre", "lnscale")
     for row in script.ROWS:
         derived = row.parametrisation == "standard" or row.optimiser == "adamw"
         wanted = derived and (row.parametrisation != "completep" or row.placement in summed)
