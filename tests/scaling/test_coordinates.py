@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -25,13 +25,14 @@ STEPS = 2
 
 
 def check(table: Table, axis: str = "width", declared: str = "", sizes=None, **options):
-    """The coordinate check of a nanoGPT by its table."""
+    """The coordinate check of a nanoGPT by its table, which declares its parametrisation."""
 
     def build(size: int, seed: int):
-        return setup(**{axis: size}, seed=seed, table=table)
+        own = setup(**{axis: size}, seed=seed, table=table)
+        return replace(own, declare={"parametrisation": declared}) if declared else own
 
     sizes = sizes or (WIDTHS if axis == "width" else DEPTHS)
-    return coordinates(build, sizes, axis=axis, parametrisation=declared, **{"steps": STEPS, **options})
+    return coordinates(build, sizes, axis=axis, **{"steps": STEPS, **options})
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,8 @@ def test_rows_are_by_role_and_by_module_and_plain(standard):
     assert plain["fault"]["kind"] == "rate"
     (whole,) = (r for r in standard.rows if (r.module, r.quantity, r.role) == ("*", "rate", "hidden"))
     assert whole.values == pytest.approx((5e-3, 5e-3))
+    together = {r.role for r in standard.rows if (r.module, r.quantity, r.step) == ("*", "activation", 1)}
+    assert {"embedding", "hidden", "head"} <= together
     biases = [r for r in plain["rows"] if r["parameter"] == "ln_f.bias" and r["quantity"] == "start"]
     assert [(r["slope"], r["right"]) for r in biases] == [(None, None)]  # a zero has no exponent
     meant = {(r["quantity"], r["step"]): (r["expected"], r["expected_low"]) for r in plain["rows"]}
@@ -188,6 +191,7 @@ def test_nothing_of_the_user_changes():
         ({"steps": 0}, "steps is 0"),
         ({"axis": "height"}, "no 'height'"),
         ({"declared": "mupp"}, "did you mean 'mup'"),
+        ({"parametrisation": "mupp"}, "did you mean 'mup'"),
     ],
 )
 def test_what_tells_nothing_is_refused(options, said):

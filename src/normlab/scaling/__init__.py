@@ -10,3 +10,5 @@ FACTOR: Final = 1.4
 BUDGET_S: Final = 1800.0
 LEVEL: Final = 0.95
 """The confidence of intervals."""
+ALL: Final = "*"
+"""The module of a row that holds for all places of a role together."""

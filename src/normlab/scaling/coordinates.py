@@ -10,9 +10,10 @@ from normlab.config.units import count
 from normlab.errors import UserError
 from normlab.nn import TokenModel
 from normlab.nn.parametrisation import Parametrisation
+from normlab.scaling import ALL
 from normlab.scaling.exponents import FACTS, NEAR, Axis
 from normlab.scaling.measured import Measured, measure
-from normlab.scaling.rows import ALL, Row, rows_of
+from normlab.scaling.rows import Row, rows_of
 from normlab.scaling.wording import reason
 from normlab.trace.setup import Setup, refuse_unknown, shown
 from normlab.trace.tensors import unwrap
@@ -102,23 +103,33 @@ def coordinates(
     updates :math:`W_t - W_0` of each parameter change: :math:`(W_t - W_0) x_t` of a matrix, the stream of a
     table, the logits of the head. With them the rate, decay, eps and betas of each parameter's group.
 
-    ``parametrisation`` names one of ``nn.Parametrisation.registry``, whose exponents the starts and groups
-    then must have; normlab's own models bring theirs. Without one only what a rate needs to carry is judged.
+    ``parametrisation``, or what the setup declares, names one of ``nn.Parametrisation.registry``, whose
+    exponents the starts and groups then must have; normlab's own models bring theirs. Without one only what a
+    rate needs to carry is judged.
 
     Raises UserError for sizes, seeds or steps that tell nothing, and for a setup that cannot be trained.
     """
     _refuse(sizes, seeds, steps, axis)
-    kind = Parametrisation.registry[parametrisation] if parametrisation else None
+    kind = _named(parametrisation)
     measured: dict[tuple[int, int], Measured] = {}
     with same_globals(), same_random_state():
         for size in sorted(sizes):
             for seed in seeds:
                 setup = Setup.of(build(size, seed))
+                kind = kind or _named(setup.declare.parametrisation)
                 if kind is None and isinstance(model := unwrap(setup.model), TokenModel):
                     kind = type(model.parametrisation)
                 measured[size, seed] = measure(setup, steps, seed)
     rows, own = tuple(rows_of(measured, axis, kind)), "" if kind is None else kind.name
     return Coordinates(axis, tuple(sorted(sizes)), tuple(seeds), steps, own, rows)
+
+
+def _named(parametrisation: str) -> type[Parametrisation] | None:
+    """The parametrisation of this name, if it has one. Raises UserError for an unknown one."""
+    if not parametrisation:
+        return None
+    refuse_unknown(parametrisation, list(Parametrisation.registry), "parametrisation")
+    return Parametrisation.registry[parametrisation]
 
 
 def _refuse(sizes: Sequence[int], seeds: Sequence[int], steps: int, axis: str) -> None:
