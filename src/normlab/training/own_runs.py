@@ -314,15 +314,9 @@ def repeat_command(config: Config, setups: Mapping[str, Any]) -> str:
     """The command that trains the run again, beside those that it is compared with."""
     if not all(isinstance(value, str) for value in setups.values()):
         return f"normlab.compare(request, setups=…) in Python, with {config.recipe} among the setups"
-    words = ["normlab", "compare", "--setup", *setups, "--steps", str(config.train.steps)]
-    words += [
-        "--validate-every-steps",
-        str(config.train.validate_every_steps),
-        "--lrs",
-        rate(config.optim.lr),
-    ]
-    seed = str(config.seeds.init)
-    return shlex.join([*words, "--first-seed", seed, "--seeds", "1", "--out", "again"])
+    rest = f"--steps {config.train.steps} --validate-every-steps {config.train.validate_every_steps}"
+    rest += f" --lrs {rate(config.optim.lr)} --first-seed {config.seeds.init} --seeds 1 --out again"
+    return f"{shlex.join(['normlab', 'compare', '--setup', *setups])} {rest}"
 
 
 def _mark(folder: RunFolder, state: State, error: str = "") -> None:
