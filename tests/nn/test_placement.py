@@ -80,11 +80,7 @@ def test_the_stream_ends_with_a_norm_where_the_placement_says_so(name):
             {"decoder_placement": "post"},
             "FixUp counts the branches of an encoder and a decoder that both use it",
         ),
-        (
-            "fixup",
-            {},
-            "FixUp initialises the classifier with 0, which a tied embedding does not allow",
-        ),
+        ("fixup", {}, "FixUp initialises the classifier with 0, which a tied embedding does not allow"),
         (
             "tfixup",
             {"encoder_placement": "post", "decoder_placement": "tfixup"},

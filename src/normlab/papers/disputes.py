@@ -93,10 +93,7 @@ DYT: Final = _dispute(
 PERILN: Final = _dispute("periln", ("Peri-LN", recipe(placement="periln")), PRE_LN, *BETTER_OR_WORSE)
 KEEL: Final = _dispute("keel", ("KEEL", recipe(placement="keel")), PRE_LN, *BETTER_OR_NO_GAIN)
 LNSCALE: Final = _dispute(
-    "lnscale",
-    ("LayerNorm scaling", recipe(placement="lnscale")),
-    PRE_LN,
-    *BETTER_OR_NO_GAIN,
+    "lnscale", ("LayerNorm scaling", recipe(placement="lnscale")), PRE_LN, *BETTER_OR_NO_GAIN
 )
 SWIGLU: Final = _dispute(
     "swiglu",
@@ -105,10 +102,7 @@ SWIGLU: Final = _dispute(
     *BETTER_OR_WORSE,
 )
 GATE: Final = _dispute(
-    "gate",
-    ("gated heads", recipe("headgate")),
-    ("heads without gates", BASELINE),
-    *BETTER_OR_NO_GAIN,
+    "gate", ("gated heads", recipe("headgate")), ("heads without gates", BASELINE), *BETTER_OR_NO_GAIN
 )
 _QK: Final = tuple(at_factor("QK-norm", k) for k in (_FOUR, 1))
 _NO_QK: Final = tuple(at_factor("no QK-norm", k) for k in (_FOUR, 1))
@@ -121,10 +115,7 @@ QKNORM: Final = _dispute(
         "still_sensitive", MARGIN, convention=NO_GAIN.replace("no gain: less", "a loss that shows: more")
     ),
     within("no_gain", -MARGIN, MARGIN, convention=NO_GAIN),
-    measures={
-        "less_sensitive": RiseRatio(SHOWN, _QK, _NO_QK),
-        "still_sensitive": Difference(SHOWN, *_QK),
-    },
+    measures={"less_sensitive": RiseRatio(SHOWN, _QK, _NO_QK), "still_sensitive": Difference(SHOWN, *_QK)},
     factors=(1, _FOUR),
 )
 _HALF: Final = "Muon, half of the steps"
@@ -152,8 +143,5 @@ WARMUP: Final = _dispute(
     negative("better"),
 )
 UNTIED: Final = _dispute(
-    "untied",
-    ("untied head", recipe("untied")),
-    ("tied head", BASELINE),
-    *BETTER_OR_WORSE,
+    "untied", ("untied head", recipe("untied")), ("tied head", BASELINE), *BETTER_OR_WORSE
 )

@@ -28,15 +28,7 @@ from normlab.report.page import (
     capital,
     require_parts,
 )
-from normlab.report.studies import (
-    DiagnosisView,
-    Row,
-    folded,
-    number_cell,
-    pictured,
-    pictures,
-    rows_table,
-)
+from normlab.report.studies import DiagnosisView, Row, folded, number_cell, pictured, pictures, rows_table
 from normlab.runs.folder import write_text_atomic
 
 TOP: Final = "scales"
