@@ -94,11 +94,7 @@ def test_a_factor_on_a_branch_reaches_the_stream_where_the_placement_is_a_sum(na
             {"decoder_placement": "post"},
             "FixUp counts the branches of an encoder and a decoder that both use it",
         ),
-        (
-            "fixup",
-            {},
-            "FixUp initialises the classifier with 0, which a tied embedding does not allow",
-        ),
+        ("fixup", {}, "FixUp initialises the classifier with 0, which a tied embedding does not allow"),
         (
             "tfixup",
             {"encoder_placement": "post", "decoder_placement": "tfixup"},
