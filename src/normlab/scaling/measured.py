@@ -6,7 +6,7 @@ import copy
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
@@ -69,6 +69,10 @@ class Measured:
     places: dict[Key, Place] = field(default_factory=dict)
 
 
+Nth = tuple[str, int]
+"""A parameter, and how many readings of it come before in a pass."""
+
+
 class _Subject:
     """A model at its start, of which later states are looked at on one batch."""
 
@@ -93,18 +97,50 @@ class _Subject:
         self.first = self.look(self.model)
         self._read_roles()
 
-    def look(self, model: nn.Module, instead: Iterable[tuple[str, int]] = ()) -> _Pass:
+    def look(self, model: nn.Module) -> _Pass:
         """Run one pass of a state of the model."""
-        seen, loss_of = _Pass(self), self.trace.loss_of
+        seen = _Pass(self)
         functions = Functions(wanted=lambda n: n in (*ATTENDED, *SCORED), see=seen.call)
-        readings = Readings(model, self.weights, seen.read, frozenset(instead))
+        watches = forward_hooks(dict(model.named_modules()), seen.module), functions
+        self._run(model, *watches, Readings(model, self.weights, seen.read))
+        return seen
+
+    def logits_with(self, model: nn.Module, first: Iterable[Nth]) -> Tensor | None:
+        """The logits of a state of the model in which these readings are of the weights at the start."""
+        seen, path = _Ends(self), getattr(self.logits, "module", None)
+        functions = Functions(wanted=lambda n: n in SCORED, see=seen.call)
+        modules = {} if path is None else {path: model.get_submodule(path)}
+        self._run(model, forward_hooks(modules, seen.module), functions, self._other(model, first))
+        return seen.scored
+
+    def entries_with(self, model: nn.Module, first: Iterable[Nth]) -> list[Tensor]:
+        """What enters the stacks in such a state. The pass ends there."""
+        seen = _Ends(self)
+
+        def enter(path: str, side: Side, values: Any) -> None:
+            seen.module(path, side, values)
+            if len(seen.entered) == len(self.first.entered):
+                raise _EnoughError
+
+        modules = {path: model.get_submodule(path) for path in self.entries}
+        with suppress(_EnoughError):
+            self._run(model, forward_hooks(modules, enter), self._other(model, first))
+        return seen.entered
+
+    def _other(self, model: nn.Module, first: Iterable[Nth]) -> Readings:
+        return Readings(model, self.weights, None, frozenset(first))
+
+    def _run(self, model: nn.Module, *watches: AbstractContextManager[Any]) -> None:
+        """Run one pass inside these contexts."""
+        loss_of = self.trace.loss_of
 
         def watched(model: nn.Module, batch: Any) -> Tensor:
-            with reference(), forward_hooks(dict(model.named_modules()), seen.module), functions, readings:
+            with reference(), ExitStack() as stack:
+                for watch in watches:
+                    stack.enter_context(watch)
                 return loss_of(model, batch)
 
         self.trace.again(model=model, loss_of=watched).once()
-        return seen
 
     def _read_roles(self) -> None:
         """Tell tables from matrices by how they are read, and find the product that makes the logits."""
@@ -148,54 +184,32 @@ class _Subject:
         return next((b for b in self.blocks if within(path, b)), None)
 
 
-class _Pass:
-    """What one pass shows, in its order."""
+class _EnoughError(Exception):
+    """Ends a pass of which the rest is not needed."""
+
+
+class _Ends:
+    """The streams that enter the stacks, and the logits, of one pass."""
 
     def __init__(self, subject: _Subject) -> None:
-        self.subject, self.time = subject, 0
-        self._running: list[str] = []
-        self.shown: list[tuple[str, str, Tensor, int]] = []
-        """Outputs of modules and scores of attention, the module, and when it was."""
-        self.readings: list[tuple[ParameterReading, str, int]] = []
+        self.subject = subject
         self.entering: dict[str, Tensor] = {}
         self._scored: list[Tensor] = []
         self._tapped: Tensor | None = None
 
     def module(self, path: str, side: Side, values: Any) -> None:
-        subject = self.subject
-        x = stream_of(t for _, t in tensors_in(values))
+        x, where = stream_of(t for _, t in tensors_in(values)), self.subject.logits
         if side == "input":
-            self._running.append(path)
-            if path in subject.blocks and x is not None and path not in self.entering:
+            if path in self.subject.blocks and x is not None and path not in self.entering:
                 self.entering[path] = x.detach().clone()
-                if path in subject.entries:
-                    self._show("entry", path, x)
-            return
-        while self._running and self._running.pop() != path:
-            pass
-        if x is None:
-            return
-        self._show("stream" if path in subject.blocks else "activation", path, x)
-        where = subject.logits
-        if getattr(where, "module", None) == path:
+        elif x is not None and getattr(where, "module", None) == path:
             with suppress(Exception):  # another call of the module puts out something else
                 self._tapped = at(values, where.place).detach().clone()
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        own = self._running[-1] if self._running else ""
-        call = FunctionCall(name, own, args, kwargs, result)
         if name in SCORED:
-            self._scored.append(call.argument(0, "input").detach().clone())
-        elif own in self.subject.scores or name != "softmax":
-            self._show("scores", own, _scores_of(call))
-
-    def _show(self, kind: str, path: str, x: Tensor) -> None:
-        self.time += 1
-        self.shown.append((kind, path, x.detach().clone(), self.time))
-
-    def read(self, reading: ParameterReading) -> None:
-        self.time += 1
-        self.readings.append((reading, self._running[-1] if self._running else "", self.time))
+            logits = FunctionCall(name, "", args, kwargs, result).argument(0, "input")
+            self._scored.append(logits.detach().clone())
 
     @property
     def scored(self) -> Tensor | None:
@@ -209,6 +223,46 @@ class _Pass:
     def entered(self) -> list[Tensor]:
         """The streams as they enter the first block of each stack."""
         return [self.entering[path] for path in self.subject.entries if path in self.entering]
+
+
+class _Pass(_Ends):
+    """What one pass shows, in its order."""
+
+    def __init__(self, subject: _Subject) -> None:
+        super().__init__(subject)
+        self.time = 0
+        self._running: list[str] = []
+        self.shown: list[tuple[str, str, Tensor, int]] = []
+        """Outputs of modules and scores of attention, the module, and when it was."""
+        self.readings: list[tuple[ParameterReading, str, int]] = []
+
+    def module(self, path: str, side: Side, values: Any) -> None:
+        subject, known = self.subject, path in self.entering
+        x = stream_of(t for _, t in tensors_in(values))
+        super().module(path, side, values)
+        if side == "input":
+            self._running.append(path)
+            if not known and path in self.entering and path in subject.entries:
+                self._show("entry", path, self.entering[path])
+            return
+        while self._running and self._running.pop() != path:
+            pass
+        if x is not None:
+            self._show("stream" if path in subject.blocks else "activation", path, x)
+
+    def call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        super().call(name, args, kwargs, result)
+        own = self._running[-1] if self._running else ""
+        if name not in SCORED and (own in self.subject.scores or name != "softmax"):
+            self._show("scores", own, _scores_of(FunctionCall(name, own, args, kwargs, result)))
+
+    def _show(self, kind: str, path: str, x: Tensor) -> None:
+        self.time += 1
+        self.shown.append((kind, path, x.detach().clone(), self.time))
+
+    def read(self, reading: ParameterReading) -> None:
+        self.time += 1
+        self.readings.append((reading, self._running[-1] if self._running else "", self.time))
 
 
 def _scores_of(call: FunctionCall) -> Tensor:
@@ -336,12 +390,12 @@ class _Gauge:
             if not step:
                 continue
             if head and seen.scored is not None:
-                other = subject.look(model, [(reading.parameter, reading.nth)]).scored
+                other = subject.logits_with(model, [(reading.parameter, reading.nth)])
                 values[key].append(square(seen.scored - other) if other is not None else 0.0)
             elif not table:
                 values[key].append(square(reading.change))
             elif reading.nth == subject.lookups[reading.parameter][0][1]:
-                entered = subject.look(model, subject.lookups[reading.parameter]).entered
+                entered = subject.entries_with(model, subject.lookups[reading.parameter])
                 pairs = zip(seen.entered, entered, strict=True)
                 values[key].append(sum(square(a - b) for a, b in pairs))
 
