@@ -102,6 +102,7 @@ def test_a_recipe_is_trained_in_several_depths(here, capsys):
         ([f"{FILE}:setup"], "give widths or depths"),
         ([f"{FILE}:setup", "--depths", "1", "2"], "def setup(depth=4, seed=0):"),
         ([f"{FILE}:setup", *SMALL, "--budget", "soon"], "90min"),
+        ([f"{FILE}:setup", *SMALL, "--budget", "0s"], "--budget is '0s'"),
         ([f"{FILE}:setup", *SMALL, "--seeds", "1"], "2 at least"),
         ([f"{FILE}:setup", *SMALL, "--dim", "8"], "--dim"),
         (["--recipe", "pree", *SMALL], "pre"),

@@ -166,12 +166,12 @@ def test_what_updates_change_in_the_logits_and_the_stream_takes_no_whole_passes(
     """A tied table is read twice, and both are told apart: by passes that look at the ends alone."""
     passes = []
 
-    class Counted(measured._Pass):
+    class Counted(measured.WholePass):
         def __init__(self, subject):
             super().__init__(subject)
             passes.append(self)
 
-    monkeypatch.setattr(measured, "_Pass", Counted)
+    monkeypatch.setattr(measured, "WholePass", Counted)
     found = measured.measure(setup(width=16, seed=1, table=MUP), 2, 1)
     assert len(passes) == 1 + 2
     updates = {

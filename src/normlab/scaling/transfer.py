@@ -9,7 +9,8 @@ from normlab.config.config import Config
 from normlab.scaling import BUDGET_S, SEEDS, STEPS
 from normlab.scaling.answer import Transfer
 from normlab.scaling.family import SetupFamily, family_of
-from normlab.scaling.ladder import Ladder, Request
+from normlab.scaling.ladder import Ladder
+from normlab.scaling.request import Request
 from normlab.trace.setup import refuse_unknown
 from normlab.trace.untouched import same_globals
 
