@@ -18,6 +18,7 @@ import torch
 
 from normlab.errors import UserError
 from normlab.scaling import measured
+from normlab.scaling.check import STEPS as TRANSFERS
 from normlab.scaling.coordinates import coordinates
 from scaling.nanogpt import COMPLETEP, DEPTH_MUP, MUP, NONE, STANDARD, Table, own_setup, setup
 
@@ -98,6 +99,19 @@ def test_a_sound_model_is_not_blamed(name):
     found = check(*SOUND[name])
     assert found.fault is None, found.sentence()
     assert sum(row.right is True for row in found.rows) > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["hidden rate not divided", "branches not divided", "µP, untied", "CompleteP over depth"]
+)
+def test_the_steps_that_transfer_takes_say_the_same(name):
+    plant = PLANTS.get(name)
+    asked = (plant.table, plant.axis, plant.declared) if plant else SOUND[name]
+    sizes = (WIDTHS if asked[1] == "width" else DEPTHS)[::2]
+    found = check(*asked, sizes=sizes, steps=TRANSFERS)
+    wanted = (plant.module, plant.kind) if plant else None
+    assert (found.fault and (found.fault.module, found.fault.kind)) == wanted, found.sentence()
 
 
 OWN = {

@@ -13,6 +13,7 @@ from normlab.errors import UserError
 from normlab.scaling import FIRST_SEED
 from normlab.scaling.coordinates import LEAST_SEEDS, Check
 from normlab.scaling.family import SetupFamily
+from normlab.trace.setup import Setup
 from normlab.trials.journal import Journal
 
 STEPS: Final = 10
@@ -43,7 +44,13 @@ class BudgetCheck:
     @cached_property
     def check(self) -> Check:
         """What is measured."""
-        return check_of(self.family, self.seed)
+        check = check_of(self.family, self.seed)
+        check.build = self._built
+        return check
+
+    def _built(self, size: int, seed: int) -> Setup:
+        self.journal.mark()  # before each unit, since a process may be killed in it
+        return self.family.build(size, seed)
 
     def plan(self) -> None:
         """Take the check that is kept of these sizes, or see how many of its seeds the budget holds."""
