@@ -77,6 +77,7 @@ def test_the_users_script_has_90_lines_and_the_glue_ten():
     assert WITH_STEP.strip() in text
 
 
+@pytest.mark.filterwarnings("ignore:.*lr_scheduler", "ignore:To get the last learning rate")
 @pytest.mark.parametrize(("name", "warmup", "clips"), [("setup", 0.0, False), ("stepped", 0.2, True)])
 def test_the_glue_uses_the_scripts_warm_up_and_clipping_where_it_says_so(
     here, monkeypatch, name, warmup, clips
