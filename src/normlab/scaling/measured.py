@@ -77,7 +77,7 @@ Nth = tuple[str, int]
 """A parameter, and how many readings of it come before in a pass."""
 
 
-class Subject:
+class WatchedModel:
     """A model at its start, of which later states are looked at on one batch."""
 
     def __init__(self, setup: Setup, batch: Any) -> None:
@@ -196,7 +196,7 @@ def measure(setup: Setup, steps: int, seed: int) -> Measured:
         raise UserError("no optimizer was handed over: pass optimizer=, as in torch.optim.AdamW(…, lr=1e-3)")
     with untouched(replace(setup, batches=())):
         batches = batches_of(setup, seed)(steps)
-        subject, course = Subject(setup, batches[0]), _course(setup, batches, seed)
+        subject, course = WatchedModel(setup, batches[0]), _course(setup, batches, seed)
         gauge = _Gauge(subject)
         gauge.hold(setup, course)
         gauge.see(subject.first, subject.model, 0)
@@ -224,7 +224,7 @@ def _course(setup: Setup, batches: Sequence[Any], seed: int) -> Course:
 class _Gauge:
     """Gathers root mean squares by place and step."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: WatchedModel) -> None:
         self.subject, self.measured = subject, Measured()
 
     def _add(self, step: int, values: Mapping[Key, list[float]]) -> None:

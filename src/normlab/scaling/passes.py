@@ -15,7 +15,7 @@ from normlab.trace.record import FunctionCall
 from normlab.trace.tensors import Side, at, tensors_in
 
 if TYPE_CHECKING:
-    from normlab.scaling.measured import Subject
+    from normlab.scaling.measured import WatchedModel
 
 
 class EnoughError(Exception):
@@ -25,7 +25,7 @@ class EnoughError(Exception):
 class Ends:
     """The streams that enter the stacks, and the logits, of one pass."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: WatchedModel) -> None:
         self.subject = subject
         self.entering: dict[str, Tensor] = {}
         self._scored: list[Tensor] = []
@@ -62,7 +62,7 @@ class Ends:
 class WholePass(Ends):
     """What one pass shows, in its order."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: WatchedModel) -> None:
         super().__init__(subject)
         self.time = 0
         self._running: list[str] = []
