@@ -17,6 +17,8 @@ import pytest
 import torch
 
 from normlab.errors import UserError
+from normlab.scaling import measured
+from normlab.scaling.check import STEPS as TRANSFERS
 from normlab.scaling.coordinates import coordinates
 from scaling.nanogpt import COMPLETEP, DEPTH_MUP, MUP, NONE, STANDARD, Table, own_setup, setup
 
@@ -100,6 +102,19 @@ def test_a_sound_model_is_not_blamed(name):
     assert sum(row.right is True for row in found.rows) > 10
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["hidden rate not divided", "branches not divided", "µP, untied", "CompleteP over depth"]
+)
+def test_the_steps_that_transfer_takes_say_the_same(name):
+    plant = PLANTS.get(name)
+    asked = (plant.table, plant.axis, plant.declared) if plant else SOUND[name]
+    sizes = (WIDTHS if asked[1] == "width" else DEPTHS)[::2]
+    found = check(*asked, sizes=sizes, steps=TRANSFERS)
+    wanted = (plant.module, plant.kind) if plant else None
+    assert (found.fault and (found.fault.module, found.fault.kind)) == wanted, found.sentence()
+
+
 OWN = {
     "mup": ("width", None),
     "completep": ("depth", None),
@@ -162,6 +177,24 @@ def test_exact_exponents_are_those_of_the_groups():
         assert (row.slope, row.low, row.high) == pytest.approx((slope,) * 3, abs=1e-9)
         assert (row.expected, row.right) == (slope, True)
     assert rows["update", "h.*.mlp.c_fc"].right is None  # one seed has no interval
+
+
+def test_what_updates_change_in_the_logits_and_the_stream_takes_no_whole_passes(monkeypatch):
+    """A tied table is read twice, and both are told apart: by passes that look at the ends alone."""
+    passes = []
+
+    class Counted(measured.WholePass):
+        def __init__(self, subject):
+            super().__init__(subject)
+            passes.append(self)
+
+    monkeypatch.setattr(measured, "WholePass", Counted)
+    found = measured.measure(setup(width=16, seed=1, table=MUP), 2, 1)
+    assert len(passes) == 1 + 2
+    updates = {
+        (key.role, key.parameter): x for (key, _), x in found.values.items() if key.quantity == "update"
+    }
+    assert updates["head", "wte.weight"] != updates["embedding", "wte.weight"] > 0
 
 
 def test_nothing_of_the_user_changes():

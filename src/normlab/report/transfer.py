@@ -67,7 +67,7 @@ def _sections(transfer: Mapping[str, Any], view: _View) -> Iterator[Section]:
     (first, *others), notes = transfer["decays"], [Text(line) for line in transfer["lines"][1:]]
     yield Section("", [*view.charts(first, 0), Notes(notes)], "glance", listed=False)
     yield Section(view.title("Losses", first), [view.losses(first)], "losses", _LOSSES)
-    if transfer["coordinates"]:
+    if (transfer["coordinates"] or {}).get("rows"):
         yield Section("Coordinate check", list(_check(transfer["coordinates"])), "coordinate_check")
     if others:
         blocks = [

@@ -5,6 +5,7 @@ from typing import Final
 STEPS: Final = 200
 """Steps of a trial by default."""
 SEEDS: Final = 2
+FIRST_SEED: Final = 0
 FACTOR: Final = 1.4
 """By how much the best rate may move over all sizes, and carry nevertheless."""
 BUDGET_S: Final = 1800.0

@@ -250,8 +250,7 @@ class Transfer:
     def lines(self) -> Iterator[str]:
         """The sentence, the reason, what would decide, what limits it, and the same by weight decay."""
         yield f"{self.sentence}."
-        if self.reason:
-            yield f"The coordinate check says why: {self.reason}."
+        yield from self._of_the_check()
         if self.more is not None:
             seeds, seconds = self.more
             text = f"About {seeds} seeds in place of {self.seeds} would tell, {duration(seconds)} more"
@@ -273,6 +272,13 @@ class Transfer:
         for sweep in self.sweeps[1:]:
             text = self.sentence_of(sweep)
             yield f"With {sweep.decay.label}: {text[0].lower()}{text[1:]}{self._differs(sweep)}."
+
+    def _of_the_check(self) -> Iterator[str]:
+        """Why the rate does not carry, where the check says so, or why there is no check."""
+        if self.reason:
+            yield f"The coordinate check says why: {self.reason}."
+        if left_out := self.coordinates.get("left_out"):
+            yield f"The coordinate check was left out: {left_out}."
 
     def _differs(self, sweep: Sweep) -> str:
         """Whether the optima of a weight decay differ from those of the first by more than their errors."""
