@@ -1,6 +1,6 @@
 """What ``normlab compare --plan`` says of three comparisons before any run exists, and what they take.
 
-    NORMLAB_DATA=... python benchmarks/plan.py --write
+    python benchmarks/plan.py --write
 
 Each is planned, then trained, in an empty folder: two recipes, one learning rate, two seeds, as many runs at
 the same time as there are cores.
@@ -38,21 +38,19 @@ class Planned:
 
 
 def comparisons() -> dict[str, tuple[tuple[str, ...], Config]]:
-    """A language model, a translation and a BERT, each for a minute or two."""
+    """A language model, a translation and a BERT of the built-in corpora, each for a minute or two."""
     language, translation, bert = (CONFIGS[name]() for name in ("language_model", "demo", "bert"))
-    brown = "$NORMLAB_DATA/text/brown.txt.xz"
-    texts = {"train_text": f"{brown}[:20000]", "dev_text": f"{brown}[46368:47368]"}
     language = replace(
         language,
-        data=replace(language.data, **texts, test_text=f"{brown}[50518:51518]", vocab_size=700),
+        data=replace(language.data, vocab_size=700),
         train=replace(language.train, steps=350, max_tokens=1536),
     )
     return {
-        "a language model of Brown": (
+        "a language model": (
             ("like:llama", "pre+qknorm"),
             _sized(language, decoder_layers=3, dim=144, ffn_dim=432, heads=3),
         ),
-        "a translation of built-in dates": (
+        "a translation": (
             ("pre", "post+warmup"),
             _sized(
                 replace(translation, train=replace(translation.train, steps=900)),
@@ -62,7 +60,7 @@ def comparisons() -> dict[str, tuple[tuple[str, ...], Config]]:
                 ffn_dim=320,
             ),
         ),
-        "a BERT of built-in text": (
+        "a BERT": (
             ("pre+rope", "pre+rmsnorm+rope"),
             _sized(
                 replace(bert, train=replace(bert.train, steps=1400)), encoder_layers=3, dim=80, ffn_dim=256
