@@ -13,10 +13,11 @@ import pytest
 
 from normlab.report.page import Columns, Details, Notes, Section, whole
 from normlab.report.transfer import transfer_page
-from normlab.scaling.answer import Sweep, Transfer
+from normlab.scaling.answer import Transfer
 from normlab.scaling.coordinates import Coordinates
 from normlab.scaling.decay import Decay
 from normlab.scaling.rows import Row
+from normlab.scaling.sweep import Sweep
 from scaling.curves import draw, skewed
 from scaling.test_answer import SIZES, answer, swept
 

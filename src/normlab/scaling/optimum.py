@@ -69,6 +69,8 @@ class Optimum:
     """Why the interval is open, or why there is none."""
     lack: Lack = ""
     """What there must be more of to know it."""
+    rates: tuple[float, ...] = ()
+    """Octaves at which trials would show more."""
 
     @property
     def closed(self) -> bool:
@@ -111,6 +113,8 @@ class Fit:
     optima: Mapping[int, Optimum]
     noise: float = math.nan
     skews: Mapping[int, float] = field(default_factory=dict)
+    misfit: bool = False
+    """Whether losses are farther from their curves than seeds are from each other."""
     trend: Trend | None = None
     curves: Mapping[int, Sequence[tuple[float, float]]] = field(default_factory=dict)
     """By size, octaves and losses of the fitted curve, for a picture."""
@@ -182,32 +186,31 @@ class _Curve:
         """`[..., R]`: by rate, the loss above its minimum, of curves with a curvature of 1."""
         return bent(np.unique(self.x) - best[..., None], skew[..., None])
 
-    def profile(self, best: Array, noise: float) -> tuple[Array, Array]:
-        """By optimum, the least sum of squares that curves with a minimum there leave, together with what
-        their skews cost at this noise; and these skews.
+    def cost(self, best: Array, skew: Array, noise: float) -> Array:
+        """The least sum of squares that curves with these minima and skews leave, together with what their
+        skews cost at this noise.
         """
-        along, squares, whole = (
-            self.spread @ self.losses,
-            self.spread @ self.spread.T,
-            self.losses @ self.losses,
-        )
-        middle, reach = np.zeros((best.size, 1)), SKEWEST
+        rise = self.rise(best, skew)
+        size = np.maximum(((rise @ (self.spread @ self.spread.T)) * rise).sum(-1), _TINY)
+        along = np.maximum(rise @ (self.spread @ self.losses), 0.0)
+        left = self.losses @ self.losses - along**2 / size
+        return np.asarray(left + (noise * (skew - SKEWS[0]) / SKEWS[1]) ** 2, np.float64)
+
+    def profile(self, best: Array, noise: float) -> tuple[Array, Array]:
+        """By optimum, the least cost of all skews, and the skew that has it."""
+        skew, reach = np.zeros((best.size, 1)), SKEWEST
         for _ in range(_ZOOMS):
-            skews = np.clip(middle + reach * _SKEWS, -SKEWEST, SKEWEST)
-            rise = self.rise(best[:, None], skews)
-            size = np.maximum(((rise @ squares) * rise).sum(-1), _TINY)
-            cost = whole - np.maximum(rise @ along, 0.0) ** 2 / size
-            cost += (noise * (skews - SKEWS[0]) / SKEWS[1]) ** 2
-            least = cost.argmin(1)[:, None]
-            middle, reach = np.take_along_axis(skews, least, 1), reach * float(_SKEWS[-1] - _SKEWS[-2])
-        return np.take_along_axis(cost, least, 1)[:, 0], middle[:, 0]
+            near = np.clip(skew + reach * _SKEWS, -SKEWEST, SKEWEST)
+            least = self.cost(best[:, None], near, noise).argmin(1)[:, None]
+            skew, reach = np.take_along_axis(near, least, 1), reach * float(_SKEWS[-1] - _SKEWS[-2])
+        return self.cost(best, skew[:, 0], noise), skew[:, 0]
 
     def minimum(self, noise: float) -> _Minimum:
         """That of the curve with the least cost."""
         grid = self.grid(_COARSE)
-        for _ in range(2):
-            before, x, after = _lowest(grid, self.profile(grid, noise)[0])
-            grid = np.linspace(before, after, _COARSE)
+        before, _, after = _lowest(grid, self.profile(grid, noise)[0])
+        grid = np.linspace(before, after, _COARSE)
+        _, x, _ = _lowest(grid, self.profile(grid, noise)[0])
         cost, skew = self.profile(np.array([x]), noise)
         return _Minimum(x, float(skew[0]), max(float(cost[0]), 0.0))
 
@@ -277,6 +280,7 @@ def fit(curves: Mapping[int, Losses]) -> Fit:
         {size: optima[size] for size in curves},
         noise,
         {c.size: of.skew for c, of in zip(ready, minima, strict=True)},
+        misfit,
         _trend(known, freedom) if len(known) > 1 else None,
         {c.size: c.drawn(of) for c, of in zip(ready, minima, strict=True)},
     )
@@ -286,13 +290,14 @@ def _prepared(size: int, losses: Losses) -> _Curve | Optimum:
     """The trials to fit: those that train, near the best. A diverged one is above all others."""
     best = best_of(losses)
     if best is None:
-        return Optimum(size, why="no rate trains" if losses else "nothing was tried", lack="rates")
+        lowest = min((x for x, _ in losses), default=0.0)
+        return Optimum(size, why="no rate trains", lack="rates", rates=_beyond(lowest, -1))
     near = sorted((x, seed, y) for (x, seed), y in losses.items() if abs(x - best) <= WINDOW + 1e-9)
     x, seed, y = (np.array(column) for column in zip(*[p for p in near if math.isfinite(p[2])], strict=True))
     above = min((p[0] for p in near if p[0] > best and not math.isfinite(p[2])), default=None)
     if np.unique(x).size < FEWEST:
         few = f"{np.unique(x).size} rates near the best train, and {FEWEST} are needed"
-        return Optimum(size, why=few, lack="rates")
+        return Optimum(size, why=few, lack="rates", rates=(best - 0.5, best + 0.5))
     kept = x < (math.inf if above is None else above)
     x, seed, y = x[kept], seed[kept], y[kept]
     high = float(x.max()) if above is None else above
@@ -345,10 +350,20 @@ def _optimum(curve: _Curve, of: _Minimum, noise: float, freedom: int) -> Optimum
             else "losses are too noisy to place the minimum"
         )
         return Optimum(curve.size, None, *shown, why, "seeds")
-    where = "below the lowest rate that was tried" if below else "above the highest rate that was tried"
-    if above and curve.capped:
+    lowest, highest = curve.centre + float(curve.x.min()), curve.centre + float(curve.x.max())
+    if below:
+        where, rates = "below the lowest rate that was tried", _beyond(lowest, -1)
+    elif curve.capped:
         where = "between the highest rate that trains and the lowest that diverges"
-    return Optimum(curve.size, None, *shown, f"it may lie {where}", "rates")
+        rates = ((highest + curve.centre + curve.high) / 2,)
+    else:
+        where, rates = "above the highest rate that was tried", _beyond(highest, 1)
+    return Optimum(curve.size, None, *shown, f"it may lie {where}", "rates", rates)
+
+
+def _beyond(end: float, side: int) -> tuple[float, ...]:
+    """The next octaves on one side of those that were tried."""
+    return tuple(sorted(end + side * k for k in range(1, int(WINDOW) + 1)))
 
 
 def _flat(curve: _Curve) -> bool:
