@@ -49,7 +49,7 @@ _SKEWS: Final = np.linspace(-1, 1, 9)
 _ZOOMS: Final = 8
 _DRAWN: Final = 33
 _STRAIGHT: Final = 1e-5
-_TINY: Final = 1e-300
+_TINY: Final = 1e-150
 
 
 Lack = Literal["", "trials", "steps", "rates", "seeds"]
@@ -269,7 +269,7 @@ def fit(curves: Mapping[int, Losses]) -> Fit:
         return Fit({size: {**optima, **few}[size] for size in curves})
     free = [c.minimum(0.0) for c in ready]
     rounding = float(np.finfo(np.float32).eps) * max(float(np.abs(c.y).max()) for c in ready)
-    noise = max(math.sqrt(sum(m.cost for m in free) / freedom), rounding)
+    noise = max(math.sqrt(sum(m.cost for m in free) / freedom), rounding, _TINY)
     misfit = _misfit(ready, free, rounding)
     minima = [c.minimum(noise) for c in ready]
     for curve, of in zip(ready, minima, strict=True):
@@ -344,12 +344,8 @@ def _optimum(curve: _Curve, of: _Minimum, noise: float, freedom: int) -> Optimum
     if not (below or above):
         return Optimum(curve.size, of.x + curve.centre, *shown)
     if below and above:
-        why = (
-            "the loss hardly changes with the rate"
-            if _flat(curve)
-            else "losses are too noisy to place the minimum"
-        )
-        return Optimum(curve.size, None, *shown, why, "seeds")
+        noisy, flat = "losses are too noisy to place the minimum", "the loss hardly changes with the rate"
+        return Optimum(curve.size, None, *shown, flat if _flat(curve) else noisy, "seeds")
     lowest, highest = curve.centre + float(curve.x.min()), curve.centre + float(curve.x.max())
     if below:
         where, rates = "below the lowest rate that was tried", _beyond(lowest, -1)
@@ -388,4 +384,4 @@ def _trend(known: Sequence[Optimum], freedom: int) -> Trend:
     rest = y - height - slope * (x - middle)
     if (more := len(known) - 2) > 0:
         factor = max(fixed, math.sqrt(weight @ rest**2 / more) * float(student_t.ppf((1 + LEVEL) / 2, more)))
-    return Trend(middle, height, slope, weight.sum() ** -0.5, spread**-0.5, factor, fixed)
+    return Trend(middle, height, slope, float(weight.sum()) ** -0.5, spread**-0.5, factor, fixed)
