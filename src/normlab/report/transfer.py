@@ -185,13 +185,13 @@ class _View:
         axis, target, slope = self.transfer["axis"], self.transfer["target"], sweep["slope"]
         points = [(p["size"], *(self.on_line(p)[end] for end in ENDS)) for p in sweep["line"]]
         line = pl.DataFrame(points, {name: _BEST[name] for name in ("size", *_RATE)}, orient="row")
-        beyond = None if target in self.transfer["sizes"] else target
+        beyond = None if target in self.transfer["sizes"] or not sweep["at_target"] else target
         drawn = best_by_size(best, line, self.names, beyond, axis=axis, title=f"best {self.rate}")
         caption = "Bars: 95% intervals."
         if slope:
             each = f"{slope['value']:.2f}x ({_span(slope, 'x')}) with each doubling of the {axis}"
             caption += f" Line: {each}, with its 95% band."
-        if beyond and sweep["at_target"]:
+        if beyond:
             rate = self.on_line(sweep["at_target"])["value"]
             caption += f" Circle: {self.shown(rate)} for {self.name(target)}."
         return Chart(f"path-{i}", self.title(f"Best rate by {axis}", sweep), caption, drawn, best)

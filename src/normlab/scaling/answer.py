@@ -241,7 +241,7 @@ class Transfer:
 
     def _plain(self, sweep: Sweep) -> dict[str, Any]:
         best = self.best_at(sweep, self.target)
-        every = self.sizes if self.target in self.sizes else (*self.sizes, self.target)
+        beyond = () if best is None or self.target in self.sizes else (self.target,)
         return {
             **asdict(sweep.decay),
             "label": sweep.decay.label,
@@ -254,7 +254,7 @@ class Transfer:
             "sizes": [self._of_size(sweep, size) for size in self.sizes],
             "line": [
                 {"size": size, **self._rates(size, Between.of(sweep.trend.at(size)))}
-                for size in every
+                for size in (*self.sizes, *beyond)
                 if sweep.trend
             ],
         }
