@@ -127,6 +127,11 @@ def test_a_skew_that_goes_with_the_size_is_not_taken_for_a_shift(
     assert slopes >= least(lines, 0.95)
 
 
+def test_intervals_of_the_slope_cover_it_where_noise_grows():
+    _, _, slopes, lines = coverage(skewed(0.5), 0.003, 0.0, draws=8, growth=5.0)
+    assert slopes >= least(lines, GIVEN)
+
+
 def test_where_the_form_does_not_describe_the_curve_the_interval_reaches_to_the_next_rates():
     optima, known, _, _ = coverage(kinked, 0.003, 0.0, draws=15)
     assert known >= 0.9 * 4 * 15
