@@ -48,10 +48,7 @@ METHODS: dict[str, tuple[str, str]] = {
         "x + α f(x); W (x + b₁) + b₂",
         "weight and bias of the branch's last map × α; b = W b₁ + b₂",
     ),
-    "layerscale": (
-        "x + λ ⊙ f(LN(x))",
-        "rows of the weight and bias of the branch's last map × λ",
-    ),
+    "layerscale": ("x + λ ⊙ f(LN(x))", "rows of the weight and bias of the branch's last map × λ"),
     "lnscale": ("x + f(LN(x) / √l)", "columns of the maps that read the norm ÷ √l"),
     "subln": ("x + V LN(φ(W LN(x)))", "nothing: its gains are initial ones"),
     "b2t_code": ("LN(x + f(x) + x_in)", "nothing: its gains are initial ones"),

@@ -65,11 +65,7 @@ class Way:
     recorded: bool = True
 
 
-WAYS = (
-    Way("bare", "", recorded=False),
-    Way("recorder", ""),
-    *(Way(name, name) for name in PRESETS),
-)
+WAYS = (Way("bare", "", recorded=False), Way("recorder", ""), *(Way(name, name) for name in PRESETS))
 
 
 def timed(trainer: Trainer, way: Way, meter: Meter) -> float:

@@ -24,9 +24,9 @@ from torch.profiler import ProfilerActivity, profile
 from normlab.config.config import MachineConfig, ModelConfig, OptimConfig
 from normlab.data.batches import Batch, PairBatches, plan_shapes
 from normlab.data.ragged import Ragged, TokenPairs
-from normlab.nn import PAD
+from normlab.nn import PAD, Seq2Seq
 from normlab.optim import build_optimiser, set_rate
-from normlab.tasks.task import build_seq2seq, label_smoothed
+from normlab.tasks.task import build_model, label_smoothed
 from normlab.training.devices import autocast, hardware, prepare_process
 from peers import PEERS, installed
 
@@ -124,7 +124,7 @@ def measure(setting: str, placement: str, precision: str, threads: int, seconds:
     size = SETTINGS[setting]
     config = size.config(placement)
     data = batches(size.max_tokens, 16)
-    models = {"normlab": build_seq2seq(config, VOCAB, 1)}
+    models = {"normlab": build_model(Seq2Seq, config, VOCAB, 1)}
     models |= {name: PEERS[name][1](config, VOCAB) for name in installed(config)}
     steps = {name: stepper(model, precision) for name, model in models.items()}
     for step in steps.values():

@@ -213,6 +213,38 @@ def brown() -> Iterator[str]:
     yield from (d["sentence"] for d in kept.data["differences"])
 
 
+@quotes("docs/brown.md")
+def decoders() -> Iterator[str]:
+    kept = Kept("decoders")
+    gains = list[float]()
+    for name, recipe in kept.recipes.items():
+        runs = {RunFolder(kept.folder / run).config().seeds.init: run for run in recipe["runs"]}
+        scores = [json.loads((kept.folder / runs[seed] / "scores.json").read_text()) for seed in (1, 2, 3)]
+        dev = [t["dev"]["bits_per_byte"] if t["outcome"] == "trained" else None for t in recipe["trials"]]
+        shown = ", ".join("stuck" if bits is None else f"{bits:.3f}" for bits in dev)
+        bits = " | ".join(f"{score['bits_per_byte']:.3f}" for score in scores)
+        yield f"| {name} | {recipe['lr']:g} | {bits} | {shown} |"
+        best = [t["lr"] for t in recipe["trials"]].index(recipe["lr"])
+        if 0 < best < len(dev) - 1 and dev[best + 1] is not None:
+            below, least, above = dev[best - 1 : best + 2]
+            gains.append(((above - below) / 2) ** 2 / (2 * (above + below - 2 * least)))
+    yield f"falls at most {max(gains):.3f} bits per byte below it"
+    yield kept.data["command"]
+    yield from kept.sentences
+    every = [d["sentence"] for d in kept.data["differences"]]
+    unsure = [sentence for sentence in every if "cannot tell" in sentence]
+    yield f"Of the {len(every)} differences {len(every) - len(unsure)} are significant"
+    yield from unsure
+    for better, worse, words in (
+        ("llama+post", "llama", "llama+post is better than llama by at least {}"),
+        ("llama+post+muon", "llama+muon", "llama+post+muon than llama+muon by at least {}"),
+        ("llama+muon", "llama", "by at least {} for llama,"),
+        ("llama+post+muon", "llama+post", "{} for llama+post and"),
+        ("nanochat", "nanochat+adamw", "{} for nanochat."),
+    ):
+        yield words.format(f"{-kept.difference(better, worse)['ends'][1]:.3f}")
+
+
 # --------------------------------------------------------------------------------------------------- papers
 
 

@@ -95,10 +95,7 @@ FINDINGS = {
         "xiong2020.theorem1 pre_over_post*",
         "xiong2020.fig3cd *",
     ),
-    "gradients are flat in a Pre-LN": (
-        "xiong2020.fig3ab pre*",
-        "xiong2020.appendixF pre_*",
-    ),
+    "gradients are flat in a Pre-LN": ("xiong2020.fig3ab pre*", "xiong2020.appendixF pre_*"),
     "gradients do not vanish in a Pre-LN": ("liu2020.fig3 pre*", "liu2020.remark1 *"),
     "the output of a Post-LN moves in proportion to its depth": (
         "liu2020.fig4 post_random*",

@@ -26,7 +26,7 @@ from normlab.nn import PAD, Seq2Seq
 from normlab.nn.init import profile_
 from normlab.report.charts.theme import Drawn, Mode, dash, theme
 from normlab.report.charts.theme import rows as inline
-from normlab.tasks.task import build_seq2seq
+from normlab.tasks.task import build_model
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs/catalogue"
 KEPT = FOLDER / "scale.json"
@@ -69,7 +69,7 @@ def measure(size: ModelConfig, data: Sequence[Batch], vocab_size: int) -> Points
 
 @torch.no_grad()
 def _one(size: ModelConfig, batch: Batch, vocab_size: int, seed: int) -> dict[str, list[float]]:
-    model = build_seq2seq(replace(size, dropout=0.0), vocab_size, seed).eval()
+    model = build_model(Seq2Seq, replace(size, dropout=0.0), vocab_size, seed).eval()
     forward = partial(model, batch.source, batch.target_in)
     profile_(model, forward)
     found: dict[str, list[float]] = {"encoder": [], "decoder": []}

@@ -59,7 +59,7 @@ def write(path: Path, comparison: Comparison) -> Comparison:
     """Write the conclusions of a comparison, whose runs lie beside ``path``, and its page."""
     judged = judge(comparison, path.parent)
     write_text_atomic(path, to_json(judged))
-    write_text_atomic(path.with_suffix(".html"), compare_page(judged, path.parent))
+    write_text_atomic(path.with_suffix(".html"), compare_page(judged, path.parent).html())
     return judged
 
 

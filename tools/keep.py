@@ -54,7 +54,7 @@ def keep(source: Path, into: Path) -> None:
     for run in {run for r in comparison.recipes for run in (*r.runs, *(t.run for t in r.trials))}:
         keep_run(RunFolder(source / run), into / run)
     shutil.copy(stored, into / stored.name)
-    write_text_atomic(into / "comparison.html", compare_page(comparison, into))
+    write_text_atomic(into / "comparison.html", compare_page(comparison, into).html())
 
 
 if __name__ == "__main__":

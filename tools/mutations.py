@@ -81,9 +81,7 @@ MUTATIONS = (
         (("self.norm(self.alpha * stream + y)", "self.norm(stream + self.alpha * y)"),),
     ),
     Mutation(
-        "DeepNorm's beta inverted",
-        "nn/placement/scaled.py",
-        (("(12 * m) ** -0.25", "(12 * m) ** 0.25"),),
+        "DeepNorm's beta inverted", "nn/placement/scaled.py", (("(12 * m) ** -0.25", "(12 * m) ** 0.25"),)
     ),
     Mutation(
         "1.15 where DeepNorm has 0.87",

@@ -38,11 +38,7 @@ Changes: TypeAlias = Mapping[str, Any]
 Rates: TypeAlias = tuple[float, ...]
 
 _MULTI30K: Final = parallel_files(
-    DataConfig(vocab_size=2000),
-    "multi30k",
-    splits=("train", "val", "test2016"),
-    source="de",
-    target="en",
+    DataConfig(vocab_size=2000), "multi30k", splits=("train", "val", "test2016"), source="de", target="en"
 )
 DATES: Final = changed(LAPTOP, {"train.steps": 1200, "train.validate_every_steps": 200})
 """The papers' laptop base, six times as long: 6+6 layers of width 64, dates, 1,024 positions a step."""

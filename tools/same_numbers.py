@@ -116,9 +116,7 @@ RENAMES: Final[dict[str, Any]] = {
         "average.model": ["average/model.safetensors"],
     },
     # table -> older names; "metrics.train" are the rows of metrics.jsonl whose kind is "train"
-    "tables": {
-        "residual_dependency": ["dependency_own"],
-    },
+    "tables": {"residual_dependency": ["dependency_own"]},
     # column, or table.column where a name has another meaning elsewhere -> older names
     "columns": {
         "metrics.train.padded_tokens": ["metrics.train.positions"],
@@ -130,9 +128,7 @@ RENAMES: Final[dict[str, Any]] = {
         "findings.sum_beta_sq": ["findings.sum_own"],
     },
     # text in a cell -> older texts
-    "words": {
-        "residual_dependency": ["own_branch", "dependency_own"],
-    },
+    "words": {"residual_dependency": ["own_branch", "dependency_own"]},
     # regular expression over old names of tensors, "<file>.<name>" -> what replaces the match
     "tensors": {r"\bpositions\.weight": "position_encoding.weight"},
     # columns that older commits do not have: they are compared where both sides do

@@ -209,9 +209,7 @@ CONFIGURATIONS: Final[dict[str, Training | DiagnosisOf | Starts | Watched | Iden
         {"task": "bert_pretraining", "data.whole_word_masking": True, "train.grad_accum_steps": 2},
     ),
     "classification": bert(
-        "pre+learned+gelu+adamw+warmup",
-        {"task": "classification", "data.tokenizer": ""},
-        init_from="bert",
+        "pre+learned+gelu+adamw+warmup", {"task": "classification", "data.tokenizer": ""}, init_from="bert"
     ),
     "two-ranks": translation(
         "residual+warmup",

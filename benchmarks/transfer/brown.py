@@ -17,12 +17,12 @@ from typing import Final
 import normlab
 from normlab.cli.presets import language_model
 from normlab.config.config import Config
+from normlab.scaling.check import check_of
 from normlab.scaling.family import SetupFamily, family_of
-from normlab.scaling.ladder import CHECK_SEEDS, CHECK_STEPS, RATES, SEARCHED
+from normlab.scaling.ladder import SEARCHED
+from normlab.scaling.request import RATES
 
 BROWN: Final = "$NORMLAB_DATA/text/brown.txt.xz"
-WATCHED: Final = 5
-"""Plain steps in the time of one that the coordinate check watches, about, from width 64 to 512."""
 
 
 def base() -> Config:
@@ -55,13 +55,16 @@ def step_s(setup: normlab.Setup) -> float:
 
 
 def cost(own: SetupFamily, steps: int, seeds: int) -> float:
-    """Core-seconds of all trials and of the coordinate check, the making of models and data included."""
-    total = 0.0
+    """Core-seconds of all trials, the making of models and data included, and the seconds by the clock of the
+    coordinate check, which are more on a machine in use.
+    """
+    check = check_of(own)
+    check.estimate()
+    total = check.seed_s * len(check.seeds)
     for size in own.sizes:
         began = time.process_time()
         setup = own.build(size, seeds)
         made = time.process_time() - began
         rates = RATES + SEARCHED / (1 if size == own.sizes[0] else 2)
-        trained = rates * seeds * steps + WATCHED * CHECK_SEEDS * CHECK_STEPS
-        total += step_s(setup) * trained + made * (seeds + CHECK_SEEDS + 1)
+        total += step_s(setup) * rates * seeds * steps + made * (seeds + 1)
     return total

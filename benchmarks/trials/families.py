@@ -28,13 +28,7 @@ LLAMA: Final = {
     "max_position_embeddings": CONTEXT,
 }
 """Sizes in the words of most families."""
-GPT2: Final = {
-    "vocab_size": VOCAB,
-    "n_embd": DIM,
-    "n_layer": LAYERS,
-    "n_head": HEADS,
-    "n_positions": CONTEXT,
-}
+GPT2: Final = {"vocab_size": VOCAB, "n_embd": DIM, "n_layer": LAYERS, "n_head": HEADS, "n_positions": CONTEXT}
 """Sizes in GPT-2's words."""
 
 

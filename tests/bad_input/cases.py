@@ -9,36 +9,21 @@ TINY = (
 TRAIN_ANEW = "normlab train --config {run}.aside/config.json --out runs"
 
 SIZES = {
-    "heads that do not divide": (
-        "--heads 3",
-        "3 heads | 16 | [1, 2, 4, 8]",
-    ),
-    "kv heads that do not divide": (
-        "--heads 4 --kv-heads 3",
-        "3 | kv_heads | divide | [1, 2, 4]",
-    ),
+    "heads that do not divide": ("--heads 3", "3 heads | 16 | [1, 2, 4, 8]"),
+    "kv heads that do not divide": ("--heads 4 --kv-heads 3", "3 | kv_heads | divide | [1, 2, 4]"),
     "odd width": ("--dim 15 --heads 3", "sinusoidal | even width | 15 | 16"),
-    "odd heads under rope": (
-        "--dim 6 --recipe pre+rope",
-        "rope | even width | 3 | 6 wide | 2 heads | [1]",
-    ),
+    "odd heads under rope": ("--dim 6 --recipe pre+rope", "rope | even width | 3 | 6 wide | 2 heads | [1]"),
     "width 0": ("--dim 0", "dim | at least 1 | got 0"),
     "width -1": ("--dim -1", "dim | at least 1 | got -1"),
     "an endless width": (f"--dim {10**20}", "dim | below 9,223,372,036,854,775,808 | got 100000"),
-    "no encoder": (
-        "--encoder-layers 0",
-        "encoder_layers | 0 | --encoder-layers 1",
-    ),
+    "no encoder": ("--encoder-layers 0", "encoder_layers | 0 | --encoder-layers 1"),
     "dropout 1.5": ("--dropout 1.5", "dropout | below 1 | got 1.5"),
     "steps 0": ("--steps 0", "steps | at least 1 | got 0"),
     "max_tokens 0": ("--max-tokens 0", "max_tokens | at least 1 | got 0"),
     "max_len 1": ("--max-len 1", "max_len | at least 2 | got 1"),
     "threads -1": ("--threads -1", "threads | at least 0 | got -1"),
     "vocabulary of 3": ("--vocab-size 3", "vocab_size | at least 5 | got 3"),
-    "vocabulary below the characters": (
-        "--vocab-size 10",
-        "vocab_size | 10 | 33",
-    ),
+    "vocabulary below the characters": ("--vocab-size 10", "vocab_size | 10 | 33"),
 }
 RATES = {
     "lr 0": ("--lr 0", "lr | above 0 | got 0.0"),
@@ -65,10 +50,7 @@ NAMES = {
     ),
     "unknown device": ("--device gpu", "'gpu' | cpu | cuda | cuda:1"),
     "a device that holds no numbers": ("--device meta", "'meta' | cpu | cuda | cuda:1"),
-    "no such configuration file": (
-        "--config nope.json",
-        "nope.json | config.json",
-    ),
+    "no such configuration file": ("--config nope.json", "nope.json | config.json"),
     "no such configuration": (
         "--config dmo",
         "'dmo' | did you mean 'demo' | gl_en_small | language_model | --config runs/<id>/config.json",
@@ -94,26 +76,17 @@ TYPED = SIZES | RATES | NAMES
 
 COMPARED = {
     "a recipe twice": ("--recipes pre pre", "recipes | pre twice"),
-    "a recipe twice under two names": (
-        "--recipes pre pre+layernorm",
-        "'pre' | 'pre+layernorm' | same",
-    ),
+    "a recipe twice under two names": ("--recipes pre pre+layernorm", "'pre' | 'pre+layernorm' | same"),
     "no recipe": ("--recipes", "at least one | recipes | got none"),
     "a learning rate of nan": ("--lrs nan", "lrs | finite | got nan"),
     "jobs -1": ("--jobs -1", "jobs | at least 0 | got -1"),
-    "heads in a comparison": (
-        "--recipes pre --heads 3",
-        "3 heads | 16 | [1, 2, 4, 8]",
-    ),
+    "heads in a comparison": ("--recipes pre --heads 3", "3 heads | 16 | [1, 2, 4, 8]"),
 }
 
 UNPARSED = {
     "a flag misspelt": ("--drpout 0.1", "Unrecognized | --drpout | 0.1"),
     "a word for a number": ("--lr fast", "--lr | 'fast'"),
-    "a fraction of a step": (
-        "--steps 1.5",
-        "--steps | '1.5'",
-    ),
+    "a fraction of a step": ("--steps 1.5", "--steps | '1.5'"),
     "unknown precision": (
         "--precision fp8",
         "invalid | 'fp8' | '--precision' | 'auto' | 'fp32' | 'bf16' | 'fp16'",
@@ -122,48 +95,20 @@ UNPARSED = {
 
 LONG = " ".join(["zehn"] * 60)
 TEXTS = {
-    "different length": (
-        {"a": "eins\nzwei\n"},
-        "--train-tgt a",
-        "train_src.txt | 300 lines | a has 2",
-    ),
+    "different length": ({"a": "eins\nzwei\n"}, "--train-tgt a", "train_src.txt | 300 lines | a has 2"),
     "empty file": ({"a": ""}, "--train-src a", "a is empty | one sentence a line"),
     "empty lines in training": (
         {"a": "\n" * 300},
         "--train-tgt a",
         "none | 300 | empty side | give text with words",
     ),
-    "empty lines on dev": (
-        {"a": " \n" * 30},
-        "--dev-src a",
-        "30 lines of a | empty",
-    ),
-    "empty lines in the test": (
-        {"a": "\n" * 30},
-        "--test-tgt a",
-        "30 lines of a | empty",
-    ),
-    "no UTF-8": (
-        {"a": b"gut\nsch\xf6n\n"},
-        "--dev-src a",
-        "a, line 2 | byte 0xf6 | UTF-8 | iconv",
-    ),
-    "no archive": (
-        {"a.gz": "eins\n"},
-        "--train-src a.gz",
-        "a.gz | unpacked as .gz",
-    ),
+    "empty lines on dev": ({"a": " \n" * 30}, "--dev-src a", "30 lines of a | empty"),
+    "empty lines in the test": ({"a": "\n" * 30}, "--test-tgt a", "30 lines of a | empty"),
+    "no UTF-8": ({"a": b"gut\nsch\xf6n\n"}, "--dev-src a", "a, line 2 | byte 0xf6 | UTF-8 | iconv"),
+    "no archive": ({"a.gz": "eins\n"}, "--train-src a.gz", "a.gz | unpacked as .gz"),
     "a folder": ({}, "--train-src .", "folder | .gz | .xz"),
-    "no file": (
-        {},
-        "--train-src none",
-        "no text file none",
-    ),
-    "longer than max_len": (
-        {},
-        "--max-len 2",
-        "none | 300 | longer than max_len | --max-len",
-    ),
+    "no file": ({}, "--train-src none", "no text file none"),
+    "longer than max_len": ({}, "--max-len 2", "none | 300 | longer than max_len | --max-len"),
     "longer than any batch": (
         {},
         "--max-tokens 8",
@@ -189,10 +134,7 @@ TEXTS = {
 
 CONFIGS = {
     "an empty file": ("", "c.json | not JSON | line 1 | column 1"),
-    "cut off": (
-        '{"recipe": "pre"',
-        "c.json | not JSON | ',' | line 1 | column 17",
-    ),
+    "cut off": ('{"recipe": "pre"', "c.json | not JSON | ',' | line 1 | column 17"),
     "a list": ("[]", "c.json | an object | []"),
     "null": ("null", "c.json | an object | got None"),
     "no UTF-8": (b"\xff{", "c.json | UTF-8 | byte 0"),
@@ -201,32 +143,17 @@ CONFIGS = {
         '{"model": {"dmi": 3}}',
         "c.json | unknown | 'model.dmi' | did you mean | 'dim'",
     ),
-    "a key twice": (
-        '{"recipe": "pre", "recipe": "post"}',
-        "c.json | not JSON | 'recipe' | twice",
-    ),
-    "text for a number": (
-        '{"train": {"steps": "12"}}',
-        "c.json | train.steps | a whole number | '12'",
-    ),
+    "a key twice": ('{"recipe": "pre", "recipe": "post"}', "c.json | not JSON | 'recipe' | twice"),
+    "text for a number": ('{"train": {"steps": "12"}}', "c.json | train.steps | a whole number | '12'"),
     "a list for a number": ('{"optim": {"lr": [1]}}', "c.json | optim.lr | a number | [1]"),
-    "a number for a section": (
-        '{"model": 3}',
-        "c.json | an object | got 3",
-    ),
+    "a number for a section": ('{"model": 3}', "c.json | an object | got 3"),
     "nan": ('{"optim": {"lr": NaN}}', "c.json | optim.lr | finite | got nan"),
     "too large for a number": (
         '{"optim": {"lr": 1' + "0" * 400 + "}}",
         "c.json | optim.lr | finite | got 1000000",
     ),
-    "half a surrogate pair": (
-        '{"recipe": "\\ud800"}',
-        "c.json | surrogate pairs | '\\ud800'",
-    ),
-    "thousands deep": (
-        "[" * 100_000,
-        "c.json | not JSON | deep",
-    ),
+    "half a surrogate pair": ('{"recipe": "\\ud800"}', "c.json | surrogate pairs | '\\ud800'"),
+    "thousands deep": ("[" * 100_000, "c.json | not JSON | deep"),
     "an unknown optimiser": (
         '{"optim": {"optimiser": "adamm"}}',
         "unknown optimiser 'adamm' | did you mean 'adam' | sgd | --import my_package",

@@ -146,11 +146,7 @@ DAMAGED: dict[str, tuple[list[str], Damage, str]] = {
         content("status.json", "{"),
         "{run}/status.json | not JSON | line 1 | column 2",
     ),
-    "status is a list": (
-        GOOD,
-        content("status.json", "[]"),
-        "{run}/status.json | an object | []",
-    ),
+    "status is a list": (GOOD, content("status.json", "[]"), "{run}/status.json | an object | []"),
     "status of an unknown state": (
         GOOD,
         content("status.json", '{"state": "dnoe"}'),
@@ -278,11 +274,7 @@ DAMAGED: dict[str, tuple[list[str], Damage, str]] = {
         recommitted(edited(BEST, lambda tensors: tensors[FIRST][:2].fill_(math.nan))),
         "2 values of decoder.end.bias | {run}/best | not a number | --weights | --step",
     ),
-    "state that is a list": (
-        GOOD,
-        content(STATE, "[]"),
-        f"{{run}}/last/state.json | damaged | {TRAIN_ANEW}",
-    ),
+    "state that is a list": (GOOD, content(STATE, "[]"), f"{{run}}/last/state.json | damaged | {TRAIN_ANEW}"),
     "state without a step": (
         GOOD,
         states(progress={"step": None}),

@@ -204,8 +204,7 @@ def test_scores_that_are_scaled_hold(block: Callable[[], nn.Module]):
 
 
 @pytest.mark.parametrize(
-    "block",
-    [lambda: Attending(1.0), lambda: Attending(DIM**-0.5), lambda: Attending(axis=-2)],
+    "block", [lambda: Attending(1.0), lambda: Attending(DIM**-0.5), lambda: Attending(axis=-2)]
 )
 def test_scores_that_are_scaled_wrongly_fail(block: Callable[[], nn.Module]):
     assert first(report_of("attention_scale", model=decoder(block))) == ("attention_scale", "blocks.0")

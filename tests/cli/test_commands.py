@@ -357,12 +357,7 @@ def test_recipes_lists_what_is_registered_with_equation_and_source(width, capsys
     for part in listed():
         assert re.search(rf"^  {re.escape(part.name)} ", printed, re.MULTILINE)
     together = " ".join(printed.split())
-    for said in (
-        "Post-LN: x ← LN(x + f(x))",
-        "g x / ‖x‖₂",
-        "√(σ² + ϵ)",
-        "m\u0302 / (√v\u0302 + ϵ)",
-    ):
+    for said in ("Post-LN: x ← LN(x + f(x))", "g x / ‖x‖₂", "√(σ² + ϵ)", "m\u0302 / (√v\u0302 + ϵ)"):
         assert said in together
     assert "\\" not in printed
     assert "math:" not in printed

@@ -137,11 +137,7 @@ def test_everything_as_json(here, capsys):
 
 @pytest.mark.parametrize(
     ("gate", "severities", "code"),
-    [
-        ("problem", ["note", "warning"], 0),
-        ("problem", ["problem", "warning"], 3),
-        ("", ["problem"], 0),
-    ],
+    [("problem", ["note", "warning"], 0), ("problem", ["problem", "warning"], 3), ("", ["problem"], 0)],
 )
 def test_the_gate_closes_for_findings_as_severe(here, gate, severities, code, monkeypatch, capsys):
     from normlab.diagnosis import Finding, find

@@ -2,13 +2,20 @@
 
 import json
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
 
 from cases import each
 from normlab.cli.main import INTERRUPTED, main
 from normlab.cli.options import FAILS
+from normlab.cli.transfer import TransferCommand
+from normlab.scaling.family import family_of
+from normlab.scaling.request import Request
+from normlab.training.setups import function_from_file
+from normlab.trials.training import first_steps, read_course
 
 NANO = (Path(__file__).parents[1] / "comparison" / "mine" / "nano.py").read_text(encoding="utf-8")
 GLUE = """
@@ -22,6 +29,24 @@ def setup(width=32, seed=0):
         "loss": lambda model, batch: model(*batch)[1],
         "optimizer": configure_optimizers,
     }
+"""
+WITH_STEP = """
+def step(model, batch, optimizer, scheduler):
+    loss = model(*batch)[1]
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip)
+    optimizer.step()
+    scheduler.step()
+    return loss
+
+
+def scheduler(optimizer):
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda it: get_lr(it) / learning_rate)
+
+
+def stepped(width=32, seed=0):
+    return {**setup(width, seed), "step": step, "scheduler": scheduler}
 """
 SUMS = """
 from scaling.sums import *
@@ -40,7 +65,7 @@ CARRIES = ["--factor", "2", "--seed", "0"]
 def here(tmp_path, monkeypatch):
     """An empty current directory with training scripts in it."""
     monkeypatch.chdir(tmp_path)
-    Path("nano.py").write_text(NANO + GLUE)
+    Path("nano.py").write_text(NANO + GLUE + WITH_STEP)
     Path(FILE).write_text(SUMS)
     yield tmp_path
     for name in ("nano", "train_transfer_of_this_test"):
@@ -51,7 +76,27 @@ def test_the_users_script_has_90_lines_and_the_glue_ten():
     assert len(NANO.splitlines()) <= 90
     assert len(GLUE.strip().splitlines()) <= 10
     page = Path(__file__).parents[2] / "docs" / "transfer.md"
-    assert GLUE.strip() in page.read_text(encoding="utf-8")
+    assert GLUE.strip() in (text := page.read_text(encoding="utf-8"))
+    assert WITH_STEP.strip() in text
+
+
+@pytest.mark.filterwarnings("ignore:.*lr_scheduler", "ignore:To get the last learning rate")
+@pytest.mark.parametrize(("name", "warmup", "clips"), [("setup", 0.0, False), ("stepped", 0.2, True)])
+def test_the_glue_uses_the_scripts_warm_up_and_clipping_where_it_says_so(
+    here, monkeypatch, name, warmup, clips
+):
+    clipped = []
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *given: clipped.append(given))
+    with function_from_file(f"nano.py:{name}", seed=0) as function:
+        setup = family_of(function, name, widths=(8, 16)).build(8, 0)
+        seen = first_steps(setup, setup.batches, seed=0, groups={})
+        assert read_course(setup, seen).warmup == warmup
+    assert bool(clipped) is clips
+
+
+def test_the_first_seed_is_that_of_the_function():
+    (own,) = (f for f in fields(Request) if f.name == "seed")
+    assert TransferCommand.defaults(["x.py:setup"]).seed == own.default
 
 
 @pytest.mark.slow
@@ -116,6 +161,7 @@ def test_a_recipe_is_trained_in_several_depths(here, capsys):
         ([f"{FILE}:setup"], "give widths or depths"),
         ([f"{FILE}:setup", "--depths", "1", "2"], "def setup(depth=4, seed=0):"),
         ([f"{FILE}:setup", *SMALL, "--budget", "soon"], "90min"),
+        ([f"{FILE}:setup", *SMALL, "--budget", "0s"], "--budget is '0s'"),
         ([f"{FILE}:setup", *SMALL, "--seeds", "1"], "2 at least"),
         ([f"{FILE}:setup", *SMALL, "--dim", "8"], "--dim"),
         (["--recipe", "pree", *SMALL], "pre"),

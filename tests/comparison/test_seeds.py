@@ -8,14 +8,7 @@ import pytest
 from scipy import stats
 from scipy.special import digamma
 
-from normlab.comparison.statistics import (
-    LEVEL,
-    POWER,
-    contrasts,
-    detectable,
-    mean_margin,
-    seeds_needed,
-)
+from normlab.comparison.statistics import LEVEL, POWER, contrasts, detectable, mean_margin, seeds_needed
 
 NAN = math.nan
 

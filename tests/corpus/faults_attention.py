@@ -16,17 +16,7 @@ from .library import ENCODER, GPT2, GROUPED, PADDED, library
 from .places import TARGETS
 from .rotary import RotaryBlock, RotaryGPT, rotate
 from .rotary import made_of as rotary_of
-from .setups import (
-    LENGTH,
-    LENGTHS,
-    ROWS,
-    adamw,
-    decay_groups,
-    language_batch,
-    masked_batch,
-    own,
-    tokens,
-)
+from .setups import LENGTH, LENGTHS, ROWS, adamw, decay_groups, language_batch, masked_batch, own, tokens
 
 FAULTS: dict[str, Case] = {}
 fault = collect(FAULTS)

@@ -107,9 +107,7 @@ Row = tuple[str, Mapping[str, Any]]
 
 
 def sound_cases(
-    table: Mapping[str, Row],
-    batch: Callable[[], Batch],
-    declare: Mapping[str, Any] | None = None,
+    table: Mapping[str, Row], batch: Callable[[], Batch], declare: Mapping[str, Any] | None = None
 ) -> dict[str, Case]:
     """Return a sound case for each row of a table, all of one kind of batch."""
 

@@ -14,17 +14,7 @@ from torch.optim import SGD
 
 from .case import Case
 from .places import STEP, TARGETS, within
-from .planted_models import (
-    DEVIATION,
-    DIM,
-    GPT,
-    Attention,
-    Block,
-    Training,
-    becomes,
-    gpt2,
-    planting,
-)
+from .planted_models import DEVIATION, DIM, GPT, Attention, Block, Training, becomes, gpt2, planting
 
 PLANTED: dict[str, Case] = {}
 fault = planting(gpt2, PLANTED)

@@ -25,16 +25,7 @@ from normlab.nn import PAD
 
 from .case import Case
 from .places import OPTIMIZER, within
-from .planted_models import (
-    DEPTH_SCALED,
-    DEVIATION,
-    LAYERS,
-    Training,
-    becomes,
-    llama,
-    padded_words,
-    planting,
-)
+from .planted_models import DEPTH_SCALED, DEVIATION, LAYERS, Training, becomes, llama, padded_words, planting
 
 PLANTED: dict[str, Case] = {}
 fault = planting(llama, PLANTED)

@@ -13,16 +13,7 @@ from .case import Arguments, Case, collect
 from .gpt import GPT, VOCAB, Block, LoRA, small
 from .other_models import DiT, TorchDecoder, TorchSeq2Seq, flow_loss, next_target_loss
 from .rotary import RotaryGPT, mixture
-from .setups import (
-    LENGTH,
-    ROWS,
-    adamw,
-    adamw_of_trained,
-    own,
-    shifted_tokens,
-    tokens,
-    with_loss,
-)
+from .setups import LENGTH, ROWS, adamw, adamw_of_trained, own, shifted_tokens, tokens, with_loss
 
 SOUND: dict[str, Case] = {}
 case = collect(SOUND)

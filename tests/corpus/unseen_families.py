@@ -54,11 +54,7 @@ def gated_t5_with_adafactor() -> Arguments:
     target, real = padded([10, 16, 13, 15], 16, 300, seed=39)
     return {
         "model": _t5(),
-        "batch": {
-            "input_ids": source,
-            "attention_mask": mask,
-            "labels": target.masked_fill(real == 0, -100),
-        },
+        "batch": {"input_ids": source, "attention_mask": mask, "labels": target.masked_fill(real == 0, -100)},
         "optimizer": lambda model: torch.optim.Adafactor(model.parameters(), lr=1e-2),
         "make": _t5,
         "declare": {"pad_id": PAD, "eos_id": EOS},

@@ -11,18 +11,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from corpus.case import Arguments, Case, collect
-from corpus.unseen_parts import (
-    EOS,
-    Block,
-    SwiGlu,
-    adamw,
-    draw,
-    groups,
-    heads_of,
-    next_token,
-    rotate,
-    text,
-)
+from corpus.unseen_parts import EOS, Block, SwiGlu, adamw, draw, groups, heads_of, next_token, rotate, text
 
 CASES: dict[str, Case] = {}
 case = collect(CASES)

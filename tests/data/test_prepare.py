@@ -139,8 +139,8 @@ def test_what_a_killed_process_left_is_done_again(tmp_path):
 
 
 def test_a_file_that_was_changed_is_made_again_and_each_is_read_once(tmp_path, monkeypatch):
-    read, whole = [], corpora._sha256
-    monkeypatch.setattr(corpora, "_sha256", lambda path: read.append(path.name) or whole(path))
+    read, whole = [], corpora.sha256_of
+    monkeypatch.setattr(corpora, "sha256_of", lambda path: read.append(path.name) or whole(path))
     config = files_config(tmp_path)
     _, corpus = prepare(config, tmp_path / "data")
     tokens = corpus.folder / "train.src.tokens.npy"

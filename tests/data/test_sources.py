@@ -51,8 +51,7 @@ def test_columns_can_be_read_again_and_again(table):
 
 
 @pytest.mark.parametrize(
-    ("part", "lines"),
-    [("[1:3]", [1, 2]), ("[:2]", [0, 1]), ("[2:]", [2, 3]), ("[3:9]", [3])],
+    ("part", "lines"), [("[1:3]", [1, 2]), ("[:2]", [0, 1]), ("[2:]", [2, 3]), ("[3:9]", [3])]
 )
 def test_a_part_is_a_slice_of_lines(table, part, lines):
     Path("t.txt").write_text("a\nb\nc\nd\n", "utf-8")

@@ -386,11 +386,7 @@ def test_a_setup_without_an_optimizer_is_stepped_at_its_rate():
     [
         (Setup(tower(), X, square), {"loss": square}, "give a Setup alone, or a model with its batch"),
         (Setup(tower(), X, square), {"optimizer": adam}, "give a Setup alone, or a model with its batch"),
-        (
-            Setup(tower(), X, square, adam),
-            {"lr": 1e-3},
-            r"its own learning rate; leave lr \(--lr\) out",
-        ),
+        (Setup(tower(), X, square, adam), {"lr": 1e-3}, r"its own learning rate; leave lr \(--lr\) out"),
         (Setup(tower(), X, square, lambda m: [adam(m), adam(m)]), {}, "has 2 optimizers"),
         (tower(), {"loss": square}, "give a batch too"),
     ],

@@ -94,11 +94,7 @@ def test_all_schemes_are_tried():
         schemes = schemes_of(sized(placement, 6, 6))
         only_xavier = placement in ("deepnorm", "tfixup", "subln")
         others = ["smallinit", "looklinear", "uniformattention", *initial.LANGUAGE_MODEL_STARTS]
-        if placement in (
-            "rezero",
-            "rezero_post",
-            "skipinit",
-        ):  # 0 times 0 never learns
+        if placement in ("rezero", "rezero_post", "skipinit"):  # 0 times 0 never learns
             others = [name for name in others if name not in ("zerooutputs", "nanochatstart")]
         others = [] if only_xavier else others
         assert schemes == ["xavier", "xavier_uniform", *others]

@@ -8,16 +8,7 @@ import numpy as np
 import pytest
 
 from cases import each
-from initial.measured import (
-    PLACEMENTS,
-    VOCAB,
-    all_of,
-    assert_drawn,
-    model_of,
-    sized,
-    started,
-    sublayers,
-)
+from initial.measured import PLACEMENTS, VOCAB, all_of, assert_drawn, model_of, sized, started, sublayers
 from normlab.nn import (
     HEAD_GAINS,
     Embedding,

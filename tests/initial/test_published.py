@@ -55,13 +55,7 @@ ALPHA = {
 }
 """DeepNorm's 0.81 (N^4 M)^(1/16), (3M)^(1/4), (2L)^(1/4). Wang et al. 2022, Figure 2 (arXiv 2203.00555)."""
 
-EMBEDDINGS = {
-    (6, 6): 0.368894,
-    (18, 18): 0.280299,
-    (12, 2): 0.310202,
-    (6, 0): 0.428092,
-    (0, 18): 0.280299,
-}
+EMBEDDINGS = {(6, 6): 0.368894, (18, 18): 0.280299, (12, 2): 0.310202, (6, 0): 0.428092, (0, 18): 0.280299}
 """T-Fixup's factor on the embeddings, by the encoder's depth. Huang et al. 2020, Section 3.2 (ICML 2020), and
 the released code.
 """

@@ -52,6 +52,20 @@ def test_the_stream_ends_with_a_norm_where_the_placement_says_so(name):
     assert (rms < 3) == (place.normed or name == "ngpt"), "nGPT divides by lengths, without a site's norm"
 
 
+@each("name", [name for name, place in Placement.registry.items() if place.final_norm])
+def test_a_factor_on_a_branch_reaches_the_stream_where_the_placement_is_a_sum(name):
+    """Behind a norm on the branch it is divided out; CompleteP's factor would be nothing there."""
+    torch.manual_seed(0)
+    stream, y = (torch.randn(1, 3, 8) for _ in range(2))
+    errors = []
+    for site in stack_of(["self_attention", "ffn"], 8, 8):
+        place = Placement.registry[name](site).requires_grad_(False)
+        place.after_step()
+        alone, whole, part = (place.write(stream, factor * y) for factor in (0.0, 1.0, 0.125))
+        errors.append((part - alone - 0.125 * (whole - alone)).abs().max().item())
+    assert (max(errors) < 1e-6) == Placement.registry[name].sums, errors
+
+
 @each(
     ("placement", "choices", "reason"),
     [
@@ -80,11 +94,7 @@ def test_the_stream_ends_with_a_norm_where_the_placement_says_so(name):
             {"decoder_placement": "post"},
             "FixUp counts the branches of an encoder and a decoder that both use it",
         ),
-        (
-            "fixup",
-            {},
-            "FixUp initialises the classifier with 0, which a tied embedding does not allow",
-        ),
+        ("fixup", {}, "FixUp initialises the classifier with 0, which a tied embedding does not allow"),
         (
             "tfixup",
             {"encoder_placement": "post", "decoder_placement": "tfixup"},

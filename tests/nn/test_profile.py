@@ -13,13 +13,13 @@ from torch import nn
 from contracts.variants import CONFIG, VOCAB, tokens
 from normlab.nn import Placement, Seq2Seq, stack_of, wrap
 from normlab.nn.init import admin_, profile_
-from normlab.tasks.task import build_seq2seq
+from normlab.tasks.task import build_model
 
 ADMIN = replace(CONFIG, encoder_placement="admin", decoder_placement="admin", dropout=0.3)
 
 
 def fresh() -> Seq2Seq:
-    return build_seq2seq(ADMIN, VOCAB, 1)
+    return build_model(Seq2Seq, ADMIN, VOCAB, 1)
 
 
 def hooks(model: Seq2Seq) -> int:
@@ -76,7 +76,7 @@ def test_rows_of_padding_alone_do_not_enter_the_profile():
 
 
 def test_stacks_that_ask_for_nothing_are_not_profiled():
-    model = build_seq2seq(replace(ADMIN, encoder_placement="pre"), VOCAB, 1)
+    model = build_model(Seq2Seq, replace(ADMIN, encoder_placement="pre"), VOCAB, 1)
     given = profile_(model, lambda: model.hidden(*tokens()))
     assert list(given) == [f"decoder.sublayers.{i}" for i in range(6)]
     assert list(given.values()) == sorted(given.values())
@@ -223,7 +223,7 @@ def test_two_stacks_are_followed_each_from_its_own_start():
 
 @pytest.mark.parametrize("name", [n for n, place in Placement.registry.items() if place.profiled])
 def test_a_pass_that_fails_leaves_the_model_as_it_was(name):
-    model = build_seq2seq(replace(ADMIN, encoder_placement=name, decoder_placement=name), VOCAB, 1)
+    model = build_model(Seq2Seq, replace(ADMIN, encoder_placement=name, decoder_placement=name), VOCAB, 1)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.3

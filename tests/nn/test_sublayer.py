@@ -11,17 +11,7 @@ from torch import Tensor, nn
 
 from cases import each
 from contracts.variants import BY_PLACEMENT, CONFIG, label
-from normlab.nn import (
-    Attention,
-    Context,
-    FeedForward,
-    LayerNorm,
-    Placement,
-    PreNorm,
-    Stack,
-    stack_of,
-    wrap,
-)
+from normlab.nn import Attention, Context, FeedForward, LayerNorm, Placement, PreNorm, Stack, stack_of, wrap
 
 CLOSE = {"rtol": 1e-11, "atol": 1e-11}
 

@@ -220,7 +220,8 @@ def test_a_scheme_that_does_not_fall_with_the_width_is_made_to(monkeypatch):
     ("recipe", "said"),
     [
         ("pre+fixnorm+mup", "mup fixes the embeddings' scale, which has no effect on fixnorm"),
-        ("post+completep", "completep is derived for a stream that is the sum of its branches"),
+        ("post+completep", "completep is derived for a stream that is the plain sum of its branches"),
+        ("periln+completep", "that of periln is not"),
         ("pre+mup+muon", "the rates of mup are derived for adam, adamw, radam, and not for muon"),
     ],
 )

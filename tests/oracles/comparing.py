@@ -72,10 +72,7 @@ def arrays_of(module: nn.Module) -> dict[str, Array]:
 
 
 def compare(
-    module: nn.Module,
-    ours: Callable[[], Tensor],
-    theirs: Oracle,
-    inputs: Mapping[str, Tensor] | None = None,
+    module: nn.Module, ours: Callable[[], Tensor], theirs: Oracle, inputs: Mapping[str, Tensor] | None = None
 ) -> None:
     """Value and derivative of ``ours`` on every path against those of ``theirs``.
 

@@ -222,9 +222,7 @@ def admin_paper(x0_list: list[np.ndarray], f_outputs: list[list[np.ndarray]]) ->
 
 
 def admin_code(
-    sentences: list[np.ndarray],
-    branches: list[Branch],
-    norms: list[Callable[[np.ndarray], np.ndarray]],
+    sentences: list[np.ndarray], branches: list[Branch], norms: list[Callable[[np.ndarray], np.ndarray]]
 ) -> np.ndarray:
     """omega_1 = 1, omega_{i+1}^2 = Var[omega_i x_{i-1}] + Var[f_i], x_i = LN_i(omega_i x_{i-1} + f_i).
 

@@ -132,12 +132,7 @@ def test_of_two_bounds_the_nearer_one_needs_the_most():
 
 @pytest.mark.parametrize(
     "found",
-    [
-        Measure(2.0, 1.5, 2.5, 10),
-        Measure(0.1, -1.0, 1.2),
-        Measure(0.0, -1.0, 1.0, 10),
-        Measure.exact(nan),
-    ],
+    [Measure(2.0, 1.5, 2.5, 10), Measure(0.1, -1.0, 1.2), Measure(0.0, -1.0, 1.0, 10), Measure.exact(nan)],
     ids=["decided", "runs not known", "on the bound", "not a number"],
 )
 def test_no_number_of_runs_where_none_would_do(found):

@@ -51,7 +51,7 @@ class Document(HTMLParser):
 
 @pytest.fixture(scope="module")
 def html(comparison: Comparison, root: Path) -> str:
-    return compare_page(comparison, root)
+    return compare_page(comparison, root).html()
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def otherwise(comparison: Comparison, root: Path) -> str:
         command="",
         signatures={},
     )
-    return without_scripts(compare_page(changed, root))
+    return without_scripts(compare_page(changed, root).html())
 
 
 def without_scripts(html: str) -> str:
@@ -154,7 +154,7 @@ def test_test_text_that_was_seen_before_is_said_with_its_share(comparison: Compa
     assert seen.seen_before.startswith(said)
     assert "dev" not in dataclasses.replace(seen, overlap={"test in training": 0.1}).seen_before
     assert dataclasses.replace(seen, overlap={"test in training": 0.0}).seen_before == ""
-    body = without_scripts(compare_page(seen, root))
+    body = without_scripts(compare_page(seen, root).html())
     assert said in body[body.index("<h1>") : body.index("</header>")]
     assert "played no part" not in body
 
@@ -177,7 +177,7 @@ def test_a_stale_run_is_called_so(tmp_path: Path) -> None:
     run = comparison.recipes[0].runs[0]
     file = tmp_path / run / "config.json"
     file.write_text(file.read_text("utf-8").replace(f'"{run}"', '"0ld"'), "utf-8")
-    page = without_scripts(compare_page(comparison, tmp_path))
+    page = without_scripts(compare_page(comparison, tmp_path).html())
     assert page.count('class="tag stale"') == 1
     assert "1 stale run, made by older code" in page
 
@@ -186,7 +186,7 @@ def test_one_recipe_one_learning_rate_one_seed_no_samples(comparison: Comparison
     only = dataclasses.replace(comparison.recipes[2], trials=(), runs=comparison.recipes[2].runs[:1])
     alone = dataclasses.replace(comparison, recipes=(only,), lrs=(2e-3,), seeds=(1,), samples=(), data={})
     small = judge(dataclasses.replace(alone, sweep_seed=None), root)
-    body = without_scripts(compare_page(small, root))
+    body = without_scripts(compare_page(small, root).html())
     assert 'id="sweep"' not in body
     assert 'id="differences"' not in body
     assert "with one seed" in body[body.index("<h1>") : body.index("</h1>")]
@@ -225,7 +225,8 @@ def test_a_forced_recipe_is_marked_and_explained(otherwise: str) -> None:
 def test_nothing_was_scored(comparison: Comparison, root: Path) -> None:
     nowhere = {"runs": comparison.recipes[-1].runs}
     lost = tuple(dataclasses.replace(r, **nowhere) for r in comparison.recipes)
-    body = without_scripts(compare_page(judge(dataclasses.replace(comparison, recipes=lost), root), root))
+    judged = judge(dataclasses.replace(comparison, recipes=lost), root)
+    body = without_scripts(compare_page(judged, root).html())
     assert "None of the 7 recipes trained" in body
 
 
@@ -248,7 +249,7 @@ def test_a_large_comparison_is_a_page_of_reasonable_size(tmp_path: Path) -> None
     ends = ((30.0, 31.0, 32.0), (30.0, "stuck", "diverged"))
     plan = {f"recipe-number-{i}": (ends[i % 2], 0) for i in range(12)}
     large = example.make(tmp_path, rows=410, plan=plan)
-    assert len(compare_page(large, tmp_path).encode()) < LIMIT_BYTES
+    assert len(compare_page(large, tmp_path).html().encode()) < LIMIT_BYTES
 
 
 def test_pages_are_made_without_torch() -> None:

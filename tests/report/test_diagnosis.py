@@ -127,7 +127,7 @@ def charts(diagnosis):
 
 
 def test_the_cause_stands_first_then_its_picture_then_the_other_findings():
-    page = diagnosis_page(plain())
+    page = diagnosis_page(plain()).html()
     order = [
         "The first &lt;b&gt; thing</h1>",
         "And more.",
@@ -153,10 +153,10 @@ def test_the_cause_stands_first_then_its_picture_then_the_other_findings():
 @pytest.mark.slow
 def test_without_findings_of_weight_notes_are_open():
     quiet = plain() | {"findings": [finding("c", "note", "this is so"), finding("d", "note", "and this")]}
-    page = diagnosis_page(quiet | {"cause": None, "verdict": "nothing found in 2 studies"})
+    page = diagnosis_page(quiet | {"cause": None, "verdict": "nothing found in 2 studies"}).html()
     assert "Nothing found in 2 studies" in page
     assert "<details open><summary>2 notes" in page
-    assert diagnosis_page(plain() | {"findings": [], "cause": None})
+    assert diagnosis_page(plain() | {"findings": [], "cause": None}).html()
 
 
 def test_rows_that_differ_in_their_layer_alone_are_one():
@@ -228,7 +228,7 @@ def test_what_was_not_measured_is_not_drawn():
     data = plain()
     data["tables"] = {"structure": data["tables"]["structure"]}
     assert charts(data) == {}
-    assert 'id="scales"' not in diagnosis_page(data)
+    assert 'id="scales"' not in diagnosis_page(data).html()
 
 
 def test_long_tables_are_cut_and_say_so():
@@ -236,7 +236,7 @@ def test_long_tables_are_cut_and_say_so():
     data["tables"]["updates"] = [
         {**row, "grad_l2": float(i)} for i, row in enumerate(data["tables"]["updates"] * 100)
     ]
-    page = diagnosis_page(data)
+    page = diagnosis_page(data).html()
     assert f"The first {ROWS} of 600 rows" in page
     assert page.count("0.query") < ROWS
     assert "no &lt;rate&gt; raises it" in page

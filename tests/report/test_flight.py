@@ -43,11 +43,7 @@ def test_a_chart_for_each_probe_and_stack():
     (grid,) = section.blocks
     assert isinstance(grid, Columns)
     charts = [block for block in grid.blocks if isinstance(block, Chart)]
-    assert [c.name for c in charts] == [
-        "after-rms-encoder",
-        "branch-rms-encoder",
-        "grad-l2-encoder",
-    ]
+    assert [c.name for c in charts] == ["after-rms-encoder", "branch-rms-encoder", "grad-l2-encoder"]
     assert charts[0].table is not None
     assert charts[0].table["value"].to_list() == [2, 3, 3, 4, 4, 5]
     assert charts[1].table is not None

@@ -117,7 +117,7 @@ def test_a_rate_with_one_seed_shows_its_loss_and_only_one_that_ended_early_is_an
 
 
 def test_the_fault_of_the_coordinate_check_is_marked_and_first_below_what_to_do(found):
-    remedy, _, table, right = found["coordinate_check"]
+    remedy, _, table, right, by_role = found["coordinate_check"]
     assert remedy.tone == "alarm"
     assert "`h.3.mlp`" in remedy.text
     assert "divide" in remedy.text
@@ -134,6 +134,8 @@ def test_the_fault_of_the_coordinate_check_is_marked_and_first_below_what_to_do(
     assert [cell.tone for cell in second] == [""] * 5 + ["alarm"]
     (fine,) = right.blocks[0].rows
     assert [cell.text for cell in fine][-2:] == ["at most 0.00", "right"]
+    (hidden,) = by_role.blocks[0].rows
+    assert [cell.text for cell in hidden] == ["hidden", "update", "3", "0.80"]  # after the last step
 
 
 def test_other_weight_decays_are_named_in_words_and_shown_on_request(found):

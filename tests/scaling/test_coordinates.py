@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
 from normlab.errors import UserError
+from normlab.scaling import measured
+from normlab.scaling.check import STEPS as TRANSFERS
 from normlab.scaling.coordinates import coordinates
 from scaling.nanogpt import COMPLETEP, DEPTH_MUP, MUP, NONE, STANDARD, Table, own_setup, setup
 
@@ -25,13 +27,14 @@ STEPS = 2
 
 
 def check(table: Table, axis: str = "width", declared: str = "", sizes=None, **options):
-    """The coordinate check of a nanoGPT by its table."""
+    """The coordinate check of a nanoGPT by its table, which declares its parametrisation."""
 
     def build(size: int, seed: int):
-        return setup(**{axis: size}, seed=seed, table=table)
+        own = setup(**{axis: size}, seed=seed, table=table)
+        return replace(own, declare={"parametrisation": declared}) if declared else own
 
     sizes = sizes or (WIDTHS if axis == "width" else DEPTHS)
-    return coordinates(build, sizes, axis=axis, parametrisation=declared, **{"steps": STEPS, **options})
+    return coordinates(build, sizes, axis=axis, **{"steps": STEPS, **options})
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,19 @@ def test_a_sound_model_is_not_blamed(name):
     assert sum(row.right is True for row in found.rows) > 10
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["hidden rate not divided", "branches not divided", "µP, untied", "CompleteP over depth"]
+)
+def test_the_steps_that_transfer_takes_say_the_same(name):
+    plant = PLANTS.get(name)
+    asked = (plant.table, plant.axis, plant.declared) if plant else SOUND[name]
+    sizes = (WIDTHS if asked[1] == "width" else DEPTHS)[::2]
+    found = check(*asked, sizes=sizes, steps=TRANSFERS)
+    wanted = (plant.module, plant.kind) if plant else None
+    assert (found.fault and (found.fault.module, found.fault.kind)) == wanted, found.sentence()
+
+
 OWN = {
     "mup": ("width", None),
     "completep": ("depth", None),
@@ -144,6 +160,8 @@ def test_rows_are_by_role_and_by_module_and_plain(standard):
     assert plain["fault"]["kind"] == "rate"
     (whole,) = (r for r in standard.rows if (r.module, r.quantity, r.role) == ("*", "rate", "hidden"))
     assert whole.values == pytest.approx((5e-3, 5e-3))
+    together = {r.role for r in standard.rows if (r.module, r.quantity, r.step) == ("*", "activation", 1)}
+    assert {"embedding", "hidden", "head"} <= together
     biases = [r for r in plain["rows"] if r["parameter"] == "ln_f.bias" and r["quantity"] == "start"]
     assert [(r["slope"], r["right"]) for r in biases] == [(None, None)]  # a zero has no exponent
     meant = {(r["quantity"], r["step"]): (r["expected"], r["expected_low"]) for r in plain["rows"]}
@@ -159,6 +177,24 @@ def test_exact_exponents_are_those_of_the_groups():
         assert (row.slope, row.low, row.high) == pytest.approx((slope,) * 3, abs=1e-9)
         assert (row.expected, row.right) == (slope, True)
     assert rows["update", "h.*.mlp.c_fc"].right is None  # one seed has no interval
+
+
+def test_what_updates_change_in_the_logits_and_the_stream_takes_no_whole_passes(monkeypatch):
+    """A tied table is read twice, and both are told apart: by passes that look at the ends alone."""
+    passes = []
+
+    class Counted(measured.WholePass):
+        def __init__(self, subject):
+            super().__init__(subject)
+            passes.append(self)
+
+    monkeypatch.setattr(measured, "WholePass", Counted)
+    found = measured.measure(setup(width=16, seed=1, table=MUP), 2, 1)
+    assert len(passes) == 1 + 2
+    updates = {
+        (key.role, key.parameter): x for (key, _), x in found.values.items() if key.quantity == "update"
+    }
+    assert updates["head", "wte.weight"] != updates["embedding", "wte.weight"] > 0
 
 
 def test_nothing_of_the_user_changes():
@@ -188,6 +224,7 @@ def test_nothing_of_the_user_changes():
         ({"steps": 0}, "steps is 0"),
         ({"axis": "height"}, "no 'height'"),
         ({"declared": "mupp"}, "did you mean 'mup'"),
+        ({"parametrisation": "mupp"}, "did you mean 'mup'"),
     ],
 )
 def test_what_tells_nothing_is_refused(options, said):

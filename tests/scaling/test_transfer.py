@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,19 +16,21 @@ import torch
 import normlab
 from normlab.config.config import Config, ModelConfig
 from normlab.errors import UserError
+from normlab.scaling import check
 from normlab.scaling.answer import Transfer
 from normlab.scaling.family import family_of, resized
-from normlab.scaling.ladder import Ladder
-from scaling.sums import STEPS, Sum, decaying, scaled, setup, slowly
+from normlab.trials import journal
+from scaling.sums import STEPS, Sum, decaying, scaled, setup, slowly, squared
 
 WIDTHS = (4, 8, 16)
+RATES = tuple(0.1 / 8 * 2.0**k for k in range(-2, 3))
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _without_coordinates() -> Iterator[None]:
     """What the check says of a model is tested beside it; here it takes time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Ladder, "_check_s", lambda _: 0.0)
+        patch.setattr(check, "SHARE", 0.0)
         yield
 
 
@@ -97,11 +100,10 @@ def test_independent_decay_falls_as_the_rate_rises_and_shares_what_is_the_same()
         own = setup(width, seed)
         return replace(own, optimizer=lambda m: Seeing(m.parameters(), lr=0.1 / 8, weight_decay=0.4))
 
-    rates = tuple(0.1 / 8 * 2.0**k for k in range(-2, 3))
-    found = asked(watched, widths=(4, 8), rates=rates, decays=("independent",))
+    found = asked(watched, widths=(4, 8), rates=RATES, decays=("independent",))
     products = {round(lr * decay, 12) for lr, decay in seen}
     assert products == {0.005}
-    both = asked(watched, widths=(4, 8), rates=rates, decays=("independent", 1, "independent:4"))
+    both = asked(watched, widths=(4, 8), rates=RATES, decays=("independent", 1, "independent:4"))
     assert both.sentence == found.sentence
     today = [sweep.trials[4][0.0, 0] for sweep in both.sweeps[:2]]
     assert today[0] is today[1]
@@ -123,13 +125,17 @@ def test_trials_that_are_kept_are_not_done_again_wherever_the_file_ends(tmp_path
         asked(scaled, folder=tmp_path)
 
 
+SCALING = [f"scaling.{name}" for name in ("ladder", "check", "coordinates", "measured")]
+
+
 class Clock:
     """Time that only steps take."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.now = 0.0
-        for room in ("journal", "training", "scale"):
-            monkeypatch.setattr(f"normlab.trials.{room}.time", SimpleNamespace(monotonic=lambda: self.now))
+        here = SimpleNamespace(monotonic=lambda: self.now)
+        for room in ("trials.journal", "trials.training", "trials.scale", *SCALING):
+            monkeypatch.setattr(f"normlab.{room}.time", here)
 
     def go(self, seconds: float) -> None:
         self.now += seconds
@@ -157,6 +163,113 @@ def test_a_budget_is_kept_and_says_what_it_holds(monkeypatch: pytest.MonkeyPatch
     assert clock.now <= 3 * whole
     assert full.first.known == list(widths)
     assert set(map(str, tried(short))) <= set(map(str, tried(full)))
+
+
+def test_what_comes_before_the_trials_and_what_a_killed_one_takes_is_spent(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    clock, kill = Clock(monkeypatch), [650.0, 800.0, 950.0]
+
+    class Killed(BaseException):
+        """What no handler of a step's errors sees."""
+
+    def go(seconds: float) -> None:
+        clock.go(seconds)
+        if kill and clock.now > kill[0]:
+            raise Killed
+
+    def built(width: int = 8, seed: int = 0) -> normlab.Setup:
+        clock.go(20.0)
+        return slowly(go)(width, seed)
+
+    def once() -> Transfer:
+        return asked(built, widths=(4, 16), budget_s=1200.0, rates=RATES, seeds=4, folder=tmp_path)
+
+    kills = len(kill)
+    while kill:
+        with pytest.raises(Killed):
+            once()
+        kill.pop(0)
+    assert "the budget does not hold" in once().cut
+    assert 1150 < clock.now <= 1200 + kills * (journal.MARK_S + 1.6)  # a step of the larger takes 1.6 s
+
+
+def test_a_call_again_says_what_is_kept_and_what_is_not(tmp_path: Path):
+    plans = list[str]()
+    words: dict[str, Any] = {"widths": (4, 8), "rates": RATES, "folder": tmp_path, "announce": plans.append}
+    asked(**words)
+    asked(**words)
+    asked(**words, seeds=3)
+    assert "about 20 trials of 16 steps, " in plans[0]
+    assert plans[1] == "all 20 trials of 16 steps at widths 4, 8 are kept: none is left to train"
+    assert "about 10 trials of 16 steps beside the 20 that are kept, " in plans[2]
+
+
+def test_sizes_are_added_to_a_folder_that_has_one_of_them(tmp_path: Path):
+    asked(widths=(4, 16), folder=tmp_path)
+    before = (tmp_path / "trials.jsonl").read_text()
+    more = asked(widths=(4, 8, 16, 32), folder=tmp_path)
+    after = (tmp_path / "trials.jsonl").read_text()
+    assert after.startswith(before)
+    trained = [json.loads(line) for line in after[len(before) :].splitlines() if line.startswith('{"trial"')]
+    assert {row["trial"].partition(",")[0] for row in trained} == {"width 8", "width 32"}
+    assert more.first.known == [4, 8, 16, 32]
+    with pytest.raises(UserError, match=r"another setup: .*optimizer at width 8"):
+        asked(scaled, widths=(8, 64), folder=tmp_path)
+    with pytest.raises(UserError, match="holds trials of width 4, width 16, width 8, width 32"):
+        asked(widths=(64, 128), folder=tmp_path)
+
+
+def test_the_coordinate_check_takes_a_tenth_of_the_budget_at_most(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr(check, "SHARE", 0.1)
+    clock = Clock(monkeypatch)
+
+    def watched(width: int = 8, seed: int = 0) -> normlab.Setup:
+        def loss(model: Any, batch: Any) -> torch.Tensor:
+            clock.go(0.1 * width)
+            return squared(model, batch)
+
+        return replace(setup(width, seed), loss=loss)
+
+    def once(budget_s: float, name: str) -> tuple[Transfer, float]:
+        start, plans = clock.now, list[str]()
+        words: dict[str, Any] = {"budget_s": budget_s, "folder": tmp_path / name, "announce": plans.append}
+        found = asked(watched, widths=(4, 16), rates=RATES, **words)
+        assert clock.now - start <= budget_s
+        rows = map(json.loads, (tmp_path / name / "trials.jsonl").read_text().splitlines())
+        return found, next((row["seconds"] for row in rows if "check" in row), 0.0)
+
+    whole, seconds = once(1e4, "ample")
+    assert list(whole.coordinates["seeds"]) == [0, 1, 2]
+    fewer, less = once(9 * seconds, "short")
+    assert list(fewer.coordinates["seeds"]) == [0, 1]
+    assert less == pytest.approx(seconds * 2 / 3)
+    none, nothing = once(5 * seconds, "shorter")
+    assert "The coordinate check was left out: 2 seeds take " in str(none)
+    assert nothing == 0.0
+    assert tried(none)
+
+
+def test_a_check_that_fails_says_why_and_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    def fails(*_: Any) -> None:
+        raise RuntimeError("no such layer")
+
+    monkeypatch.setattr(check, "SHARE", 0.1)
+    monkeypatch.setattr(check.Check, "run", fails)
+    found = asked(widths=(4, 8), rates=RATES, folder=tmp_path)
+    assert "The coordinate check was left out: it raised RuntimeError: no such layer." in str(found)
+    assert "left out: it raised" in found.page(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "no such layer" not in (tmp_path / "trials.jsonl").read_text()
+
+
+def test_the_plan_says_that_the_weight_decay_is_not_swept():
+    plans = list[str]()
+    for what, words in ((decaying, {}), (decaying, {"decays": (1, 2)}), (setup, {})):
+        asked(what, widths=(4, 8), rates=RATES, announce=plans.append, **words)
+    assert plans[0].endswith("the weight decay is not swept: decays 1 independent would do that, too")
+    assert not any("swept" in plan for plan in plans[1:])
 
 
 def test_a_budget_that_holds_nothing_is_said_so_before_the_first_trial(monkeypatch: pytest.MonkeyPatch):
@@ -207,6 +320,13 @@ def same_seed(width: int = 8, seed: int = 0) -> normlab.Setup:
     return setup(width, 0)
 
 
+def breaks_at_16(width: int = 8, seed: int = 0) -> normlab.Setup:
+    def loss(model: Any, batch: Any) -> torch.Tensor:
+        return squared(model, batch) if width < 16 else torch.ones(2) @ torch.ones(3)
+
+    return replace(setup(width, seed), loss=loss)
+
+
 def no_optimizer(width: int = 8, seed: int = 0) -> normlab.Setup:
     return setup(width, seed, optimizer=None)
 
@@ -219,6 +339,7 @@ def no_optimizer(width: int = 8, seed: int = 0) -> normlab.Setup:
         (setup(), {}, "takes no width"),
         (same_size, {}, "use width where it makes the model"),
         (same_seed, {}, "declare seed"),
+        (breaks_at_16, {}, "at width 16: loss raised RuntimeError"),
         (no_optimizer, {}, "optimizer="),
         (setup, {"widths": ()}, "give widths or depths"),
         (setup, {"widths": (8,)}, "two sizes"),
@@ -247,6 +368,10 @@ def test_a_recipe_grows_with_its_ratio_and_its_smallest_size_as_base():
     assert (wide.dim, wide.ffn_dim, wide.heads, wide.head_width, wide.base_dim) == (64, 256, 4, 16, 32)
     fixed = resized(replace(model, head_dim=64), "width", 512, 128)
     assert (fixed.heads, fixed.head_width) == (8, 64)
+    with pytest.raises(UserError, match=r"width 96 holds no whole number of heads.* multiples of 64"):
+        resized(replace(model, head_dim=64), "width", 96, 64)
+    with pytest.raises(UserError, match=r"width 192 .* multiples of 128"):
+        resized(replace(model, head_dim=64, kv_heads=2), "width", 192, 64)
     deep = resized(replace(model, encoder_layers=0, base_layers=3), "depth", 8, 2)
     assert (deep.encoder_layers, deep.decoder_layers, deep.base_layers) == (0, 8, 3)
 

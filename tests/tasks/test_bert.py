@@ -221,10 +221,7 @@ def their_loss(theirs, batch):
 
 @pytest.mark.parametrize(
     ("dtype", "steps", "tolerance"),
-    [
-        (torch.float64, 20, 1e-6),
-        pytest.param(torch.float32, 50, 1e-3, marks=pytest.mark.slow),
-    ],
+    [(torch.float64, 20, 1e-6), pytest.param(torch.float32, 50, 1e-3, marks=pytest.mark.slow)],
 )
 def test_hugging_faces_bert_with_our_weights_has_our_loss_at_every_step_of_a_training(
     prepared, dtype, steps, tolerance

@@ -11,7 +11,7 @@ from cases import each
 from contracts.variants import CHOICES, CONFIG, VOCAB
 from normlab.nn import Decoder, Encoder, FixNormEmbedding, Norm, Placement, Seq2Seq, Stack
 from normlab.nn.init import SCHEMES
-from normlab.tasks.task import build_model, build_seq2seq
+from normlab.tasks.task import build_model
 
 REGISTRIES = {"encoder_placement": Placement.registry, "scheme": SCHEMES, **CHOICES}
 
@@ -28,7 +28,9 @@ def test_encoder_and_decoder_are_chosen_apart():
     config = replace(
         CONFIG, encoder_layers=3, decoder_layers=1, encoder_placement="pre", decoder_placement="deepnorm"
     )
-    model = build_seq2seq(replace(config, norm="scalenorm", embedding="fixnorm", dropout=0.25), VOCAB, 1)
+    model = build_model(
+        Seq2Seq, replace(config, norm="scalenorm", embedding="fixnorm", dropout=0.25), VOCAB, 1
+    )
     assert places(model.encoder) == ["pre"] * 6
     assert places(model.decoder) == ["deepnorm"] * 3
     assert roles(model.encoder) == ["self_attention", "ffn"] * 3
@@ -48,7 +50,9 @@ def test_encoder_and_decoder_are_chosen_apart():
 
 
 def test_rates_reach_their_places():
-    model = build_seq2seq(replace(CONFIG, dropout=0.1, attention_dropout=0.2, ffn_dropout=0.3), VOCAB, 1)
+    model = build_model(
+        Seq2Seq, replace(CONFIG, dropout=0.1, attention_dropout=0.2, ffn_dropout=0.3), VOCAB, 1
+    )
     attention, ffn = (s.f for s in model.encoder.sublayers[:2])
     assert (attention.p, attention.dropout.p) == (0.2, 0.1)
     assert (ffn.inner_dropout.p, ffn.dropout.p) == (0.3, 0.1)
@@ -61,7 +65,7 @@ def test_the_seed_decides_the_start_whatever_the_global_generator_did(axis):
         models = []
         for global_seed in (1, 2):
             torch.manual_seed(global_seed)
-            models.append(build_seq2seq(replace(CONFIG, **{axis: name}), VOCAB, 9))
+            models.append(build_model(Seq2Seq, replace(CONFIG, **{axis: name}), VOCAB, 9))
         pairs = zip(models[0].parameters(), models[1].parameters(), strict=True)
         assert all(torch.equal(a, b) for a, b in pairs)
 
@@ -85,14 +89,14 @@ def test_the_seed_decides_the_start_whatever_the_global_generator_did(axis):
 def test_an_unknown_name_is_told_with_the_nearest(axis, kind, wrong, right):
     sentence = rf"^unknown {kind} '{wrong}', did you mean '{right}'\? \(allowed: .*{right}.*\)$"
     with pytest.raises(ValueError, match=sentence):
-        build_seq2seq(replace(CONFIG, **{axis: wrong}), VOCAB, 1)
+        build_model(Seq2Seq, replace(CONFIG, **{axis: wrong}), VOCAB, 1)
 
 
 def test_parameters_are_as_many_as_the_sizes_say():
     d, f, v = 16, 24, VOCAB
     attention, ffn, norm = 4 * (d * d + d), 2 * d * f + d + f, 2 * d
     encoder, decoder = attention + ffn + 2 * norm, 2 * attention + ffn + 3 * norm
-    model = build_seq2seq(CONFIG, VOCAB, 1)
+    model = build_model(Seq2Seq, CONFIG, VOCAB, 1)
     assert sum(p.numel() for p in model.parameters()) == v * d + 2 * encoder + 2 * decoder
 
 
@@ -109,7 +113,7 @@ def test_every_kind_of_model_is_built_from_its_seed(kind, layers):
 
 
 def test_what_a_config_leaves_open_is_what_the_placement_says():
-    model = build_seq2seq(replace(CONFIG, encoder_placement="normformer"), VOCAB, 1)
+    model = build_model(Seq2Seq, replace(CONFIG, encoder_placement="normformer"), VOCAB, 1)
     inner = [type(s.f.inner_norm).__name__ for stack in (model.encoder, model.decoder) for s in stack]
     assert inner == ["Identity", "LayerNorm"] * 2 + ["Identity"] * 6
     gains = [type(s.f.head_gain).__name__ for s in (model.encoder.sublayers[0], model.decoder.sublayers[0])]

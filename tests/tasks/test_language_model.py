@@ -188,10 +188,7 @@ def changed(config, **parts):
         ({"train": {"best_by": "perplexiti"}}, "best_by is 'perplexiti', .* did you mean 'perplexity'"),
         ({"train": {"max_tokens": 23}}, "max_tokens is 23, less than one block of 24; raise --max-tokens"),
         ({"data": {"target_vocab_mask": True}}, "set data.target_vocab_mask to false"),
-        (
-            {"data": {"dev_src": "b.de"}},
-            "--dev-src is for the task translation, .* reads --train-text",
-        ),
+        ({"data": {"dev_src": "b.de"}}, "--dev-src is for the task translation, .* reads --train-text"),
     ],
     ids=str,
 )

@@ -14,13 +14,7 @@ from normlab.data.tokenizer import BOS, EOS, PAD, UNK
 from normlab.tasks import translation as module
 from normlab.tasks.scores import corpus_bleu
 from normlab.tasks.task import repeated_share
-from normlab.tasks.translation import (
-    Candidate,
-    Translation,
-    allowed_types,
-    n_best_lines,
-    translate_lines,
-)
+from normlab.tasks.translation import Candidate, Translation, allowed_types, n_best_lines, translate_lines
 from training.tiny import tiny, write_text
 
 CPU = torch.device("cpu")

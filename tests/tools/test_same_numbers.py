@@ -145,11 +145,7 @@ DIAGNOSIS = {
     "dropouts": [{"probability": 0.9}],
     "findings": [JUMP, START],
 }
-WITHOUT_START = {
-    "study.scales": [{"applied": True}],
-    "scales": [{"mean_square": 1.5}],
-    "findings": [JUMP],
-}
+WITHOUT_START = {"study.scales": [{"applied": True}], "scales": [{"mean_square": 1.5}], "findings": [JUMP]}
 
 
 def test_a_study_that_is_gone_is_listed_and_no_difference(result):

@@ -86,14 +86,7 @@ def checked(case: Case) -> None:
     normlab.check(case.model, case.batch, loss=case.loss, optimizer=case.optimizer, scheduler=case.scheduler)
 
 
-STUDIES = [
-    "scales",
-    "sublayer_gradients",
-    "parameter_gradients",
-    "updates",
-    "output_change",
-    "critical_lr",
-]
+STUDIES = ["scales", "sublayer_gradients", "parameter_gradients", "updates", "output_change", "critical_lr"]
 
 
 def diagnosed(case: Case) -> None:

@@ -14,8 +14,9 @@ from safetensors import SafetensorError
 from torch import nn
 
 from contracts.variants import CONFIG, VOCAB, perturbed
+from normlab.nn import Seq2Seq
 from normlab.runs.manifest import CheckpointError
-from normlab.tasks.task import build_seq2seq
+from normlab.tasks.task import build_model
 from normlab.training import checkpoint
 from normlab.training.checkpoint import (
     FORMAT,
@@ -130,7 +131,7 @@ def test_any_state_keeps_its_seal(folder, state):
 def test_a_shared_parameter_is_stored_once(folder):
     model = perturbed(replace(CONFIG, encoder_placement="rezero"))
     save_checkpoint(folder, weights_state(model, 1))
-    other = build_seq2seq(replace(CONFIG, encoder_placement="rezero"), VOCAB, 1).double()
+    other = build_model(Seq2Seq, replace(CONFIG, encoder_placement="rezero"), VOCAB, 1).double()
     load_checkpoint(folder, other)
     first, second = (m.encoder.sublayers[0].place.alpha for m in (model, other))
     assert torch.equal(first, second)
@@ -160,12 +161,12 @@ def test_a_missing_checkpoint_is_named(folder):
 
 def test_another_model_is_named(folder):
     save_checkpoint(folder, weights_state(perturbed(CONFIG), 1))
-    pre = build_seq2seq(replace(CONFIG, decoder_placement="pre"), VOCAB, 1)
+    pre = build_model(Seq2Seq, replace(CONFIG, decoder_placement="pre"), VOCAB, 1)
     assert refusal(folder, pre) == (
         "the checkpoint FOLDER belongs to another model, which differs in 2 tensors, first decoder.end.bias; "
         "bring back the config.json and tokenizer.json that it was trained with"
     )
-    larger = build_seq2seq(CONFIG, VOCAB + 1, 1)
+    larger = build_model(Seq2Seq, CONFIG, VOCAB + 1, 1)
     assert refusal(folder, larger) == (
         "the checkpoint FOLDER holds embedding.weight of shape [13, 16], the model wants [14, 16]; "
         "bring back the config.json and tokenizer.json that it was trained with"

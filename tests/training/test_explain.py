@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from normlab.cli.presets import demo
 from normlab.config.config import Config, DataConfig, ModelConfig
-from normlab.tasks.task import build_seq2seq
+from normlab.nn import Seq2Seq
+from normlab.tasks.task import build_model
 from normlab.training.recipes.build import explain
 from normlab.training.recipes.grammar import describe, resolve
 
@@ -60,7 +61,7 @@ def test_parameters_are_counted_without_building_the_model():
     base = Config(model=model, data=DataConfig(vocab_size=50))
     for name in ("rezero", "pre+swiglu+untied+learned", "normformer+qknorm"):
         config = resolve(name, base)
-        total = sum(p.numel() for p in build_seq2seq(config.model, 50, seed=1).parameters())
+        total = sum(p.numel() for p in build_model(Seq2Seq, config.model, 50, seed=1).parameters())
         assert explain(config)["parameters"].startswith(f"{total:,}, of which ")
     assert explain(config)["parameters"].endswith(
         "2+1 layers, width 32, feed-forward 64, 4 heads (2 for keys and values)"

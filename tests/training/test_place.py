@@ -18,8 +18,7 @@ def test_an_unknown_place_is_refused_with_the_nearest_one():
 
 
 @pytest.mark.parametrize(
-    "command",
-    [["compare", "--plan"], ["compare"], ["papers", "reproduce", "xiong2020.fig2a"]],
+    "command", [["compare", "--plan"], ["compare"], ["papers", "reproduce", "xiong2020.fig2a"]]
 )
 def test_a_command_refuses_it_before_it_writes_anything(command, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)

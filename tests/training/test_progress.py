@@ -12,11 +12,12 @@ import torch
 from cases import each
 from normlab.errors import nearest
 from normlab.optim import ValDecay
+from normlab.runs.folder import RunFolder, Status
 from normlab.runs.manifest import STATE, CheckpointError
 from normlab.training.checkpoint import FORMAT, Checkpoint, open_checkpoint, save_checkpoint
 from normlab.training.devices import Scaling
 from normlab.training.parts import MetricRows
-from normlab.training.progress import RunProgress, TrainingClock
+from normlab.training.progress import RunProgress, TrainingClock, mark
 
 PLACE = Path("run/last")
 PROGRESS = RunProgress(step=4, tokens=9, best_step=2, best_dev={"nll": 1.5}, val_decay=ValDecay(decays=1))
@@ -124,3 +125,14 @@ def test_a_stopped_process_does_not_train(monkeypatch):
         assert clock.seconds() == 94.0
     now[0] += 60.0
     assert clock.seconds() == 154.0
+
+
+def test_a_run_ends_without_the_error_and_the_phase_of_before(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.set_status(Status("running", 3, error="of an earlier try", phase="testing", phase_done=0.5))
+    mark(folder, "interrupted")
+    assert folder.status() == Status("interrupted", 3)
+    mark(folder, "failed", "RuntimeError: out of memory")
+    assert folder.status() == Status("failed", 3, error="RuntimeError: out of memory")
+    (tmp_path / "status.json").write_text("{", encoding="utf-8")
+    mark(folder, "failed", "what is to be shown")  # and not that the file is damaged

@@ -176,10 +176,12 @@ def test_the_first_factor_goes_into_tokens_and_positions_of_its_own_stack():
 
 
 def test_a_separate_source_draws_its_own_start():
-    from normlab.tasks.task import build_seq2seq
+    from normlab.tasks.task import build_model
 
     config = replace(CONFIG, position_encoding="learned")
-    shared, apart = (build_seq2seq(replace(config, separate_source=own), VOCAB, 1) for own in (False, True))
+    shared, apart = (
+        build_model(Seq2Seq, replace(config, separate_source=own), VOCAB, 1) for own in (False, True)
+    )
     own = [name for name in apart.state_dict() if name.startswith("source.")]
     assert own == ["source.embedding.weight", "source.position_encoding.weight"]
     for name in own:

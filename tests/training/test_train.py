@@ -134,8 +134,7 @@ def test_which_checkpoint_is_best(text, tmp_path, monkeypatch, best_by, bleus, n
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("grad_accum_steps", "precision", "step"),
-    [(1, "fp32", 5), (2, "bf16", 11), (1, "fp32", 12)],
+    ("grad_accum_steps", "precision", "step"), [(1, "fp32", 5), (2, "bf16", 11), (1, "fp32", 12)]
 )
 def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
     text, tmp_path, monkeypatch, grad_accum_steps, precision, step

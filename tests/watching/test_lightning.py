@@ -16,7 +16,7 @@ pl = pytest.importorskip("lightning.pytorch", reason="the extra normlab[lightnin
 from normlab.watching.lightning import LightningProbes  # noqa: E402
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore"),  # Lightning's advice about workers and logging
+    pytest.mark.filterwarnings("ignore")  # Lightning's advice about workers and logging
 ]
 STEPS = 4
 X = torch.randn(8, 5, 16, generator=torch.Generator().manual_seed(1))

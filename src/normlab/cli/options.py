@@ -241,8 +241,8 @@ def note_task(recipe: str, task: str) -> None:
     baseline = baseline_of(recipe)
     if baseline is not None and baseline.task != task:
         errors.write(
-            f"{recipe} was published for the task {baseline.task}, and the task is {task}; for the former type "
-            f"--config {baseline.task}"
+            f"{recipe} was published for the task {baseline.task}, and the task is {task}; for the former "
+            f"type --config {baseline.task}"
         )
 
 

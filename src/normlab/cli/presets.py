@@ -92,11 +92,7 @@ def language_model() -> Config:
         recipe="pre+warmup",
         task="language_model",
         model=ModelConfig(
-            encoder_layers=0,
-            decoder_layers=4,
-            encoder_placement="pre",
-            decoder_placement="pre",
-            dropout=0.0,
+            encoder_layers=0, decoder_layers=4, encoder_placement="pre", decoder_placement="pre", dropout=0.0
         ),
         data=DataConfig(tokenizer="byte_bpe", block_len=128),
         optim=OptimConfig(

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from rich.text import Text
 
 from normlab.cli import errors, terminal
 from normlab.cli.options import FAILS, SourceFlags, command_line, load, progress_line, title_lines
-from normlab.cli.trial import OTHERS, interrupted, with_steps
+from normlab.cli.trial import OTHERS, budget_of, interrupted, with_steps
 from normlab.config.config import Config
 from normlab.config.io import to_plain
-from normlab.config.units import count, duration, seconds_of, short_rate
+from normlab.config.units import count, duration, short_rate
 from normlab.errors import UserError
-from normlab.scaling import FACTOR, SEEDS, STEPS
+from normlab.scaling import FACTOR, FIRST_SEED, SEEDS, STEPS
 
 if TYPE_CHECKING:
     from normlab.scaling.family import SetupFamily
@@ -59,11 +60,16 @@ class TransferCommand(SourceFlags):
     factor: float = FACTOR
     """By how much the best rate may move over all sizes, and carry nevertheless."""
     budget: str = "30min"
-    """Time that may be spent, such as 10min or 2h."""
+    """Time that may be spent, such as 10min or 2h, from when your file begins to run."""
     folder: Path | None = None
     """Folder in which trials are kept, so that the same command goes on where it was stopped."""
     out: Path | None = None
     """File of a page to write, such as transfer.html."""
+
+    @classmethod
+    def defaults(cls, argv: Sequence[str]) -> Self:
+        """Those of ``normlab.transfer``, whose first seed is not a configuration's."""
+        return replace(super().defaults(argv), seed=FIRST_SEED)
 
     @classmethod
     def adapted(cls, base: Config) -> Config:
@@ -77,13 +83,13 @@ class TransferCommand(SourceFlags):
         from normlab.scaling.answer import SHIFTS
         from normlab.scaling.transfer import transfer
 
-        command, budget_s = command_line(), seconds_of(self.budget, "--budget")
+        since, command, budget_s = time.monotonic(), command_line(), budget_of(self.budget)
         with self._family() as family, redirect_stdout(sys.stderr), progress_line() as progress:
             answer = transfer(
                 family,
                 steps=self.flags.train.steps,
                 seeds=self.seeds,
-                budget_s=0.0 if budget_s is None else budget_s,
+                budget_s=budget_s,
                 rates=self.rates,
                 decays=self.decays,
                 target=self.target,
@@ -92,6 +98,7 @@ class TransferCommand(SourceFlags):
                 folder=self.folder,
                 progress=progress,
                 announce=errors.write,
+                since=since,
             )
         plain = {**to_plain(answer.to_dict()), "command": command}
         if self.as_json:

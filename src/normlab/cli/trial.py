@@ -70,13 +70,13 @@ class TrialCommand(SourceFlags):
         """Raises KeyboardInterrupt after the answer so far, where the trials were interrupted."""
         from normlab.trials.trial import trial
 
-        command, budget_s = command_line(), seconds_of(self.budget, "--budget")
+        command, budget_s = command_line(), budget_of(self.budget)
         with self._source() as source:
             with redirect_stdout(sys.stderr), progress_line() as progress:
                 answer = trial(
                     source.setup,
                     steps=self.flags.train.steps,
-                    budget_s=0.0 if budget_s is None else budget_s,
+                    budget_s=budget_s,
                     rates=self.rates or None,
                     change=self._changes(),
                     seed=self.seed,
@@ -133,6 +133,14 @@ class TrialCommand(SourceFlags):
 def with_steps(config: Config, steps: int) -> Config:
     """A configuration with another number of steps."""
     return replace(config, train=replace(config.train, steps=steps))
+
+
+def budget_of(text: str) -> float:
+    """The seconds of ``--budget``. Raises UserError for what is no time above 0."""
+    seconds = seconds_of(text, "--budget")
+    if not seconds:
+        raise UserError(f"--budget is {text!r}, and must be a time above 0, such as 10min or 2h")
+    return seconds
 
 
 def interrupted(folder: Path | None) -> KeyboardInterrupt:

@@ -73,7 +73,6 @@ def flag_name(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-T = TypeVar("T")
 C = TypeVar("C", bound=Callable[..., Any])
 
 NOT_FINITE: Final = ("nan", "inf", "-inf")

@@ -26,6 +26,7 @@ from normlab.config.config import DataConfig
 from normlab.data.tokenizer import Tokenizer
 from normlab.data.vocabulary import digests, load
 from normlab.errors import UserError
+from normlab.runs.files import sha256_of
 
 FORMAT = 3
 """Version of prepared folders. Raise it when their files or the meaning of these change."""
@@ -155,12 +156,7 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
 def _whole(folder: Path) -> bool:
     """Whether every file of a folder has the SHA-256 of its manifest."""
     manifest = _read_manifest(folder)
-    return manifest is not None and all(_sha256(folder / n) == sha for n, sha in manifest["files"].items())
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return manifest is not None and all(sha256_of(folder / n) == sha for n, sha in manifest["files"].items())
 
 
 def id_type(vocab_size: int) -> type[np.integer]:
@@ -172,7 +168,7 @@ def _write(folder: Path, fill: Callable[[Path], dict[str, Any]]) -> None:
     with _workplace(folder) as work:
         work.chmod(0o755)
         manifest = {"format": FORMAT, **fill(work)}
-        manifest["files"] = {path.name: _sha256(path) for path in sorted(work.iterdir())}
+        manifest["files"] = {path.name: sha256_of(path) for path in sorted(work.iterdir())}
         (work / "manifest.json").write_text(json.dumps(manifest, ensure_ascii=False), "utf-8")
         try:
             if folder.exists() and not _whole(folder):

@@ -16,14 +16,7 @@ from normlab.config.config import PARALLEL_TEXTS, DataConfig
 from normlab.config.units import count
 from normlab.data import text
 from normlab.data.builtin import generate
-from normlab.data.corpus import (
-    PreparedCorpus,
-    count_facts,
-    id_type,
-    open_corpus,
-    prepare_folder,
-    with_digest,
-)
+from normlab.data.corpus import PreparedCorpus, count_facts, id_type, open_corpus, prepare_folder, with_digest
 from normlab.data.datasets import SIDES, by_name
 from normlab.data.ragged import Ragged, RaggedWriter, TokenPairs
 from normlab.data.sources import open_text

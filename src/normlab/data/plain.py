@@ -19,14 +19,7 @@ from normlab.config.config import DataConfig
 from normlab.config.model import derive
 from normlab.data.batches import TensorBatch, drop_words, permutation
 from normlab.data.builtin import generate
-from normlab.data.corpus import (
-    Encoded,
-    PreparedCorpus,
-    count_facts,
-    open_corpus,
-    prepare_folder,
-    with_digest,
-)
+from normlab.data.corpus import Encoded, PreparedCorpus, count_facts, open_corpus, prepare_folder, with_digest
 from normlab.data.files import AnyText, ShardTokens, apart, open_files
 from normlab.data.ragged import Ints, Read, TokenArray, reader_of
 from normlab.data.readings import TextReading, mapped_tokens, reading_of

@@ -15,14 +15,7 @@ from normlab.config.config import DataConfig
 from normlab.config.model import derive
 from normlab.config.units import count
 from normlab.data.batches import permutation, uniform
-from normlab.data.corpus import (
-    PreparedCorpus,
-    count_facts,
-    id_type,
-    open_corpus,
-    prepare_folder,
-    with_digest,
-)
+from normlab.data.corpus import PreparedCorpus, count_facts, id_type, open_corpus, prepare_folder, with_digest
 from normlab.data.plain import SPLITS
 from normlab.data.ragged import Ints, Ragged, RaggedWriter, TokenArray, TokenPairs
 from normlab.data.sources import Column, HubColumn, open_text

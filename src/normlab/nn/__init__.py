@@ -25,15 +25,7 @@ from normlab.nn.model import (
     after_step,
 )
 from normlab.nn.norm import DyT, LayerNorm, Norm, RMSNorm, ScaleNorm
-from normlab.nn.options import (
-    BIASES,
-    GATES,
-    HEAD_GAINS,
-    INNER_NORMS,
-    Activation,
-    ReLU,
-    ValueResidual,
-)
+from normlab.nn.options import BIASES, GATES, HEAD_GAINS, INNER_NORMS, Activation, ReLU, ValueResidual
 from normlab.nn.parametrisation import Parametrisation
 from normlab.nn.placement.base import Placement, Plain, ProfiledPlacement
 from normlab.nn.placement.normed import MixNorm, PostNorm, PreNorm

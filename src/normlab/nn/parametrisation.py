@@ -139,10 +139,10 @@ class CompleteP(MuP, name="completep"):
     @classmethod
     def conflict(cls, config: ModelConfig) -> str | None:
         for name in dict.fromkeys((config.encoder_placement, config.decoder_placement)):
-            if not Placement.registry[name].final_norm:
+            if not (Placement.registry[name].sums and Placement.registry[name].final_norm):
                 return (
-                    f"{cls.name} is derived for a stream that is the sum of its branches, with a norm at its "
-                    f"end, and that of {name} is not"
+                    f"{cls.name} is derived for a stream that is the plain sum of its branches, with a norm "
+                    f"at its end, and that of {name} is not"
                 )
         return super().conflict(config)
 

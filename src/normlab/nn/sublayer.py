@@ -15,14 +15,7 @@ from normlab.errors import UserError
 from normlab.nn.context import Context
 from normlab.nn.kernels import ops
 from normlab.nn.kernels.ops import Dropout
-from normlab.nn.options import (
-    BIASES,
-    GATES,
-    HEAD_GAINS,
-    Activation,
-    ValueResidual,
-    inner_norm,
-)
+from normlab.nn.options import BIASES, GATES, HEAD_GAINS, Activation, ValueResidual, inner_norm
 from normlab.nn.parametrisation import Parametrisation, scaled
 from normlab.nn.placement.base import Placement, Stream
 from normlab.nn.position import PositionEncoding

@@ -49,6 +49,9 @@ def recipe(*parts: str, placement: str = "pre", norm: str = "rmsnorm", ffn: str 
 
 
 BASELINE: Final = recipe()
+PRE_LN: Final = ("Pre-LN", BASELINE)
+BETTER_OR_WORSE: Final = (negative("better"), positive("worse"))
+BETTER_OR_NO_GAIN: Final = (negative("better"), at_least("no_gain", -MARGIN, convention=NO_GAIN))
 
 
 def _dispute(
@@ -87,40 +90,19 @@ DYT: Final = _dispute(
     at_most("similar", MARGIN, convention=NO_GAIN.replace("no gain", "similar")),
     positive("behind"),
 )
-PERILN: Final = _dispute(
-    "periln",
-    ("Peri-LN", recipe(placement="periln")),
-    ("Pre-LN", BASELINE),
-    negative("better"),
-    positive("worse"),
-)
-KEEL: Final = _dispute(
-    "keel",
-    ("KEEL", recipe(placement="keel")),
-    ("Pre-LN", BASELINE),
-    negative("better"),
-    at_least("no_gain", -MARGIN, convention=NO_GAIN),
-)
+PERILN: Final = _dispute("periln", ("Peri-LN", recipe(placement="periln")), PRE_LN, *BETTER_OR_WORSE)
+KEEL: Final = _dispute("keel", ("KEEL", recipe(placement="keel")), PRE_LN, *BETTER_OR_NO_GAIN)
 LNSCALE: Final = _dispute(
-    "lnscale",
-    ("LayerNorm scaling", recipe(placement="lnscale")),
-    ("Pre-LN", BASELINE),
-    negative("better"),
-    at_least("no_gain", -MARGIN, convention=NO_GAIN),
+    "lnscale", ("LayerNorm scaling", recipe(placement="lnscale")), PRE_LN, *BETTER_OR_NO_GAIN
 )
 SWIGLU: Final = _dispute(
     "swiglu",
     ("SwiGLU", BASELINE),
     ("ReLU²", {**recipe(ffn="relu2"), "model.ffn_dim": LANGUAGE_MODEL.model.ffn_dim * 3 // 2}),
-    negative("better"),
-    positive("worse"),
+    *BETTER_OR_WORSE,
 )
 GATE: Final = _dispute(
-    "gate",
-    ("gated heads", recipe("headgate")),
-    ("heads without gates", BASELINE),
-    negative("better"),
-    at_least("no_gain", -MARGIN, convention=NO_GAIN),
+    "gate", ("gated heads", recipe("headgate")), ("heads without gates", BASELINE), *BETTER_OR_NO_GAIN
 )
 _QK: Final = tuple(at_factor("QK-norm", k) for k in (_FOUR, 1))
 _NO_QK: Final = tuple(at_factor("no QK-norm", k) for k in (_FOUR, 1))
@@ -133,10 +115,7 @@ QKNORM: Final = _dispute(
         "still_sensitive", MARGIN, convention=NO_GAIN.replace("no gain: less", "a loss that shows: more")
     ),
     within("no_gain", -MARGIN, MARGIN, convention=NO_GAIN),
-    measures={
-        "less_sensitive": RiseRatio(SHOWN, _QK, _NO_QK),
-        "still_sensitive": Difference(SHOWN, *_QK),
-    },
+    measures={"less_sensitive": RiseRatio(SHOWN, _QK, _NO_QK), "still_sensitive": Difference(SHOWN, *_QK)},
     factors=(1, _FOUR),
 )
 _HALF: Final = "Muon, half of the steps"
@@ -164,9 +143,5 @@ WARMUP: Final = _dispute(
     negative("better"),
 )
 UNTIED: Final = _dispute(
-    "untied",
-    ("untied head", recipe("untied")),
-    ("tied head", BASELINE),
-    negative("better"),
-    positive("worse"),
+    "untied", ("untied head", recipe("untied")), ("tied head", BASELINE), *BETTER_OR_WORSE
 )

@@ -210,14 +210,6 @@ def locked_in(fingerprint: str, lock: Path = LOCK) -> str:
     """
     if not lock.is_file():
         return ""
-    log = [
-        "git",
-        "-C",
-        str(lock.parent),
-        *"log --reverse --format=%H -S".split(),
-        fingerprint,
-        "--",
-        lock.name,
-    ]
-    found = subprocess.run(log, capture_output=True, text=True, check=False)
+    log = f"git log --reverse --format=%H -S {fingerprint} -- {lock.name}".split()
+    found = subprocess.run(log, cwd=lock.parent, capture_output=True, text=True, check=False)
     return found.stdout.partition("\n")[0]

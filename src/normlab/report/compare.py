@@ -39,21 +39,13 @@ SAMPLES_OPEN: Final = 6
 """Samples that are shown without asking."""
 
 
-def compare_page(comparison: Comparison, runs_root: Path) -> str:
-    """Return the comparison as one self-contained HTML page; curves are read from ``runs_root/<id>``.
-
-    Run folders that are missing or damaged are named on the page.
-    """
-    return _page(comparison, runs_root).html()
-
-
 @validated
 def write_compare_page(comparison: Comparison, runs_root: Path, path: Path) -> Path:
     """Write the page to ``path`` and each figure's full table to ``<path's stem>-figures/<figure>.csv``.
 
     A device or a pipe gets the page alone.
     """
-    page = _page(comparison, runs_root)
+    page = compare_page(comparison, runs_root)
     if path.is_file() or not path.exists():
         folder = path.resolve().with_name(f"{path.stem}-figures")
         folder.mkdir(parents=True, exist_ok=True)
@@ -64,7 +56,10 @@ def write_compare_page(comparison: Comparison, runs_root: Path, path: Path) -> P
     return path
 
 
-def _page(comparison: Comparison, root: Path) -> Page:
+def compare_page(comparison: Comparison, root: Path) -> Page:
+    """The page of a comparison, with the curves of ``root/<id>``; it names run folders that are missing or
+    damaged.
+    """
     views = {run: view(root, run) for run in all_runs(comparison)}
     missing = [run for run, seen in views.items() if seen.problem]
     stale = [run for run, seen in views.items() if seen.stale]

@@ -28,15 +28,7 @@ from normlab.report.page import (
     capital,
     require_parts,
 )
-from normlab.report.studies import (
-    DiagnosisView,
-    Row,
-    folded,
-    number_cell,
-    pictured,
-    pictures,
-    rows_table,
-)
+from normlab.report.studies import DiagnosisView, Row, folded, number_cell, pictured, pictures, rows_table
 from normlab.runs.folder import write_text_atomic
 
 TOP: Final = "scales"
@@ -56,15 +48,12 @@ def write_diagnosis(diagnosis: Mapping[str, Any], folder: Path, name: str = "dia
     text = json.dumps(diagnosis, ensure_ascii=False, allow_nan=False)
     write_text_atomic(folder / f"{name}.json", f"{text}\n")
     page = folder / f"{name}.html"
-    write_text_atomic(page, diagnosis_page(diagnosis))
+    write_text_atomic(page, diagnosis_page(diagnosis).html())
     return page
 
 
-def diagnosis_page(diagnosis: Mapping[str, Any]) -> str:
-    """Draw the diagnosis that ``write_diagnosis`` receives as one self-contained HTML page.
-
-    Raises UserError if a part of it is missing.
-    """
+def diagnosis_page(diagnosis: Mapping[str, Any]) -> Page:
+    """The page of what ``write_diagnosis`` receives. Raises UserError if a part is missing."""
     require_parts(diagnosis, PARTS, "Diagnosis.to_plain()")
     view = DiagnosisView(diagnosis)
     first, rest = _first([*pictures(view)])
@@ -83,7 +72,7 @@ def diagnosis_page(diagnosis: Mapping[str, Any]) -> str:
         ],
         recipes=view.roles,
         legend="Roles",
-    ).html()
+    )
 
 
 def _first(sections: Sequence[Section]) -> tuple[list[Section], list[Section]]:

@@ -16,6 +16,7 @@ from normlab.config.units import count
 from normlab.errors import UserError
 from normlab.report.charts.theme import POINTS, Drawn, downsample, finish, log_or_linear, nothing, rows
 from normlab.report.page import Block, Chart, Columns, Notes, Page, Section, Text, anchor, capital
+from normlab.watching import NOTES
 
 CURVES: Final = {
     ("after", "rms"): ("Stream", "rms", "After each sublayer."),
@@ -30,9 +31,6 @@ CURVES: Final = {
 
 MODULES: Final = 100
 """A chart of modules outside of sublayers is drawn for at most so many of them."""
-
-NOTES: Final = ("recovered", "flat", "idle")
-"""Kinds of reports about what ended no training."""
 
 KEY: Final = ("step", "module", "signal", "statistic", "value")
 

@@ -31,6 +31,7 @@ from normlab.report.page import (
     whole,
     write_page,
 )
+from normlab.scaling import ALL
 
 PARTS: Final = (
     "title axis sizes sentence lines plan decays cost steps facts models seeds target today coordinates"
@@ -66,7 +67,7 @@ def _sections(transfer: Mapping[str, Any], view: _View) -> Iterator[Section]:
     (first, *others), notes = transfer["decays"], [Text(line) for line in transfer["lines"][1:]]
     yield Section("", [*view.charts(first, 0), Notes(notes)], "glance", listed=False)
     yield Section(view.title("Losses", first), [view.losses(first)], "losses", _LOSSES)
-    if transfer["coordinates"]:
+    if (transfer["coordinates"] or {}).get("rows"):
         yield Section("Coordinate check", list(_check(transfer["coordinates"])), "coordinate_check")
     if others:
         blocks = [
@@ -246,6 +247,10 @@ def _check(check: Mapping[str, Any]) -> Iterator[Block]:
         yield PageTable(_HEADER, wrong, text_columns=2)
     if right:
         yield Details(f"Right: {count(len(right), 'slope')}", [PageTable(_HEADER, right, text_columns=2)])
+    together = {(row["role"], row["quantity"]): row for row in check["rows"] if row["module"] == ALL}
+    if by_role := [_of_role(row) for row in together.values() if row["slope"] is not None]:
+        table = PageTable(("role", "quantity", "step", "slope"), by_role, text_columns=2)
+        yield Details("By role, all layers together", [table])
     if check["notes"]:
         yield Notes([Text(f"{capital(note)}.") for note in check["notes"]])
 
@@ -258,6 +263,15 @@ def _same(row: Mapping[str, Any], fault: Mapping[str, Any] | None) -> bool:
     return {**row, "module": row["path"]} == fault
 
 
+def _of_role(row: Mapping[str, Any]) -> list[Cell]:
+    step = Cell(str(row["step"] or "start"))
+    return [Cell(row["role"] or "no matrix"), Cell(row["quantity"]), step, _slope(row)]
+
+
+def _slope(row: Mapping[str, Any]) -> Cell:
+    return Cell(_number(row["slope"]), "" if row["low"] is None else _span(row))
+
+
 def _row(row: Mapping[str, Any], fault: Mapping[str, Any] | None) -> list[Cell]:
     """A row of the table, in the tone of an alarm where it is the fault."""
     wanted, least = _number(row["expected"]), row.get("expected_low", row["expected"])
@@ -267,7 +281,7 @@ def _row(row: Mapping[str, Any], fault: Mapping[str, Any] | None) -> list[Cell]:
         Cell(breakable(row["module"] or "the model"), row["role"], title=row["parameter"]),
         Cell(row["quantity"]),
         Cell(str(row["step"] or "start")),
-        Cell(_number(row["slope"]), "" if row["low"] is None else _span(row)),
+        _slope(row),
         Cell(wanted),
         Cell("right") if row["right"] else Cell("wrong", tone="alarm"),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -67,6 +68,12 @@ def read_json(path: Path) -> Any:
         return parsed(text)
     except UserError as error:
         raise UserError(f"{path} is {error}; mend or delete it") from error
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager

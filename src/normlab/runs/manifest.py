@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from normlab.config.io import from_plain, parsed
 from normlab.errors import UserError
-from normlab.runs.files import sync, write_text_atomic
+from normlab.runs.files import sha256_of, sync, write_text_atomic
 
 STATE: Final = "state.json"
 _MANIFEST: Final = "manifest"
@@ -146,7 +146,7 @@ def _new(folder: Path) -> Path:
 
 def _write_state(folder: Path, state: Mapping[str, Any], run: str) -> None:
     paths = sorted(folder.iterdir())
-    files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in paths}
+    files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in paths}
     plain = json.loads(json.dumps(dict(state)))  # as it will be read
     manifest: dict[str, Any] = {"run": run, "files": files}
     manifest["state"] = _digest(plain, manifest)
@@ -163,13 +163,8 @@ def _check(path: Path, written: _File) -> None:
         wrong = "is missing"
     elif path.stat().st_size < written.bytes:
         wrong = "is shorter than it was written: cut off, or another file"
-    elif path.stat().st_size > written.bytes or _sha256(path) != written.sha256:
+    elif path.stat().st_size > written.bytes or sha256_of(path) != written.sha256:
         wrong = f"was edited: it no longer has the SHA-256 that {STATE} gives"
     else:
         return
     raise CheckpointError(path.parent, f"{path} {wrong}")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

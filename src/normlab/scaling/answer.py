@@ -165,10 +165,7 @@ class Transfer:
         """The sentence, the reason, what would decide, what limits it, and the same by weight decay."""
         first = self.first
         yield f"{self.sentence}."
-        if self.reason:
-            says, others = "says why" if self.explained else "finds", apart(self.coordinates)
-            more = f", and {others} other{'s' * (others > 1)} that this does not explain" if others else ""
-            yield f"The coordinate check {says}: {self.reason}{more}."
+        yield from self._of_the_check()
         if self.remedy is not None:
             yield f"{self.remedy.sentence}."
         if self.verdict != SHIFTS and self.best_at(first, self.target) is not None:
@@ -183,6 +180,15 @@ class Transfer:
             text, remedy = self.sentence_of(sweep), remedy_of(self, sweep)
             more = f". {remedy.sentence}" if remedy else ""
             yield f"With {sweep.decay.label}: {text[0].lower()}{text[1:]}{self._differs(sweep)}{more}."
+
+    def _of_the_check(self) -> Iterator[str]:
+        """What the check finds, and whether that is why the rate does not carry, or why there is no check."""
+        if self.reason:
+            says, others = "says why" if self.explained else "finds", apart(self.coordinates)
+            more = f", and {others} other{'s' * (others > 1)} that this does not explain" if others else ""
+            yield f"The coordinate check {says}: {self.reason}{more}."
+        if left_out := self.coordinates.get("left_out"):
+            yield f"The coordinate check was left out: {left_out}."
 
     def _differs(self, sweep: Sweep) -> str:
         """Whether the optima of a weight decay differ from those of the first by more than their errors."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from normlab.config.units import count
 from normlab.errors import UserError
 from normlab.nn import TokenModel
 from normlab.nn.parametrisation import Parametrisation
+from normlab.scaling import ALL
 from normlab.scaling.exponents import FACTS, NEAR, Axis
 from normlab.scaling.measured import Measured, measure
-from normlab.scaling.rows import ALL, Row, rows_of
+from normlab.scaling.rows import Row, rows_of
 from normlab.scaling.wording import reason
 from normlab.trace.setup import Setup, refuse_unknown, shown
 from normlab.trace.tensors import unwrap
@@ -85,6 +88,84 @@ class Coordinates:
         }
 
 
+LEAST_SEEDS: Final = 2
+"""Below them no slope that is measured has an interval."""
+
+
+@dataclass
+class Check:
+    """A coordinate check in units, a size with a seed each: all sizes with one seed, then with the next.
+
+    Raises UserError for sizes, seeds or steps that tell nothing, and for a parametrisation that is not known.
+    """
+
+    build: Build
+    sizes: Sequence[int]
+    axis: Axis = "width"
+    seeds: Sequence[int] = (1, 2, 3)
+    steps: int = 10
+    parametrisation: str = ""
+    unit_s: dict[int, float] = field(default_factory=dict, init=False)
+    """By size, the seconds of a unit: the model's making, what is read off it, and each step with what is
+    looked at behind it.
+    """
+    _kind: type[Parametrisation] | None = field(default=None, init=False)
+    _measured: dict[tuple[int, int], Measured] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        _refuse(self.sizes, self.seeds, self.steps, self.axis)
+        self.sizes = sorted(self.sizes)
+        self._kind = _named(self.parametrisation)
+
+    @property
+    def seed_s(self) -> float:
+        """Seconds of all sizes with one seed: at least that, as long as not every size was timed."""
+        return sum(self.unit_s.values()) + max(self.unit_s.values(), default=0.0) * (
+            len(self.sizes) - len(self.unit_s)
+        )
+
+    def estimate(self, until: float = math.inf) -> None:
+        """Time a unit of each size by one step of it, from the smallest on, as long as ``LEAST_SEEDS`` may
+        end by then on the monotonic clock.
+        """
+        for size in self.sizes:
+            start = time.monotonic()
+            if start + LEAST_SEEDS * self.seed_s >= until:
+                return
+            step_s = self._unit(size, self.seeds[0], 1).step_s
+            self.unit_s[size] = time.monotonic() - start + (self.steps - 1) * step_s
+
+    def run(self, until: float = math.inf) -> None:
+        """Measure, and begin nothing of a seed of which the rest would not end by then."""
+        for seed in self.seeds:
+            for i, size in enumerate(self.sizes):
+                start = time.monotonic()
+                if start + sum(self.unit_s.get(rest, 0.0) for rest in self.sizes[i:]) > until:
+                    return
+                self._measured[size, seed] = self._unit(size, seed, self.steps)
+                self.unit_s[size] = time.monotonic() - start
+
+    def _unit(self, size: int, seed: int, steps: int) -> Measured:
+        with same_globals(), same_random_state():
+            setup = Setup.of(self.build(size, seed))
+            self._kind = self._kind or _named(setup.declare.parametrisation)
+            if self._kind is None and isinstance(model := unwrap(setup.model), TokenModel):
+                self._kind = type(model.parametrisation)
+            return measure(setup, steps, seed)
+
+    @property
+    def done(self) -> tuple[int, ...]:
+        """The seeds with which every size was measured."""
+        return tuple(s for s in self.seeds if all((size, s) in self._measured for size in self.sizes))
+
+    def answer(self) -> Coordinates:
+        """What the seeds show that are done."""
+        seeds, own = self.done, "" if self._kind is None else self._kind.name
+        whole = {key: one for key, one in self._measured.items() if key[1] in seeds}
+        rows = tuple(rows_of(whole, self.axis, self._kind))
+        return Coordinates(self.axis, tuple(self.sizes), seeds, self.steps, own, rows)
+
+
 def coordinates(
     build: Build,
     sizes: Sequence[int],
@@ -102,23 +183,23 @@ def coordinates(
     updates :math:`W_t - W_0` of each parameter change: :math:`(W_t - W_0) x_t` of a matrix, the stream of a
     table, the logits of the head. With them the rate, decay, eps and betas of each parameter's group.
 
-    ``parametrisation`` names one of ``nn.Parametrisation.registry``, whose exponents the starts and groups
-    then must have; normlab's own models bring theirs. Without one only what a rate needs to carry is judged.
+    ``parametrisation``, or what the setup declares, names one of ``nn.Parametrisation.registry``, whose
+    exponents the starts and groups then must have; normlab's own models bring theirs. Without one only what a
+    rate needs to carry is judged.
 
     Raises UserError for sizes, seeds or steps that tell nothing, and for a setup that cannot be trained.
     """
-    _refuse(sizes, seeds, steps, axis)
-    kind = Parametrisation.registry[parametrisation] if parametrisation else None
-    measured: dict[tuple[int, int], Measured] = {}
-    with same_globals(), same_random_state():
-        for size in sorted(sizes):
-            for seed in seeds:
-                setup = Setup.of(build(size, seed))
-                if kind is None and isinstance(model := unwrap(setup.model), TokenModel):
-                    kind = type(model.parametrisation)
-                measured[size, seed] = measure(setup, steps, seed)
-    rows, own = tuple(rows_of(measured, axis, kind)), "" if kind is None else kind.name
-    return Coordinates(axis, tuple(sorted(sizes)), tuple(seeds), steps, own, rows)
+    check = Check(build, sizes, axis, seeds, steps, parametrisation)
+    check.run()
+    return check.answer()
+
+
+def _named(parametrisation: str) -> type[Parametrisation] | None:
+    """The parametrisation of this name, if it has one. Raises UserError for an unknown one."""
+    if not parametrisation:
+        return None
+    refuse_unknown(parametrisation, list(Parametrisation.registry), "parametrisation")
+    return Parametrisation.registry[parametrisation]
 
 
 def _refuse(sizes: Sequence[int], seeds: Sequence[int], steps: int, axis: str) -> None:

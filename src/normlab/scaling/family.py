@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -35,7 +37,7 @@ class SetupFamily:
 
     def build(self, size: int, seed: int) -> Setup:
         """The setup of a size, drawn from a seed. Raises UserError for one without an optimizer."""
-        with same_random_state(seed):
+        with same_random_state(seed), self.named(size):
             setup = with_step(self.make(size, seed))
         if setup.optimizer is None:
             raise UserError(
@@ -43,6 +45,14 @@ class SetupFamily:
                 "torch.optim.AdamW(model.parameters(), lr=1e-3)"
             )
         return setup
+
+    @contextmanager
+    def named(self, size: int) -> Iterator[None]:
+        """Say at which size a model is refused inside this block. Raises UserError for what it raises."""
+        try:
+            yield
+        except UserError as error:
+            raise UserError(f"at {self.axis} {size}: {error}") from error
 
 
 def family_of(
@@ -93,11 +103,17 @@ def resized(model: ModelConfig, axis: Axis, size: int, base: int) -> ModelConfig
             name: size for name in ("encoder_layers", "decoder_layers") if getattr(model, name)
         }
         return replace(model, **layers, base_layers=model.base_layers or base)
-    heads: dict[str, Any] = {name: getattr(model, name) * size // model.dim for name in ("heads", "kv_heads")}
+    heads = {name: getattr(model, name) * size for name in ("heads", "kv_heads") if model.head_dim}
+    if any(number % model.dim for number in heads.values()):
+        step = math.lcm(*(model.dim // math.gcd(model.dim, number // size) for number in heads.values()))
+        raise UserError(
+            f"width {size} holds no whole number of heads, and of kv_heads, of {model.head_dim} each; give "
+            f"multiples of {step}, or leave out --head-dim, so that heads become wider"
+        )
     return replace(
         model,
         dim=size,
         ffn_dim=max(model.ffn_dim * size // model.dim, 1),
         base_dim=model.base_dim or base,
-        **(heads if model.head_dim else {}),
+        **{name: number // model.dim for name, number in heads.items()},
     )

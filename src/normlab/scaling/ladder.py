@@ -3,91 +3,37 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
 from normlab.config.units import duration
 from normlab.errors import UserError
-from normlab.scaling import BUDGET_S, FACTOR, SEEDS, STEPS
 from normlab.scaling.answer import LEAST_SIZES, Sweep, Transfer
-from normlab.scaling.coordinates import coordinates
-from normlab.scaling.decay import Decay
+from normlab.scaling.check import BudgetCheck
+from normlab.scaling.decay import INDEPENDENT, Decay
 from normlab.scaling.family import SetupFamily
 from normlab.scaling.optimum import WINDOW, best_of
+from normlab.scaling.request import RATES, Request
 from normlab.trace.optimizers import copied
 from normlab.trace.rehearsal import groups_of
-from normlab.trace.setup import Setup, positive, shown
+from normlab.trace.setup import Setup
 from normlab.trace.untouched import untouched
-from normlab.trials.attempts import LEAST_STEPS, Attempts, Plan, Progress, batches_of
+from normlab.trials.attempts import LEAST_STEPS, Attempts, batches_of, kept_trial
 from normlab.trials.change import Variant
 from normlab.trials.journal import Journal, fingerprint
 from normlab.trials.search import FARTHEST
 from normlab.trials.trials import INTERRUPTED, Trial
 
-RATES: Final = int(2 * WINDOW) + 1
-"""Rates about the best that are tried at each size."""
 SEARCHED: Final = 2
 """Rates that finding the best one takes beside these at the smallest size; at others half as many."""
 SHORTEST: Final = 4
 """The steps of a trial may be divided by so much for a budget; then sizes are left out."""
-CHECK_STEPS: Final = 10
-CHECK_SEEDS: Final = 3
-"""Of the coordinate check."""
-CHECK_SHARE: Final = 0.1
-"""The most of the budget that the coordinate check may take."""
 Key = tuple[int, int, float, float]
 """Size, seed, octave of the rate, and factor on the weight decay: what tells a trial apart."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What was asked for, beside the sizes."""
-
-    steps: int = STEPS
-    seeds: int = SEEDS
-    """How many, from ``seed`` on."""
-    budget_s: float = BUDGET_S
-    seed: int = 0
-    decays: Sequence[str | float] = (1.0,)
-    target: int | None = None
-    factor: float = FACTOR
-    rates: Sequence[float] = ()
-    folder: str | Path | None = None
-    progress: Progress | None = None
-    announce: Callable[[str], None] | None = None
-
-    def __post_init__(self) -> None:
-        """Raises UserError for a value that means nothing."""
-        self.plan(self.seed)
-        for name, least in (("seeds", 2), ("target", 1)):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-                raise UserError(f"{name} is {shown(value)}, and must be a whole number of {least} at least")
-        if not positive(self.factor) or self.factor <= 1:
-            raise UserError(f"factor is {shown(self.factor)}, and must be a number above 1, such as {FACTOR}")
-        if self.rates and len(set(self.rates)) < RATES:
-            raise UserError(f"rates has {shown(list(self.rates))}, and must hold {RATES} rates at least")
-        if not self.decays:
-            raise UserError("decays is empty, and must hold factors on the weight decay, such as 0 1 4")
-
-    def plan(self, seed: int) -> Plan:
-        """That of the trials of a seed."""
-        return Plan(self.steps, self.budget_s, tuple(self.rates), seed, progress=self.progress)
-
-    @property
-    def ways(self) -> list[Decay]:
-        """The weight decays to try, the first of which gives the answer."""
-        return list(dict.fromkeys(map(Decay.of, self.decays)))
-
-    @property
-    def every_seed(self) -> range:
-        """The seeds, of models and of data."""
-        return range(self.seed, self.seed + self.seeds)
 
 
 @dataclass
@@ -100,49 +46,65 @@ class Ladder:
     own: dict[int, Attempts] = field(default_factory=dict, init=False)
     """By size, the attempts of the first seed, which were measured."""
     parameters: dict[int, int] = field(default_factory=dict, init=False)
+    built_s: dict[int, float] = field(default_factory=dict, init=False)
+    """By size, the seconds in which a setup is built."""
     tried: dict[Key, Trial] = field(default_factory=dict, init=False)
     batches: dict[int, Callable[[int], list[Any]]] = field(default_factory=dict, init=False)
     held: tuple[tuple[int, int], Setup] | None = field(default=None, init=False)
     """The last setup that was built: one at a time is kept."""
+    check: BudgetCheck = field(init=False)
+    decays: bool = field(default=False, init=False)
+    """Whether the optimizer has a weight decay."""
     about: int = field(default=0, init=False)
+    """How many trials are expected."""
 
     def climb(self) -> Transfer:
         """Measure, plan, check the coordinates, train, and answer."""
         self._begin()
+        self.check.plan()
         sizes, steps, sentence = self._planned()
         if self.request.announce is not None:
             self.request.announce(sentence)
-        coordinates = self._coordinates() if sizes else {}
         cut = "" if sizes else sentence
         try:
+            if sizes:
+                self.check.run()
             for key in self._wanted(sizes, steps):
-                trial = self._trial(key, steps)
+                trial = self._kept(key, steps) or self._trial(key, steps)
                 if isinstance(trial, str):
                     cut = trial
                     break
                 self.tried[key] = trial
         except KeyboardInterrupt:
+            self.journal.mark(every_s=0.0)
             if not self.tried:
                 raise
             cut = INTERRUPTED
-        return self._answer(steps, sentence, cut, coordinates)
+        return self._answer(steps, sentence, cut)
 
     # ------------------------------------------------------------------------------------------- beginning
     def _begin(self) -> None:
         """Build each size once, open the journal, and measure. Raises UserError for sizes that are alike."""
         request, first, held = self.request, self.request.seed, dict[str, str]()
+        since = time.monotonic() if request.since is None else request.since
         for size in self.family.sizes:
+            start = time.monotonic()
             setup = self._setup(size, first)
+            self.built_s[size] = time.monotonic() - start
             self.parameters[size] = sum(p.numel() for p in setup.model.parameters())
             if request.folder is not None:
                 asked = {"steps": request.steps, "seed": first, "rates": tuple(request.rates)}
                 marks = fingerprint(setup, self._batches(first)(request.steps), **asked)
                 held |= {f"{name} at {self.family.axis} {size}": mark for name, mark in marks.items()}
         self._require_growth()
-        self.journal = Journal(request.folder, held)
+        self.journal = Journal(request.folder, held, since)
         for size in self.family.sizes:
-            self.own[size] = self._attempts(size, first, 1.0)
-            self.own[size].measured  # noqa: B018 (it is computed here, before the first trial)
+            own = self._attempts(size, first, 1.0)
+            with self.family.named(size):
+                own.measured  # noqa: B018 (it is computed here, before the first trial)
+            self.own[size] = own
+        self.journal.mark()
+        self.check = BudgetCheck(self.family, first, request.budget_s, self.journal)
 
     def _require_growth(self) -> None:
         axis, sizes = self.family.axis, self.family.sizes
@@ -159,7 +121,8 @@ class Ladder:
                 f"{self.family.title} draws the same model from every seed: declare seed, as in "
                 f"def setup({axis}, seed=0), and call torch.manual_seed(seed) before the model is made"
             )
-        if not any(g.get("weight_decay") for g in self._groups()) and self.request.ways != [Decay()]:
+        self.decays = any(group.get("weight_decay") for group in self._groups())
+        if not self.decays and self.request.ways != [Decay()]:
             raise UserError(
                 "decays is for an optimizer with weight decay, and this one has none; leave it out"
             )
@@ -182,17 +145,19 @@ class Ladder:
 
     def _attempts(self, size: int, seed: int, decay: float) -> Attempts:
         """The attempts of one model. Those of the first seed are measured, and the others take that over."""
-        request, name = self.request, f"{self.family.axis} {size}"
-        batches, options = self._batches(seed), dict[str, Any]()
+        request, batches, options = self.request, self._batches(seed), dict[str, Any]()
         if decay != 1:
             options["weight_decay"] = lambda own: own * decay
-        if size in self.own:
-            name += f", seed {seed}" + (f", decay x{decay:g}" if decay != 1 else "")
+        name = self._name(size, seed, decay) if size in self.own else f"{self.family.axis} {size}"
         variant = Variant(self._setup(size, seed), name, options)
         made = Attempts(variant, request.plan(seed), batches, self.journal, request.budget_s)
         if size in self.own:
             made.measured = self.own[size].measured
         return made
+
+    def _name(self, size: int, seed: int, decay: float) -> str:
+        """That of trials in the journal."""
+        return f"{self.family.axis} {size}, seed {seed}" + (f", decay x{decay:g}" if decay != 1 else "")
 
     # -------------------------------------------------------------------------------------------- planning
     def _planned(self) -> tuple[tuple[int, ...], int, str]:
@@ -200,39 +165,78 @@ class Ladder:
         begun the steps stay, and no size is left out.
         """
         asked, sizes, axis = self.request.steps, self.family.sizes, self.family.axis
-        row = self.journal.row(planned=asked) or {"began": self.journal.seconds}
-        left = self.request.budget_s - float(row["began"])
-        fewest = int(row.get("sizes", min(LEAST_SIZES, len(sizes))))
-        shortest = int(row.get("steps", max(LEAST_STEPS, asked // SHORTEST)))
-        while len(sizes) > fewest and self._cost(sizes, shortest) > left:
-            sizes = sizes[:-1]
-        need = duration(float(row["began"]) + self._cost(self.family.sizes, asked))
-        held, some = duration(max(left, 0.0)), f"{axis}s {', '.join(map(str, sizes))}"
-        fits = self._cost(sizes, shortest) <= left
-        if not fits and "steps" not in row:
+        row, left = self.journal.row(planned=asked), self.request.budget_s - self.journal.seconds
+        shortest = int(row["steps"]) if row else max(LEAST_STEPS, asked // SHORTEST)
+        while len(sizes) > min(LEAST_SIZES, len(self.family.sizes)) and self._cost(sizes, shortest) > left:
+            new = [size for size in sizes if not self._number_kept(size, shortest)]
+            if not new:
+                break
+            sizes = tuple(size for size in sizes if size != new[-1])
+        fits, some = self._cost(sizes, shortest) <= left, f"{axis}s {', '.join(map(str, sizes))}"
+        whole = self._cost(self.family.sizes, shortest if row else asked)
+        held, need = duration(max(left, 0.0)), duration(self.journal.seconds + whole)
+        if not fits and row is None:
             few = f"too short to tell: {held} is not enough for trials of {shortest} steps at {some}"
             return (), shortest, f"{few}; a budget of {need} would do for all"
-        if "steps" not in row:
+        steps = shortest
+        if row is None:
             fixed, each = self._cost(sizes, 0), self._cost(sizes, 1)
-            row |= {"steps": min(asked, int((left - fixed) / (each - fixed))), "sizes": len(sizes)}
-            self.journal.append({"planned": asked, **row})
-        steps = int(row["steps"])
-        self.about = round(sum(self._rates(size) for size in sizes) * self.request.seeds * self._ways())
-        text = (
-            f"{held} is {'' if fits else 'not '}enough for {some} at {RATES} rates or more and "
-            f"{self.request.seeds} seeds: about {self.about} trials of {steps} steps, "
-            f"{duration(self._cost(sizes, steps))}"
-        )
+            steps = min(asked, int((left - fixed) / (each - fixed)))
+            self.journal.append({"planned": asked, "steps": steps})
+        kept = sum(self._number_kept(size, steps) for size in sizes)
+        if self._all_kept(sizes, steps):
+            self.about, fits = kept, True
+            text = f"all {kept} trials of {steps} steps at {some} are kept: none is left to train"
+        else:
+            missing = max(round(sum(self._missing(size, steps) for size in sizes)), 1)
+            self.about = kept + missing
+            text = (
+                f"{held} is {'' if fits else 'not '}enough for {some} at {RATES} rates or more and "
+                f"{self.request.seeds} seeds: about {missing} trials of {steps} steps"
+                f"{f' beside the {kept} that are kept' if kept else ''}, {duration(self._cost(sizes, steps))}"
+            )
+        rest = [str(size) for size in self.family.sizes if size not in sizes]
+        lacks = [f"{axis}s {', '.join(rest)}"] * bool(rest) + [f"{asked} steps"] * (not row and steps < asked)
+        more = f"; {' and '.join(lacks)} would take a budget of {need}" if lacks else ""
         if not fits:
-            return sizes, steps, f"{text}; trials go on until it ends, and {need} would do for all"
-        lacks = [f"{axis}s {', '.join(map(str, rest))}"] if (rest := self.family.sizes[len(sizes) :]) else []
-        lacks += [f"{asked} steps"] if steps < asked else []
-        return sizes, steps, f"{text}; {' and '.join(lacks)} would take a budget of {need}" if lacks else text
+            more = f"; trials go on until it ends, and {need} would do for all"
+        return sizes, steps, f"{text}{more}{self._unswept}"
+
+    @property
+    def _unswept(self) -> str:
+        """What to type where the weight decay stays as it is."""
+        if self.request.ways != [Decay()] or not self.decays:
+            return ""
+        return f"; the weight decay is not swept: decays 1 {INDEPENDENT} would do that, too"
 
     def _cost(self, sizes: Sequence[int], steps: int) -> float:
-        """Seconds that the trials take, and the coordinate check."""
-        each = {size: self._rates(size) * steps * self.own[size].measured.seconds[0] for size in sizes}
-        return sum(each.values()) * self.request.seeds * self._ways() + self._check_s()
+        """Seconds of the trials that are missing, with their setups, and of the coordinate check."""
+        total = self.check.seconds
+        for size in sizes:
+            if missing := self._missing(size, steps):
+                built_s = self.built_s[size] * self.request.seeds
+                total += missing * steps * self.own[size].measured.seconds[0] + built_s
+        return total
+
+    def _missing(self, size: int, steps: int) -> float:
+        """How many trials a size still takes, about."""
+        wanted = self._rates(size) * self.request.seeds * self._ways()
+        return max(wanted - self._number_kept(size, steps), 0.0)
+
+    def _number_kept(self, size: int, steps: int) -> int:
+        """How many trials of a size the journal holds."""
+        octaves = self._given() or range(-FARTHEST, FARTHEST + 1)
+        decays = {way.at(octave) for way in self.request.ways for octave in octaves}
+        names = {self._name(size, seed, decay) for seed in self.request.every_seed for decay in decays}
+        return sum(row.get("trial") in names and row["steps"] == steps for row in self.journal.rows)
+
+    def _all_kept(self, sizes: Sequence[int], steps: int) -> bool:
+        """Take over what the journal holds of the next trials; return whether none is missing."""
+        for key in self._wanted(sizes, steps):
+            if (trial := self._kept(key, steps)) is None:
+                return False
+            self.tried[key] = trial
+        return True
 
     def _rates(self, size: int) -> float:
         """How many rates a size takes."""
@@ -244,35 +248,6 @@ class Ladder:
         """How many times the trials are done: weight decays share those in which they are the same."""
         octaves = [k - WINDOW for k in range(RATES)]
         return len({(k, way.at(k)) for k in octaves for way in self.request.ways}) / RATES
-
-    # ------------------------------------------------------------------------------------------- the check
-    def _check_s(self) -> float:
-        """Seconds of the coordinate check; 0 where it is left out."""
-        steps = sum(CHECK_SEEDS * CHECK_STEPS * self.own[s].measured.seconds[0] for s in self.family.sizes)
-        return steps if steps <= CHECK_SHARE * self.request.budget_s else 0.0
-
-    def _coordinates(self) -> dict[str, Any]:
-        """The coordinate check as plain values; none where the budget does not hold it."""
-        if (row := self.journal.row(check="coordinates")) is not None:
-            return dict(row["answer"])
-        if not self._check_s():
-            return {}
-        start, family = self.journal.seconds, self.family
-        seeds = tuple(range(self.request.seed, self.request.seed + CHECK_SEEDS))
-        answer = dict[str, Any]()
-        with suppress(UserError):  # the trials need none of it
-            answer = coordinates(
-                family.build,
-                family.sizes,
-                axis=family.axis,
-                seeds=seeds,
-                steps=CHECK_STEPS,
-                parametrisation=family.parametrisation,
-            ).to_dict()
-        self.journal.append(
-            {"check": "coordinates", "answer": answer, "seconds": self.journal.seconds - start}
-        )
-        return answer
 
     # ---------------------------------------------------------------------------------------------- trials
     def _wanted(self, sizes: Sequence[int], steps: int) -> Iterator[Key]:
@@ -289,7 +264,7 @@ class Ladder:
     def _octaves(self, size: int, way: Decay, seeds: int) -> Iterator[float]:
         """The rates to try with so many seeds: five about the best, which moves as they are tried."""
         if self.request.rates:
-            yield from (math.log2(rate / self._today()) for rate in sorted(self.request.rates))
+            yield from self._given()
             return
         best, done = self._start(size, way, seeds), set[float]()
         while True:
@@ -303,6 +278,10 @@ class Ladder:
             losses = self._losses(size, way, seeds, done)
             better = best_of(losses)
             best = min(done) - 1 if better is None else better
+
+    def _given(self) -> list[float]:
+        """The octaves of the rates that were asked for."""
+        return [math.log2(rate / self._today()) for rate in sorted(self.request.rates)]
 
     def _start(self, size: int, way: Decay, seeds: int) -> float:
         """Where to begin: at the best rate with fewer seeds, or at that of a smaller size, or at today's."""
@@ -323,9 +302,16 @@ class Ladder:
             if s == size and seed in own and decay == way.at(x) and (octaves is None or x in octaves)
         }
 
+    def _kept(self, key: Key, steps: int) -> Trial | None:
+        """What the journal holds of a trial."""
+        size, seed, octave, decay = key
+        rate = self.own[size].measured.course.rate * 2.0**octave
+        return kept_trial(self.journal, self._name(size, seed, decay), rate, steps)
+
     def _trial(self, key: Key, steps: int) -> Trial | str:
         size, seed, octave, decay = key
         attempts, progress = self._attempts(size, seed, decay), self.request.progress
+        self.journal.mark()
 
         def tell(line: str) -> None:
             if progress is not None:
@@ -338,7 +324,7 @@ class Ladder:
         return self.own[self.family.sizes[0]].measured.course.rate
 
     # ---------------------------------------------------------------------------------------------- answer
-    def _answer(self, steps: int, plan: str, cut: str, coordinates: dict[str, Any]) -> Transfer:
+    def _answer(self, steps: int, plan: str, cut: str) -> Transfer:
         measured = {size: one.measured for size, one in self.own.items()}
         scales = {size: one.scale for size, one in measured.items()}
         sweeps = list[Sweep]()
@@ -358,7 +344,7 @@ class Ladder:
             step_s={size: fmean(one.seconds) for size, one in measured.items()},
             parameters=self.parameters,
             sweeps=tuple(sweeps),
-            coordinates=coordinates,
+            coordinates=self.check.answer,
             plan=plan,
             cut=cut,
             seconds=self.journal.seconds,

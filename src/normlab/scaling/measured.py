@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import re
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
@@ -15,18 +16,19 @@ from torch import Tensor, nn
 
 from normlab.errors import UserError
 from normlab.nn import TokenModel, parameter_roles, reference
+from normlab.scaling.passes import Ends, EnoughError, WholePass
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
-from normlab.trace.facts.stacks import stream_of, within
-from normlab.trace.facts.targets import SCORED, FunctionInput
+from normlab.trace.facts.stacks import within
+from normlab.trace.facts.targets import SCORED
 from normlab.trace.facts.wiring import ATTENDED, MULTIPLIED, Scores, read_wiring
 from normlab.trace.optimizers import copied, held
 from normlab.trace.readings import ParameterReading, Readings
-from normlab.trace.record import FunctionCall, Functions
+from normlab.trace.record import Functions
 from normlab.trace.rehearsal import SEED, groups_of
 from normlab.trace.setup import Setup
 from normlab.trace.step import Weights
-from normlab.trace.tensors import Side, at, forward_hooks, tensors_in, unwrap
+from normlab.trace.tensors import Side, forward_hooks, unwrap
 from normlab.trace.trace import Trace, output_loss
 from normlab.trace.untouched import untouched
 from normlab.trials.attempts import batches_of
@@ -67,9 +69,15 @@ class Measured:
     values: dict[tuple[Key, int], float] = field(default_factory=dict)
     """Root mean squares, and the optimizer's numbers, by the steps taken before."""
     places: dict[Key, Place] = field(default_factory=dict)
+    step_s: float = 0.0
+    """Seconds of the last step, with what is looked at behind it."""
 
 
-class _Subject:
+Nth = tuple[str, int]
+"""A parameter, and how many readings of it come before in a pass."""
+
+
+class WatchedModel:
     """A model at its start, of which later states are looked at on one batch."""
 
     def __init__(self, setup: Setup, batch: Any) -> None:
@@ -93,18 +101,50 @@ class _Subject:
         self.first = self.look(self.model)
         self._read_roles()
 
-    def look(self, model: nn.Module, instead: Iterable[tuple[str, int]] = ()) -> _Pass:
+    def look(self, model: nn.Module) -> WholePass:
         """Run one pass of a state of the model."""
-        seen, loss_of = _Pass(self), self.trace.loss_of
+        seen = WholePass(self)
         functions = Functions(wanted=lambda n: n in (*ATTENDED, *SCORED), see=seen.call)
-        readings = Readings(model, self.weights, seen.read, frozenset(instead))
+        watches = forward_hooks(dict(model.named_modules()), seen.module), functions
+        self._run(model, *watches, Readings(model, self.weights, seen.read))
+        return seen
+
+    def logits_with(self, model: nn.Module, first: Iterable[Nth]) -> Tensor | None:
+        """The logits of a state of the model in which these readings are of the weights at the start."""
+        seen, path = Ends(self), getattr(self.logits, "module", None)
+        functions = Functions(wanted=lambda n: n in SCORED, see=seen.call)
+        modules = {} if path is None else {path: model.get_submodule(path)}
+        self._run(model, forward_hooks(modules, seen.module), functions, self._other(model, first))
+        return seen.scored
+
+    def entries_with(self, model: nn.Module, first: Iterable[Nth]) -> list[Tensor]:
+        """What enters the stacks in such a state. The pass ends there."""
+        seen = Ends(self)
+
+        def enter(path: str, side: Side, values: Any) -> None:
+            seen.module(path, side, values)
+            if len(seen.entered) == len(self.first.entered):
+                raise EnoughError
+
+        modules = {path: model.get_submodule(path) for path in self.entries}
+        with suppress(EnoughError):
+            self._run(model, forward_hooks(modules, enter), self._other(model, first))
+        return seen.entered
+
+    def _other(self, model: nn.Module, first: Iterable[Nth]) -> Readings:
+        return Readings(model, self.weights, None, frozenset(first))
+
+    def _run(self, model: nn.Module, *watches: AbstractContextManager[Any]) -> None:
+        """Run one pass inside these contexts."""
+        loss_of = self.trace.loss_of
 
         def watched(model: nn.Module, batch: Any) -> Tensor:
-            with reference(), forward_hooks(dict(model.named_modules()), seen.module), functions, readings:
+            with reference(), ExitStack() as stack:
+                for watch in watches:
+                    stack.enter_context(watch)
                 return loss_of(model, batch)
 
         self.trace.again(model=model, loss_of=watched).once()
-        return seen
 
     def _read_roles(self) -> None:
         """Tell tables from matrices by how they are read, and find the product that makes the logits."""
@@ -148,77 +188,6 @@ class _Subject:
         return next((b for b in self.blocks if within(path, b)), None)
 
 
-class _Pass:
-    """What one pass shows, in its order."""
-
-    def __init__(self, subject: _Subject) -> None:
-        self.subject, self.time = subject, 0
-        self._running: list[str] = []
-        self.shown: list[tuple[str, str, Tensor, int]] = []
-        """Outputs of modules and scores of attention, the module, and when it was."""
-        self.readings: list[tuple[ParameterReading, str, int]] = []
-        self.entering: dict[str, Tensor] = {}
-        self._scored: list[Tensor] = []
-        self._tapped: Tensor | None = None
-
-    def module(self, path: str, side: Side, values: Any) -> None:
-        subject = self.subject
-        x = stream_of(t for _, t in tensors_in(values))
-        if side == "input":
-            self._running.append(path)
-            if path in subject.blocks and x is not None and path not in self.entering:
-                self.entering[path] = x.detach().clone()
-                if path in subject.entries:
-                    self._show("entry", path, x)
-            return
-        while self._running and self._running.pop() != path:
-            pass
-        if x is None:
-            return
-        self._show("stream" if path in subject.blocks else "activation", path, x)
-        where = subject.logits
-        if getattr(where, "module", None) == path:
-            with suppress(Exception):  # another call of the module puts out something else
-                self._tapped = at(values, where.place).detach().clone()
-
-    def call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        own = self._running[-1] if self._running else ""
-        call = FunctionCall(name, own, args, kwargs, result)
-        if name in SCORED:
-            self._scored.append(call.argument(0, "input").detach().clone())
-        elif own in self.subject.scores or name != "softmax":
-            self._show("scores", own, _scores_of(call))
-
-    def _show(self, kind: str, path: str, x: Tensor) -> None:
-        self.time += 1
-        self.shown.append((kind, path, x.detach().clone(), self.time))
-
-    def read(self, reading: ParameterReading) -> None:
-        self.time += 1
-        self.readings.append((reading, self._running[-1] if self._running else "", self.time))
-
-    @property
-    def scored(self) -> Tensor | None:
-        """The logits."""
-        where = self.subject.logits
-        if isinstance(where, FunctionInput):
-            return where.joined([self._scored[i] for i in where.calls])
-        return self._tapped
-
-    @property
-    def entered(self) -> list[Tensor]:
-        """The streams as they enter the first block of each stack."""
-        return [self.entering[path] for path in self.subject.entries if path in self.entering]
-
-
-def _scores_of(call: FunctionCall) -> Tensor:
-    """The scores before the softmax; 0 where they are masked."""
-    if call.name == "softmax":
-        x = call.argument(0, "input").detach()
-        return x.masked_fill(call.result == 0, 0.0)
-    return call.products().detach()
-
-
 def measure(setup: Setup, steps: int, seed: int) -> Measured:
     """Train a copy of the setup's model for some steps at its peak rates, and measure it after each, on the
     first batch. The setup is left as it was. Raises UserError for one that cannot be trained.
@@ -227,14 +196,16 @@ def measure(setup: Setup, steps: int, seed: int) -> Measured:
         raise UserError("no optimizer was handed over: pass optimizer=, as in torch.optim.AdamW(…, lr=1e-3)")
     with untouched(replace(setup, batches=())):
         batches = batches_of(setup, seed)(steps)
-        subject, course = _Subject(setup, batches[0]), _course(setup, batches, seed)
+        subject, course = WatchedModel(setup, batches[0]), _course(setup, batches, seed)
         gauge = _Gauge(subject)
         gauge.hold(setup, course)
         gauge.see(subject.first, subject.model, 0)
 
         def enough(seen: Training) -> str:
+            start = time.monotonic()
             if seen.model is not None and torch.isfinite(torch.tensor(seen.losses[-1])):
                 gauge.see(subject.look(seen.model), seen.model, len(seen.losses))
+                gauge.measured.step_s = seen.seconds[-1] + time.monotonic() - start
                 return ""
             return "diverged"
 
@@ -253,7 +224,7 @@ def _course(setup: Setup, batches: Sequence[Any], seed: int) -> Course:
 class _Gauge:
     """Gathers root mean squares by place and step."""
 
-    def __init__(self, subject: _Subject) -> None:
+    def __init__(self, subject: WatchedModel) -> None:
         self.subject, self.measured = subject, Measured()
 
     def _add(self, step: int, values: Mapping[Key, list[float]]) -> None:
@@ -294,22 +265,22 @@ class _Gauge:
         self._add(0, values)
         self._add(1, scales)
 
-    def see(self, seen: _Pass, model: nn.Module, step: int) -> None:
+    def see(self, seen: WholePass, model: nn.Module, step: int) -> None:
         """Take what a pass shows, and what the updates until then change."""
         subject, first = self.subject, self.subject.first
         values: dict[Key, list[float]] = defaultdict(list)
-        for (kind, path, x, time), (_, _, x0, _) in zip(seen.shown, first.shown, strict=False):
+        for (kind, path, x, when), (_, _, x0, _) in zip(seen.shown, first.shown, strict=False):
             own = {"scores": "attention", "stream": "stream", "entry": "embedding"}.get(kind)
             role, parameter = subject.role(path) if own is None else (own, "")
             if kind == "stream":
                 if path in seen.entering and seen.entering[path].shape == x.shape:
-                    key = self._key("branch", "stream", path, time=time)
+                    key = self._key("branch", "stream", path, time=when)
                     values[key].append(square(x - seen.entering[path]))
                 if path not in subject.last:
                     continue
-            values[self._key(kind, role, path, parameter, time=time)].append(square(x))
+            values[self._key(kind, role, path, parameter, time=when)].append(square(x))
             if step and x.shape == x0.shape:
-                key = self._key(f"{kind} change", role, path, parameter, time=time)
+                key = self._key(f"{kind} change", role, path, parameter, time=when)
                 values[key].append(square(x - x0))
         self._updates(seen, model, step, values)
         if seen.scored is not None and first.scored is not None:
@@ -321,27 +292,27 @@ class _Gauge:
                 values[key].append(square(seen.scored - first.scored))
         self._add(step, values)
 
-    def _updates(self, seen: _Pass, model: nn.Module, step: int, values: dict[Key, list[float]]) -> None:
+    def _updates(self, seen: WholePass, model: nn.Module, step: int, values: dict[Key, list[float]]) -> None:
         """What the updates of each parameter change: of a table in the stream, of the head in the logits, of
         the others in what the function that reads them returns.
         """
         subject = self.subject
-        for reading, path, time in seen.readings:
+        for reading, path, when in seen.readings:
             owner = reading.parameter.rpartition(".")[0]
             head = (reading.parameter, reading.nth) == subject.head
             table = (reading.parameter, reading.nth) in subject.lookups.get(reading.parameter, ())
             role = "head" if head else subject.roles.get(reading.parameter, "hidden")
             product = reading.function in PRODUCTS
-            key = self._key("update", role, path or owner, reading.parameter, time=time, product=product)
+            key = self._key("update", role, path or owner, reading.parameter, time=when, product=product)
             if not step:
                 continue
             if head and seen.scored is not None:
-                other = subject.look(model, [(reading.parameter, reading.nth)]).scored
+                other = subject.logits_with(model, [(reading.parameter, reading.nth)])
                 values[key].append(square(seen.scored - other) if other is not None else 0.0)
             elif not table:
                 values[key].append(square(reading.change))
             elif reading.nth == subject.lookups[reading.parameter][0][1]:
-                entered = subject.look(model, subject.lookups[reading.parameter]).entered
+                entered = subject.entries_with(model, subject.lookups[reading.parameter])
                 pairs = zip(seen.entered, entered, strict=True)
                 values[key].append(sum(square(a - b) for a, b in pairs))
 

@@ -45,7 +45,7 @@ def remedy_of(of: Transfer, sweep: Sweep) -> Remedy | None:
 def _of_optima(of: Transfer, sweep: Sweep) -> Remedy:
     """Where best rates are not known: what most of these sizes lack."""
     unknown = [sweep.optimum(size) for size in sweep.unknown]
-    lacks = [own.lack for own in unknown]
+    lacks = [str(own.lack) for own in unknown]
     match max(("steps", "rates", "seeds"), key=lacks.count):
         case "steps":
             return _steps(of, sweep)

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from normlab.diagnosis.theory import half_width
 from normlab.nn.parametrisation import Parametrisation
-from normlab.scaling import LEVEL
+from normlab.scaling import ALL, LEVEL
 from normlab.scaling.exponents import (
     HELD,
     NEAR,
@@ -26,9 +26,7 @@ from normlab.scaling.exponents import (
 )
 from normlab.scaling.measured import Key, Measured
 
-ALL: Final = "*"
-"""The module of rows that hold for all parameters of a role together."""
-SUMMED: Final = ("start", "rate", "decay", "eps", "update")
+SUMMED: Final = ("start", "rate", "decay", "eps", "activation", "update")
 """Quantities that have such rows."""
 Sizes = Mapping[tuple[int, int], Measured]
 """By size and seed."""

@@ -9,7 +9,8 @@ from normlab.config.config import Config
 from normlab.scaling import BUDGET_S, SEEDS, STEPS
 from normlab.scaling.answer import Transfer
 from normlab.scaling.family import SetupFamily, family_of
-from normlab.scaling.ladder import Ladder, Request
+from normlab.scaling.ladder import Ladder
+from normlab.scaling.request import Request
 from normlab.trace.setup import refuse_unknown
 from normlab.trace.untouched import same_globals
 
@@ -36,8 +37,9 @@ def transfer(
     ``rest``: ``factor``, by how much the best rate may move over all sizes; ``target``, a size to name the
     best rate for, by default the largest; ``decays``, factors on the weight decay, of which the first gives
     the answer, with ``"independent"`` or ``"independent:4"`` for one that does not go with the rate;
-    ``rates`` in place of the search; ``seed``, ``folder``, ``progress`` and ``announce`` as in ``trial``.
-    With a ``folder`` the same call, or one with more seeds or a larger budget, goes on where it was stopped.
+    ``rates`` in place of the search; ``seed``, ``folder``, ``progress`` and ``announce`` as in ``trial``;
+    ``since``, when the budget's clock began (``time.monotonic()``), by default at this call. With a
+    ``folder`` the same call, or one with more seeds, more sizes or a larger budget, goes on where it was.
 
     Raises UserError for a setup that cannot be built in a size, or does not grow with it.
 

@@ -22,7 +22,7 @@ from normlab.config.metric import NLL, Metric, metric_named
 from normlab.config.model import derive
 from normlab.data.tokenizer import Tokenizer
 from normlab.errors import UserError
-from normlab.nn import PositionEncoding, Seq2Seq, TokenModel
+from normlab.nn import PositionEncoding, TokenModel
 from normlab.nn.init import initialise_, profile_, scale_start_
 from normlab.nn.registry import Registry
 
@@ -324,8 +324,3 @@ def build_model(
     initialise_(model, config.scheme, seed)
     scale_start_(model, config.scheme)
     return model
-
-
-def build_seq2seq(config: ModelConfig, vocab_size: int, seed: int) -> Seq2Seq:
-    """Build an initialised encoder-decoder."""
-    return build_model(Seq2Seq, config, vocab_size, seed)

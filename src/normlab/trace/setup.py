@@ -32,7 +32,8 @@ class Declaration:
     number of optimizer steps, ``peak_lr`` the largest rate on the way, ``max_grad_norm`` the norm that
     gradients are clipped to. ``init`` says how parameters start: "class", a recipe, a TOML file, or a mapping
     from roles or globs to deviations; ``check`` turns it into a tuple of ``Start``. ``trained`` says whether
-    the weights were trained before.
+    the weights were trained before. ``parametrisation`` is what rates, starts and multipliers follow, such as
+    "mup" or "completep", which ``transfer`` then holds them to.
     """
 
     tied: bool | None = None
@@ -48,6 +49,7 @@ class Declaration:
     max_grad_norm: float | None = None
     init: Any = None
     trained: bool | None = None
+    parametrisation: str = ""
 
     def is_frozen(self, parameter: str) -> bool:
         """Whether a parameter of this name is frozen, or cut off from a part of the loss, on purpose."""
@@ -118,6 +120,7 @@ MUST_BE: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     ),
     **dict.fromkeys(("peak_lr", "max_grad_norm"), (positive, "a number above 0")),
     "steps": (lambda x: _whole(x) and x > 0, "a whole number above 0"),
+    "parametrisation": (lambda x: isinstance(x, str), 'the name of one, as in "mup"'),
 }
 
 

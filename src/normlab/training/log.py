@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import platform
 import shlex
@@ -25,7 +24,7 @@ from normlab.config.units import duration, printable
 from normlab.data.sources import HUB, file_of, open_lines
 from normlab.data.vocabulary import LEARNED
 from normlab.errors import UserError
-from normlab.runs.files import regular
+from normlab.runs.files import regular, sha256_of
 from normlab.runs.folder import Row, RunFolder
 from normlab.tasks import TASKS
 from normlab.training.devices import hardware
@@ -124,9 +123,7 @@ def _file(spec: str) -> str:
     path = file_of(open_lines(spec))
     if path is None or not path.is_file():
         return spec
-    with path.open("rb") as file:
-        sha = hashlib.file_digest(file, "sha256").hexdigest()
-    return f"{spec}, {path.stat().st_size:,} bytes, sha256 {sha}"
+    return f"{spec}, {path.stat().st_size:,} bytes, sha256 {sha256_of(path)}"
 
 
 def _commit() -> str:

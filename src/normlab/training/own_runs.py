@@ -13,8 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final
@@ -38,6 +37,7 @@ from normlab.training.cost import cost_of
 from normlab.training.devices import hardware, prepare_process
 from normlab.training.outcome import outcome
 from normlab.training.own_setups import opened
+from normlab.training.progress import mark
 from normlab.trials.journal import fingerprint
 from normlab.trials.scale import Scale, read_scale
 from normlab.trials.training import Course, Training, first_steps, read_course, train
@@ -302,10 +302,10 @@ def train_own(
                 run = OwnRun(folder, own, course, scale, stop or threading.Event())
                 run.train(chain(first, batches), held_out(shared))
         except KeyboardInterrupt:
-            _mark(folder, "interrupted")
+            mark(folder, "interrupted")
             raise
         except Exception as error:
-            _mark(folder, "failed", f"{type(error).__name__}: {error}")
+            mark(folder, "failed", f"{type(error).__name__}: {error}")
             raise
     return folder
 
@@ -314,20 +314,9 @@ def repeat_command(config: Config, setups: Mapping[str, Any]) -> str:
     """The command that trains the run again, beside those that it is compared with."""
     if not all(isinstance(value, str) for value in setups.values()):
         return f"normlab.compare(request, setups=…) in Python, with {config.recipe} among the setups"
-    words = ["normlab", "compare", "--setup", *setups, "--steps", str(config.train.steps)]
-    words += [
-        "--validate-every-steps",
-        str(config.train.validate_every_steps),
-        "--lrs",
-        rate(config.optim.lr),
-    ]
-    seed = str(config.seeds.init)
-    return shlex.join([*words, "--first-seed", seed, "--seeds", "1", "--out", "again"])
-
-
-def _mark(folder: RunFolder, state: State, error: str = "") -> None:
-    with suppress(OSError, UserError):
-        folder.set_status(replace(folder.status(), state=state, error=error))
+    rest = f"--steps {config.train.steps} --validate-every-steps {config.train.validate_every_steps}"
+    rest += f" --lrs {rate(config.optim.lr)} --first-seed {config.seeds.init} --seeds 1 --out again"
+    return f"{shlex.join(['normlab', 'compare', '--setup', *setups])} {rest}"
 
 
 class Here:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from normlab.config.io import Count, from_plain
 from normlab.errors import UserError
 from normlab.optim import ValDecay
-from normlab.runs.folder import RunFolder
+from normlab.runs.folder import RunFolder, State
 from normlab.tasks.task import Task, ignore_progress
 
 
@@ -129,3 +129,9 @@ class Phases:
 
     def _write(self, phase: str, done: float | None) -> None:
         self._folder.set_status(replace(self._folder.status(), phase=phase, phase_done=done))
+
+
+def mark(folder: RunFolder, state: State, error: str = "") -> None:
+    """Write the state in which a run ends, where that can be written."""
+    with suppress(OSError, UserError):  # a full disk would hide what it stopped
+        folder.set_status(replace(folder.status(), state=state, phase="", phase_done=None, error=error))

@@ -9,8 +9,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import asdict, replace
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -44,7 +44,7 @@ from normlab.training.parts import (
     StoppingRule,
     Validation,
 )
-from normlab.training.progress import Phases, TrainingClock
+from normlab.training.progress import Phases, TrainingClock, mark
 from normlab.training.ranks import Ranks, check_share, join_processes
 from normlab.training.recipes.plugins import imported
 from normlab.training.trainer import AnyTask, Trainer, load_task
@@ -307,24 +307,16 @@ def _train_and_test(task: AnyTask, folder: RunFolder, observers: Sequence[RunPar
                 run.resume().train()
             model = trainer.parallel.plain()
             ranks.from_main(lambda: score_test(task, folder, model))
-            ranks.on_main(_mark, folder, "done")
+            ranks.on_main(mark, folder, "done")
             run.end()
     except KeyboardInterrupt:
-        ranks.on_main(_mark, folder, "interrupted")
+        ranks.on_main(mark, folder, "interrupted")
         raise
     except Exception as error:
-        ranks.on_main(_mark, folder, "failed", f"{type(error).__name__}: {error}")
+        ranks.on_main(mark, folder, "failed", f"{type(error).__name__}: {error}")
         if not folder.there():
             raise _no_config(folder) from error
         raise
-
-
-def _mark(folder: RunFolder, state: State, error: str = "") -> None:
-    with suppress(OSError):  # a full disk would hide what it stopped
-        status = folder.status()
-        folder.set_status(
-            replace(status, state=state, phase="", phase_done=None, error=error or status.error)
-        )
 
 
 def score_test(task: AnyTask, folder: RunFolder, model: nn.Module) -> None:

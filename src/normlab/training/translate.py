@@ -15,8 +15,9 @@ from normlab.config.io import validated
 from normlab.config.units import count
 from normlab.data.vocabulary import load
 from normlab.errors import UserError
+from normlab.nn import Seq2Seq
 from normlab.runs.folder import RunFolder
-from normlab.tasks.task import build_seq2seq
+from normlab.tasks.task import build_model
 from normlab.tasks.translation import Candidate, Translation, n_best_lines
 from normlab.training.checkpoint import load_checkpoint
 from normlab.training.devices import autocast, prepare_process
@@ -66,7 +67,7 @@ def n_best(
     threads = config.machine.threads if threads is None else threads
     device = prepare_process(replace(config.machine, threads=threads))
     tokenizer = load(folder.tokenizer)
-    model = build_seq2seq(config.model, tokenizer.vocab_size, config.seeds.init).to(device)
+    model = build_model(Seq2Seq, config.model, tokenizer.vocab_size, config.seeds.init).to(device)
     checkpoint = checkpoint_of(folder, weights)
     load_checkpoint(checkpoint, model, run=folder.id())
     _require_finite(model, checkpoint)

@@ -85,6 +85,13 @@ class FirstSteps:
         return median(self.seconds)
 
 
+def kept_trial(journal: Journal, name: str, rate: float, steps: int) -> Trial | None:
+    """The trial at a rate that the journal holds of a variant of this name, if it does."""
+    if (row := journal.row(trial=name, rate=rate, steps=steps)) is None:
+        return None
+    return Trial(rate, steps, tuple(map(float, row["losses"])), row["stopped"], row["seconds"])
+
+
 @dataclass
 class Attempts:
     """Trials of one variant, each done once: what the journal holds is read from there.
@@ -124,8 +131,8 @@ class Attempts:
         beside the losses of a leading one; ``tell`` is called with a line after each step.
         """
         name = self.variant.change
-        if (row := self.journal.row(trial=name, rate=rate, steps=steps)) is not None:
-            return Trial(rate, steps, tuple(map(float, row["losses"])), row["stopped"], row["seconds"])
+        if (kept := kept_trial(self.journal, name, rate, steps)) is not None:
+            return kept
         if (row := self.journal.row(cut=name, budget_s=self.plan.budget_s)) is not None:
             return str(row["why"])
         start, need = self.journal.seconds, steps * self.measured.step_s
@@ -145,6 +152,7 @@ class Attempts:
 
         def enough(seen: Training) -> str:
             now = len(seen.losses)
+            self.journal.mark()
             if tell is not None:
                 tell(f"{short_rate(rate)}, step {now} of {steps}: loss {seen.losses[-1]:.3f}")
             if self.journal.seconds > self.deadline and now < steps:

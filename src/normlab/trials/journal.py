@@ -23,20 +23,46 @@ from normlab.trace.untouched import untouched
 FILE: Final = "trials.jsonl"
 
 
-class Journal:
-    """Rows of trials, kept in a folder's file or else in memory; the first one describes the setup."""
+MARK_S: Final = 10.0
+"""Of a trial that is killed, at most so many seconds are not counted."""
 
-    def __init__(self, folder: str | Path | None, setup: dict[str, str]) -> None:
-        """Raises UserError for a folder whose rows are of another setup, or are not rows."""
+
+class Journal:
+    """Rows of trials, kept in a folder's file or else in memory. Some describe the setup: digests of its
+    parts by name, as in ``model``, or ``model at width 64`` where it has several sizes.
+
+    Each row holds the seconds that were ``spent`` when it was written.
+    """
+
+    def __init__(self, folder: str | Path | None, setup: dict[str, str], since: float | None = None) -> None:
+        """The clock runs from ``since`` on, by default from now. Raises UserError for a folder whose rows are
+        of another setup, or are not rows; sizes that only one of both has may differ.
+        """
         self.path = None if folder is None else Path(folder) / FILE
         self.rows = [] if self.path is None else _rows(self.path)
-        self.began = time.monotonic() - sum(row.get("seconds", 0.0) for row in self.rows)
-        if not self.rows:
-            self.append({"setup": setup})
-        held = self.rows[0].get("setup")
-        if not isinstance(held, dict):
+        spent = [sum(row.get("seconds", 0.0) for row in self.rows), *(r.get("spent", 0.0) for r in self.rows)]
+        self.began = (time.monotonic() if since is None else since) - max(spent)
+        held = {
+            k: v for row in self.rows if isinstance(row.get("setup"), dict) for k, v in row["setup"].items()
+        }
+        setups = [row["setup"] for row in self.rows if "setup" in row]
+        if self.rows and ("setup" not in self.rows[0] or not all(isinstance(own, dict) for own in setups)):
             raise UserError(f"{self.path} holds no trials; name another folder")
-        if other := [name for name in {**setup, **held} if setup.get(name) != held.get(name)]:
+        held = {name: mark for own in setups for name, mark in own.items()}
+        self._require_same(folder, setup, held)
+        if not self.rows or setup.keys() - held.keys():
+            self.append({"setup": {name: mark for name, mark in setup.items() if name not in held}})
+
+    def _require_same(self, folder: Any, setup: dict[str, str], held: dict[str, str]) -> None:
+        both = {*map(_size, setup)} & {*map(_size, held)}
+        if held and not both:
+            sizes = ", ".join(dict.fromkeys(map(_size, held))) or "a setup of one size"
+            raise UserError(
+                f"{folder} holds trials of {sizes}, and none of that is asked for, so that nothing shows "
+                "whether they are of the same setup; ask for one of them, too, or name another folder"
+            )
+        every = {name: None for name in (*setup, *held) if _size(name) in both}
+        if other := [name for name in every if setup.get(name) != held.get(name)]:
             raise UserError(
                 f"{folder} holds trials of another setup: {', '.join(other)} differ; draw the same from the "
                 "same seed to go on, or name another folder"
@@ -53,9 +79,20 @@ class Journal:
 
     def append(self, row: dict[str, Any]) -> None:
         """Add a row, also to the file."""
+        row = {**row, "spent": self.seconds}
         self.rows.append(row)
         if self.path is not None:
             append_rows(self.path, [row])
+
+    def mark(self, every_s: float = MARK_S) -> None:
+        """Keep the seconds that were spent, unless that was done so shortly before."""
+        if self.seconds - self.rows[-1].get("spent", 0.0) > every_s:
+            self.append({})
+
+
+def _size(name: str) -> str:
+    """Of what size a part is, by its name."""
+    return name.partition(" at ")[2]
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from normlab.trace.prepared import LARGE_MODEL, Step
 from normlab.trace.setup import Loss, Setup
 from normlab.trace.tensors import call_model, map_tensors, tensors_in
 from normlab.trace.untouched import same_globals, same_random_state, untouched
+from normlab.watching import NOTES
 from normlab.watching.fault import Fault
 from normlab.watching.loop import Loop, RateHistory, Scored
 from normlab.watching.losses import Losses
@@ -89,10 +90,6 @@ def _asked(scored: Scored, unit: float) -> Callable[[Tensor], Tensor]:
     return cross_entropy
 
 
-SILENT: Final = ("recovered", "flat", "idle")
-"""Kinds of reports that are for the page alone."""
-
-
 class WatchReports:
     """Collects the reports of a watch, and warns about each that is more than a note."""
 
@@ -106,7 +103,7 @@ class WatchReports:
     def add_flight(self, report: Mapping[str, Any]) -> None:
         trigger, fault = report["trigger"], report["verdict"]
         self._reports.append(dict(report))
-        if trigger["kind"] not in SILENT:
+        if trigger["kind"] not in NOTES:
             lines = (f"flight recorder: {trigger['words']}; {fault['sentence']}", *fault["evidence"])
             self._warn("; ".join(lines))
 

@@ -130,11 +130,7 @@ class Recorder:
     """
 
     def __init__(
-        self,
-        reports: Reports,
-        *,
-        limits: Mapping[str, Limit | None] = ANY_UNIT,
-        replay: Replay | None = None,
+        self, reports: Reports, *, limits: Mapping[str, Limit | None] = ANY_UNIT, replay: Replay | None = None
     ) -> None:
         self._reports, self._limits, self._replay = reports, limits, replay
         self.ring: deque[StepRecord] = deque(maxlen=RING)

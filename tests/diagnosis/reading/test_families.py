@@ -15,12 +15,7 @@ IDS = torch.randint(5, 90, (3, 7), generator=torch.Generator().manual_seed(1))
 PAIR = {"input_ids": IDS, "decoder_input_ids": IDS[:, :4]}
 IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-SMALL = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-}
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 WORDS = {"vocab_size": 100, **SMALL, **SPECIAL}
 GROUPED = {**WORDS, "num_key_value_heads": 1}
 NAMES = {"vocab_size": 100, "n_embd": 16, "n_layer": 2, "n_head": 2, **SPECIAL}

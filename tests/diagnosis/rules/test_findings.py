@@ -110,11 +110,7 @@ def test_a_mixed_stack_is_counted():
 
 
 @pytest.mark.parametrize(
-    ("lr", "severity", "words"),
-    [
-        (2e-2, "warning", "2 times above"),
-        (0.2, "problem", "20 times above"),
-    ],
+    ("lr", "severity", "words"), [(2e-2, "warning", "2 times above"), (0.2, "problem", "20 times above")]
 )
 def test_the_learning_rate_against_the_critical_one(lr, severity, words):
     tables = table("curvature", {"quantity": "critical_lr", "value": 1e-2, "detail": ""})

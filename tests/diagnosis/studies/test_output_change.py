@@ -12,11 +12,7 @@ from torch import Tensor, nn
 
 from contracts.variants import build, inputs, loss_of, tokens, uniform
 from normlab.config.config import ModelConfig
-from normlab.diagnosis.studies.output_change import (
-    output_change,
-    output_change_fit,
-    random_change,
-)
+from normlab.diagnosis.studies.output_change import output_change, output_change_fit, random_change
 from normlab.diagnosis.study import Table
 from normlab.diagnosis.subject import Subject
 from normlab.diagnosis.theory import LawFit

@@ -14,9 +14,13 @@ from normlab.nn.kernels.linear import Linear, kept_copies, linear
 
 @pytest.fixture(autouse=True)
 def every_size(monkeypatch):
-    """Small products, too, are the operator's."""
+    """Small products, too, are the operator's, whatever the processor."""
     monkeypatch.setattr(module, "_LEAST_PRODUCTS", 0)
     monkeypatch.setattr(module, "_LEAST_TRAINED", 0)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    module._multiplies.cache_clear()
+    yield
+    module._multiplies.cache_clear()
 
 
 def sides(shape: tuple[int, ...], outs: int, *, biased: bool = True) -> list[torch.Tensor | None]:
@@ -91,11 +95,14 @@ def test_an_operator_that_is_missing_or_wrong_is_left_alone(monkeypatch, broken)
             return a @ b.t()
         raise {"missing": AttributeError, "refusing": RuntimeError}[broken](broken)
 
-    module._multiplies.cache_clear()
     monkeypatch.setattr(module, "_product", product)
     assert not module._multiplies(torch.float32)
     assert names_of(Linear(5, 4)(torch.randn(3, 5))) == "AddmmBackward0"
-    module._multiplies.cache_clear()
+
+
+def test_torch_multiplies_fp32_with_avx2_alone(monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    assert names_of(Linear(5, 4)(torch.randn(3, 5))) == "AddmmBackward0"
 
 
 def test_types_that_do_not_fit_are_refused_as_torch_refuses_them():

@@ -125,10 +125,11 @@ def test_a_column_of_a_data_set_is_named_with_the_package_that_reads_it(tmp_path
 
 def _model(folder):
     from normlab.data.vocabulary import load
-    from normlab.tasks.task import build_seq2seq
+    from normlab.nn import Seq2Seq
+    from normlab.tasks.task import build_model
 
     config = folder.config()
-    return build_seq2seq(config.model, load(folder.tokenizer).vocab_size, config.seeds.init)
+    return build_model(Seq2Seq, config.model, load(folder.tokenizer).vocab_size, config.seeds.init)
 
 
 def test_the_command_in_the_log_repeats_the_run(text, tmp_path, monkeypatch):

@@ -166,12 +166,7 @@ def curvature(
 
 
 def preconditioned_sharpness(
-    subject: Subject,
-    optimizer: AnyOptimizer,
-    *,
-    tokens: int = 256,
-    products: int = PRODUCTS,
-    seed: int = 0,
+    subject: Subject, optimizer: AnyOptimizer, *, tokens: int = 256, products: int = PRODUCTS, seed: int = 0
 ) -> Table:
     r"""Measure :math:`\lambda_{\max}(D^{1/2} H D^{1/2})`, D being diagonal with :math:`D_{ii} = -u_i / g_i`:
     what the optimizer's next update u makes of the gradient g, its learning rate included.

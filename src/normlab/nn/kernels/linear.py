@@ -25,9 +25,9 @@ class Linear(nn.Linear):
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     r"""Compute :math:`x W^\top + b` for x `[..., in]`, W `[out, in]` and b `[out]`, in autocast's dtype.
 
-    On the CPU oneDNN multiplies (docs/speed.md). ``F.linear`` does if oneDNN's operator is missing or gives
-    another result, and for small products, which are larger in training: a backward pass in Python costs more
-    than one in C++.
+    On the CPU oneDNN multiplies, but for fp32 with AVX2 alone (docs/speed.md). ``F.linear`` also does if the
+    operator is missing or gives another result, and for small products, which are larger in training: a
+    backward pass in Python costs more than one in C++.
     """
     cast = torch.is_autocast_enabled("cpu")
     dtype = torch.get_autocast_dtype("cpu") if cast else x.dtype
@@ -85,9 +85,12 @@ def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 def _multiplies(dtype: torch.dtype) -> bool:
     """Whether torch has the private operator, and it multiplies matrices of this dtype correctly.
 
-    A dtype that the processor has no instructions for is left to torch.
+    A dtype that the processor has no instructions for is left to torch, as is fp32 with AVX2 alone, which
+    torch's own library multiplies faster.
     """
     if dtype not in (torch.float32, torch.bfloat16):
+        return False
+    if dtype == torch.float32 and torch.backends.cpu.get_cpu_capability() == "AVX2":
         return False
     try:
         if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():

@@ -57,6 +57,8 @@ class Placement(Registered, nn.Module, ABC):
     """Whether it uses the norm of its site; if no placement of a model does, no norm can be chosen."""
     final_norm: ClassVar[bool] = False
     """Whether the stream ends with a norm, because nothing normalises its sum on the way."""
+    sums: ClassVar[bool] = False
+    """Whether the output of a branch is added to the stream as it is, so that a factor on it stays."""
     profiled: ClassVar[bool] = False
     """Whether its initialisation depends on data, so that ``init.profile_`` calls ``init_``."""
     deep: ClassVar[bool] = False

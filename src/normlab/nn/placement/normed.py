@@ -28,6 +28,7 @@ class NormedInput(OneNorm, ABC):
     """A placement whose branch reads the normalised stream, while the stream itself is a plain sum."""
 
     final_norm: ClassVar[bool] = True
+    sums: ClassVar[bool] = True
 
     def read(self, stream: Stream) -> Tensor:
         return self.norm(stream)
@@ -168,6 +169,7 @@ class NormFormer(NormedInput, name="normformer"):
     Section 2 (arXiv 2110.09456); ``headgain`` says where fairseq differs.
     """
 
+    sums: ClassVar[bool] = False
     inner_norm: ClassVar[str] = "ffn_innernorm"
     head_gain: ClassVar[str] = "headgain"
     no_fold: ClassVar[str] = NORMED_BRANCH

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from normlab.config.model import ModelConfig
 from normlab.nn.embedding import Embedding
 from normlab.nn.placement.base import INSIDE, XAVIER, Placement, Plain, ProfiledPlacement, Stream
-from normlab.nn.placement.normed import NormedInput, OneNorm
+from normlab.nn.placement.normed import NormedInput, OneNorm, PostNorm
 from normlab.nn.site import Site
 
 
@@ -93,19 +93,13 @@ class AdminDataFree(WeightedShortcut, name="admin_free"):
         return terms / math.log(terms) - 1
 
 
-class AdminRescaled(OneNorm, name="admin_rescaled"):
+class AdminRescaled(PostNorm, name="admin_rescaled"):
     r"""Admin by initial weights in place of :math:`\omega`: :math:`x \leftarrow \mathrm{LN}(x + f(x))`, the
     last matrix of every branch initially divided by the :math:`\omega` of ``admin_free``.
 
     A norm takes out the scale of its input, so that both begin as one function. Liu et al. 2020, Appendix C
     (arXiv 2004.08249).
     """
-
-    def write(self, stream: Stream, y: Tensor) -> Stream:
-        return self.norm(stream + y)
-
-    def fold(self) -> Plain:
-        return Plain("post", norm=self.norm)
 
     @classmethod
     def gain(cls, site: Site, matrix: str) -> float:

@@ -31,16 +31,7 @@ from normlab.papers.intervals import (
     mean_ratio,
     simultaneous,
 )
-from normlab.papers.lab import (
-    READING_TOKENS,
-    Lab,
-    Row,
-    Sizes,
-    apart,
-    curves,
-    having,
-    size,
-)
+from normlab.papers.lab import READING_TOKENS, Lab, Row, Sizes, apart, curves, having, size
 from normlab.papers.measures import OfRuns
 from normlab.papers.studies.lemmas import TheoryNetwork, norm_factors
 from normlab.papers.studies.trained import trainings

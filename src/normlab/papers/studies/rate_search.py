@@ -12,7 +12,7 @@ from normlab.papers.artefact import Measurement
 from normlab.papers.lab import Lab, Row, finished
 from normlab.papers.measures import OfRuns
 from normlab.papers.studies.trained import trainings
-from normlab.papers.trainings import at_factor, side_of
+from normlab.papers.trainings import at_factor, changed, side_of
 from normlab.runs.folder import RunFolder
 
 Sweep: TypeAlias = dict[float, Config]
@@ -42,7 +42,7 @@ def tuned(
     lab.log(f"best rates: {_in_words(best)}")
     configs = {
         at_factor(side, factor): [
-            _at(replace(sweeps[side][rate], seeds=SeedConfig(seed, seed, seed)), factor * rate)
+            changed(sweeps[side][rate], {"seeds": SeedConfig(seed, seed, seed), "optim.lr": factor * rate})
             for seed in seeds
         ]
         for side, rate in best.items()
@@ -63,7 +63,7 @@ def _widened(lab: Lab, sweeps: Mapping[str, Sweep]) -> dict[str, RunFolder]:
         for own in sweeps.values():
             best = _best(own, swept)
             if beyond := {min(own): best / 2, max(own): best * 2}.get(best):
-                own[beyond] = _at(own[best], beyond)
+                own[beyond] = changed(own[best], {"optim.lr": beyond})
                 wider = True
         if not wider:
             return swept
@@ -75,10 +75,6 @@ def _best(sweep: Sweep, swept: Mapping[str, RunFolder]) -> float:
 
 def _dev_nll(folder: RunFolder) -> float | None:
     return folder.status().best_dev.get("nll")
-
-
-def _at(config: Config, rate: float) -> Config:
-    return replace(config, optim=replace(config.optim, lr=rate))
 
 
 def _in_words(rates: Mapping[str, float]) -> str:

@@ -133,12 +133,7 @@ class OLMo2(NamedBaseline, name="like:olmo2"):
 
     recipe = "olmo2+rmsnorm+untied+noembedscale+truncnormal+rope+swiglu+normed+nobias+adamw+cosine+warmup"
     model: ClassVar[Mapping[str, Any]] = {"rope_theta": 5e5}
-    optim: ClassVar[Mapping[str, Any]] = {
-        **ADAMW,
-        "weight_decay_on": "all",
-        "roles": "olmo2",
-        "z_loss": 1e-5,
-    }
+    optim: ClassVar[Mapping[str, Any]] = {**ADAMW, "weight_decay_on": "all", "roles": "olmo2", "z_loss": 1e-5}
 
 
 class Gemma3(NamedBaseline, name="like:gemma3"):
