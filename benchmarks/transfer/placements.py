@@ -62,9 +62,10 @@ import normlab
 from normlab.config.units import duration
 from normlab.errors import UserError
 from normlab.runs.files import hold, read_json, write_json_atomic
-from normlab.scaling.answer import CARRIES, SHIFTS, UNDECIDED, Between, Transfer
+from normlab.scaling.answer import Transfer
 from normlab.scaling.exponents import Axis
 from normlab.scaling.family import AXES, SetupFamily
+from normlab.scaling.sweep import CARRIES, SHIFTS, UNDECIDED, Between
 from normlab.training.devices import hardware
 
 PLACEMENTS: Final = ("post", "pre", "admin", "deepnorm", "periln", "keel", "lnscale")

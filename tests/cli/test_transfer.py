@@ -58,6 +58,7 @@ def stops(width=8, seed=0):
     return slowly(clock)(width, seed)
 """
 FILE, SMALL = "train_transfer_of_this_test.py", ["--widths", "4", "8", "16", "--steps", "16"]
+CARRIES = ["--factor", "2", "--seed", "0"]
 
 
 @pytest.fixture
@@ -116,14 +117,27 @@ def test_a_rate_that_does_not_carry_is_said_first_and_is_exit_code_3(here, capsy
         main(["transfer", f"{FILE}:setup", *SMALL, "--target", "64"])
     assert ended.value.code == FAILS
     out, err = capsys.readouterr()
-    assert out.splitlines()[0].startswith("The rate does not carry: the best one falls 2.0")
+    assert out.splitlines()[0].startswith("The rate does not carry: the best rate falls by a factor")
     assert "at width 64 take" in " ".join(out.split())
     assert "widths 4, 8, 16" in err
 
 
 def test_a_rate_that_carries_is_exit_code_0(here, capsys):
-    assert main(["transfer", f"{FILE}:scaled", *SMALL, "--json"]) == 0
+    assert main(["transfer", f"{FILE}:scaled", *SMALL, *CARRIES, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "carries"
+
+
+def test_the_table_has_the_rates_of_the_trials_and_multiples_where_sizes_have_rates_of_their_own(
+    here, capsys
+):
+    """At every width the best rate is twice that of the setup, which goes with one over the width."""
+    assert main(["transfer", f"{FILE}:scaled", *SMALL, *CARRIES]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    found = {row[0]: (float(row[2]), row[3]) for row in rows if row[:1] in (["4"], ["8"], ["16"])}
+    rates, multiples = zip(*(found[size] for size in ("4", "8", "16")), strict=True)
+    (multiple,) = {float(text.rstrip("x")) for text in multiples}
+    assert multiple == pytest.approx(2, rel=0.1)
+    assert rates == pytest.approx([multiple * 0.1 / width for width in (4, 8, 16)], rel=0.05)
 
 
 def test_an_interrupted_one_prints_what_it_knows(here, capsys):

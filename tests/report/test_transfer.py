@@ -13,12 +13,13 @@ import pytest
 
 from normlab.report.page import Columns, Details, Notes, Section, whole
 from normlab.report.transfer import transfer_page
-from normlab.scaling.answer import Sweep, Transfer
+from normlab.scaling.answer import Transfer
 from normlab.scaling.coordinates import Coordinates
 from normlab.scaling.decay import Decay
 from normlab.scaling.rows import Row
+from normlab.scaling.sweep import Sweep
 from scaling.curves import draw, skewed
-from scaling.test_answer import SIZES, answer, swept
+from scaling.test_answer import SIZES, answer, edge, swept
 
 GROWS = Row("hidden", "h.*.mlp", "update", 2, 0.9, 0.8, 1.0, 0.0, -0.5, False, path="h.3.mlp")
 ROWS = (
@@ -95,6 +96,15 @@ def test_the_path_of_the_best_rate_reaches_the_target_and_names_its_slope(found)
     assert [[row["size"] for row in rows] for rows in points] == [[*SIZES], [1024]]
 
 
+def test_the_path_ends_at_the_largest_size_where_one_contradicts_the_line():
+    curves = draw([0.1] * 4, skewed(0.5), 0.002, rng=np.random.default_rng(1))
+    blocks = sections(answer(swept(edge(curves))))["glance"]
+    (path,) = (c for c in blocks[0].blocks if c.name == "path-0")
+    assert "Circle" not in path.caption
+    points = [rows for mark, rows in layers(blocks, "path-0") if mark["type"] == "point"]
+    assert [[row["size"] for row in rows] for rows in points] == [[*SIZES[:3]]]
+
+
 def test_a_rate_with_one_seed_shows_its_loss_and_only_one_that_ended_early_is_an_alarm(found):
     (table,) = found["losses"]
     cells = [cell for row in table.rows for cell in row[1:]]
@@ -140,6 +150,7 @@ def test_rates_of_a_setup_with_a_rate_of_its_own_at_every_size_are_multiples():
     (table,) = sections(some_transfer(rates={size: 1e-3 * 64 / size for size in SIZES}))["losses"]
     assert table.header[0] == "rate, times the setup's own"
     assert "1x" in [row[0].text for row in table.rows]
+    assert [cell.text for cell in table.rows[0][1:]] == ["1x", "0.5x", "0.25x", "0.12x"]
 
 
 def test_a_page_is_made_where_nothing_was_tried():

@@ -36,18 +36,32 @@ def cliff(u: np.ndarray) -> np.ndarray:
     return np.where(u > 1.6, np.inf, 0.03 * u**2)
 
 
-def draw(
-    optima: Sequence[float], shape: Shape, noise: float, *, rng: np.random.Generator, seeds: int = 2
-) -> dict[int, Losses]:
-    """Losses at five octaves about the one that is best with the first seed, as trials take them.
+def drifting(first: float, last: float, sizes: int = 4) -> list[Shape]:
+    """Minima whose skew goes with the size."""
+    return [skewed(float(skew)) for skew in np.linspace(first, last, sizes)]
 
-    Seeds differ by a constant, and heights by a fifth between sizes.
+
+def draw(
+    optima: Sequence[float],
+    shape: Shape | Sequence[Shape],
+    noise: float,
+    *,
+    rng: np.random.Generator,
+    seeds: int = 2,
+    growth: float = 1.0,
+) -> dict[int, Losses]:
+    """Losses at five octaves about the one that is best with the first seed, as trials take them; the shape
+    is that of all sizes, or of each.
+
+    Seeds differ by a constant, and heights by a fifth between sizes. More than half an octave above the
+    optimum noise is larger by ``growth``.
     """
-    curves = dict[int, Losses]()
-    for i, optimum in enumerate(optima):
+    curves, shapes = dict[int, Losses](), [shape] * len(optima) if callable(shape) else shape
+    for i, (optimum, own_shape) in enumerate(zip(optima, shapes, strict=True)):
         height = np.exp(0.2 * rng.normal())
+        apart, spread = OCTAVES - optimum, noise * np.where(optimum + 0.5 < OCTAVES, growth, 1.0)
         own = [
-            height * shape(OCTAVES - optimum) + noise * rng.normal(size=OCTAVES.size) + 0.1 * rng.normal()
+            height * own_shape(apart) + spread * rng.normal(size=OCTAVES.size) + 0.1 * rng.normal()
             for _ in range(seeds)
         ]
         best = int(np.argmin(own[0]))

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from normlab.scaling.answer import Sweep, Transfer
+from normlab.scaling.answer import Transfer
 from normlab.scaling.decay import Decay
 from normlab.scaling.optimum import Losses
+from normlab.scaling.sweep import Sweep
 from normlab.trials.scale import Scale
 from normlab.trials.trials import Trial
 from scaling.curves import draw, skewed
@@ -61,7 +62,7 @@ def test_a_rate_that_stays_carries():
 def test_a_rate_that_moves_shifts_and_names_the_rate_to_take():
     found = of([0.0, -1.0, -2.0, -3.0])
     assert found.verdict == "shifts"
-    assert "falls 2.0" in found.sentence
+    assert "falls by a factor of 2.0" in found.sentence
     best = found.to_dict()["decays"][0]["at_target"]
     assert best["low"] < 1e-3 / 16 < best["high"]
     assert "at width 1024 take 6." in found.sentence
@@ -75,28 +76,81 @@ def test_a_small_shift_that_is_certain_carries():
     assert found.verdict == "carries"
 
 
-def test_noise_cannot_say_and_names_the_seeds_and_their_cost():
-    found = of([0.3, -0.3, 0.3, -0.3], noise=0.01)
+def edge(curves: Mapping[int, Losses], size: int = 512) -> dict[int, Losses]:
+    """The same, with losses at a size that rise from the lowest rate on."""
+    rising = {(float(x), seed): 0.2 * x + 0.001 * seed * (x % 2) for x in range(-2, 3) for seed in range(2)}
+    return {**curves, size: rising}
+
+
+def test_a_rate_carries_only_where_the_ends_of_what_was_asked_for_are_known():
+    curves = draw([0.1, 0.12, 0.1, 0.11], skewed(0.5), 0.002, rng=np.random.default_rng(1))
+    found = answer(swept(edge(curves)))
     assert found.verdict == "cannot say"
-    assert "more widths may tell sooner" in str(found)
-    seeds, seconds = found.more or (0, 0.0)
+    assert "from width 64 to 512: from width 64 to 256 the best rate changes" in found.sentence
+    assert "at width 512 it may lie below the lowest rate that was tried" in found.sentence
+    assert "take" not in str(found).replace("they take", "")
+    assert found.to_dict()["decays"][0]["at_target"] is None
+    assert found.remedy is not None
+    assert (found.remedy.what, found.remedy.value) == ("rates", [2.0**-4, 2.0**-3])
+    between = answer(swept(edge(curves, size=128)))
+    assert between.first.contradicted == [128]
+    assert between.verdict == "cannot say"
+
+
+def test_a_shift_must_be_compatible_with_what_is_known_at_one_end():
+    """The line falls to 2^-3 at the largest width, where the loss still falls at rates above 2^3."""
+    curves = draw([0.0, -1.0, -2.0, -3.0], skewed(0.5), 0.002, rng=np.random.default_rng(1))
+    falling = {(float(x), seed): -0.2 * x + 0.001 * seed * (x % 2) for x in range(-1, 4) for seed in range(2)}
+    found = answer(swept({**curves, 512: falling}))
+    assert found.verdict == "cannot say"
+    assert (
+        "at width 512 it may lie above the highest rate that was tried, which does not fit" in found.sentence
+    )
+    below = answer(swept({**curves, 512: {(x - 2, seed): -y for (x, seed), y in falling.items()}}))
+    assert below.verdict == "shifts"
+    assert "from width 64 to 256 the best rate falls" in below.sentence
+
+
+def test_noise_cannot_say_and_names_the_seeds_and_their_cost():
+    found = of([0.1, 0.0, 0.1, 0.2], noise=0.02)
+    assert found.verdict == "cannot say"
+    assert found.remedy is not None
+    what, seeds, seconds, sentence = found.remedy
+    assert what == "seeds"
     assert seeds > 2
     assert seconds == pytest.approx((seeds - 2) * 4 * 5 * 16 * 0.1)
-    assert f"About {seeds} seeds in place of 2 would tell" in str(found)
+    assert f"About {seeds} seeds instead of 2 would settle it" in sentence
+    assert f"{sentence}." in str(found).splitlines()
 
 
-def test_where_nothing_is_learnt_or_known_there_is_no_answer():
+@pytest.mark.parametrize("noise", [0.002, 0.005])
+def test_where_best_rates_scatter_sizes_are_advised_and_no_seeds(noise: float):
+    found = of([0.3, -0.3, 0.3, -0.3], noise=noise)
+    assert found.verdict == "cannot say"
+    assert found.remedy is not None
+    assert (found.remedy.what, found.remedy.value) == ("sizes", 8)
+    assert found.remedy.seconds == pytest.approx(2 * 4 * 5 * 16 * 0.1)
+    assert "more widths" in found.remedy.sentence
+
+
+def test_where_nothing_is_learnt_or_known_there_is_no_answer_but_what_would_tell_more():
     curves = draw([0.0] * 4, skewed(0.5), 0.002, rng=np.random.default_rng(1))
     too_short = answer(swept(curves, level=4.7))
     assert too_short.verdict == "cannot say"
-    assert "nothing is learnt yet" in too_short.sentence
+    assert "known at no width; at widths 64, 128, 256 and 512 nothing is learnt yet" in too_short.sentence
+    assert too_short.remedy is not None
+    assert too_short.remedy[:3] == ("steps", 64, pytest.approx(4 * 4 * 5 * 2 * 16 * 0.1))
     some = {size: losses for size, losses in curves.items() if size == 64}
     some[512] = {(x, seed): -0.1 * x + 0.001 * (x % 2) * seed for x in range(5) for seed in range(2)}
-    found = answer(swept(some))
+    found = answer(swept(some), seconds=10.0)
     assert found.verdict == "cannot say"
     assert "above the highest rate" in found.sentence
-    assert "at width 64 alone" in found.sentence
-    assert "128, 256 it was not tried" in found.sentence
+    assert "known only at width 64; at widths 128 and 256 no rate was tried" in found.sentence
+    assert found.remedy is not None
+    assert found.remedy[:3] == ("budget", pytest.approx(10 + 2 * 16.0), pytest.approx(2 * 16.0))
+    flat = answer(swept({size: {key: 0.001 * key[1] for key in own} for size, own in curves.items()}))
+    assert flat.remedy is not None
+    assert flat.remedy[:3] == ("seeds", 4, pytest.approx(2 * 4 * 5 * 16 * 0.1))
 
 
 def test_two_sizes_are_enough_where_no_more_were_asked_for():
@@ -110,10 +164,35 @@ def test_two_sizes_are_enough_where_no_more_were_asked_for():
     assert "two widths" in str(both)
 
 
-def test_the_reason_is_that_of_the_coordinate_check_where_it_has_a_fault():
-    check = {"sentence": "the update of head grows with width", "fault": True}
-    assert "update of head grows" in str(of([0.0, -1.0, -2.0, -3.0], coordinates=check))
-    assert "update of head" not in str(of([0.0, -1.0, -2.0, -3.0], coordinates={**check, "fault": False}))
+def fault(quantity: str = "update", slope: float = 0.5, role: str = "head") -> dict[str, Any]:
+    return {"quantity": quantity, "role": role, "slope": slope, "expected": 0.0, "right": False}
+
+
+@pytest.mark.parametrize(
+    ("optima", "wrong", "word"),
+    [
+        ([0.0, -1.0, -2.0, -3.0], fault(), "says why"),
+        ([0.0, 1.0, 2.0, 3.0], fault(), "finds"),
+        ([0.0, 1.0, 2.0, 3.0], fault(slope=-0.5), "says why"),
+        ([0.0, 1.0, 2.0, 3.0], fault("eps"), "says why"),
+        ([0.0, -1.0, -2.0, -3.0], fault("decay"), "finds"),
+        ([0.1, 0.12, 0.1, 0.11], fault(), "finds"),
+    ],
+)
+def test_the_coordinate_check_says_why_only_where_its_fault_moves_the_rate_that_way(
+    optima: list[float], wrong: dict[str, Any], word: str
+):
+    check = {"sentence": "the update of head is off", "fault": wrong, "rows": [wrong]}
+    assert f"The coordinate check {word}: the update of head is off." in str(of(optima, coordinates=check))
+
+
+def test_other_facts_that_are_wrong_are_counted_and_measurements_are_not():
+    wrong = fault("rate", -1.0)
+    rows = [wrong, fault("rate", role="hidden"), fault("eps"), fault("eps"), fault("update"), fault("logits")]
+    check = {"sentence": "the rate of head falls", "fault": wrong, "rows": rows}
+    text = "the rate of head falls, and 2 others that this does not explain."
+    assert text in str(of([0.0, 1.0, 2.0, 3.0], coordinates=check))
+    assert "coordinate" not in str(of([0.0, 1.0, 2.0, 3.0], coordinates={**check, "fault": None}))
 
 
 def test_weight_decays_are_answered_apart_and_their_optima_compared():
@@ -129,9 +208,21 @@ def test_weight_decays_are_answered_apart_and_their_optima_compared():
     assert [one["verdict"] for one in found.to_dict()["decays"]] == ["carries", "shifts"]
 
 
-def test_a_setup_that_scales_its_own_rate_is_told_a_factor():
+def test_a_setup_that_scales_its_own_rate_is_told_a_factor_and_gets_the_rates_of_its_trials():
     rates = {size: 1e-3 * 64 / size for size in SIZES}
-    assert "the rate that your setup gives there" in of([0.0, -1.0, -2.0, -3.0], rates=rates).sentence
+    found = of([0.0, -1.0, -2.0, -3.0], rates=rates)
+    assert "the best multiple of your setup's own rate falls" in found.sentence
+    assert "the rate that your setup gives there" in found.sentence
+    (sweep,) = found.to_dict()["decays"]
+    for i, (size, own, line) in enumerate(zip(SIZES, sweep["sizes"], sweep["line"], strict=False)):
+        assert own["multiple"]["value"] == pytest.approx(2.0**-i, rel=0.05)
+        for one in (own["optimum"], line):
+            assert one["value"] == pytest.approx(rates[size] * 2.0**-i, rel=0.05)
+        assert own["rates"][0]["rate"] == rates[size] * own["rates"][0]["multiple"]
+    assert sweep["at_target"]["multiple"]["value"] == pytest.approx(2.0**-4, rel=0.1)
+    assert sweep["at_target"]["value"] is None
+    known = of([0.0, -1.0, -2.0, -3.0], rates=rates, target=512).to_dict()["decays"][0]["at_target"]
+    assert known["value"] == pytest.approx(rates[512] / 8, rel=0.05)
 
 
 def test_a_result_is_short_plain_and_shown_in_a_notebook():

@@ -136,14 +136,17 @@ class TransferCommand(SourceFlags):
 def _print(plain: Mapping[str, Any]) -> None:
     """Print the answer, then each size with its best rate."""
     first, *rest = plain["lines"]
-    table = terminal.table(f">{plain['axis']}", ">parameters", ">best rate", ">between", "")
+    scales = len({model["rate"] for model in plain["models"]}) > 1
+    times = [">times its own"] * scales
+    table = terminal.table(f">{plain['axis']}", ">parameters", ">best rate", *times, ">95% interval", "")
     for own, model in zip(plain["decays"][0]["sizes"], plain["models"], strict=True):
-        best = own["optimum"]
+        best, multiple = own["optimum"], own["multiple"]["value"]
         ends = ["" if best[end] is None else short_rate(best[end]) for end in ("low", "high")]
         value = "" if best["value"] is None else short_rate(best["value"])
-        between = f"{ends[0]} and {ends[1]}" if all(ends) else ends[0] and f"above {ends[0]}"
+        between = f"{ends[0]} to {ends[1]}" if all(ends) else ends[0] and f"above {ends[0]}"
         between = between or (ends[1] and f"below {ends[1]}")
-        table.add_row(str(own["size"]), f"{model['parameters']:,}", value, between, best["why"])
+        times = ["" if multiple is None else f"{multiple:.2g}x"] * scales
+        table.add_row(str(own["size"]), f"{model['parameters']:,}", value, *times, between, best["why"])
     cost = plain["cost"]
     terminal.write(
         Text(first, "bold"),

@@ -95,7 +95,7 @@ class _View:
     def __init__(self, transfer: Mapping[str, Any]) -> None:
         self.transfer = transfer
         self.multiples = len({model["rate"] for model in transfer["models"]}) > 1
-        self.unit = float(transfer["today"]) if self.multiples else 1.0
+        self.kind = "multiple" if self.multiples else "rate"
         self.rate = "rate, times the setup's own" if self.multiples else "learning rate"
         self.names = [self.name(size) for size in transfer["sizes"]]
 
@@ -107,20 +107,29 @@ class _View:
         return f"{title}, with {sweep['label']}" if len(self.transfer["decays"]) > 1 else title
 
     def shown(self, rate: float) -> str:
-        return f"{rate / self.unit:.2g}x" if self.multiples else short_rate(rate)
+        return f"{rate:.2g}x" if self.multiples else short_rate(rate)
 
-    def between(self, found: Mapping[str, Any]) -> Cell:
-        """A rate with its interval."""
+    def best(self, one: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The best rate of a size with its interval."""
+        return one["multiple"] if self.multiples else one["optimum"]
+
+    def on_line(self, found: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A rate by the line through the best ones with its interval."""
+        return found["multiple"] if self.multiples else found
+
+    def between(self, one: Mapping[str, Any]) -> Cell:
+        """The best rate of a size with its interval."""
+        found = self.best(one)
         if found["value"] is None:
-            return Cell("–", "not known", tone="faint", title=found["why"])
+            return Cell("–", "not known", tone="faint", title=one["optimum"]["why"])
         value, low, high = (self.shown(found[end]) for end in ENDS)
         return Cell(value, f"{low} to {high}", tone="best")
 
     # ------------------------------------------------------------------------------------------------ tables
     def losses(self, sweep: Mapping[str, Any]) -> PageTable:
         """Rates down, sizes across: the mean loss over seeds; above them the best rate."""
-        by_size = [{t["rate"]: t for t in one["rates"]} for one in sweep["sizes"]]
-        best = [self.between(one["optimum"]) for one in sweep["sizes"]]
+        by_size = [{t[self.kind]: t for t in one["rates"]} for one in sweep["sizes"]]
+        best = [self.between(one) for one in sweep["sizes"]]
         rows = [[Cell("best rate", "with its 95% interval"), *best]]
         for rate in sorted({rate for trials in by_size for rate in trials}):
             rows.append([Cell(self.shown(rate)), *(self._loss(trials.get(rate)) for trials in by_size)])
@@ -139,19 +148,19 @@ class _View:
     # ------------------------------------------------------------------------------------------------ charts
     def charts(self, sweep: Mapping[str, Any], i: int) -> list[Block]:
         """The losses by rate, and the best rates by size, where there are any."""
-        of, unit = [(self.name(one["size"]), one) for one in sweep["sizes"]], self.unit
+        of = [(self.name(one["size"]), one) for one in sweep["sizes"]]
         tried = [
-            (name, t["rate"] / unit, list(t["losses"].values()), t["loss"] is not None, t["stopped"])
+            (name, t[self.kind], list(t["losses"].values()), t["loss"] is not None, t["stopped"])
             for name, one in of
             for t in one["rates"]
         ]
         if not tried:
             return []
-        fits = [(name, p["rate"] / unit, p["loss"]) for name, one in of for p in one["curve"]]
+        fits = [(name, p[self.kind], p["loss"]) for name, one in of for p in one["curve"]]
         best = [
-            (name, *(own[end] / unit for end in ENDS), min(p["loss"] for p in one["curve"]), one["size"])
+            (name, *(own[end] for end in ENDS), min(p["loss"] for p in one["curve"]), one["size"])
             for name, one in of
-            if (own := one["optimum"])["value"] is not None
+            if (own := self.best(one))["value"] is not None
         ]
         losses = pl.DataFrame(tried, _TRIED, orient="row").select(
             pl.exclude("losses"),
@@ -166,7 +175,7 @@ class _View:
             pl.DataFrame(fits, ["recipe", "rate", "loss"], orient="row"),
             optima,
             self.names,
-            today=self.transfer["today"] / unit,
+            today=1.0 if self.multiples else self.transfer["today"],
             reference=max(one["reference"] for _, one in of),
             title=self.rate,
         )
@@ -175,16 +184,17 @@ class _View:
 
     def _path(self, sweep: Mapping[str, Any], best: pl.DataFrame, i: int) -> Chart:
         axis, target, slope = self.transfer["axis"], self.transfer["target"], sweep["slope"]
-        points = [(p["size"], *(p[end] / self.unit for end in ENDS)) for p in sweep["line"]]
+        points = [(p["size"], *(self.on_line(p)[end] for end in ENDS)) for p in sweep["line"]]
         line = pl.DataFrame(points, {name: _BEST[name] for name in ("size", *_RATE)}, orient="row")
-        beyond = None if target in self.transfer["sizes"] else target
+        beyond = None if target in self.transfer["sizes"] or not sweep["at_target"] else target
         drawn = best_by_size(best, line, self.names, beyond, axis=axis, title=f"best {self.rate}")
         caption = "Bars: 95% intervals."
         if slope:
             each = f"{slope['value']:.2f}x ({_span(slope, 'x')}) with each doubling of the {axis}"
             caption += f" Line: {each}, with its 95% band."
-        if slope and beyond:
-            caption += f" Circle: {self.shown(sweep['at_target']['value'])} for {self.name(target)}."
+        if beyond:
+            rate = self.on_line(sweep["at_target"])["value"]
+            caption += f" Circle: {self.shown(rate)} for {self.name(target)}."
         return Chart(f"path-{i}", self.title(f"Best rate by {axis}", sweep), caption, drawn, best)
 
 

@@ -5,126 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any
 
-from normlab.config.units import duration, short_rate
-from normlab.scaling import FACTOR
-from normlab.scaling.decay import Decay
-from normlab.scaling.optimum import Fit, Losses, Optimum, Trend, best_of, fit, means_of
-from normlab.trials.scale import Scale
-from normlab.trials.trials import INTERRUPTED, Trial
-
-CARRIES: Final = "carries"
-SHIFTS: Final = "shifts"
-UNDECIDED: Final = "cannot say"
-LEAST_SIZES: Final = 3
-"""Sizes at which a best rate is known, of more than two that were asked for, below which nothing is said."""
-
-
-class Between(NamedTuple):
-    """A number with the ends of its interval."""
-
-    value: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, octaves: Sequence[float], unit: float = 1.0) -> Between:
-        """From octaves, as multiples of a unit."""
-        return cls(*(unit * 2.0**x for x in octaves))
-
-    def __str__(self) -> str:
-        return f"{self.value:.2f}x ({self.low:.2f} to {self.high:.2f}x)"
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """The trials of all sizes with one weight decay."""
-
-    decay: Decay
-    trials: Mapping[int, Mapping[tuple[float, int], Trial]]
-    """By size, by octave of the rate and seed."""
-    scales: Mapping[int, Scale]
-    factor: float = FACTOR
-
-    def losses(self, size: int) -> Losses:
-        """By octave and seed, in nats a target where targets are known; infinite where a trial diverged."""
-        return {key: self.scales[size].nats(t.loss) for key, t in self.trials.get(size, {}).items()}
-
-    def learns(self, size: int) -> bool:
-        """Whether the best rate shows that something was learnt."""
-        losses, own = self.losses(size), self.trials.get(size, {})
-        best, scale = best_of(losses), self.scales[size]
-        error = max((t.error() for (x, _), t in own.items() if x == best), default=0.0)
-        return best is not None and scale.learns(means_of(losses)[best], error / scale.weight)
-
-    @cached_property
-    def fit(self) -> Fit:
-        """The optima of the sizes at which something is learnt, and the line through them."""
-        tried = [size for size in self.scales if self.trials.get(size)]
-        learnt = {size: self.losses(size) for size in tried if self.learns(size)}
-        return fit(learnt)
-
-    def optimum(self, size: int) -> Optimum:
-        """That of a size, or why there is none."""
-        if (known := self.fit.optima.get(size)) is not None:
-            return known
-        return Optimum(size, why="nothing is learnt yet" if self.trials.get(size) else "it was not tried")
-
-    @property
-    def doublings(self) -> float:
-        """Of the size, from the smallest to the largest whose optimum is known."""
-        known = self.known
-        return math.log2(known[-1] / known[0]) if known else 0.0
-
-    @property
-    def known(self) -> list[int]:
-        """The sizes whose optimum has an interval."""
-        return [size for size in self.scales if self.optimum(size).closed]
-
-    @property
-    def trend(self) -> Trend | None:
-        """The line through the optima; None where too few of those that were asked for are known."""
-        return self.fit.trend if len(self.known) >= min(LEAST_SIZES, len(self.scales)) else None
-
-    @property
-    def slope(self) -> Between | None:
-        """By what factor the best rate moves with each doubling of the size."""
-        return Between.of(self.trend.shift()) if self.trend else None
-
-    @property
-    def shift(self) -> Between | None:
-        """By what factor it moves over all sizes."""
-        return Between.of(self.trend.shift(self.doublings)) if self.trend else None
-
-    @property
-    def verdict(self) -> str:
-        """Whether the shift lies within the factor; if not, whether it is one at all."""
-        shift = self.shift
-        if shift is None:
-            return UNDECIDED
-        if 1 / self.factor <= shift.low and shift.high <= self.factor:
-            return CARRIES
-        return UNDECIDED if shift.low <= 1 <= shift.high else SHIFTS
-
-    @property
-    def shortage(self) -> float:
-        """How many times narrower the interval of the shift must be to decide; 1 where it is."""
-        trend = self.trend
-        if trend is None or self.verdict != UNDECIDED:
-            return 1.0
-        value, low, _ = trend.shift(self.doublings)
-        enough = max(math.log2(self.factor) - abs(value), abs(value))
-        return (value - low) / enough
-
-    @property
-    def scatters(self) -> bool:
-        """Whether optima are farther from a line than their errors explain, so that seeds tell little."""
-        trend = self.trend
-        return trend is not None and trend.factor > trend.fixed_factor
+from normlab.config.units import short_rate
+from normlab.scaling.optimum import means_of
+from normlab.scaling.remedy import Remedy, remedy_of
+from normlab.scaling.sweep import CARRIES, LEAST_SIZES, SHIFTS, Between, Sweep
+from normlab.scaling.wording import apart, moves
+from normlab.trials.trials import INTERRUPTED
 
 
 @dataclass(frozen=True, repr=False)
@@ -132,8 +22,8 @@ class Transfer:
     """Whether a learning rate carries over the sizes of a model: ``verdict`` is *carries*, *shifts* or
     *cannot say*.
 
-    ``sweeps`` holds the trials by weight decay; the first one gives the answer. Rates are in octaves of
-    ``today``, which is the setup's own rate at its smallest size: a trial multiplies all rates of its setup.
+    ``sweeps`` holds the trials by weight decay; the first one gives the answer. Rates are in octaves of the
+    setup's own rate at their size: a trial multiplies all rates of its setup.
     """
 
     title: str
@@ -187,22 +77,31 @@ class Transfer:
         """What the coordinate check finds at fault; empty where it finds nothing."""
         return str(self.coordinates.get("sentence", "")) if self.coordinates.get("fault") else ""
 
-    def best_at(self, sweep: Sweep, size: int) -> Between | None:
-        """The rate to take at a size, by the line through the optima, in multiples of today's."""
-        return Between.of(sweep.trend.at(size)) if sweep.trend else None
+    @property
+    def explained(self) -> bool:
+        """Whether what the coordinate check finds moves the best rate the way that it does."""
+        slope, fault = self.first.slope, self.coordinates.get("fault")
+        if self.verdict != SHIFTS or slope is None or not fault:
+            return False
+        return moves(fault) == (1 if slope.value > 1 else -1)
 
     @property
-    def more(self) -> tuple[int, float] | None:
-        """How many seeds would decide, and the seconds that these take beside those that were spent; None
-        where the answer is known or seeds do not tell.
+    def remedy(self) -> Remedy | None:
+        """What would tell more, and the seconds that it takes beside those that were spent; None where the
+        answer is known.
         """
-        sweep = self.first
-        if sweep.verdict != UNDECIDED or sweep.trend is None:
-            return None
-        seeds = max(math.ceil(self.seeds * sweep.shortage**2), self.seeds + 1)
-        rates = {size: len({x for x, _ in own}) for size, own in sweep.trials.items()}
-        one = sum(rates[size] * self.steps * self.step_s[size] for size in rates)
-        return seeds, (seeds - self.seeds) * one
+        return remedy_of(self, self.first)
+
+    def best_at(self, sweep: Sweep, size: int) -> Between | None:
+        """The best rate at a size, by the line through the optima, in multiples of the setup's own there.
+
+        None where there is no line, or an optimum of which one end is known cannot lie on it.
+        """
+        return None if sweep.trend is None or sweep.contradicted else Between.of(sweep.trend.at(size))
+
+    def own_rate(self, size: int) -> float | None:
+        """The setup's own rate at a size; None at one that was not built where each has a rate of its own."""
+        return self.rates.get(size, None if self.scales_itself else self.today)
 
     # ------------------------------------------------------------------------------------------- sentences
     @property
@@ -212,71 +111,82 @@ class Transfer:
 
     def sentence_of(self, sweep: Sweep) -> str:
         """The answer with one weight decay."""
-        shift, slope, factor = sweep.shift, sweep.slope, f"{sweep.factor:g}x"
+        shift, slope, known = sweep.shift, sweep.slope, sweep.known
+        cannot = "Cannot say whether the rate carries"
         if shift is None or slope is None:
-            return f"Cannot say whether the rate carries: {self._unknown(sweep)}"
-        over = f"from {self.axis} {sweep.known[0]} to {sweep.known[-1]}"
+            where = f"only at {self._at(known)}" if known else f"at no {self.axis}"
+            return f"{cannot}: {self._best} is known {where}; {self._unknown(sweep, sweep.unknown)}"
+        over, within = f"from {self.axis} {known[0]} to {known[-1]}", f"{sweep.factor:g}x"
+        changes = f"{over} {self._best} changes by {shift.factor}"
         if sweep.verdict == CARRIES:
-            return f"The rate carries: {over} the best one moves by {shift}, within {factor}"
+            return f"The rate carries: {changes}, within {within}"
         if sweep.verdict == SHIFTS:
-            way = "falls" if slope.value < 1 else "rises"
-            by = slope if slope.value > 1 else Between(*(1 / x for x in (slope.value, slope.high, slope.low)))
+            by = f"falls by {slope.inverse.factor}" if slope.value < 1 else f"rises by {slope.factor}"
+            some = "" if sweep.spans else f"{over} "
             return (
-                f"The rate does not carry: the best one {way} {by} with each doubling of the {self.axis}; "
+                f"The rate does not carry: {some}{self._best} {by} with each doubling of the {self.axis}; "
                 f"{self._advice(sweep)}"
             )
-        text = f"{over} the best one moves by {shift}, and {factor} is asked"
-        return f"Cannot say whether the rate carries: {text}"
+        if sweep.steady:
+            ends = (self.sizes[0], self.sizes[-1], *sweep.contradicted)
+            why = self._unknown(sweep, [size for size in sweep.unknown if size in ends])
+            return f"{cannot} from {self.axis} {ends[0]} to {ends[1]}: {changes}, within {within}, but {why}"
+        if sweep.contradicted:
+            return f"{cannot}: {changes}, and {self._unknown(sweep, sweep.contradicted)}, which does not fit"
+        return f"{cannot}: {changes}; the interval must lie within {within}"
+
+    @property
+    def _best(self) -> str:
+        return "the best multiple of your setup's own rate" if self.scales_itself else "the best rate"
+
+    def _at(self, sizes: Sequence[int]) -> str:
+        """Sizes with their noun: width 64, or widths 64 and 128."""
+        *most, last = map(str, sizes)
+        return f"{self.axis}s {', '.join(most)} and {last}" if most else f"{self.axis} {last}"
 
     def _advice(self, sweep: Sweep) -> str:
-        best = self.best_at(sweep, self.target)
+        best, own = self.best_at(sweep, self.target), None if self.scales_itself else self.today
         if best is None:
             return ""
-        if self.scales_itself:
-            return f"at {self.axis} {self.target} take {best} the rate that your setup gives there"
-        value, low, high = (short_rate(self.today * x) for x in best)
-        return f"at {self.axis} {self.target} take {value} ({low} to {high})"
+        if own is None:
+            times = f"{best.value:.2f} times (95%: {best.low:.2f} to {best.high:.2f})"
+            return f"at {self.axis} {self.target} take {times} the rate that your setup gives there"
+        value, low, high = (short_rate(own * x) for x in best)
+        return f"at {self.axis} {self.target} take {value} (95%: {low} to {high})"
 
-    def _unknown(self, sweep: Sweep) -> str:
-        """Why there is no line through the optima."""
-        why = dict[str, list[str]]()
-        for size in self.sizes:
-            if not (own := sweep.optimum(size)).closed:
-                why.setdefault(own.why, []).append(str(size))
-        reasons = "; ".join(f"at {self.axis} {', '.join(sizes)} {text}" for text, sizes in why.items())
-        known = ", ".join(map(str, sweep.known))
-        return f"the best rate is known {f'at {self.axis} {known} alone' if known else 'nowhere'}: {reasons}"
+    def _unknown(self, sweep: Sweep, sizes: Sequence[int]) -> str:
+        """Why the best rates of sizes are not known."""
+        why = dict[str, list[int]]()
+        for size in sizes:
+            why.setdefault(sweep.optimum(size).why, []).append(size)
+        return "; ".join(f"at {self._at(own)} {text}" for text, own in why.items())
 
     def lines(self) -> Iterator[str]:
         """The sentence, the reason, what would decide, what limits it, and the same by weight decay."""
+        first = self.first
         yield f"{self.sentence}."
         yield from self._of_the_check()
-        if self.more is not None:
-            seeds, seconds = self.more
-            text = f"About {seeds} seeds in place of {self.seeds} would tell, {duration(seconds)} more"
-            if self.first.scatters:
-                text += (
-                    f"; the best rates scatter about a line by more than their errors, so that more "
-                    f"{self.axis}s may tell sooner"
-                )
-            yield f"{text}."
-        if self.verdict != SHIFTS and self.first.trend is not None:
-            yield f"By the line through the best rates, {self._advice(self.first)}."
-        for size in self.sizes:
-            if self.first.trend is not None and not (own := self.first.optimum(size)).closed:
-                yield f"At {self.axis} {size} the best rate is not known: {own.why}."
-        if self.first.trend is not None and len(self.first.known) < LEAST_SIZES:
+        if self.remedy is not None:
+            yield f"{self.remedy.sentence}."
+        if self.verdict != SHIFTS and self.best_at(first, self.target) is not None:
+            yield f"By the line through the best rates, {self._advice(first)}."
+        if first.verdict in (CARRIES, SHIFTS) and first.unknown:
+            yield f"The best rate is not known everywhere: {self._unknown(first, first.unknown)}."
+        if first.trend is not None and len(first.known) < LEAST_SIZES:
             yield f"From two {self.axis}s nothing shows how far best rates scatter about a line: try four."
         if self.cut:
             yield f"The trials are not complete: {self.cut}."
         for sweep in self.sweeps[1:]:
-            text = self.sentence_of(sweep)
-            yield f"With {sweep.decay.label}: {text[0].lower()}{text[1:]}{self._differs(sweep)}."
+            text, remedy = self.sentence_of(sweep), remedy_of(self, sweep)
+            more = f". {remedy.sentence}" if remedy else ""
+            yield f"With {sweep.decay.label}: {text[0].lower()}{text[1:]}{self._differs(sweep)}{more}."
 
     def _of_the_check(self) -> Iterator[str]:
-        """Why the rate does not carry, where the check says so, or why there is no check."""
+        """What the check finds, and whether that is why the rate does not carry, or why there is no check."""
         if self.reason:
-            yield f"The coordinate check says why: {self.reason}."
+            says, others = "says why" if self.explained else "finds", apart(self.coordinates)
+            more = f", and {others} other{'s' * (others > 1)} that this does not explain" if others else ""
+            yield f"The coordinate check {says}: {self.reason}{more}."
         if left_out := self.coordinates.get("left_out"):
             yield f"The coordinate check was left out: {left_out}."
 
@@ -305,9 +215,13 @@ class Transfer:
 
     # ------------------------------------------------------------------------------------------------ plain
     def to_dict(self) -> dict[str, Any]:
-        """The same facts as plain values, with losses in nats a target where targets are known."""
+        """The same facts as plain values, with losses in nats a target where targets are known.
+
+        Under ``multiple`` stand multiples of the setup's own rate at the same size; other rates are those of
+        trials, and None at a target whose own rate is not known.
+        """
         names = ("title", "axis", "target", "steps", "seeds", "today", "plan", "cut", "seconds", "facts")
-        more = self.more
+        remedy = self.remedy
         return {
             **{name: getattr(self, name) for name in (*names, "verdict", "sentence", "reason")},
             "sizes": list(self.sizes),
@@ -325,7 +239,7 @@ class Transfer:
             "cost": {
                 "trials": sum(len(own) for sweep in self.sweeps for own in sweep.trials.values()),
                 "seconds": self.seconds,
-                "more": None if more is None else {"seeds": more[0], "seconds": more[1]},
+                "more": None if remedy is None else remedy._asdict(),
             },
             "coordinates": dict(self.coordinates) or None,
             "decays": [self._plain(sweep) for sweep in self.sweeps],
@@ -333,53 +247,56 @@ class Transfer:
 
     def _plain(self, sweep: Sweep) -> dict[str, Any]:
         best = self.best_at(sweep, self.target)
-
-        def plain(between: Between | None, unit: float = 1.0) -> dict[str, float] | None:
-            return None if between is None else {k: unit * v for k, v in between._asdict().items()}
-
+        beyond = () if best is None or self.target in self.sizes else (self.target,)
         return {
             **asdict(sweep.decay),
             "label": sweep.decay.label,
             "verdict": sweep.verdict,
             "sentence": self.sentence_of(sweep),
-            "slope": plain(sweep.slope),
-            "shift": plain(sweep.shift),
-            "at_target": plain(best, self.today),
+            "slope": sweep.slope and sweep.slope._asdict(),
+            "shift": sweep.shift and sweep.shift._asdict(),
+            "at_target": best and self._rates(self.target, best),
             "noise": sweep.fit.noise if sweep.trend else None,
             "sizes": [self._of_size(sweep, size) for size in self.sizes],
             "line": [
-                {"size": size, **(plain(self.best_at(sweep, size), self.today) or {})}
-                for size in (*self.sizes, *([] if self.target in self.sizes else [self.target]))
-                if best is not None
+                {"size": size, **self._rates(size, Between.of(sweep.trend.at(size)))}
+                for size in (*self.sizes, *beyond)
+                if sweep.trend
             ],
         }
 
+    def _rates(self, size: int, multiple: Between) -> dict[str, Any]:
+        """A rate at a size, with the ends of its interval, and as a multiple."""
+        own = self.own_rate(size)
+        ends = {name: None if own is None else own * x for name, x in multiple._asdict().items()}
+        return {**ends, "multiple": multiple._asdict()}
+
     def _of_size(self, sweep: Sweep, size: int) -> dict[str, Any]:
-        own, losses = sweep.optimum(size), sweep.losses(size)
+        own, losses, today = sweep.optimum(size), sweep.losses(size), self.rates[size]
         means, trials = means_of(losses), sweep.trials.get(size, {})
+        known = {name: getattr(own, name) for name in Between._fields}
+        multiple = {name: None if octave is None else 2.0**octave for name, octave in known.items()}
 
         def finite(loss: float | None) -> float | None:
             return loss if loss is not None and math.isfinite(loss) else None
 
-        def rate(octave: float | None) -> float | None:
-            return None if octave is None else self.today * 2.0**octave
+        def rate(octave: float) -> dict[str, float]:
+            return {"rate": today * 2.0**octave, "multiple": 2.0**octave}
 
         return {
             "size": size,
-            "optimum": {
-                **{name: rate(getattr(own, name)) for name in ("value", "low", "high")},
-                "why": own.why,
-            },
+            "optimum": {**{name: x and today * x for name, x in multiple.items()}, "why": own.why},
+            "multiple": multiple,
             "rates": [
                 {
-                    "rate": rate(x),
+                    **rate(x),
                     "loss": finite(means.get(x)),
                     "losses": {str(seed): finite(losses[x, seed]) for y, seed in sorted(losses) if y == x},
                     "stopped": next((t.stopped for (y, _), t in trials.items() if y == x and t.stopped), ""),
                 }
                 for x in sorted({x for x, _ in losses})
             ],
-            "curve": [{"rate": rate(x), "loss": loss} for x, loss in sweep.fit.curves.get(size, ())],
+            "curve": [{**rate(x), "loss": loss} for x, loss in sweep.fit.curves.get(size, ())],
             "reference": sweep.scales[size].reference,
         }
 

@@ -1,19 +1,21 @@
 r"""The rate with the lowest loss at each size, how it moves with the size, and intervals for both.
 
-Let :math:`x = \log_2` of a rate. Near its minimum, the loss of seed j at size s is
+Let :math:`x = \log_2` of a rate. Near its minimum at :math:`x_s`, the loss of seed j at size s is
 
-.. math:: y = \alpha_{sj} + B_s x + C_s h_\kappa(x) + e, \quad
-   h_\kappa(x) = 2 (e^{\kappa x} - 1 - \kappa x) / \kappa^2 \to x^2
+.. math:: y = \alpha_{sj} + C_s h_{\kappa_s}(x - x_s) + e, \quad C_s \ge 0, \quad
+   h_\kappa(u) = 2 (e^{\kappa u} - 1 - \kappa u) / \kappa^2 \to u^2
 
-a quadratic with a skew :math:`\kappa` that all sizes share, since too high a rate costs more than too low a
-one: without it the optimum is off by more than its interval. For given :math:`\kappa` it is linear, and the
-optimum, where :math:`B + 2 C (e^{\kappa x} - 1) / \kappa = 0`, is a ratio of coefficients: Fieller's theorem
-gives its interval, which is open where the curvature may be 0. Where losses are farther from the curve than
-seeds are from each other, by the F test for lack of fit, the form does not describe them, and the interval
-reaches at least to the neighbours of the best rate. Seeds have intercepts of their own, and the
-noise is pooled over sizes. The slope over :math:`\log_2` of the size is a regression weighted by the
-covariance of the optima, with the interval of Hartung and Knapp (2001), never narrower than the fixed-effect
-one. tests/scaling holds both to their coverage by simulation.
+a quadratic with a skew :math:`\kappa_s`, since too high a rate costs more than too low a one: without it the
+optimum is off by more than its interval. Every size has a skew of its own: were one shared by all, a skew
+that goes with the size would be taken for an optimum that does. Five rates say little of it, so that it comes
+from a normal distribution with the mean and deviation of real curves, ``SKEWS``. The interval of an optimum
+holds each :math:`x_s` that an F test does not refuse, with the other parameters at their best (a profile
+likelihood); it is open where it goes beyond the rates that were tried. Seeds have intercepts of their own,
+and the noise is pooled over sizes. Where losses are farther from the curve than seeds are from each other, by
+the F test for lack of fit, the form does not describe them, and the interval reaches at least to the
+neighbours of the best rate. The slope over :math:`\log_2` of the size is a regression weighted by these
+intervals, with the one of Hartung and Knapp (2001), never narrower than the fixed-effect one. tests/scaling
+holds all of them to their coverage by simulation.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from functools import cached_property
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize_scalar
 from scipy.stats import f as fisher_f
 from scipy.stats import t as student_t
 
@@ -38,10 +40,19 @@ WINDOW: Final = 2.0
 """Octaves on each side of the best rate within which rates are tried and fitted."""
 FEWEST: Final = 3
 """Rates that train, below which a curve is not fitted."""
+SKEWS: Final = (0.5, 0.5)
+"""Mean and standard deviation of the skew: 0.6 and 0.45 on 11 curves of small language models, rounded."""
 SKEWEST: Final = 2.0
-_POINTS: Final = 801
+_COARSE: Final = 31
+_FINE: Final = 61
+_SKEWS: Final = np.linspace(-1, 1, 9)
+_ZOOMS: Final = 8
 _DRAWN: Final = 33
-_STEP: Final = 1e-3
+_STRAIGHT: Final = 1e-5
+_TINY: Final = 1e-150
+
+
+Lack = Literal["", "trials", "steps", "rates", "seeds"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,10 @@ class Optimum:
     high: float | None = None
     why: str = ""
     """Why the interval is open, or why there is none."""
+    lack: Lack = ""
+    """What there must be more of to know it."""
+    rates: tuple[float, ...] = ()
+    """Octaves at which trials would show more."""
 
     @property
     def closed(self) -> bool:
@@ -97,7 +112,9 @@ class Fit:
 
     optima: Mapping[int, Optimum]
     noise: float = math.nan
-    skew: float = 0.0
+    skews: Mapping[int, float] = field(default_factory=dict)
+    misfit: bool = False
+    """Whether losses are farther from their curves than seeds are from each other."""
     trend: Trend | None = None
     curves: Mapping[int, Sequence[tuple[float, float]]] = field(default_factory=dict)
     """By size, octaves and losses of the fitted curve, for a picture."""
@@ -116,6 +133,14 @@ def means_of(losses: Losses) -> dict[float, float]:
     return {x: sum(losses[x, seed] for seed in seeds) / len(seeds) for x in shared}
 
 
+class _Minimum(NamedTuple):
+    """Where a curve that fits best is lowest, its skew, and what it leaves."""
+
+    x: float
+    skew: float
+    cost: float
+
+
 @dataclass(frozen=True)
 class _Curve:
     """The trials of one size that are fitted, with octaves from their middle."""
@@ -131,47 +156,106 @@ class _Curve:
     capped: bool
     """Whether the highest is one that diverged."""
 
-    def without_seeds(self, values: Array) -> Array:
-        """Values less their means by seed, along the last axis."""
-        out = values.astype(float)
-        for own in np.unique(self.seed):
-            mine = self.seed == own
-            out[..., mine] -= out[..., mine].mean(-1, keepdims=True)
-        return out
+    @cached_property
+    def within(self) -> Array:
+        """`[N, N]`: takes values less their means by seed."""
+        same = (self.seed[:, None] == self.seed).astype(float)
+        return np.eye(self.x.size) - same / same.sum(0)
 
-    def solved(self, skew: float) -> tuple[Array, Array]:
-        """B and C, and the residuals."""
-        design = self.without_seeds(np.stack([self.x, bent(self.x, skew)]))
-        y = self.without_seeds(self.y)
-        found = np.asarray(np.linalg.lstsq(design.T, y, rcond=None)[0], np.float64)
-        return found, y - found @ design
+    @cached_property
+    def spread(self) -> Array:
+        """`[R, N]`: from values by rate to those of every trial, less their means by seed."""
+        return (np.unique(self.x)[:, None] == self.x).astype(float) @ self.within
 
-    def of_means(self, skew: float) -> tuple[float, int, float, int]:
+    @cached_property
+    def losses(self) -> Array:
+        """`[N]`: less their means by seed."""
+        return self.within @ self.y
+
+    @property
+    def parameters(self) -> int:
+        """Of the curve, beside the intercepts: as many as the rates show."""
+        return min(3, len(self.spread) - 1)
+
+    @property
+    def freedom(self) -> int:
+        """Degrees of freedom of what the curve leaves."""
+        return self.x.size - np.unique(self.seed).size - self.parameters
+
+    def rise(self, best: Array, skew: Array) -> Array:
+        """`[..., R]`: by rate, the loss above its minimum, of curves with a curvature of 1."""
+        return bent(np.unique(self.x) - best[..., None], skew[..., None])
+
+    def cost(self, best: Array, skew: Array, noise: float) -> Array:
+        """The least sum of squares that curves with these minima and skews leave, together with what their
+        skews cost at this noise.
+        """
+        rise = self.rise(best, skew)
+        size = np.maximum(((rise @ (self.spread @ self.spread.T)) * rise).sum(-1), _TINY)
+        along = np.maximum(rise @ (self.spread @ self.losses), 0.0)
+        left = self.losses @ self.losses - along**2 / size
+        return np.asarray(left + (noise * (skew - SKEWS[0]) / SKEWS[1]) ** 2, np.float64)
+
+    def profile(self, best: Array, noise: float) -> tuple[Array, Array]:
+        """By optimum, the least cost of all skews, and the skew that has it."""
+        skew, reach = np.zeros((best.size, 1)), SKEWEST
+        for _ in range(_ZOOMS):
+            near = np.clip(skew + reach * _SKEWS, -SKEWEST, SKEWEST)
+            least = self.cost(best[:, None], near, noise).argmin(1)[:, None]
+            skew, reach = np.take_along_axis(near, least, 1), reach * float(_SKEWS[-1] - _SKEWS[-2])
+        return self.cost(best, skew[:, 0], noise), skew[:, 0]
+
+    def minimum(self, noise: float) -> _Minimum:
+        """That of the curve with the least cost."""
+        grid = self.grid(_COARSE)
+        before, _, after = _lowest(grid, self.profile(grid, noise)[0])
+        grid = np.linspace(before, after, _COARSE)
+        _, x, _ = _lowest(grid, self.profile(grid, noise)[0])
+        cost, skew = self.profile(np.array([x]), noise)
+        return _Minimum(x, float(skew[0]), max(float(cost[0]), 0.0))
+
+    def grid(self, points: int) -> Array:
+        """Where the optimum is looked for: also beyond the rates that were tried, where it may lie."""
+        return np.linspace(self.low - WINDOW, self.high + WINDOW, points)
+
+    def fitted(self, of: _Minimum) -> tuple[float, Array]:
+        """The curvature, and the residuals."""
+        rise = self.rise(np.array(of.x), np.array(of.skew)) @ self.spread
+        curvature = max(float(rise @ self.losses), 0.0) / max(float(rise @ rise), _TINY)
+        return curvature, self.losses - curvature * rise
+
+    def of_means(self, rest: Array) -> tuple[float, int, float, int]:
         """The squares that the means over seeds are off the curve, and that seeds are off these means, each
         with its degrees of freedom, of the rates that every seed has.
         """
-        rest = self.solved(skew)[1]
         rates, seeds = np.unique(self.x), np.unique(self.seed).size
         shared = [self.x == x for x in rates if np.count_nonzero(self.x == x) == seeds]
         within = sum(float(np.sum((rest[own] - rest[own].mean()) ** 2)) for own in shared)
         off = sum(float(np.sum(own) * rest[own].mean() ** 2) for own in shared)
-        return off, len(shared) - 3, within, (len(shared) - 1) * (seeds - 1)
+        return off, max(len(shared) - 1 - self.parameters, 0), within, (len(shared) - 1) * (seeds - 1)
 
-    def drawn(self, found: Array, skew: float) -> list[tuple[float, float]]:
+    def drawn(self, of: _Minimum) -> list[tuple[float, float]]:
         """Points of the fitted curve, at the mean of its seeds."""
-        level = float(np.mean(self.y - found @ np.stack([self.x, bent(self.x, skew)])))
+        curvature, skew = self.fitted(of)[0], np.array(of.skew)
+        level = float(np.mean(self.y - curvature * bent(self.x - of.x, skew)))
         x = np.linspace(self.low, float(self.x.max()), _DRAWN)
-        y = level + found @ np.stack([x, bent(x, skew)])
+        y = level + curvature * bent(x - of.x, skew)
         return [(float(a) + self.centre, float(b)) for a, b in zip(x, y, strict=True)]
 
 
-def bent(x: Array, skew: float) -> Array:
+def _lowest(x: Array, y: Array) -> tuple[float, float, float]:
+    """Where y is lowest, by a parabola through the least value and those beside it, and the ends of these."""
+    i = int(np.clip(y.argmin(), 1, y.size - 2))
+    left, right = y[i - 1] - y[i], y[i + 1] - y[i]
+    step = (left - right) / (2 * (left + right)) if left + right > 0 else 0.0
+    lowest = x[i] + (x[i + 1] - x[i]) * min(max(step, -1.0), 1.0)
+    return float(x[i - 1]), float(lowest), float(x[i + 1])
+
+
+def bent(x: Array, skew: Array | float) -> Array:
     r""":math:`h_\kappa(x)`."""
-    return x**2 if abs(skew) < 1e-4 else 2 * (np.expm1(skew * x) - skew * x) / skew**2
-
-
-def _bent_slope(x: Array, skew: float) -> Array:
-    return 2 * x if abs(skew) < 1e-4 else 2 * np.expm1(skew * x) / skew
+    skew = np.where(np.abs(skew) < _STRAIGHT, _STRAIGHT, skew)
+    return np.asarray(2 * (np.expm1(skew * x) - skew * x) / skew**2, np.float64)
 
 
 def fit(curves: Mapping[int, Losses]) -> Fit:
@@ -179,76 +263,54 @@ def fit(curves: Mapping[int, Losses]) -> Fit:
     prepared = {size: _prepared(size, losses) for size, losses in curves.items()}
     ready = [one for one in prepared.values() if isinstance(one, _Curve)]
     optima = {size: one for size, one in prepared.items() if isinstance(one, Optimum)}
-    freedom = sum(c.x.size - np.unique(c.seed).size - 2 for c in ready) - 1
+    freedom = sum(c.freedom for c in ready)
     if freedom < 1:
-        few = {c.size: Optimum(c.size, why="so few trials show no noise") for c in ready}
+        few = {c.size: Optimum(c.size, why="so few trials show no noise", lack="seeds") for c in ready}
         return Fit({size: {**optima, **few}[size] for size in curves})
-
-    def left(skew: float) -> float:
-        return sum(float(np.sum(c.solved(skew)[1] ** 2)) for c in ready)
-
-    skew = float(minimize_scalar(left, bounds=(-SKEWEST, SKEWEST), method="bounded").x)
-    found = [c.solved(skew)[0] for c in ready]
+    free = [c.minimum(0.0) for c in ready]
     rounding = float(np.finfo(np.float32).eps) * max(float(np.abs(c.y).max()) for c in ready)
-    noise = max(math.sqrt(left(skew) / freedom), rounding)
-    covariance, misfit = noise**2 * _spread(ready, found, skew), _misfit(ready, skew)
-    quantile, rows = float(student_t.ppf((1 + LEVEL) / 2, freedom)), dict[int, Array]()
-    for i, (curve, own) in enumerate(zip(ready, found, strict=True)):
-        mine = [2 * i, 2 * i + 1, len(covariance) - 1]
-        one = _optimum(curve, own, covariance[np.ix_(mine, mine)], skew, quantile)
-        one = _between_neighbours(one, curve) if misfit else one
-        optima[curve.size] = one
-        if one.value is not None:  # how the optimum goes with the coefficients
-            x = np.array([one.value - curve.centre])
-            rows[curve.size] = np.zeros(len(covariance))
-            rows[curve.size][mine] = -_contrast(x, own, skew)[0] / (2 * own[1] * math.exp(skew * x[0]))
-    trend, closed = None, [optima[size] for size in curves if size in rows]
-    if len(closed) > 1:
-        turned = np.stack([rows[one.size] for one in closed])
-        values = np.array([one.value for one in closed], float)
-        sizes = np.log2([one.size for one in closed])
-        trend = _trend(sizes, values, turned @ covariance @ turned.T, freedom)
-    drawn = {c.size: c.drawn(own, skew) for c, own in zip(ready, found, strict=True)}
-    return Fit({size: optima[size] for size in curves}, noise, skew, trend, drawn)
+    noise = max(math.sqrt(sum(m.cost for m in free) / freedom), rounding, _TINY)
+    misfit = _misfit(ready, free, rounding)
+    minima = [c.minimum(noise) for c in ready]
+    for curve, of in zip(ready, minima, strict=True):
+        one = _optimum(curve, of, noise, freedom)
+        optima[curve.size] = _between_neighbours(one, curve) if misfit else one
+    known = [optima[size] for size in curves if optima[size].closed]
+    return Fit(
+        {size: optima[size] for size in curves},
+        noise,
+        {c.size: of.skew for c, of in zip(ready, minima, strict=True)},
+        misfit,
+        _trend(known, freedom) if len(known) > 1 else None,
+        {c.size: c.drawn(of) for c, of in zip(ready, minima, strict=True)},
+    )
 
 
 def _prepared(size: int, losses: Losses) -> _Curve | Optimum:
     """The trials to fit: those that train, near the best. A diverged one is above all others."""
     best = best_of(losses)
     if best is None:
-        return Optimum(size, why="no rate trains" if losses else "nothing was tried")
+        lowest = min((x for x, _ in losses), default=0.0)
+        return Optimum(size, why="no rate trains", lack="rates", rates=_beyond(lowest, -1))
     near = sorted((x, seed, y) for (x, seed), y in losses.items() if abs(x - best) <= WINDOW + 1e-9)
     x, seed, y = (np.array(column) for column in zip(*[p for p in near if math.isfinite(p[2])], strict=True))
     above = min((p[0] for p in near if p[0] > best and not math.isfinite(p[2])), default=None)
     if np.unique(x).size < FEWEST:
-        return Optimum(size, why=f"{np.unique(x).size} rates near the best train, and {FEWEST} are needed")
+        few = f"{np.unique(x).size} rates near the best train, and {FEWEST} are needed"
+        return Optimum(size, why=few, lack="rates", rates=(best - 0.5, best + 0.5))
     kept = x < (math.inf if above is None else above)
     x, seed, y = x[kept], seed[kept], y[kept]
     high = float(x.max()) if above is None else above
     return _Curve(size, x - best, y, seed, best, float(x.min()) - best, high - best, above is not None)
 
 
-def _spread(ready: Sequence[_Curve], found: Sequence[Array], skew: float) -> Array:
-    """The covariance of all B, C and the skew, for a noise of 1."""
-    width = 2 * len(ready) + 1
-    blocks = []
-    for i, (curve, own) in enumerate(zip(ready, found, strict=True)):
-        turned = own[1] * (bent(curve.x, skew + _STEP) - bent(curve.x, skew - _STEP)) / (2 * _STEP)
-        block = np.zeros((width, curve.x.size))
-        design = curve.without_seeds(np.stack([curve.x, bent(curve.x, skew), turned]))
-        block[[2 * i, 2 * i + 1, -1]] = design
-        blocks.append(block)
-    design = np.concatenate(blocks, axis=1)
-    return np.asarray(np.linalg.pinv(design @ design.T, hermitian=True), np.float64)
-
-
-def _misfit(ready: Sequence[_Curve], skew: float) -> bool:
+def _misfit(ready: Sequence[_Curve], minima: Sequence[_Minimum], rounding: float) -> bool:
     """Whether the means over seeds are farther from their curves than chance has it, by an F test."""
-    off, more, within, freedom = (sum(own) for own in zip(*(c.of_means(skew) for c in ready), strict=True))
-    more -= 1  # the skew
-    if more < 1 or freedom < 1 or within == 0:
+    every = [c.of_means(c.fitted(of)[1]) for c, of in zip(ready, minima, strict=True)]
+    off, more, within, freedom = (sum(own) for own in zip(*every, strict=True))
+    if more < 1 or freedom < 1:
         return False
-    return bool(off / more > within / freedom * fisher_f.ppf(LEVEL, more, freedom))
+    return bool(off / more > max(within / freedom, rounding**2) * fisher_f.ppf(LEVEL, more, freedom))
 
 
 def _between_neighbours(one: Optimum, curve: _Curve) -> Optimum:
@@ -261,45 +323,65 @@ def _between_neighbours(one: Optimum, curve: _Curve) -> Optimum:
     return replace(one, low=low, high=high)
 
 
-def _contrast(x: Array, found: Array, skew: float) -> Array:
-    """`[X, 3]`: the derivative of the loss at octaves x, in B, C and the skew."""
-    turned = found[1] * (_bent_slope(x, skew + _STEP) - _bent_slope(x, skew - _STEP)) / (2 * _STEP)
-    return np.stack([np.ones_like(x), _bent_slope(x, skew), turned], -1)
-
-
-def _optimum(curve: _Curve, found: Array, covariance: Array, skew: float, quantile: float) -> Optimum:
-    """The optimum of one curve: where its derivative is 0, and where it may be, within the rates tried."""
-    grid = np.linspace(curve.low, curve.high, _POINTS)
-    slope = found[0] + found[1] * _bent_slope(grid, skew)
-    contrast = _contrast(grid, found, skew)
-    error = quantile * np.sqrt(np.maximum(np.einsum("xi,ij,xj->x", contrast, covariance, contrast), 0.0))
-    falls, rises = bool(slope[0] < -error[0]), bool(slope[-1] > error[-1])
-    maybe = grid[np.abs(slope) <= error]
-    ends = (float(maybe[0]), float(maybe[-1])) if maybe.size else (curve.high, curve.low)
-    low = ends[0] + curve.centre if falls else None
-    high = ends[1] + curve.centre if rises else curve.high + curve.centre if falls and curve.capped else None
-    if falls and rises:
-        value = float(np.interp(0.0, slope, grid)) + curve.centre
-        return Optimum(curve.size, value, low, high)
-    if falls == rises:
-        why = "the loss hardly changes with the rate"
+def _optimum(curve: _Curve, of: _Minimum, noise: float, freedom: int) -> Optimum:
+    """The optimum of one curve, and where it may be, within the rates tried."""
+    grid = np.sort(np.append(curve.grid(_FINE), of.x))
+    cost = curve.profile(grid, noise)[0]
+    root = np.sign(grid - of.x) * np.sqrt(np.maximum(cost - of.cost, 0.0)) / noise  # almost a line
+    quantile = float(student_t.ppf((1 + LEVEL) / 2, freedom))
+    inside = np.flatnonzero(np.abs(root) <= quantile)
+    first, last = int(inside[0]), int(inside[-1])
+    low, high = -math.inf, math.inf
+    if first:
+        low = float(np.interp(-quantile, root[first - 1 : first + 1], grid[first - 1 : first + 1]))
+    if last < grid.size - 1:
+        high = float(np.interp(quantile, root[last : last + 2], grid[last : last + 2]))
+    below, above = low < curve.low, high > curve.high
+    if above and curve.capped and of.x <= curve.x.max():
+        high, above = curve.high, False
+    ends = np.clip([low, high], curve.low, curve.high) + curve.centre
+    shown = None if below else float(ends[0]), None if above and not curve.capped else float(ends[1])
+    if not (below or above):
+        return Optimum(curve.size, of.x + curve.centre, *shown)
+    if below and above:
+        noisy, flat = "losses are too noisy to place the minimum", "the loss hardly changes with the rate"
+        return Optimum(curve.size, None, *shown, flat if _flat(curve) else noisy, "seeds")
+    lowest, highest = curve.centre + float(curve.x.min()), curve.centre + float(curve.x.max())
+    if below:
+        where, rates = "below the lowest rate that was tried", _beyond(lowest, -1)
+    elif curve.capped:
+        where = "between the highest rate that trains and the lowest that diverges"
+        rates = ((highest + curve.centre + curve.high) / 2,)
     else:
-        why = f"it may lie {'above the highest' if falls else 'below the lowest'} rate that trains"
-    return Optimum(curve.size, None, low, high, why)
+        where, rates = "above the highest rate that was tried", _beyond(highest, 1)
+    return Optimum(curve.size, None, *shown, f"it may lie {where}", "rates", rates)
 
 
-def _trend(sizes: Array, optima: Array, covariance: Array, freedom: int) -> Trend:
-    """The regression of optima on log2 of sizes, weighted by the inverse of their covariance."""
-    weight = np.linalg.pinv(covariance, hermitian=True)
-    ones = np.ones_like(sizes)
-    middle = float(ones @ weight @ sizes / (ones @ weight @ ones))
-    design = np.stack([ones, sizes - middle], -1)
-    inner = np.linalg.inv(design.T @ weight @ design)
-    height, slope = inner @ design.T @ weight @ optima
-    rest = optima - design @ [height, slope]
+def _beyond(end: float, side: int) -> tuple[float, ...]:
+    """The next octaves on one side of those that were tried."""
+    return tuple(sorted(end + side * k for k in range(1, int(WINDOW) + 1)))
+
+
+def _flat(curve: _Curve) -> bool:
+    """Whether means over seeds differ between rates by no more than seeds do from them, by an F test."""
+    means = curve.spread.T @ np.linalg.lstsq(curve.spread.T, curve.losses, rcond=None)[0]
+    rest, more = curve.losses - means, len(curve.spread) - 1
+    freedom = curve.freedom + curve.parameters - more
+    if freedom < 1:
+        return False
+    return bool(means @ means / more <= rest @ rest / freedom * fisher_f.ppf(LEVEL, more, freedom))
+
+
+def _trend(known: Sequence[Optimum], freedom: int) -> Trend:
+    """The regression of optima on log2 of sizes, weighted by their intervals."""
     fixed = factor = float(student_t.ppf((1 + LEVEL) / 2, freedom))
-    if (more := len(sizes) - 2) > 0:
-        scatter = math.sqrt(max(float(rest @ weight @ rest), 0.0) / more)
-        factor = max(fixed, scatter * float(student_t.ppf((1 + LEVEL) / 2, more)))
-    errors = np.sqrt(np.diag(inner))
-    return Trend(middle, float(height), float(slope), float(errors[0]), float(errors[1]), factor, fixed)
+    x = np.log2([one.size for one in known])
+    y, low, high = (np.array([getattr(one, end) for one in known], float) for end in ("value", "low", "high"))
+    weight = (2 * fixed / (high - low)) ** 2
+    middle = float(weight @ x / weight.sum())
+    spread = float(weight @ (x - middle) ** 2)
+    height, slope = float(weight @ y / weight.sum()), float(weight @ ((x - middle) * y) / spread)
+    rest = y - height - slope * (x - middle)
+    if (more := len(known) - 2) > 0:
+        factor = max(fixed, math.sqrt(weight @ rest**2 / more) * float(student_t.ppf((1 + LEVEL) / 2, more)))
+    return Trend(middle, height, slope, float(weight.sum()) ** -0.5, spread**-0.5, factor, fixed)

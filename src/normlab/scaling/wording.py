@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from normlab.config.units import count
 from normlab.scaling.exponents import FACTS, HALF
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from normlab.scaling.coordinates import Coordinates
     from normlab.scaling.rows import Row
 
@@ -19,11 +21,38 @@ NAMES: Final = {
     "eps": "eps",
     "attention scale": "factor on products of queries and keys",
 }
+STEPPING: Final = ("rate", "attention scale", "branch", "update", "logits change", "stream change")
+"""What goes with how far a step of a given rate changes the outputs."""
 
 
 def reason(row: Row, of: Coordinates) -> str:
     """What is wrong with a row, and what to do."""
     return f"{_what(row, of)}; {_remedy(row, of)}"
+
+
+def moves(fault: Mapping[str, Any]) -> int:
+    """Which way a row that is wrong moves the best rate as the size grows: -1 down, 1 up, 0 where that is not
+    known, as of a start or a decay.
+
+    Where a step changes more than is meant, a lower rate makes up for it; a larger eps makes steps smaller.
+    """
+    excess = (fault.get("slope") or 0.0) - (fault.get("expected") or 0.0)
+    if fault["quantity"] in STEPPING:
+        return -1 if excess > 0 else 1
+    return (1 if excess > 0 else -1) if fault["quantity"] == "eps" else 0
+
+
+def apart(check: Mapping[str, Any]) -> int:
+    """How many other facts of a check are wrong, which its fault does not explain: what a parameter starts
+    with, or a group holds, follows from nothing that was measured. A role counts once for each quantity.
+    """
+    fault = check["fault"]
+    if fault["quantity"] not in FACTS:
+        return 0
+    wrong = {
+        (r["quantity"], r["role"]) for r in check["rows"] if r["right"] is False and r["quantity"] in FACTS
+    }
+    return len(wrong - {(fault["quantity"], fault["role"])})
 
 
 def _what(row: Row, of: Coordinates) -> str:

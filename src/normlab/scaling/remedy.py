@@ -1,0 +1,120 @@
+"""What more trials would tell where they cannot say, and how long these take."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+from normlab.config.units import duration, short_rate
+from normlab.scaling.optimum import WINDOW
+from normlab.scaling.sweep import UNDECIDED, Sweep
+
+if TYPE_CHECKING:
+    from normlab.scaling.answer import Transfer
+
+LONGER: Final = 4
+"""How many times as many steps are advised where nothing is learnt."""
+RATES: Final = int(2 * WINDOW) + 1
+"""Those about the best of a size."""
+
+
+class Remedy(NamedTuple):
+    """One thing to have more of."""
+
+    what: Literal["budget", "steps", "rates", "seeds", "sizes"]
+    value: Any
+    """How much of it in all: seconds, steps, multiples of the setup's own rate, seeds, or sizes."""
+    seconds: float
+    """What it takes beside what was spent."""
+    sentence: str
+
+
+def remedy_of(of: Transfer, sweep: Sweep) -> Remedy | None:
+    """What would tell more with one weight decay; None where the answer is known, or nothing was tried: then
+    the reason has the budget.
+    """
+    if sweep.verdict != UNDECIDED or not any(sweep.trials.values()):
+        return None
+    left = {size: _left(of, sweep, size) for size in of.sizes if of.cut or not sweep.trials.get(size)}
+    if any(left.values()):
+        return _budget(of, sum(left.values()))
+    line = sweep.trend is not None and sweep.spans and not sweep.contradicted
+    return _of_line(of, sweep) if line else _of_optima(of, sweep)
+
+
+def _of_optima(of: Transfer, sweep: Sweep) -> Remedy:
+    """Where best rates are not known: what most of these sizes lack."""
+    unknown = [sweep.optimum(size) for size in sweep.unknown]
+    lacks = [str(own.lack) for own in unknown]
+    match max(("steps", "rates", "seeds"), key=lacks.count):
+        case "steps":
+            return _steps(of, sweep)
+        case "rates":
+            return _rates(of, sorted({x for own in unknown for x in own.rates}), "would show more")
+    return _seeds(of, sweep, 2 * of.seeds, "would show more")
+
+
+def _of_line(of: Transfer, sweep: Sweep) -> Remedy:
+    """Where they are known, and the interval of their shift is too wide."""
+    if sweep.fit.misfit:
+        best = (sweep.optimum(size).value or 0.0 for size in sweep.known)
+        halves = {round(x) + side / 2 for x in best for side in (-1, 1)}
+        return _rates(of, sorted(halves), "would place the best ones more closely")
+    if sweep.shortage > 1:
+        seeds = max(math.ceil(of.seeds * sweep.shortage**2), of.seeds + 1)
+        return _seeds(of, sweep, seeds, "would settle it", about="About ")
+    return _sizes(of, sweep)
+
+
+def _cost(of: Transfer, size: int, trials: float) -> float:
+    """Seconds of so many trials."""
+    return trials * of.steps * of.step_s[size]
+
+
+def _left(of: Transfer, sweep: Sweep, size: int) -> float:
+    """Seconds of the trials that are missing at a size, about."""
+    own = sweep.trials.get(size, {})
+    every = [x for x in {x for x, _ in own} if sum(y == x for y, _ in own) >= of.seeds]
+    return _cost(of, size, of.seeds * max(RATES - len(every), 0))
+
+
+def _each(of: Transfer, sweep: Sweep) -> float:
+    """Seconds of the trials of one seed."""
+    return sum(_cost(of, size, len({x for x, _ in own})) for size, own in sweep.trials.items())
+
+
+def _budget(of: Transfer, seconds: float) -> Remedy:
+    whole = of.seconds + seconds
+    sentence = f"About {duration(seconds)} more would finish the trials, a budget of {duration(whole)} in all"
+    return Remedy("budget", whole, seconds, sentence)
+
+
+def _steps(of: Transfer, sweep: Sweep) -> Remedy:
+    steps, seconds = LONGER * of.steps, LONGER * of.seeds * _each(of, sweep)
+    sentence = (
+        f"Trials of {steps:,} steps instead of {of.steps:,} may learn enough; they take {duration(seconds)}"
+    )
+    return Remedy("steps", steps, seconds, sentence)
+
+
+def _rates(of: Transfer, octaves: list[float], what: str) -> Remedy:
+    seconds = len(octaves) * of.seeds * sum(_cost(of, size, 1) for size in of.sizes)
+    named = [short_rate(of.today * 2.0**x) for x in octaves]
+    some = ", ".join(named[:-1]) + " and " * (len(named) > 1) + named[-1]
+    sentence = f"Trials at {some} as well (--rates) {what}; they take {duration(seconds)}"
+    return Remedy("rates", [2.0**x for x in octaves], seconds, sentence)
+
+
+def _seeds(of: Transfer, sweep: Sweep, seeds: int, what: str, about: str = "") -> Remedy:
+    seconds = (seeds - of.seeds) * _each(of, sweep)
+    sentence = f"{about}{seeds} seeds instead of {of.seeds} {what}, {duration(seconds)} more"
+    return Remedy("seeds", seeds, seconds, sentence)
+
+
+def _sizes(of: Transfer, sweep: Sweep) -> Remedy:
+    seconds = of.seeds * _each(of, sweep)
+    sentence = (
+        f"The best rates scatter about their line by more than their errors, so that more {of.axis}s would "
+        f"tell more than seeds; twice as many take about {duration(seconds)} more"
+    )
+    return Remedy("sizes", 2 * len(of.sizes), seconds, sentence)

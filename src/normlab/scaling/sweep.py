@@ -1,0 +1,165 @@
+"""The trials of all sizes with one weight decay: best rates, the line through them, and the verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, NamedTuple
+
+from normlab.scaling import FACTOR
+from normlab.scaling.decay import Decay
+from normlab.scaling.optimum import Fit, Losses, Optimum, Trend, best_of, fit, means_of
+from normlab.trials.scale import Scale
+from normlab.trials.trials import Trial
+
+CARRIES: Final = "carries"
+SHIFTS: Final = "shifts"
+UNDECIDED: Final = "cannot say"
+LEAST_SIZES: Final = 3
+"""Sizes at which a best rate is known, of more than two that were asked for, below which nothing is said."""
+
+
+class Between(NamedTuple):
+    """A number with the ends of its interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, octaves: Sequence[float], unit: float = 1.0) -> Between:
+        """From octaves, as multiples of a unit."""
+        return cls(*(unit * 2.0**x for x in octaves))
+
+    @property
+    def inverse(self) -> Between:
+        """One over each of them."""
+        return Between(1 / self.value, 1 / self.high, 1 / self.low)
+
+    @property
+    def factor(self) -> str:
+        """The number as what something is multiplied or divided by."""
+        return f"a factor of {self.value:.2f} (95%: {self.low:.2f} to {self.high:.2f})"
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f}x ({self.low:.2f} to {self.high:.2f}x)"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The trials of all sizes with one weight decay."""
+
+    decay: Decay
+    trials: Mapping[int, Mapping[tuple[float, int], Trial]]
+    """By size, by octave of the rate and seed."""
+    scales: Mapping[int, Scale]
+    factor: float = FACTOR
+
+    def losses(self, size: int) -> Losses:
+        """By octave and seed, in nats a target where targets are known; infinite where a trial diverged."""
+        return {key: self.scales[size].nats(t.loss) for key, t in self.trials.get(size, {}).items()}
+
+    def learns(self, size: int) -> bool:
+        """Whether the best rate shows that something was learnt."""
+        losses, own = self.losses(size), self.trials.get(size, {})
+        best, scale = best_of(losses), self.scales[size]
+        error = max((t.error() for (x, _), t in own.items() if x == best), default=0.0)
+        return best is not None and scale.learns(means_of(losses)[best], error / scale.weight)
+
+    @cached_property
+    def fit(self) -> Fit:
+        """The optima of the sizes at which something is learnt, and the line through them."""
+        tried = [size for size in self.scales if self.trials.get(size)]
+        learnt = {size: self.losses(size) for size in tried if self.learns(size)}
+        return fit(learnt)
+
+    def optimum(self, size: int) -> Optimum:
+        """That of a size, or why there is none."""
+        if (known := self.fit.optima.get(size)) is not None:
+            return known
+        if self.trials.get(size):
+            return Optimum(size, why="nothing is learnt yet", lack="steps")
+        return Optimum(size, why="no rate was tried", lack="trials")
+
+    @property
+    def doublings(self) -> float:
+        """Of the size, from the smallest to the largest whose optimum is known."""
+        known = self.known
+        return math.log2(known[-1] / known[0]) if known else 0.0
+
+    @property
+    def known(self) -> list[int]:
+        """The sizes whose optimum has an interval."""
+        return [size for size in self.scales if self.optimum(size).closed]
+
+    @property
+    def unknown(self) -> list[int]:
+        """The other ones that were asked for."""
+        return [size for size in self.scales if not self.optimum(size).closed]
+
+    @property
+    def spans(self) -> bool:
+        """Whether the optima of the smallest and the largest size that were asked for are known."""
+        return not {min(self.scales), max(self.scales)} & set(self.unknown)
+
+    @property
+    def trend(self) -> Trend | None:
+        """The line through the optima; None where too few of those that were asked for are known."""
+        return self.fit.trend if len(self.known) >= min(LEAST_SIZES, len(self.scales)) else None
+
+    @property
+    def contradicted(self) -> list[int]:
+        """Sizes of whose optimum one end is known, which is beyond the line with its interval."""
+        if self.trend is None:
+            return []
+        found = list[int]()
+        for own in map(self.optimum, self.unknown):
+            _, low, high = self.trend.at(own.size)
+            if (own.low is not None and own.low > high) or (own.high is not None and own.high < low):
+                found.append(own.size)
+        return found
+
+    @property
+    def slope(self) -> Between | None:
+        """By what factor the best rate moves with each doubling of the size."""
+        return Between.of(self.trend.shift()) if self.trend else None
+
+    @property
+    def shift(self) -> Between | None:
+        """By what factor it moves over the sizes at which it is known."""
+        return Between.of(self.trend.shift(self.doublings)) if self.trend else None
+
+    @property
+    def steady(self) -> bool:
+        """Whether the shift lies within the factor."""
+        shift = self.shift
+        return shift is not None and 1 / self.factor <= shift.low and shift.high <= self.factor
+
+    @property
+    def verdict(self) -> str:
+        """Whether the shift lies within the factor, over all that was asked for; if not, whether it is one at
+        all. Nothing is said against a size at which only one end of the optimum is known.
+        """
+        shift = self.shift
+        if shift is None or self.contradicted:
+            return UNDECIDED
+        if self.steady:
+            return CARRIES if self.spans else UNDECIDED
+        return UNDECIDED if shift.low <= 1 <= shift.high else SHIFTS
+
+    @property
+    def shortage(self) -> float:
+        """How many times narrower the noise of trials alone must leave the interval of the shift to decide; 1
+        or less where it is narrow enough, and optima scatter about their line.
+        """
+        trend = self.trend
+        if trend is None:
+            return math.inf
+        value, half = abs(trend.slope), trend.fixed_factor * trend.slope_error
+        return (
+            self.doublings
+            * half
+            / max(math.log2(self.factor) - self.doublings * value, self.doublings * value)
+        )
