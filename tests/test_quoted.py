@@ -8,11 +8,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
+from kept import ROOT, Kept
 from normlab.comparison.compare import judge
 from normlab.comparison.result import Comparison
 from normlab.config.io import from_plain
@@ -21,9 +20,7 @@ from normlab.papers.artefact import Reproduction
 from normlab.papers.claim import Claim, Measure, together
 from normlab.papers.results import KEPT, read_reproduction, superseded
 from normlab.papers.words import tallied
-from normlab.runs import RunFolder
 
-ROOT = Path(__file__).parents[1]
 OF_PAPERS = {id_: one for id_, one in ARTEFACTS.items() if one.kind == "artefact"}
 QUOTATIONS: list[tuple[str, Callable[[], Iterator[str]]]] = []
 
@@ -51,63 +48,6 @@ def test_the_numbers_of_a_document_are_those_of_its_files(document, sentences):
 
 
 # ----------------------------------------------------------------------------------------------- comparisons
-
-
-class Kept:
-    """A kept comparison: recipes by name, and differences by their names."""
-
-    def __init__(self, name: str) -> None:
-        self.folder = ROOT / "results" / name
-        self.data = json.loads((self.folder / "comparison.json").read_text(encoding="utf-8"))
-        self.recipes = {recipe["name"]: recipe for recipe in self.data["recipes"]}
-        self.sentences = self.data["sentences"]
-        pairs = [(d["a"], d["b"]) for d in self.data["differences"]]
-        self.ranked = list(dict.fromkeys(name for pair in pairs for name in pair))
-
-    def dev(self, recipe: str) -> list[float]:
-        return [trial["dev"]["nll"] for trial in self.recipes[recipe]["trials"]]
-
-    def difference(self, a: str, b: str) -> dict[str, Any]:
-        """``a`` minus ``b``, as tables have it."""
-        for d in self.data["differences"]:
-            turn = {(a, b): 1, (b, a): -1}.get((d["a"], d["b"]))
-            if turn:
-                ends = [turn * d["delta"][end] for end in ("low", "high")] if d["delta"] else []
-                value = turn * d["delta"]["value"] if d["delta"] else None
-                return {
-                    **d,
-                    "value": value,
-                    "ends": sorted(ends),
-                    "models": turn * d["models"] if d["models"] else d["models"],
-                }
-        raise KeyError((a, b))
-
-    def row(self, recipe: str) -> str:
-        """Mean, seeds and dev scores, as tables have them."""
-        found = self.recipes[recipe]
-        mean = found["means"].get("bleu")
-        seeds = ", ".join(f"{score:.1f}" for score in found["scores"]["bleu"])
-        dev = ", ".join(f"{nll:.2f}" for nll in self.dev(recipe))
-        states = ", ".join(f"{state} ({n})" for state, n in Counter(found["outcomes"]).items())
-        return (
-            f"{mean['value']:.1f} | {seeds} | {states} | {dev} |"
-            if mean
-            else f"– | {seeds} | {states} | {dev} |"
-        )
-
-    def pair(self, a: str, b: str) -> str:
-        """A difference, the number of seeds that would decide it, and that of the very models."""
-        d = self.difference(a, b)
-        models = f"{d['models']:.1f} | {p(d['p_models'])} |" if d["models"] is not None else "– | – |"
-        if d["value"] is None:
-            return f"– | – | – | – | {models}"
-        needed = {"open": str(d["seeds_needed"] or "over 1,000")}.get(d["answer"], d["answer"])
-        low, high = d["ends"]
-        return f"{d['value']:.1f} | {low:.1f} to {high:.1f} | {p(d['p'])} | {needed} | {models}"
-
-
-def p(value: float, digits: int = 3) -> str:
-    return "< 0.001" if value < 0.001 else f"{value:.{digits}f}"
 
 
 @quotes("docs/multi30k.md")
@@ -203,11 +143,8 @@ def gl_en_low() -> Iterator[str]:
 def brown() -> Iterator[str]:
     kept = Kept("brown")
     for name, recipe in kept.recipes.items():
-        runs = {RunFolder(kept.folder / run).config().seeds.init: run for run in recipe["runs"]}
-        scores = [json.loads((kept.folder / runs[seed] / "scores.json").read_text()) for seed in (1, 2, 3)]
-        bits = " | ".join(f"{score['bits_per_byte']:.3f}" for score in scores)
         outcomes = ", ".join(trial["outcome"] for trial in recipe["trials"])
-        yield f"| {name} | {recipe['lr']:g} | {bits} | {outcomes} |"
+        yield f"| {name} | {recipe['lr']:g} | {kept.bits(name)} | {outcomes} |"
     yield kept.data["command"].replace("'", '"')
     yield from kept.sentences
     yield from (d["sentence"] for d in kept.data["differences"])
@@ -218,12 +155,9 @@ def decoders() -> Iterator[str]:
     kept = Kept("decoders")
     gains = list[float]()
     for name, recipe in kept.recipes.items():
-        runs = {RunFolder(kept.folder / run).config().seeds.init: run for run in recipe["runs"]}
-        scores = [json.loads((kept.folder / runs[seed] / "scores.json").read_text()) for seed in (1, 2, 3)]
         dev = [t["dev"]["bits_per_byte"] if t["outcome"] == "trained" else None for t in recipe["trials"]]
         shown = ", ".join("stuck" if bits is None else f"{bits:.3f}" for bits in dev)
-        bits = " | ".join(f"{score['bits_per_byte']:.3f}" for score in scores)
-        yield f"| {name} | {recipe['lr']:g} | {bits} | {shown} |"
+        yield f"| {name} | {recipe['lr']:g} | {kept.bits(name)} | {shown} |"
         best = [t["lr"] for t in recipe["trials"]].index(recipe["lr"])
         if 0 < best < len(dev) - 1 and dev[best + 1] is not None:
             below, least, above = dev[best - 1 : best + 2]
