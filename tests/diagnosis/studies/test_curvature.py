@@ -133,7 +133,7 @@ def test_products_of_torchs_fused_attention_are_differences_of_gradients():
 
 
 def test_models_of_ours_leave_the_fast_paths_by_themselves(monkeypatch):
-    """Large products are made by functions that can be differentiated once, where the processor gains by it."""
+    """Large products are made by functions that can be differentiated once, where a processor gains by it."""
     monkeypatch.setattr("normlab.nn.kernels.linear._multiplies", lambda dtype: dtype == torch.float32)
     subject = translating("pre", dim=64, ffn_dim=1536, encoder_layers=1, decoder_layers=1)
     subject = replace(subject, batch=tuple(x.repeat(8, 1) for x in subject.batch))
