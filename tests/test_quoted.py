@@ -359,6 +359,23 @@ def norms_on_the_speed_page() -> Iterator[str]:
         yield f"{norm} takes {ours:.1f} times as long as LayerNorm, its plain form {plain:.1f}"
 
 
+@quotes("docs/speed.md")
+def decoders_and_plans_on_the_speed_page() -> Iterator[str]:
+    results = ROOT / "benchmarks/results"
+    rows = json.loads((results / "decoder.json").read_text())["steps"]
+    ours = {row["side"]: [r["ours"][1] for r in rows if r["side"] == row["side"]] for row in rows}
+    alone = [round(100 * x) for x in ours.pop("matrix products alone")]
+    peers = {side: x for side, x in ours.items() if not side.startswith("normlab")}
+    eager = [x for side, own in peers.items() if not side.endswith("compiled") for x in own]
+    compiled = [x for side, own in peers.items() if side.endswith("compiled") for x in own]
+    yield f"({min(eager):.2f} to {max(eager):.2f} of ours eager, "
+    yield f"of ours eager, {min(compiled):.2f} to {max(compiled):.2f} compiled)"
+    yield f"take {min(alone)} to {max(alone)}% of our step"
+    plans = json.loads((results / "plan.json").read_text())["rows"]
+    plans = [row["taken"] / row["planned"] for row in plans]
+    yield f"they took {min(plans):.2f} to {max(plans):.2f} times that"
+
+
 @quotes("docs/lab-book/engine.md")
 def gradients_of_several_ranks() -> Iterator[str]:
     table = (ROOT / "docs/ranks.md").read_text().partition("<!-- table")[2].partition("\n\n#")[0]

@@ -20,7 +20,7 @@ from normlab.config.config import Config
 from normlab.scaling.check import check_of
 from normlab.scaling.family import SetupFamily, family_of
 from normlab.scaling.ladder import SEARCHED
-from normlab.scaling.request import RATES
+from normlab.scaling.optimum import RATES
 
 BROWN: Final = "$NORMLAB_DATA/text/brown.txt.xz"
 

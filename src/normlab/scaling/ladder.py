@@ -16,8 +16,8 @@ from normlab.scaling.answer import LEAST_SIZES, Sweep, Transfer
 from normlab.scaling.check import BudgetCheck
 from normlab.scaling.decay import INDEPENDENT, Decay
 from normlab.scaling.family import SetupFamily
-from normlab.scaling.optimum import WINDOW, best_of
-from normlab.scaling.request import RATES, Request
+from normlab.scaling.optimum import RATES, WINDOW, best_of
+from normlab.scaling.request import Request
 from normlab.trace.optimizers import copied
 from normlab.trace.rehearsal import groups_of
 from normlab.trace.setup import Setup

@@ -38,6 +38,8 @@ Losses = Mapping[tuple[float, int], float]
 """Those of one size by octave of the rate and seed; infinite where a trial diverged."""
 WINDOW: Final = 2.0
 """Octaves on each side of the best rate within which rates are tried and fitted."""
+RATES: Final = int(2 * WINDOW) + 1
+"""Rates about the best that are tried at each size."""
 FEWEST: Final = 3
 """Rates that train, below which a curve is not fitted."""
 SKEWS: Final = (0.5, 0.5)

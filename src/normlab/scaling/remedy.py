@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from normlab.config.units import duration, short_rate
-from normlab.scaling.optimum import WINDOW
+from normlab.scaling.optimum import RATES
 from normlab.scaling.sweep import UNDECIDED, Sweep
 
 if TYPE_CHECKING:
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 LONGER: Final = 4
 """How many times as many steps are advised where nothing is learnt."""
-RATES: Final = int(2 * WINDOW) + 1
-"""Those about the best of a size."""
 
 
 class Remedy(NamedTuple):

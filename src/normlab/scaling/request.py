@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from normlab.errors import UserError
 from normlab.scaling import BUDGET_S, FACTOR, FIRST_SEED, SEEDS, STEPS
 from normlab.scaling.decay import Decay
-from normlab.scaling.optimum import WINDOW
+from normlab.scaling.optimum import RATES
 from normlab.trace.setup import positive, shown
 from normlab.trials.attempts import Plan, Progress
-
-RATES: Final = int(2 * WINDOW) + 1
-"""Rates about the best that are tried at each size."""
 
 
 @dataclass(frozen=True)
