@@ -224,7 +224,7 @@ def about(precisions: Sequence[str]) -> str:
     return (
         f"{config.decoder_layers} layers, d {config.dim}, {config.heads} heads, context {LENGTH}, vocabulary "
         f"{VOCAB}, batch {ROWS}: {flops / 1e9:.0f} GFLOP of matrix products a step (GPT-2); medians with "
-        f"quartiles; {machine()}{left}"
+        f"quartiles; {machine()}, {torch.backends.cpu.get_cpu_capability()}{left}"
     )
 
 
@@ -240,7 +240,13 @@ def main() -> None:
     parser.add_argument(
         "--compiled-threads", type=int, nargs="*", help="those of compiled sides (all, unless given)"
     )
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results/decoder.json and .md")
+    parser.add_argument(
+        "--write",
+        nargs="?",
+        const="decoder",
+        metavar="NAME",
+        help="write benchmarks/results/NAME.json and .md",
+    )
     args = parser.parse_args()
     rows, generated, lines = list[Row](), list[Row](), list[str]()
     for shape in args.shapes:
@@ -270,8 +276,8 @@ def main() -> None:
             "generation": [asdict(row) for row in generated],
             "profile": lines,
         }
-        (RESULTS / "decoder.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        (RESULTS / "decoder.md").write_text(f"# A decoder\n\n{text}", encoding="utf-8")
+        (RESULTS / f"{args.write}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        (RESULTS / f"{args.write}.md").write_text(f"# A decoder\n\n{text}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -362,15 +362,37 @@ def norms_on_the_speed_page() -> Iterator[str]:
 @quotes("docs/speed.md")
 def decoders_and_plans_on_the_speed_page() -> Iterator[str]:
     results = ROOT / "benchmarks/results"
-    rows = json.loads((results / "decoder.json").read_text())["steps"]
-    ours = {row["side"]: [r["ours"][1] for r in rows if r["side"] == row["side"]] for row in rows}
-    alone = [round(100 * x) for x in ours.pop("matrix products alone")]
-    peers = {side: x for side, x in ours.items() if not side.startswith("normlab")}
-    eager = [x for side, own in peers.items() if not side.endswith("compiled") for x in own]
-    compiled = [x for side, own in peers.items() if side.endswith("compiled") for x in own]
-    yield f"({min(eager):.2f} to {max(eager):.2f} of ours eager, "
-    yield f"of ours eager, {min(compiled):.2f} to {max(compiled):.2f} compiled)"
-    yield f"take {min(alone)} to {max(alone)}% of our step"
+
+    def measured(name: str, precision: str) -> dict[str, str]:
+        """The range of medians over our eager step's, by kind of side."""
+        kinds = dict[str, list[float]]()
+        for row in json.loads((results / f"{name}.json").read_text())["steps"]:
+            if row["precision"] == precision and row["side"] != "normlab":
+                compiled = "compiled" if row["side"].endswith("compiled") else "eager"
+                alone = row["side"] == "matrix products alone"
+                kind = "alone" if alone else "own" if row["side"].startswith("normlab") else compiled
+                kinds.setdefault(kind, []).append(row["ours"][1])
+        shown = {kind: f"{min(x):.2f} to {max(x):.2f}" for kind, x in kinds.items()}
+        return shown | {"alone": "{:.0f} to {:.0f}%".format(*(100 * f(kinds["alone"]) for f in (min, max)))}
+
+    bf16, fp32, avx2 = (
+        measured("decoder", "bf16"),
+        measured("decoder", "fp32"),
+        measured("decoder-avx2", "fp32"),
+    )
+    yield f"take {bf16['eager']} times as long as our eager step, compiled ones {bf16['compiled']};"
+    yield f"our own step compiled takes {bf16['own']} of it"
+    yield f"the matrix products alone take {bf16['alone']} of our step"
+    yield f"peers {fp32['eager']} of ours eager, {fp32['compiled']} compiled"
+    yield f"(`results/decoder-avx2.md`; {avx2['eager']} and {avx2['compiled']})"
+    yield f"take {fp32['alone']} of our step on the one and {avx2['alone']} on the other"
+    generation = [
+        row["ours"][1]
+        for name in ("decoder", "decoder-avx2")
+        for row in json.loads((results / f"{name}.json").read_text())["generation"]
+        if row["side"] != "normlab"
+    ]
+    yield f"takes {min(generation):.1f} to {max(generation):.1f} times as long for one sample and for eight"
     plans = json.loads((results / "plan.json").read_text())["rows"]
     plans = [row["taken"] / row["planned"] for row in plans]
     yield f"they took {min(plans):.2f} to {max(plans):.2f} times that"
