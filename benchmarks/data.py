@@ -269,29 +269,31 @@ def page(rows: list[Row]) -> str:
 
 How long it takes to prepare and to read a text much larger than those used here.
 
-Preparing and reading a parallel text of invented words (Zipf's law, {WORDS:,} words a side, {VOCAB_SIZE:,}
-types learned), by `python benchmarks/data.py --write`. Memory is the most that was ever resident, mapped
-files included, of a process that prepares, and of one that trains a tiny model for {STEPS} steps of
-{MAX_TOKENS:,} positions, plans the second epoch and reads {AT_RANDOM:,} batches of it at random.
+The text is parallel and made of invented words (Zipf's law, {WORDS:,} words a side, {VOCAB_SIZE:,} types
+learned); `python benchmarks/data.py --write` prepares and reads it. Memory is the most that was ever
+resident, mapped files included, in a process that prepares the text, and in one that trains a tiny model
+for {STEPS} steps of {MAX_TOKENS:,} positions, plans the second epoch and reads {AT_RANDOM:,} batches of it
+at random.
 
 {NEWLINE.join(table(rows))}
 
 {grown(rows)}
 
-Machine: {"; ".join(sorted({r.machine for r in rows}))}. *Digest* is the one pass over the text that finds out
-whether it is prepared already; every run begins with it. A text that is not takes two more: one from which
-the *tokenizer* is learned, from all of it, and one that turns it into *tokens*. Learning byte pairs counts
-each different word, so that a text with more of them than this one needs more memory there, and a unigram
-tokenizer is learned from the whole text in memory. *Begin* is the choice of
-batch shapes from all lengths, *a batch* one that is read at a random place, and *waiting* the share of a
-training step that is spent on its batch, the model being tiny.
+Machine: {"; ".join(sorted({r.machine for r in rows}))}.
+*Digest* is the one pass over the text that finds out whether it is prepared already; every
+run begins with it. A text that is not yet prepared takes two more: one that learns the *tokenizer*
+from all of it, and one that turns it into *tokens*. Learning byte pairs counts each different word,
+so a text with more different words needs more memory there; a unigram tokenizer is learned from the
+whole text in memory. *Begin* chooses batch shapes from all lengths, *a batch* is read at a random
+place, and *waiting* is the share of a training step spent waiting for its batch, with a tiny model.
 
-How it is done: text is read, digested and encoded in parts of at most {PART:,} lines. Words are encoded once
-each and looked up after that, until {KEPT:,} are known. Tokens go to files as they come. Training reads
-single sentences from large files past their mapping: a system with huge pages in its file cache makes some
-MiB resident for each sentence that is read through it. The order of an epoch is the one that sorting a random
-number for each pair gives. The order takes 5 bytes a pair, and 25 while it is made. A batch depends on its
-number alone, so a run that resumes in the middle of an epoch plans that epoch and reads no other batch.
+How it is done: text is read, digested and encoded in parts of at most {PART:,} lines. Words are encoded
+once each and looked up after that, until {KEPT:,} are known. Tokens go to files as they come. From large
+files, training reads single sentences without the memory mapping, because a system with huge pages in its
+file cache makes some MiB resident for each sentence read through it. The order of an epoch is the one that
+sorting a random number for each pair gives. The order takes 5 bytes a pair, and 25 while it is made. A
+batch depends on its number alone, so a run that resumes in the middle of an epoch plans that epoch and
+reads no other batch.
 """
     blocks = text.strip().split("\n\n")
     lines = (block if block[0] in "#|" else " ".join(block.split()) for block in blocks)
