@@ -288,8 +288,8 @@ def said(grown: Sequence[Growth], kind: str, few: Sequence[Growth] = ()) -> str:
     for g in grown:
         if g.power is None:
             sentences.append(
-                f"`{g.placement}`: nothing moved in any of {g.seeds} seeds, so that there is no exponent; "
-                "what its branches compute is multiplied by a scalar that stands at 0 until the first update"
+                f"`{g.placement}`: nothing moved in any of {g.seeds} seeds, so there is no exponent: "
+                "a scalar that is 0 until the first update multiplies what its branches compute"
             )
         elif kind == "random" and g.placement in EXPECTED:
             law, claim = EXPECTED[g.placement]
@@ -299,7 +299,7 @@ def said(grown: Sequence[Growth], kind: str, few: Sequence[Growth] = ()) -> str:
     if full:
         sentences.append(
             f"{_names(full)} moved by more than {SATURATED:g}, and unrelated outputs of a norm are 2 "
-            "apart: saturated, so that the exponent says little of the law"
+            "apart: these are saturated, so the exponent says little about the law"
         )
     falling = [g for g in moving if g.power is not None and g.power.high < 0]
     if falling:
@@ -325,23 +325,23 @@ def _names(grown: Sequence[Growth]) -> str:
 def page(found: Sequence[Measured]) -> str:
     """``docs/amplification.md``."""
     setting = (
-        "How far the output of a model at its start moves when its weights do: the mean square over elements "
-        "of its last normed stream, over real tokens, without dropout, in float32. *A random change* adds to "
-        f"every matrix of a sublayer normal noise of {SIZE:g} times the matrix's root mean square; *an "
-        "update* is Adam's first on the batch, embeddings included. Every depth is a model of its own, "
-        "because DeepNorm's factors depend on the depth; Admin is profiled on the batch. Each seed has "
-        f"another start, another change and another batch: {BATCH} x {LENGTH} tokens of the built-in corpus "
-        f"(`{CORPUS}`, vocabulary {VOCAB}), which an encoder fills in ({MASKED:.0%} masked) and an "
-        "encoder-decoder translates, teacher-forced."
+        "This page shows how far a model's output moves at its start when its weights do. The movement is "
+        "the mean square over elements of its last normed stream, over real tokens, without dropout, in "
+        "float32. *A random change* adds to every matrix of a sublayer normal noise of "
+        f"{SIZE:g} times the matrix's root mean square; *an update* is Adam's first on the batch, embeddings "
+        "included. Every depth is a model of its own, because DeepNorm's factors depend on the depth; Admin "
+        "is profiled on the batch. Each seed has another start, another change and another batch: "
+        f"{BATCH} x {LENGTH} tokens of the built-in corpus (`{CORPUS}`, vocabulary {VOCAB}). An encoder "
+        f"fills them in ({MASKED:.0%} masked), an encoder-decoder translates them, teacher-forced."
     )
     reading = (
-        "The exponent p of b N^p, N in sublayers, is the mean of those of single seeds, its 95 % interval "
-        f"Student's over them, of which there are {SEEDS}, or more where it was wide. R² and AIC compare "
-        f"a + b log N with a + b N on the means over seeds; AICs less than {CLEAR:g} apart decide nothing, "
-        "and three depths say less than six. Published: a "
-        "Post-LN's change is linear in N (Corollary 2), a Pre-LN's in log N (Corollary 1), R² 0.99 each, and "
-        "with Adam's update R² 0.75 and Post-LN above Pre-LN by multiple magnitudes; Admin's grows as a "
-        "Pre-LN's. Liu et al. 2020, Section 4.2 and Figure 4 (arXiv 2004.08249)."
+        "The exponent p of b N^p, with N in sublayers, is the mean over the exponents of single seeds. Its "
+        f"95 % interval is Student's over the seeds: {SEEDS} of them, or more where the interval was wide. "
+        "R² and AIC compare a + b log N with a + b N on the means over seeds. AICs less than "
+        f"{CLEAR:g} apart decide nothing, and three depths say less than six. Liu et al. 2020 (Section 4.2 "
+        "and Figure 4, arXiv 2004.08249) published that a Post-LN's change is linear in N (Corollary 2) and "
+        "a Pre-LN's in log N (Corollary 1), R² 0.99 each. With Adam's update they found R² 0.75, and Post-LN "
+        "above Pre-LN by multiple magnitudes; Admin's change grows as a Pre-LN's."
     )
     paragraphs = ["# How the output moves with depth", setting, reading]
     for name, family in FAMILIES.items():

@@ -204,29 +204,29 @@ def page() -> str:
     other = dict.fromkeys(f"`{r.placement}`" for r in rows if r.embedding != SIZE.embedding)
     setting = (
         f"A decoder language model of {SIZE.decoder_layers} layers, {rows[0].sublayers} sublayers "
-        f"(d {SIZE.dim}, FFN {SIZE.ffn_dim}, {SIZE.heads} heads, vocabulary {about['vocab_size']}), makes "
+        f"(d {SIZE.dim}, FFN {SIZE.ffn_dim}, {SIZE.heads} heads, vocabulary {about['vocab_size']}), takes "
         f"{STEPS} steps of Adam at a constant rate from the first step on: no warm-up, no clipping, no "
         f"dropout. A step sees {BATCH} x {LENGTH} tokens of the built-in corpus (`{CORPUS}`, English side), "
         "float32, one seed. Weights that placements have in common start alike, by Xavier with each "
         "placement's own gains; starts that depend on data are profiled on the first batch. Input and "
-        f"output share one embedding{', but where the placement refuses it: ' if other else ''}"
+        f"output share one embedding{', except where the placement refuses it: ' if other else ''}"
         f"{', '.join(other)}."
     )
     reading = (
-        f"Losses are nats a token on {DEV_ROWS} x {LENGTH} dev tokens; a model that knows how frequent each "
-        f"token is and nothing else has {entropy:.2f}, the entropy of their frequencies. A "
+        f"Losses are nats a token on {DEV_ROWS} x {LENGTH} dev tokens. A model that knows nothing but how "
+        f"frequent each token is has {entropy:.2f}, the entropy of their frequencies. A "
         "placement *claims depth* when its source says that very deep models train with it (`deep` of its "
-        "class). Finite means: every loss, gradient and weight of every step. It does not mean that the "
-        "model learns: that is the loss."
+        "class). A step is finite when all of its losses, gradients and weights are. That does not mean that "
+        "the model learns; the loss shows that."
     )
     made = (
-        f"{about['hardware']}; {seconds[len(seconds) // 2]:.1f} s a step in the median, {seconds[0]:.1f} to "
+        f"{about['hardware']}; a median of {seconds[len(seconds) // 2]:.1f} s a step, {seconds[0]:.1f} to "
         f"{seconds[-1]:.1f}. Every loss before every step is in "
-        "[`benchmarks/results/depth.json`](../benchmarks/results/depth.json). This page is written by "
-        "`python benchmarks/depth.py --page`; delete a line of that file and type "
-        "`python benchmarks/depth.py --write` to measure it again."
+        "[`benchmarks/results/depth.json`](../benchmarks/results/depth.json). `python benchmarks/depth.py "
+        "--page` writes this page. To measure a line again, delete it in that file and type "
+        "`python benchmarks/depth.py --write`."
     )
-    purpose = "What becomes of the placements that claim depth, in a model of a thousand sublayers."
+    purpose = "This page shows how the placements that claim depth fare in a model of a thousand sublayers."
     paragraphs = ["# A thousand sublayers", purpose, setting, reading]
     for rate in sorted({r.rate for r in rows}, reverse=True):
         at = [r for r in rows if r.rate == rate]
@@ -248,7 +248,7 @@ def verdict(rows: Sequence[Row], unigram_entropy_nats: float) -> str:
     if rose := [r for r in whole if not r.fell]:
         sentences.append(f"Against the claim, the loss did not fall for {of(rose)}")
     if rose := [r for r in others if not r.fell]:
-        sentences.append(f"Of those that claim nothing it did not fall for {of(rose)}")
+        sentences.append(f"Of those that do not claim depth it did not fall for {of(rose)}")
     below = [r for r in rows if r.end_nats is not None and r.end_nats < unigram_entropy_nats]
     sentences.append(f"Below the entropy of the token frequencies: {of(below)}")
     ours = [name for name, place in Placement.registry.items() if place.__module__.startswith("normlab.")]

@@ -301,73 +301,77 @@ MEASURED = {
 
 TEXT = """# Probes in training, and the flight recorder
 
-What probes and the flight recorder show of a training, what they cost, and which planted faults they
-find.
+This page shows what probes and the flight recorder reveal about a training, what they cost, and
+which planted faults they find.
 
-This page is written by `python benchmarks/faults.py --write`; its costs come from `python
-benchmarks/probing.py --write`.
+The page is written by `python benchmarks/faults.py --write`; its costs come from
+`python benchmarks/probing.py --write`.
 
 ## Probes
 
-`--probes cheap|standard|full` measures the model while it trains, in the first step and in every one that
-`--probe-every-steps` divides ({every}); `--probes ''` measures nothing, the default is `{default}`.
-Observation is one-way: metrics and weights are bit-identical with and without, the run's id is the same,
-and between two measured steps there is no hook on the model. A step of several micro-batches is measured
-on its first one. Rows of `step`, `stack`, `index`, `module`, `signal`, `statistic`, `value` lie in the run
-folder's `probes.jsonl`; `normlab run report RUN` draws them. Entropy and logits of attention are not
-measured in training, because its weights are inside a kernel: `normlab diagnose RUN` has them. A training
-that another loop or trainer runs is watched by `normlab.watch`: [trainings elsewhere](integrations.md).
+`--probes cheap|standard|full` measures the model while it trains: in the first step, and in every
+step that `--probe-every-steps` divides ({every}). The default is `{default}`; `--probes ''` measures nothing.
+Observation is one-way: metrics and weights are bit-identical with and without it, the run's id is
+the same, and between two measured steps there is no hook on the model. A step of several
+micro-batches is measured on its first one. The run folder's `probes.jsonl` has rows of `step`,
+`stack`, `index`, `module`, `signal`, `statistic`, `value`; `normlab run report RUN` draws them.
+Entropy and logits of attention are not measured in training, because its weights are inside a
+kernel: `normlab diagnose RUN` has them. To watch a training that another loop or trainer runs, use
+`normlab.watch`: see [trainings elsewhere](integrations.md).
 
 {presets}
 
 3+3 layers of width 256, 2,048 positions a step, {about}.
-The same step is done in these ways in turn, in one process; differences smaller than the quartiles'
-distance are noise:
+The same step is done in each of these ways in turn, in one process; differences smaller than the distance
+between the quartiles are noise:
 
 {costs}
 
-The recorder keeps a copy of the weights to know by how much each parameter moved, in every step: the last
-row is that work, timed by itself. Presets are compared with the step that is recorded.
+In every step the recorder keeps a copy of the weights, to know how far each parameter moved. The
+last row is that work, timed by itself. Presets are compared with the step that is recorded.
 
 ## The recorder
 
-It always keeps the last {ring} steps: learning rate, loss, gradient norm, and by parameter the norms of
-gradient and update, on the device. It writes a report
+The recorder always keeps the last {ring} steps: learning rate, loss, gradient norm, and for each
+parameter the norms of gradient and update, on the device. It writes a report
 
 - when a loss or a gradient norm is not finite, or the run's outcome is *diverged*;
-- at a spike, once a run: the middle loss of {recent} steps is above every kept step before them, at least
-  as many, and {nats} nats above their middle one;
+- at a spike, once a run: the median loss of {recent} steps is above every kept step before them, of which
+  there must be at least as many, and {nats} nats above their median. If training recovers before the
+  next checkpoint, the spike becomes a note with its step, and nothing is done again;
 - when it is asked, by `normlab diagnose RUN --flight` or from Python:
   `normlab.training.replay.examine("runs/<id>", step)`, which does the run's steps again.
 
-A report is an entry of the run folder's `flight.json`: the kept steps, and what went wrong first. For that
-the steps from the last checkpoint on are done again, from the start where there is none before the bad
-step, at most as many as lie between two checkpoints; in the last {watched} of them every module is watched.
-Every random draw is derived from (seed, purpose, step, micro-batch), so that they come out as they did;
-where they do not, the report says so and names no module. Then the training goes on as if nothing had been.
-Named is
+`watching/recorder.py` decides when, and `training/outcome.py` whether a run has diverged.
 
-1. a parameter that is not finite in the checkpoint already;
+A report is an entry of the run folder's `flight.json`: the kept steps, and what went wrong first. To
+find that, the recorder does the steps from the last checkpoint on again (from the start if there is
+none before the bad step), at most as many as lie between two checkpoints. In the last {watched} of them it
+watches every module. Every random draw is derived from (seed, purpose, step, micro-batch), so the
+steps come out as they did before; where they do not, the report says so and names no module. Then
+the training goes on as if nothing had happened. The report names
+
+1. a parameter that is already not finite in the checkpoint;
 2. else the first module, in forward order, whose output is not finite while its input is;
-3. else the first, in backward order, whose gradient is not finite; then a parameter whose gradient or
-   update is not;
-4. else the first statistic above {left} (1 + {few}/n) times its median of the n steps before: rms of an
-   output, of the gradient in an output relative to the loss's own in the model's output, update by the
-   learning rate; within a step in the order of the stream;
-5. else nobody: *no module left its range: look at the data, the labels or the loss*, or, of a run that
-   trained, *no module left its range in these steps, and the run trained*.
+3. else the first, in backward order, whose gradient is not finite; then a parameter whose gradient
+   or update is not;
+4. else the first statistic above {left} (1 + {few}/n) times its median of the n steps before: the rms of an
+   output, that of the gradient in an output relative to the loss's own in the model's output, or an
+   update divided by the learning rate; within a step, in the order of the stream;
+5. else no module: *no module left its range: look at the data, the labels or the loss*, or, of a run
+   that trained, *no module left its range in these steps, and the run trained*.
 
-What it cannot see: a fault that is there from the first step on has no steps before it, unless it grows;
-one that is everywhere at once (a rate that is too high for all) still has a first module to leave its
-range, which is named although it is no more at fault than the others; and what touches the model only once,
-from outside, does not come again in a replay.
+The recorder has three blind spots. A fault that is there from the first step on has no steps before
+it, unless it grows. A fault that is everywhere at once (a rate that is too high for all) still has a
+first module to leave its range; that one is named, although it is no more at fault than the others.
+And whatever touches the model only once, from outside, does not come again in a replay.
 
 ## Planted faults
 
 {size}.
 
-Faults are planted from outside, by hooks and changed batches. A run with no report of its own was asked
-at its end: it did all its steps again, with every module watched. The reports are as they came out.
+Faults are planted from outside, by hooks and changed batches. A run that wrote no report by itself was
+asked at its end: it did all its steps again, with every module watched. The reports are as they came out.
 
 {table}
 

@@ -238,8 +238,9 @@ def page() -> str:
 
 def _head(measured: dict[str, Any]) -> list[str]:
     about = (
-        "`normlab.diagnose(model, batch)` finds the repeated blocks of these classes and the sums in them by "
-        "itself: no name is given, and no code of theirs is changed. All have random weights from their own "
+        "This page shows what `normlab.diagnose(model, batch)` reads in the models of other libraries, and "
+        "what it says of them. It finds the repeated blocks of these classes and the sums in them by itself: "
+        "no name is given, and none of their code is changed. All have random weights from their own "
         f"constructors, a width of {DIM}, {HEADS} heads, a feed-forward width of {FFN} and a vocabulary of "
         f"{VOCAB}; they see {ROWS} x {LENGTH} random tokens (a ViT sees {ROWS} images of 64 patches). "
         f"Measured on {measured['about']}; `python benchmarks/foreign.py --write` measures them again."
@@ -248,17 +249,17 @@ def _head(measured: dict[str, Any]) -> list[str]:
 
 
 SECONDS = (
-    "The seconds are those of reading the structure and of a whole diagnosis with the preset `cheap`, of one "
-    "run each: upper bounds where the machine had other work."
+    "The seconds are for reading the structure and for a whole diagnosis with the preset `cheap`. Each is "
+    "of one run, and an upper bound, since the machine may have had other work."
 )
 FUNCTIONS = (
-    "`FunctionalNorms` is a decoder of the benchmark itself, which computes its norms by functions, as the "
-    "code that nanochat is published with does (in transformers they are modules): its sublayers are found, "
-    "but which placement they have is left in doubt: {relation}."
+    "`FunctionalNorms` is a decoder of the benchmark itself. It computes its norms by functions, as "
+    "nanochat's published code does (in transformers they are modules). Its sublayers are found, but their "
+    "placement is left in doubt: {relation}."
 )
 SAID = (
-    f"The preset `standard`, at a learning rate of {LR:g} with a declared warm-up of {WARMUP:,} steps. The "
-    "first line is what the terminal, the page and the Python object begin with."
+    f"This is the preset `standard`, at a learning rate of {LR:g} with a declared warm-up of {WARMUP:,} "
+    "steps. The terminal, the page and the Python object begin with the first line."
 )
 
 
@@ -313,7 +314,7 @@ def _cell(sentence: str) -> str:
 
 
 READING = (
-    f"At a learning rate of {LR:g} without a warm-up. Theory speaks of a Xavier start, which at this width "
+    f"The learning rate is {LR:g}, without a warm-up. Theory assumes a Xavier start, which at this width "
     f"draws a square matrix with a standard deviation of {STARTS[1]:g}; BERT's and GPT-2's own is "
     f"{STARTS[0]:g}, made for widths of 768 and more."
 )

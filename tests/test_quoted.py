@@ -364,37 +364,30 @@ def norms_on_the_speed_page() -> Iterator[str]:
 @quotes("docs/speed.md")
 def decoders_and_plans_on_the_speed_page() -> Iterator[str]:
     results = ROOT / "benchmarks/results"
+    kept = {name: json.loads((results / f"{name}.json").read_text()) for name in ("decoder", "decoder-avx2")}
 
-    def measured(name: str, precision: str) -> dict[str, str]:
-        """The range of medians over our eager step's, by kind of side."""
-        kinds = dict[str, list[float]]()
-        for row in json.loads((results / f"{name}.json").read_text())["steps"]:
-            if row["precision"] == precision and row["side"] != "normlab":
-                compiled = "compiled" if row["side"].endswith("compiled") else "eager"
-                alone = row["side"] == "matrix products alone"
-                kind = "alone" if alone else "own" if row["side"].startswith("normlab") else compiled
-                kinds.setdefault(kind, []).append(row["ours"][1])
-        shown = {kind: f"{min(x):.2f} to {max(x):.2f}" for kind, x in kinds.items()}
-        return shown | {"alone": "{:.0f} to {:.0f}%".format(*(100 * f(kinds["alone"]) for f in (min, max)))}
+    def medians(name: str, precision: str) -> Iterator[str]:
+        """Ends over our eager step: eager peers, compiled ones, ours compiled, the products."""
+        rows = [row for row in kept[name]["steps"] if row["precision"] == precision]
+        for own, compiled in ((False, False), (False, True), (True, True)):
+            sides = [r for r in rows if r["parameters"] and r["side"].endswith("compiled") == compiled]
+            found = [r["ours"][1] for r in sides if r["side"].startswith("normlab") == own]
+            yield f"{min(found):.2f} to {max(found):.2f}"
+        alone = [100 * row["ours"][1] for row in rows if not row["parameters"]]
+        yield f"{min(alone):.0f} to {max(alone):.0f}%"
 
-    bf16, fp32, avx2 = (
-        measured("decoder", "bf16"),
-        measured("decoder", "fp32"),
-        measured("decoder-avx2", "fp32"),
-    )
-    yield f"take {bf16['eager']} times as long as our eager step, compiled ones {bf16['compiled']};"
-    yield f"our own step compiled takes {bf16['own']} of it"
-    yield f"the matrix products alone take {bf16['alone']} of our step"
-    yield f"peers {fp32['eager']} of ours eager, {fp32['compiled']} compiled"
-    yield f"(`results/decoder-avx2.md`; {avx2['eager']} and {avx2['compiled']})"
-    yield f"take {fp32['alone']} of our step on the one and {avx2['alone']} on the other"
-    generation = [
-        row["ours"][1]
-        for name in ("decoder", "decoder-avx2")
-        for row in json.loads((results / f"{name}.json").read_text())["generation"]
-        if row["side"] != "normlab"
-    ]
-    yield f"takes {min(generation):.1f} to {max(generation):.1f} times as long for one sample and for eight"
+    eager, compiled, ours, alone = medians("decoder", "bf16")
+    yield f"take {eager} times as long as our eager step, compiled ones {compiled};"
+    yield f"our own step compiled takes {ours} of it"
+    yield f"the matrix products alone take {alone} of our step"
+    eager, compiled, _, first = medians("decoder", "fp32")
+    yield f"peers {eager} of ours eager, {compiled} compiled"
+    eager, compiled, _, second = medians("decoder-avx2", "fp32")
+    yield f"(`results/decoder-avx2.md`; {eager} and {compiled})"
+    yield f"take {first} of our step on the one and {second} on the other"
+    rows = [row for one in kept.values() for row in one["generation"] if row["side"] != "normlab"]
+    ends = (f(row["ours"][1] for row in rows) for f in (min, max))
+    yield "takes {:.1f} to {:.1f} times as long for one sample and for eight".format(*ends)
     plans = json.loads((results / "plan.json").read_text())["rows"]
     plans = [row["taken"] / row["planned"] for row in plans]
     yield f"they took {min(plans):.2f} to {max(plans):.2f} times that"
