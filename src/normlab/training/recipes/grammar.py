@@ -18,7 +18,7 @@ from normlab.nn.init import SCHEMES
 from normlab.optim import OPTIMISERS, SCHEDULES, underived, warmup
 from normlab.optim.schedule import check_schedule
 from normlab.tasks import TASKS
-from normlab.training.recipes.baselines import NamedBaseline, baseline_of, without_alias
+from normlab.training.recipes.baselines import LIKE, NamedBaseline, baseline_of, without_alias
 from normlab.training.recipes.plugins import HINT, code_digest
 
 LONGEST = 300
@@ -386,7 +386,9 @@ def _placements(head: str, name: str) -> tuple[str, str]:
     for placement in (encoder, decoder):
         if placement not in nn.Placement.registry:
             axis = next((part.axis for part in parts() if part.name == placement), None)
-            why = f"is a name of {axis}" if axis else f"is not one{nearest(placement, nn.Placement.registry)}"
+            whole = () if apart else (part.name.removeprefix(LIKE) for part in baselines())
+            known = dict.fromkeys([*nn.Placement.registry, *whole])
+            why = f"is a name of {axis}" if axis else f"is not one{nearest(placement, known)}"
             raise UserError(
                 f"recipe {name!r} begins with a placement, enc:A/dec:B or a baseline such as like:llama; "
                 f"{placement!r} {why}; {HINT}"
