@@ -19,6 +19,7 @@ from normlab.training.recipes.grammar import resolve
         ({"lrs": ()}, "at least one of lrs"),
         ({"recipes": ("pre", "post", "pre")}, "recipes hold pre twice"),
         ({"recipes": ("post", "post ")}, "recipes hold post twice"),
+        ({"setup": ("a.py", "a.py")}, "setups hold a.py twice"),
         ({"lrs": (1e-3, 1e-3)}, "lrs hold 0.001 twice"),
         ({"lrs": (1e-3, -1.0)}, "above 0, got -1"),
         ({"seeds": 0}, "seeds must be at least 1, got 0"),

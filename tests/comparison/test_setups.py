@@ -176,9 +176,10 @@ def test_files_that_cannot_be_compared_are_refused(here, capsys, damage, words):
     assert words in capsys.readouterr().err
 
 
-def test_flags_that_nothing_reads_are_refused(here, capsys):
-    assert main(["compare", "--setup", "base.py", "change.py", "--dim", "48"]) == 2
-    assert "nothing reads --dim" in capsys.readouterr().err
+@pytest.mark.parametrize(("flag", "value"), [("--dim", "48"), ("--recipes", "llama")])
+def test_flags_that_nothing_reads_are_refused(here, capsys, flag, value):
+    assert main(["compare", "--setup", "base.py", "change.py", flag, value]) == 2
+    assert f"nothing reads {flag}" in capsys.readouterr().err
 
 
 def test_runs_that_are_done_are_kept_when_a_comparison_is_stopped(tmp_path):

@@ -131,6 +131,16 @@ def test_nanochat_has_its_groups_at_its_width_and_another_optimiser_does_without
     assert [float(g["lr"]) for g in adamw.param_groups] == pytest.approx([0.02] * len(adamw.param_groups))
 
 
+@pytest.mark.parametrize("recipe", ["like:olmo2", "like:olmo2+adam", "like:olmo2+muon"])
+def test_a_table_without_rates_stays_with_another_optimiser(recipe):
+    config = resolve(recipe, replace(language_model(), model=MODEL))
+    optimiser = build_optimiser(build_model(Decoder, config.model, 11, 1), config.optim)
+    assert {(g["role"] == "embedding", g["weight_decay"]) for g in optimiser.param_groups} == {
+        (True, 0.0),
+        (False, 0.1),
+    }
+
+
 def own(group):
     return float(group["lr"]), group["weight_decay"], *group.get("betas", ())
 

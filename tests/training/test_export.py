@@ -194,6 +194,17 @@ def test_samples_differ_by_seed_and_not_by_call(run, capsys):
     assert first != second.rstrip("\n")
 
 
+def test_a_temperature_of_0_takes_the_likeliest_and_no_number_is_negative(run, capsys):
+    said = []
+    for how in (["--top-k", "1"], ["--temperature", "0"], ["--temperature", "0", "--top-k", "5"]):
+        assert main(["run", "sample", str(run.path), "one", "--tokens", "9", *how]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] == said[2]
+    for name in ("tokens", "samples"):
+        assert main(["run", "sample", str(run.path), "one", f"--{name}", "-3"]) == 2
+        assert f"{name} must be at least 1, got -3" in capsys.readouterr().err
+
+
 def test_a_translation_continues_nothing(run):
     folder = RunFolder.create(run.path.parent / "translation", Config())
     with pytest.raises(UserError, match="only a language model continues text"):

@@ -91,7 +91,8 @@ def test_names_of_the_same_numbers_are_the_same_run():
 def beginning(recipe: str, wrong: str, hint: str = "") -> str:
     heads = "a placement, enc:A/dec:B or a baseline such as like:llama"
     start = f"recipe {recipe!r} begins with {heads}; {wrong!r} is not one"
-    return f"{start}{hint} (allowed: {PLACEMENTS}); {OWN}"
+    allowed = PLACEMENTS if "/dec:" in recipe else f"{PLACEMENTS}, gpt2, llama, gemma3, nanochat"
+    return f"{start}{hint} (allowed: {allowed}); {OWN}"
 
 
 def conflict(recipe: str, why: str, to_type: str) -> str:
@@ -105,6 +106,7 @@ FIXUP = "FixUp initialises the classifier with 0, which a tied embedding does no
 REFUSED = {
     "": beginning("", ""),
     "psot": beginning("psot", "psot", ", did you mean 'post'?"),
+    "llamma": beginning("llamma", "llamma", ", did you mean 'llama'?"),
     "scalenorm+pre": (
         "recipe 'scalenorm+pre' begins with a placement, enc:A/dec:B or a baseline such as like:llama; "
         f"'scalenorm' is a name of norm; {OWN}"

@@ -77,6 +77,8 @@ class CompareCommand:
         """Return the request that the flags make. Raises UserError for flags that nothing reads."""
         base = load(self.config)
         unread = [name for name in self.flags.differing_from(base) if name not in READ_BY_SETUPS]
+        if self.asked.recipes != RequestFlags().recipes:
+            unread.insert(0, "--recipes")
         if self.asked.setup and unread:
             raise UserError(
                 f"a file of --setup has its model, data and optimizer itself, so that nothing reads "

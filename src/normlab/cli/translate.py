@@ -133,7 +133,7 @@ class SampleCommand:
     samples: Size = 1
     """Number of continuations, each with a seed of its own."""
     temperature: float = 1.0
-    """Below 1 samples are closer to the likeliest continuation."""
+    """Below 1 samples are closer to the likeliest continuation, which is that of 0."""
     top_k: int = 0
     """Number of likeliest tokens to draw from: 1 for the likeliest alone, 0 for all."""
     top_p: float = 1.0
@@ -157,8 +157,8 @@ class SampleCommand:
         begun = sys.stdin.read() if self.text == "-" else self.text
         decode = DecodeConfig(
             sample=True,
-            temperature=self.temperature,
-            top_k=self.top_k,
+            temperature=self.temperature or 1.0,
+            top_k=self.top_k if self.temperature else 1,
             top_p=self.top_p,
             sample_seed=self.seed,
         )

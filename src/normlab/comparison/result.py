@@ -80,7 +80,7 @@ class CompareRequest:
     def __post_init__(self) -> None:
         names = self.setup or tuple(name.strip() for name in self.recipes)
         object.__setattr__(self, "recipes", names)
-        for name, given in (("setup" if self.setup else "recipes", names), ("lrs", self.lrs)):
+        for name, given in (("setups" if self.setup else "recipes", names), ("lrs", self.lrs)):
             if not given and not self.setup:
                 raise UserError(f"a comparison needs at least one of {name}, got none")
             if len(set(given)) < len(given):

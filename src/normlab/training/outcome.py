@@ -132,7 +132,7 @@ def _above(reached: str, start: float) -> str:
 
 
 def _stuck(reached: str, entropy: float) -> str:
-    return f"{reached} nats per token, where token frequencies alone give {entropy:.2f}"
+    return f"{reached} nats per token, where token frequencies alone give {entropy:z.2f}"
 
 
 def _not_finite(metrics: Sequence[Row]) -> Outcome | None:

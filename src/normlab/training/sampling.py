@@ -7,7 +7,7 @@ from functools import partial
 from itertools import chain
 
 from normlab.config.config import DecodeConfig
-from normlab.config.io import validated
+from normlab.config.io import Count, Size, validated
 from normlab.config.model import derive
 from normlab.data.tokenizer import EOS, Tokenizer
 from normlab.data.vocabulary import load
@@ -29,9 +29,9 @@ def sample(
     text: str,
     decode: DecodeConfig,
     *,
-    tokens: int = 100,
-    samples: int = 1,
-    window: int = 0,
+    tokens: Size = 100,
+    samples: Size = 1,
+    window: Count = 0,
     weights: str | int = "",
 ) -> list[str]:
     """Continue a text by ``tokens`` tokens, ``samples`` times, with a run's weights.

@@ -15,10 +15,10 @@ from normlab.config.config import OWN_TASK, Config, ModelConfig
 from normlab.config.io import validated
 from normlab.errors import UserError, nearest
 from normlab.nn.init import SCHEMES
-from normlab.optim import OPTIMISERS, SCHEDULES, underived, warmup
+from normlab.optim import OPTIMISERS, ROLE_TABLES, SCHEDULES, underived, warmup
 from normlab.optim.schedule import check_schedule
 from normlab.tasks import TASKS
-from normlab.training.recipes.baselines import NamedBaseline, baseline_of, without_alias
+from normlab.training.recipes.baselines import LIKE, NamedBaseline, baseline_of, without_alias
 from normlab.training.recipes.plugins import HINT, code_digest
 
 LONGEST = 300
@@ -130,8 +130,8 @@ def resolve(name: str, base: Config, *, force: bool = False, kept: Sequence[str]
     A recipe is a placement (or ``enc:A/dec:B``) and then, joined by ``+``, at most one name from each axis,
     and ``warmup``. One that begins with a baseline (``like:llama``, or ``llama`` if no placement is called
     so) has all its choices that no later name replaces, a placement among them, and leaves the fields in
-    ``kept`` as they are in the base; its table of roles goes with its optimiser. ``A=`` before a recipe gives
-    it a short name.
+    ``kept`` as they are in the base; a table of roles with rates goes with its optimiser. ``A=`` before a
+    recipe gives it a short name.
 
     Without a name, norm, embedding and scheme are the defaults; query-key norm, bias, inner norm and head
     gain follow the placement's source; position encoding, activation, optimiser and schedule stay those of
@@ -145,7 +145,9 @@ def resolve(name: str, base: Config, *, force: bool = False, kept: Sequence[str]
     """
     recipe = _parse(name.strip())
     if recipe.baseline:
-        own = ["roles"] if "optimiser" in recipe.own else []  # its factors go with its optimiser's rate
+        table = ROLE_TABLES.get(recipe.baseline.optim.get("roles", ""), {})
+        has_rates = any(rule.rule or rule.rate != 1 for rule in table.values())  # of its own optimiser
+        own = ["roles"] if has_rates and "optimiser" in recipe.own else []
         base = recipe.baseline.applied_to(base, [*kept, *own])
     config = recipe.applied_to(base)
     reasons = recipe.conflicts(config)
@@ -386,7 +388,9 @@ def _placements(head: str, name: str) -> tuple[str, str]:
     for placement in (encoder, decoder):
         if placement not in nn.Placement.registry:
             axis = next((part.axis for part in parts() if part.name == placement), None)
-            why = f"is a name of {axis}" if axis else f"is not one{nearest(placement, nn.Placement.registry)}"
+            whole = () if apart else (part.name.removeprefix(LIKE) for part in baselines())
+            known = dict.fromkeys([*nn.Placement.registry, *whole])
+            why = f"is a name of {axis}" if axis else f"is not one{nearest(placement, known)}"
             raise UserError(
                 f"recipe {name!r} begins with a placement, enc:A/dec:B or a baseline such as like:llama; "
                 f"{placement!r} {why}; {HINT}"
