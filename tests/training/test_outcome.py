@@ -207,6 +207,13 @@ def test_a_stuck_run_is_called_stuck_although_it_ignores_its_source_too():
     assert ended(curve(decay(ENTROPY)), nll_exchanged=ENTROPY).state == "stuck"
 
 
+def test_a_run_that_ends_in_its_warmup_says_so():
+    warming = [{**row, "lr": 1e-6 * row["step"]} for row in curve(decay(ENTROPY))]
+    steady = [{**row, "lr": 1e-3} for row in curve(decay(ENTROPY))]
+    assert ended(warming).evidence.endswith("; its learning rate still rose")
+    assert "still rose" not in ended(steady).evidence
+
+
 def test_a_falling_loss_does_not_excuse_that_the_source_is_ignored():
     found = ended(curve(lambda x: 5.0 - x), nll_exchanged=4.05)
     assert found.state == "ignores its source"

@@ -84,6 +84,8 @@ class _Course:
         self.above_start = (
             bool(windows) and min(row["nll"] for row in windows[0]) > self.start + DIVERGED_ABOVE
         )
+        rates = [row["lr"] for row in rows[-2:] if "lr" in row]
+        self.warming = "; its learning rate still rose" if len(rates) == 2 and rates[1] > rates[0] else ""
         self._late = sum(window[0]["step"] >= JUDGE_FROM * total_steps for window in windows)
 
     def _fell(self, back: int) -> bool:
@@ -111,7 +113,7 @@ def _ended(course: _Course, best: Row, *, has_source: bool) -> Outcome:
     if nll > course.start + DIVERGED_ABOVE:
         return Outcome("diverged", course.step, _above(reached, course.start))
     if nll > course.limit and not course.always_fell:
-        return Outcome("stuck", course.step, _stuck(reached, course.entropy) + course.trend)
+        return Outcome("stuck", course.step, _stuck(reached, course.entropy) + course.trend + course.warming)
     gap, share = best.get("nll_exchanged", math.nan) - nll, best.get("repeated_share", 0.0)
     where = f" at step {best['step']:,}" if best["step"] != course.step else ""
     evidence = [f"{reached} nats per token{where}, from {course.start:.2f} at the start"]
