@@ -303,6 +303,8 @@ def _tables(found: Reproduction | None) -> Iterator[Section]:
 
 def _plain(value: Any) -> str:
     """Return a setting in words."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_plain(own)}" for name, own in value.items())
     return ", ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
 
 
@@ -314,7 +316,7 @@ def _how(standing: ArtefactStatus) -> Section:
     if artefact.study:
         facts = {
             "study": artefact.study_name,
-            **{k: _plain(v) for k, v in artefact.settings_at(scale).items()},
+            **{k: _plain(v) for k, v in artefact.settings_at(scale).items() if k != "measures"},
             **facts,
         }
     if found is not None:
