@@ -1,4 +1,4 @@
-"""Measure any ``nn.Module``: read its residual stream, probe its signals, run studies, conclude."""
+"""Measure any ``nn.Module``: read its residual stream, probe its signals, run studies, draw conclusions."""
 
 from normlab.config.chart import ByDepth, Growth, HeatMap, Lines, Strips
 from normlab.diagnosis import studies as studies

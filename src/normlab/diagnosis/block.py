@@ -24,7 +24,7 @@ FFN = re.compile(r"mlp|ff|feed_?forward|fc\d|intermediate|linear\d|dense|moe|exp
 
 
 class _NormCall(NamedTuple):
-    """A call of a norm, with the numbers of its input and its output."""
+    """A call of a norm, with the numbers of its input and its output tensor."""
 
     path: str
     given: int
@@ -32,7 +32,7 @@ class _NormCall(NamedTuple):
 
 
 class _NormRead(NamedTuple):
-    """The norm through which a branch reads the stream, and the factor by which its output is multiplied."""
+    """The norm through which a branch reads the stream, and the factor on its output."""
 
     path: str
     factor: float
@@ -50,7 +50,7 @@ class StreamStep(NamedTuple):
 
 class Norms:
     """Recognises norms: modules whose output does not grow with their input and whose parameters are at most
-    as large as a row. That includes those that divide by a scale and those that squash.
+    as large as a row. That includes modules that divide by a scale and modules that squash.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -60,7 +60,7 @@ class Norms:
     def calls(self, recording: Recording, start: int, stop: int) -> Iterator[_NormCall]:
         """Yield the calls of norms among these events, the innermost module first.
 
-        A norm takes one tensor, and not one of them twice, as a sum of equal streams does.
+        A norm takes one tensor, and takes it once, unlike a sum of equal streams.
         """
         entered: dict[tuple[str, int], list[int]] = {}
         for event in recording.events[start:stop]:
@@ -88,10 +88,10 @@ def _is_norm(module: nn.Module, dim: int) -> bool:
     if parameters:
         x = x.to(parameters[0])
     if any(True for _ in module.buffers()):
-        module = deepcopy(module)  # a batch norm counts what it sees
+        module = deepcopy(module)  # a batch norm counts its batches
     try:
         small, large = module(x).norm(), module(1000 * x).norm()
-    except Exception:  # it wants something else than one tensor
+    except Exception:  # it does not take a single tensor
         return False
     return bool(large <= 10 * small)
 
@@ -99,8 +99,8 @@ def _is_norm(module: nn.Module, dim: int) -> bool:
 class BlockReader:
     """The events ``start`` to ``stop`` of a recording, which belong to the block at ``path``.
 
-    A block that is itself called begins and ends with its own events; one whose parts are called from
-    outside ends with the event after its last one, because a sum may first be seen there.
+    A block that is itself called begins and ends with its own events. If its parts are called from outside,
+    it ends with the event after its last one, because a sum may first be seen there.
     """
 
     def __init__(self, recording: Recording, norms: Norms, path: str, start: int, stop: int) -> None:
@@ -132,8 +132,8 @@ class BlockReader:
         return []
 
     def named_steps(self, branches: Sequence[str]) -> list[StreamStep]:
-        """Return the steps of the stream for branches that are named by their paths in the block: from the
-        tensor before to the first new tensor after a branch, and after the last branch to the block's output.
+        """Return the steps of the stream for branches named by their paths in the block: from the tensor
+        before to the first new tensor after a branch, and after the last branch to the block's output.
         """
         sizes, steps = self.recording.sizes, list[StreamStep]()
         stream, paths = next(iter(self.events[0].seen.values())), {f"{self.path}.{b}" for b in branches}
@@ -157,7 +157,7 @@ class BlockReader:
         return Sums(numbers, {n for n, side in seen if side == "output"}, self.recording.samples)
 
     def _walk(self, stream: int) -> list[StreamStep] | None:
-        """Return the steps to the block's output; whether a norm follows a sum, the rest of the way tells."""
+        """Return the steps to the block's output; the rest of the path shows whether a norm follows a sum."""
         if stream in self._goals:
             return []
         if stream not in self._walked:
@@ -176,20 +176,20 @@ class BlockReader:
         return next(i for i, event in enumerate(self.events) if number in event.seen.values())
 
     def tap(self, number: int) -> Tap:
-        """Return a tap of a tensor: where it enters or leaves the block, or else where it is first seen."""
+        """Return a tap of a tensor: where it enters or leaves the block, else where it is first seen."""
         if self.called and number in self.events[-1].seen.values():
             return self.events[-1].tap(number)
         return self.events[self.first(number)].tap(number)
 
     def branches(self, step: StreamStep) -> list[int]:
-        """Return the terms of a step that were computed from its stream, and are not merely carried along."""
+        """Return the terms of a step that were computed from its stream rather than just carried along."""
         return [y for y in step.sum.terms if self.first(y) > self.first(step.stream)]
 
     def side_by_side(self, step: StreamStep) -> bool:
-        """Whether the branches of a sum are seen to be computed from what there was before any of them.
+        """Return whether a sum's branches are seen to be computed from what was there before all of them.
 
-        A module that runs between them then receives it. Where none does, a later branch may read the sum of
-        the stream and an earlier one, through a norm that is a function and not a module.
+        A module that runs between them then receives it. If none does, a later branch may read the sum of the
+        stream and an earlier one, through a norm that is a function and not a module.
         """
         sizes = self.recording.sizes
         begun, *_, ended = sorted(self.first(y) for y in self.branches(step))
@@ -198,7 +198,7 @@ class BlockReader:
         return any(older & seen for seen in between)
 
     def put_out(self, step: StreamStep, branch: int) -> list[ModuleEvent]:
-        """Return the events that put out a branch before its sum, the last, after its dropout, first."""
+        """Return the events that output a branch before its sum, latest first but identities last."""
         until = self.events[: self.first(step.sum.total)]
         shown = [e for e in reversed(until) if e.side == "output" and branch in e.seen.values()]
         return sorted(shown, key=lambda e: isinstance(self._modules[e.path], nn.Identity))
@@ -207,8 +207,8 @@ class BlockReader:
         return next((n.path for calls in self.norms.values() for n in calls if n.output == branch), None)
 
     def read(self, step: StreamStep, shown: Sequence[ModuleEvent]) -> _NormRead | None:
-        """Find the norm through which a branch reads the stream: among those that are applied to the stream,
-        the one whose output is used nearest to the branch, directly if that is seen and otherwise scaled.
+        """Find the norm through which a branch reads the stream: of those applied to the stream, the one
+        whose output is used nearest to the branch, directly if that is seen and otherwise scaled.
         """
         near: list[tuple[bool, int, int, _NormRead]] = []
         for norm in self.norms.get(step.stream, ()):
@@ -221,7 +221,7 @@ class BlockReader:
         return max(near)[-1] if near else None
 
     def _factor(self, user: ModuleEvent, output: int) -> float | None:
-        """Return the multiple of a norm's output that a module receives, in windows or not, or None."""
+        """Return the multiple of a norm's output that a module receives, perhaps in windows, or None."""
         sizes, samples = self.recording.sizes, self.recording.samples
         if output in user.seen.values():
             return 1.0
@@ -250,7 +250,7 @@ class BlockReader:
         return " ".join([*below, *(type(self._modules[p]).__name__ for p in paths)])
 
     def reads_memory(self, step: StreamStep, entered: Sequence[ModuleEvent]) -> bool:
-        """Whether a matrix receives an earlier tensor of the stream's shape but for its length."""
+        """Return whether a matrix receives an earlier tensor of the stream's shape, except for its length."""
         shapes = self.recording.shapes
         shape = shapes[step.stream]
         earlier = {n for e in self.recording.events[: self.start] for n in e.seen.values()} - {step.stream}
@@ -263,7 +263,7 @@ class BlockReader:
         )
 
     def role(self, step: StreamStep, shown: Sequence[ModuleEvent]) -> str:
-        """Name the role of a branch by the names of the modules that put it out, or else of those that ran
+        """Name the role of a branch by the names of the modules that output it, or else of those that ran
         before it was added; attention to a tensor from before its block is cross-attention.
         """
         ran = [event for event in self.between(step) if event.side == "input"]
@@ -275,7 +275,7 @@ class BlockReader:
         return "branch"
 
     def second_streams(self, steps: Sequence[StreamStep]) -> bool:
-        """Whether the block puts out more than one new tensor of the stream's shape."""
+        """Return whether the block outputs more than one new tensor of the stream's shape."""
         if not self.called:
             return False
         sizes, entered = self.recording.sizes, set(self.events[0].seen.values())
@@ -286,8 +286,8 @@ class BlockReader:
 def candidates(model: nn.Module, globs: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """Yield containers with the paths of their possible blocks, outer ones first.
 
-    Those that are named, or else all modules with children that are numbered siblings: one type at least
-    twice, or a list of one. Raises UserError for a name that fits no module.
+    They are the named ones, or else all modules whose children are numbered siblings: at least two of one
+    type, or a list of one. Raises UserError for a name that fits no module.
     """
     modules = dict(model.named_modules())
     for name in globs:
@@ -318,5 +318,5 @@ def _siblings(module: nn.Module) -> Iterator[list[str]]:
 
 
 def layer_of(path: str) -> int | None:
-    """The first number in a path, which is the layer, counted from 0; None where there is none."""
+    """Return the first number in a path, which is the layer counted from 0, or None."""
     return next((int(part) for part in path.split(".") if part.isdecimal()), None)

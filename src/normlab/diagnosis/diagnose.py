@@ -1,4 +1,4 @@
-"""Run the studies of a preset on a model: their tables, findings, and the one line that they come to."""
+"""Run the studies of a preset on a model: their tables, their findings and the verdict in one line."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class Diagnosis:
     studies: tuple[Study, ...]
     """The studies that ran, in their order."""
     seconds: Mapping[str, float]
-    """Time of each study by its name."""
+    """Seconds of each study by its name."""
     applied: tuple[str, ...]
     """Names of the studies that had something to measure and did not fail."""
     peak_memory_bytes: int
-    """Peak of the process so far on a CPU, of torch's tensors during the diagnosis on a GPU."""
+    """Peak memory: the process's so far on a CPU, torch's tensors' during the diagnosis on a GPU."""
     facts: Mapping[str, str]
     """Parameters, batch, loss, learning rate, optimizer and device, in words."""
 
@@ -103,7 +103,7 @@ class Diagnosis:
         }
 
     def to_polars(self) -> dict[str, pl.DataFrame]:
-        """Return the tables by name, and the findings as one more, as data frames of polars."""
+        """Return the tables by name, and the findings as one more, as polars data frames."""
         import polars as pl
 
         tables = {name: [dict(row) for row in table] for name, table in self.tables.items()}
@@ -139,22 +139,22 @@ class Diagnosis:
 
 
 class Options(TypedDict, total=False):
-    """How a model is read, what it is measured on, and the training to come."""
+    """How a model is read, what it is measured on, and the training ahead."""
 
     batches: Sequence[Any]
-    """Mini-batches for studies that need several small ones; without them the batch is split."""
+    """Mini-batches for studies that need several small ones; without any, the batch is split."""
     structure: Structure
-    """A result of ``read_structure``, where the model was read before."""
+    """A result of ``read_structure``, if the model was read before."""
     blocks: str | Sequence[str]
-    """The container of the repeated blocks, or globs for them, where they are not found."""
+    """The container of the repeated blocks, or globs for them, if they are not found."""
     branches: Sequence[str]
-    """Modules in a block whose outputs are added to the stream, where the sums are not seen."""
+    """Modules in a block whose outputs are added to the stream, if the sums are not seen."""
     call: Call
-    """``call(model, batch)``, where the batch is not what the model takes and no loss calls it."""
+    """``call(model, batch)``, if the batch is not what the model takes and no loss calls it."""
     studies: Sequence[str]
-    """Names of the studies to make, in place of those of the preset."""
+    """Names of the studies to run, instead of those of the preset."""
     warmup_steps: Count
-    """Steps over which the learning rate rises to its peak, in the training to come."""
+    """Steps over which the learning rate rises to its peak, in the training ahead."""
 
 
 @validated
@@ -170,16 +170,16 @@ def diagnose(
 ) -> Diagnosis:
     """Measure a model on a batch, compare it with theory and report findings; the model does not change.
 
-    A ``Setup`` stands for ``model``, ``batch``, ``loss`` and ``optimizer``, or ``lr`` where it has none.
+    A ``Setup`` replaces ``model``, ``batch``, ``loss`` and ``optimizer``, or ``lr`` if it has no optimizer.
     ``batch`` is a tensor, or a tuple or dict of arguments. ``loss(model, batch)`` returns a scalar, and the
-    model is called as the loss calls it; without one the model's output must hold a loss, as Hugging Face's
+    model is called as the loss calls it; without one, the model's output must hold a loss, as Hugging Face's
     does when the batch holds labels. ``lr`` is the learning rate of an Adam; ``optimizer``, either a function
     that makes one from parameters or one in the middle of its training, brings its own. ``preset`` is cheap,
     standard or full; ``options`` are those of ``Options``.
 
-    A study that does not apply to the model becomes a note, one that fails a warning. Raises UserError for a
-    model without a residual stream that can be read, one that raises, has no trainable parameter or a loss
-    that is not finite, a batch on another device, a rate that is not above 0, and several optimizers.
+    A study that does not apply to the model becomes a note; one that fails, a warning. Raises UserError for a
+    model that raises, has no readable residual stream, no trainable parameter or a loss that is not finite,
+    for a batch on another device, a rate that is not above 0, and several optimizers.
 
     >>> normlab.diagnose(model, batch, loss=loss, lr=1e-3, preset="cheap").page("diagnosis.html").name
     'diagnosis.html'
@@ -194,7 +194,7 @@ def diagnose(
     setup = Setup(model, (batch, batches), loss, make)
     call = options.get("call") or loss or call_model
     with untouched(setup):
-        begun = _loss(model, batch, loss) if loss else None  # its errors are its own, and not the reader's
+        begun = _loss(model, batch, loss) if loss else None  # its errors are its own, not the reader's
         structure = options.get("structure") or read_structure(
             model, batch, call=call, blocks=options.get("blocks", ()), branches=options.get("branches", ())
         )
@@ -225,9 +225,9 @@ def _shown(used: torch.optim.Optimizer, rate: float) -> str:
 
 
 def step_of(setup: Setup, lr: float | None) -> tuple[torch.optim.Optimizer | None, float | None]:
-    """The one optimizer of a setup or, where it has none, the rate of an Adam.
+    """Return the one optimizer of a setup or, if it has none, the rate of an Adam.
 
-    Raises UserError for several optimizers, and for a rate where the optimizer brings its own.
+    Raises UserError for several optimizers, and for a rate if the optimizer brings its own.
     """
     optimizer = setup.optimizer
     if optimizer is not None and lr is not None:
@@ -244,7 +244,7 @@ def step_of(setup: Setup, lr: float | None) -> tuple[torch.optim.Optimizer | Non
 def _measure(
     studies: Sequence[Study], subject: Subject
 ) -> tuple[dict[str, Table], list[Finding], dict[str, float], tuple[str, ...]]:
-    """Make the studies one after the other: tables, failures, seconds, and the names of those that apply."""
+    """Run the studies one by one; return tables, failures, seconds, and the names of those that apply."""
     device, steps = _device(subject.model), subject.warmup_steps
     tables = {"plan": Table("plan", ({"warmup_steps": steps},) if steps else ())}
     seconds, failed, applied = dict[str, float](), list[Finding](), list[str]()
@@ -260,7 +260,7 @@ def _measure(
                 rows += len(table)
             if rows:
                 applied.append(study.name)
-        except Exception as error:  # of any kind: the model is anybody's
+        except Exception as error:  # of any kind: the model may be anybody's
             failed.append(_failure(study.name, error))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -318,7 +318,7 @@ def _loss(model: nn.Module, batch: Any, loss_of: Loss) -> float:
         )
     if not math.isfinite(begun := float(loss.detach())):
         raise UserError(
-            f"the loss is {begun} before any step, so that nothing can be measured; normlab.check says "
+            f"the loss is {begun} before any step, so nothing can be measured; normlab.check says "
             "where that begins"
         )
     return begun

@@ -20,7 +20,7 @@ Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
 Width: TypeAlias = tuple[int, int]
-"""Of the input and the output of a module's first call."""
+"""Widths of the input and the output of a module's first call."""
 
 
 EMBEDDING = re.compile(r"embed|position|\bw[tp]e\b", re.IGNORECASE)
@@ -46,9 +46,9 @@ FFN_IN: Final = frozenset({"up", "gate", "in", "inner", "wi", "w1", "w3", "fc1",
 
 
 class Owner(NamedTuple):
-    """The place where a parameter acts. ``index`` is None if several sublayers use it, as is ``layer`` unless
-    they are of one layer, and ``stack`` unless they are of one stack; then ``role`` is ``shared``, and
-    ``other`` outside of all sublayers.
+    """The place where a parameter acts. If several sublayers use it, ``role`` is ``shared`` and ``index`` is
+    None, as is ``layer`` unless they are in one layer, and ``stack`` unless they are in one stack. Outside
+    all sublayers, ``role`` is ``other``.
     """
 
     stack: str | None = None
@@ -61,8 +61,8 @@ def owners(model: nn.Module, structure: Structure, seen: Mapping[Tap, Tensor]) -
     """Return the owner of every parameter by path.
 
     A sublayer owns the parameters between the stream before it and the stream after it: those of its branch,
-    of its norms and of its factors. ``seen`` holds, from one forward pass with its graph, what sublayers
-    tap. Parameters that need no gradient are not in the graph and are ``other``.
+    its norms and its factors. ``seen`` holds what sublayers tap, from one forward pass with its graph.
+    Parameters that need no gradient are not in the graph and are ``other``.
     """
     uses: dict[str, list[Owner]] = {path: [] for path, _ in model.named_parameters()}
     path_of = {id(parameter): path for path, parameter in model.named_parameters()}
@@ -101,7 +101,7 @@ Parts: TypeAlias = tuple[ParameterPart, ...]
 
 
 def measuring(model: nn.Module) -> AbstractContextManager[dict[str, Width]]:
-    """Fill the dictionary with the widths at the modules that hold parameters, in order of their calls."""
+    """Fill the dictionary with the widths at modules that hold parameters, in the order of their calls."""
     holders = {p: m for p, m in model.named_modules() if next(m.parameters(recurse=False), None) is not None}
     return first_calls(holders, lambda x: next((y.shape[-1] for _, y in activations(x)), None))
 
@@ -121,8 +121,8 @@ def kinds(
 
     ``owned`` says in which sublayer a parameter acts, ``widths`` what its module maps from and to, ``dims``
     how wide each stack's stream is. A packed matrix of queries, keys and values has three parts, one of keys
-    and values two, where its name is known and its size fits the other matrices of its sublayer; packed head
-    by head it is ``other``. A gate of a feed-forward sublayer is ``ffn_in``; biases are what their matrix is.
+    and values two, if its name is known and its size fits the other matrices of its sublayer; one packed head
+    by head is ``other``. A gate of a feed-forward sublayer is ``ffn_in``; a bias has the kind of its matrix.
     """
     modules, norms = dict(model.named_modules()), norms_of(model, widths)
     shapes = {path: tuple(p.shape) for path, p in model.named_parameters()}
@@ -187,8 +187,8 @@ def _projection(path: str) -> str:
 def _unpacked(
     shapes: Shapes, path: str, group: Mapping[str, str], *, width: Width | None, dim: int | None
 ) -> Parts:
-    """Return the parts of a packed matrix, with queries if they have no matrix of their own. Queries are as
-    wide as the input of the output projection, or a third.
+    """Return the parts of a packed matrix, including queries if they have no matrix of their own. Queries are
+    as wide as the input of the output projection, or a third of the matrix.
     """
     axis = int(width is not None and shapes[path] == width and width[0] != width[1])
     total = shapes[path][axis]

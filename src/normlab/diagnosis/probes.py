@@ -1,4 +1,4 @@
-"""Measure signals of any module while it runs, without changing its outputs or gradients; and the presets of
+"""Measure signals of any module while it runs, without changing its outputs or gradients. Presets choose
 what is measured along a residual stream.
 """
 
@@ -24,7 +24,7 @@ Statistic = Callable[[Tensor], Tensor]
 
 def _similarity(x: Tensor) -> Tensor:
     r"""Return :math:`\frac{1}{t(t-1)} \sum_{i \ne j} \cos(x_i, x_j)` of the t rows of `[..., t, d]`, the mean
-    over sequences. Not a number where t is 1.
+    over sequences. Not a number if t is 1.
     """
     rows = torch.nn.functional.normalize(x, dim=-1)
     t = x.shape[-2]
@@ -51,7 +51,7 @@ mean of :math:`-\sum_i p_i \ln p_i` in nats over rows p of probabilities `[..., 
 
 
 def whole(x: Tensor) -> Tensor:
-    """Return a tensor that may be a part of one on several ranks as a plain one."""
+    """Return a plain tensor in place of one that may be spread over several ranks."""
     full: Callable[[], Tensor] | None = getattr(x, "full_tensor", None)
     return x if full is None else full()
 
@@ -59,8 +59,8 @@ def whole(x: Tensor) -> Tensor:
 def measure(statistic: str, x: Tensor) -> Tensor:
     """Compute a statistic of a tensor of any floating type, in float32 if the type is narrower.
 
-    One that is spread over ranks, as the parameters under ``fully_shard`` are, is made whole first: every
-    rank has to measure it.
+    A tensor that is spread over ranks, such as a parameter under ``fully_shard``, is made whole first, so
+    every rank has to measure it.
     """
     x = whole(x.detach())
     return STATISTICS[statistic](x.to(torch.promote_types(x.dtype, torch.float32)))
@@ -72,9 +72,9 @@ PARAMETERS = ("weight", "grad")
 
 
 class StreamSignal(NamedTuple):
-    """A signal of a residual stream: ``name`` is ``before``, ``branch`` or ``after``, one of these behind
-    ``grad_``, ``weight``, ``grad`` or ``update``; empty for a module inside a branch, whose signal keeps its
-    own name.
+    """A signal of a residual stream: ``name`` is ``before``, ``branch`` or ``after``, one of these with the
+    prefix ``grad_``, or ``weight``, ``grad`` or ``update``. It is empty for a module inside a branch, whose
+    signal keeps its own name.
     """
 
     stack: str = ""
@@ -88,8 +88,8 @@ class Probe:
 
     ``input``, ``output``, ``grad_input`` and ``grad_output`` (the gradients of the loss in them) are measured
     at each call of the module, in its first floating tensor `[..., D]`; ``weight`` and ``grad`` when the
-    records are fetched, in its first own parameter. ``every_tensor`` measures all of them and marks those
-    after the first by a suffix. ``together`` lists modules whose own parameters are measured as one, by their
+    records are fetched, in its first own parameter. ``every_tensor`` measures all of them, with a suffix for
+    those after the first. ``together`` lists modules whose own parameters are measured as one, by their
     ``l2`` norm. ``stream`` gives the records their place in a stream.
 
     Raises UserError for a signal or statistic that does not exist.
@@ -132,7 +132,7 @@ Key: TypeAlias = tuple[str | None, int | None, str, str, str]
 
 
 class Record(NamedTuple):
-    """One measured number: a row of ``probes.jsonl``. Stack and index are None outside of all sublayers.
+    """One measured number: a row of ``probes.jsonl``. Stack and index are None outside all sublayers.
     ``signal`` has a suffix ``[name]`` for tensors after the first.
     """
 
@@ -150,7 +150,7 @@ OnError = Callable[[Exception], None]
 
 
 class Observer:
-    """Collects measurements while a model runs, and emits them as records by ``flush``."""
+    """Collects measurements while a model runs; ``flush`` emits them as records."""
 
     def __init__(
         self, model: nn.Module, probes: Sequence[tuple[str, Probe]], flowing: Mapping[Want, Probe], emit: Emit
@@ -162,8 +162,8 @@ class Observer:
         self._step: int | None = None
 
     def flush(self, step: int) -> None:
-        """Fetch all measurements since the last call, in one transfer from each device, and emit them as
-        records of ``step``. Weights and their gradients are measured now.
+        """Fetch all measurements since the last call, in one transfer per device, and emit them as records of
+        ``step``. Weights and their gradients are measured now.
         """
         rows = [
             (self._flowing[s.want].key(s.tap.module, s.tap.place if s.nth else None), s.value)
@@ -194,7 +194,7 @@ class Observer:
             yield probe.key(path, place if i else None), measure(probe.statistic, x)
 
     def _tensors(self, path: str, signal: str, *, deep: bool = False) -> list[tuple[Place, Tensor]]:
-        """Return a module's parameters or their gradients by name, with ``deep`` also those inside it."""
+        """Return a module's parameters or their gradients by name; if ``deep``, also those inside it."""
         own = [(name, p) for name, p in self._modules[path].named_parameters(recurse=deep) if p.numel()]
         if signal == "weight":
             return [((name,), p) for name, p in own]
@@ -218,7 +218,7 @@ def observe(
 ) -> Iterator[Observer]:
     """Measure a model while it runs inside this block, and call ``emit`` with a record per measurement.
 
-    ``flush(step)`` of the observer that the block receives fetches the records of a step; the rest is fetched
+    The block receives the observer, whose ``flush(step)`` fetches the records of a step; the rest is fetched
     at the end of the block. Outputs and gradients are bit-identical with and without probes, and no hook
     stays behind. Torch's layers leave their fused inference path, which gradients never take, while they have
     hooks. Compiled modules are not watched, with a warning, since compiled code may not call their hooks;
@@ -259,7 +259,7 @@ def _compiled(model: nn.Module, modules: Mapping[str, nn.Module]) -> set[str]:
 # ------------------------------------------------------------------------------------------------ presets
 
 PRESETS: Final = ("cheap", "standard", "full")
-"""From the least to the most that is measured; each includes the one before."""
+"""From least to most measured; each includes the one before."""
 
 _CHEAP: Final = (("after", "rms"), ("grad", "l2"))
 _STANDARD: Final = (*_CHEAP, ("before", "rms"), ("branch", "rms"), ("grad_after", "rms"), ("weight", "l2"))
@@ -273,7 +273,7 @@ _FULL: Final = (
     ("inside", "fraction_zero"),
 )
 MEASURED: Final = dict(zip(PRESETS, (_CHEAP, _STANDARD, _FULL), strict=True))
-"""Signal and statistic of each preset, the same in every trainer and for ``observe``."""
+"""Signals and statistics of each preset, the same in every trainer and for ``observe``."""
 
 
 def require_preset(name: str) -> None:
@@ -284,7 +284,7 @@ def require_preset(name: str) -> None:
 
 @dataclass(frozen=True)
 class SublayerSite:
-    """Where the signals of a sublayer are seen, or of another group of modules, which has no taps."""
+    """Where the signals of a sublayer, or of another group of modules, which has no taps, are seen."""
 
     stack: str
     index: int | None
@@ -300,7 +300,7 @@ class SublayerSite:
         return self.modules[0] if self.modules else ""
 
     def probes(self, signal: str, statistic: str) -> Iterator[Probe]:
-        """Yield the probes of one signal; ``observe`` cannot see updates, so that they have none."""
+        """Yield the probes of one signal; updates have none, since ``observe`` cannot see them."""
         stream = StreamSignal(self.stack, self.index, signal)
         if tap := self.taps.get(name := signal.removeprefix("grad_")):
             every = tap.place not in ((), (0,))  # places of the tensor that a probe measures first
@@ -321,14 +321,14 @@ def preset_probes(sites: Iterable[SublayerSite], preset: str) -> list[Probe]:
 
 
 def weight_probes(sites: Iterable[SublayerSite]) -> list[Probe]:
-    """Return probes of the weights of groups of modules, and of their gradients: no forward pass."""
+    """Return probes of the weights of groups of modules and of their gradients, without a forward pass."""
     return [probe for site in sites for signal in PARAMETERS for probe in site.probes(signal, "l2")]
 
 
 def stream_sites(structure: Structure, prefix: str = "") -> list[SublayerSite]:
     """Return the sublayers of a structure that ``read_structure`` returned.
 
-    ``prefix`` is the path of the module that was read within the one that is observed, with its point.
+    ``prefix`` is the path of the module that was read within the observed one, including the final dot.
     """
     sites: list[SublayerSite] = []
     for stack, view in structure.sublayers:

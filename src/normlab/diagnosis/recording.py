@@ -30,11 +30,11 @@ from normlab.trace.tensors import (
 from normlab.trace.trace import Trace
 
 ROWS = 32
-"""Rows of each tensor that are kept, evenly spaced."""
+"""How many rows of each tensor are kept, evenly spaced."""
 
 
 class ModuleEvent(NamedTuple):
-    """A module is entered (``"input"``) or left (``"output"``); ``seen`` maps places to tensors' numbers."""
+    """A module is entered (``"input"``) or left (``"output"``); ``seen`` maps places to tensor numbers."""
 
     path: str
     side: Side
@@ -49,7 +49,7 @@ class ModuleEvent(NamedTuple):
 class Recording:
     """The events of a pass, with the shape and a sample `[R, D]` of each tensor by its number.
 
-    A tensor and a view of it in which other dimensions lead are one; ``sizes`` are rows and width,
+    A tensor and a view of it with other leading dimensions are one; ``sizes`` are rows and width,
     ``moments`` `[2, D]` the sum and the norm of each channel over all rows.
     """
 
@@ -82,7 +82,7 @@ class Recording:
         return self._numbers[key]
 
     def rearranged(self, x: int, y: int) -> bool:
-        """Whether two tensors have the same rows in whatever order, but for rows of zeros."""
+        """Return whether two tensors have the same rows in any order, apart from rows of zeros."""
         a, b = self.moments[x], self.moments[y]
         return a.shape == b.shape and torch.allclose(a, b, rtol=1e-9, atol=1e-9 * b[1].max().item())
 
@@ -105,9 +105,9 @@ def _moments(rows: Tensor) -> Tensor:
 
 
 def record(model: nn.Module, batch: Any, call: Call, weights: Weights) -> Recording:
-    """Run one pass in evaluation mode, with ``weights`` in the place of the model's own of these names.
+    """Run one pass in evaluation mode, with ``weights`` in place of the model's own of the same names.
 
-    Raises UserError with what to change when the model raises.
+    Raises UserError, saying what to change, if the model raises.
     """
     recording = Recording()
     with forward_hooks(dict(model.named_modules()), recording.see):
@@ -134,7 +134,7 @@ def refuse_elsewhere(model: nn.Module, batch: Any) -> None:
 
 
 def _wide(x: Tensor) -> Tensor:
-    """Return a tensor of one byte a number in float32, as torch can do little with it; others as they are."""
+    """Return a tensor of one-byte numbers in float32, since torch can do little with it; others unchanged."""
     return x.float() if x.is_floating_point() and x.element_size() == 1 else x
 
 
@@ -142,7 +142,7 @@ def awake(model: nn.Module) -> dict[str, Tensor]:
     """Draw other values for the parameters that are zero to the precision of float32.
 
     ReZero's scalars, FixUp's last matrices and LayerScale's vectors hide a branch after initialisation, as
-    does a gate that opens with the count of steps; which tensors are added to which depends on none of them.
+    does a gate that opens with the step count; none of them affects which tensors are added to which.
     """
     generator = torch.Generator().manual_seed(0)
     known = ((name, p.detach()) for name, p in model.named_parameters() if p.numel() and not p.is_meta)
@@ -170,10 +170,10 @@ class Sum(NamedTuple):
 
 class Sums:
     """The sums among tensors of one shape, ``numbers`` in the order in which they appeared; only tensors that
-    a module puts out (``made``) count as a branch.
+    a module outputs (``made``) count as a branch.
 
     Samples are `[R, D]`. Products of all of them, for every channel, give the squared error of every possible
-    sum at once; what is small is then computed as the model would have.
+    sum at once; sums with a small error are then computed as the model would have.
     """
 
     def __init__(self, numbers: Sequence[int], made: set[int], samples: Sequence[Tensor]) -> None:
@@ -189,7 +189,7 @@ class Sums:
     def of(self, stream: int) -> Iterator[Sum]:
         """Yield the sums that the stream is part of: first plain ones, then with factors, then of three.
 
-        Factors need the precision of float32 and, one a channel, eight rows.
+        Factors need the precision of float32 and, if there is one per channel, eight rows.
         """
         s = self._numbers.index(stream)
         yield from self._plain(s)
@@ -200,7 +200,7 @@ class Sums:
         yield from self._plain_of_three(s)
 
     def _pairs(self, error: Tensor, s: int) -> Iterator[tuple[int, int]]:
-        """(t, y) of small squared error `[T, Y]`, in order of t, where y came after s and t after y."""
+        """Yield (t, y) of small squared error `[T, Y]`, in order of t, if y came after s and t after y."""
         sizes = self._gram.diagonal()
         order = torch.arange(len(sizes))
         later = (order[:, None] > order) & (order > s) & self._made
@@ -226,9 +226,9 @@ class Sums:
         yield one._replace(total=numbers[t], terms=tuple(numbers[y] for y in ys))
 
     def _rounding(self, parts: Sequence[Tensor], factors: Sequence[Factor]) -> Tensor:
-        r"""How far each element of a sum may be from its parts.
+        r"""Return how far each element of a sum may be from its parts.
 
-        Every element is rounded to a few units of the size of what is added, :math:`\delta_i = 4 \epsilon
+        Every element is rounded to a few units of the size of its terms, :math:`\delta_i = 4 \epsilon
         \sum_p |p_i|`. By Cauchy and Schwarz these errors move a fitted factor, and with it the part p, by at
         most :math:`|p_i| \, \|\delta\| / \|p\|`, with norms over what the factor was fitted to.
         """
@@ -242,7 +242,7 @@ class Sums:
         return bound
 
     def _bit_identical(self, t: int, terms: tuple[int, ...]) -> bool:
-        """Whether the terms, added in some order in their own precision, are the total to the last bit."""
+        """Return whether the terms, added in some order in their own precision, are bit for bit the total."""
         for first, *others in permutations(self._native[i] for i in terms):
             total = first
             for x in others:

@@ -23,11 +23,11 @@ PLACEMENTS: Final = {
     (True, False, False): "pre",
     (True, True, False): "sandwich",
 }
-"""Placements by whether there is a norm where a branch reads the stream, at its end, and on the sum."""
+"""Placements by whether a norm is where the branch reads the stream, at the branch's end, and on the sum."""
 
 
 UNSURE: Final = "another branch (parallel, or one after the other through norms that no module computes)"
-"""The branch beside one where it is not seen what the later of the two reads."""
+"""What is beside a branch if it is not seen what the later of the two reads."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class SublayerView:
 
     ``role`` is ``self_attention``, ``cross_attention``, ``ffn`` or ``branch``; ``index`` counts sublayers and
     ``layer`` layers of the stack. ``norm_read`` is the path of the norm through which the branch reads s,
-    ``norm_branch`` of the one that puts out y, ``norm_write`` of the one on t. ``beside`` is what t also
+    ``norm_branch`` of the one that outputs y, ``norm_write`` of the one on t. ``beside`` is what t also
     adds: the other branch of a parallel layer, or an older state of the stream. In training, y is what is
-    added where the dropout on it is a module, and what goes into the dropout where it is a function.
+    added if the dropout on it is a module, and what goes into the dropout if it is a function.
     """
 
     index: int
@@ -53,15 +53,15 @@ class SublayerView:
     norm_branch: str | None
     norm_write: str | None
     shortcut: Factor
-    """a: one number, or one a channel."""
+    """a: one number, or one per channel."""
     scale: Factor
     """c."""
     beside: tuple[Tap, ...]
     placement: str
-    """``post``: after = norm(before + branch); ``pre``: before + branch, reading norm(before);
+    """``post``: after = norm(before + branch); ``pre``: before + branch, where the branch reads norm(before);
     ``sandwich``: a ``pre`` whose branch ends in a norm; ``other``."""
     relation: str
-    """The equation that these tensors obey, in words."""
+    """The equation that these tensors satisfy, in words."""
     modules: tuple[str, ...] = ()
     """Paths of the modules that run in the sublayer, in order."""
 
@@ -122,13 +122,13 @@ def read_structure(
 
     The model runs in evaluation mode on ``call(model, batch)``; what enters and leaves its modules is
     recorded, and in every block the stream is followed from sum to sum: an observed tensor that is the stream
-    plus a module's output, to the last bits, scaled by one number or one a channel where it has to be.
-    Names only label roles. For this pass other values stand in for parameters that are zero, because a branch
+    plus a module's output, to the last bits, scaled by one number or one per channel if necessary.
+    Names only label roles. For this pass, other values replace parameters that are zero, because a branch
     that adds nothing is not seen; factors are fitted in a second pass, on the model's own weights.
 
-    ``blocks`` names the container of the blocks, or the blocks themselves by globs, where numbered siblings
-    are not enough; ``branches`` names, by their paths in a block, the modules whose outputs are added, where
-    the sums cannot be seen. Raises UserError with what to pass for a model that raises or cannot be read.
+    ``blocks`` names the container of the blocks, or the blocks themselves by globs, if numbered siblings are
+    not enough; ``branches`` names, by their paths in a block, the modules whose outputs are added, if the
+    sums cannot be seen. Raises UserError, saying what to pass, for a model that raises or cannot be read.
 
     >>> structure = normlab.read_structure(model, batch)
     >>> [(stack.name, len(stack.sublayers)) for stack in structure.stacks]
@@ -176,27 +176,27 @@ class _StreamReader:
 
     @cached_property
     def _counted(self) -> bool:
-        """Whether the model counts steps, which set factors that the first recording has far on."""
+        """Whether the model counts steps, which set factors: the first recording has those of a late step."""
         return bool(counts(self.model))
 
     @cached_property
     def _own(self) -> Recording:
-        """A pass on the model's own weights, which only factors need."""
+        """A pass with the model's own weights, which only factors need."""
         return self._pass_on({})
 
     def kind(self, block: BlockReader) -> type[nn.Module]:
         return type(self._norms.modules[block.path])
 
     def steps(self, block: BlockReader) -> list[StreamStep]:
-        """Return the sums of a block, or none if a term of one is put out by no module before it: where the
-        numbers of a model are extreme, equal tensors are no evidence.
+        """Return the sums of a block, or none if some term is the output of no module before its sum: if a
+        model's numbers are extreme, equal tensors are no evidence.
         """
         steps = block.named_steps(self._branches) if self._branches else block.steps()
         shown = all(block.put_out(step, y) for step in steps for y in block.branches(step))
         return steps if shown else []
 
     def blocks(self, paths: Sequence[str]) -> list[BlockReader]:
-        """Return the blocks that ran, in order; for a stack that ran twice, those of the first time."""
+        """Return the blocks that ran, in order; if a stack ran twice, those of the first time."""
         spans = list(_called(self.recording, paths)) or list(_parts(self.recording, paths))
         blocks: list[BlockReader] = []
         for path, start, stop in spans:
@@ -209,7 +209,7 @@ class _StreamReader:
         return blocks
 
     def gap(self, read: Sequence[tuple[BlockReader, list[StreamStep]]]) -> str:
-        """Say in which block the stream is changed by what no module puts out; empty for none."""
+        """Say in which block something that no module outputs changes the stream; empty if none."""
         for block, steps in read:
             if not all(block.branches(step) for step in steps):
                 return f"in {block.path} the stream is changed by what no module puts out"
@@ -269,7 +269,7 @@ class _StreamReader:
         return refit(one, stream=own.at(before), branch=own.at(branch), total=own.at(total))
 
     def sentence(self, name: str, blocks: Sequence[BlockReader], block: BlockReader) -> str:
-        """Say why a container was not read, by the first of its blocks that was not."""
+        """Say why a container was not read, from the first of its blocks that was not."""
         kinds = [self.kind(b).__name__ for b in blocks]
         count = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
         why = "no tensors lead from its input to its output, each the one before plus what a module puts out"
@@ -288,7 +288,7 @@ def _called(recording: Recording, paths: Sequence[str]) -> Iterator[tuple[str, i
 
 
 def _parts(recording: Recording, paths: Sequence[str]) -> Iterator[tuple[str, int, int]]:
-    """Do the same for containers that are not called themselves, each until a part of the next is called."""
+    """Do the same for blocks that are not called themselves, each until a part of the next is called."""
     spans: dict[str, list[int]] = {}
     for i, event in enumerate(recording.events):
         for path in paths:
@@ -324,7 +324,7 @@ def _placement(view: SublayerView, factor: float) -> str:
 
 
 def _layers(sizes: Sequence[int], roles: Sequence[str]) -> list[int]:
-    """Return layers: a sublayer's block or, of one-sublayer blocks, a number that grows when roles repeat."""
+    """Return layers: a sublayer's block or, if blocks have one, a number that grows when roles repeat."""
     if max(sizes) > 1:
         return [i for i, size in enumerate(sizes) for _ in range(size)]
     layers, seen = list[int](), set[str]()
@@ -367,7 +367,7 @@ def _sorry(model: nn.Module, recording: Recording, unread: Sequence[str]) -> str
 def unregistered(model: nn.Module) -> dict[str, list[nn.Module]]:
     """Return the modules that are kept in plain lists, tuples and dicts, by the path of the attribute.
 
-    They are not among the model's modules, nor their parameters among its parameters.
+    The model counts neither them among its modules nor their parameters among its own.
     """
     own, hidden = set(model.modules()), dict[str, list[nn.Module]]()
     for path, module in model.named_modules():
@@ -387,12 +387,12 @@ def _held(value: Any, depth: int = 3) -> Iterator[nn.Module]:
 
 
 def pointed_out(path: str, modules: list[nn.Module]) -> str:
-    """Say that the modules of an attribute are not trained, and what to type."""
+    """Say that the modules of an attribute are not trained, and what to change."""
     kinds = Counter(type(module).__name__ for module in modules)
     counted = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     parameters = sum(p.numel() for p in {p for module in modules for p in module.parameters()})
     return (
         f"{path} holds {counted} in a plain list or dict: their {parameters:,} parameters are not among the "
-        "model's, so that no optimizer trains them and no state_dict saves them; make it an nn.ModuleList or "
+        "model's, so no optimizer trains them and no state_dict saves them; make it an nn.ModuleList or "
         "an nn.ModuleDict"
     )

@@ -1,4 +1,4 @@
-"""Studies of a model: what each measures, the tables that it gives, and the findings read off them."""
+"""Studies of a model: what each measures, its tables, and the findings read off them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Row: TypeAlias = Mapping[str, Value]
 class Table:
     """Rows of numbers and words under one name; every row has the same columns.
 
-    Raises UserError for a row that has others than the first.
+    Raises UserError for a row whose columns differ from the first's.
     """
 
     name: str
@@ -41,12 +41,12 @@ class Table:
         return tuple(self.rows[0]) if self.rows else ()
 
     def column(self, name: str) -> list[Value]:
-        """Return the values of a column, one per row. Raises UserError for a column that there is not."""
+        """Return the values of a column, one per row. Raises UserError for a column that does not exist."""
         self._require(name)
         return [row[name] for row in self.rows]
 
     def where(self, **equal: Value) -> Table:
-        """Return a table of the rows that have these values. Raises as ``column``."""
+        """Return a table of the rows that have these values. Raises like ``column``."""
         self._require(*equal)
         return Table(self.name, tuple(r for r in self.rows if all(r[k] == v for k, v in equal.items())))
 
@@ -72,8 +72,8 @@ class Tables:
 
     @property
     def warmup_steps(self) -> int:
-        """The steps of the declared warm-up, whose first one is taken at the learning rate over their number;
-        0 without one.
+        """The steps of the declared warm-up, whose first is taken at the learning rate over their number; 0
+        without one.
         """
         return max((int(as_float(n) or 0) for n in self.table("plan").column("warmup_steps")), default=0)
 
@@ -88,11 +88,11 @@ class Tables:
             yield self.label(stack), Table(name, tuple(rows))
 
     def label(self, stack: Value) -> str:
-        """Name a stack by its container's path, with the last name only where stacks need it."""
+        """Name a stack by its container's path, with the last name only if stacks need it."""
         stacks = dict.fromkeys(self.table("structure").column("stack"))
         outer = [str(name).rpartition(".")[0] for name in stacks]
         short = str(stack).rpartition(".")[0]
-        speaks = not short.rpartition(".")[2].isdigit()  # nn.Sequential's numbers say nothing alone
+        speaks = not short.rpartition(".")[2].isdigit()  # nn.Sequential's numbers alone say nothing
         return short if short and speaks and outer.count(short) <= 1 else str(stack) or "the model"
 
     def module(self, row: Row) -> str:
@@ -135,7 +135,7 @@ SEVERITIES: Final = ("note", "warning", "problem")
 
 @dataclass(frozen=True)
 class Finding:
-    """One conclusion in a sentence. ``name`` is the same in all diagnoses, so that programs can look for it.
+    """One conclusion in a sentence. ``name`` is the same in all diagnoses, so programs can look for it.
 
     ``numbers`` are the evidence: values of ``table`` under the names of their columns, or counts of its rows.
 
@@ -188,20 +188,20 @@ class Study:
 
     name: str
     measure: Callable[[Subject], Table | Iterable[Table]]
-    """Returns a table, or several. Tables of one name, from several studies, are joined."""
+    """Returns one or more tables. Tables of the same name, from several studies, are joined."""
     preset: str
-    """The smallest preset that includes it: ``cheap``: a few passes; ``standard``: no second derivatives."""
+    """The smallest preset that includes it: ``cheap`` is a few passes, ``standard`` no second derivatives."""
     rules: tuple[Rule, ...] = ()
     """Draw findings from the tables."""
     title: str = ""
-    """Heading of its charts on the page; a study without charts needs none."""
+    """Heading of its charts on the page, which a study without charts does not need."""
     intro: str = ""
     """An explanation of the charts, with their source."""
     charts: tuple[StudyChart, ...] = ()
     batch: str = WHOLE_BATCH
     """The part of the batch that it is measured on, in words."""
     order: int = 100
-    """Its place among the studies: small numbers run, and stand on the page, first."""
+    """Its place among the studies: small numbers run first, and come first on the page."""
 
     def __post_init__(self) -> None:
         require_preset(self.preset)
@@ -229,7 +229,7 @@ def registered(preset: str = PRESETS[-1]) -> list[Study]:
 
 
 def studies_named(names: Iterable[str]) -> list[Study]:
-    """Return the studies of these names, in their order. Raises UserError for a name that is none."""
+    """Return the studies of these names, in their order. Raises UserError for an unknown name."""
     wanted = list(names)
     for name in wanted:
         if name not in _STUDIES:
@@ -266,11 +266,11 @@ def format_cosine(value: float) -> str:
 
 
 def at_peak(first: str, warmup_steps: int) -> str:
-    """Say that a change is that at the peak of the rate, and how large the first one of a warm-up is."""
+    """Say that a change is at the peak of the rate, and how large the first one of a warm-up is."""
     begun = f" at the peak of the learning rate, and by {first} {start_of_warmup(warmup_steps)}"
     return begun if warmup_steps else ""
 
 
 def start_of_warmup(warmup_steps: int) -> str:
-    """Say where the first step of a warm-up is: at what share of the learning rate."""
+    """Say at what share of the learning rate the first step of a warm-up is."""
     return f"at 1/{warmup_steps} of the learning rate, where the warm-up of {warmup_steps:,} steps begins"

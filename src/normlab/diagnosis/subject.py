@@ -24,20 +24,20 @@ from normlab.trace.untouched import undisturbed
 
 AnyOptimizer: TypeAlias = Optimizer | OptimizerFactory
 STEP_LR: Final = 1e-3
-"""Learning rate of the step that studies try if none was given; no finding then judges the rate."""
+"""Learning rate of the step that studies try if none was given; then no finding judges the rate."""
 SMALL_TOKENS: Final = 256
 """Size of the batch for studies that make many passes or need second derivatives."""
 PaddingMasks = Mapping[str, Tensor]
-"""By stack, a mask over the positions of its stream, True where there is a token."""
+"""By stack, a mask over the positions of its stream that is True where there is a token."""
 
 
 class _ForwardPass(NamedTuple):
-    """The activations of a forward pass without dropout, and what they tell about parameters."""
+    """The activations of a forward pass without dropout, and what they show about parameters."""
 
     tensors: Mapping[Tap, Tensor]
-    """At every tap of every sublayer, without graphs."""
+    """The tensors at every tap of every sublayer, without graphs."""
     owned: Mapping[str, Owner]
-    """Parameters' owners, by path."""
+    """The owners of parameters, by path."""
     widths: Mapping[str, Width]
     """Input and output widths of the modules that hold parameters, by path."""
 
@@ -54,7 +54,7 @@ class BackwardPass(NamedTuple):
 @dataclass(frozen=True)
 class Subject:
     """A model in evaluation mode on one batch. Passes are made when a study first asks for them, and kept: a
-    model that changes in between needs a new subject, as ``on`` makes one.
+    model that changes in between needs a new subject, which ``on`` makes.
     """
 
     model: nn.Module
@@ -62,14 +62,14 @@ class Subject:
     loss_of: Loss
     structure: Structure
     padding_masks: PaddingMasks | None = None
-    """Those of the batch, where they are known; see ``masks``."""
+    """The masks of the batch, if known; see ``masks``."""
     optimizer: AnyOptimizer = partial(torch.optim.Adam, lr=STEP_LR)
     batches: Sequence[Any] = ()
-    """Mini-batches; without any, studies of several split the batch."""
+    """Mini-batches; without any, studies that need several split the batch."""
     warmup_steps: int = 0
-    """Steps over which the learning rate is going to rise to its peak."""
+    """Steps over which the learning rate will rise to its peak."""
     call: Call = call_model
-    """How the model is called where no loss is needed."""
+    """How the model is called if no loss is needed."""
 
     @classmethod
     def of(
@@ -81,7 +81,7 @@ class Subject:
         blocks: str | Sequence[str] = (),
         branches: Sequence[str] = (),
     ) -> Subject:
-        """Read the structure; ``blocks`` and ``branches`` as for ``read_structure``."""
+        """Read the structure; ``blocks`` and ``branches`` are as in ``read_structure``."""
         structure = read_structure(model, batch, blocks=blocks, branches=branches)
         return cls(unwrap(model), batch, loss or output_loss, structure)
 
@@ -101,9 +101,9 @@ class Subject:
     def cropped(self, tokens: int) -> tuple[Subject, int]:
         """Return the subject on the first rows of its batch, and its number of tokens.
 
-        There are as many rows as keep its longest stream within ``tokens`` tokens, but at least one.
+        It has as many rows as keep its longest stream within ``tokens`` tokens, but at least one.
 
-        Raises UserError where the loss fails on fewer rows, as one does that holds targets of its own.
+        Raises UserError if the loss fails on fewer rows, as one that holds its own targets does.
         """
         count, used = _count(self.batch) or 1, _tokens(self)
         kept = max(1, count * tokens // used)
@@ -133,7 +133,7 @@ class Subject:
 
     @cached_property
     def forward(self) -> _ForwardPass:
-        """A forward pass: that of ``backward`` where there was one."""
+        """A forward pass: that of ``backward`` if there was one."""
         if "backward" in vars(self):
             return self.backward.forward
         with measuring(self.model) as widths:
@@ -184,12 +184,12 @@ class Subject:
         """The padding mask `[...]` of each stack, whose stream is `[..., D]`.
 
         ``padding_masks`` decide, else a mask in the batch: the keyword ``attention_mask``, or
-        ``decoder_attention_mask`` for a stack with cross-attention, `[B, T]`, not zero where there is a
-        token. Without one, a position holds a token if the gradient of the loss in it is not zero where the
-        stream begins: the content of padding does not change the loss. A token that has no label and that no
-        other token reads therefore counts as padding.
+        ``decoder_attention_mask`` for a stack with cross-attention, `[B, T]`, nonzero where there is a token.
+        Without one, a position holds a token if the loss has a nonzero gradient there where the stream
+        begins: the content of padding does not change the loss. A token without a label that no other token
+        reads therefore counts as padding.
 
-        Raises UserError where there is neither a mask nor a gradient.
+        Raises UserError if there is neither a mask nor a gradient.
         """
         given, batch = dict[str, Tensor](), self.batch if isinstance(self.batch, Mapping) else {}
         for stack in self.structure.stacks:
@@ -202,7 +202,7 @@ class Subject:
             given[name] = (gradient != 0).any(-1)
             if not given[name].any():
                 raise UserError(
-                    f"the loss does not change with any token of {name}, so that padding cannot be "
+                    f"the loss does not change with any token of {name}, so padding cannot be "
                     "recognised; pass padding_masks={stack: mask}, or a loss that uses the model's output"
                 )
         return given
@@ -210,8 +210,8 @@ class Subject:
     def _begun(self, stacks: Sequence[StackView]) -> dict[str, Tensor]:
         """Return the gradient of the loss where each stack begins, by its name.
 
-        A branch that adds nothing, as ReZero's at the start, leaves no gradient in the parameters behind it,
-        and hides which tokens they read: where some have none, other values replace those that are zero.
+        A branch that adds nothing, like ReZero's at the start, leaves no gradient in its parameters and hides
+        which tokens they read: if some have no gradient, other values replace those that are zero.
         """
         if not stacks:
             return {}
@@ -240,8 +240,8 @@ class Subject:
         return dict(zip(first, gradients, strict=True))
 
     def tokens(self, stack: str, x: Tensor) -> Tensor:
-        """Return the tokens `[N, D]` of a stack's tensor `[..., D]` without padding and graph, in float32 or
-        wider. Raises UserError where its mask is over another number of tokens.
+        """Return the tokens `[N, D]` of a stack's tensor `[..., D]` without padding or graph, in float32 or
+        wider. Raises UserError if its mask is over a different number of tokens.
         """
         flat, mask = x.detach().reshape(-1, x.shape[-1]), self.masks[stack]
         if len(flat) != mask.numel():
@@ -253,7 +253,7 @@ class Subject:
 
 
 def _zeros_for_none(gradients: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the gradients with zeros where the loss does not reach a tensor."""
+    """Return the gradients, with zeros if the loss does not reach a tensor."""
     pairs = zip(gradients, tensors, strict=True)
     return [torch.zeros_like(x, requires_grad=False) if g is None else g for g, x in pairs]
 
@@ -275,7 +275,7 @@ def _count(batch: Any) -> int:
 def split(batch: Any, parts: int) -> list[Any]:
     """Split a batch into at most ``parts`` mini-batches of consecutive rows.
 
-    Every tensor whose first dimension is that of the first one is split; anything else goes to all parts.
+    Every tensor with the first dimension of the first one is split; anything else goes to all parts.
 
     Raises UserError for a batch without a tensor.
     """

@@ -1,4 +1,4 @@
-"""Closed forms for a model at its initialisation, and laws of growth with depth, to compare with."""
+"""Closed forms for a model at its initialisation, and laws of growth with depth, for comparison."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEMMA_2 = "Xiong et al. 2020, Lemma 2 (arXiv 2002.04745)"
 
 
 class ScaleBounds(NamedTuple):
-    """A lower and an upper bound, which are the same where the number is known."""
+    """A lower and an upper bound, which are equal if the number is known."""
 
     low: float
     high: float
@@ -30,7 +30,7 @@ class ScaleBounds(NamedTuple):
 
 
 class _Scales(NamedTuple):
-    """Mean squares of an element of the four tensors of a sublayer; None where theory says nothing."""
+    """Mean squares of an element of the four tensors of a sublayer; None if theory says nothing."""
 
     before: ScaleBounds | None
     branch: ScaleBounds | None
@@ -53,7 +53,7 @@ def relu_mean_square(variance: float) -> float:
 def ffn_gain(dim: int, ffn_dim: int) -> float:
     r"""Return :math:`\mathbb{E}\|W_2 \mathrm{ReLU}(W_1 x)\|^2 / \|x\|^2 = 2 d d_{ff} / (d + d_{ff})^2`.
 
-    Both matrices drawn by Xavier, :math:`N(0, 2/(d + d_{ff}))`. One half where :math:`d_{ff} = d`, which is
+    Both matrices drawn by Xavier, :math:`N(0, 2/(d + d_{ff}))`. One half if :math:`d_{ff} = d`, which is
     the case of Xiong et al. 2020, Lemma 2 (arXiv 2002.04745); 4/9 for 2d, 8/25 for 4d.
     """
     variance = 2 / (dim + ffn_dim)
@@ -65,13 +65,13 @@ def hidden_scales(
 ) -> Iterator[_Scales]:
     r"""Predict :math:`\mathbb{E}\|x + f(x)\|^2 = \mathbb{E}\|x\|^2 + \mathbb{E}\|f(x)\|^2`; d after a norm.
 
-    Post-LN has :math:`(1 + g) d` after each feed-forward sum, :math:`3d/2` where its gain g is 1/2; Pre-LN
-    lies between :math:`(1 + l/2) d` and :math:`(1 + 3l/2) d` after l encoder layers from a start of 1, since
-    an attention adds nothing at least (it averages many tokens) and all it reads at most. ``start`` is the
-    mean square before the first sublayer, ``ffn_gains`` are g for each sublayer, None where there is none.
-    Nothing is said from a sublayer on that is neither Post-LN nor Pre-LN, until the next norm of the stream.
+    Post-LN has :math:`(1 + g) d` after each feed-forward sum, :math:`3d/2` if its gain g is 1/2; Pre-LN lies
+    between :math:`(1 + l/2) d` and :math:`(1 + 3l/2) d` after l encoder layers from a start of 1, since an
+    attention adds at least nothing (it averages many tokens) and at most all it reads. ``start`` is the mean
+    square before the first sublayer, ``ffn_gains`` are g for each sublayer, None if there is none. From a
+    sublayer that is neither Post-LN nor Pre-LN until the next norm of the stream, nothing is predicted.
 
-    Xiong et al. 2020, Lemma 2 (arXiv 2002.04745), with the cross-attention to a normed memory beside.
+    Xiong et al. 2020, Lemma 2 (arXiv 2002.04745), plus cross-attention to a normed memory.
     """
     stream: ScaleBounds | None = ScaleBounds(start, start)
     for view, gain in zip(sublayers, ffn_gains, strict=True):
@@ -99,7 +99,7 @@ def bounded_fraction(lengths: Tensor, epsilon: float = 0.1) -> Tensor:
     r"""Return :math:`P[(Z - \mathbb{E}Z)/\mathbb{E}Z \le \epsilon]`, at least :math:`1 - \delta` for a Z that
     is :math:`(\epsilon, \delta)`-bounded.
 
-    ``lengths`` `[N]` are observations of Z, of which both the mean and the fraction are taken. Xiong et al.
+    ``lengths`` `[N]` are observations of Z, which give both the mean and the fraction. Xiong et al.
     2020, Definition 1 (arXiv 2002.04745).
     """
     return (lengths <= (1 + epsilon) * lengths.mean()).to(lengths.dtype).mean()
@@ -122,7 +122,7 @@ def layer_norm_jacobian(x: Tensor) -> Tensor:
 
     `[..., D]` to `[...]`. :math:`J = \frac{\sqrt d}{\|y\|} (I - \frac{1}{d} 1 1^\top)(I - y y^\top/\|y\|^2)`
     with :math:`y = x - \bar x` is this number times a projection on d - 2 dimensions. The exact form of Xiong
-    et al. 2020, Lemma 3 (arXiv 2002.04745), which has :math:`\|x\|`, as a norm without a mean does.
+    et al. 2020, Lemma 3 (arXiv 2002.04745), which has :math:`\|x\|` instead, as for a norm without a mean.
     """
     return rms_norm_jacobian(x - x.mean(-1, keepdim=True))
 
@@ -150,8 +150,8 @@ class LawFit:
     """A law of ``LAWS``, fitted by least squares.
 
     ``coefficient`` is b of :func:`fits`; ``exponent`` is p of the power law and None for the others. ``low``
-    and ``high`` bound p where there is one, and else b. ``r2`` and ``aic`` are those of the values
-    themselves under every law, so that laws can be compared.
+    and ``high`` bound p if there is one, else b. ``r2`` and ``aic`` are those of the values themselves under
+    every law, so that laws can be compared.
     """
 
     law: str
@@ -170,10 +170,10 @@ def fits(
     values and k parameters, :math:`R^2 = 1 - \sum r^2 / \sum (y - \bar y)^2` and :math:`\mathrm{AIC} = n
     \ln(\sum r^2 / n) + 2(k + 1)`.
 
-    The power law is the least squares of :math:`\ln y = \ln b + p \ln N`, and is left out where a value is
-    not positive. Intervals hold with probability ``level`` under Student's t of n - k degrees, which takes
-    the values as independent: those of several seeds are, those of the prefixes of one model are not. R² is
-    0 where all values are equal.
+    The power law is the least-squares fit of :math:`\ln y = \ln b + p \ln N`, and is left out if a value is
+    not positive. Intervals hold with probability ``level`` under Student's t with n - k degrees of freedom,
+    which assumes independent values: those of several seeds are, those of the prefixes of one model are not.
+    R² is 0 if all values are equal.
 
     Raises UserError for fewer than three depths, or values that are not finite.
     """
@@ -202,14 +202,14 @@ def fits(
 
 
 def fits_of_curves(curves: Sequence[Curve], *, level: float = 0.95) -> tuple[LawFit, ...]:
-    r"""The laws of the mean curve, :math:`\bar y_N = \frac{1}{c} \sum_s y_{N,s}` over c curves s of the same
+    r"""Fit laws to the mean curve, :math:`\bar y_N = \frac{1}{c} \sum_s y_{N,s}` over c curves s of the same
     depths, such as seeds; an interval is :math:`\pm t_{c-1} \, \mathrm{sd}_s / \sqrt c` of what is fitted to
     each curve alone.
 
-    The power law's p and :math:`\ln b` are the means of those of the curves, so that its interval is around
-    the estimate that it belongs to; the other laws are linear in y, and need no such care. All that holds
-    where the points of one curve depend on each other, as those of the prefixes of one model do.
-    One curve alone has the intervals of :func:`fits`. Raises UserError for curves of different depths.
+    The power law's p and :math:`\ln b` are the means of those of the curves, so its interval is around the
+    estimate that it belongs to; the other laws are linear in y and need no such care. All this holds even if
+    the points of one curve depend on each other, as those of the prefixes of one model do.
+    A single curve has the intervals of :func:`fits`. Raises UserError for curves of different depths.
     """
     depths = list(curves[0][0])
     if any(list(n) != depths for n, _ in curves):
@@ -232,13 +232,13 @@ def half_width(values: Sequence[float] | Array, level: float = 0.95) -> float:
 
 
 def _student(degrees: int, level: float) -> float:
-    from scipy import stats  # which takes a second, and a training that imports this module has no use for it
+    from scipy import stats  # it takes a second, and a training that imports this module does not need it
 
     return float(stats.t.ppf((1 + level) / 2, degrees))
 
 
 def _line(x: Array, y: Array, level: float) -> tuple[Any, float]:
-    """Return the line through the points, and the half-width of the interval of its slope."""
+    """Fit a line to the points; return it and the half-width of its slope's interval."""
     from scipy import stats
 
     line = stats.linregress(x, y)
@@ -268,7 +268,7 @@ def _spread_over(fit: LawFit, alone: Sequence[LawFit], level: float) -> LawFit:
 
 
 def _quality(y: Array, fitted: Array, *, parameters: int) -> tuple[float, float]:
-    """Return R² and AIC. Residuals below the rounding of y count as that rounding, so that AIC is finite."""
+    """Return R² and AIC. Residuals below the rounding of y count as that rounding, so AIC is finite."""
     exact = np.finfo(y.dtype)
     rounding = float(np.square(exact.eps * y).sum() + exact.tiny)
     residual, total = float(np.square(y - fitted).sum()), float(np.square(y - y.mean()).sum())

@@ -1,6 +1,6 @@
 """Transformers from placements, norms and branches; every variant is in the registry of its base class.
 
-Pure torch: of this package it imports only ``config.model``, the description of a model, and ``errors``.
+Pure torch: from this package it imports only ``config.model``, the description of a model, and ``errors``.
 """
 
 from normlab.nn.constraint import WeightConstraint

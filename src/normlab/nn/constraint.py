@@ -1,4 +1,4 @@
-"""What holds of a model's weights after every step of its optimiser."""
+"""What is true of a model's weights after every step of its optimiser."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class WeightConstraint(Registered, ABC):
     registry: ClassVar[Registry[type[WeightConstraint]]] = Registry("weight constraint")
 
     by_entry: ClassVar[bool] = True
-    """Whether it treats every entry of a weight by itself."""
+    """Whether it treats each entry of a weight independently."""
 
     @staticmethod
     def apply_(model: nn.Module) -> None:
-        """Put the weights back where the constraint holds, in place."""
+        """Project the weights back onto the constraint, in place."""
 
 
 class FreeWeights(WeightConstraint, name="freeweights"):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 class Context:
     """Masks, memory and cache of one forward pass.
 
-    ``padding_mask`` `[B, T]` and ``memory_mask`` `[B, S]` are True where there is a token; None: everywhere.
+    ``padding_mask`` `[B, T]` and ``memory_mask`` `[B, S]` are True where there is a token; None means all.
     """
 
     padding_mask: Tensor | None = None
@@ -21,13 +21,13 @@ class Context:
     memory_mask: Tensor | None = None
     cache: Cache | None = None
     document_mask: Tensor | None = None
-    """`[B, 1, T, T]`: True where a causal attention without a cache may look; None: at all that is before."""
+    """`[B, 1, T, T]`: True where causal attention without a cache may look; None: at all positions before."""
     first_values: list[Tensor] = field(default_factory=list, compare=False, repr=False)
-    """The values of the stack's first self-attention, where later ones read them."""
+    """The values of the stack's first self-attention, if later ones read them."""
 
     @property
     def decode_index(self) -> int | None:
-        """The position that a step of decoding adds; None for positions 0 to T - 1, as in a prompt."""
+        """The position that a decoding step adds; None for positions 0 to T - 1, as in a prompt."""
         return None if self.cache is None or self.cache.in_prompt else self.cache.length - 1
 
 
@@ -35,14 +35,14 @@ class Cache:
     """Keys and values for incremental decoding of B sentences with K beams, by attention module.
 
     The K beams of a sentence are K queries `[B, K, D]` at one position. Their keys stay in the slot where
-    they were written: ``slots`` `[B, K, t]` holds the slot of each beam's ancestor at each position, so that
+    they were written: ``slots`` `[B, K, t]` holds the slot of each beam's ancestor at each position, so
     reordering beams changes this table and never the cache. All beams share the keys of the memory.
     """
 
     def __init__(self, sentences: int, beams: int, max_len: int, device: torch.device) -> None:
         self.beams, self.max_len, self.length = beams, max_len, 0
         self.in_prompt = False
-        """Whether all positions so far are computed at once, each from those before it."""
+        """Whether all positions so far are computed at once, each from the ones before it."""
         self.slots = torch.zeros(sentences, beams, max_len, dtype=torch.long, device=device)
         self._own_slots = torch.arange(beams, device=device)
         self._own: dict[nn.Module, tuple[Tensor, Tensor]] = {}
@@ -54,7 +54,7 @@ class Cache:
         self.in_prompt, self.length = True, length
 
     def begin_step(self) -> None:
-        """Begin the next position, at which every beam writes its key into its own slot."""
+        """Begin the next position, where every beam writes its key into its own slot."""
         self.in_prompt = False
         self.slots[:, :, self.length] = self._own_slots
         self.length += 1
@@ -102,7 +102,7 @@ class Cache:
         self.slots = self.slots.gather(1, parents[:, :, None].expand_as(self.slots))
 
     def keep(self, rows: Tensor) -> None:
-        """Continue with these sentences only (`[B']` indices)."""
+        """Continue only with these sentences (`[B']` indices)."""
         self.slots = self.slots[rows]
         self._own = {m: (k[rows], v[rows]) for m, (k, v) in self._own.items()}
         self._memory = {m: (k[rows], v[rows]) for m, (k, v) in self._memory.items()}

@@ -17,9 +17,9 @@ from normlab.nn.model import PAD, Decoder, Seq2Seq
 
 BOS, EOS = 2, 3
 FREE = -1
-"""Marks a place that a prefix leaves free."""
+"""Marks a position that a prefix leaves free."""
 MAX_LEN = 1024
-"""Longest output in tokens, so that a line that was never split does not take hours."""
+"""Longest output in tokens, so a line that was never split into sentences does not take hours."""
 
 
 def power_penalty(length: int, alpha: float) -> float:
@@ -58,14 +58,14 @@ class Bounds:
 
     max_len_ratio: float
     """An output has at most ``max_len_ratio * |x| + 10`` tokens, and no more than ``MAX_LEN`` or the model's
-    positions; EOS, which is forced there, counts as one.
+    positions. This includes the EOS that is forced at the limit.
     """
     min_length: int = 0
-    """Smallest number of tokens before EOS."""
+    """Minimum number of tokens before EOS."""
     prefix: Tensor | None = None
     """`[B, P]`: ids with which each output begins, followed by ``FREE``."""
     allowed: Tensor | None = None
-    """`[V]`: vocabulary entries with False get the logit minus infinity."""
+    """`[V]`: vocabulary entries marked False get the logit minus infinity."""
 
     def limits(self, model: Seq2Seq, mask: Tensor) -> Tensor:
         """Return the largest length of each output, `[B]`. Raises UserError if the constraints do not fit."""
@@ -81,8 +81,8 @@ class Bounds:
         return torch.maximum((lengths * self.max_len_ratio).long() + 10, least).clamp(max=longest)
 
     def log_p(self, logits: Tensor, length: int, limits: Tensor, rows: Tensor) -> Tensor:
-        """Return the log-probabilities `[B', K, V]` of the ``length``-th token, minus infinity where it is
-        ruled out; ``rows`` are the indices of the B' sentences among the B.
+        """Return the log-probabilities `[B', K, V]` of the ``length``-th token, minus infinity for ruled-out
+        tokens; ``rows`` are the indices of the B' sentences among the B.
         """
         if self.allowed is not None:
             logits = logits.masked_fill(~self.allowed, float("-inf"))
@@ -179,11 +179,11 @@ def search(
     row `[B, S]`, best first.
 
     lp is one of ``LENGTH_PENALTIES`` with :math:`\alpha` = ``length_penalty``. The search for a sentence ends
-    with ``beams`` finished hypotheses, or at the limit of its length. One beam is greedy search.
+    once it has ``beams`` finished hypotheses or reaches its length limit. One beam is greedy search.
 
     The released code of Nguyen and Salazar 2019 (arXiv 1910.05895) lets finished hypotheses compete in the
-    beam by their scores, so that one can be lost, and ends when all of the beam have finished: its best
-    output can be another one.
+    beam by their scores, so one can be lost, and ends when the whole beam has finished: its best output can
+    be a different one.
     """
     penalty = LENGTH_PENALTIES[formula]
 
@@ -245,8 +245,8 @@ def sample(
     r"""Sample :math:`y_t \sim \mathrm{softmax}(\log p(\cdot \mid y_{<t}, x) / \tau)` for each source row,
     from the ``top_k`` likeliest vocabulary entries and, of these, the nucleus of ``top_p``.
 
-    ``seeds`` `[B][K]`: one for each sample, which depends on its seed and sentence alone. The score is
-    :math:`\log p(y \mid x)` of the model itself, whatever the sampling. Samples without an end are left out.
+    ``seeds`` `[B][K]`: one for each sample, which depends only on its seed and sentence. The score is
+    the model's own :math:`\log p(y \mid x)`, whatever the sampling. Samples that never end are left out.
     """
 
     def begin(limits: Tensor) -> Continuations:
@@ -258,7 +258,7 @@ def sample(
 def likeliest(log_p: Tensor, count: int) -> Tensor:
     """Return log-probabilities `[..., V]` with minus infinity in all but the ``count`` largest; 0 keeps all.
 
-    Entries as likely as the last of these are kept as well. Fan et al. 2018 (arXiv 1805.04833).
+    Entries tied with the last of these are kept as well. Fan et al. 2018 (arXiv 1805.04833).
     """
     if not 0 < count < log_p.shape[-1]:
         return log_p
@@ -313,7 +313,7 @@ class _Samples(Continuations):
 
 
 def _uniform(count: int, seed: int) -> Tensor:
-    """Draw `[count]` numbers in [0, 1), the first of which are the same for every count."""
+    """Draw `[count]` numbers in [0, 1); a larger count continues the numbers of a smaller one."""
     return torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
@@ -331,7 +331,7 @@ def generate(
     """Return ``count`` tokens after a prompt `[P]` for each of K seeds, `[K, count]`.
 
     Each is drawn from ``choose`` of the log-probabilities `[K, V]` of all tokens but PAD, and sees the
-    ``window`` tokens before it: from caches as long as these begin with the prompt, else computed anew.
+    ``window`` tokens before it: from caches as long as these begin with the prompt, otherwise recomputed.
     """
     device = next(model.parameters()).device
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
@@ -354,7 +354,7 @@ def generate(
 
 
 def truncated(log_p: Tensor, *, temperature: float, top_k: int, top_p: float) -> Tensor:
-    """Return log-weights `[..., V]` at a temperature: those of the ``top_k`` likeliest and, of these, of the
-    nucleus of ``top_p``.
+    """Return log-weights `[..., V]` at a temperature, of the ``top_k`` likeliest and, of these, the nucleus
+    of ``top_p``.
     """
     return nucleus(likeliest(log_p / temperature, top_k), top_p)

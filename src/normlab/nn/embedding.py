@@ -15,7 +15,7 @@ from normlab.nn.kernels.linear import linear
 from normlab.nn.registry import Registered, Registry
 
 EMBEDDING_SCALES: Registry[Callable[[int], float]] = Registry("embedding scale")
-"""The factor on the embeddings at the input, given the width of the stream."""
+"""The factor on the input embeddings, given the width of the stream."""
 
 
 @EMBEDDING_SCALES.register("embedscale")
@@ -38,7 +38,7 @@ def unscaled(dim: int) -> float:
 
 class Embedding(Registered, nn.Module, ABC):
     r"""One matrix `[V, D]` used at the input, times ``scale``, which is :math:`\sqrt{d}` unless the model
-    has another, and at the output, unscaled.
+    has its own, and at the output, unscaled.
 
     Press and Wolf 2017 (arXiv 1608.05859); Vaswani et al. 2017, Section 3.4 (arXiv 1706.03762).
     """
@@ -79,7 +79,7 @@ class Embedding(Registered, nn.Module, ABC):
 
 
 class LogitMap(Registered, nn.Module, ABC):
-    """What is done to the logits `[..., V]` before anything reads them."""
+    """A map applied to the logits `[..., V]` before anything reads them."""
 
     registry: ClassVar[Registry[Callable[[ModelConfig, int], LogitMap]]] = Registry("logits")
 
@@ -141,7 +141,7 @@ class PlainEmbedding(Embedding, name="plain"):
 class UntiedEmbedding(Embedding, name="untied"):
     """Separate matrices for input and output, both initially N(0, 1/d).
 
-    Vaswani et al. 2017, Section 3.4 (arXiv 1706.03762), without its tying.
+    Vaswani et al. 2017, Section 3.4 (arXiv 1706.03762), without tying them.
     """
 
     tied: ClassVar[bool] = False
@@ -177,7 +177,7 @@ class FixNormEmbedding(Embedding, name="fixnorm"):
 
     @torch.no_grad()
     def fold(self) -> Embedding:
-        """Return the equal plain embedding, whose matrix is normalised once."""
+        """Return the equivalent plain embedding, whose matrix is normalised once."""
         embedding = PlainEmbedding(*self.weight.shape)
         embedding.weight, embedding.scale = nn.Parameter(self.vectors()), self.scale
         return embedding

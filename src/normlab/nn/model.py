@@ -29,7 +29,7 @@ PAD = 0
 
 
 class TokenModel(nn.Module, ABC):
-    """Base of all models: an embedding, a position encoding, a norm of their sum if any, and dropout.
+    """Base of all models: an embedding, a position encoding, perhaps a norm of their sum, and dropout.
 
     Token ids are `[B, T]`, padded on the right with 0.
     """
@@ -46,7 +46,7 @@ class TokenModel(nn.Module, ABC):
         self.constraint = WeightConstraint.registry[config.weight_constraint]
 
     def embed(self, ids: Tensor, decode_index: int | Tensor | None = None) -> Tensor:
-        """Embed tokens `[B, T]` as `[B, T, D]`; ``decode_index`` is that of ``PositionEncoding``."""
+        """Embed tokens `[B, T]` as `[B, T, D]`; ``decode_index`` is as in ``PositionEncoding``."""
         x = scaled(self.embedding(ids), self.parametrisation.embedding_scale)
         return self.dropout(self.embedding_norm(self.position_encoding(x, decode_index)))
 
@@ -55,7 +55,7 @@ class TokenModel(nn.Module, ABC):
         return self.logit_map(self.embedding.logits(self.to_head(hidden)))
 
     def to_head(self, hidden: Tensor) -> Tensor:
-        """Return hidden states `[..., D]` as the output matrices read them."""
+        """Return hidden states `[..., D]` in the form that the output matrices read."""
         return scaled(hidden, self.parametrisation.factor(self.parametrisation.head))
 
 
@@ -74,7 +74,7 @@ class SourceInput(nn.Module):
 
 
 class Seq2Seq(TokenModel):
-    """Encoder-decoder with one vocabulary; ``separate_source`` gives the encoder embeddings of its own.
+    """Encoder-decoder with one vocabulary; ``separate_source`` gives the encoder its own embeddings.
 
     Vaswani et al. 2017, Section 3 (arXiv 1706.03762). Token ids are `[B, S]` and `[B, T]`.
     """
@@ -128,7 +128,7 @@ class Decoder(TokenModel):
         """Return the decoder's output `[B, T, D]`, before the logits.
 
         ``documents`` `[B, T]` numbers the document of each token, in ascending order; no token sees another
-        document, and positions begin anew in each.
+        document, and positions start over in each.
         """
         if documents is None:
             return self.decoder(self.embed(ids), Context(padding_mask=ids != PAD))
@@ -143,13 +143,13 @@ class Decoder(TokenModel):
         return self.decoder(self.embed(ids), Context(cache=cache))
 
     def decode_step(self, tokens: Tensor, cache: Cache) -> Tensor:
-        """Return the hidden states `[B, K, D]` of the next position for K outputs, last tokens `[B, K]`."""
+        """Return the next position's hidden states `[B, K, D]` for K outputs with last tokens `[B, K]`."""
         cache.begin_step()
         context = Context(cache=cache)
         return self.decoder(self.embed(tokens, context.decode_index), context)
 
     def forward(self, ids: Tensor, documents: Tensor | None = None) -> Tensor:
-        """Return the logits `[B, T, V]`; ``documents`` are those of ``hidden``."""
+        """Return the logits `[B, T, V]`; ``documents`` as in ``hidden``."""
         return self.logits(self.hidden(ids, documents))
 
 
@@ -172,12 +172,12 @@ class SegmentEncoder(TokenModel, ABC):
 
     @abstractmethod
     def heads(self) -> tuple[nn.Linear, ...]:
-        """Return the linear layers outside the encoder, the pooler among them, which the scheme fills."""
+        """Return the linear layers outside the encoder, including the pooler, which the scheme fills."""
 
     def hidden(self, ids: Tensor, segments: Tensor | None = None) -> Tensor:
         """Return the encoder's output `[B, T, D]`; ``segments`` `[B, T]` holds 0 and 1, by default 0.
 
-        Embeddings are not scaled, as in BERT, so that a token weighs as much as its position.
+        Embeddings are not scaled, as in BERT, so a token weighs as much as its position.
         """
         x = self.position_encoding(F.embedding(ids, self.embedding.vectors()))
         x = x + (self.segments[0] if segments is None else F.embedding(segments, self.segments))
@@ -255,9 +255,9 @@ class PairClassifier(SegmentEncoder):
 
 
 def after_step(model: nn.Module) -> None:
-    """Do what the parts of a model ask for after a step of its optimiser; a training calls it then.
+    """Do what the parts of a model need after a step of its optimiser; training calls this after every step.
 
-    The weight constraint is applied, and a placement that goes with the training counts the step, in a buffer
+    The weight constraint is applied, and a placement that follows the training counts the step in a buffer
     that is saved with the weights.
     """
     for module in list(model.modules()):
@@ -269,7 +269,7 @@ def after_step(model: nn.Module) -> None:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Generator[None]:
-    """Evaluate a model within a block, without dropout, and leave every module in the mode it was in."""
+    """Evaluate a model without dropout within a block, then put every module back into its earlier mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

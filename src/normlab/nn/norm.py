@@ -21,7 +21,7 @@ class Norm(Registered, nn.Module, ABC):
     registry: ClassVar[Registry[Callable[[int], Norm]]] = Registry("norm")
     parameter_roles: ClassVar[str] = "norm"
     no_fold: ClassVar[str] = ""
-    """The reason why no plainer norm is equal, for a norm of a method that has a plainer near one."""
+    """The reason why no plainer norm is equal, for a norm that is close to a plainer one."""
 
     @classmethod
     def final(cls, dim: int) -> nn.Module:
@@ -75,8 +75,8 @@ class RMSNorm(Norm, name="rmsnorm"):
 
 
 class ZeroCentredRMSNorm(Norm, name="rmsnorm1p"):
-    r""":math:`(1 + w_i) \, x_i / \sqrt{\mathrm{mean}(x^2) + \epsilon}`, initially :math:`w = 0`, so that
-    decay draws the gain to 1.
+    r""":math:`(1 + w_i) \, x_i / \sqrt{\mathrm{mean}(x^2) + \epsilon}`, initially :math:`w = 0`, so
+    decay pulls the gain towards 1.
 
     Gemma Team 2024, Section 2 (arXiv 2403.08295), after Zhang and Sennrich 2019.
     """
@@ -93,7 +93,7 @@ class ZeroCentredRMSNorm(Norm, name="rmsnorm1p"):
 
     @torch.no_grad()
     def fold(self) -> Norm:
-        """Return the equal RMSNorm, in float64."""
+        """Return the equivalent RMSNorm, in float64."""
         norm = RMSNorm(len(self.offset), self.eps).double()
         norm.weight.copy_(1 + self.offset)
         return norm
@@ -115,7 +115,7 @@ class RMSNormWithoutGain(Norm, name="rmsnorm_nogain"):
         return root_mean_square_normed(x, x.new_ones(self.dim), self.eps)
 
     def fold(self) -> Norm:
-        """Return the equal trained norm in float64, with gains of 1."""
+        """Return the equivalent trained norm in float64, with gains of 1."""
         return RMSNorm(self.dim, self.eps).double()
 
 
@@ -163,7 +163,7 @@ class FixedScaleNorm(Norm, name="fixedscalenorm"):
         return ScaleNorm(dim)
 
     def fold(self) -> Norm:
-        """Return the equal trained norm in float64, with its g at the fixed one."""
+        """Return the equivalent trained norm in float64, with g set to the fixed factor."""
         norm = ScaleNorm(self.dim).double()
         nn.init.constant_(norm.g, self.g)
         return norm

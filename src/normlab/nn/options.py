@@ -1,5 +1,5 @@
-"""Choices inside a branch: biases of its weights, gains and gates of heads, values of earlier layers and the
-activation; ``query_key`` has the norms of queries and keys.
+"""Choices inside a branch: biases of its weights, inner norms, gains and gates of heads, values of earlier
+layers and the activation; ``query_key`` has the norms of queries and keys.
 
 Each has a registry of small definitions. A placement names those of its source; a model may choose others.
 """
@@ -70,13 +70,13 @@ class ScalarBiasLinear(nn.Linear):
         return linear(input, self.weight, self.biases())
 
     def biases(self) -> Tensor:
-        """Return the equal bias vector of the packed matrices, `[sum of outs]`."""
+        """Return the equivalent bias vector of the packed matrices, `[sum of outs]`."""
         weights = enumerate(self.weight.split(self.n_out))
         return torch.cat([w.sum(1) * self.before[i] + self.after[i] for i, w in weights])
 
     @torch.no_grad()
     def fold(self) -> nn.Linear:
-        """Return the equal map with a bias vector."""
+        """Return the equivalent map with a bias vector."""
         plain = Linear(self.in_features, self.out_features)
         plain.weight, plain.bias = self.weight, nn.Parameter(self.biases())
         return plain
@@ -122,8 +122,8 @@ class NoHeadGain(nn.Identity):
 class HeadGain(nn.Module):
     r""":math:`\gamma_h \, \mathrm{head}_h` with a trained gain for each head (shape `[H]`), initially 1.
 
-    Shleifer et al. 2021, Section 2 (arXiv 2110.09456). The gains stand before the output matrix, as in the
-    paper; fairseq multiplies slices of the output behind that matrix instead.
+    Shleifer et al. 2021, Section 2 (arXiv 2110.09456). The gains come before the output matrix, as in the
+    paper; fairseq multiplies slices of the output after that matrix instead.
     """
 
     plain: ClassVar[str] = "noheadgain"
@@ -150,8 +150,8 @@ def gate_of_head(width: int) -> int:
     r""":math:`\sigma(w_h x) \, \mathrm{head}_h` with one gate for each head and position, which reads what
     the queries read.
 
-    Qiu et al. 2025, Section 3 (arXiv 2505.06708), headwise. The gates' rows start as those of the queries do,
-    so that a gate is near 1/2 at first.
+    Qiu et al. 2025, Section 3 (arXiv 2505.06708), headwise. The gates' rows start like those of the queries,
+    so a gate is near 1/2 at first.
     """
     return 1
 
@@ -161,20 +161,20 @@ def gates_of_elements(width: int) -> int:
     r""":math:`\sigma(W_h x) \odot \mathrm{head}_h` with a gate for each element of a head, which reads what
     the queries read.
 
-    Qiu et al. 2025, Section 3 (arXiv 2505.06708), elementwise. The gates' rows start as those of the queries
-    do, so that a gate is near 1/2 at first.
+    Qiu et al. 2025, Section 3 (arXiv 2505.06708), elementwise. The gates' rows start like those of the
+    queries, so a gate is near 1/2 at first.
     """
     return width
 
 
 class ValueResidual(Registered, nn.Module, ABC):
-    """What a self-attention takes for its values, given those of the stack's first layer."""
+    """What a self-attention uses as its values, given those of the stack's first layer."""
 
     registry: ClassVar[Registry[Callable[[], ValueResidual]]] = Registry("value residual")
     reads_first: ClassVar[bool] = True
 
     def forward(self, own: Tensor, first: Tensor) -> Tensor:
-        """Mix the values of a layer and of the first one, `[B, G, T, w]` each; the first has them alike."""
+        """Mix the values of a layer and of the first, `[B, G, T, w]` each; in the first layer they agree."""
         return own
 
 
@@ -270,7 +270,7 @@ class ScaledSwiGLU(Activation, name="ngptswiglu"):
     :math:`[u, v] = \sqrt{d} \, s \odot [W_{in} x, W_g x]`, trained s (shape `[2 D_ff]`), initially 1.
 
     Loshchilov et al. 2024, Section 2.4 (arXiv 2410.01131). In the authors' code the second half of s and its
-    matrix are those inside silu, as here.
+    matrix are the ones inside silu, as here.
     """
 
     matrices: ClassVar[tuple[str, ...]] = ("ffn_in", "ffn_gate")
@@ -291,8 +291,8 @@ class ScaledSwiGLU(Activation, name="ngptswiglu"):
 class SwiGLU(Activation, name="swiglu"):
     r""":math:`\mathrm{silu}(W_g x) \odot W_{in} x`, with a third matrix of the same inner width.
 
-    Shazeer 2020, Section 2 (arXiv 2002.05202), where the inner width is 2/3 of that of an ungated branch, for
-    an equal number of parameters.
+    Shazeer 2020, Section 2 (arXiv 2002.05202), where the inner width is 2/3 of an ungated branch's, which
+    keeps the number of parameters equal.
     """
 
     matrices: ClassVar[tuple[str, ...]] = ("ffn_in", "ffn_gate")
@@ -303,5 +303,5 @@ class SwiGLU(Activation, name="swiglu"):
 
 
 def inner_norm(config: ModelConfig, role: str, width: int) -> nn.Module:
-    """Build the norm before the last matrix of a branch, or an identity where the config has none there."""
+    """Build the norm before the last matrix of a branch, or an identity if the config has none there."""
     return Norm.registry[config.norm](width) if INNER_NORMS[config.inner_norm](role) else nn.Identity()

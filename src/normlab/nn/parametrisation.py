@@ -1,8 +1,8 @@
-"""How a model's start, multipliers and steps go with its width and depth, as tables of exponents.
+"""How a model's start, multipliers and steps scale with its width and depth, as tables of exponents.
 
 :math:`m_N` is the width over ``base_dim``, :math:`m_L` the depth over ``base_layers``. At the base every
-factor is 1, so that what is tuned there holds for the wider and deeper model. Models read the multipliers,
-``scale_start_`` the deviations, and ``normlab.optim`` the factors of rates, decay and eps.
+factor is 1, so what is tuned there holds for the wider and deeper model. Models read the multipliers,
+``scale_start_`` the deviations, and ``normlab.optim`` the factors on rates, decay and eps.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ ONE: Final = Exponents()
 
 
 def scaled(x: Tensor, factor: float) -> Tensor:
-    """Return a multiple, for a factor of 1 the tensor itself."""
+    """Return x times the factor, or x itself if the factor is 1."""
     return x if factor == 1 else x * factor
 
 
 class Parametrisation(Registered, ABC):
     """Base of all parametrisations; a subclass registers itself under ``name``.
 
-    Each table maps roles of parameters to a factor; a role that it leaves out has none. Depth counts for
-    parameters inside sublayers alone, since others are as many in a deeper model.
+    Each table maps roles of parameters to a factor; a role that it leaves out has none. Depth matters only
+    for parameters inside sublayers, since a deeper model has no more of the others.
     """
 
     registry: ClassVar[Registry[type[Parametrisation]]] = Registry("parametrisation")
     starts: ClassVar[Mapping[str, float]] = {}
-    """The exponent of the width in a matrix's initial standard deviation; none: as in the scheme."""
+    """The exponent of the width in a matrix's initial standard deviation; without one, the scheme's."""
     rates: ClassVar[Mapping[str, Exponents]] = {}
     decays: ClassVar[Mapping[str, Exponents]] = {}
     eps: ClassVar[Exponents] = ONE
-    """Of all parameters alike."""
+    """On the eps of all parameters alike."""
     head: ClassVar[Exponents] = ONE
-    """Of the hidden states from which the logits are computed."""
+    """On the hidden states from which the logits are computed."""
     branch: ClassVar[Exponents] = ONE
-    """Of every branch's output."""
+    """On every branch's output."""
     optimisers: ClassVar[tuple[str, ...]] = ()
-    """The update rules for which the factors are derived; none: any."""
+    """The update rules for which the factors are derived; empty for any."""
 
     def __init__(self, config: ModelConfig) -> None:
         depth = max(config.encoder_layers, config.decoder_layers)
@@ -75,13 +75,13 @@ class Parametrisation(Registered, ABC):
 
     @property
     def embedding_scale(self) -> float:
-        """The factor on the embeddings' multiplier, whose growth with the width it takes out where their
-        start does not fall.
+        """The factor on the embeddings' multiplier, which cancels its growth with the width if the embeddings
+        start alike at every width.
         """
         return 1 / self.embedding_growth if "embedding" in self.starts else 1.0
 
     def attention_scale(self, own: float | None, width: int) -> float | None:
-        """Return the factor on the products of queries and keys of a head, given that of its query-key norm;
+        """Return the factor on the products of queries and keys of a head, given its query-key norm's own;
         None is the inverse root of the head's width.
         """
         return own
@@ -127,7 +127,7 @@ class CompleteP(MuP, name="completep"):
     matrices and :math:`\epsilon \propto m_N^{-1} m_L^{-\alpha}`, with :math:`\alpha = 1`.
 
     Rates inside sublayers are :math:`\propto m_L^{\alpha - 1}`. The start of outputs does not fall with
-    depth, so that a scheme that divides it by :math:`\sqrt{2L}` is not the published one. Dey et al. 2025,
+    depth, so a scheme that divides it by :math:`\sqrt{2L}` is not the published one. Dey et al. 2025,
     Table 1 (arXiv 2505.01618).
     """
 

@@ -15,7 +15,7 @@ from normlab.errors import UserError
 from normlab.nn.registry import Registered, Registry
 
 THETA = 10000.0
-"""Base of the wavelengths of sinusoids, and of rotations unless the config has another."""
+"""Base of the wavelengths of sinusoids, and of rotations unless the config has its own."""
 
 
 class PositionEncoding(Registered, nn.Module, ABC):
@@ -29,7 +29,7 @@ class PositionEncoding(Registered, nn.Module, ABC):
 
     parameter_roles: ClassVar[str] = "embedding"
     longest: int | None = None
-    """The number of positions, if it is limited."""
+    """The number of positions, if limited."""
 
     @abstractmethod
     def __init__(self, config: ModelConfig) -> None:
@@ -101,7 +101,7 @@ class Learned(PositionEncoding, name="learned"):
 
 class Rotary(PositionEncoding, name="rope"):
     r"""RoPE: queries and keys of self-attention, rotated in each plane (2i, 2i + 1) by
-    :math:`t / \theta^{2i/w}`, :math:`\theta = 10000` unless ``rope_theta`` is another.
+    :math:`t / \theta^{2i/w}`, :math:`\theta = 10000` unless ``rope_theta`` is set.
 
     Nothing is added to the embeddings. Su et al. 2021, Section 3.2 (arXiv 2104.09864).
     """
@@ -133,7 +133,7 @@ class Rotary(PositionEncoding, name="rope"):
 
 
 def _looked_up(length: int, index: int | Tensor | None) -> tuple[slice | Tensor, int]:
-    """Return the rows of a table that are added, and how many of them it needs."""
+    """Return the rows of a table that are added, and how many rows the table needs."""
     if isinstance(index, Tensor):
         return index, length
     positions = _positions(length, index)
@@ -145,7 +145,7 @@ def _positions(length: int, decode_index: int | None) -> slice:
 
 
 def _rotation(length: int, width: int, like: Tensor, theta: float) -> tuple[Tensor, Tensor]:
-    """What rope multiplies each coordinate with, and its neighbour in the plane, `[length, width]`."""
+    """Return rope's factors on each coordinate and on its neighbour in the plane, `[length, width]` each."""
     sin, cos = angles(0, length, width, like, theta).unbind(-1)
     return cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
 
@@ -154,18 +154,18 @@ def _rotation(length: int, width: int, like: Tensor, theta: float) -> tuple[Tens
 def _kept_rotation(
     length: int, width: int, theta: float, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """The same, kept for the next step of decoding, which takes longer to make it than for all else in it."""
+    """Keep ``_rotation`` for the next step of decoding, most of whose time it would take to make it anew."""
     with torch.inference_mode(mode=False):
         return _rotation(length, width, torch.empty(0, dtype=dtype, device=device), theta)
 
 
 def _room(index: int) -> int:
-    """A power of two above an index, from 256 on: few tables serve all positions."""
+    """Return a power of two above an index, at least 256: a few tables serve all positions."""
     return max(256, 1 << index.bit_length())
 
 
 def angles(start: int, stop: int, width: int, like: Tensor, theta: float = THETA) -> Tensor:
-    r"""Sine and cosine `[stop - start, width/2, 2]` of :math:`t / \theta^{2i/w}`, with the device and the
+    r"""Return sine and cosine `[stop - start, width/2, 2]` of :math:`t / \theta^{2i/w}`, with the device and
     dtype of ``like``.
     """
     planes = torch.arange(0, width, 2, dtype=torch.float64, device=like.device)
@@ -175,7 +175,7 @@ def angles(start: int, stop: int, width: int, like: Tensor, theta: float = THETA
 
 
 def sinusoids(length: int, dim: int) -> Tensor:
-    """The table of ``Sinusoidal``, `[length, dim]` in float32."""
+    """Return the table of ``Sinusoidal``, `[length, dim]` in float32."""
     if dim % 2:
         raise UserError(f"sinusoidal positions need an even width, got {dim}; try {dim + 1}")
     device = torch.empty(0).device  # the numbers are the CPU's on every device that has memory

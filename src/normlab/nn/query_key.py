@@ -1,4 +1,4 @@
-"""Norms of queries and keys before their products, each with a published equation."""
+"""Norms applied to queries and keys before their products, each with a published equation."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class QueryKeyNorm(Registered, nn.Module, ABC):
     registry: ClassVar[Registry[Callable[[ModelConfig], QueryKeyNorm]]] = Registry("query-key norm")
     parameter_roles: ClassVar[str] = "norm"
     scale: ClassVar[float | None] = None
-    """Factor on the products; None stands for :math:`1/\\sqrt{w}`."""
+    """Factor on the products; None means :math:`1/\\sqrt{w}`."""
     after_rotation: ClassVar[bool] = False
-    """Whether it stands behind the rotation of rope, and not before it."""
+    """Whether it comes after the rotation of rope rather than before it."""
 
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Transform both, without changing their shapes."""
@@ -130,7 +130,7 @@ class NormedHeadsAndValues(NormedHeads, name="qkvnormed"):
 
 class RotatedThenNormed(QueryKeyNorm, name="ropenormed"):
     r""":math:`1.44 \, \hat{q} \cdot \hat{k} / \sqrt{w}` with :math:`\hat{q} = q/\mathrm{rms}(q)` over each
-    head, without a gain and behind the rotation of rope.
+    head, without a gain and after the rotation of rope.
 
     nanochat's code, where queries and keys are multiplied by 1.2 each, after Dehghani et al. 2023,
     Section 3.1 (arXiv 2302.05442).
@@ -150,11 +150,11 @@ class RotatedThenNormed(QueryKeyNorm, name="ropenormed"):
 
 class ScaledUnitHeads(QueryKeyNorm, name="ngptnormed"):
     r"""nGPT's :math:`\sqrt{w} \, (s \odot \hat{q}) \cdot (s \odot \hat{k})` with
-    :math:`\hat{q} = q / \|q\|_2` over each head behind rope, and trained s for each channel (shape `[H w]`),
+    :math:`\hat{q} = q / \|q\|_2` over each head after rope, and trained s for each channel (shape `[H w]`),
     initially 1.
 
     s is stored as :math:`1/\sqrt{d}` and multiplied by :math:`\sqrt{d}`. Loshchilov et al. 2024, Section 2.3
-    (arXiv 2410.01131). Keys that several heads share take the s of the first of these.
+    (arXiv 2410.01131). Keys that several heads share take the s of the first of them.
     """
 
     scale: ClassVar[float | None] = 1.0

@@ -1,4 +1,4 @@
-"""Variants by name: no name is registered twice, and an unknown one is refused with the known ones."""
+"""Variants by name: no name is registered twice, and an unknown one is refused with a list of known ones."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What each parameter of a model is for, as the classes of its modules say.
 
 A class names the roles of its own parameters in ``parameter_roles``: one role for all of them, or a role for
-each path below the module. The role of an outer module stands over that of an inner one. Where no class says
+each path below the module. The role of an outer module overrides that of an inner one. If no class says
 anything, a matrix is ``hidden`` and everything else is ``scalar``.
 """
 
@@ -39,7 +39,7 @@ class ParameterRole:
     in_block: bool
     """Whether it belongs to a sublayer, of which a deeper model has more."""
     rows: tuple[int, ...]
-    """The rows of each matrix that it packs, in order; its length alone if it is one."""
+    """The number of rows of each matrix that it packs, in order; its own length if it is a single one."""
 
 
 def parameter_roles(model: nn.Module) -> dict[str, ParameterRole]:
@@ -67,7 +67,7 @@ def parameter_roles(model: nn.Module) -> dict[str, ParameterRole]:
 
 
 def _declared(module: nn.Module) -> Iterator[tuple[str, str]]:
-    """Yield the paths below a module whose roles its class declares, with these."""
+    """Yield the paths below a module whose roles its class declares, with the roles."""
     own = getattr(type(module), "parameter_roles", None)
     if own is None:
         own = next((roles for kind, roles in _OF_TORCH.items() if isinstance(module, kind)), _NOTHING)

@@ -23,8 +23,8 @@ class Site:
     """The place of one sublayer in its stack and model.
 
     ``index`` counts sublayers of the stack from 0, ``layer`` counts layers from 0; ``encoder_layers`` and
-    ``decoder_layers`` are N and M of the papers, 0 where the model has no such stack. ``norm`` builds the
-    model's norm for a width.
+    ``decoder_layers`` are the papers' N and M, 0 if the model has no such stack. ``norm`` builds the model's
+    norm for a width.
     """
 
     stack: str
@@ -38,9 +38,9 @@ class Site:
     roles: tuple[str, ...] = ENCODER_LAYER
     """Roles of the sublayers of one layer, in order."""
     residual_warmup_steps: int = ModelConfig.residual_warmup_steps
-    """Steps T of a placement that opens its branches in the course of the training."""
+    """Steps T of a placement that opens its branches gradually during training."""
     shared: dict[str, nn.Parameter] = field(default_factory=dict, compare=False)
-    """Parameters that the sublayers of one layer have in common, by name."""
+    """Parameters that the sublayers of one layer share, by name."""
 
     @property
     def alone(self) -> bool:
@@ -72,12 +72,12 @@ class Site:
         return self.index % len(self.roles) == len(self.roles) - 1
 
     def final_norm(self) -> nn.Module:
-        """Build the norm at the end of the stream, which a norm may define apart as ``final``."""
+        """Build the norm at the end of the stream; a norm may define its own as ``final``."""
         return getattr(self.norm, "final", self.norm)(self.dim)
 
 
 def sites(first: Site) -> Iterator[Site]:
-    """Yield the sites of a whole stack from the first one on; those of a layer have ``shared`` in common."""
+    """Yield the sites of a whole stack from the first one on; those of a layer share ``shared``."""
     for layer in range(first.layers):
         shared: dict[str, nn.Parameter] = {}
         for i, role in enumerate(first.roles):

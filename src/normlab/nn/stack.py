@@ -1,4 +1,4 @@
-"""Stacks of sublayers. No placement is known here by name."""
+"""Stacks of sublayers. This file knows no placement by name."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def build_stack(name: str, roles: Sequence[str], config: ModelConfig) -> Stack:
 def shards(model: nn.Module) -> list[list[nn.Module]]:
     """Return the units of a sharded model: call ``fully_shard`` on each of them, and last on the model.
 
-    A sublayer is a unit; those that share a parameter form one together, since no parameter may be in two.
+    Each sublayer is a unit; those that share a parameter form one, since no parameter may be in two.
     """
     units: list[list[nn.Module]] = []
     unit_of: dict[nn.Parameter, list[nn.Module]] = {}

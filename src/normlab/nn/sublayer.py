@@ -29,7 +29,7 @@ LAST: Final = ("output", "ffn_out")
 class Sublayer(nn.Module):
     """A branch f under a placement: ``write(stream, f(read(stream), …))``.
 
-    Further arguments (the context of our own branches) are passed to the branch.
+    Further arguments (for our own branches, the context) are passed to the branch.
     """
 
     def __init__(self, f: nn.Module, place: Placement, site: Site) -> None:
@@ -44,7 +44,7 @@ def wrap(f: nn.Module, placement: str, site: Site) -> Sublayer:
     """Wrap any module, `[B, T, D]` to `[B, T, D]`, as a sublayer at a site of your network.
 
     ``nn.stack_of`` yields the sites of a stack in order. A placement whose stream has several tensors, or
-    ends with a norm as in Pre-LN, has ``begin`` and ``end`` for that; ``Stack.of`` builds everything. The
+    ends with a norm as in Pre-LN, has ``begin`` and ``end`` for this; ``Stack.of`` builds everything. The
     module keeps its initialisation: if the placement's source scales the weights of a branch (DeepNorm,
     Sub-LN, FixUp, T-Fixup), multiply yours by ``place.gain(site, "value")`` and so on.
 
@@ -65,7 +65,7 @@ class Branch(nn.Module, ABC):
     @property
     @abstractmethod
     def reader(self) -> nn.Linear:
-        """The packed map that alone reads the branch's input."""
+        """The packed map, the only one that reads the branch's input."""
 
     @property
     @abstractmethod
@@ -80,7 +80,7 @@ class Attention(Branch):
     (one packed matrix for queries, keys and values) or ``"memory"`` (one for queries, one for keys and
     values). If ``config.kv_heads`` is below ``config.heads``, consecutive heads share their keys and values
     (Ainslie et al. 2023, Section 2.2, arXiv 2305.13245). Batches are padded on the right, so causal attention
-    needs no padding mask: no token looks at a later position. ``layer`` is that of the stack, from 0 on.
+    needs no padding mask: no token looks at a later position. ``layer`` counts from 0 in the stack.
     """
 
     def __init__(self, config: ModelConfig, layer: int = 0, *, source: str, causal: bool = False) -> None:
@@ -125,7 +125,7 @@ class Attention(Branch):
 
     @torch.no_grad()
     def fold_heads_(self) -> None:
-        """Take the gains of the heads over into the output matrix. Raises UserError behind an inner norm."""
+        """Move the gains of the heads into the output matrix. Raises UserError if a norm comes between."""
         factors = self.head_gain(self.out.weight.new_ones(1, self.heads, 1, self.width)).flatten()
         if (factors != 1).any() and not isinstance(self.inner_norm, nn.Identity):
             raise UserError("the gains of heads stay as they are: a norm stands between them and a matrix")
@@ -133,7 +133,7 @@ class Attention(Branch):
         self.head_gain = HEAD_GAINS["noheadgain"](self.heads)
 
     def matrices(self) -> dict[str, Tensor]:
-        """Return each projection on its own, as views of the packed weights."""
+        """Return each projection separately, as views of the packed weights."""
         rows: dict[str, Tensor] = {}
         for path, sizes in self.packs.items():
             weights = self.get_submodule(path).get_parameter("weight").split(list(sizes.values()))
@@ -204,12 +204,12 @@ class Attention(Branch):
         if mask is None:
             return None
         mask = mask.clone()
-        mask[:, 0] = True  # a row of padding alone attends to itself: a softmax over nothing is NaN
+        mask[:, 0] = True  # a row that is all padding attends to itself: a softmax over nothing is NaN
         return mask[:, None, None, :]
 
 
 def sliding(length: int, window: int, device: torch.device) -> Tensor:
-    """Return a mask `[T, T]` that is True for the last ``window`` positions up to the query's own."""
+    """Return a mask `[T, T]` that is True for the last ``window`` positions, including the query's own."""
     return torch.ones(length, length, dtype=torch.bool, device=device).tril().triu(1 - window)
 
 
@@ -270,4 +270,4 @@ BRANCHES: dict[str, Callable[[ModelConfig, int], Branch]] = {
     "cross_attention": partial(Attention, source="memory"),
     "ffn": FeedForward,
 }
-"""The branch of each role, given its layer's number from 0 on. The roles of a layer, in order, make it up."""
+"""The branch of each role, given the number of its layer from 0 on. A layer is its roles in order."""

@@ -33,7 +33,7 @@ def adam(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.optim.Opt
     :math:`g + \lambda x`.
 
     :math:`m \leftarrow \beta_1 m + (1 - \beta_1) g`, :math:`v \leftarrow \beta_2 v + (1 - \beta_2) g^2`,
-    and a hat divides by :math:`1 - \beta^n`. Each step is one fused kernel.
+    and the hat is division by :math:`1 - \beta^n`. Each step is one fused kernel.
 
     Kingma and Ba 2015, Algorithm 1 (arXiv 1412.6980).
     """
@@ -46,8 +46,8 @@ def adamw(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.optim.Op
 
     The moments are ``adam``'s without the decay. Each step is one fused kernel.
 
-    Loshchilov and Hutter 2019, Algorithm 2 (arXiv 1711.05101), whose schedule multiplier is in
-    :math:`\eta`, to which the decay is relative, as everywhere in torch.
+    Loshchilov and Hutter 2019, Algorithm 2 (arXiv 1711.05101); as everywhere in torch, :math:`\eta` includes
+    the schedule's multiplier, and the decay is relative to it.
     """
     return torch.optim.AdamW(parameters, lr, config.betas, config.eps, config.weight_decay, fused=True)
 
@@ -66,18 +66,18 @@ def sgd(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.optim.Opti
 @OPTIMISERS.register("radam")
 def radam(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.optim.Optimizer:
     r""":math:`x \leftarrow x - \eta\left(r_n\, \hat m / (\sqrt{\hat v} + \epsilon_n) + \lambda x\right)`,
-    and no update while :math:`\rho_n \le 5`, as in the first 5 steps with a usual :math:`\beta_2`.
+    and no update while :math:`\rho_n \le 5`, which is the first 5 steps with a usual :math:`\beta_2`.
 
     The moments are ``adam``'s without the decay, :math:`\epsilon_n = \epsilon / \sqrt{1 - \beta_2^n}`,
     :math:`\rho_\infty = 2 / (1 - \beta_2) - 1`,
     :math:`\rho_n = \rho_\infty - 2 n \beta_2^n / (1 - \beta_2^n)` and :math:`r_n^2 =
     \frac{(\rho_n - 4)(\rho_n - 2) \rho_\infty}{(\rho_\infty - 4)(\rho_\infty - 2) \rho_n}`.
 
-    Liu et al. 2020, Algorithm 2 (arXiv 1908.03265), with three choices of its authors' code: the threshold is
-    5 (in the paper 4, one step earlier), the weight decay is decoupled from the moments, and there is no
-    update below the threshold (in the paper that of ``radam_sgd``).
+    Liu et al. 2020, Algorithm 2 (arXiv 1908.03265), with three choices from the authors' code: the threshold
+    is 5 (the paper's is 4, one step earlier), the weight decay is decoupled from the moments, and there is no
+    update below the threshold (the paper has that of ``radam_sgd``).
 
-    Raises UserError if :math:`\beta_2 \le 2/3`, for then :math:`\rho_n` never exceeds 5.
+    Raises UserError if :math:`\beta_2 \le 2/3`, because :math:`\rho_n` then never exceeds 5.
     """
     beta2 = config.betas[1]
     longest = 2 / (1 - beta2) - 1
@@ -110,8 +110,8 @@ def radam_sgd(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.opti
     r""":math:`x \leftarrow x - \eta\left(r_n\, \hat m / (\sqrt{\hat v} + \epsilon_n) + \lambda x\right)`,
     and :math:`x - \eta\left(\hat m + \lambda x\right)` while :math:`\rho_n \le 5`.
 
-    The symbols are those of ``radam``. Liu et al. 2020, Algorithm 2 (arXiv 1908.03265); the option
-    ``degenerated_to_sgd`` of its authors' code, and what torch computes.
+    The symbols are those of ``radam``. Liu et al. 2020, Algorithm 2 (arXiv 1908.03265); this is the option
+    ``degenerated_to_sgd`` of the authors' code, and what torch computes.
     """
     return torch.optim.RAdam(
         parameters,
@@ -120,7 +120,7 @@ def radam_sgd(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.opti
         config.eps,
         config.weight_decay,
         decoupled_weight_decay=True,
-        capturable=lr.is_cuda,  # otherwise every step waits for the step counts
+        capturable=lr.is_cuda,  # otherwise every step would wait for the step counts
     )
 
 
@@ -139,7 +139,7 @@ class _MuonOfMatrices(torch.optim.Muon):
 
 
 def _muon(parameters: Groups, lr: Tensor, config: OptimConfig, adjust: str) -> torch.optim.Optimizer:
-    """Muon on the groups of hidden matrices and AdamW on all others."""
+    """Build Muon for the groups of hidden matrices and AdamW for all others."""
     matrices, others = Groups(), Groups()
     for group in parameters:
         if group["role"] == "hidden" and all(p.dim() == 2 for p in group["params"]):
@@ -149,7 +149,7 @@ def _muon(parameters: Groups, lr: Tensor, config: OptimConfig, adjust: str) -> t
             others.append(group)
     made = list[torch.optim.Optimizer]()
     if matrices:
-        rate: Any = lr.cpu()  # a number of the CPU, for which no step waits
+        rate: Any = lr.cpu()  # a number on the CPU, which no step has to wait for
         momentum = config.momentum or 0.95
         made.append(_MuonOfMatrices(matrices, rate, config.weight_decay, momentum, adjust_lr_fn=adjust))
     if others:
@@ -163,10 +163,10 @@ def muon(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.optim.Opt
     hidden matrix `[r, c]`, and ``adamw`` for all other parameters.
 
     :math:`b \leftarrow \mu b + (1 - \mu) g`, :math:`u = \mu b + (1 - \mu) g`; NS makes the singular values
-    about 1 by 5 Newton-Schulz steps in bf16, and :math:`\mu` is ``optim.momentum`` (0: as published, 0.95).
-    Matrices that a parameter packs (queries, keys, values) are stepped one by one. The factor gives updates
-    the size of Adam's, so that one rate serves both. Torch's Muon computes the step; on a CPU its products
-    are computed in fp32 and rounded.
+    about 1 by 5 Newton-Schulz steps in bf16, and :math:`\mu` is ``optim.momentum`` (0 means 0.95, as
+    published). Matrices that a parameter packs (queries, keys, values) are stepped one by one. The factor
+    makes updates as large as Adam's, so one rate serves both. Torch's Muon computes the step; on a CPU its
+    products are computed in fp32 and rounded.
 
     Liu et al. 2025, Section 2.2 (arXiv 2502.16982).
     """
@@ -178,14 +178,14 @@ def muon_original(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.
     r""":math:`x \leftarrow x - \eta\left(\sqrt{\max(1, r/c)}\, \mathrm{NS}(u) + \lambda x\right)` for each
     hidden matrix `[r, c]`, and ``adamw`` for all other parameters.
 
-    ``muon`` with the factor of its first author, whose rate is 0.02 beside 3e-4 for all others: the table
+    ``muon`` with the factor of its first author, whose rate is 0.02, and 3e-4 for all others: the table
     ``jordan`` of ``optim.roles``. Jordan et al. 2024, as in Liu et al. 2025, Section 2.1 (arXiv 2502.16982).
     """
     return _muon(parameters, lr, config, "original")
 
 
 class _WideProducts(TorchDispatchMode):
-    """Products of bf16 matrices in fp32, rounded to bf16, on a CPU: most have no fast ones of their own."""
+    """Multiply bf16 matrices in fp32 and round to bf16 on a CPU: most CPUs multiply bf16 slowly."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
@@ -196,7 +196,7 @@ class _WideProducts(TorchDispatchMode):
 
 
 class CombinedOptimiser(torch.optim.Optimizer):
-    """Several optimisers as one, with the groups and the state of all; ``part`` numbers a group's own."""
+    """Several optimisers as one, with the groups and states of all; a group's ``part`` numbers its own."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
         self.parts = list(parts)
@@ -223,7 +223,7 @@ class CombinedOptimiser(torch.optim.Optimizer):
 
 
 def together(optimisers: Iterable[torch.optim.Optimizer]) -> torch.optim.Optimizer:
-    """Return several optimisers as one; a single one is returned as it is."""
+    """Return several optimisers as one; a single one is returned unchanged."""
     found = list(optimisers)
     parts = (part for o in found for part in (o.parts if isinstance(o, CombinedOptimiser) else [o]))
     return found[0] if len(found) == 1 else CombinedOptimiser([*parts])
@@ -232,7 +232,7 @@ def together(optimisers: Iterable[torch.optim.Optimizer]) -> torch.optim.Optimiz
 def build_optimiser(
     model: nn.Module, config: OptimConfig, stand_ins: Iterable[nn.Parameter] | None = None
 ) -> torch.optim.Optimizer:
-    """Build the configured optimiser of a model's parameters, in groups by role, see ``roles.Groups``; its
+    """Build the configured optimiser of a model's parameters, in groups by role (see ``roles.Groups``). Its
     rates are tensors on the device, 0 until ``set_rate`` sets them.
 
     ``stand_ins`` take the places of the trainable parameters, in their order. Raises UserError for an unknown

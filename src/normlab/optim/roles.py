@@ -1,7 +1,7 @@
 """Parameters in groups by their roles in a model, each group with a rule, a rate, a decay, betas and eps.
 
-What the configuration says holds for every role; a table of ``ROLE_TABLES`` says otherwise for some, and the
-model's parametrisation multiplies both.
+The configuration applies to every role; a table of ``ROLE_TABLES`` overrides it for some, and the model's
+parametrisation multiplies both.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from normlab.nn.registry import Registry
 
 Groups = list[dict[str, Any]]
 """Parameters by group: ``role`` names their role, ``rows`` are those of the matrices that each packs, ``lr``
-is the group's own tensor and ``rate`` the factor on the rate of the step; other options are there where they
+is the group's own tensor and ``rate`` the factor on the rate of the step; other options are listed if they
 differ from the configuration's.
 """
 
 
 @dataclass(frozen=True)
 class RoleRule:
-    """How the parameters of one role are treated, where that differs from what the configuration says."""
+    """How the parameters of one role are treated, if that differs from the configuration."""
 
     rule: str = ""
-    """The name of an optimiser; empty: the configuration's."""
+    """The name of an optimiser, or empty for the configuration's."""
     rate: float = 1.0
     """Factor on the learning rate."""
     decay: float | None = None
-    """Factor on ``optim.weight_decay``, for vectors, too; None: what the configuration decays."""
+    """Factor on ``optim.weight_decay``, for vectors too; None decays what the configuration decays."""
     betas: tuple[float, float] | None = None
     eps: float | None = None
     width: int = 0
-    """The width d₀ at which the rate holds: at width d it is multiplied by (d / d₀)^−½. 0: at every width."""
+    """The width d₀ at which the rate holds: at width d it is multiplied by (d / d₀)^−½. 0: every width."""
 
 
 RoleTable = Mapping[str, RoleRule]
@@ -45,15 +45,15 @@ RoleTable = Mapping[str, RoleRule]
 _JORDAN: Final = RoleRule("adamw", rate=3e-4 / 0.02, betas=(0.9, 0.95), eps=1e-10)
 
 ROLE_TABLES: Final[Registry[RoleTable]] = Registry("table of roles")
-"""Rules by role, by name. ``scalar.mu`` is for the scalars called mu; a role that a table leaves out is
-treated as the configuration says.
+"""Rules by role, by name of the table. ``scalar.mu`` is for scalars called mu; a role that a table leaves out
+is treated as the configuration says.
 """
 # Keller Jordan's Muon with its auxiliary Adam: lr 0.02 for matrices and 3e-4 for all others.
 ROLE_TABLES["jordan"] = {
     "hidden": RoleRule("muon_original"),
     **dict.fromkeys(("embedding", "head", "norm", "bias", "scalar"), _JORDAN),
 }
-# nanochat (gpt.py, 92d63d4): lr 0.02 and decay 0.28 for matrices; its Muon normalises besides.
+# nanochat (gpt.py, 92d63d4): lr 0.02 and decay 0.28 for matrices; its Muon also normalises.
 ROLE_TABLES["nanochat"] = {
     "embedding": RoleRule("adamw", 0.3 / 0.02, 0.001 / 0.28, (0.8, 0.995), 1e-10, width=768),
     "head": RoleRule("adamw", 0.008 / 0.02, 0.01 / 0.28, (0.8, 0.96), 1e-10, width=768),
@@ -133,11 +133,11 @@ def underived(config: OptimConfig, scaling: type[Parametrisation]) -> str | None
 
 
 def rules_by_role(config: OptimConfig) -> RoleTable:
-    """Return the configured table, without any an empty one. Raises UserError for an unknown one."""
+    """Return the configured table, or an empty one if there is none. Raises UserError for an unknown one."""
     return ROLE_TABLES[config.roles] if config.roles else {}
 
 
 def clipped_together(model: nn.Module, config: OptimConfig) -> list[list[int]]:
-    """Return the parameters whose gradients are clipped by one norm, as numbers in the order of the model."""
+    """Return the parameters whose gradients are clipped by one norm, as numbers in the model's order."""
     names = [own.role if config.clip_by == "role" else "" for own in parameter_roles(model).values()]
     return [[i for i, own in enumerate(names) if own == name] for name in dict.fromkeys(names)]

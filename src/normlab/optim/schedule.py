@@ -17,12 +17,12 @@ from normlab.nn.registry import Registry
 
 @dataclass(frozen=True)
 class ScheduleState:
-    """Everything besides the step on which a schedule depends."""
+    """Everything except the step that a schedule depends on."""
 
     optim: OptimConfig
     total_steps: int
     decays: int = 0
-    """How many times validation has lowered the rate so far, see ``ValDecay``."""
+    """How many times validation has lowered the rate so far (see ``ValDecay``)."""
 
     @property
     def peak_step(self) -> int:
@@ -55,7 +55,7 @@ def inverse_sqrt(step: int, state: ScheduleState) -> float:
 
 @SCHEDULES.register("linear")
 def linear(step: int, state: ScheduleState) -> float:
-    r""":math:`r + (1 - r)(N - n)/(N - k)` from the peak to r of it at step N (``optim.final_lr_factor``, 0).
+    r""":math:`r + (1 - r)(N - n)/(N - k)` from 1 at the peak to r at step N (``optim.final_lr_factor``, 0).
 
     Devlin et al. 2019, Section A.2 (arXiv 1810.04805).
     """
@@ -64,8 +64,8 @@ def linear(step: int, state: ScheduleState) -> float:
 
 @SCHEDULES.register("cosine")
 def cosine(step: int, state: ScheduleState) -> float:
-    r""":math:`r + \frac{1 - r}{2}\left(1 + \cos \pi\frac{n - k}{N - k}\right)` from the peak to r of it at
-    step N (``optim.final_lr_factor``, 0).
+    r""":math:`r + \frac{1 - r}{2}\left(1 + \cos \pi\frac{n - k}{N - k}\right)` from 1 at the peak to r
+    at step N (``optim.final_lr_factor``, 0).
 
     Loshchilov and Hutter 2017, Equation 5 (arXiv 1608.03983), without restarts.
     """
@@ -74,7 +74,7 @@ def cosine(step: int, state: ScheduleState) -> float:
 
 @SCHEDULES.register("wsd")
 def wsd(step: int, state: ScheduleState) -> float:
-    r""":math:`1` until the last :math:`\lfloor f N \rfloor` steps, and in these
+    r""":math:`1` until the last :math:`\lfloor f N \rfloor` steps, and then
     :math:`r + (1 - r)(1 - u)`, with u from 0 to 1.
 
     Warm-up, stable, decay: f is ``optim.decay_share`` and r ``optim.final_lr_factor``. Hägele et al. 2024,
@@ -85,7 +85,7 @@ def wsd(step: int, state: ScheduleState) -> float:
 
 @SCHEDULES.register("wsd_sqrt")
 def wsd_sqrt(step: int, state: ScheduleState) -> float:
-    r""":math:`1` until the last :math:`\lfloor f N \rfloor` steps, and in these
+    r""":math:`1` until the last :math:`\lfloor f N \rfloor` steps, and then
     :math:`r + (1 - r)(1 - \sqrt{u})`, with u from 0 to 1.
 
     The symbols are those of ``wsd``. Hägele et al. 2024, Section 3 (arXiv 2405.18392).
@@ -154,8 +154,8 @@ class ValDecay:
 
     Initially m is zero. A decay resets the count and keeps the best score. Validations during the warm-up do
     not count, since they are not at the peak rate. ``train.best_by`` names the score. This follows the
-    wording of the paper: the code that its authors published lowers the rate when a score is below each of
-    the P before it, and so leaves it as it is while scores neither rise nor fall.
+    wording of the paper: the authors' published code lowers the rate when a score is below each of the P
+    before it, so the rate stays the same while scores neither rise nor fall.
 
     Nguyen and Salazar 2019, Sections 2.4 and 3.3 (arXiv 1910.05895).
     """
@@ -174,18 +174,18 @@ class ValDecay:
 
 
 def _left(step: int, state: ScheduleState) -> float:
-    """The share of the steps from the peak to the end that is still ahead, at least 0."""
+    """Return the share of the steps from the peak to the end that is still ahead, at least 0."""
     return max(0.0, (state.total_steps - step) / max(1, state.total_steps - state.optim.warmup_steps))
 
 
 def _down_to_final(share: float, state: ScheduleState) -> float:
-    """The factor at a share of the way from the end of the decay, 0, to the peak, 1."""
+    """Return the factor at a share of the way from the end of the decay (0) to the peak (1)."""
     final = state.optim.final_lr_factor
     return final + (1.0 - final) * share
 
 
 def _decayed(step: int, state: ScheduleState) -> float:
-    """The share of the final decay that is behind, 0 to 1; it begins after the warm-up at the earliest."""
+    """Return the share of the final decay already done, 0 to 1; it never starts before the warm-up ends."""
     steps = int(state.optim.decay_share * state.total_steps)
     begin = max(state.total_steps - steps, state.optim.warmup_steps)
     return min(1.0, max(0.0, (step - begin) / max(1, state.total_steps - begin)))

@@ -1,8 +1,8 @@
-"""The papers' tables and figures as data, one module a paper; no torch.
+"""The papers' tables and figures as data, one module per paper; no torch.
 
 A module of your own adds a paper by ``publish``, each artefact with the function that measures it;
 ``normlab papers --import my_module`` then lists it and ``normlab papers reproduce`` measures it. A name is
-imported when it is first used, so that a command line that only needs a scale does not wait for the papers.
+imported when it is first used, so a command that only needs a scale does not wait for the papers.
 """
 
 from importlib import import_module

@@ -28,7 +28,7 @@ _ROWS: Final = {
     "peak": ("liu2020.fig10", "post_over_pre"),
     "warmup": ("nguyen2019.table4", "no_warmup"),
 }
-"""Each sentence's measure: the artefact that has it, and its name there."""
+"""The measure of each sentence: the artefact that has it, and its name there."""
 
 CLAIMS: Final = declare(
     "apx.claims",

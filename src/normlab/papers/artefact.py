@@ -40,14 +40,14 @@ class Drawing:
     x_title: str
     y_title: str
     colour: str = ""
-    """Column whose values are told apart by colour, such as the placement."""
+    """Column whose values differ by colour, such as the placement."""
     panel: str = ""
-    """Column whose values have a chart each, side by side on one scale."""
+    """Column whose values each have a chart, side by side on one scale."""
     kind: Literal["line", "bar", "cells"] = "line"
     """``cells`` is a heat map of ``shade`` over x and y."""
     shade: str = ""
     theory: str = ""
-    """Column drawn as a dashed line beside what was measured."""
+    """Column drawn as a dashed line next to what was measured."""
     log_x: bool = False
     log_y: bool = False
 
@@ -63,32 +63,32 @@ class Artefact:
     shows: str
     """The content of the table or figure, in one sentence."""
     published: Mapping[str, float | str]
-    """Name to number, or to formula, as they were printed."""
+    """Name to number or formula, as printed."""
     asserts: str
     """The claim that a reproduction decides, in words."""
     study: Callable[..., Measurement] | None = None
-    """The function of a ``Lab`` and the settings that measures it; None: none yet."""
+    """The function of a ``Lab`` and the settings that measures it; None if there is none yet."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The study's arguments: sizes, depths, seeds."""
     trainings: Mapping[Scale, Trainings] = field(default_factory=dict)
-    """The runs that the study reads, by scale; empty: it trains nothing."""
+    """The runs that the study reads, by scale; empty if it trains nothing."""
     rests_on: Sequence[str] = ()
-    """The ids of the artefacts whose results the study reads, so that it is measured after them."""
+    """The ids of the artefacts whose results the study reads, so it is measured after them."""
     alone: bool = False
-    """Whether the study measures time, and wants the machine for itself."""
+    """Whether the study measures time and needs the machine to itself."""
     claims: Sequence[Claim] = ()
     """The claim as tests on the study's measures."""
     drawings: Sequence[Drawing] = ()
     discussion: str = ""
-    """Contradictions with another paper or within this one, and what was known before the measurement."""
+    """Contradictions with another paper or within this one, and what was known before measuring."""
     finding: str = ""
     """Why we think that the result differs from the paper; written after the measurement."""
     version: int = 1
-    """The number of this version of the claims; earlier ones are kept with what was found for them."""
+    """The version number of the claims; earlier versions are kept with what was found for them."""
     date: str = ""
     """The day on which this version was written."""
     reason: str = ""
-    """Why this version took the place of the one before."""
+    """Why this version replaced the one before."""
 
     def __post_init__(self) -> None:
         if self.version > 1 and not (self.date and self.reason):
@@ -96,7 +96,7 @@ class Artefact:
 
     @property
     def study_name(self) -> str:
-        """The study's name; empty: none yet."""
+        """The study's name; empty if there is none yet."""
         return getattr(self.study, "__name__", "")
 
     def settings_at(self, scale: Scale) -> dict[str, Any]:
@@ -106,12 +106,12 @@ class Artefact:
 
     @property
     def kind(self) -> Kind:
-        """What it is counted as: an artefact of a paper, or a public dispute."""
+        """What it counts as: an artefact of a paper, or a public dispute."""
         return "dispute" if self.id.startswith("disputes.") else "artefact"
 
     def fingerprint(self, scale: Scale = LAPTOP) -> str:
         """First 16 hex digits of the SHA-256 of what is asserted and how it is measured: everything that can
-        change a verdict or a count. A result that was measured for another claim shows.
+        change a verdict or a count. It reveals a result that was measured for another claim.
         """
         runs = {"trainings": self.trainings[scale].content()} if scale in self.trainings else {}
         content = {
@@ -127,13 +127,13 @@ class Artefact:
 
 
 def _plain(value: Any) -> Any:
-    """A measure of runs, or a sequence, as plain data."""
+    """Return a measure of runs, or a sequence, as plain data."""
     return value.content() if hasattr(value, "content") else list(value)
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The result of a study: measures by name, tables of flat rows, and facts about how it was done."""
+    """The result of a study: measures by name, tables of flat rows, and facts about how they were made."""
 
     measures: Mapping[str, Measure]
     tables: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
@@ -142,30 +142,30 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """The measurement of an artefact as it is stored."""
+    """The measurement of an artefact as stored."""
 
     id: str
     fingerprint: str
     """The fingerprint of the artefact when this was measured."""
     measures: Mapping[str, Measure]
     tables: Mapping[str, Sequence[Mapping[str, Any]]]
-    """Name to rows, each a flat one of words and numbers."""
+    """Name to rows, each flat, of words and numbers."""
     facts: Mapping[str, str]
     """Text, sizes, seeds, machine and versions, in words."""
     seconds: float
     stand_in: str = ""
-    """Name of a text that was not there, so that the built-in corpus stood in for it; empty: none."""
+    """Name of a missing text that the built-in corpus stood in for; empty if none was missing."""
     scale: Scale = LAPTOP
-    """The scale of its trainings, where it has any."""
+    """The scale of its trainings, if it has any."""
     lock: str = ""
-    """The commit that locked the claim; empty where there was none."""
+    """The commit that locked the claim; empty if there was none."""
     began: str = ""
-    """When the first of its trainings began, or the study itself: UTC, as of ISO 8601."""
+    """When the first of its trainings, or the study itself, began: UTC in ISO 8601."""
 
     def verdict(self, claims: Sequence[Claim]) -> Verdict:
-        """The verdict on all claims together; undecided where they were measured on another text.
+        """Return the verdict on all claims together; undecided if they were measured on another text.
 
-        A check counts where it fails, for then the measurement is wrong.
+        A check counts if it fails, because then the measurement is wrong.
         """
         if self.stand_in:
             return "undecided"
@@ -173,7 +173,7 @@ class Reproduction:
         return together(verdict for c, verdict in found if verdict != "agrees" or not c.check)
 
     def tally(self, claims: Sequence[Claim]) -> Tally:
-        """The number of claims with each verdict, parts of one claim together, and of checks that pass."""
+        """Count claims by verdict, with the parts of one claim as one, and checks that pass."""
         parts: dict[object, list[Verdict]] = {}
         for claim in claims:
             if not claim.check:
@@ -193,7 +193,7 @@ class Tally:
 
     @property
     def claims(self) -> int:
-        """The number of claims that are no checks."""
+        """The number of claims that are not checks."""
         return sum(self.verdicts.values())
 
     def __add__(self, other: Tally) -> Tally:
@@ -203,7 +203,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Superseded:
-    """A version of an artefact's claims that another one replaced, with what was measured for it."""
+    """A version of an artefact's claims that was replaced, with what was measured for it."""
 
     version: int
     date: str

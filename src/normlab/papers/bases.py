@@ -1,5 +1,5 @@
 """The configurations that the papers' trainings start from, at each scale, and the data sets that they name:
-where these are looked for, and where to get them.
+where they are looked for, and where to get them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from normlab.config.config import (
 )
 
 LOCAL: Final = "$NORMLAB_DATA/"
-"""The beginning of the paths of local data sets."""
+"""The prefix of the paths of local data sets."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ _FILE: Final = Path(__file__).with_name("sources.toml")
 SOURCES: Final[Mapping[str, DataSource]] = {
     start: DataSource(**words) for start, words in tomllib.loads(_FILE.read_text(encoding="utf-8")).items()
 }
-"""Sources by the beginning of the paths of their texts, below ``$NORMLAB_DATA`` or on the Hub."""
+"""Sources by the prefix of the paths of their texts, below ``$NORMLAB_DATA`` or on the Hub."""
 
 
 def _hub(config: str, source: str, target: str) -> DataConfig:
@@ -65,7 +65,7 @@ IWSLT14: Final = _iwslt14("train")
 IWSLT14_PART: Final = _iwslt14("train.partial")
 WMT14_DE: Final = replace(_hub("de-en", "en", "de"), vocab_size=37_000)
 WMT14_FR: Final = replace(_hub("fr-en", "en", "fr"), vocab_size=44_500)
-"""WMT'14, newstest2013 as dev and newstest2014 as test; joint vocabularies of the papers' sizes."""
+"""WMT'14 with newstest2013 as dev and newstest2014 as test; joint vocabularies of the papers' sizes."""
 MULTI30K_DE: Final = _multi30k("de")
 MULTI30K_FR: Final = _multi30k("fr")
 EN_VI: Final = parallel_files(
@@ -78,21 +78,21 @@ EN_VI: Final = parallel_files(
 
 
 def paths_of(data: DataConfig) -> list[str]:
-    """The paths of all texts that a configuration names, without columns and parts of local files."""
+    """Return the paths of all texts that a configuration names, without columns and parts of local files."""
     others = (f"{role}_{kind}" for kind in ("text", "pairs") for role in ("train", "dev", "test"))
     paths = filter(None, (getattr(data, name) for name in (*PARALLEL_TEXTS, *others)))
     return [p if p.startswith("hf:") else p.partition("#")[0].partition("[")[0] for p in paths]
 
 
 def source_of(data: DataConfig) -> DataSource | None:
-    """The source of a configuration's training text; None for the built-in corpus and for other texts."""
+    """Return the source of a configuration's training text; None for the built-in corpus and other texts."""
     paths = paths_of(data)
     start = paths[0].removeprefix(LOCAL) if paths else ""
     return next((source for key, source in SOURCES.items() if start.startswith(key)), None)
 
 
 def text_name(data: DataConfig) -> str:
-    """The name of a configuration's text."""
+    """Return the name of a configuration's text."""
     source, paths = source_of(data), paths_of(data)
     return source.name if source else paths[0] if paths else f"the built-in corpus {data.builtin}"
 
@@ -104,16 +104,16 @@ LAPTOP: Final = Config(
     train=TrainConfig(steps=200, max_tokens=1024, validate_every_steps=20, dev_decode_sentences=100),
     decode=DecodeConfig(beam=1),
 )
-"""6+6 layers of width 64 that translate the dates of the built-in corpus: half a minute a run on one core."""
+"""6+6 layers of width 64 that translate the built-in corpus's dates: half a minute per run on one core."""
 
 DATES: Final = replace(LAPTOP, train=replace(LAPTOP.train, steps=1200, validate_every_steps=200))
-"""The same, six times as long: for claims on which recipes train, which 200 steps cannot tell."""
+"""The same, six times as long: for claims about which recipes train, which 200 steps cannot show."""
 
 TO_THE_END: Final = {"train.stop_early": False}
-"""For cells in which a run may be stuck: it can leave its plateau until the last step."""
+"""For cells in which a run may get stuck: it has until the last step to leave its plateau."""
 CONVERGED: Final = "trainings to convergence, at the gpu scale"
-"""What a claim needs that compares models at the end of their training: a Post-LN is far from it after the
-200 steps of the laptop scale.
+"""What a claim needs if it compares models at the end of training: a Post-LN is far from it after the 200
+steps of the laptop scale.
 """
 _BROWN: Final = "$NORMLAB_DATA/text/brown.txt"
 BERT: Final = Config(
@@ -152,14 +152,14 @@ BERT: Final = Config(
     ),
     train=TrainConfig(steps=8000, max_tokens=512, validate_every_steps=400),
 )
-"""A small BERT on the Brown corpus: its first 425 documents, then 25 as dev and 50 as test, fiction all."""
+"""A small BERT on the Brown corpus: its first 425 documents, then 25 as dev and 50 as test, all fiction."""
 BERT_SHORT: Final = replace(
     BERT,
     data=replace(BERT.data, dev_text=f"{_BROWN}[46368:48391]"),
     optim=replace(BERT.optim, warmup_steps=300),
     train=replace(BERT.train, steps=6000, validate_every_steps=300),
 )
-"""Three quarters of its steps, and the first 12 documents of its dev: three minutes a run on one core."""
+"""Three quarters of its steps, and the first 12 documents of its dev: three minutes per run on one core."""
 LANGUAGE_MODEL: Final = Config(
     recipe="pre",
     task="language_model",
@@ -194,8 +194,8 @@ LANGUAGE_MODEL: Final = Config(
     ),
     train=TrainConfig(steps=500, max_tokens=1024, validate_every_steps=125, stop_early=False),
 )
-"""A small decoder on the Brown corpus: its first 425 documents, then 12 as dev and, of its end, 20 as test. A
-gated feed-forward has as many parameters as a plain one of 252.
+"""A small decoder on the Brown corpus: its first 425 documents, then 12 as dev, and 20 at its end as test. A
+gated feed-forward has as many parameters as a plain one of width 252.
 """
 SMALL: Final = Config(
     model=ModelConfig(dim=512, ffn_dim=1024, heads=4, encoder_layers=6, decoder_layers=6),
@@ -203,8 +203,8 @@ SMALL: Final = Config(
     train=TrainConfig(max_tokens=8192),
     decode=DecodeConfig(beam=5),
 )
-"""Transformer-small on IWSLT'14 De-En, 37 million parameters. A batch of 4096 tokens has as many on each
-side, as in fairseq: 8192 of both.
+"""Transformer-small on IWSLT'14 De-En, 37 million parameters. A batch of 4096 tokens has that many on each
+side, as in fairseq: 8192 in all.
 """
 BASE: Final = Config(
     model=ModelConfig(dim=512, ffn_dim=2048, heads=8, encoder_layers=6, decoder_layers=6),
@@ -212,7 +212,7 @@ BASE: Final = Config(
     train=TrainConfig(max_tokens=16_384),
     decode=DecodeConfig(beam=5),
 )
-"""Transformer-base on WMT'14 En-De. A batch of 8192 tokens has as many on each side: 16,384 of both."""
+"""Transformer-base on WMT'14 En-De. A batch of 8192 tokens has that many on each side: 16,384 in all."""
 BERT_BASE: Final = replace(
     BERT,
     model=replace(
@@ -254,8 +254,8 @@ GLUE: Final = {
         "sentence1,sentence2,label", train_pairs="glue.rte/train.tsv", test_pairs="glue.rte/dev.tsv"
     ),
 }
-"""Pairs of two of GLUE's tasks (Wang et al. 2019, arXiv 1804.07461): MRPC with its official test, RTE with
-GLUE's dev as the test; a tenth of the training pairs is dev.
+"""Sentence pairs from two GLUE tasks (Wang et al. 2019, arXiv 1804.07461): MRPC with its official test, RTE
+with GLUE's dev as the test; a tenth of the training pairs is dev.
 """
 
 

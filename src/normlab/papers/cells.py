@@ -1,4 +1,4 @@
-"""Artefacts of normlab's own, with the words and values of the papers' TOML files; a table as named cells."""
+"""normlab's own artefacts, with the words and values of the papers' TOML files; a table as named cells."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ CURVES: Final = (
     Drawing("curves", "step", "bleu", "Dev BLEU through training", "step", "BLEU", colour="cell"),
     Drawing("curves", "step", "nll", "Dev NLL through training", "step", "nats per token", colour="cell"),
 )
-"""The charts of trainings for which the paper's file has no others."""
+"""The charts of trainings if the paper's file has no others."""
 S = TypeVar("S", bound=Setting)
 
 
 class PrintedTable(dict[str, float | str]):
-    """The cells of a table in print, each under ``<column> <row>``, and what is published besides.
+    """The cells of a printed table, each under ``<column> <row>``, and what else is published.
 
-    A cell ``""`` was left empty in print and is left out. Raises ValueError for a row with another number of
-    cells than there are columns.
+    A cell ``""`` was empty in print and is left out. Raises ValueError for a row that does not have one cell
+    per column.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ def declare(
     trainings: Mapping[Scale, Trainings] | None = None,
     **more: Any,
 ) -> Artefact:
-    """An artefact of normlab's own: what decides its verdicts, with its words, its drawings, and what is in
-    print for it and its claims, from ``<paper's key>.toml``. ``measures``, and those of the ``gpu`` scale,
-    which need trainings to convergence, are settings; ``more`` holds other fields of an ``Artefact``.
+    """Return an artefact of normlab's own: what decides its verdicts, plus its words, its drawings, and what
+    is in print for it and its claims, from ``<paper's key>.toml``. ``measures``, and those of the ``gpu``
+    scale, which need trainings to convergence, are settings; ``more`` holds other fields of an ``Artefact``.
     """
     words = dict(_words(id_))
     own, scales = words.pop("claims", {}), words.pop("scales", {})
@@ -87,7 +87,7 @@ def _in_words(claim: Claim, words: Mapping[str, tuple[str, str]], needs: str) ->
 
 
 def settings_of(id_: str, **of: S) -> dict[Scale, S]:
-    """Settings by scale, with the words that the paper's file has for each under ``<paper's key>.<name>``."""
+    """Return settings by scale, with the words that the paper's file has for them under ``<key>.<name>``."""
     key, _, name = id_.partition(".")
     words = words_of(key)["settings"]
     return {
@@ -98,7 +98,7 @@ def settings_of(id_: str, **of: S) -> dict[Scale, S]:
 
 
 def printed_values(id_: str) -> Mapping[str, float | str]:
-    """What is published for an artefact of normlab's own."""
+    """Return what is published for an artefact of normlab's own."""
     values = _words(id_)["published"]
     if "columns" not in values:
         return values
@@ -112,5 +112,5 @@ def _words(id_: str) -> Mapping[str, Any]:
 
 @cache
 def words_of(key: str) -> Mapping[str, Any]:
-    """The file of a paper: ``paper``, its ``settings``, and its artefacts by name."""
+    """Return the file of a paper: ``paper``, its ``settings``, and its artefacts by name."""
     return tomllib.loads(Path(__file__).with_name(f"{key}.toml").read_text(encoding="utf-8"))

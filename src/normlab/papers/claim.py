@@ -10,28 +10,28 @@ from typing import Any, Final, Literal, TypeAlias
 
 Verdict: TypeAlias = Literal["agrees", "disagrees", "undecided", "not run"]
 VERDICTS: Final[tuple[Verdict, ...]] = ("disagrees", "undecided", "not run", "agrees")
-"""Verdicts in the order in which they decide: a whole agrees only where each of its parts does."""
+"""Verdicts in the order in which they decide: a whole agrees only if each of its parts does."""
 POWER: Final = 0.8
-"""The probability with which ``Claim.runs_to_decide`` runs decide."""
+"""The probability that ``Claim.runs_to_decide`` runs decide a claim."""
 MOST_RUNS: Final = 1_000_000
 """A claim that needs more runs than this is too close to its bound for any number of runs."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A measured number with its 95% interval: the number itself where nothing was drawn at random."""
+    """A measured number with its 95% interval: the number itself if nothing was drawn at random."""
 
     value: float
     low: float
     high: float
     runs: int = 0
-    """The number of independent runs behind the interval; 0 where nothing was drawn, or nobody counted."""
+    """The number of independent runs behind the interval; 0 if nothing was drawn, or nobody counted."""
     share: bool = False
     """Whether it is a share of the runs, with the exact interval of Clopper and Pearson (1934)."""
 
     @classmethod
     def exact(cls, value: float) -> Measure:
-        """A number without spread: measured again, it would be the same."""
+        """Return a number without spread: measured again, it would be the same."""
         return cls(value, value, value)
 
 
@@ -50,11 +50,11 @@ class Claim:
     at_least: float = -inf
     at_most: float = inf
     published: str = ""
-    """The number or formula that the paper prints for this, where it prints one."""
+    """The number or formula that the paper prints for this, if any."""
     derived: str = ""
-    """How the bounds follow from what is printed, where they are not printed themselves."""
+    """How the bounds follow from what is printed, if they are not printed themselves."""
     convention: str = ""
-    """How the paper's word is read as a number, where it prints none: "multiple magnitudes: at least 10
+    """How the paper's word is read as a number, if it prints none: "multiple magnitudes: at least 10
     times". The number is ours, and the page shows for which numbers the verdict would differ.
     """
     check: str = ""
@@ -62,16 +62,16 @@ class Claim:
     not the paper, and is not counted among the verdicts.
     """
     needs: str = ""
-    """The hardware or data that gives the measure where this machine and its text cannot: without the measure
-    the claim is undecided, and not merely not run.
+    """The hardware or data that gives the measure if this machine and its text cannot: without the measure,
+    the claim is undecided, not merely not run.
     """
 
     part_of: str = ""
-    """A name that claims share which are parts of one: they count once, when all of them are decided."""
+    """A name shared by claims that are parts of one: they count once, when all of them are decided."""
 
     def content(self) -> dict[str, Any]:
-        """What decides the verdict and whether it counts, as plain data: all but the words beside it, and
-        what is as it is by default, so that a new field changes no claim that leaves it out.
+        """Return what decides the verdict and whether it counts, as plain data: all but the words beside it
+        and all default values, so a new field changes no claim that leaves it out.
         """
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("says", "published")}
         return {name: value for name, value in own.items() if value not in ("", inf, -inf)}
@@ -84,9 +84,9 @@ class Claim:
             )
 
     def verdict(self, measures: Mapping[str, Measure]) -> Verdict:
-        """``agrees`` where the whole interval is within the bounds, ``disagrees`` where all of it is outside,
-        ``undecided`` where it is on both sides or not a number, or needs more than was at hand, and
-        ``not run`` where nothing was measured.
+        """Return ``agrees`` if the whole interval is within the bounds, ``disagrees`` if it is all outside,
+        ``undecided`` if it is on both sides or not a number, or needs more than was at hand, and ``not run``
+        if nothing was measured.
         """
         if self.measure not in measures:
             return "undecided" if self.needs else "not run"
@@ -98,7 +98,7 @@ class Claim:
         return "undecided"
 
     def allowed(self) -> str:
-        """The bounds in words."""
+        """Return the bounds in words."""
         if self.at_least == self.at_most:
             return f"{self.at_least:g}"
         if isfinite(self.at_least) and isfinite(self.at_most):
@@ -106,7 +106,7 @@ class Claim:
         return f"at least {self.at_least:g}" if isfinite(self.at_least) else f"at most {self.at_most:g}"
 
     def turning(self, found: Measure) -> str:
-        """The bounds with which the verdict on this measure would be another one, in words."""
+        """Say for which bounds the verdict on this measure would differ."""
         if isfinite(self.at_least) and isfinite(self.at_most):
             return f"agrees with bounds that enclose {found.low:.4g} to {found.high:.4g}"
         if isfinite(self.at_least):
@@ -114,9 +114,9 @@ class Claim:
         return f"agrees with a bound from {found.high:.4g} on, disagrees with one below {found.low:.4g}"
 
     def runs_to_decide(self, measures: Mapping[str, Measure]) -> int | None:
-        """The number of runs that would decide the claim with a probability of 80%, if the measure and the
-        spread of the runs stay as they are; None where the claim is not undecided, where the number of runs
-        is not known, and where no number of runs would do.
+        """Return the number of runs that would decide the claim with a probability of 80%, if the measure and
+        the spread of the runs stay the same; None if the claim is not undecided, if the number of runs is not
+        known, or if no number of runs would do.
         """
         found = measures.get(self.measure)
         if found is None or found.runs < 2 or self.verdict(measures) != "undecided":
@@ -127,17 +127,17 @@ class Claim:
 
 
 def at_least(measure: str, bound: float, says: str = "", **basis: Any) -> Claim:
-    """The claim that a measure is at least ``bound``; ``basis`` holds other fields of ``Claim``."""
+    """Claim that a measure is at least ``bound``; ``basis`` holds other fields of ``Claim``."""
     return Claim(says, measure, at_least=bound, **basis)
 
 
 def at_most(measure: str, bound: float, says: str = "", **basis: Any) -> Claim:
-    """The claim, as of ``at_least``, that a measure is at most ``bound``."""
+    """Claim, as with ``at_least``, that a measure is at most ``bound``."""
     return Claim(says, measure, at_most=bound, **basis)
 
 
 def within(measure: str, low: float, high: float, says: str = "", **basis: Any) -> Claim:
-    """The claim, as of ``at_least``, that a measure is from ``low`` to ``high``."""
+    """Claim, as with ``at_least``, that a measure is from ``low`` to ``high``."""
     return Claim(says, measure, at_least=low, at_most=high, **basis)
 
 
@@ -148,11 +148,11 @@ below_one: Final = partial(at_most, bound=1.0, derived="an order is a ratio abov
 mostly: Final = partial(at_least, bound=0.5, derived="one is better than the other if it is so at most seeds")
 fails: Final = partial(at_most, bound=0.5, convention="it fails if most of its runs do")
 trains: Final = partial(at_least, bound=0.5, convention="it trains if most of its runs do")
-"""Claims where a paper says which of two is better, or whether a model trains."""
+"""Claims for papers that say which of two is better, or whether a model trains."""
 
 
 def _runs_to_tell(found: Measure, bound: float) -> int:
-    """The fewest runs that tell a measure from a bound; above ``MOST_RUNS`` where that many are too few."""
+    """Return the fewest runs that tell a measure from a bound; above ``MOST_RUNS`` if so many are too few."""
     decides = _share_decides(found, bound) if found.share else _mean_decides(found, bound)
     runs = found.runs + 1
     while runs <= MOST_RUNS and not decides(runs):
@@ -161,10 +161,10 @@ def _runs_to_tell(found: Measure, bound: float) -> int:
 
 
 def _share_decides(found: Measure, bound: float) -> Callable[[int], bool]:
-    """Whether the exact interval of a share like this is on one side of the bound, with ``POWER``."""
+    """Return whether a number of runs puts such a share's exact interval beside the bound, with ``POWER``."""
     from scipy.stats import binom  # a list of papers does not wait for it
 
-    # An end of the interval is at the bound where the bound's own tail is 2.5%.
+    # An end of the interval is at the bound if the bound's own tail is 2.5%.
     if found.value > bound:
         return lambda runs: bool(binom.sf(binom.isf(0.025, runs, bound), runs, found.value) >= POWER)
     return lambda runs: bool(binom.cdf(binom.ppf(0.025, runs, bound) - 1, runs, found.value) >= POWER)
@@ -179,7 +179,7 @@ def _mean_decides(found: Measure, bound: float) -> Callable[[int], bool]:
 
 
 def _symmetric_scale(found: Measure) -> Callable[[float], float]:
-    """The scale on which the interval was computed: as it is, ln x of a ratio, or ln(1 − x) of an R²."""
+    """Return the scale on which the interval was computed: x, ln x of a ratio, or ln(1 − x) of an R²."""
     scales: list[Callable[[float], float]] = [float]
     scales += [log] if found.low > 0 else []
     scales += [lambda x: log(1 - x)] if found.high < 1 else []
@@ -191,19 +191,19 @@ def _symmetric_scale(found: Measure) -> Callable[[float], float]:
 
 
 def _quantile(probability: float, runs: int) -> float:
-    """Student's t of so many runs."""
+    """Return the quantile of Student's t for this many runs."""
     from scipy.special import stdtrit  # a list of papers does not wait for it
 
     return float(stdtrit(runs - 1, probability))
 
 
 def whole(parts: Iterable[Verdict]) -> Verdict:
-    """The verdict on a claim of several parts: open while one of them is, else that of ``together``."""
+    """Return the verdict on a claim of several parts: open while one of them is, else as in ``together``."""
     given = set(parts)
     return next((v for v in ("undecided", "not run") if v in given), together(given))
 
 
 def together(verdicts: Iterable[Verdict]) -> Verdict:
-    """Combine verdicts into the first of ``VERDICTS`` that is among them; ``not run`` where there is none."""
+    """Combine verdicts into the first of ``VERDICTS`` that is among them; ``not run`` if there is none."""
     given = set(verdicts)
     return next((verdict for verdict in VERDICTS if verdict in given), "not run")

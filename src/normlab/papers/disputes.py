@@ -1,5 +1,5 @@
-"""Public disputes: what papers and public logs of trainings say of one part of a language model, where they
-contradict each other. Each has the position of either side as claims, some on the same number.
+"""Public disputes: what papers and public training logs say about one part of a language model when they
+contradict each other. Each has the position of either side as claims, some about the same number.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from normlab.papers.trainings import LAPTOP, Cells, Trainings, at_factor, sweep
 
 SHOWN: Final = "bits_per_byte"
 RATES: Final = (0.004, 0.008, 0.016)
-"""The octaves that every side is tried at; a side whose best is at an end is tried beyond it."""
+"""The octaves at which every side is tried; a side whose best one is at an end is tried beyond it."""
 SEEDS: Final = tuple(range(2, 10))
-"""The seeds that are reported; the sweep has seed 1."""
+"""The reported seeds; the sweep has seed 1."""
 MARGIN: Final = 0.015
 """Bits per byte: 1.96 √2 · 0.0054, the deviation over seeds of the kept language models of docs/brown.md."""
 NO_GAIN: Final = (
@@ -63,7 +63,7 @@ def _dispute(
     measures: Mapping[str, OfRuns] | None = None,
     **settings: Any,
 ) -> Artefact:
-    """The first side against the second: claims without a measure of their own are on their difference."""
+    """Set the first side against the second: claims without their own measure are about their difference."""
     of_both = Difference(SHOWN, first[0], second[0])
     found = declare(
         f"disputes.{name}",

@@ -18,13 +18,13 @@ from normlab.papers.claim import Measure
 Array: TypeAlias = NDArray[np.float64]
 
 LEVEL: Final = 0.95
-"""The probability with which an interval, or a set of simultaneous ones, holds what it is for."""
+"""The probability that an interval, or a set of simultaneous ones, covers what it is for."""
 DRAWS: Final = 20_000
-"""Simulated samples for the quantile of a largest t."""
+"""Number of simulated samples for the quantile of a largest t."""
 
 
 def mean(values: Iterable[float]) -> Measure:
-    r"""The mean of independent values, :math:`\pm t_{n-1} s / \sqrt n`; one value alone is exact."""
+    r"""Return the mean of independent values, :math:`\pm t_{n-1} s / \sqrt n`; a single value is exact."""
     kept = list(values)
     center = fmean(kept)
     if len(kept) < 2:
@@ -34,29 +34,29 @@ def mean(values: Iterable[float]) -> Measure:
 
 
 def mean_ratio(values: Iterable[float]) -> Measure:
-    """The geometric mean of independent ratios, with the interval of the mean of their logarithms."""
+    """Return the geometric mean of independent ratios, with the interval of their mean logarithm."""
     return exponential(mean(math.log(v) for v in values))
 
 
 def exponential(found: Measure) -> Measure:
-    """The measure of a logarithm as that of the number."""
+    """Turn the measure of a logarithm into that of the number."""
     return Measure(math.exp(found.value), math.exp(found.low), math.exp(found.high), found.runs)
 
 
 def slope(x: Sequence[float], curves: Iterable[Sequence[float]]) -> Measure:
-    """Least squares' slope of y over x, its mean over independent curves y."""
+    """Return the least-squares slope of y over x, as a mean over independent curves y."""
     middle = fmean(x)
     below = sum((a - middle) ** 2 for a in x)
     return mean(sum((a - middle) * b for a, b in zip(x, y, strict=True)) / below for y in curves)
 
 
 def log_slope(x: Sequence[float], curves: Iterable[Sequence[float]]) -> Measure:
-    """The exponent p of y = b x^p, its mean over independent curves."""
+    """Return the exponent p of y = b x^p, as a mean over independent curves."""
     return slope([math.log(a) for a in x], ([math.log(b) for b in y] for y in curves))
 
 
 def geometric(values: Iterable[float]) -> float:
-    """The geometric mean of positive numbers."""
+    """Return the geometric mean of positive numbers."""
     return math.exp(fmean(math.log(v) for v in values))
 
 
@@ -65,8 +65,8 @@ def simultaneous(runs: ArrayLike) -> list[Measure]:
     hold for all of them together: :math:`\bar x_j \pm c \, s_j / \sqrt n`, c the 95% quantile of
     :math:`\max_j |t_j|` (max-t).
 
-    The quantile is that of n normal draws with the columns' correlations. These are shrunk towards 0 by as
-    much as n runs leave them uncertain (Schäfer and Strimmer 2005, Section 2.4): few runs give wider limits.
+    The quantile is that of n normal draws with the columns' correlations. These are shrunk towards 0 as far
+    as n runs leave them uncertain (Schäfer and Strimmer 2005, Section 2.4): few runs give wider limits.
     """
     x = np.asarray(runs, float)
     n, k = x.shape
@@ -103,14 +103,14 @@ def _largest_t(correlations: Array, n: int) -> float:
 
 
 def lowest(found: Iterable[Measure], choose: Callable[[Iterable[float]], float] = min) -> Measure:
-    """The least of several simultaneous measures: a bound from below holds for it where it does for all."""
+    """Return the least of several simultaneous measures: a lower bound holds for it if it does for all."""
     some = list(found)
     ends = zip(*((one.value, one.low, one.high) for one in some), strict=True)
     return Measure(*map(choose, ends), runs=some[0].runs)
 
 
 def highest(found: Iterable[Measure]) -> Measure:
-    """The largest of several simultaneous measures: a bound from above holds for it where it does for all."""
+    """Return the largest of several simultaneous measures: an upper bound holds for it if it does for all."""
     return lowest(found, max)
 
 
@@ -130,15 +130,15 @@ def jackknife(runs: ArrayLike, statistic: Callable[[Array], float]) -> Measure:
 
 
 def r_squared(runs: ArrayLike, quality: Callable[[Array], float]) -> Measure:
-    """The R² that ``quality`` finds on the mean curve, jackknifed as ln(1 − R²), which has no edge at 1."""
+    """Jackknife the R² that ``quality`` finds on the mean curve, as ln(1 − R²), which has no edge at 1."""
     found = jackknife(runs, lambda x: math.log(max(1 - quality(x.mean(0)), 1e-12)))
     one = exponential(found)
     return replace(one, value=1 - one.value, low=1 - one.high, high=1 - one.low)
 
 
 def laws(depths: Sequence[float], curves: Sequence[Sequence[float]]) -> dict[str, Measure]:
-    """R² of a line in N and of one in log N on the mean curve, by how much AIC prefers log N to N there, and
-    the exponent, which is the mean of those of the curves.
+    """Return R² of a line in N and of one in log N on the mean curve, by how much AIC prefers log N to N
+    there, and the exponent, which is the mean of those of the curves.
     """
 
     def fit(curve: Array) -> dict[str, LawFit]:

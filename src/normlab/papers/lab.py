@@ -62,9 +62,9 @@ TEXTS: Final = {
 }
 """Folder of local data to source and target language, and the names of train, dev and test."""
 VOCABULARY: Final = 10_000
-"""Vocabulary entries: as many as some ten thousand pairs can fill."""
+"""Number of vocabulary entries: as many as about ten thousand pairs can fill."""
 READING_TOKENS: Final = 256
-"""Positions of the batch on which the structure of a model is read."""
+"""Number of positions in the batch on which the structure of a model is read."""
 
 
 def quiet(line: str) -> None:
@@ -76,20 +76,20 @@ class Lab:
     """The source of text and models for studies."""
 
     root: Path
-    """Text is prepared below it."""
+    """The folder below which text is prepared."""
     data: Path | None = None
-    """Folder of local data sets; None: what ``$NORMLAB_DATA`` says."""
+    """Folder of local data sets; None means ``$NORMLAB_DATA``."""
     log: Callable[[str], None] = quiet
     runs: Mapping[str, Sequence[RunFolder]] = field(default_factory=dict)
     """The artefact's finished trainings, by cell, in the order of their seeds."""
     scale: Scale = LAPTOP
     """The scale of these trainings."""
     queue: Callable[[Path], Queue] = one_at_a_time
-    """Makes the queue in which a study trains runs of its own below a folder."""
+    """Makes the queue in which a study trains its own runs below a folder."""
     _tasks: dict[tuple[str, int], Translation] = field(default_factory=dict)
 
     def model(self, config: ModelConfig, text: str, *, seed: int, tokens: int) -> Seq2Seq:
-        """A model as ``seed`` initialises it; data-dependent parts read the first batch of the text."""
+        """Build a model as ``seed`` initialises it; data-dependent parts read the first batch of the text."""
         layers = f"{config.encoder_layers}-{config.decoder_layers}"
         self.log(f"{config.decoder_placement} {layers}, seed {seed}")
         task = self._task(text, tokens)
@@ -97,9 +97,9 @@ class Lab:
         return Translation(own, task.corpus, task.device).build()
 
     def subject(self, config: ModelConfig, text: str, *, seed: int, tokens: int) -> Subject:
-        """``model`` on the first batch of ``tokens`` padded positions, its residual stream read.
+        """Return ``model`` on the first batch of ``tokens`` padded positions, with its residual stream read.
 
-        Seeds draw the weights; batches are the same for all of them.
+        Seeds draw the weights; batches are the same for all seeds.
         """
         model = self.model(config, text, seed=seed, tokens=tokens)
         structure = read_structure(model, self.batches(text, READING_TOKENS, 1)[0])
@@ -108,19 +108,19 @@ class Lab:
     def subjects(
         self, placements: Iterable[str], **sizes: Unpack[Sizes]
     ) -> Iterator[tuple[str, int, Subject]]:
-        """``subject`` with every seed under every placement."""
+        """Yield the ``subject`` of every seed under every placement."""
         for placement, seed in product(placements, range(sizes["seeds"])):
             config = size(sizes["model"], placement, sizes["layers"])
             yield placement, seed, self.subject(config, sizes["text"], seed=seed, tokens=sizes["tokens"])
 
     def batches(self, text: str, tokens: int, count: int) -> list[TaskInputs]:
-        """The first ``count`` batches of a text."""
+        """Return the first ``count`` batches of a text."""
         task = self._task(text, tokens)
         batches = (task.batch(i) for i in range(count))
         return [TaskInputs(task, b, {"source": b.source, "target_in": b.target_in}) for b in batches]
 
     def random_batches(self, text: str, tokens: int, count: int) -> list[TaskInputs]:
-        """``count`` batches of at most ``tokens`` padded positions, of sentences drawn whatever their length.
+        """Draw ``count`` batches of at most ``tokens`` padded positions from sentences of any length.
 
         No sentence is in two of them.
         """
@@ -142,16 +142,16 @@ class Lab:
         return found
 
     def facts(self, **sizes: Unpack[Sizes]) -> dict[str, str]:
-        """What a study was measured on."""
+        """Return what a study was measured on."""
         batch = "{tokens:,} positions, {seeds} seeds".format(**sizes)
         return {"text": self.text(sizes["text"]), "batch": batch}
 
     def missing(self) -> str:
-        """The name of a text that a study asked for and that was not there; empty where all were."""
+        """The name of a text that a study asked for and that was not there; empty if all were."""
         return next((name for name, _ in self._tasks if self._folder(name) is None), "")
 
     def text(self, name: str) -> str:
-        """A description of the text."""
+        """Describe the text."""
         if self._folder(name) is None:
             return f"the built-in corpus, because {name} is not there; set NORMLAB_DATA to its folder"
         return f"{name}, {TEXTS[name][2][0]}; a joint BPE of {VOCABULARY:,} vocabulary entries learnt on it"
@@ -183,9 +183,9 @@ class Lab:
 
 
 def finished(configs: Sequence[Config], queue: Queue) -> dict[str, RunFolder]:
-    """Train what is not done yet in the queue's folder; return the run folders by the ids of the runs.
+    """Train what is not done yet in the queue's folder; return the run folders by run id.
 
-    Raises UserError for a run that fails, and SpentError where the queue's time is over before all are done.
+    Raises UserError for a run that fails, and SpentError if the queue's time is over before all are done.
     """
     folders = {run_id(config): RunFolder(queue.root / run_id(config)) for config in configs}
     for config in configs:
@@ -200,20 +200,20 @@ def finished(configs: Sequence[Config], queue: Queue) -> dict[str, RunFolder]:
 
 
 def size(name: str, placement: str, layers: int) -> ModelConfig:
-    """A model of ``layers`` + ``layers`` layers under one placement."""
+    """Return a model of ``layers`` + ``layers`` layers under one placement."""
     parts = {"encoder_placement": placement, "decoder_placement": placement}
     return replace(SIZES[name], encoder_layers=layers, decoder_layers=layers, **parts)
 
 
 def subject_on(model: nn.Module, batch: TaskInputs, structure: Structure) -> Subject:
-    """A model on a batch; the mask of the encoder is the source's, that of the decoder the target's."""
+    """Put a model on a batch; the encoder's mask is the source's, the decoder's the target's."""
     encoder, decoder = structure.stacks
     masks = {encoder.name: batch["source"] != PAD, decoder.name: batch["target_in"] != PAD}
     return Subject(model, batch, mean_loss, structure, masks)
 
 
 def apart(rows: Iterable[Row], *columns: str) -> dict[str, list[Row]]:
-    """Split rows into tables that are named by the values of some columns, such as ``encoder_W1``."""
+    """Split rows into tables named by the values of some columns, such as ``encoder_W1``."""
     tables: dict[str, list[Row]] = {}
     for row in rows:
         tables.setdefault("_".join(str(row[column]) for column in columns), []).append(row)
@@ -221,18 +221,18 @@ def apart(rows: Iterable[Row], *columns: str) -> dict[str, list[Row]]:
 
 
 def having(rows: Iterable[Row], **equal: Any) -> list[Row]:
-    """The rows that have these values."""
+    """Return the rows that have these values."""
     return [row for row in rows if all(row[column] == value for column, value in equal.items())]
 
 
 def curves(
     rows: Iterable[Row], y: str, x: str, values: Sequence[float], seeds: int, **equal: Any
 ) -> list[list[float]]:
-    """For each seed the column ``y`` where ``x`` has each of ``values``, of the rows that have ``equal``."""
+    """Return for each seed the column ``y`` at each of ``values`` of ``x``, among the rows with ``equal``."""
     found = {(row[x], row["seed"]): float(row[y]) for row in having(rows, **equal)}
     return [[found[value, seed] for value in values] for seed in range(seeds)]
 
 
 def generator(*, seed: int) -> torch.Generator:
-    """A generator of a study's random numbers."""
+    """Return a generator of a study's random numbers."""
     return torch.Generator().manual_seed(seed)

@@ -1,9 +1,9 @@
 r"""Measures of trained runs, each a frozen dataclass of the cells that it reads: scores, differences between
 cells, and how many runs train.
 
-A score is averaged and compared over seeds on a scale without edges (``statistics.MetricScale``), so that no
+A score is averaged and compared over seeds on a scale without edges (``statistics.MetricScale``), so no
 interval leaves the metric's range. A run without a score, such as one that diverged before its first
-validation, has the worst one: papers print such runs as 0 BLEU or as a failure, and leave none out.
+validation, gets the worst one: papers print such runs as 0 BLEU or as a failure, and leave none out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from normlab.papers.studies.trained import Trained
 
 Cells: TypeAlias = str | Sequence[str]
-"""A cell, or several of which the mean on the metric's scale is taken."""
+"""A cell, or several, whose mean on the metric's scale is taken."""
 C = TypeVar("C", bound=Cells)
 T = TypeVar("T")
 Pair: TypeAlias = "_OfTwo[str] | _ScoresOfTwo[str]"
@@ -30,14 +30,14 @@ Pair: TypeAlias = "_OfTwo[str] | _ScoresOfTwo[str]"
 
 @dataclass(frozen=True)
 class OfRuns(ABC):
-    """A number that is taken from an artefact's runs."""
+    """A number taken from an artefact's runs."""
 
     version: ClassVar[int] = 1
-    """Raised when other numbers come out of the same runs, so that earlier results are stale."""
+    """Raised when the same runs give other numbers, so earlier results are stale."""
     within_seeds: ClassVar[bool] = False
-    """Whether it compares cells within seeds; ratios do on the scale of logarithms."""
+    """Whether it compares cells within seeds; ratios do so on the scale of logarithms."""
     of_gradients: ClassVar[bool] = False
-    """Whether it reads gradient norms, which are then a table of their own."""
+    """Whether it reads gradient norms, which then get their own table."""
 
     @abstractmethod
     def measure(self, runs: Trained) -> Measure:
@@ -50,7 +50,7 @@ class OfRuns(ABC):
         return frozenset(chain(*([v] if isinstance(v, str) else v for v in values)))
 
     def content(self) -> dict[str, Any]:
-        """What it measures, as plain data."""
+        """Return what it measures, as plain data."""
         own = {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != f.default}
         return {"measure": type(self).__name__, "version": self.version, **own}
 
@@ -75,7 +75,7 @@ class _ScoresOfTwo(OfRuns, Generic[C]):
 
 
 def _by_seed(values: Callable[[str], Iterable[T]], cells: Pair) -> Iterator[tuple[T, T]]:
-    """The values of both cells at each seed."""
+    """Return the values of both cells at each seed."""
     return zip(values(cells.a), values(cells.b), strict=True)
 
 
@@ -93,7 +93,7 @@ class Score(OfRuns):
 
 @dataclass(frozen=True)
 class Difference(_ScoresOfTwo[Cells]):
-    """The test score of ``a`` minus that of ``b`` within seeds; of several cells their mean on the scale."""
+    """The test score of ``a`` minus that of ``b`` within seeds; of several cells, their mean on the scale."""
 
     def measure(self, runs: Trained) -> Measure:
         of = runs.metric(self.metric)
@@ -102,7 +102,7 @@ class Difference(_ScoresOfTwo[Cells]):
 
 @dataclass(frozen=True)
 class DifferenceOfTrained(_ScoresOfTwo[str]):
-    """``Difference`` over the seeds at which both cells train to the end; open where fewer than two do."""
+    """``Difference`` over the seeds at which both cells train to the end; open if fewer than two do."""
 
     def measure(self, runs: Trained) -> Measure:
         of, both = runs.metric(self.metric), [all(seed) for seed in _by_seed(runs.trained_to_the_end, self)]
@@ -113,7 +113,7 @@ class DifferenceOfTrained(_ScoresOfTwo[str]):
 
 @dataclass(frozen=True)
 class DifferenceSize(_ScoresOfTwo[str]):
-    """The size of ``Difference`` either way; its interval begins at 0 where the signs of its ends differ."""
+    """The size of ``Difference`` either way; its interval begins at 0 if the signs of its ends differ."""
 
     def measure(self, runs: Trained) -> Measure:
         found = Difference(self.metric, self.a, self.b).measure(runs)
@@ -124,7 +124,7 @@ class DifferenceSize(_ScoresOfTwo[str]):
 @dataclass(frozen=True)
 class BestDifference(_ScoresOfTwo[Sequence[str]]):
     """The best test score of any cell in ``a`` minus that of any in ``b``, within seeds. The best of several
-    favours the side that has more cells: such a claim is one that this works against.
+    favours the side that has more cells: a claim uses this only if it works against the claim.
     """
 
     def measure(self, runs: Trained) -> Measure:
@@ -165,8 +165,8 @@ class ShareTrainedToTheEnd(ShareTrained):
 @dataclass(frozen=True)
 class ShareBetter(_ScoresOfTwo[str]):
     """The share of seeds at which ``a`` has the better test score, with its exact interval. A run that does
-    not train to its end is worse than any that does, so that how often and how well a recipe trains are in
-    one order and no failed run is in a mean; where neither does, ``a`` is not the better one.
+    not train to its end is worse than any that does, so how often and how well a recipe trains form one
+    order, and no failed run is in a mean; if neither does, ``a`` is not the better one.
     """
 
     within_seeds = False
@@ -184,8 +184,8 @@ class ShareBetter(_ScoresOfTwo[str]):
 
 @dataclass(frozen=True)
 class Edge(OfRuns):
-    """The largest of rising ``rates`` up to which each seed trains to its end, its mean over seeds; ``cells``
-    are those of the rates, and 0 is counted for a seed that does not train at the first.
+    """The largest of rising ``rates`` up to which each seed trains to its end, as a mean over seeds;
+    ``cells`` are those of the rates, and a seed that does not train at the first rate counts as 0.
     """
 
     cells: Sequence[str]
@@ -198,7 +198,7 @@ class Edge(OfRuns):
 @dataclass(frozen=True)
 class EdgeRatio(_OfTwo[Sequence[str]]):
     """The edge of ``a`` over that of ``b``, within seeds. An edge of ``b`` below the grid counts as its first
-    rate, which is more; one of ``a`` leaves the ratio open.
+    rate, which is higher; an edge of ``a`` below it leaves the ratio open.
     """
 
     rates: Sequence[float]
@@ -223,8 +223,8 @@ class ShareGap(_OfTwo[Sequence[str]]):
 
 @dataclass(frozen=True)
 class PairsBetter(OfRuns):
-    """The share of pairs (a, b) of cells in which ``a`` has the better test score, of the seeds at which both
-    train, with its exact interval; all of 0 to 1 where there are none.
+    """The share of pairs (a, b) of cells in which ``a`` has the better test score, over the seeds at which
+    both train, with its exact interval; all of 0 to 1 if there are none.
     """
 
     metric: str
@@ -244,8 +244,8 @@ class PairsBetter(OfRuns):
 @dataclass(frozen=True)
 class StepsRatio(_OfTwo[str]):
     """The first step at which ``a`` is as good on dev as ``b`` ever is, over the step at which ``b`` is that
-    good; its geometric mean over seeds. A run ``a`` that never gets there counts with its last step, which is
-    less than its ratio, so that the interval then has no upper end.
+    good, as a geometric mean over seeds. A run of ``a`` that never gets there counts with its last step,
+    which is too small, so the interval then has no upper end.
     """
 
     metric: str = "nll"
@@ -264,7 +264,7 @@ class StepsRatio(_OfTwo[str]):
 
 @dataclass(frozen=True)
 class DevAt(_ScoresOfTwo[str]):
-    """The dev score of ``a`` minus that of ``b`` after a share of the training, its mean over seeds."""
+    """The dev score of ``a`` minus that of ``b`` after a share of the training, as a mean over seeds."""
 
     share: float
 
@@ -295,8 +295,8 @@ class GradientRatio(_OfTwo[str]):
 
 @dataclass(frozen=True)
 class DisorderedPairs(OfRuns):
-    """The number of pairs of runs that reach at most ``good`` on the metric, of which the one with the better
-    dev loss has the worse score, at the validation with its best loss.
+    """The number of pairs, among runs that reach at most ``good`` on the metric, in which the one with the
+    better dev loss has the worse score, each at the validation with its best loss.
     """
 
     good: float
@@ -346,8 +346,8 @@ class RiseRatio(_ScoresOfTwo[Sequence[str]]):
 
 @dataclass(frozen=True)
 class FoldDifference(OfRuns):
-    """The largest difference of two logits of a run and of its plain form in float32, over the largest logit;
-    the largest of all seeds.
+    """The largest difference between logits of a run and of its plain form in float32, over the largest
+    logit; the largest of all seeds.
     """
 
     cell: str
@@ -371,7 +371,7 @@ class ConstantRatio(OfRuns):
 
 @dataclass(frozen=True)
 class ScaleGrowth(OfRuns):
-    """The slope of ln g by layer, for one kind of sublayer, by least squares; its mean over seeds."""
+    """The least-squares slope of ln g by layer, for one kind of sublayer, as a mean over seeds."""
 
     cell: str
     role: str
@@ -394,6 +394,6 @@ class ScaleChange(_OfTwo[str]):
 
 
 def _at(curve: Sequence[tuple[int, float]], share: float) -> float:
-    """The value at the last step up to a share of the training."""
+    """Return the value at the last step up to a share of the training."""
     last = curve[-1][0]
     return next(value for step, value in reversed(curve) if step <= share * last or step == curve[0][0])

@@ -1,4 +1,4 @@
-"""The trainings that artefacts ask for: each distinct run once, the most informative ones first."""
+"""The trainings that artefacts ask for: each distinct run once, the most informative first."""
 
 from __future__ import annotations
 
@@ -39,31 +39,31 @@ class TrainingPlan:
     cells: Mapping[str, Cells]
     """The run folders by the artefact's id and its cell."""
     todo: Mapping[str, Config]
-    """The configurations that are still to be trained, by run id, the most informative ones first."""
+    """The configurations still to be trained, by run id, the most informative first."""
     least: Mapping[str, int]
     """The number of seeds that are enough to measure an artefact, by its id."""
     without_text: Mapping[str, str] = field(default_factory=dict)
-    """The artefacts that cannot be trained because a text is not there, and what to do about it."""
+    """The artefacts that cannot be trained because a text is missing, and what to do about it."""
 
     def whole(self, id_: str) -> Cells:
-        """The runs of an artefact by cell, of the seeds that every cell has finished; none where they are too
-        few.
+        """Return the runs of an artefact by cell, for the seeds that every cell has finished; none if they
+        are too few.
         """
         done = [len(list(takewhile(_done, some))) for some in self.cells[id_].values()]
         seeds = min(done)
         return {c: some[:seeds] for c, some in self.cells[id_].items()} if seeds >= self.least[id_] else {}
 
     def runs(self, id_: str) -> dict[str, RunFolder]:
-        """The runs of an artefact by id, whether they are done or not."""
+        """Return the runs of an artefact by id, whether done or not."""
         return {folder.path.name: folder for some in self.cells[id_].values() for folder in some}
 
     def open_runs(self, id_: str) -> list[str]:
-        """The ids of the runs that an artefact still lacks."""
+        """Return the ids of the runs that an artefact still lacks."""
         return [run for run, folder in self.runs(id_).items() if not _done(folder)]
 
 
 def _preparing(root: Path) -> Callable[[Config], DataConfig]:
-    """Prepare data below a folder, each once; what is not there raises FileNotFoundError each time."""
+    """Prepare each data set below a folder once; missing data raises FileNotFoundError each time."""
     prepared: dict[tuple[str, DataConfig], DataConfig | FileNotFoundError] = {}
 
     def prepare(config: Config) -> DataConfig:
@@ -86,14 +86,14 @@ def _preparing(root: Path) -> Callable[[Config], DataConfig]:
 def plan(
     artefacts: Sequence[Artefact], root: Path, *, scale: Scale = LAPTOP, machine: MachineConfig | None = None
 ) -> TrainingPlan:
-    """Resolve the runs of those artefacts that have trainings at this scale, each with the device and the
-    threads of ``machine``, and prepare their data.
+    """Resolve the runs of the artefacts that have trainings at this scale, with the device and the threads of
+    ``machine``, and prepare their data.
 
     A run that is done below ``root``, or that a checkout keeps, is not planned again; one that several
-    artefacts share is planned once. Artefacts with the fewest missing runs for each of their claims come
-    first, and within an artefact every cell has its first seed before any has its second.
+    artefacts share is planned once. Artefacts with the fewest missing runs per claim come first, and within
+    an artefact every cell gets its first seed before any gets its second.
 
-    One whose text is not there is left out. Raises UserError for a cell that cannot be built.
+    An artefact whose text is missing is left out. Raises UserError for a cell that cannot be built.
     """
     prepare, machine = _preparing(root), machine or MachineConfig()
     cells: dict[str, Cells] = {}
@@ -132,7 +132,7 @@ def _resolved(asked: Config, prepare: Callable[[Config], DataConfig], machine: M
 
 
 def _folder(run: str, root: Path) -> RunFolder:
-    """The run below ``root``; where it has not begun there, a kept one."""
+    """Return the run below ``root``; if it has not begun there, a kept one."""
     own = RunFolder(root / run)
     kept = (RunFolder(path.parent) for path in KEPT.glob(f"*/{run}/status.json"))
     return own if own.path.exists() else next(kept, own)
@@ -143,7 +143,7 @@ def _done(folder: RunFolder) -> bool:
 
 
 def _ordered(missing: Mapping[str, Mapping[str, Config]], claims: Mapping[str, int]) -> dict[str, Config]:
-    """The missing runs, those of the artefact with the least work for each claim first; each run once."""
+    """Return each missing run once, those of the artefact with the least work per claim first."""
     left, ordered = dict(missing), dict[str, Config]()
     while left:
         works = {i: sum(work(c) for run, c in own.items() if run not in ordered) for i, own in left.items()}
@@ -160,18 +160,18 @@ class PlanTrainer:
     root: Path
     jobs: int
     until: float = math.inf
-    """The time of ``time.monotonic`` after which no run is started that would not end in time, by the pace of
-    those that have.
+    """The time of ``time.monotonic`` by which runs should end: none is started that would not, by the pace of
+    those that have ended.
     """
     log: Callable[[str], None] = quiet
     failed: dict[str, str] = field(default_factory=dict)
     """Run id to the reason why it could not be trained."""
     start: Callable[[Path], Worker] = Process
-    """Makes the workers, see ``Place.start``."""
+    """Makes the workers (see ``Place.start``)."""
 
     def run(self, ended: Callable[[str], None]) -> None:
-        """Train; ``ended`` is called with the id of each artefact as soon as it has all its runs, and in the
-        end with those that have enough of them.
+        """Train; call ``ended`` with the id of each artefact as soon as it has all its runs, and in the end
+        with those that have enough of them.
         """
         start, open_, ended_runs = time.monotonic(), set(self.plan.cells), list[Config]()
         queue = Queue(
@@ -218,7 +218,7 @@ class PlanTrainer:
 
 def _missing_data_help(artefact: Artefact, scale: Scale, data: DataConfig, error: FileNotFoundError) -> str:
     """Say which text of an artefact is missing, where it would be, where to get it, and what smaller scales
-    train on in its place.
+    train on instead.
     """
     home, source = os.environ.get("NORMLAB_DATA"), source_of(data)
     local = dict.fromkeys(path for path in paths_of(data) if path.startswith(LOCAL))

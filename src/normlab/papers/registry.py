@@ -17,7 +17,7 @@ ARTEFACTS: Final[dict[str, Artefact]] = {
     for found in vars(module).values()
     if isinstance(found, Artefact)
 }
-"""Every artefact that the papers' modules define, then the public disputes, by its id."""
+"""Every artefact that the papers' modules define, then the public disputes, by id."""
 PAPERS: Final = {
     key: Paper(key, **words_of(key)["paper"])
     for key in ("xiong2020", "nguyen2019", "liu2020", "apx", "disputes")
@@ -33,21 +33,21 @@ def publish(*artefacts: Artefact) -> None:
 
 
 def find_artefact(id_: str) -> Artefact:
-    """The artefact of that id. Raises UserError with the nearest one."""
+    """Return the artefact with that id. Raises UserError with the nearest id if there is none."""
     if id_ not in ARTEFACTS:
         _refuse(id_, ARTEFACTS)
     return ARTEFACTS[id_]
 
 
 def keys() -> list[str]:
-    """The papers' keys, such as liu2020."""
+    """Return the papers' keys, such as liu2020."""
     return list(dict.fromkeys(id_.partition(".")[0] for id_ in ARTEFACTS))
 
 
 def chosen(names: Iterable[str]) -> list[Artefact]:
-    """Artefacts by id, by their paper's key, or all of them by ``all``; each once, as they were named.
+    """Return artefacts by id, by their paper's key, or all of them by ``all``; each once, in the named order.
 
-    Raises UserError with the nearest id or key for a name that is none.
+    Raises UserError with the nearest id or key for an unknown name.
     """
     found: dict[str, Artefact] = {}
     for name in names:

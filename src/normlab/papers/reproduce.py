@@ -1,4 +1,4 @@
-"""Measures what the papers' artefacts assert, each by its study, a function of a ``Lab`` and the settings."""
+"""Measure what the papers' artefacts assert, each by its study, a function of a ``Lab`` and the settings."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def reproduce(
     queue: Callable[[Path], Queue] = one_at_a_time,
 ) -> Reproduction:
     """Run the study of an artefact with its settings. ``data`` is the folder of local data sets, else
-    ``$NORMLAB_DATA``; text is prepared below ``root``; ``log`` gets what is done as it is done; ``runs``
-    are its finished trainings of that scale, see ``plan``; a study that trains others does so in a ``queue``.
+    ``$NORMLAB_DATA``; text is prepared below ``root``; ``log`` gets each step as it is done; ``runs`` are its
+    finished trainings at that scale (see ``plan``); a study that trains others does so in a ``queue``.
 
     Raises UserError for an artefact that has no study yet.
     """
@@ -81,10 +81,10 @@ def each(
     jobs: int = 1,
     until: float = math.inf,
 ) -> Iterator[tuple[Artefact, Callable[[], Reproduction]]]:
-    """Artefacts, each with a function that gives its reproduction or raises what its study raised.
+    """Yield artefacts, each with a function that gives its reproduction or raises what its study raised.
 
-    With several ``jobs`` so many processes measure side by side, a share of the cores each, and artefacts
-    come as they are done; those that measure time come last, one after the other in this process. None is
+    With several ``jobs``, that many processes measure side by side with a share of the cores each, and
+    artefacts come as they are done; those that measure time come last, one by one in this process. None is
     started after ``until``, a time of ``time.monotonic``.
     """
     together = [a for a in artefacts if not a.alone] if jobs > 1 and time.monotonic() <= until else []

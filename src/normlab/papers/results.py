@@ -20,9 +20,9 @@ INSTALLED: Final = _PACKAGE / "papers" / "results"
 KEPT: Final = INSTALLED if INSTALLED.is_dir() else _PACKAGE.parents[1] / "results" / "papers"
 """Kept results: a wheel holds them inside the package, a checkout in its folder ``results/papers``."""
 SUPERSEDED: Final = "superseded"
-"""Folder of the results for earlier versions of claims, below that of the kept ones."""
+"""Folder of the results for earlier versions of claims, below the kept ones."""
 State: TypeAlias = Verdict | Literal["checked", "stale", "damaged", "no study yet"]
-"""``checked``: an artefact whose claims are all checks, and all pass."""
+"""``checked`` is an artefact whose claims are all checks, and all pass."""
 STATES: Final[tuple[State, ...]] = (*reversed(VERDICTS), "checked", "stale", "damaged", "no study yet")
 
 
@@ -34,11 +34,11 @@ class ArtefactStatus:
     state: State
     found: Reproduction | None = None
     path: Path | None = None
-    """The file that was read, or that cannot be read."""
+    """The file that was read, or could not be read."""
     trouble: str = ""
-    """Why the file cannot be read."""
+    """Why the file could not be read."""
     scale: Scale = LAPTOP
-    """The scale of the trainings that are asked for, or were measured."""
+    """The scale of the trainings that were asked for or measured."""
     before: tuple[Superseded, ...] = ()
     """Earlier versions of the claims, the first one first."""
 
@@ -56,12 +56,12 @@ class ArtefactStatus:
             return self.fresh
         trainings = self.artefact.trainings[found.scale]
         own = [row for row in found.tables.get("runs", ()) if row["cell"] in trainings.cells]
-        others = len(found.tables.get("runs", ())) - len(own)  # a study's own, such as fine-tunings
+        others = len(found.tables.get("runs", ())) - len(own)  # a study's own trainings, as fine-tunings
         return len(own) == len(trainings.cells) * trainings.seeds or others > 0
 
 
 def folders(runs: Path) -> tuple[Path, ...]:
-    """The folders that are searched for reproductions, in this order."""
+    """Return the folders that are searched for reproductions, in order."""
     return runs / "papers", KEPT
 
 
@@ -76,7 +76,7 @@ def write_reproduction(found: Reproduction, folder: Path) -> Path:
 def read_reproduction(path: Path) -> Reproduction:
     """Read a file of ``write_reproduction``.
 
-    Raises UserError where the file is damaged, or holds another artefact than its name says.
+    Raises UserError if the file is damaged, or holds a different artefact than its name says.
     """
     try:
         stored: Reproduction = from_plain(Reproduction, read_json(path))
@@ -96,15 +96,15 @@ def read_reproduction(path: Path) -> Reproduction:
 
 
 def result_name(id_: str, scale: Scale) -> str:
-    """The name of a reproduction's files without their ending."""
+    """Return the name of a reproduction's files without their ending."""
     return id_ if scale == LAPTOP else f"{id_}@{scale}"
 
 
 def standing(artefact: Artefact, where: Sequence[Path], scale: Scale = LAPTOP) -> ArtefactStatus:
-    """The artefact's state at a scale, or at the laptop's where it trains nothing there: by the first folder
-    with a result for today's claim, else by the first with one.
+    """Return the artefact's state at a scale, or at the laptop's if it trains nothing at that one: from the
+    first folder with a result for today's claim, else from the first with any.
 
-    ``where`` is what ``folders`` gives. A file that cannot be read counts where there is no other.
+    ``where`` is what ``folders`` gives. A file that cannot be read counts only if there is no other.
     """
     before = superseded(artefact.id)
     scale = scale if scale in artefact.trainings else LAPTOP
@@ -120,14 +120,14 @@ def standing(artefact: Artefact, where: Sequence[Path], scale: Scale = LAPTOP) -
 def at_other_scales(
     artefacts: Iterable[Artefact], where: Sequence[Path], shown: Scale = LAPTOP
 ) -> list[ArtefactStatus]:
-    """The artefacts with a result at another scale than ``shown``, scale by scale."""
+    """Return the artefacts with a result at a scale other than ``shown``, scale by scale."""
     asked = [(a, scale) for scale in SCALES if scale != shown for a in artefacts if scale in a.trainings]
     return [found for a, scale in asked if (found := standing(a, where, scale)).found is not None]
 
 
 @dataclass(frozen=True)
 class Disagreement:
-    """A run of which two results hold different scores."""
+    """A run for which two results hold different scores."""
 
     run: str
     artefacts: tuple[str, str]
@@ -137,8 +137,8 @@ class Disagreement:
 
 
 def disagreements(standings: Iterable[ArtefactStatus]) -> Iterator[Disagreement]:
-    """The runs that two results for today's claims share by content and disagree about, once for each pair of
-    artefacts: one of them was made from another training of the same configuration.
+    """Yield the runs that two results for today's claims share by content and disagree about, one for each
+    pair of artefacts: one of them was made from another training of the same configuration.
     """
     seen: dict[str, tuple[str, Mapping[str, object]]] = {}
     told = set[tuple[str, str]]()
@@ -158,7 +158,7 @@ def disagreements(standings: Iterable[ArtefactStatus]) -> Iterator[Disagreement]
 
 
 def superseded(id_: str) -> tuple[Superseded, ...]:
-    """The earlier versions of an artefact's claims, kept under their fingerprints.
+    """Return the earlier versions of an artefact's claims, kept under their fingerprints.
 
     Raises UserError for a damaged file.
     """
@@ -177,7 +177,7 @@ def write_superseded(artefact: Artefact, found: Reproduction) -> Path:
 
 
 def again(path: Path) -> str:
-    """The command that measures anew what a file should hold."""
+    """Return the command that measures again what a file should hold."""
     id_, _, scale = path.stem.partition("@")
     return f"normlab papers reproduce {id_}" + (f" --scale {scale}" if scale else "")
 
@@ -205,8 +205,8 @@ LOCK: Final = Path(__file__).parents[3] / "tests" / "papers" / "claims.json"
 
 
 def locked_in(fingerprint: str, lock: Path = LOCK) -> str:
-    """The hash of the commit that locked a claim, the first one whose ``claims.json`` holds its fingerprint;
-    empty where the claim is not locked, and outside of a checkout.
+    """Return the hash of the commit that locked a claim, the first whose ``claims.json`` holds its
+    fingerprint; empty if the claim is not locked, and outside a checkout.
     """
     if not lock.is_file():
         return ""

@@ -25,18 +25,18 @@ class Trainings:
     cells: Mapping[str, Mapping[str, Any]]
     """Cell to its recipe, under ``recipe``, and to what else it changes, under names like ``optim.lr``."""
     seeds: int = 3
-    """Runs a cell: the seeds 1, 2 and so on draw the weights, the order of the data and dropout."""
+    """Runs per cell: the seeds 1, 2 and so on draw the weights, the order of the data and dropout."""
     differs: str = ""
-    """How this scale differs from the paper's settings, and what it keeps of them, in a sentence."""
+    """How this scale differs from the paper's settings, and what it keeps of them, in one sentence."""
     least: int = 0
-    """Seeds that are enough for a first measurement, while the others are still missing; 0: all of them."""
+    """Seeds that are enough for a first measurement while others are still missing; 0 means all of them."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the study at this scale, in place of the artefact's."""
+    """Arguments of the study at this scale, instead of the artefact's."""
 
     def configs(self) -> Iterator[tuple[str, int, Config]]:
-        """Each cell and seed with its configuration, whose recipe is a name that is not resolved yet.
+        """Yield each cell and seed with its configuration, whose recipe is a name that is not resolved yet.
 
-        Raises UserError for a cell that changes a field which no configuration has.
+        Raises UserError for a cell that changes a field that no configuration has.
         """
         for cell, changes in self.cells.items():
             config = changed(self.base, changes)
@@ -44,7 +44,7 @@ class Trainings:
                 yield cell, seed, replace(config, seeds=SeedConfig(seed, seed, seed))
 
     def content(self) -> dict[str, Any]:
-        """What decides the numbers, as plain data."""
+        """Return what decides the numbers, as plain data."""
         cells = {cell: dict(changes) for cell, changes in self.cells.items()}
         base = {"recipe": self.base.recipe, **numbers(self.base)}
         own = {"seeds": self.seeds, "least": self.least, "settings": dict(self.settings)}
@@ -52,16 +52,16 @@ class Trainings:
 
 
 def work(config: Config) -> float:
-    """The size of a training, to which its time is roughly proportional: positions x layers x width."""
+    """Return the size of a training, roughly proportional to its time: positions x layers x width."""
     model, train = config.model, config.train
     positions = train.steps * train.grad_accum_steps * train.max_tokens
     return float(positions * (model.encoder_layers + model.decoder_layers) * model.dim)
 
 
 def changed(config: Config, changes: Mapping[str, Any]) -> Config:
-    """A configuration with other values under names like ``recipe`` and ``optim.lr``.
+    """Return a configuration with other values under names like ``recipe`` and ``optim.lr``.
 
-    Raises UserError with the nearest name for a field that there is none of.
+    Raises UserError with the nearest name for a field that does not exist.
     """
     for name, value in changes.items():
         section, _, field = name.rpartition(".")
@@ -76,7 +76,7 @@ def changed(config: Config, changes: Mapping[str, Any]) -> Config:
 
 
 def unlike(config: Config, other: Config) -> dict[str, Any]:
-    """The changes that make one configuration another one, under names like ``optim.lr``."""
+    """Return the changes that turn one configuration into another, under names like ``optim.lr``."""
     return {name: value for name in _names(config) if (value := _at(other, name)) != _at(config, name)}
 
 
@@ -95,19 +95,19 @@ _AT: Final = " at "
 
 
 def sweep(sides: Cells, rates: Sequence[float]) -> Cells:
-    """Every side, such as a recipe, at every rate: cells like ``Muon at 0.004``."""
+    """Return every side, such as a recipe, at every rate, as cells like ``Muon at 0.004``."""
     return {
         f"{side}{_AT}{rate:g}": {**own, "optim.lr": rate} for side, own in sides.items() for rate in rates
     }
 
 
 def side_of(cell: str) -> str:
-    """The side of a cell of ``sweep``."""
+    """Return the side of a cell of ``sweep``."""
     return cell.rpartition(_AT)[0]
 
 
 def at_factor(side: str, factor: float) -> str:
-    """The cell of a side at a multiple of the best rate of its sweep."""
+    """Return the cell of a side at a multiple of the best rate of its sweep."""
     return side if factor == 1 else f"{side}, {factor:g} times its rate"
 
 
@@ -120,7 +120,7 @@ class Setting:
     differs: str = field(default="", kw_only=True)
     """How it differs from the paper's, and what it keeps, in sentences."""
     seeds: int = field(default=0, kw_only=True)
-    """Runs a cell at this scale, where they are not as many as at the others."""
+    """Runs per cell at this scale, if their number differs from the other scales'."""
 
 
 def for_each_scale(
@@ -130,9 +130,9 @@ def for_each_scale(
     least: int = 0,
     of_studies: Mapping[Scale, Mapping[str, Any]] | None = None,
 ) -> dict[Scale, Trainings]:
-    """Return the trainings at every scale, whose cells are those of the function for the settings there.
+    """Return the trainings at every scale, with the cells that the function gives for the settings there.
 
-    Base and difference are those of the first setting; ``of_studies`` are arguments of the study there.
+    Base and difference are those of the first setting; ``of_studies`` are the study's arguments there.
     """
     own = of_studies or {}
     return {

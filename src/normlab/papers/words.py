@@ -16,12 +16,12 @@ from normlab.papers.trainings import LAPTOP, Scale, Trainings, work
 
 
 def number(value: float) -> str:
-    """A number with four significant digits."""
+    """Write a number with four significant digits."""
     return f"{value:.4g}"
 
 
 def measured(measure: Measure | None) -> str:
-    """``-0.452 [-0.468, -0.436]``; the number alone where it is exact; empty where there is none."""
+    """Write ``-0.452 [-0.468, -0.436]``; the number alone if it is exact; empty if there is none."""
     if measure is None:
         return ""
     if measure.low < measure.high:
@@ -30,7 +30,7 @@ def measured(measure: Measure | None) -> str:
 
 
 def standing_in_words(standing: ArtefactStatus) -> str:
-    """How many claims hold, or why that cannot be said."""
+    """Say how many claims hold, or why that cannot be said."""
     found = standing.found
     if found is None or found.stand_in or standing.state == "stale":
         return "measured on another text" if found is not None and found.stand_in else standing.state
@@ -38,7 +38,7 @@ def standing_in_words(standing: ArtefactStatus) -> str:
 
 
 def tallied(tally: Tally) -> str:
-    """``5 of 9 hold, 3 undecided; 2 of 2 checks pass``."""
+    """Write ``5 of 9 hold, 3 undecided; 2 of 2 checks pass``."""
     undecided = tally.verdicts.get("undecided", 0)
     return "; ".join(_tallied(tally, str(tally.claims), f", {undecided} undecided" if undecided else ""))
 
@@ -50,13 +50,13 @@ def _tallied(tally: Tally, claims: str, undecided: str = "") -> list[str]:
 
 
 def tally_of(standings: Sequence[ArtefactStatus]) -> tuple[list[ArtefactStatus], Tally]:
-    """The artefacts that were measured for their claims, and the tally of all of these together."""
+    """Return the artefacts that were measured for their claims, and the tally of all of them together."""
     judged = [(s, s.found) for s in standings if s.found is not None and s.fresh]
     return [s for s, _ in judged], sum((found.tally(s.artefact.claims) for s, found in judged), Tally())
 
 
 def overall(standings: Sequence[ArtefactStatus]) -> list[str]:
-    """How many claims of several artefacts of one kind hold and do not, how many checks pass, and how many
+    """Say how many claims of several artefacts of one kind hold or do not, how many checks pass, and how many
     artefacts were not measured for their claims.
     """
     judged, total = tally_of(standings)
@@ -69,7 +69,7 @@ def overall(standings: Sequence[ArtefactStatus]) -> list[str]:
 
 
 def by_kind(standings: Iterable[ArtefactStatus]) -> dict[str, list[ArtefactStatus]]:
-    """What stands about artefacts of papers, and about public disputes, under "59 artefacts" and the like."""
+    """Group what is known of papers' artefacts and of public disputes under "59 artefacts" and the like."""
     kinds: dict[str, list[ArtefactStatus]] = {}
     for one in standings:
         kinds.setdefault(one.artefact.kind, []).append(one)
@@ -77,7 +77,7 @@ def by_kind(standings: Iterable[ArtefactStatus]) -> dict[str, list[ArtefactStatu
 
 
 def basis(claim: Claim, measures: Mapping[str, Measure]) -> list[str]:
-    """Where a claim's bounds come from; for a convention also the bounds that would change the verdict."""
+    """Say where a claim's bounds come from; for a convention also which bounds would change the verdict."""
     names = "derived", "convention", "check"
     parts = [f"{name}: {text}" for name in names if (text := getattr(claim, name))]
     if claim.convention and claim.measure in measures:
@@ -86,9 +86,7 @@ def basis(claim: Claim, measures: Mapping[str, Measure]) -> list[str]:
 
 
 def undecided(claim: Claim, measures: Mapping[str, Measure]) -> str:
-    """The number of runs, or the hardware or data, that would decide an undecided claim; empty where it is
-    decided.
-    """
+    """Say what number of runs, or hardware or data, would decide a claim; empty if it is decided."""
     found = measures.get(claim.measure)
     if found is None and claim.needs:
         return f"to decide it: {claim.needs}"
@@ -102,8 +100,8 @@ def undecided(claim: Claim, measures: Mapping[str, Measure]) -> str:
 
 
 def in_short(standing: ArtefactStatus, pace: float | None = None) -> str:
-    """The measures of the claims that do not agree, or else of the first; of an artefact without a result the
-    trainings that it needs, with their time at a ``pace``.
+    """Give the measures of the claims that do not agree, or else of the first; for an artefact without a
+    result, the trainings that it needs, with their time at a ``pace``.
     """
     found, claims, most = standing.found, standing.artefact.claims, 2
     if standing.trouble or found is None or not claims:
@@ -116,8 +114,8 @@ def in_short(standing: ArtefactStatus, pace: float | None = None) -> str:
 
 
 def missing(standing: ArtefactStatus, pace: float | None = None) -> str:
-    """The trainings that an artefact needs at the scale that is asked for, with their time at a ``pace`` in
-    seconds per work; empty where it needs none.
+    """Say which trainings an artefact needs at the scale that is asked for, with their time at a ``pace`` in
+    seconds per work; empty if it needs none.
     """
     trainings = standing.artefact.trainings.get(standing.scale)
     if trainings is None:
@@ -130,13 +128,13 @@ def missing(standing: ArtefactStatus, pace: float | None = None) -> str:
 
 
 def pace(standings: Iterable[ArtefactStatus]) -> float | None:
-    """Seconds per ``trainings.work`` in the results of trainings; None where there is none."""
+    """Return the seconds per ``trainings.work`` in the results of trainings; None if there is none."""
     seconds = works = 0.0
     for artefact, found in ((s.artefact, s.found) for s in standings if s.whole):
         if found is not None and (trainings := artefact.trainings.get(found.scale)):
             planned = [row["seconds"] for row in found.tables["runs"] if row["cell"] in trainings.cells]
             seconds += sum(planned)
-            works += _work(trainings) if planned else 0.0  # a study's own runs are other ones
+            works += _work(trainings) if planned else 0.0  # a study's own runs do not count
     return seconds / works if works else None
 
 
@@ -145,14 +143,14 @@ def _work(trainings: Trainings) -> float:
 
 
 def earlier(one: Superseded) -> str:
-    """``Version 1, 2026-11-21: 4 of 6 hold``."""
+    """Write ``Version 1, 2026-11-21: 4 of 6 hold``."""
     dated = f"Version {one.version}" + (f", {one.date}" if one.date else "")
     where = "measured on another text" if one.found.stand_in else tallied(one.found.tally(one.claims))
     return f"{dated}: {where}"
 
 
 def stood_in(found: Reproduction) -> str:
-    """The caution that belongs to a result on another text."""
+    """Write the caution for a result on another text."""
     return (
         f"This was measured on the built-in corpus, because {found.stand_in} was not there, and decides "
         "nothing of what the paper says; set NORMLAB_DATA to the folder that has it, and measure it again"
@@ -160,7 +158,7 @@ def stood_in(found: Reproduction) -> str:
 
 
 def disagreeing(found: Disagreement) -> str:
-    """Which results disagree about a run, and how both are measured from one training."""
+    """Say which results disagree about a run, and how to measure both from one training."""
     one, other = (f"{v:.6g}" if isinstance(v, float) else str(v) for v in found.values)
     first, second = found.artefacts
     return (
@@ -171,14 +169,14 @@ def disagreeing(found: Disagreement) -> str:
 
 
 def counts(states: Iterable[State]) -> dict[str, int]:
-    """The number of artefacts in each state that occurs."""
+    """Count the artefacts in each state that occurs."""
     counted = Counter(states)
     return {state: counted[state] for state in STATES if counted[state]}
 
 
 def command(artefact: Artefact, scale: Scale = LAPTOP) -> str:
-    """The command that measures the artefact at a scale, with the module of its study where that is one of
-    the user's own.
+    """Return the command that measures the artefact at a scale, with the module of its study if that is the
+    user's own.
     """
     module = getattr(artefact.study, "__module__", __name__)
     own = module.partition(".")[0] != __name__.partition(".")[0]
@@ -187,8 +185,8 @@ def command(artefact: Artefact, scale: Scale = LAPTOP) -> str:
 
 
 def resolution(artefact: Artefact, scale: Scale) -> str:
-    """Which differences and shares its trainings at that scale can tell apart, in sentences; empty for an
-    artefact whose study is another one than ``trainings``.
+    """Say which differences and shares its trainings at that scale can tell apart, in sentences; empty for an
+    artefact with a study other than ``trainings``.
     """
     from normlab.comparison.statistics import (
         detectable,  # a list of papers does not wait for SciPy

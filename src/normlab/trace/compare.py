@@ -14,12 +14,12 @@ from normlab.trace.tensors import LATER, Place, counts, map_tensors, rows_of, te
 from normlab.trace.trace import Event, Trace
 
 Part = Callable[[Tensor], Tensor | None]
-"""Selects the entries of a tensor that are compared; None where it has no such entries."""
+"""Selects the entries of a tensor to compare; None if it has no such entries."""
 
 
 def distance(a: Tensor, b: Tensor) -> float:
-    """The largest difference of two tensors, relative to their largest entry; what is not finite in the same
-    way agrees.
+    """Return the largest difference of two tensors, relative to their largest entry; equal non-finite entries
+    agree.
     """
     if a.shape != b.shape:
         return float("inf")
@@ -35,8 +35,8 @@ def distance(a: Tensor, b: Tensor) -> float:
 
 
 def blame(a: Trace, b: Trace, part: Part, limit: float) -> str:
-    """The first module, in order of completion, whose inputs agree in the part and whose outputs do not; ""
-    if there is none.
+    """Return the first module, in order of completion, whose inputs agree in the part but whose outputs do
+    not, or "" if there is none.
     """
     for one, other in zip(a.events, b.events, strict=False):
         if one.module != other.module:
@@ -47,20 +47,20 @@ def blame(a: Trace, b: Trace, part: Part, limit: float) -> str:
 
 
 def part_ways(a: Event, b: Event, part: Part, limit: float) -> bool:
-    """Whether the inputs of a module agree in the part, in two runs, and its outputs do not."""
+    """Return whether two runs agree in the part of a module's inputs but not of its outputs."""
     return _differ(a.outputs, b.outputs, part, limit) > _differ(a.inputs, b.inputs, part, limit)
 
 
 def whole(x: Tensor) -> Tensor:
-    """The part that is all of a tensor."""
+    """Select all of a tensor."""
     return x
 
 
 def part_of(mask: Tensor, rows: Tensor | None = None) -> Part:
-    """Select the entries at which a mask over rows `[B]`, or rows and positions `[B, T]`, is True, of any
-    tensor with the layout `[B, T, …]`, `[T, B, …]`, `[B, H, T, …]` or `[B·T, …]`.
+    """Select the entries where a mask over rows `[B]`, or rows and positions `[B, T]`, is True, in any tensor
+    with the layout `[B, T, …]`, `[T, B, …]`, `[B, H, T, …]` or `[B·T, …]`.
 
-    Of a tensor without an axis for positions, these rows are compared, or those that the mask selects whole.
+    For a tensor without an axis for positions, ``rows`` are selected, or else those that are True throughout.
     """
     if rows is None:
         rows = mask if mask.ndim == 1 else mask.all(1)
@@ -82,7 +82,7 @@ def _selected(x: Tensor, mask: Tensor, rows: Tensor) -> Tensor | None:
 
 
 def laid_out(x: Tensor, rows: int, width: int) -> Tensor | None:
-    """The tensor as `[B, T, …]`, the last position cut off where it is; None where it has no such axes."""
+    """Return the tensor as `[B, T, …]`, perhaps one position shorter; None if it has no such axes."""
     shape = x.shape
     if x.ndim >= 2 and shape[0] == rows and 0 <= width - shape[1] <= 1 and shape[1] > 0:
         return x
@@ -96,16 +96,16 @@ def laid_out(x: Tensor, rows: int, width: int) -> Tensor | None:
 
 
 LARGE: Final = 4_000_000_000
-"""Positions times parameters of a batch whose passes in float64 take about a second on one core."""
+"""Positions times parameters for which a pass in float64 takes about a second on one core."""
 
 
 COLUMNS: Final = 32
-"""The fewest columns of a part of a batch."""
+"""The fewest columns that a part of a batch keeps."""
 
 
 def awake(model: nn.Module) -> nn.Module:
-    """Give small draws to the parameters that are zero, in place: ReZero's scalars, FixUp's and LoRA's last
-    matrices hide their branch at the start, as do gates that open with the training, whose counts go on.
+    """Fill parameters that are zero with small draws, in place: ReZero's scalars and FixUp's and LoRA's last
+    matrices hide their branch at the start. So do gates that open during training; their counts are advanced.
     """
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -118,10 +118,10 @@ def awake(model: nn.Module) -> nn.Module:
 
 
 def small_part(batch: Any, parameters: int) -> Any:
-    """Two rows, and the first columns, of a batch that is large for a model of so many parameters.
+    """Return two rows, and the first columns, of a batch that is too large for that many parameters.
 
-    Columns are left out only where all integers are of one width and none may be a mask, a position or a
-    document: those of a part say something else.
+    Columns are dropped only if all integers have one width and none may be a mask, a position or a document,
+    which would mean something else in a part.
     """
     rows = rows_of(batch)
     whole = [x for _, x in tensors_in(batch) if x.ndim == 2 and not x.is_floating_point()]
@@ -130,7 +130,7 @@ def small_part(batch: Any, parameters: int) -> Any:
     positions = rows * max(widths, default=1)
     if rows < 2 or positions * parameters <= LARGE:
         return batch
-    falls = [float((x.diff(dim=1) < 0).float().mean()) for x in ids]  # what counts up seldom falls
+    falls = [float((x.diff(dim=1) < 0).float().mean()) for x in ids]  # a count rarely falls
     plain = len(widths) == 1 and min(falls) > 0.1 and all(len(torch.unique(x)) > 2 for x in ids)
     width = widths.pop() if plain else 0
     kept = max(COLUMNS, LARGE // parameters // 2)
@@ -148,7 +148,7 @@ def small_part(batch: Any, parameters: int) -> Any:
 
 
 def in_float64(trace: Trace) -> Trace | None:
-    """The same step on a copy in float64, None where that does not run or does not give the same loss."""
+    """Return the same step on a copy in float64; None if it does not run or gives another loss."""
     try:
         batch = map_tensors(trace.batch, lambda _, x: x.double() if x.is_floating_point() else x)
         wide = replace(trace, model=copy.deepcopy(trace.model).double(), batch=batch, exact=True)
@@ -162,8 +162,8 @@ def in_float64(trace: Trace) -> Trace | None:
 
 
 def rounding_of(trace: Trace, value: Callable[[Trace], Tensor]) -> float:
-    """The relative difference of a value that rounding alone may make, in the model's own precision: the
-    largest that a change of each parameter by one rounding makes.
+    """Return the relative difference in a value that rounding alone may cause, in the model's own precision:
+    the largest that changing each parameter by one rounding causes.
     """
     base, worst, draw = value(trace), 0.0, torch.Generator().manual_seed(0)
     for _ in range(2):
@@ -173,12 +173,12 @@ def rounding_of(trace: Trace, value: Callable[[Trace], Tensor]) -> float:
 
 
 def rounded(model: nn.Module, draw: torch.Generator) -> tuple[dict[str, Tensor], float]:
-    """Parameters, each changed by one rounding at most, and the largest relative rounding."""
+    """Return the parameters, each changed by at most one rounding, and the largest relative rounding."""
     own = {n: p.detach() for n, p in model.named_parameters() if p.is_floating_point()}
     eps = max(torch.finfo(p.dtype).eps for p in own.values())
     return {n: shaken(p, eps, draw) for n, p in own.items()}, eps
 
 
 def shaken(x: Tensor, eps: float, draw: torch.Generator) -> Tensor:
-    """The tensor with each entry changed by a relative eps at most."""
+    """Return the tensor with each entry changed by a relative eps at most."""
     return x * (1 + eps * (torch.rand(x.shape, generator=draw) - 0.5).to(x))

@@ -1,4 +1,4 @@
-"""Whether a gradient is the derivative of its loss, and where there is none, and why."""
+"""Whether a gradient is the derivative of its loss, and where and why there is none."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from normlab.trace.tensors import later_counts
 from normlab.trace.trace import Trace
 
 STEPS: Final = (1e-5, 1e-6, 1e-7)
-"""Relative changes of the weights whose differences are taken, until two of them agree."""
+"""Relative changes of the weights that are tried for central differences, until two sizes agree."""
 FLOOR: Final = 1e-7
-"""Relative error of a central difference in float64 that two step sizes need not show."""
+"""Relative error of a central difference in float64 that two step sizes may fail to show."""
 
 
 class _LossChange(NamedTuple):
-    """How the loss moves along its gradient: as the gradient has it, as it does, and the error of that."""
+    """How the loss moves along its gradient: as the gradient predicts, as measured, and the error of that."""
 
     expected: float
     measured: float
@@ -39,9 +39,9 @@ class _LossChange(NamedTuple):
 class Along:
     """Compares a gradient in float64 with central differences of the loss along it.
 
-    Each parameter moves by the same share of its own size, along its own gradient, so that what is missing
-    from any one of them shows. Rows of padding, at which lookups drop the gradient by design, stay, and so do
-    parameters of which that is ``meant``.
+    Each parameter moves by the same share of its own size, along its own gradient, so what is missing from
+    any one of them shows. Rows of padding stay, since lookups drop their gradient by design, and so do
+    parameters for which that is ``meant``.
     """
 
     def __init__(self, trace: Trace, meant: Callable[[str], bool] = lambda _: False) -> None:
@@ -57,7 +57,7 @@ class Along:
         self.gradients, self.own = found, {n: own[n].detach() for n in found}
         self.scale = {n: float(self.own[n].norm() / g.norm().clamp_min(1e-300)) for n, g in found.items()}
         self.attached: tuple[float, ...] = ()
-        """The gradients of numbers that are no part of the loss, as of an auxiliary loss that an autograd
+        """The gradients of numbers that are not part of the loss, such as an auxiliary loss that an autograd
         function attaches to something else."""
 
     def _loss(self, names: Sequence[str], h: float) -> float:
@@ -69,7 +69,7 @@ class Along:
         return float(trace.loss) + sum(c * x for c, x in zip(self.attached, numbers, strict=True))
 
     def compare(self, names: Sequence[str]) -> _LossChange:
-        """Compare them in these parameters, at the two step sizes that agree best with each other."""
+        """Compare the two in these parameters, at the step sizes that agree best with each other."""
         expected = sum(self.scale[n] * float(self.gradients[n].square().sum()) for n in names)
         start, best = self._loss((), 0.0), _LossChange(expected, 0.0, float("inf"))
         for h in STEPS:
@@ -85,7 +85,7 @@ class Along:
 
     @cached_property
     def all(self) -> _LossChange:
-        """The comparison in every parameter at once, with what is attached where that explains it."""
+        """The comparison in every parameter at once, counting what is attached if that explains it."""
         moved = self.compare(list(self.gradients))
         if not moved.disagrees:
             return moved
@@ -101,7 +101,7 @@ class Along:
         return moved if attached.disagrees else attached
 
     def first_wrong(self, modules: Iterable[str]) -> str:
-        """The last parameter whose gradient is not the derivative, by the order in which modules are done."""
+        """Return the last parameter, as modules finish, whose gradient is not the derivative."""
         done = {module: i for i, module in enumerate(modules)}
         names = sorted(self.gradients, key=lambda n: done.get(n.rpartition(".")[0], -1))
         while len(names) > 1:
@@ -111,34 +111,34 @@ class Along:
 
 
 def _numbers(calls: Iterable[FunctionCall]) -> list[Tensor]:
-    """Numbers that enter autograd functions."""
+    """Return the numbers that enter autograd functions."""
     inputs = [x for call in calls for x in call.args]
     return [x for x in inputs if isinstance(x, Tensor) and x.numel() == 1 and x.is_floating_point()]
 
 
 Found = Mapping[str, Tensor | None]
-"""Gradients by parameter, None where the loss does not reach one."""
+"""Gradients by parameter; None if the loss does not reach it."""
 HARMLESS: Final = ("from this batch", "by symmetry", "as experts of other tokens", "as a library builds them")
-"""Why a parameter of a sound model may get none."""
+"""Why a parameter of a sound model may get no gradient."""
 IDLE, CUT = "its module never runs", "the loss does not depend on it, or is cut off"
 HEAD: Final = 4
-"""The least width of a part of a matrix: a head, a gate's half, a third of a fused projection."""
+"""The smallest width of a part of a matrix: a head, half of a gate, a third of a fused projection."""
 
 
 class _Silent(NamedTuple):
     """The gradients of a training step, and why some parameters have none."""
 
     found: Found
-    """Those that are none at the weights of the step are taken at others."""
+    """Gradients missing at the step's weights are taken at other weights."""
     why: Mapping[str, str]
 
 
 def silent_parameters(step: Step) -> _Silent:
-    """Look for parameters without a gradient, at other weights, too: a start may cancel one by its symmetry,
-    and other weights route tokens otherwise.
+    """Look for parameters without a gradient, at other weights too: the symmetry of a start may cancel one,
+    and other weights route tokens differently.
     """
     trace, found = step.training, step.training.gradients
-    if step.draws:  # a block that this draw leaves out gets one in evaluation
+    if step.draws:  # a block that this draw skips gets one in evaluation
         found = _filled(found, step.exact.gradients)
     dead = [n for n in _none_of(found, found, step.rounding) if not step.declare.is_frozen(n)]
     if dead:
@@ -166,12 +166,12 @@ def silent_parameters(step: Step) -> _Silent:
 
 
 def _none(gradient: Tensor | None) -> bool:
-    """Whether there is no gradient, or zeros alone."""
+    """Return whether there is no gradient, or only zeros."""
     return gradient is None or not bool(gradient.any())
 
 
 def without_gradient(step: Step, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Those in which the loss, run on the user's own model, has no gradient."""
+    """Return the parameters in which the loss, run on the user's own model, has no gradient."""
     trained = [p for p in parameters if p.requires_grad]
     if not trained:
         return parameters
@@ -188,20 +188,20 @@ def _filled(found: Found, other: Found) -> Found:
 
 
 def _none_of(found: Found, among: Iterable[str], rounding: float) -> list[str]:
-    """The parameters whose gradient is nothing but rounding."""
+    """Return the parameters whose gradient is nothing but rounding."""
     sizes = {n: 0.0 if g is None else float(g.norm()) for n, g in found.items()}
     least = 1e-3 * rounding * max(sizes.values(), default=0.0)
     return [n for n in among if sizes[n] <= least]
 
 
 def _moves_loss(step: Step, name: str, p: Tensor) -> bool:
-    """Whether the loss depends on a parameter, as it does not on a bias of keys, which a softmax cancels."""
+    """Return whether the loss depends on a parameter; a bias of keys does not count: softmax cancels it."""
     moved = p + p.roll(1) + torch.linspace(-1, 1, p.numel()).reshape(p.shape).to(p)
     return distance(step.training.loss, step.training.again(weights={name: moved}).loss) > step.rounding
 
 
 def _is_expert(step: Step, name: str, found: Found) -> bool:
-    """Whether it belongs to one of several numbered alternatives, inside a block, of which others get one."""
+    """Return whether it is in one of a block's numbered alternatives, of which others get a gradient."""
     parts, blocks = name.split("."), {b.path for b in step.facts.blocks}
     numbers = [i for i, x in enumerate(parts) if x.isdigit() and ".".join(parts[: i + 1]) not in blocks]
     globs = [".".join([*parts[:i], "*", *parts[i + 1 :]]) for i in numbers]
@@ -209,8 +209,8 @@ def _is_expert(step: Step, name: str, found: Found) -> bool:
 
 
 def _is_of_library(step: Step, name: str) -> bool:
-    """Whether the class that holds it, outside torch, is an installed library's and as the library has it, as
-    are those around it up to the user's own, around which there is none of a library's.
+    """Return whether the class that holds it, torch's aside, is an installed library's and unchanged, as are
+    all around it up to the user's own classes, and no library's class is around those.
     """
     parts = name.split(".")[:-1]
     around = [step.model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts), -1, -1)]
@@ -220,7 +220,7 @@ def _is_of_library(step: Step, name: str) -> bool:
 
 
 def _stepped(trace: Trace) -> dict[str, Tensor]:
-    """The weights after a short step down the gradient, by a hundredth of each one's size."""
+    """Return the weights after a short step down the gradient, by a hundredth of each one's size."""
     own, weights = dict(trace.model.named_parameters()), dict(trace.weights)
     for n, g in trace.gradients.items():
         if g is not None and bool(g.any()):
@@ -231,7 +231,7 @@ def _stepped(trace: Trace) -> dict[str, Tensor]:
 
 
 def asleep(trace: Trace, idle: Iterable[str]) -> list[str]:
-    """Parameters that never get a gradient although they are not idle, however many steps are taken."""
+    """Return the parameters that are not idle but never get a gradient, however many steps are taken."""
     dead, later = list[str](), later_counts(trace.model)
     trace = trace.again(weights={**trace.weights, **later}) if later else trace
     while now := [n for n, g in trace.gradients.items() if _none(g) and n not in idle]:
@@ -242,7 +242,7 @@ def asleep(trace: Trace, idle: Iterable[str]) -> list[str]:
 
 
 def lost_results(trace: Trace) -> tuple[list[str], list[str]]:
-    """Modules whose autograd function has no part in the loss, and those that keep a number with none."""
+    """Return modules whose autograd function plays no part in the loss, and those that keep such a number."""
     with trace.with_graph(functions=lambda name: name == OWN) as passed:
         held = [(path, x) for path, m in trace.model.named_modules() for x in vars(m).values()]
         kept = [(path, x) for path, value in held for x in _with_graph(value) if x.numel() == 1]
@@ -262,7 +262,7 @@ def _with_graph(value: object) -> list[Tensor]:
 
 
 def hole(gradient: Tensor, axis: int) -> tuple[int, int, int] | None:
-    """The start of the first run of zeros, its end and what follows, if they lie in whole equal parts."""
+    """Return start and end of the first run of zeros, and what follows, if zeros fill whole equal parts."""
     zero, length = ~gradient.any(1 - axis), gradient.shape[axis]
     widths = [w for w in range(HEAD, length) if length % w == 0]
     if not zero.any() or zero.all() or not any(zero.view(-1, w).eq(zero[::w, None]).all() for w in widths):

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from normlab.trace.prepared import Step
 
 SIMULATED: Final = 8_000
-"""Rates of single groups that are computed step by step, in about a tenth of a second."""
+"""How many rates of single groups are computed step by step, in about a tenth of a second."""
 HORIZON: Final = 100_000
-"""Steps that a schedule is followed for where its author does not declare how many there are."""
+"""How many steps of a schedule are followed if its author does not declare their number."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Held:
 
     @property
     def orthogonal(self) -> bool:
-        """Whether Muon steps it, as its group says, or the class of an optimizer that has no other rule."""
+        """Whether Muon steps it, by its group or by the class of an optimizer that has no other rule."""
         rules = {str(v).lower() for k, v in self.group.items() if k != "params"}
         mixed = "betas" in self.group or any("adam" in rule for rule in rules)
         return bool(self.group.get("use_muon", "muon" in type(self.optimizer).__name__.lower() and not mixed))
@@ -61,7 +61,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Moved(Held):
-    """What the first step does to it, in a sample of its entries."""
+    """What the first step does to a parameter, in a sample of its entries."""
 
     before: Tensor
     gradient: Tensor
@@ -70,10 +70,10 @@ class Moved(Held):
     """The optimizer's, before the step."""
 
     def lost(self, wide: Moved | None = None) -> tuple[int, int]:
-        """Entries that have a gradient and do not move, and all that have one.
+        """Return how many entries have a gradient but do not move, and how many have one.
 
-        None is lost where the rate is 0, or the optimizer keeps the weights in a wider type. Nor is what a
-        state keeps that, beside the same step in a wider type, differs by what the parameter did not move.
+        None is lost if the rate is 0 or the optimizer keeps the weights in a wider type. Nor is an entry lost
+        if a state keeps what it did not move: then both differ alike from the same step in a wider type.
         """
         p, live, kept = self.parameter, self.gradient != 0, self._kept
         wider = [x for x in kept.values() if x.dtype.itemsize > p.dtype.itemsize]
@@ -94,7 +94,7 @@ class Moved(Held):
 
     @property
     def off(self) -> float:
-        """How far the step is from the rule of its optimizer's class, as a share; 0 up to rounding."""
+        """How far the step is from the rule of its optimizer's class, as a share of it; 0 up to rounding."""
         if (rule := RULES.get(type(self.optimizer).__name__)) is None:
             return 0.0
         want = rule(self.before, self.gradient, self.group, self.state)
@@ -104,13 +104,13 @@ class Moved(Held):
 
     @property
     def damped(self) -> bool:
-        """Whether eps is above most of a gradient that Adam sees first."""
+        """Whether eps exceeds most entries of the first gradient that Adam sees."""
         first = type(self.optimizer).__name__ in RULES and "eps" in self.group and not self.state
         return first and float(self.gradient[self.gradient != 0].abs().median()) < float(self.group["eps"])
 
 
 def held(model: nn.Module, optimizers: Iterable[Optimizer]) -> list[Held]:
-    """The parameters of a model that optimizers hold, in their order. Raises Unknown where these are none."""
+    """Return a model's parameters that optimizers hold, in their order. Raises Unknown if there are none."""
     names = {id(p): n for n, p in model.named_parameters()}
     groups = ((g, o) for o in optimizers for g in o.param_groups)
     every = [Held(names[id(p)], p, g, o) for g, o in groups for p in g["params"] if id(p) in names]
@@ -120,8 +120,8 @@ def held(model: nn.Module, optimizers: Iterable[Optimizer]) -> list[Held]:
 
 
 def masters_of(step: Step) -> dict[int, str]:
-    """Parameters that are others of the optimizers, rounded, as of masters in a wider type, and that the
-    user's step changes where those change; by the place of these.
+    """Return the parameters that are rounded copies of masters, which optimizers hold in a wider type, and
+    that the user's step changes when those change; by the place of their masters.
     """
     run, pairs = step.rehearsal(), dict[int, tuple[str, Tensor]]()
     every = parameters_of(run.optimizers)
@@ -139,7 +139,7 @@ def masters_of(step: Step) -> dict[int, str]:
 
 
 def factors(step: Step) -> tuple[float, ...]:
-    """By what a step may multiply its loss: 1, and what makes a mean of a sum over what is counted."""
+    """Return what a step may multiply its loss by: 1, and what turns a sum over targets into a mean."""
     with suppress(Unknown):
         asked, part = step.facts.targets, step.half or step.facts.targets
         less = float(part.weight.sum() / asked.weight.sum())
@@ -152,7 +152,7 @@ def factors(step: Step) -> tuple[float, ...]:
 
 
 def first_step(step: Step, *, exact: bool = False) -> list[Moved]:
-    """Let the optimizers act once, at the schedule's peak, and say what becomes of each parameter."""
+    """Let the optimizers act once, at the schedule's peak, and return what happens to each parameter."""
     run, rates = step.rehearsal(exact=exact, whole=plain_step(step.loss_of)), step.rates.peaks
     every = held(run.model, run.optimizers)
     before = [sample(h.parameter) for h in every]
@@ -160,13 +160,13 @@ def first_step(step: Step, *, exact: bool = False) -> list[Moved]:
     gradients, moved = run.run(step.stepped, rates=rates).gradients, list[Moved]()
     for h, x, state in zip(every, before, states, strict=True):
         g, y = gradients.get(h.name, torch.zeros_like(x)), sample(h.parameter)
-        change = (y - x).masked_fill(y == x, 0)  # infinity may stay, as in a mask
+        change = (y - x).masked_fill(y == x, 0)  # infinity may stay unmoved, as in a mask
         moved.append(Moved(**vars(h), before=x, gradient=g, change=change, state=state))
     return moved
 
 
 def _sgd(p: Tensor, g: Tensor, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor:
-    """SGD with momentum, as torch has it: the first step has no dampening."""
+    """SGD with momentum, as in torch: the first step has no dampening."""
     g = g + float(group.get("weight_decay") or 0) * p
     momentum, buffer = float(group.get("momentum") or 0), state.get("momentum_buffer")
     if momentum:
@@ -176,7 +176,7 @@ def _sgd(p: Tensor, g: Tensor, group: Mapping[str, Any], state: Mapping[str, Any
 
 
 def _adam(p: Tensor, g: Tensor, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor:
-    """Adam, Kingma and Ba 2015, algorithm 1 (1412.6980), with AMSGrad's maximum where that is asked."""
+    """Adam, Kingma and Ba 2015, algorithm 1 (1412.6980), with AMSGrad's maximum if asked for."""
     decay, rate = float(group.get("weight_decay") or 0), float(group["lr"])
     decoupled = bool(group.get("decoupled_weight_decay"))
     g = g if decoupled else g + decay * p
@@ -203,14 +203,14 @@ RULES: Final = {"SGD": _sgd, "Adam": _adam, "AdamW": _adamw}
 
 
 class Rates(NamedTuple):
-    """The rates of a schedule, by group, at some of its steps."""
+    """The rates of a schedule by group, at some of its steps."""
 
     steps: list[int]
     rates: list[list[float]]
     ended: Exception | None
     """What the scheduler raised after the last of them."""
     scheduler: Any = None
-    """A copy of the one that gave them."""
+    """A copy of the scheduler that gave them."""
 
     @property
     def top(self) -> list[float]:
@@ -223,7 +223,7 @@ class Rates(NamedTuple):
         return [max(column) for column in zip(*self.rates, strict=True)]
 
     def reaches(self, asked: float) -> bool:
-        """Whether the peak of a group is the rate asked, up to a step of warm-up and the decay meanwhile."""
+        """Return whether a group peaks at the rate asked, up to a step of warm-up and the decay so far."""
         return any(self._reaches(group, asked) for group in zip(*self.rates, strict=True))
 
     def _reaches(self, top: Sequence[float], asked: float) -> bool:
@@ -235,7 +235,7 @@ class Rates(NamedTuple):
 
     @property
     def rises_again(self) -> bool:
-        """Whether the rate, after its peak, falls and then rises little by little; a restart is one jump."""
+        """Whether the rate falls after its peak and then rises gradually; a restart is a single jump."""
         tail = self.top[self.top.index(max(self.top)) :]
         low = tail.index(min(tail))
         rise = max(tail[low:]) - tail[low]
@@ -243,7 +243,7 @@ class Rates(NamedTuple):
 
     @property
     def periodic(self) -> bool:
-        """Whether it is cyclic by its class, or declares no end and comes back to half its peak twice."""
+        """Whether its class is cyclic, or it declares no end and climbs back to half its peak twice."""
         parts = getattr(self.scheduler, "_schedulers", [self.scheduler])
         tail, half = self.top[self.top.index(max(self.top)) :], max(self.top) / 2
         back = sum(a < half <= b for a, b in pairwise(tail))
@@ -255,8 +255,8 @@ class Rates(NamedTuple):
 def _simulated(optimizers: Sequence[Optimizer], scheduler: Any, steps: int | None) -> Rates:
     """Follow a schedule without stepping an optimizer; optimizers and scheduler are copies, and change.
 
-    Every step where they are few; else the first ones, and of the others some where the schedule has a closed
-    form.
+    It takes every step if they are few. Otherwise it takes the first ones, and some of the others if the
+    schedule has a closed form.
     """
     groups = groups_of(optimizers)
     limit, count = max(SIMULATED // max(len(groups), 1), 100), steps or HORIZON
@@ -280,7 +280,7 @@ def _simulated(optimizers: Sequence[Optimizer], scheduler: Any, steps: int | Non
 
 
 def _closed_form(scheduler: Any) -> Callable[[], Sequence[Any]] | None:
-    """A function of a scheduler's ``last_epoch`` that gives its rates, whatever they were before."""
+    """Return a function that gives a scheduler's rates from ``last_epoch``, whatever they were before."""
     if type(scheduler) in (LambdaLR, OneCycleLR):
         return scheduler.get_lr
     return getattr(scheduler, "_get_closed_form_lr", None)
@@ -289,9 +289,9 @@ def _closed_form(scheduler: Any) -> Callable[[], Sequence[Any]] | None:
 def copied(
     setup: Setup, *, hollow: bool = False, memo: dict[int, Any] | None = None
 ) -> tuple[nn.Module, list[Optimizer], Any]:
-    """Copies of a model, its optimizers and its scheduler, bound to each other; ``memo`` is of ``deepcopy``.
+    """Copy a model, its optimizers and its scheduler, bound to each other; ``memo`` is that of ``deepcopy``.
 
-    Where ``hollow``, optimizers hold the user's own parameters and states: they must never be stepped.
+    If ``hollow``, the optimizers hold the user's own parameters and states: they must never be stepped.
     Raises Unknown without an optimizer.
     """
     model, ready, scheduler = unwrap(setup.model), setup.optimizers, setup.scheduler
@@ -304,7 +304,7 @@ def copied(
             states = (t for o in ready for s in o.state.values() for _, t in tensors_in(s))
             memo |= {id(x): x for x in [model, *parameters_of(ready), *states]}
         model, optimizers, bound = copy.deepcopy((model, ready, bound), memo)
-        for one, twin in zip(ready, optimizers, strict=True):  # torch copies three attributes alone
+        for one, twin in zip(ready, optimizers, strict=True):  # torch copies only three attributes
             others = {k: v for k, v in vars(one).items() if k not in vars(twin) and k != "step"}
             vars(twin).update({} if hollow else copy.deepcopy(others, memo))
     else:
@@ -320,7 +320,7 @@ def copied(
 
 
 def rebound(function: Any, memo: dict[int, Any]) -> Any:
-    """A function that reaches copies, by its closure or its module, where it reached what was copied."""
+    """Return a function that reaches the copies wherever its closure or module reached what was copied."""
     if not isinstance(function, FunctionType) or id(function) in memo:
         return memo.get(id(function), function)
 
@@ -343,9 +343,9 @@ def rebound(function: Any, memo: dict[int, Any]) -> Any:
 
 
 def made_by(who: str, function: Callable[[Any], Any], of: Any, has: str) -> Any:
-    """What a function of the user's returns, that has this attribute, or a list of some.
+    """Return what a user's function returns: an object with this attribute, or a list of such objects.
 
-    Raises UserError where it raises, and for anything else that it returns.
+    Raises UserError if the function raises or returns anything else.
     """
     try:
         made = function(of)
@@ -357,7 +357,7 @@ def made_by(who: str, function: Callable[[Any], Any], of: Any, has: str) -> Any:
 
 
 def rates_of(setup: Setup) -> Rates:
-    """The rates that the optimizers will have; those that they have where there is no scheduler."""
+    """Return the rates that the optimizers will have, or those that they have if there is no scheduler."""
     _, optimizers, scheduler = copied(setup, hollow=True)
     if scheduler is None:
         return Rates([0], [[float(g["lr"]) for g in groups_of(optimizers)]], None)
@@ -365,7 +365,7 @@ def rates_of(setup: Setup) -> Rates:
 
 
 def resumed(setup: Setup) -> tuple[list[float], list[float]]:
-    """Three steps of rates after three steps: of a schedule, and of one made anew that loads its state."""
+    """Return the rates of steps 4 to 6 of a schedule, and of a new one that loads its state after step 3."""
     (_, optimizers, scheduler), (_, others, loaded) = (copied(setup, hollow=True) for _ in range(2))
     rates = list[float](), list[float]()
     with suppress(Exception):

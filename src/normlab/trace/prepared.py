@@ -31,11 +31,11 @@ from normlab.trace.tensors import Place, Tap, forward_hooks, refusal, replaced, 
 from normlab.trace.trace import Trace, output_loss
 
 LARGE_MODEL: Final = 50_000_000
-"""Parameters up to which an optimizer's states are copied in float64."""
+"""Number of parameters up to which an optimizer's states are copied in float64."""
 EXACT: Final = 1e-9
 """Relative difference that rounding may leave in float64 after some hundred layers."""
 SMALL: Final = 2.0**-40
-"""Factor of gradients that no clipping touches; powers of two round nothing."""
+"""Factor that makes gradients too small for any clipping; a power of two rounds nothing."""
 
 
 class _OutputDifference(NamedTuple):
@@ -46,10 +46,10 @@ class _OutputDifference(NamedTuple):
 
 
 class Step:
-    """What the properties are tested on.
+    """The step that the properties are tested on.
 
-    ``plain`` runs a copy of the model as it was handed over. ``exact`` runs a copy in float64, awake, without
-    dropout: parameters that are zero hold small draws there, so that no branch is silent.
+    ``plain`` runs a copy of the model as it was given. ``exact`` runs a copy in float64, awake, without
+    dropout: parameters that are zero hold small draws there, so no branch is silent.
     """
 
     def __init__(self, setup: Setup, *, budget_s: float = 60.0) -> None:
@@ -64,7 +64,7 @@ class Step:
 
     @cached_property
     def copyable(self) -> bool:
-        """Whether the loss runs the model that it is given, and that can be copied."""
+        """Whether the loss runs the model that it is given, and that model can be copied."""
         try:
             twin = copy.deepcopy(self.model)
         except Exception:
@@ -80,17 +80,17 @@ class Step:
             why = "the loss runs another model than it is given, or the model cannot be copied"
             raise Unknown(f"{why}; call the model that loss(model, batch) receives")
         twin = copy.deepcopy(self.model)
-        nn.Module.zero_grad(twin)  # also of a class with a method of its own by this name
+        nn.Module.zero_grad(twin)  # also if the class has its own method by this name
         return twin
 
     @cached_property
     def whole(self) -> Trace:
-        """The model as it is, in evaluation mode, on the whole batch."""
+        """The model unchanged, in evaluation mode, on the whole batch."""
         return Trace(self.copy() if self.copyable else self.model, self.batch, self.loss_of, seed=SEED)
 
     @cached_property
     def plain(self) -> Trace:
-        """The same on a part of the batch where the whole one is large for the model."""
+        """The same, on a part of the batch if the whole one is too large for the model."""
         part = small_part(self.batch, self.size)
         small = self.whole if part is self.batch else self.whole.again(batch=part)
         with suppress(Exception):
@@ -100,7 +100,7 @@ class Step:
 
     @property
     def stepped(self) -> Any:
-        """The batch of a whole step, of which the user's own needs every row."""
+        """The batch of a whole step; the user's own step needs every row."""
         return self.batch if self.setup.step is not None else self.plain.batch
 
     @property
@@ -139,7 +139,7 @@ class Step:
 
     @property
     def original(self) -> nn.Module:
-        """The model of the exact trace. Raises Unknown where that is the user's own."""
+        """The model of the exact trace. Raises Unknown if it is the user's own."""
         return self.exact.model if self.copyable else self.copy()
 
     @cached_property
@@ -164,20 +164,20 @@ class Step:
 
     @cached_property
     def moving(self) -> list[str]:
-        """Buffers that a training pass changes, as running statistics are."""
+        """Buffers that a training pass changes, such as running statistics."""
         own = dict(self.exact.model.named_buffers())
         return [n for n in self.training.moving if own[n].is_floating_point()]
 
     @cached_property
     def fresh(self) -> Fresh:
-        """The model drawn anew."""
+        """The model drawn afresh."""
         return Fresh(self.setup)
 
     # ----------------------------------------------------------------------------------- what was measured
 
     @cached_property
     def is_trained(self) -> bool:
-        """Whether the weights are trained: the loss says so, or most constants of the start are gone."""
+        """Whether the weights are trained: the loss says so, or most of the initial constants are gone."""
         with suppress(Unknown):
             if self.facts.trained:
                 return True
@@ -194,14 +194,14 @@ class Step:
         return read_wiring(self.exact, [b.path for b in self.facts.blocks])
 
     def scales_by_class(self, one: Scores) -> bool:
-        """Whether the model's own class scales these scores so."""
+        """Return whether the model's own class scales these scores this way."""
         trace = self.fresh.exact(self.plain)
         own = read_wiring(trace, [b.path for b in self.facts.blocks]).scores if trace is not None else ()
         return any(s.module == one.module and s.is_by(one.factor) for s in own)
 
     @cached_property
     def scaled(self) -> Scaled:
-        """What streams of two sizes show; nothing where no block hands one on in float64."""
+        """What streams of two sizes show; nothing if no block passes one on in float64."""
         hand_on = self.is_exact and self.facts.stacks
         return scaled_streams(self.exact, self.facts.entering) if hand_on else Scaled({}, frozenset(), ())
 
@@ -211,7 +211,7 @@ class Step:
         return EXACT if self.is_exact else rounding_of(self.exact, self.logits)
 
     def logits(self, trace: Trace) -> Tensor:
-        """What the loss is computed from: the logits where they are known, else the main output."""
+        """Return what the loss is computed from: the logits if they are known, else the main output."""
         try:
             where = self.facts.logits.where
         except Unknown:
@@ -221,7 +221,7 @@ class Step:
         if isinstance(where, FunctionInput):
             calls = trace.functions(*SCORED)
             if max(where.calls) >= len(calls):
-                raise Unknown("the loss is computed in another way after the change")
+                raise Unknown("the loss is computed differently after the change")
             return where.joined([calls[i].argument(0, "input").detach() for i in where.calls])
         if where not in trace.taps:
             trace = trace.again(taps=(*trace.taps, where))
@@ -231,13 +231,13 @@ class Step:
     def _main_output(trace: Trace) -> Tensor:
         if wide := [x for x in trace.outputs if x.is_floating_point() and x.numel() > 1]:
             return wide[0]
-        raise Unknown("the model puts out no tensor to compare")
+        raise Unknown("the model returns no tensor to compare")
 
     def difference(self, a: Trace, b: Trace, part: Part) -> _OutputDifference | None:
-        """Compare two runs in a part of the logits; None where they agree up to rounding.
+        """Compare two runs in a part of the logits; None if they agree up to rounding.
 
-        The module is the first, in order of completion, whose inputs agree in that part and whose outputs do
-        not. Raises Unknown where the logits have no such part.
+        The module is the first, in order of completion, whose inputs agree in that part but whose outputs do
+        not. Raises Unknown if the logits have no such part.
         """
         x, y = part(self.logits(a)), part(self.logits(b))
         if x is None or y is None:
@@ -246,7 +246,7 @@ class Step:
         return _OutputDifference(size, blame(a, b, part, self.rounding)) if size > self.rounding else None
 
     def uses(self, path: str) -> bool:
-        """Whether the loss depends on the output of a module."""
+        """Return whether the loss depends on the output of a module."""
         with self.exact.with_graph(events=True) as passed:
             y = next((stream_of(e.outputs) for e in passed.events if e.module == path), None)
             if y is None or not y.requires_grad or passed.loss is None:
@@ -254,7 +254,7 @@ class Step:
             return torch.autograd.grad(passed.loss, y, allow_unused=True)[0] is not None
 
     def sees(self, ahead: int) -> bool:
-        """Whether a counted prediction depends on the token at this distance from its position."""
+        """Return whether a counted prediction depends on the token at this distance from its position."""
         facts, (rows, width) = self.facts, self.facts.tokens.ids.shape
         counted = facts.targets.counted.any(0).nonzero()[:, 0]
         place = int(counted[len(counted) // 2])
@@ -265,10 +265,10 @@ class Step:
         return self.difference(self.exact, changed, part_of(here)) is not None
 
     def moves(self, place: Place) -> bool | None:
-        """Whether an entry of the batch moves the outputs or the loss; None where no other value runs."""
+        """Return whether an entry of the batch moves the outputs or the loss; None if no other value runs."""
         base, ran = self.exact, False
         for other in self.facts.other_values(place):
-            with suppress(Exception):  # a value that the model does not take
+            with suppress(Exception):  # a value that the model does not accept
                 changed = base.again(batch=replaced(base.batch, place, other))
                 pairs = [(base.loss, changed.loss), *zip(base.outputs, changed.outputs, strict=False)]
                 ran = True
@@ -278,11 +278,11 @@ class Step:
 
     @property
     def half(self) -> Targets | None:
-        """The targets of half of the rows, those of which the most is counted; None where it does not run."""
+        """The targets of the half of the rows with the most counted targets; None if that does not run."""
         asked, rows = self.facts.targets, self.facts.rows
         if rows > 1 and len(asked.ids) == rows:
             order = asked.counted.reshape(rows, -1).sum(1).argsort(descending=True, stable=True)
-            with suppress(Exception):  # the model may want a batch of its own size
+            with suppress(Exception):  # the model may insist on a batch size
                 half = self.facts.with_rows(order[: rows // 2].sort().values)
                 return Facts(self.exact.again(batch=half), self.declare).targets
         return None
@@ -290,9 +290,9 @@ class Step:
     # ------------------------------------------------------------------------------------- the whole step
 
     def rehearsal(self, *, exact: bool = False, whole: Any = None) -> Rehearsal:
-        """Copies of model, optimizers and scheduler, and the user's step to run on them, or a plain one.
+        """Return copies of model, optimizers and scheduler, and the user's step (or a plain one) for them.
 
-        Raises Unknown without an optimizer, or where they cannot be copied.
+        Raises Unknown without an optimizer, or if they cannot be copied.
         """
         if not self.copyable and self.setup.optimizer is not None:
             self.copy()
@@ -304,7 +304,7 @@ class Step:
 
     @property
     def handed(self) -> tuple[nn.Module, list[Optimizer]]:
-        """The user's own model and optimizers, or copies where a function makes these."""
+        """The user's own model and optimizers, or copies if a function makes the optimizers."""
         if all(isinstance(o, Optimizer) for o in self.setup.optimizers):
             return self.model, self.setup.optimizers
         run = self.rehearsal()
@@ -312,7 +312,7 @@ class Step:
 
     @cached_property
     def twice(self) -> tuple[bool, RehearsedStep, RehearsedStep]:
-        """Whether the step runs in float64, and what it shows two times, from equal weights, unclipped."""
+        """Whether the step runs in float64, and what it shows twice, from equal weights, unclipped."""
         if self.is_exact and not self.large:
             with suppress(Exception):
                 return self._twice(exact=True)
@@ -326,7 +326,7 @@ class Step:
 
     @cached_property
     def gradient_rounding(self) -> float:
-        """The share of a gradient that rounding may change, where the step runs as ``twice`` does."""
+        """The share of a gradient that rounding may change, if the step runs as in ``twice``."""
         return self.rounding if self.twice[0] else self.rehearsal().rounding(self.stepped, self.loss_of)
 
     @cached_property
@@ -337,8 +337,8 @@ class Step:
     # ------------------------------------------------------------------------------------------ the check
 
     def turn_to(self, group: str) -> None:
-        """Free what is large and can be made again: records of passes, and copies of the model that the
-        tests of another group shared.
+        """Free what is large and can be made again: records of passes, and copies of the model that another
+        group's tests shared.
         """
         weights = sum(p.nbytes for p in self.model.parameters())
         for trace in {id(t): t for t in vars(self).values() if isinstance(t, Trace)}.values():
@@ -353,11 +353,11 @@ class Step:
 
     @property
     def left_s(self) -> float:
-        """Seconds of the budget that are left."""
+        """How many seconds of the budget are left."""
         return self.budget_s - (time.monotonic() - self.started)
 
     def refuse_what_cannot_run(self) -> None:
-        """Raise UserError for a step that cannot be run once, and for a loss that is not one number."""
+        """Raise UserError if the step cannot be run once or the loss is not one number."""
         try:
             loss = self.whole.loss
         except UserError:
@@ -372,11 +372,11 @@ class Step:
             _ = self.rates
         except UserError:
             raise
-        except Exception:  # a property says so
+        except Exception:  # a property reports it
             return
 
     def described(self) -> dict[str, str]:
-        """What the check took the step to be, for the reader to agree or not."""
+        """What the check took the step to be, for the reader to confirm or not."""
         about = {"parameters": f"{self.size:,}"}
         with suppress(Exception):  # anybody's model: it may raise when it is called again
             facts = self.facts

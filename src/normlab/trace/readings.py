@@ -1,4 +1,4 @@
-"""The functions of torch that read parameters, and what they would return at other values of these."""
+"""The functions of torch that read parameters, and what they would return at other parameter values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from normlab.trace.tensors import map_tensors, tensors_in
 
 
 class ParameterReading(NamedTuple):
-    """A function of a parameter and of something else: a product with an input, a lookup, a norm's gain."""
+    """A function of a parameter and something else: a product with an input, a lookup, a norm's gain."""
 
     parameter: str
     nth: int
@@ -22,14 +22,14 @@ class ParameterReading(NamedTuple):
     function: str
     result: Tensor
     change: Tensor
-    """The result less what the function returns at the other value of this parameter alone."""
+    """The result minus what the function returns if only this parameter has its other value."""
 
 
 class Readings(FunctionMode):
-    """Hands each reading of the parameters in ``others``, values by path, to ``see``.
+    """Passes each reading of the parameters in ``others`` (other values by path) to ``see``.
 
-    What functions of parameters alone return, as casts, views and products of two of them, stands for the
-    first of these, and its other value follows by the same functions. Readings in ``instead``, pairs of a
+    The result of a function of parameters alone, such as a cast, a view or a product of two of them, counts
+    as the first of these; the same function gives its other value. Readings in ``instead``, pairs of a
     parameter and its ``nth``, return what they would at the other values.
     """
 
@@ -53,7 +53,7 @@ class Readings(FunctionMode):
         given = [x for _, x in tensors_in((args, kwargs))]
         known = {id(x): x for x in given if id(x) in self._known}
         if not known or writes(func, kwargs) or kwargs.get("out") is not None:
-            return result  # a second call would write a second time
+            return result  # a second call would write again
 
         def other(*ids: int) -> Any:
             own, named = map_tensors(

@@ -1,4 +1,4 @@
-"""See, and change, what flows through a step, by hooks on modules and at calls of functions of torch."""
+"""See and change what flows through a step, with hooks on modules and at calls of torch functions."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from normlab.trace.tensors import Side, Tap, activations, forward_hooks, tensors
 
 Signal = Literal["value", "grad"]
 ROOM: Final = 256
-"""Hooks on tensors that are held before those of dead tensors are let go."""
+"""How many hooks on tensors are held before those of dead tensors are released."""
 
 
 class Want(NamedTuple):
     """What to record: a tensor that enters or leaves the modules whose path matches a glob, or its gradient.
 
     ``keep`` runs inside the hook, without gradients: it returns a statistic, a sample of rows, or the tensor
-    itself. ``first`` leaves out all but the first tensor of a call.
+    itself. ``first`` takes only the first tensor of a call.
     """
 
     module: str
@@ -44,11 +44,11 @@ class Seen(NamedTuple):
     want: Want
     value: Any
     nth: int = 0
-    """How many tensors of the call come before it."""
+    """How many tensors of the call come before this one."""
 
 
 def matching(modules: Mapping[str, nn.Module], glob: str) -> list[str]:
-    """Return the paths that a path or a glob names. Raises UserError where there is none."""
+    """Return the paths that a path or a glob names. Raises UserError if there are none."""
     matched = [glob] if glob in modules else [path for path in modules if fnmatchcase(path, glob)]
     if not matched:
         some = ", ".join([path for path in modules if path][:8])
@@ -62,8 +62,8 @@ def record(
 ) -> Iterator[list[Seen]]:
     """Fill the list, in order, with what somebody else's step shows. Nothing waits for the device.
 
-    What is taken out of the list is let go. A failure raises where the model runs, unless ``on_error`` takes
-    it. Raises UserError for a want that matches no module.
+    What is taken out of the list is released. A failure raises where the model runs, unless ``on_error``
+    takes it. Raises UserError for a want that matches no module.
 
     >>> from normlab.trace.record import Want
     >>> with normlab.record(model, [Want("decoder.end", keep=torch.linalg.vector_norm)]) as seen:
@@ -95,7 +95,7 @@ class _Hooks:
         self.seen: list[Seen] = []
 
     def see(self, path: str, side: Side, values: Any) -> None:
-        again = torch._C._current_graph_task_id() != -1  # a checkpointed layer runs once more in backward
+        again = torch._C._current_graph_task_id() != -1  # a checkpointed layer runs again in backward
         call = self._calls[path, side]
         self._calls[path, side] += not again
         with self._caught():
@@ -153,15 +153,15 @@ DROPOUTS: Final = {
 
 
 OWN: Final = "Function.apply"
-"""The name under which calls of autograd functions that are written in Python are recorded."""
+"""The name under which calls of autograd functions written in Python are recorded."""
 
 
 RUNNING: Final = list[type]()
-"""Those of these that run now, in which nothing has a graph."""
+"""The autograd functions that are running now, inside which nothing has a graph."""
 
 
 class FunctionCall(NamedTuple):
-    """One call of a function of torch: its name, the module that was running, its arguments, its result."""
+    """One call of a torch function: its name, the module that was running, its arguments, its result."""
 
     name: str
     module: str
@@ -174,8 +174,8 @@ class FunctionCall(NamedTuple):
         return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
 
     def products(self) -> Tensor:
-        """The products of queries and keys `[…, H, T, S]` of ``scaled_dot_product_attention``, times their
-        factor, before masks and biases.
+        """Return the products `[…, H, T, S]` of queries and keys of ``scaled_dot_product_attention``, times
+        their factor, before masks and biases.
         """
         q, k, scale = self.argument(0, "query"), self.argument(1, "key"), self.argument(6, "scale")
         if q.shape[-3] != k.shape[-3]:
@@ -184,7 +184,7 @@ class FunctionCall(NamedTuple):
 
     @property
     def draws(self) -> bool:
-        """Whether it draws, or takes statistics of the batch, as dropout and batch norm do in training."""
+        """Whether it draws or takes batch statistics, as dropout and batch norm do in training."""
         if self.name == "batch_norm":
             return bool(self.argument(5, "training", False))
         if self.name == "dropout":
@@ -193,27 +193,27 @@ class FunctionCall(NamedTuple):
 
 
 class FunctionMode(TorchFunctionMode, ABC):
-    """Base of modes that see the functions of torch, those that multi-head attention calls among them."""
+    """Base of modes that see the functions of torch, including those that multi-head attention calls."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
         if func is F.multi_head_attention_forward:
-            with self:  # what it calls is seen, too
+            with self:  # what it calls is seen too
                 return seen_through(func)(*args, **kwargs)
         return self.called(func, args, kwargs)
 
     @abstractmethod
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what a function returns."""
+        """Return what the function returns."""
 
 
 class Functions(FunctionMode):
-    """Runs a step's functions in float64 where ``exact``, and without dropout unless ``dropout``.
+    """Runs a step's functions in float64 if ``exact``, and without dropout unless ``dropout``.
 
-    In float64 means that casts to a narrower floating type are casts to float64: a loss that says
-    ``logits.float()`` then loses nothing. Functions in ``wanted`` are handed to ``see`` as FunctionCalls.
+    In float64, casts to a narrower floating type become casts to float64, so a loss that calls
+    ``logits.float()`` loses nothing. Functions in ``wanted`` are passed to ``see`` as FunctionCalls.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ class Functions(FunctionMode):
 
 
 def _widened(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """The same call with float64 wherever it names a narrower floating type."""
+    """Return the same call with float64 wherever it names a narrower floating type."""
     if func in CASTS:
         func = Tensor.double
     if getattr(func, "__name__", "") in ("grouped_mm", "_grouped_mm"):
@@ -258,7 +258,7 @@ def _narrow(x: Any) -> bool:
 
 
 def _grouped_mm(x: Tensor, weights: Tensor, offs: Tensor | None = None, **_: Any) -> Tensor:
-    """Products of groups of rows `[N, K]`, which end at ``offs``, with a matrix `[K, M]` each."""
+    """Multiply groups of rows `[N, K]`, which end at ``offs``, with a matrix `[K, M]` each."""
     if offs is None or x.ndim != 2 or weights.ndim != 3:
         return x @ weights
     ends = [0, *offs.tolist()]
@@ -278,7 +278,7 @@ def _without_dropout(
 
 
 def seen_through(func: FunctionType) -> FunctionType:
-    """The same function, which does not hand itself to the mode, so that its inner calls are seen."""
+    """Return the same function without its own dispatch to the mode, so that its inner calls are seen."""
     blind = {name: lambda *_: False for name in func.__globals__ if name.startswith("has_torch_function")}
     seen = FunctionType(func.__code__, {**func.__globals__, **blind}, func.__name__, func.__defaults__)
     seen.__kwdefaults__ = func.__kwdefaults__
@@ -287,7 +287,7 @@ def seen_through(func: FunctionType) -> FunctionType:
 
 @contextmanager
 def own_functions(see: Callable[[str, tuple[Any, ...], Mapping[str, Any], Any], None]) -> Iterator[None]:
-    """Hand each call of an autograd function that is written in Python, inside this block, to ``see``."""
+    """Inside this block, pass each call of an autograd function written in Python to ``see``."""
     base = torch.autograd.Function
     own = base.__dict__["apply"]
 
@@ -308,8 +308,8 @@ def own_functions(see: Callable[[str, tuple[Any, ...], Mapping[str, Any], Any], 
 
 
 class Preserve(TorchFunctionMode):
-    """Puts a copy in the place of each recorded tensor that is about to be written to, with the graph leading
-    through the copy: it has the value, and the gradient, that the tensor had before.
+    """Replaces each recorded tensor that is about to be written to by a copy through which the graph leads:
+    the copy has the value and the gradient that the tensor had before.
     """
 
     def __init__(self, held: dict[Any, Tensor]) -> None:
@@ -328,7 +328,7 @@ class Preserve(TorchFunctionMode):
     def _preserve(self, storage: int) -> None:
         held = {id(x): x for x in self._held.values() if x.untyped_storage().data_ptr() == storage}
         for i, x in held.items():
-            if not (x.is_leaf and x.requires_grad):  # autograd lets nothing write to these
+            if not (x.is_leaf and x.requires_grad):  # autograd allows no writes to these
                 held[i] = x.clone()
                 x.copy_(held[i])
         for key, x in self._held.items():
@@ -336,11 +336,11 @@ class Preserve(TorchFunctionMode):
 
 
 def writes(func: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Whether a function of torch writes to its first argument."""
+    """Return whether a function of torch writes to its first argument."""
     name = getattr(func, "__name__", "")
     inplace = (name.endswith("_") and not name.startswith("_")) or bool(kwargs.get("inplace"))
     return inplace or name == "__setitem__" or (name.startswith("__i") and name not in READING)
 
 
 READING: Final = ("__int__", "__iter__", "__invert__", "__index__", "__init__")
-"""Methods of tensors that begin as those that write in place, and do not."""
+"""Methods of tensors with names that begin like in-place ones, but do not write."""

@@ -26,15 +26,15 @@ from normlab.trace.trace import Trace, recomputing
 from normlab.trace.untouched import same, same_globals, same_random_state
 
 Gradients = Mapping[str, Tensor]
-"""Samples of them, by the names of parameters; those that are 0 may be left out."""
+"""Samples of gradients, by name of parameter; those that are 0 may be missing."""
 SEED: Final = 20_011
-"""Of every run: not one with which a batch is drawn, or a loss would draw the same numbers again."""
+"""The seed of every run: not one that draws a batch, or a loss would draw the same numbers again."""
 BIG: Final = 2.0**20
-"""Factor of gradients that every clipping touches."""
+"""Factor that makes gradients large enough for any clipping."""
 SAMPLED: Final = 65_536
-"""Entries of each parameter that are looked at, evenly spaced."""
+"""How many entries of each parameter are looked at, evenly spaced."""
 LEARNT: Final = 10
-"""Steps in a row below the first loss that show a batch to be learnt; as many are the warm-up."""
+"""How many steps in a row below the first loss show that a batch is learnt; the warm-up is as long."""
 TRIED: Final = 40
 
 
@@ -43,27 +43,27 @@ class RehearsedStep:
     """What one step showed."""
 
     batch: Any = None
-    """What the step was handed, with tensors of its own."""
+    """What the step was given, with its own tensors."""
     calls: list[int | str] = field(default_factory=list)
-    """Calls of the optimizers, by number, and of the "scheduler", in order."""
+    """Calls of the optimizers (by number) and of the "scheduler", in order."""
     gradients: dict[str, Tensor] = field(default_factory=dict)
-    """A sample of each parameter's, when its optimizer was called first."""
+    """A sample of each parameter's gradient when its optimizer was first called."""
     training: list[bool] = field(default_factory=list)
-    """The mode of the model in each of its passes that has a gradient."""
+    """The model's mode in each of its passes with a gradient."""
     moved: bool = False
     """Whether the step writes to the weights before its last pass."""
     cast: torch.dtype | None = None
-    """The type that autocast gives its last pass."""
+    """The dtype of autocast in its last pass."""
     clips: list[tuple[frozenset[int], float]] = field(default_factory=list)
-    """Of each call of ``clip_grad_norm_``, its parameters, and the norm that it left."""
+    """The parameters of each call of ``clip_grad_norm_``, and the norm that it left."""
     fresh: set[int] = field(default_factory=set)
     """Parameters whose gradient grew since it was clipped."""
     clipped: frozenset[int] = frozenset()
-    """Parameters that were clipped when the optimizer was called first."""
+    """Parameters that had been clipped when the optimizer was first called."""
     late: bool = False
-    """Whether the gradient of one of them had grown since."""
+    """Whether the gradient of one of them had grown since it was clipped."""
     undone: tuple[float, float] | None = None
-    """The norm that the last clip of its parameters left, and what it was then, where these differ."""
+    """The norm that the last clip left and the norm at the optimizer's call, if these differ."""
 
     @property
     def nonzero(self) -> set[str]:
@@ -75,7 +75,7 @@ class RehearsedStep:
 class Rehearsal:
     """Copies of a model, its optimizers and scheduler, bound to each other, and the step to run on them.
 
-    Where ``exact``, the model is in float64 and its functions run in that. No dropout acts.
+    If ``exact``, the model is in float64 and its functions run in float64. There is no dropout.
     """
 
     model: nn.Module
@@ -94,11 +94,11 @@ class Rehearsal:
     def run(
         self, batch: Any, *, scale: float = 1.0, seed: int = SEED, rates: Sequence[float] | None = None
     ) -> RehearsedStep:
-        """Run the step once. Its optimizers act where there are ``rates``, by group; () leaves them theirs.
+        """Run the step once. Its optimizers act only if ``rates`` are given, by group; () keeps their own.
 
-        Gradients are multiplied by ``scale`` when backward hands them to the parameters: very small ones no
-        clipping touches, very large ones every one does. Modes and buffers are put back; what else the step
-        leaves behind, gradients and attributes, stays.
+        Gradients are multiplied by ``scale`` when backward passes them to the parameters: no clipping touches
+        very small ones, and every clipping touches very large ones. Modes and buffers are restored; anything
+        else that the step leaves behind, such as gradients and attributes, stays.
         """
         seen = RehearsedStep(self.own(batch))
         with ExitStack() as stack:
@@ -124,7 +124,7 @@ class Rehearsal:
         return seen
 
     def gradients(self, batch: Any, loss_of: Loss, *, training: bool, **changes: Any) -> Gradients:
-        """Samples of the gradients of the loss in the parameters that the optimizers hold."""
+        """Return samples of the gradients of the loss in the parameters that the optimizers hold."""
         for p in self.model.parameters():
             p.grad = None
         batch = self.own(batch)
@@ -136,9 +136,9 @@ class Rehearsal:
         return {n: sample(g) for n, g in every if n in held and g is not None}
 
     def losses(self, batch: Any, loss_of: Loss, rates: Sequence[float]) -> list[float]:
-        """The losses of a batch before each step and after the last, until it is learnt.
+        """Return the losses of a batch before each step and after the last, until it is learnt.
 
-        The rates are reached in ten steps; the loop's own where there are none.
+        The rates are reached in ten steps; without any, the loop's own apply.
         """
         trace = Trace(self.model, self.own(batch), loss_of, training=True, dropout=False, seed=SEED)
         losses = [float(trace.loss)]
@@ -149,14 +149,14 @@ class Rehearsal:
         return losses
 
     def rounding(self, batch: Any, loss_of: Loss) -> float:
-        """The share of the gradient that changes when each parameter changes by one rounding."""
+        """Return the share of the gradient that changes when each parameter changes by one rounding."""
         base = self.gradients(batch, loss_of, training=True)
         moved, eps = rounded(self.model, torch.Generator().manual_seed(0))
         other = self.gradients(batch, loss_of, training=True, weights=moved)
         return 4 * fit(other, base).rest + eps
 
     def own(self, batch: Any) -> Any:
-        """The batch with tensors of its own, in the precision of the model."""
+        """Return the batch with its own tensors, in the precision of the model."""
         wide = self.exact
         return map_tensors(batch, lambda _, x: x.double() if wide and x.is_floating_point() else x.clone())
 
@@ -229,7 +229,7 @@ class Rehearsal:
 
 
 def plain_step(loss_of: Loss, max_grad_norm: float | None = None) -> Whole:
-    """The step of somebody who hands over none: zero, backward, clip if a norm is given, step."""
+    """Return the step for users who give none: zero, backward, clip if a norm is given, step."""
 
     def whole(model: nn.Module, batch: Any, optimizer: Any, scheduler: Any) -> Tensor:
         model.train()
@@ -253,13 +253,13 @@ def plain_step(loss_of: Loss, max_grad_norm: float | None = None) -> Whole:
 
 
 def learnt(losses: Sequence[float]) -> bool:
-    """Whether the last of them stay below the first."""
+    """Return whether the last losses stay below the first."""
     floor = losses[0] - 1e-6 * abs(losses[0])
     return len(losses) > LEARNT and all(x < floor for x in losses[-LEARNT:])
 
 
 def written(before: Any, after: Any) -> str | None:
-    """The entry of a batch that a step wrote to, rounded or not."""
+    """Return the entry of a batch that a step wrote to, by more than rounding, or None."""
     own = dict(tensors_in(before))
     for place, x in tensors_in(after):
         if distance(x, own[place]) > torch.finfo(torch.float32).eps * x.is_floating_point():
@@ -268,40 +268,40 @@ def written(before: Any, after: Any) -> str | None:
 
 
 def sample(x: Tensor) -> Tensor:
-    """Evenly spaced entries of a tensor, in float64; all of them where they are few."""
+    """Return evenly spaced entries of a tensor, in float64; all of them if they are few."""
     flat = (x.to_dense() if x.is_sparse else x).detach().reshape(-1)
     return flat[:: flat.numel() // SAMPLED | 1].to(torch.float64, copy=True)
 
 
 def parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
-    """Every parameter that they hold, in their order."""
+    """Return every parameter that the optimizers hold, in order."""
     return [p for group in groups_of(optimizers) for p in group["params"]]
 
 
 def groups_of(optimizers: Iterable[Optimizer]) -> list[dict[str, Any]]:
-    """Every group of theirs, in order."""
+    """Return every group of the optimizers, in order."""
     return [group for o in optimizers for group in o.param_groups]
 
 
 def _norm_of(parameters: Iterable[Tensor]) -> float:
-    """The norm of their gradients together."""
+    """Return the norm of all their gradients together."""
     return sum(float(p.grad.double().norm()) ** 2 for p in parameters if p.grad is not None) ** 0.5
 
 
 class _Fit(NamedTuple):
-    """Gradients as a factor times others, and the share of them that this does not explain."""
+    """Gradients as a factor times others, and the share that this leaves unexplained."""
 
     factor: float
     rest: float
 
     @property
     def apart(self) -> float:
-        """The larger of both differences."""
+        """The larger of the two differences."""
         return max(self.rest, abs(self.factor - 1))
 
 
 def fit(gradients: Gradients, want: Gradients, scale: float = 1.0) -> _Fit:
-    """The factor k of gradients / scale = k · want, and what it leaves; 1 and 0 where both are zero."""
+    """Return the factor k in gradients / scale = k · want and what it leaves; 1 and 0 if both are zero."""
     zeros = {n: torch.zeros_like(g) for n, g in {**gradients, **want}.items()}
     if not any(bool(g.any()) for own in (gradients, want) for g in own.values()):
         return _Fit(1.0, 0.0)
@@ -312,7 +312,7 @@ def fit(gradients: Gradients, want: Gradients, scale: float = 1.0) -> _Fit:
 
 
 def splits(trace: Trace, facts: Facts, rounding: float) -> bool:
-    """Whether the loss of the whole batch is the mean, or the sum, of those of its rows."""
+    """Return whether the loss of the whole batch is the mean or the sum of its rows' losses."""
     try:
         counts = facts.targets.counted.reshape(facts.rows, -1).sum(1).tolist()
     except (Unknown, RuntimeError):

@@ -1,4 +1,4 @@
-"""What a training script holds right before its first step."""
+"""What a training script holds just before its first step."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ Step = Callable[[nn.Module, Any, Any, Any], Any]
 
 @dataclass(frozen=True)
 class Declaration:
-    """What no step can show, so that its author says it; each word is checked against the model.
+    """What no step can show, so its author declares it; each word is checked against the model.
 
     ``documents`` are the numbers of the documents `[B, T]` in a packed batch, or the batch entry that holds
-    them. ``positions`` and ``final_norm`` are False where there are none on purpose. ``frozen`` are globs of
+    them. ``positions`` and ``final_norm`` are False if there are none on purpose. ``frozen`` are globs of
     parameters that are frozen, or cut off from a part of the loss, on purpose. ``steps`` is the planned
     number of optimizer steps, ``peak_lr`` the largest rate on the way, ``max_grad_norm`` the norm that
     gradients are clipped to. ``init`` says how parameters start: "class", a recipe, a TOML file, or a mapping
     from roles or globs to deviations; ``check`` turns it into a tuple of ``Start``. ``trained`` says whether
-    the weights were trained before. ``parametrisation`` is what rates, starts and multipliers follow, such as
-    "mup" or "completep", which ``transfer`` then holds them to.
+    the weights were trained before. ``parametrisation`` names the rule for rates, starts and multipliers,
+    such as "mup" or "completep", and ``transfer`` checks that they follow it.
     """
 
     tied: bool | None = None
@@ -52,7 +52,7 @@ class Declaration:
     parametrisation: str = ""
 
     def is_frozen(self, parameter: str) -> bool:
-        """Whether a parameter of this name is frozen, or cut off from a part of the loss, on purpose."""
+        """Return whether a parameter is frozen, or cut off from a part of the loss, on purpose."""
         return any(fnmatchcase(parameter, glob) for glob in self.frozen)
 
     @classmethod
@@ -77,7 +77,7 @@ class Declaration:
 
 
 def shown(value: Any) -> str:
-    """What was handed over, in a few words: itself where that is short, else its kind."""
+    """Describe a value in a few words: the value itself if that is short, else its kind."""
     text = "" if isinstance(value, Tensor) else repr(value)
     short = text if 0 < len(text) <= 40 and "\n" not in text and " at 0x" not in text else ""
     return short or (f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__)
@@ -88,7 +88,7 @@ def _whole(x: Any) -> bool:
 
 
 def _numbers(x: Any) -> bool:
-    """Whether a value is the name of an entry, or whole numbers in two dimensions."""
+    """Return whether a value is the name of an entry, or whole numbers in two dimensions."""
     if isinstance(x, str):
         return True
     try:
@@ -99,7 +99,7 @@ def _numbers(x: Any) -> bool:
 
 
 def positive(x: Any) -> bool:
-    """Whether a value is a finite number above 0."""
+    """Return whether a value is a finite number above 0."""
     return isinstance(x, (int, float)) and not isinstance(x, bool) and 0 < x < float("inf")
 
 
@@ -125,13 +125,13 @@ MUST_BE: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
 
 
 def refuse_unknown(word: Any, allowed: Sequence[str], where: str) -> None:
-    """Raise UserError, with the nearest word that exists, for one that does not."""
+    """Raise UserError for a word that does not exist, with the nearest one that does."""
     if word not in allowed:
         raise UserError(f"{where} has no {shown(word)}{nearest(str(word), allowed)}")
 
 
 class _Wrapped(nn.Module):
-    """Stands for a data-parallel wrapper in functions of the user's, which may ask it for what it wraps."""
+    """Stands in for a data-parallel wrapper in the user's functions, which may ask for what it wraps."""
 
     no_sync = nullcontext
 
@@ -145,14 +145,14 @@ class _Wrapped(nn.Module):
 
 @dataclass(frozen=True)
 class Setup:
-    """A model, its data, loss and optimizer, as they are right before the first step.
+    """A model, its data, loss and optimizer, as they are just before the first step.
 
     ``batches`` is one batch (a tensor, a tuple of arguments or a mapping of keywords) or an object that can
-    be iterated over again and again. ``loss(model, batch)`` returns a scalar; without it the model's output
-    holds one. ``optimizer`` is one, a list of them, or a function of the model; ``scheduler`` has ``step()``,
-    or is a function of the optimizer. ``step(model, batch, optimizer, scheduler)`` is a whole step of
-    training. ``make()`` draws the model anew. ``lr`` is the rate that is meant. ``dev`` holds batches that
-    are not trained on, in the form of ``batches``, by which models are compared.
+    be iterated over repeatedly. ``loss(model, batch)`` returns a scalar; without it, the model's output holds
+    one. ``optimizer`` is one, a list of them, or a function of the model; ``scheduler`` has ``step()``, or is
+    a function of the optimizer. ``step(model, batch, optimizer, scheduler)`` is a whole training step.
+    ``make()`` draws the model afresh. ``lr`` is the intended rate. ``dev`` holds batches that are not trained
+    on, in the form of ``batches``; models are compared by them.
 
     >>> setup = normlab.Setup(model, batch, loss=loss, optimizer=optimizer, declare={"pad_id": 0})
     >>> setup.batch is batch
@@ -210,7 +210,7 @@ class Setup:
         return cls(**words)
 
     def by_wrapped(self) -> Setup:
-        """The same, whose functions are handed a wrapped model where the user's own is data-parallel."""
+        """Return the setup with functions that get a wrapped model if the user's own is data-parallel."""
         if not any(isinstance(m, PARALLEL) for m in unwrapped(self.model)):
             return self
         own = {n: f for n in ("loss", "step", "optimizer") if callable(f := getattr(self, n))}
@@ -223,7 +223,7 @@ class Setup:
 
     @property
     def batch(self) -> Any:
-        """The first batch. Raises UserError where there is none."""
+        """The first batch. Raises UserError if there is none."""
         return self.batches if self.is_one_batch else next(self._pass())
 
     @property
@@ -235,9 +235,9 @@ class Setup:
         return isinstance(own, (Tensor, Mapping, tuple)) or hasattr(own, "keys") or not _iterable(own)
 
     def stream(self) -> Iterator[Any]:
-        """Batch after batch, without end: after the last one ``batches`` is read again.
+        """Yield batch after batch, without end: after the last one, ``batches`` is read again.
 
-        Raises UserError where there is none, and for an iterator, which can be read once only.
+        Raises UserError if there is none, and for an iterator, which can be read only once.
         """
         if self.is_one_batch:
             yield from repeat(self.batches)
@@ -250,14 +250,14 @@ class Setup:
             yield from self._pass()
 
     def held_out(self, most: int) -> list[Any]:
-        """The first batches of ``dev``, ``most`` at most; none without it."""
+        """Return the first batches of ``dev``, at most ``most``; none without it."""
         if self.dev is None:
             return []
         own = replace(self, batches=self.dev)
         return [own.batches] if own.is_one_batch else list(islice(own._pass(), most))
 
     def _pass(self) -> Iterator[Any]:
-        """The batches, once."""
+        """Yield the batches once."""
         batches = iter(self.batches)
         try:
             yield next(batches)
@@ -277,8 +277,8 @@ def _iterable(value: Any) -> bool:
 def setup_of(
     where: str, model: Any, batch: Any, loss: Loss | None, rest: Mapping[str, Any], others: Sequence[str] = ()
 ) -> Setup:
-    """The Setup that a function was given, or one of a model, its batch and ``rest``; ``others`` are words of
-    the function's own. Raises UserError for a Setup with more, and for a word that neither has.
+    """Return the Setup that a function was given, or one made of a model, its batch and ``rest``; ``others``
+    are the function's own words. Raises UserError for a Setup with more, and for a word that neither has.
     """
     allowed = [f.name for f in fields(Setup) if f.name not in ("model", "batches", "loss")]
     for word in rest:

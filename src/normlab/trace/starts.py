@@ -1,4 +1,4 @@
-"""How parameters start: as is declared, as their class draws them, as their siblings do."""
+"""How parameters start: as declared, as their class draws them, as their siblings do."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from normlab.trace.untouched import same_globals, same_random_state
 LEVEL: Final = 1e-6
 """Probability of a false alarm over all parameters that are compared."""
 LEAST: Final = 64
-"""Entries below which the size of a draw is chance."""
+"""Number of entries below which the size of a draw is chance."""
 MOST: Final = 2**16
-"""Entries that are looked at."""
+"""How many entries are looked at."""
 Parameters = Mapping[str, Tensor]
 
 
@@ -40,30 +40,30 @@ class Start:
 
     path: str
     std: float | None = None
-    """Deviation of draws around 0."""
+    """Standard deviation of draws around 0."""
     value: float | None = None
-    """The one value of all entries."""
+    """The value of every entry."""
     truncated_at: float | None = None
-    """Magnitude of the largest draw, in deviations; ``std`` is then the argument of ``trunc_normal_``, or
-    what the truncation leaves of it.
+    """Largest magnitude of a draw, in deviations; ``std`` is then either the argument of ``trunc_normal_`` or
+    what truncation leaves of it.
     """
     entries: int | None = None
-    """Entries of the draw that ``std`` was measured on; None where it is exact."""
+    """How many entries ``std`` was measured on; None if it is exact."""
     axis: int = 0
     begin: int | None = None
     end: int | None = None
 
     def of(self, parameter: Tensor) -> Tensor:
-        """The slice of the parameter that is meant."""
+        """Return the slice of the parameter that this is about."""
         if self.begin is None and self.end is None:
             return parameter
         return parameter[(*(slice(None),) * self.axis, slice(self.begin, self.end))]
 
     def difference(self, parameter: Tensor, compared: int = 1) -> str:
-        r"""Say how a parameter differs from what is declared; empty where chance explains it.
+        r"""Say how a parameter differs from what is declared; empty if chance explains it.
 
         The logarithm of the root mean square of n draws with kurtosis k has the error
-        :math:`\sqrt{(k - 1) / 4n}`; ``compared`` is how many are looked at, by which the level is divided.
+        :math:`\sqrt{(k - 1) / 4n}`; the level is divided by ``compared``, the number of comparisons.
         """
         x = self.of(parameter.detach()).double()
         if self.value is not None:
@@ -89,12 +89,12 @@ class Start:
 
 
 def _limit_of(compared: int) -> float:
-    """The largest deviation of so many normal draws, in units of their error, that is still chance."""
+    """Return the largest deviation among that many normal draws, in their errors, that is still chance."""
     return NormalDist().inv_cdf(1 - LEVEL / 2 / max(compared, 1))
 
 
 def _truncated(at: float) -> float:
-    r"""Return the deviation of a standard normal that is cut off at so many deviations on both sides:
+    r"""Return the deviation of a standard normal that is cut off at ``at`` deviations on both sides:
     :math:`\sqrt{1 - 2 t \varphi(t) / (2 \Phi(t) - 1)}`, 0.88 for t = 2.
     """
     density = math.exp(-at * at / 2) / math.sqrt(2 * math.pi)
@@ -110,7 +110,7 @@ def differences(model: nn.Module, starts: Iterable[Start]) -> Iterator[tuple[str
 
 
 class _Unlike(NamedTuple):
-    """A parameter that starts unlike others, and how; ``z`` in errors of a draw."""
+    """A parameter that starts unlike others, and how; ``z`` is in errors of a draw."""
 
     z: float
     path: str
@@ -118,24 +118,24 @@ class _Unlike(NamedTuple):
 
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters that hold numbers."""
+    """Return the parameters that hold numbers."""
     return {n: p.detach() for n, p in model.named_parameters() if p.is_floating_point() and not p.is_meta}
 
 
 def constant(p: Tensor) -> bool:
-    """Whether all entries are one number."""
+    """Return whether all entries are the same number."""
     flat = p.reshape(-1)
     return p.numel() > 0 and bool((flat[:64] == flat[0]).all()) and bool((flat == flat[0]).all())
 
 
 def _looks_drawn(p: Tensor) -> bool:
-    """Whether a matrix has more distinct entries than diagonals, along which identities and tables agree."""
+    """Return whether a matrix has more distinct entries than diagonals; an identity or a table has not."""
     part = p.detach().flatten(1)[:64, :64]
     return p.numel() > 1 and len(part.unique()) >= sum(part.shape)
 
 
 def equal_draws(parameters: Parameters, drawn: Callable[[str, Tensor], bool]) -> Iterator[tuple[str, str]]:
-    """Yield pairs of matrices that are drawn and equal in every entry, and are two tensors."""
+    """Yield pairs of drawn matrices that are different tensors but equal in every entry."""
     seen: dict[tuple[torch.Size, float], str] = {}
     for name, p in parameters.items():
         matrix = p.ndim >= 2 and p.is_floating_point() and p.numel() > 1
@@ -169,7 +169,7 @@ def unlike_class(live: Parameters, one: Parameters, other: Parameters) -> list[_
 
 
 def unlike_siblings(groups: Sequence[Parameters]) -> _Unlike | None:
-    """The parameter that is most unlike the others of its group, where those agree."""
+    """Return the parameter most unlike the others in its group, if those agree."""
     groups = [g for g in groups if len(g) > 2 and len({p.shape for p in g.values()}) == 1]
     limit = _limit_of(sum(map(len, groups)))
     odd = [_odd_constant(g) if any(map(constant, g.values())) else _odd_draw(g, limit) for g in groups]
@@ -202,7 +202,7 @@ def _odd_draw(group: Parameters, limit: float) -> _Unlike | None:
 
 
 def _log_std(draws: list[Tensor]) -> tuple[list[float], list[float]]:
-    """The logarithm of each deviation, and its error by the kurtosis that they share."""
+    """Return the logarithm of each deviation, and its error from the kurtosis that they share."""
     flat = [x.flatten()[:: x.numel() // MOST + 1].double() for x in draws]
     stds = [max(float(x.std()), 1e-300) for x in flat]
     fourth = sum(float(((x - x.mean()) / s).pow(4).sum()) for x, s in zip(flat, stds, strict=True))
@@ -214,14 +214,14 @@ SEEDS: Final = (101, 202)
 
 
 def from_library(one: object) -> bool:
-    """Whether the class of an object was installed with a package, so that it is not the user's own."""
+    """Return whether the class of an object came with an installed package, so it is not the user's own."""
     source = getattr(sys.modules.get(type(one).__module__), "__file__", None)
     homes = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
     return source is not None and any(home in Path(source).resolve().parents for home in homes)
 
 
 class Fresh:
-    """The model of a setup as it is drawn anew."""
+    """The model of a setup, drawn afresh."""
 
     def __init__(self, setup: Setup) -> None:
         self._model, self._make = unwrap(setup.model), setup.make
@@ -230,23 +230,23 @@ class Fresh:
 
     @cached_property
     def one(self) -> nn.Module:
-        """The model of a seed. Raises Unknown where nothing says how it is drawn."""
+        """The model of one seed. Raises Unknown if nothing says how it is drawn."""
         return self._draw(SEEDS[0])
 
     @cached_property
     def pair(self) -> tuple[nn.Module, nn.Module]:
-        """The models of two seeds. Raises Unknown where nothing says how they are drawn."""
+        """The models of two seeds. Raises Unknown if nothing says how they are drawn."""
         return self.one, self._draw(SEEDS[1])
 
     @property
     def of_class(self) -> nn.Module | None:
-        """The model as its library's class draws it; None where none does."""
+        """The model as its library's class draws it; None if it has no such class."""
         with suppress(Unknown):
             return self.one if self.by_class else None
         return None
 
     def exact(self, like: Trace) -> Trace | None:
-        """The same step in float64, on the model of its class; None where it does not run."""
+        """Return the same step in float64, on the model as its class draws it; None if it does not run."""
         if self.of_class is None:
             return None
         with suppress(Exception):
@@ -254,13 +254,13 @@ class Fresh:
         return None
 
     def has_setting(self, path: str, name: str, value: Any) -> bool | None:
-        """Whether a model made anew gives one of its modules this setting; None where that is not known."""
+        """Return whether a newly made model gives this setting to one of its modules; None if unknown."""
         with suppress(Unknown, KeyError):
             return settings(dict(self.one.named_modules())[path]).get(name) == value
         return None
 
     def draws(self, name: str, p: Tensor) -> bool:
-        """Whether a parameter is drawn: two seeds differ in it, or it looks so where that is not known."""
+        """Return whether a parameter is drawn: two seeds differ in it or, if that is unknown, it looks so."""
         with suppress(Unknown):
             one, other = (dict(m.named_parameters()) for m in self.pair)
             varying = {n for n, x in one.items() if n in other and not torch.equal(x, other[n])}
@@ -268,16 +268,16 @@ class Fresh:
         return _looks_drawn(p)
 
     def copies(self, first: str, name: str) -> bool:
-        """Whether the model's class, or a library's container (nn.TransformerEncoder), copies its blocks."""
+        """Return whether the model's class or a library's container (nn.TransformerEncoder) copies blocks."""
         if self.of_class is not None:
             drawn = dict(self.of_class.named_parameters())
             return first in drawn and name in drawn and torch.equal(drawn[first], drawn[name])
         return from_library(self._model.get_submodule(".".join(shared((first, name))[:-1])))
 
     def built(self) -> nn.Module | None:
-        """A model of ``make``, else of Hugging Face's class, in the type of the model; None without either.
+        """Build a model by ``make``, else by Hugging Face's class, in the model's dtype; None without either.
 
-        Raises Unknown where the class makes a model with other tensors.
+        Raises Unknown if the class makes a model with other tensors.
         """
         library, model = sys.modules.get("transformers"), self._model
         if self._make is None and (library is None or not isinstance(model, library.PreTrainedModel)):
@@ -290,7 +290,7 @@ class Fresh:
         return made.to(kinds.pop()) if len(kinds) == 1 else made
 
     def on_meta(self) -> nn.Module | None:
-        """What ``built`` makes on the meta device. Raises Unknown where the user's code cannot."""
+        """Return what ``built`` makes on the meta device. Raises Unknown if the user's code cannot do it."""
         try:
             with torch.device("meta"):
                 return self.built()

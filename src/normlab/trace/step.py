@@ -1,4 +1,4 @@
-"""Compute gradients, and the weights after one update, by a new optimizer or by one amid its training."""
+"""Compute gradients, and the weights after one update, by a new optimizer or one in mid-training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Weights: TypeAlias = Mapping[str, Tensor]
 """Parameters, or what belongs to each, by path."""
 OptimizerFactory: TypeAlias = Callable[[list[Parameter]], Optimizer]
-"""Parameters to an optimizer that begins: ``partial(torch.optim.AdamW, lr=5e-4)``."""
+"""Makes a new optimizer of parameters: ``partial(torch.optim.AdamW, lr=5e-4)``."""
 FROZEN: Final = (
     "the loss has no gradient in the model: its parameters are frozen, or it runs without gradients; "
     "unfreeze the parameters to examine, as in model.requires_grad_()"
@@ -39,7 +39,7 @@ class Gradients(NamedTuple):
 
 
 def trainable(model: nn.Module) -> dict[str, Parameter]:
-    """Return the parameters that need gradients, by path, without those that have no entry.
+    """Return the parameters that need gradients, by path, without empty ones.
 
     Raises UserError for a frozen model.
     """
@@ -52,10 +52,10 @@ def trainable(model: nn.Module) -> dict[str, Parameter]:
 def gradients_in(
     loss: Tensor, tensors: Sequence[Tensor], model: nn.Module, *, retain_graph: bool = False
 ) -> list[Tensor | None]:
-    """Return the gradients of a loss in these tensors, None where it does not reach one.
+    """Return the gradients of a loss in these tensors; None for one that it does not reach.
 
-    A re-entrant checkpoint, whose function runs Python code as it goes backward, refuses
-    ``torch.autograd.grad``, or hides parameters from it; there ``loss.backward()`` finds them.
+    A re-entrant checkpoint, whose function runs Python code in its backward pass, refuses
+    ``torch.autograd.grad`` or hides parameters from it; ``loss.backward()`` then finds them.
 
     Raises UserError for a loss without a graph.
     """
@@ -71,7 +71,7 @@ def gradients_in(
 def nodes_behind(
     start: Any, ends: Iterable[Any] = (), *, beyond: Callable[[Any], bool] = lambda _: True
 ) -> Iterator[Any]:
-    """Yield the nodes of the graph from one on, up to those in ``ends``, and not ``beyond`` some."""
+    """Yield the graph's nodes from one on, up to those in ``ends``, and past those that ``beyond`` allows."""
     waiting, known = [start], {None, *ends}
     while waiting:
         if (node := waiting.pop()) not in known:
@@ -83,7 +83,7 @@ def nodes_behind(
 def _by_backward(
     loss: Tensor, tensors: Sequence[Tensor], model: nn.Module, *, retain_graph: bool
 ) -> list[Tensor | None]:
-    """The same by ``loss.backward()``, without what hooks of the user's do with gradients that arrive."""
+    """Do the same by ``loss.backward()``, without what the user's hooks do to gradients that arrive."""
     arrived: dict[int, Tensor] = {}
     handles = [x.register_hook(partial(arrived.__setitem__, id(x))) for x in tensors if not x.is_leaf]
     hooks = [hooks for p in model.parameters() if (hooks := p._post_accumulate_grad_hooks)]
@@ -105,8 +105,8 @@ def _by_backward(
 
 
 def made(optimizer: Optimizer | OptimizerFactory, model: nn.Module) -> tuple[Optimizer, float]:
-    """Return the optimizer, or the one that a function makes of copies of the model's trainable parameters;
-    and the largest rate of its groups, of which one that is None counts as 0.
+    """Return the optimizer, or the one that a function makes from copies of the model's trainable parameters,
+    and the largest rate of its groups, where None counts as 0.
     """
     if not isinstance(optimizer, Optimizer):
         optimizer = optimizer([Parameter(p.detach()) for p in trainable(model).values()])
@@ -122,11 +122,11 @@ def updated(
 ) -> dict[str, Tensor]:
     """Return a model's trainable parameters after one update on a step's loss, without dropout, by path.
 
-    An optimizer amid its training goes on from a copy of its state, without its hooks and without what a
-    schedule does after a step; a function makes a new one of the parameters that need a gradient. Those that
-    evaluate the loss several times, as LBFGS, do so; ``known`` is what the first evaluation gives, where it
-    is known already. Rates are ``factor`` times those of the groups; one that is None stays. The model's
-    weights and gradients, the optimizer's state and its groups are never written to.
+    An optimizer in the middle of its training goes on from a copy of its state, without its hooks and without
+    what a schedule does after a step; a function makes a new one from the parameters that need a gradient.
+    Optimizers that evaluate the loss several times, such as LBFGS, do so; ``known`` is what the first
+    evaluation gives, if already known. Rates are ``factor`` times the groups'; None stays None. The model's
+    weights and gradients and the optimizer's state and groups are never written to.
 
     Raises UserError for a frozen model, another model's optimizer, and a loss that is not finite.
     """
@@ -143,7 +143,7 @@ def updated(
     def weights() -> dict[str, Tensor]:
         return {path: twin.detach() for path, twin in twins.items()}
 
-    left = [known or trace.again(weights=weights()).slope]  # an optimizer may turn gradients off
+    left = [known or trace.again(weights=weights()).slope]  # an optimizer may turn off gradients
 
     def evaluate() -> float:
         loss, gradients = left.pop() if left else trace.again(weights=weights()).slope
@@ -164,7 +164,7 @@ def updated(
 
 
 def _copy(optimizer: Optimizer, twin_of: Mapping[int, Parameter]) -> Optimizer:
-    """Copy an optimizer, with twins in the place of its parameters."""
+    """Copy an optimizer, with twins in place of its parameters."""
     held = [p for group in optimizer.param_groups for p in group["params"]]
     if not any(id(p) in twin_of for p in held):
         raise UserError(

@@ -1,4 +1,4 @@
-"""Find the tensors in nested values and the modules inside wrappers, and see what modules read and write."""
+"""Find tensors in nested values and modules inside wrappers, and see what modules read and write."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Tap:
     """One tensor that enters or leaves one call of a module.
 
     ``place`` leads to it: the position or keyword of an argument, or the index, key or field of an output,
-    and onwards through what is nested; () is an output that is the tensor itself. ``call`` counts the calls
-    of the module in a forward pass, from 0.
+    and so on through nested values; () is an output that is itself the tensor. ``call`` counts the calls of
+    the module in a forward pass, from 0.
     """
 
     module: str
@@ -57,12 +57,12 @@ def tensors_in(value: Any, place: Place = ()) -> Iterator[tuple[Place, Tensor]]:
 
 
 def bytes_of(x: Tensor) -> bytes:
-    """The bytes of a tensor's entries."""
+    """Return the number of bytes in a tensor's entries."""
     return x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def rows_of(batch: Any) -> int:
-    """B, the length that most tensors of a batch begin with."""
+    """Return B, the length that most tensors of a batch begin with."""
     lengths = Counter(x.shape[0] for _, x in tensors_in(batch) if x.ndim)
     return lengths.most_common(1)[0][0] if lengths else 1
 
@@ -75,7 +75,7 @@ def activations(value: Any) -> Iterator[tuple[Place, Tensor]]:
 
 
 def map_tensors(value: Any, change: Callable[[Place, Tensor], Tensor], place: Place = ()) -> Any:
-    """Return the same nest with each tensor changed; other objects stay as they are."""
+    """Return the same nested value with each tensor changed; other objects stay the same."""
     if isinstance(value, Tensor):
         return change(place, value)
     if isinstance(value, Mapping):
@@ -88,7 +88,7 @@ def map_tensors(value: Any, change: Callable[[Place, Tensor], Tensor], place: Pl
         return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
     if is_dataclass(value) and not isinstance(value, type):
         new = copy.copy(value)
-        for field in fields(value):  # a frozen one, too
+        for field in fields(value):  # a frozen one too
             own = map_tensors(getattr(value, field.name), change, (*place, field.name))
             object.__setattr__(new, field.name, own)
         return new
@@ -104,7 +104,7 @@ def at(value: Any, place: Place) -> Any:
 
 
 def replaced(value: Any, place: Place, new: Tensor) -> Any:
-    """Return the nest with another tensor at this place."""
+    """Return the nested value with another tensor at this place."""
     return map_tensors(value, lambda here, x: new if here == place else x)
 
 
@@ -125,11 +125,11 @@ def unwrapped(model: nn.Module) -> list[nn.Module]:
 
 
 LATER: Final = 10**6
-"""A count of steps far on in a training, at which every schedule is over."""
+"""A count of steps late in training, when every schedule is over."""
 
 
 def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """The buffers that are saved with a model's weights, by name."""
+    """Return the buffers that are saved with a model's weights, by name."""
     passing = {
         f"{path}.{name}".lstrip(".")
         for path, module in model.named_modules()
@@ -139,18 +139,18 @@ def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 
 def counts(model: nn.Module) -> dict[str, Tensor]:
-    """The saved buffers that are one integer: they count steps or batches in the course of a training."""
+    """Return the saved buffers that are one integer: they count steps or batches during training."""
     whole = (torch.int32, torch.int64)
     return {n: b for n, b in saved_buffers(model).items() if not b.dim() and b.dtype in whole}
 
 
 def later_counts(model: nn.Module) -> dict[str, Tensor]:
-    """The ``counts`` far on in a training, as new tensors."""
+    """Return the ``counts`` as they are late in training, as new tensors."""
     return {name: count.clamp(min=LATER) for name, count in counts(model).items()}
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the model inside its wrappers, whose module paths are the ones that count."""
+    """Return the model inside its wrappers; its module paths are the ones that count."""
     return unwrapped(model)[-1]
 
 
@@ -168,7 +168,7 @@ def loose_tensors(model: nn.Module) -> list[str]:
 
 
 def shared_names(model: nn.Module) -> list[list[str]]:
-    """Return the names of each parameter that has several, by their storage where they have one."""
+    """Return the names of each parameter that has several, compared by storage if it has one."""
     names: dict[int, list[str]] = {}
     for n, p in model.named_parameters(remove_duplicate=False):
         key = id(p) if p.is_meta or not p.numel() else p.data_ptr()
@@ -177,7 +177,7 @@ def shared_names(model: nn.Module) -> list[list[str]]:
 
 
 def compiles(module: nn.Module) -> bool:
-    """Whether calls of the module run compiled code."""
+    """Return whether calls of the module run compiled code."""
     return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
@@ -209,8 +209,8 @@ def forward_hooks(modules: Mapping[str, nn.Module], see: Callable[[str, Side, An
 def first_calls(
     modules: Mapping[str, nn.Module], keep: Callable[[Any], T | None]
 ) -> Iterator[dict[str, tuple[T, T]]]:
-    """Fill the dictionary, inside this block, with what enters and what leaves the first call of each module,
-    as ``keep`` makes it of the values, inner modules first; a call of which it makes None does not count.
+    """Inside this block, fill the dictionary with what ``keep`` makes of the values that enter and leave the
+    first call of each module, inner modules first; a call for which it returns None does not count.
     """
     entered: dict[str, T] = {}
     calls: dict[str, tuple[T, T]] = {}
@@ -228,7 +228,7 @@ def first_calls(
 
 
 def apart(entered: Mapping[Any, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the positional arguments of a call and those by name, from what ``forward_hooks`` shows."""
+    """Return the positional and the keyword arguments of a call, from what ``forward_hooks`` shows."""
     args = tuple(value for key, value in entered.items() if isinstance(key, int))
     return args, {key: value for key, value in entered.items() if not isinstance(key, int)}
 
@@ -247,7 +247,7 @@ def call_model(model: nn.Module, batch: Any) -> Any:
 
 
 def refusal(who: str, batch: Any, error: Exception, word: str = "") -> str:
-    """Say what raised on a batch; with a word, how batches are passed, and what passes them otherwise."""
+    """Say what raised on a batch; with a word, also how batches are passed and how to pass them otherwise."""
     kind = f"keywords {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
     how = (
         ". A dict is passed as keywords, a tuple or list as arguments, anything else as it is; pass "
@@ -261,10 +261,10 @@ def refusal(who: str, batch: Any, error: Exception, word: str = "") -> str:
 
 @contextmanager
 def eager() -> Iterator[None]:
-    """Run modules as they were written inside this block, hooks included: without compiled code, and without
+    """Inside this block, run modules as they were written, hooks included: without compiled code, and without
     torch's fast path through encoder layers, which packs padded rows into nested tensors.
     """
-    compiler = "torch._dynamo" in sys.modules  # nothing is compiled without it, and importing it takes long
+    compiler = "torch._dynamo" in sys.modules  # without it nothing is compiled, and importing it is slow
     fast = torch.backends.mha.get_fastpath_enabled()
     try:
         torch.backends.mha.set_fastpath_enabled(False)
@@ -276,7 +276,7 @@ def eager() -> Iterator[None]:
 
 @contextmanager
 def unscanned() -> Iterator[None]:
-    """Inside this block collect garbage among its own objects only: to scan all others is slow."""
+    """Inside this block, collect garbage only among its own objects: scanning all others is slow."""
     if gc.get_freeze_count():
         yield
         return

@@ -24,10 +24,9 @@ from normlab.trace.untouched import undisturbed
 
 @contextmanager
 def at_weights(model: nn.Module, weights: Weights) -> Iterator[None]:
-    """Give these parameters and buffers other values inside this block; their own storage is never written
-    to.
+    """Give these parameters and buffers other values inside this block, without writing to their own storage.
 
-    A backward pass at these values belongs inside, too: a graph holds parameters by reference. A parameter
+    A backward pass at these values must be inside too: a graph holds parameters by reference. A parameter
     with several paths may be named by any of them.
     """
     parameters = {path: attrgetter(path)(model) for path in weights}
@@ -44,7 +43,7 @@ def at_weights(model: nn.Module, weights: Weights) -> Iterator[None]:
 
 
 def _forget_casts(changed: Sequence[Any]) -> None:
-    """Let autocast cast weights anew, of which it keeps copies."""
+    """Let autocast, which keeps copies of cast weights, cast them again."""
     if changed:
         torch.clear_autocast_cache()
 
@@ -57,7 +56,7 @@ class Event(NamedTuple):
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     places: tuple[Place, ...]
-    """Of the outputs."""
+    """Where the outputs are."""
 
 
 class Pass(NamedTuple):
@@ -71,10 +70,10 @@ class Pass(NamedTuple):
 
 
 def output_loss(model: nn.Module, batch: Any, call: Call = call_model) -> Tensor:
-    """Return the loss in the model's own output, as Hugging Face's models have it for batches with labels; of
-    a tuple or a dict, the only number in it.
+    """Return the loss in the model's own output, where Hugging Face's models put it for batches with labels;
+    for a tuple or a dict, the only number in it.
 
-    Raises UserError with what to pass where there is none.
+    Raises UserError, saying what to pass, if there is none.
     """
     output = call(model, batch)
     loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
@@ -93,9 +92,9 @@ def output_loss(model: nn.Module, batch: Any, call: Call = call_model) -> Tensor
 class Trace:
     """One step of a model on a batch, computed when asked for; the model is left as it was.
 
-    ``exact`` says that the model is a copy in float64, so that its functions run in float64, too. Without
-    ``dropout`` every dropout of torch passes its input on. ``weights`` stand in the place of the model's own
-    parameters of these names. ``changed`` maps a module's path to a function of its first input.
+    ``exact`` says that the model is a copy in float64, so its functions run in float64 too. Without
+    ``dropout``, every dropout of torch passes its input on. ``weights`` replace the model's own parameters of
+    the same names. ``changed`` maps a module's path to a function of its first input.
 
     >>> from normlab.trace.tensors import Tap
     >>> tap = Tap("decoder.end", "output")
@@ -135,14 +134,14 @@ class Trace:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Call modules of the model inside this block as a pass runs them, without dropout or a graph."""
+        """Inside this block, call modules of the model as a pass runs them, without dropout or a graph."""
         with self._surroundings(), torch.no_grad(), Functions(exact=self.exact, dropout=False):
             yield
 
     def run(
         self, *, graph: bool = False, events: bool = False, functions: Callable[[str], bool] | None = None
     ) -> Pass:
-        """Run one forward pass, within ``surroundings`` where a backward pass is to follow."""
+        """Run one forward pass, within ``surroundings`` if a backward pass is to follow."""
         watch = _Watch(self.model, self.taps, graph=graph, events=events)
         watched = watch.modules(events=events or functions is not None)
         with ExitStack() as stack:
@@ -169,7 +168,7 @@ class Trace:
             yield self.run(graph=True, **recorded)
 
     def once(self, *, graph: bool = False, **recorded: Any) -> Pass:
-        """Run a pass; what it gives may have a graph, through which no backward pass may go any more."""
+        """Run a pass; its results may have a graph, but no backward pass may go through it any more."""
         with self._surroundings():
             return self.run(graph=graph, **recorded)
 
@@ -183,7 +182,7 @@ class Trace:
         return self.once(events=True).events
 
     def functions(self, *names: str) -> tuple[FunctionCall, ...]:
-        """Return the calls of functions of torch by these names, in order."""
+        """Return the calls of torch functions with these names, in order."""
         return self.once(functions=lambda name: name in names).functions
 
     @property
@@ -215,7 +214,7 @@ class Trace:
 
     @cached_property
     def moving(self) -> list[str]:
-        """Buffers that a pass changes, as running statistics and counters are."""
+        """Buffers that a pass changes, such as running statistics and counters."""
         own = dict(self.model.named_buffers())
         with self.with_graph() if own else nullcontext():
             after = {n: b.clone() for n, b in self.model.named_buffers()}
@@ -228,7 +227,7 @@ class Trace:
 
     @property
     def gradients(self) -> dict[str, Tensor | None]:
-        """The gradient of the loss in every parameter that needs one; None where it does not reach."""
+        """The gradient of the loss in every parameter that needs one; None if it does not reach."""
         return self._backward[1]
 
     @property
@@ -241,7 +240,7 @@ class Trace:
     def update(
         self, optimizer: Optimizer | OptimizerFactory, known: Gradients | None = None, **options: Any
     ) -> dict[str, Tensor]:
-        """Return the trainable parameters after one update on the loss, see ``step.updated``."""
+        """Return the trainable parameters after one update on the loss (see ``step.updated``)."""
         return updated(self, optimizer, known, **options)
 
 
@@ -311,8 +310,8 @@ class _Watch:
 
 @contextmanager
 def recomputing(model: nn.Module, mode: Functions) -> Iterator[list[nn.Module]]:
-    """Run the modules that a backward pass inside this block runs again, as checkpoints do, in this mode;
-    autograd would leave it behind. Yields the outermost of them.
+    """Use this mode for modules that a backward pass inside this block runs again, as checkpoints do;
+    autograd would drop it. Yields the outermost of them.
     """
     inside: list[nn.Module] = []
     again: list[nn.Module] = []

@@ -1,4 +1,4 @@
-"""The same by another way: in float32, loaded anew, padded otherwise, token by token, in another order."""
+"""The same in another way: in float32, loaded again, padded differently, token by token, in another order."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class _Rounding(NamedTuple):
 
     module: str
     ratio: float
-    """Its error, in units of what one rounding of its inputs and output makes."""
+    """Its error, in units of what one rounding of its inputs and output causes."""
     operations: int
 
 
 class _LowCalls(NamedTuple):
-    """The first call of each module of a pass in which something is in low precision."""
+    """The first call of each module in a pass where something is in low precision."""
 
     calls: Mapping[str, Any]
     types: set[torch.dtype]
@@ -44,9 +44,9 @@ class _LowCalls(NamedTuple):
 
 
 def low_calls(step: Step) -> _LowCalls:
-    """Run the model once, under autocast where the user's step runs it so.
+    """Run the model once, under autocast if the user's step runs it so.
 
-    Raises Unknown where all is in float32.
+    Raises Unknown if all is in float32.
     """
     trace, cast = step.plain.again(model=step.copy()), None
     if step.setup.step is not None:
@@ -71,12 +71,12 @@ def low_calls(step: Step) -> _LowCalls:
 def roundings(step: Step) -> Iterator[_Rounding]:
     """Measure the first call of each module in low precision, inner ones first.
 
-    Raises Unknown where all is in float32.
+    Raises Unknown if all is in float32.
     """
     low, twins = low_calls(step), step.copy().float().eval()
     eps = max(torch.finfo(t).eps for t in low.types)
     for path, (values, written) in low.calls.items():
-        with suppress(Exception):  # a module may ask for its own type
+        with suppress(Exception):  # a module may insist on its own dtype
             twin = twins.get_submodule(path)
             weights = dict(twin.named_parameters()) if low.cast else {}
             yield _Rounding(path, *_ratio(twin, weights, values, _floating(written), eps))
@@ -119,11 +119,11 @@ def _apart(a: Tensor, b: Tensor) -> float:
 
 
 GENERATED: Final = 24
-"""Tokens of a sequence that is generated with a cache; the first of them are read at once."""
+"""Number of tokens in a sequence that is generated with a cache; the first of them are read at once."""
 
 
 def difference_when_loaded(step: Step, model: nn.Module) -> tuple[str, str] | None:
-    """Load the state of the exact trace's model, and what is left out; return where and how that differs."""
+    """Load the state of the exact trace's model and what it leaves out; return where and how that differs."""
     model, own = model.double() if step.is_exact else model, step.exact.model
     state = copy.deepcopy(own.state_dict())
     state.update(left_out(step, own))
@@ -138,7 +138,7 @@ def difference_when_loaded(step: Step, model: nn.Module) -> tuple[str, str] | No
 
 
 def left_out(step: Step, model: nn.Module) -> dict[str, Tensor]:
-    """The parameters that are declared frozen, and that no state dict holds."""
+    """Return the parameters that are declared frozen and that no state dict holds."""
     held = model.state_dict().keys()
     return {n: p for n, p in model.named_parameters() if n not in held and step.declare.is_frozen(n)}
 
@@ -146,8 +146,8 @@ def left_out(step: Step, model: nn.Module) -> dict[str, Tensor]:
 def off_arranged(
     step: Step, real: Tensor, one: Arranged, other: Arranged | None = None, **where: Any
 ) -> float:
-    """How far outputs at these tokens `[B, T]` differ in a batch that is arranged so from those in another
-    one, or in the step's own; NaN where it does not run. ``where`` is which tokens, and which places alone.
+    """Return how far outputs at these tokens `[B, T]` differ between a batch arranged as ``one`` and another,
+    or the step's own; NaN if it does not run. ``where`` says which tokens, and which places only.
     """
     a, b = (_arranged(step, real, way, **where) for way in (one, other or Arranged(one.rows)))
     return math.nan if a is None or b is None or a.shape != b.shape else distance(a, b)
@@ -164,7 +164,7 @@ def _arranged(
         try:
             batch = facts.rearranged(arranged, tokens or facts.tokens, **where)
             shown = step.logits(step.exact.again(batch=batch))
-        except Exception:  # a model of one width takes no other
+        except Exception:  # a model of a fixed width accepts no other
             return None
         shown = shown if base.shape[0] == facts.rows else shown.transpose(0, 1)
         pick = pick.gather(1, columns(real.shape[1]))
@@ -176,7 +176,7 @@ def _arranged(
 
 
 def generated(trace: Trace, ids: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    """Return the logits of a full pass over ids `[B, T]`, and of a generation of them with a cache.
+    """Return the logits of a full pass over ids `[B, T]`, and of generating them with a cache.
 
     Raises Unknown for a model that has no cache.
     """
@@ -207,11 +207,11 @@ class _Exchange(NamedTuple):
     """The logits of a model that does not see the order."""
     module: str = ""
     has_positions: bool = True
-    """Whether a parameter of the model may hold something for each place."""
+    """Whether some parameter of the model may hold an entry for each place."""
 
 
 def exchanged_tokens(facts: Facts, logits: Tensor) -> _Exchange:
-    """Exchange two tokens. Raises Unknown where they repeat."""
+    """Exchange two tokens. Raises Unknown if they repeat."""
     ids, expected = facts.tokens.ids, logits.clone()
     one, other = 1, ids.shape[1] // 2
     row = next((i for i, own in enumerate(ids) if own[one] != own[other]), None)
@@ -225,7 +225,7 @@ def exchanged_tokens(facts: Facts, logits: Tensor) -> _Exchange:
 
 
 def exchanged_patches(facts: Facts, logits: Tensor) -> _Exchange:
-    """Exchange two patches of each image. Raises Unknown where none is cut into patches."""
+    """Exchange two patches of each image. Raises Unknown if none is cut into patches."""
     model, batch = facts.trace.model, facts.trace.batch
     for event in facts.trace.events:
         module = model.get_submodule(event.module)
@@ -247,7 +247,7 @@ def exchanged_patches(facts: Facts, logits: Tensor) -> _Exchange:
 
 
 def one_token(facts: Facts) -> Any:
-    """The batch with one token all over, no padding, and positions as the model counts them itself."""
+    """Return the batch with one token everywhere, no padding, and positions as the model counts them."""
     tokens, ids = facts.tokens, facts.tokens.ids
     pool = torch.unique(ids[ids != facts.declared.pad_id] if facts.declared.pad_id is not None else ids)
 
@@ -271,7 +271,7 @@ class _Repeated(NamedTuple):
 
     @property
     def seen(self) -> Tensor:
-        """Which keys get a weight of a query of a model that looks back; a mask leaves others none."""
+        """Which keys get a weight from a query in a model that looks back; a mask leaves the others none."""
         return (self.scores.double().softmax(-1) > 0).tril()
 
     @property
@@ -281,14 +281,14 @@ class _Repeated(NamedTuple):
 
     @property
     def slope(self) -> float:
-        """How far the scores of the last query differ by the keys that it sees, relative to the largest."""
+        """How far the last query's scores differ among the keys that it sees, relative to the largest."""
         last, seen = self.scores[..., -1, :], self.seen[..., -1, :]
         far, near = last.masked_fill(~seen, -torch.inf).amax(-1), last.masked_fill(~seen, torch.inf).amin(-1)
         return float((far - near).max() / self.size)
 
     @property
     def beyond_distance(self) -> float:
-        """How far the scores of two neighbouring queries differ beyond a factor and a constant of each."""
+        """How far the scores of two neighbouring queries differ beyond a factor and a constant each."""
         worst, s, seen = 0.0, self.scores, self.seen
         for i in range(4, s.shape[-1]):  # by distance: those of a query, and of the query before
             both = seen[..., i, 1 : i + 1] & seen[..., i - 1, :i]
@@ -300,7 +300,7 @@ class _Repeated(NamedTuple):
 
 
 def repeated(trace: Trace, width: int) -> Iterator[_Repeated]:
-    """What each self-attention over so many positions computes."""
+    """Yield what each self-attention over this many positions computes."""
     for call in trace.functions("scaled_dot_product_attention", "softmax"):
         if call.name == "softmax":
             x = call.argument(0, "input")
@@ -317,7 +317,7 @@ def repeated(trace: Trace, width: int) -> Iterator[_Repeated]:
 
 
 def stream_variation(trace: Trace, module: str, size: tuple[int, int]) -> float:
-    """How far the stream `[B, T, …]` read nearest around a module varies over T. Raises Unknown."""
+    """Return how far the stream `[B, T, …]` read nearest around a module varies over T. Raises Unknown."""
     inside = module.split(".")
     for around in [".".join(inside[:depth]) for depth in range(len(inside), -1, -1)]:
         for event in trace.events:
@@ -329,5 +329,5 @@ def stream_variation(trace: Trace, module: str, size: tuple[int, int]) -> float:
 
 
 def variation(x: Tensor, axis: int) -> float:
-    """How far a tensor differs along an axis from its first entry there."""
+    """Return how far a tensor differs along an axis from its first entry there."""
     return distance(x, x.narrow(axis, 0, 1).expand_as(x))

@@ -30,14 +30,14 @@ from normlab.trace.tensors import eager, unwrap
 
 @contextmanager
 def same_random_state(seed: int | None = None) -> Iterator[None]:
-    """Restore the generators of torch on every device, Python and numpy after this block; seed them first."""
+    """Seed the generators of torch on every device, Python and numpy; restore them after this block."""
     numpy = sys.modules.get("numpy")
     python, legacy = random.getstate(), numpy.random.get_state() if numpy else None
     cpu, devices = torch.get_rng_state(), _accelerators()
     states = [(device, device.get_rng_state(*at)) for device, *at in devices]
     try:
         if seed is not None:
-            torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed devices that begin later
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed devices that start later
             for device, *at in devices:
                 with device.device(*at) if at else nullcontext():
                     device.manual_seed(seed)
@@ -68,7 +68,7 @@ def _accelerators() -> list[tuple[Any, ...]]:
 
 @contextmanager
 def same_globals() -> Iterator[None]:
-    """Restore torch's default type and gradient mode after this block, in which warnings are silent."""
+    """Restore torch's default dtype and gradient mode after this block, in which warnings are silent."""
     dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
     try:
         with warnings.catch_warnings():
@@ -81,7 +81,7 @@ def same_globals() -> Iterator[None]:
 
 @contextmanager
 def same(*objects: Any, parameters: bool) -> Iterator[None]:
-    """Put back what these objects hold after this block; ``parameters`` with their bits."""
+    """After this block, put back what these objects hold; with ``parameters``, also those bits."""
     kept = _Kept(*(own for one in objects for own in _own(one)), parameters=parameters)
     try:
         yield
@@ -90,8 +90,8 @@ def same(*objects: Any, parameters: bool) -> Iterator[None]:
 
 
 def _own(value: Any) -> list[Any]:
-    """Return what is kept of an object: of a model that ``torch.distributed`` shards and puts together again
-    as it runs, the buffers alone.
+    """Return what is kept of an object: only the buffers of a model that ``torch.distributed`` shards and
+    reassembles as it runs.
     """
     if not isinstance(value, nn.Module):
         return [value]
@@ -104,7 +104,7 @@ def _own(value: Any) -> list[Any]:
 
 @contextmanager
 def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Put a model in one mode inside this block, and restore that of every module after it."""
+    """Put a model in one mode inside this block, then restore the mode of every module."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         try:
@@ -126,8 +126,8 @@ def undisturbed(
 ) -> Iterator[None]:
     """Run passes of a model inside this block, in one mode and as ``eager`` runs it, from one random state.
 
-    Modes, attributes, buffers, hooks, random states and global switches are then as they were, and so is what
-    ``others`` hold, as batches. Parameters are not: ``untouched`` copies them.
+    Modes, attributes, buffers, hooks, random states and global switches are restored afterwards, as is what
+    ``others``, such as batches, hold. Parameters are not: ``untouched`` copies them.
     """
     with (
         same_globals(),
@@ -140,7 +140,7 @@ def undisturbed(
 
 
 SEVERAL: Final = 8
-"""Batches of a list that are copied; a pass looks after its own."""
+"""How many batches of a list are copied; a pass looks after its own."""
 _UNTOUCHED: ContextVar[tuple[nn.Module, ...]] = ContextVar("_UNTOUCHED", default=())
 
 
@@ -191,23 +191,23 @@ PLAIN: Final = frozenset(
         *(types.FunctionType, types.MethodType, types.ModuleType, types.BuiltinFunctionType),
     }
 )
-"""Types of values that are not looked into."""
+"""Types of values whose contents are not searched."""
 
 
 FILLED: Final = frozenset({dict, OrderedDict, list, set})
 MAPPINGS: Final = (dict, UserDict)
 OBJECTS: Final = (nn.Module, Optimizer, LRScheduler, GradScaler)
-"""Objects whose attributes are kept, beside those of dataclasses."""
+"""Types of objects whose attributes are kept, besides those of dataclasses."""
 HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 class _Kept:
-    """What objects hold: attributes, containers, tensors, and generators of random numbers.
+    """What objects hold: attributes, containers, tensors and random number generators.
 
-    Objects stay the same objects: attributes and entries are put back, tensors get the storage, the bits, the
-    gradient and the hooks that they had. Of an attribute that is an object of some other class only a
-    dataclass is looked into: the rest may lead anywhere. ``parameters`` says whether their bits are copied,
-    to the CPU's memory.
+    Objects stay the same objects: attributes and entries are put back, and tensors get the storage, the bits,
+    the gradient and the hooks that they had. An attribute that is an object of some other class is searched
+    only if it is a dataclass: others may lead anywhere. ``parameters`` says whether the bits of parameters
+    are copied, to the CPU's memory.
     """
 
     def __init__(self, *roots: Any, parameters: bool) -> None:
@@ -227,7 +227,7 @@ class _Kept:
             for inner in self._keep(value):
                 if (kind := type(inner)) in PLAIN:
                     continue
-                empty = kind in FILLED and not inner  # as most of what a module holds
+                empty = kind in FILLED and not inner  # like most of what a module holds
                 (self._empty if empty else waiting).append(inner)
 
     def restore(self) -> None:
@@ -245,7 +245,7 @@ class _Kept:
                 torch.autograd.graph.increment_version([x for x in views if not x.is_inference()])
 
     def _keep(self, value: Any) -> list[Any]:
-        """Remember a value; return what it leads to."""
+        """Remember a value; return the values that it leads to."""
         if isinstance(value, Tensor):
             return self._keep_tensor(value)
         if isinstance(value, OBJECTS):
@@ -326,7 +326,7 @@ def _inside(x: Tensor) -> Iterator[Tensor]:
 
 
 def _storages(x: Tensor) -> list[UntypedStorage]:
-    """Return the storage of a tensor that has one of its own, and not one in tensors that it holds."""
+    """Return the storage of a tensor that has its own, rather than one in tensors that it holds."""
     if x.is_meta or x.layout is not torch.strided or is_traceable_wrapper_subclass(x):
         return []
     storage = x.untyped_storage()
@@ -339,7 +339,7 @@ def _bytes(storage: UntypedStorage, device: torch.device) -> Tensor:
 
 
 def _place(x: Tensor) -> Any:
-    """Return where a tensor's numbers lie, and as what view; None if it has no storage of its own."""
+    """Return where a tensor's numbers lie and in which view; None if it has no storage of its own."""
     for storage in _storages(x):
         start = storage.data_ptr()
         return start if x.is_nested else (start, x.size(), x.stride(), x.storage_offset(), x.dtype)
@@ -347,7 +347,7 @@ def _place(x: Tensor) -> Any:
 
 
 def _put_back(mapping: Any, before: dict[Any, Any]) -> None:
-    """Put back the entries of a mapping, one by one: it is never without those that stay."""
+    """Put back the entries of a mapping, one by one, so it never lacks those that stay."""
     same_keys = len(mapping) == len(before) and all(map(is_, mapping, before))
     if same_keys and all(map(is_, mapping.values(), before.values())):
         return
@@ -382,7 +382,7 @@ def _generators() -> Iterator[tuple[type, Callable[[Any], Any], Callable[[Any, A
 
 
 def _held_by(function: Any) -> list[Any]:
-    """Return the modules, optimizers, schedulers and containers that a user's function reaches by name."""
+    """Return the modules, optimizers, schedulers and containers that a user's function can reach by name."""
     values: list[Any] = [function, *getattr(function, "__dict__", {}).values()]
     while isinstance(function, partial):
         values += [*function.args, *function.keywords.values()]

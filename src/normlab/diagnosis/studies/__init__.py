@@ -1,4 +1,4 @@
-"""Procedures with several passes: from a subject to a table. None of them trains or leaves a trace."""
+"""Procedures of several passes that turn a subject into a table. None of them trains or leaves a trace."""
 
 from importlib import import_module
 from pkgutil import iter_modules

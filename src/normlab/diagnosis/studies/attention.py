@@ -1,4 +1,4 @@
-"""Measure attention head by head, its entropy and its largest logit, and how alike depth makes tokens."""
+"""Measure each attention head's entropy and largest logit, and how alike depth makes tokens."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from normlab.errors import UserError
 from normlab.trace.tensors import Side, Tap, at, forward_hooks
 
 SATURATED: Final = 100.0
-"""A logit this far above the others leaves a softmax no gradient: e^-88 is float32's last normal number."""
+"""A logit this far above the others leaves a softmax no gradient: float32's normal numbers end at e^-88."""
 COLLAPSED_NATS: Final = 0.1
 """Entropy of attention below which one key has more than 97 % of the weight."""
 UNIFORM: Final = 0.99
-"""Share of the entropy of uniform attention beyond which no key is told from another."""
+"""Share of uniform attention's entropy above which no key stands out."""
 
 SOFTMAXES: Final = frozenset({torch.ops.aten._softmax, torch.ops.aten._safe_softmax})
-"""Every attention that is not a single kernel comes down to one of these."""
+"""Every attention that is not a single kernel ends up calling one of these."""
 KERNEL: Final = (
     "its attention is a kernel of its own; run it as plain code, for Hugging Face's as in "
     'model.set_attn_implementation("eager")'
 )
-"""The reason why a sublayer that attends shows no softmax."""
+"""The reason why an attention sublayer shows no softmax."""
 
 
 def attention(subject: Subject) -> Table:
@@ -51,13 +51,13 @@ def attention(subject: Subject) -> Table:
     \mathrm{softmax}(z_i)`.
 
     z is what goes into the softmax: scaled, with all biases, and only where it is not masked. ``uniform`` is
-    the mean of :math:`\ln` of the number of keys that a query may look at, the largest entropy there can be.
-    Queries of padding are left out. All softmaxes over scores `[..., T, S]` are seen that run while a
-    sublayer other than a feed-forward one is at work, whatever implements the attention, with fused kernels
-    replaced for this pass by plain code.
+    the mean of :math:`\ln` of the number of keys that a query may look at, the largest possible entropy.
+    Queries of padding are left out. Every softmax over scores `[..., T, S]` is seen that runs during a
+    sublayer other than a feed-forward one, whatever implements the attention; for this pass, plain code
+    replaces fused kernels.
 
     Zhai et al. 2023, Section 3 (arXiv 2303.06296) for the entropy; Dehghani et al. 2023, Section 2 (arXiv
-    2302.05442) for the logits. Raises UserError where no softmax is seen.
+    2302.05442) for the logits. Raises UserError if no softmax is seen.
     """
     masks, moments = subject.masks, _SoftmaxRecorder(subject)
     plain, seen = sdpa_kernel(SDPBackend.MATH), forward_hooks(moments.watched, moments.see)
@@ -77,17 +77,17 @@ def attention(subject: Subject) -> Table:
 
 
 class _Softmax(NamedTuple):
-    """A softmax over `[N, T, S]`: the moment at which it ran, and its statistics `[N, T]` for each query."""
+    """A softmax over `[N, T, S]`: the moment when it ran, and its statistics `[N, T]` for each query."""
 
     moment: int
     entropy: Tensor
     largest: Tensor
     uniform: Tensor
-    """Minus infinity for a query that may look nowhere."""
+    """Minus infinity for a query that may look at no key."""
 
 
 class _SoftmaxRecorder(TorchDispatchMode):
-    """Counts the moments at which a forward pass shows a stream, and records the softmaxes between them."""
+    """Counts the moments when a forward pass shows a stream, and records the softmaxes between them."""
 
     def __init__(self, subject: Subject) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ def _summary(moment: int, scores: Tensor, weights: Tensor) -> _Softmax:
 
 
 def _rows(stack: StackView, seen: _SoftmaxRecorder, mask: Tensor, *, sequence_first: bool) -> Iterator[Row]:
-    """Yield the rows of a stack; of parallel sublayers the first that attends owns a softmax."""
+    """Yield the rows of a stack; among parallel sublayers, the first that attends owns a softmax."""
     mask = mask.T if sequence_first and mask.ndim == 2 else mask
     taken: set[int] = set()
     for view in stack.sublayers:
@@ -155,7 +155,7 @@ def _by_head(seen: _Softmax, tokens: int, mask: Tensor) -> list[_Softmax]:
 
 
 def _joined(those: Sequence[_Softmax]) -> Row:
-    """Return a head's statistics over all its queries, None if all are padding or masked."""
+    """Return a head's statistics over all its queries, or None if all are padding or masked."""
     entropy, largest, uniform = (torch.cat(parts) for parts in list(zip(*those, strict=True))[1:])
     if not len(entropy):
         return {"entropy": None, "max_logit": None, "uniform": None}
@@ -164,12 +164,12 @@ def _joined(those: Sequence[_Softmax]) -> Row:
 
 
 def _is_sequence_first(model: nn.Module) -> bool:
-    """Whether streams are `[T, B, D]`, as torch's layers have them unless told ``batch_first``."""
+    """Return whether streams are `[T, B, D]`, as in torch's layers unless they are ``batch_first``."""
     return any(getattr(module, "batch_first", True) is False for module in model.modules())
 
 
 def _entropy_of_heads(tables: Tables) -> Iterator[Finding]:
-    """Count heads that attend to one key only or to all alike, and report logits that saturate softmax."""
+    """Count heads that attend to only one key or to all alike, and report logits that saturate softmax."""
     for stack, table in tables.stacks("attention"):
         known = [
             (e, as_float(row.get("uniform"))) for row in table if (e := as_float(row["entropy"])) is not None
@@ -177,7 +177,7 @@ def _entropy_of_heads(tables: Tables) -> Iterator[Finding]:
         entropies = [entropy for entropy, _ in known]
         if not entropies:
             continue
-        # a head that may attend to one key only has no choice
+        # a head that may attend to only one key has no choice
         sharp = sum(e < COLLAPSED_NATS for e, uniform in known if uniform is None or uniform > COLLAPSED_NATS)
         flat = sum(e / uniform > UNIFORM for e, uniform in known if uniform)
         yield Finding(
@@ -225,7 +225,7 @@ def similarity(subject: Subject) -> Table:
     effective rank :math:`\exp(-\sum_k p_k \ln p_k)` with :math:`p_k = \sigma_k / \sum_l \sigma_l` of a
     sequence's singular values.
 
-    Of the stream `[B, T, D]` that a stack begins with, index -1, and after each sublayer; the mean over
+    The stream `[B, T, D]` is measured where a stack begins (index -1) and after each sublayer, as a mean over
     sequences of more than one token, without padding. A stream `[N, D]` is one sequence.
 
     Dong et al. 2021, Section 2 (arXiv 2103.03404) for tokens that grow alike; Roy and Vetterli 2007, Section
@@ -260,8 +260,8 @@ def effective_rank(x: Tensor) -> Tensor:
     r"""Return :math:`\exp(-\sum_k p_k \ln p_k)` with :math:`p_k = \sigma_k / \sum_l \sigma_l`, from the
     singular values :math:`\sigma` of each matrix `[..., T, D]`.
 
-    1 for a matrix of rank one or zero, min(T, D) for one with equal singular values; NaN for one whose
-    squares are not finite. Roy and Vetterli 2007, Section 2 (EUSIPCO).
+    It is 1 for a matrix of rank one or zero, min(T, D) for one with equal singular values, and NaN for one
+    whose squares are not finite. Roy and Vetterli 2007, Section 2 (EUSIPCO).
     """
     x = x.double()
     gram = x @ x.mT if x.shape[-2] < x.shape[-1] else x.mT @ x

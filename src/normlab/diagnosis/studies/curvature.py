@@ -27,15 +27,15 @@ from normlab.nn import reference
 from normlab.trace.step import FROZEN, Gradients, Weights, made, nodes_behind, trainable
 
 CLOSE: Final = 0.2
-"""In a diagnosis the critical learning rate is known within this relative error."""
+"""The relative error within which a diagnosis finds the critical learning rate."""
 FAR_ABOVE: Final = 10.0
-"""Times the critical learning rate: one step overshoots so far that a few steps of warm-up do not help."""
+"""Multiple of the critical learning rate: a step overshoots so far that a short warm-up does not help."""
 
 DOUBLINGS: Final = 40
-"""A learning rate is doubled at most this often before it counts as unbounded, and halved no more often."""
+"""A learning rate is doubled at most this often before it counts as unbounded, or halved at most so often."""
 PRODUCTS: Final = 10
 TOLERANCE: Final = 0.2
-"""Hessian-vector products of the preconditioned sharpness, and the relative residual that ends it before."""
+"""Hessian-vector products for the preconditioned sharpness, and the relative residual that ends it early."""
 
 
 def critical_lr(subject: Subject, optimizer: AnyOptimizer, *, tolerance: float = 0.1) -> Table:
@@ -43,12 +43,12 @@ def critical_lr(subject: Subject, optimizer: AnyOptimizer, *, tolerance: float =
     :math:`\eta`.
 
     From the optimizer's own rate, the largest of its groups, all are doubled until a step raises the loss, or
-    halved until none does, then bisected until what raises it is within ``tolerance`` of what does not: one
-    backward pass, and a forward pass for each rate. Steps are first taken to be :math:`\eta` times the step
-    at the optimizer's own rate, as they are for those of ``torch.optim`` but for LBFGS; where the optimizer's
-    own step at one of the two rates that are found says otherwise, the search is made again with its own
-    steps alone. A loss that is not a number is raised. None where no rate that was tried raises the loss, or
-    none lowers it. ``optimizer`` as for ``step.updated``.
+    halved until none does, then bisected until the rate that raises it is within ``tolerance`` of one that
+    does not: one backward pass, and a forward pass for each rate. Steps are first taken to be :math:`\eta`
+    times the step at the optimizer's own rate, which holds for ``torch.optim`` except LBFGS. If the
+    optimizer's own step at one of the two rates found says otherwise, the search is repeated with its own
+    steps only. A loss that is not a number counts as raised. None if no rate that was tried raises the loss,
+    or none lowers it. ``optimizer`` as for ``step.updated``.
 
     Kalra and Barkeshli 2024 (arXiv 2406.09405). Raises UserError for a frozen model, a loss that
     is not finite before any step, a step that is not, and an optimizer without a learning rate above 0.
@@ -107,7 +107,7 @@ class _RateSteps:
         return self._change(self._after(factor))
 
     def confirm(self, low: float | None, high: float | None) -> bool:
-        """Whether the optimizer's own steps raise the loss at the one factor, and not at the other."""
+        """Return whether the optimizer's own steps raise the loss at one factor but not at the other."""
         pairs = ((low, False), (high, True))
         return all((self.take(factor) > 1) == raises for factor, raises in pairs if factor)
 
@@ -144,11 +144,11 @@ def curvature(
     r"""Measure :math:`\lambda_{\max}(H)` and :math:`v^\top H v / \|v\|^2`, H being the Hessian of the loss in
     the trainable parameters, along v = the gradient and v = the optimizer's first update.
 
-    On the first rows of the batch with at most ``tokens`` tokens (``Subject.cropped``). The eigenvalue is
-    found from Hessian-vector products, at most ``products`` of them, until :math:`\|Hx - \lambda x\|` is
+    It uses the first rows of the batch with at most ``tokens`` tokens (``Subject.cropped``). The eigenvalue
+    comes from Hessian-vector products, at most ``products`` of them, until :math:`\|Hx - \lambda x\|` is
     below ``tolerance`` times :math:`|\lambda|`, which bounds the error of an eigenvalue that is far from the
     others by about its square; the detail says how many it took and what was left. Attention runs in a kernel
-    that can be differentiated twice, and so do normlab's own layers, within ``normlab.nn.reference()``.
+    that can be differentiated twice, as do normlab's own layers, within ``normlab.nn.reference()``.
     ``optimizer`` as for ``step.updated``.
 
     Pan and Li 2023, Section 3 (arXiv 2306.00204). Raises UserError for a frozen model and for a loss that
@@ -169,12 +169,12 @@ def preconditioned_sharpness(
     subject: Subject, optimizer: AnyOptimizer, *, tokens: int = 256, products: int = PRODUCTS, seed: int = 0
 ) -> Table:
     r"""Measure :math:`\lambda_{\max}(D^{1/2} H D^{1/2})`, D being diagonal with :math:`D_{ii} = -u_i / g_i`:
-    what the optimizer's next update u makes of the gradient g, its learning rate included.
+    what the optimizer's next update u makes of the gradient g, including its learning rate.
 
     Gradient descent is stable below 2, and Adam, whose D is :math:`\eta / (\sqrt{\hat v} + \epsilon)`, below
     :math:`2 (1 + \beta_1) / (1 - \beta_1)`, 38 for :math:`\beta_1 = 0.9`, once its moments have settled. At
     the first step :math:`\hat v = g^2`. Entries without a gradient, and those that the update moves against
-    it, as momentum may, count as 0. An estimate from below, from a few products; see ``curvature``.
+    it, as momentum may, count as 0. This is an estimate from below, from a few products; see ``curvature``.
 
     Cohen et al. 2022, Section 2 (arXiv 2207.14484). Raises as ``curvature``.
     """
@@ -199,7 +199,7 @@ TWICE: Final = (
 class Hessian:
     """The Hessian of a subject's loss in its trainable parameters, laid end to end `[P]`; never built.
 
-    Holds the graph of the gradient, in which every product is a backward pass.
+    It holds the graph of the gradient, in which every product is a backward pass.
     """
 
     def __init__(self, subject: Subject) -> None:
@@ -211,7 +211,7 @@ class Hessian:
                 raise UserError(FROZEN)
             gradients = torch.autograd.grad(loss, own, create_graph=True, materialize_grads=True)
             self._gradient = torch.cat([g.reshape(-1) for g in gradients])
-        # behind such a node a second derivative would silently stop and count as zero
+        # past such a node a second derivative would silently stop and count as zero
         if any("Error" in node.name() for node in nodes_behind(self._gradient.grad_fn)):
             raise UserError(TWICE.format("a torch.autograd.Function in it is marked once_differentiable"))
         self.loss = loss.item()
@@ -274,9 +274,9 @@ class _Eigenvalue(NamedTuple):
 @torch.no_grad()
 def largest_eigenvalue(hessian: Hessian, *, products: int, tolerance: float, seed: int) -> _Eigenvalue:
     r"""Find :math:`\max_x x^\top H x / x^\top x` by power iteration with a memory: the next x is the best in
-    the span of x, Hx and the step before.
+    the span of x, Hx and the previous step.
 
-    Plain power iteration finds the largest in magnitude, and two of opposite sign hold it up; this finds the
+    Plain power iteration finds the largest in magnitude, and two of opposite sign stall it; this finds the
     largest, in fewer products. Knyazev 2001, Section 4 (SIAM Journal on Scientific Computing 23).
     """
     like = hessian.gradient
@@ -298,11 +298,11 @@ def largest_eigenvalue(hessian: Hessian, *, products: int, tolerance: float, see
 
 
 def _best(basis: list[Tensor], images: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the span's unit vector of largest Rayleigh quotient and its step, each with its image."""
+    """Return the span's unit vector with the largest Rayleigh quotient and its step, each with its image."""
     gram = torch.stack([torch.stack([torch.dot(a, b) for b in basis]) for a in basis]).double()
     seen = torch.stack([torch.stack([torch.dot(a, b) for b in images]) for a in basis]).double()
     lengths, axes = torch.linalg.eigh(gram)
-    kept = lengths > 1e-5 * lengths[-1]  # float32 knows no more of nearly dependent vectors
+    kept = lengths > 1e-5 * lengths[-1]  # float32 cannot tell more about nearly dependent vectors
     white = axes[:, kept] / lengths[kept].sqrt()
     weights = (white @ torch.linalg.eigh(white.T @ (seen + seen.T) @ white)[1][:, -1]).to(basis[0].dtype)
     step, image = (_combined(weights[1:], vectors[1:]) for vectors in (basis, images))
@@ -316,8 +316,8 @@ def _combined(weights: Tensor, vectors: list[Tensor]) -> Tensor:
 
 
 def _critical_rate(tables: Tables) -> Iterator[Finding]:
-    """Say that the learning rate is above the smallest one at which a step raises the loss. That it is below
-    says nothing: many a training fails there.
+    """Say that the learning rate is above the smallest one at which a step raises the loss. Being below it
+    proves nothing: many trainings fail there.
     """
     rows = tables.table("curvature").where(quantity="critical_lr").rows
     critical = as_float(rows[0]["value"]) if rows else None

@@ -1,4 +1,4 @@
-"""Measure how much the output of each sublayer depends on each branch, its own among them."""
+"""Measure how much the output of each sublayer depends on each branch, including its own."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from normlab.errors import UserError
 from normlab.trace.tensors import Tap
 
 ASKED: Final = 32
-"""Tokens in a diagnosis; every branch is followed through every later norm."""
+"""Number of tokens in a diagnosis; every branch is followed through every later norm."""
 LEANING: Final = 1.5
-"""Times the harmonic number: dependencies then fall more slowly than 1/i, that of a sum of equal branches."""
+"""Multiple of the harmonic number beyond which dependencies fall more slowly than equal branches' 1/i."""
 SHALLOW: Final = 12
-"""Sublayers of a 6-layer encoder, which every placement trains with warm-up: up to here it is a note."""
+"""Sublayers of a 6-layer encoder, which every placement trains with warm-up: up to here, only a note."""
 
 MAX_TOKENS = 256
 INPUT = -1
@@ -48,12 +48,12 @@ def dependency(subject: Subject, *, tokens: int = 64) -> Table:
     after sublayer i, :math:`x_i = \sum_{j \le i} D_{ij} + r_i`, split into what the input (j = -1) and every
     branch brought into it.
 
-    A norm passes on what each part brings at the denominators that the whole stream has on this batch, a
-    linear map: :math:`D \mapsto \gamma \odot (D - \bar D) / \sigma(x)` for LayerNorm. Variances are over
-    channels, the mean over ``tokens`` of them without padding, evenly spaced. :math:`r_i` holds what no
-    branch brings, as the norms' own biases. The parts' shares add up to 1 where they are uncorrelated; what
-    is missing from 1, or beyond it, is their cross terms and r. Branches that run side by side enter the
-    stream together. Columns: stack, of (i), on (j), beta_sq.
+    A norm passes each part on with the denominators of the whole stream on this batch, which is a linear
+    map: :math:`D \mapsto \gamma \odot (D - \bar D) / \sigma(x)` for LayerNorm. Variances are over channels,
+    the mean over ``tokens`` evenly spaced tokens without padding. :math:`r_i` holds what no branch brings,
+    such as the norms' own biases. The shares of the parts add up to 1 if they are uncorrelated; what is
+    missing from 1, or beyond it, is their cross terms and r. Branches that run side by side enter the stream
+    together. Columns: stack, of (i), on (j), beta_sq.
 
     Liu et al. 2020, Section 4.1 and Figures 7 and 8 (arXiv 2004.08249). Raises UserError for more than 256
     tokens, and for a stack whose sums are not seen.
@@ -71,8 +71,8 @@ def residual_dependency(subject: Subject, dependencies: Table) -> Table:
     ``dependency``, of some stacks or of all.
 
     Columns: stack, index, role, beta_sq, total. The first share is 1/i in a Pre-LN whose branches all have
-    the same variance, and constant in a Post-LN; its sum over i is to what Theorem 2 holds the output change
-    proportional. Liu et al. 2020, Section 4.2 (arXiv 2004.08249).
+    the same variance, and constant in a Post-LN; by Theorem 2, the output change is proportional to its sum
+    over i. Liu et al. 2020, Section 4.2 (arXiv 2004.08249).
     """
     total, own = defaultdict[tuple[Value, Value], float](float), dict[tuple[Value, Value], float]()
     for row in dependencies:
@@ -89,11 +89,11 @@ def residual_dependency(subject: Subject, dependencies: Table) -> Table:
 
 
 class FrozenNorm:
-    r"""The linear map :math:`L_x` that a norm is once its denominators are those at x `[T, D]`:
-    :math:`N(x) = L_x x + N(0)`, diagonal in the channels after the mean is taken away, where N does that.
+    r"""The linear map :math:`L_x` that a norm becomes when its denominators are fixed at x `[T, D]`:
+    :math:`N(x) = L_x x + N(0)`, diagonal in the channels after the mean is removed, if N does that.
 
-    It is not the norm's Jacobian, under which the parts of x itself add up to nothing, since a norm does not
-    follow the length of x.
+    It is not the norm's Jacobian, under which the parts of x itself add up to nothing, since a norm ignores
+    the length of x.
     """
 
     def __init__(self, norm: nn.Module, x: Tensor) -> None:
@@ -113,7 +113,7 @@ class FrozenNorm:
         return x - x.mean(-1, keepdim=True) if self.centres else x
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Parts `[..., T, D]` of the norm's input to parts of its output."""
+        """Map parts `[..., T, D]` of the norm's input to parts of its output."""
         return self._centred(x).mul_(self.slope) if self.centres else x * self.slope
 
 
@@ -150,7 +150,7 @@ class _Parts:
         self._measure(slice(branch + 2, branch + 3))
 
     def add_state(self, other: Tensor) -> None:
-        """Add the parts `[P, T, D]` of an older state of the stream, which are the first ones of this one."""
+        """Add the parts `[P, T, D]` of an older state of the stream, which come first among this one's."""
         self.parts[: len(other)] += other
         self._measure(slice(0, len(other)))
 
@@ -166,7 +166,7 @@ class _Parts:
 
 
 class _Sample:
-    """The same tokens `[T, D]` of every tensor of a stack, in float32 at least."""
+    """The same tokens `[T, D]` of every tensor of a stack, at least in float32."""
 
     def __init__(self, subject: Subject, stack: StackView, tokens: int) -> None:
         self.stack, self.rows = stack, dict[Tap, Tensor]()
@@ -194,7 +194,7 @@ def _follow(stack: StackView, seen: _Sample, modules: Mapping[str, nn.Module]) -
     states = list[tuple[Tensor, Tensor]]()
 
     def keep(tap: Tap) -> None:
-        """Keep a state of the stream that a later sublayer adds once more, with its parts."""
+        """Keep a state of the stream that a later sublayer adds again, with its parts."""
         if any(torch.equal(seen.rows[tap], state) for state in again):
             states.append((seen.rows[tap], parts.parts[: parts.known].clone()))
 
@@ -260,7 +260,7 @@ def _harmonic(n: int) -> float:
 
 
 def depends_strongly(tables: Tables, stack: Value) -> bool:
-    """Whether the sublayers of a stack depend on their residual branches, or that was not measured."""
+    """Return whether the sublayers of a stack depend on their residual branches, or it was not measured."""
     shares = floats(tables.table("residual_dependency").where(stack=stack), "beta_sq")
     return not shares or sum(shares) > LEANING * _harmonic(len(shares))
 

@@ -1,4 +1,4 @@
-"""Measure gradients in sublayer outputs, in parameters and through a branch, and the updates of them."""
+"""Measure gradients in sublayer outputs, in parameters and through a branch, and the updates they lead to."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from normlab.errors import UserError
 from normlab.trace.step import FROZEN, trainable
 
 VANISHED: Final = 0.01
-"""Share of a stack's largest gradient: more than adaptive optimizers even out in their first steps."""
+"""Share of a stack's largest gradient below which adaptive optimizers' first steps do not even it out."""
 SLOPED: Final = 10.0
 """Ratio of the last layer's gradients to the first's: one learning rate does not suit both under SGD."""
 
@@ -46,8 +46,8 @@ def sublayer_gradients(subject: Subject) -> Table:
     r"""Measure :math:`\|\Delta x_i\| / \max_j \|\Delta x_j\|` with :math:`\Delta x_i = \partial L/\partial
     x_i`, the gradient of the loss in the output of sublayer i.
 
-    The largest is that of the whole model. ``variance`` is :math:`\mathrm{Var}[\Delta x_i]` over the elements
-    of tokens that are no padding. An output before which all is frozen has neither. Raises UserError where
+    The maximum is over the whole model. ``variance`` is :math:`\mathrm{Var}[\Delta x_i]` over the elements of
+    tokens that are not padding. An output before which everything is frozen has neither. Raises UserError if
     every parameter is frozen.
 
     Liu et al. 2020, Figure 3, Theorem 1 and Remark 1 (arXiv 2004.08249).
@@ -72,9 +72,9 @@ def parameter_gradients(subject: Subject) -> Table:
     matrix: query, key, value, output, ffn_in, ffn_out, norm, embedding, other. A packed matrix of queries,
     keys and values has a row for each.
 
-    Mini-batches are the subject's ``batches``, or its own batch split by its rows into four. A loss that is a
+    Mini-batches are the subject's ``batches``, or its own batch split by rows into four. A loss that is a
     mean over tokens is taken as one over those of its mini-batch. ``role`` is ``shared`` for what several
-    sublayers use and ``other`` outside of them. Raises UserError where every parameter is frozen.
+    sublayers use and ``other`` outside them. Raises UserError if every parameter is frozen.
 
     Xiong et al. 2020, Figure 3 and Section 3.4 (arXiv 2002.04745).
     """
@@ -108,10 +108,10 @@ def branch_jacobians(subject: Subject, *, seed: int = 0) -> Table:
     a(x) of n elements (``jacobian_variance``) beside :math:`\sigma_b^2 = \mathrm{Var}[x + a]`
     (``total_variance``).
 
-    The variance that a gradient of variance 1 has when it comes back through the branch to the stream before
-    it, by one random gradient over the tokens. Behind a norm of the sum the variance of a gradient goes
-    with :math:`(1 + \mathrm{Var}[\partial a/\partial x]) / \sigma_b^2`, and vanishes where that is below 1.
-    None where no gradient reaches the stream before the branch.
+    This is the variance that a gradient of variance 1 has after coming back through the branch to the stream
+    before it, from one random gradient over the tokens. After a norm of the sum, a gradient's variance scales
+    with :math:`(1 + \mathrm{Var}[\partial a/\partial x]) / \sigma_b^2`, and vanishes if that is below 1.
+    It is None if no gradient reaches the stream before the branch.
 
     Liu et al. 2020, Appendix A.3 (arXiv 2004.08249).
     """
@@ -127,7 +127,7 @@ def branch_jacobians(subject: Subject, *, seed: int = 0) -> Table:
 
 
 def _gain(before: Tensor, branch: Tensor, mask: Tensor, generator: torch.Generator) -> float | None:
-    """Send a random gradient over the tokens back through a branch, and return what its square grows by."""
+    """Send a random gradient over the tokens back through a branch, and return the growth of its square."""
     if not before.requires_grad or not branch.requires_grad:
         return None
     drawn = torch.randn(branch.shape, generator=generator).to(branch)
@@ -227,7 +227,7 @@ GROUPS: Final = (*MATRICES, "norm", "embedding", "other")
 
 
 UNBALANCED: Final = 100.0
-"""Ratio between updates in proportion to their matrices: too large for one learning rate to suit both."""
+"""Ratio between two updates, relative to their matrices, that is too large for one learning rate."""
 
 
 LARGE_UPDATE: Final = 0.1
@@ -236,9 +236,9 @@ LARGE_UPDATE: Final = 0.1
 
 def updates(subject: Subject, optimizer: AnyOptimizer) -> Table:
     r"""Measure :math:`\|g\|`, :math:`\|u\|` and :math:`\|u\| / \|w\|` of each parameter w: its gradient g and
-    the update u that the optimizer makes of it, in its first step or, during a training, in its next.
+    the update u that the optimizer makes of it, in its first step or, during training, in its next.
 
-    ``grad_relative`` and ``update_relative`` are relative to the largest of the model, ``update_over_weight``
+    ``grad_relative`` and ``update_relative`` are relative to the model's largest; ``update_over_weight``
     is None for weights that are all zero. A packed matrix of queries, keys and values has a row for each.
     Frozen parameters have none. ``optimizer`` as for ``Trace.update``, any class of ``torch.optim``:
     ``partial(torch.optim.AdamW, lr=5e-4)``.
@@ -274,7 +274,7 @@ def updates(subject: Subject, optimizer: AnyOptimizer) -> Table:
 def _balance_of_updates(tables: Tables) -> Iterator[Finding]:
     """Compare gradients with updates, and updates with weights, over the matrices of all layers."""
     weights = (row for row in tables.table("updates") if row["kind"] in MATRICES)
-    rows = [row for row in weights if not str(row["parameter"]).endswith("bias")]  # which move otherwise
+    rows = [row for row in weights if not str(row["parameter"]).endswith("bias")]  # which move differently
     gradients, moves = extremes(rows, "grad_l2"), extremes(rows, "update_over_weight")
     if not gradients or not moves:
         return
@@ -307,7 +307,7 @@ def _balance_of_updates(tables: Tables) -> Iterator[Finding]:
 
 
 def _no_gradient(tables: Tables) -> Iterator[Finding]:
-    """Report parameters that the loss does not reach; of a packed matrix, the parts that it does not."""
+    """Report parameters that the loss does not reach; for a packed matrix, the parts that it does not."""
     parts: dict[str, dict[str, bool]] = {}
     for row in tables.table("updates"):
         parts.setdefault(str(row["parameter"]), {})[str(row["kind"])] = row["grad_l2"] == 0

@@ -29,9 +29,9 @@ from normlab.trace.tensors import activations, first_calls
 from normlab.trace.untouched import undisturbed
 
 ASKED: Final = 1
-"""Tokens per norm in a diagnosis, at the cost of d rows each; the Jacobian hardly differs between tokens."""
+"""Tokens per norm in a diagnosis, each costing d rows; the Jacobian hardly differs between tokens."""
 DEAD_GAIN: Final = 0.01
-"""A norm with a gain below this scales its input down a hundredfold; gains start at 1."""
+"""A norm with a gain below this shrinks its input a hundredfold; gains start at 1."""
 LARGE_GAIN: Final = 100.0
 """A norm with a gain above this does the opposite."""
 
@@ -49,11 +49,11 @@ def jacobian(subject: Subject, *, tokens: int = TOKENS) -> Table:
     \bar x\|` (``exact``, a LayerNorm of gain 1) and :math:`\sqrt{d}/\|x\|` (``published``, an RMSNorm of gain
     1).
 
-    These two are None where a token is constant, or zero. ``spectral_square`` is
-    :math:`\mathbb{E}\|J\|_2^2`, 2/3 behind a Post-LN feed-forward sum of :math:`3d/2`; ``mean_square`` is
-    :math:`\mathbb{E}\|J\|_F^2/d`, less by the two directions that a LayerNorm takes away.
-    A row for each norm that reads or writes a stream, at its first call, without padding. Raises UserError
-    for fewer than one token.
+    The last two are None if a token is constant or zero, respectively. ``spectral_square`` is
+    :math:`\mathbb{E}\|J\|_2^2`, 2/3 after a Post-LN feed-forward sum of :math:`3d/2`; ``mean_square`` is
+    :math:`\mathbb{E}\|J\|_F^2/d`, which lacks the two directions that a LayerNorm removes.
+    There is a row for each norm that reads or writes a stream, at its first call, without padding. Raises
+    UserError for fewer than one token.
 
     Xiong et al. 2020, Lemma 3 and Appendix F (arXiv 2002.04745).
     """
@@ -81,8 +81,8 @@ def jacobian(subject: Subject, *, tokens: int = TOKENS) -> Table:
 
 
 def _spread(x: Tensor, count: int) -> Tensor:
-    """Return ``count`` of the tokens `[N, D]`, or all: in order of their deviation, the middle of each of
-    ``count`` equal parts. A single token is the median, never a class token of zeros or an outlier.
+    """Return ``count`` of the tokens `[N, D]`, or all: the middle ones of ``count`` equal parts, in the order
+    of their deviation. A single token is the median, never a class token of zeros or an outlier.
     """
     count = min(count, len(x))
     order = layer_norm_jacobian(x).argsort(stable=True)
@@ -95,7 +95,7 @@ def _measured(norm: nn.Module, given: Tensor, x: Tensor) -> Row:
     matrices = torch.stack([token_jacobian(norm, token) for token in given]).to(x.dtype)
     largest = spectral_norm(matrices)
     exact, published = layer_norm_jacobian(x), rms_norm_jacobian(x)
-    # at a constant token a norm's own eps decides, which neither form has
+    # at a constant token the norm's eps decides, which neither form has
     return {
         "spectral": largest.max().item(),
         "spectral_mean": largest.mean().item(),
@@ -115,7 +115,7 @@ def _finite(value: Tensor) -> float | None:
 def token_jacobian(norm: nn.Module, token: Tensor) -> Tensor:
     r"""Return :math:`J_{ij} = \partial\,\mathrm{norm}(x)_i / \partial x_j`, `[D, D]`, at a token `[D]`.
 
-    Every row comes from a copy of the token of its own, so that one backward pass gives them all.
+    Every row has its own copy of the token, so one backward pass gives them all.
     """
     dim = len(token)
     with torch.enable_grad():
@@ -128,8 +128,8 @@ def spectral_norm(matrices: Tensor, *, steps: int = STEPS) -> Tensor:
     r"""Return :math:`\max_{v \in K} \|A v\| / \|v\|` over the Krylov space :math:`K = \mathrm{span}\{v_0,
     A^\top A v_0, (A^\top A)^2 v_0, \dots\}` of a fixed random vector.
 
-    `[N, D, D]` to `[N]`. Exact from ``steps`` = D on, below the largest singular value otherwise; a LayerNorm
-    of gain 1 has but one that is not zero and needs one step. Far cheaper than all singular values.
+    `[N, D, D]` to `[N]`. It is exact from ``steps`` = D on, otherwise below the largest singular value. A
+    LayerNorm of gain 1 has only one nonzero value and needs one step. Far cheaper than all singular values.
     """
     count, dim, _ = matrices.shape
     drawn = torch.randn(dim, 1, generator=torch.Generator().manual_seed(0)).to(matrices)
@@ -137,7 +137,7 @@ def spectral_norm(matrices: Tensor, *, steps: int = STEPS) -> Tensor:
     for _ in range(min(steps, dim) - 1):
         image = matrices.mT @ (matrices @ basis[..., -1:])
         new = image - basis @ (basis.mT @ image)
-        new = new - basis @ (basis.mT @ new)  # again, for what rounding left
+        new = new - basis @ (basis.mT @ new)  # again, for what rounding left behind
         lengths = new.norm(dim=-2, keepdim=True)
         goes_on = lengths > ROUNDING * image.norm(dim=-2, keepdim=True)
         if not goes_on.any():
@@ -167,7 +167,7 @@ def _gains(tables: Tables) -> Iterator[Finding]:
 
 
 def _effective(tables: Tables) -> dict[str, float]:
-    """Return the gain of each norm: what was measured over what a gain of 1 has."""
+    """Return the gain of each norm: the measured value over that of a gain of 1."""
     read = (
         (str(r["module"]), as_float(r["spectral"]), as_float(r["exact"])) for r in tables.table("jacobian")
     )
@@ -209,10 +209,10 @@ def norm_parameters(subject: Subject) -> Table:
     and scalars w of every norm, and of what scales streams and branches: :math:`g, \gamma, \beta, \omega,
     \alpha, \lambda`.
 
-    That is, of all parameters with at most one dimension of norms anywhere, which their numbers tell, and of
-    modules without a matrix in the sublayers but outside their branches. ``parameter`` is the path from the
-    model, ``module`` that of its module; stack and index are None outside of all sublayers, and index is the
-    first sublayer's for what those of a layer share, such as ReZero's :math:`\alpha`.
+    These are all parameters with at most one dimension, of norms anywhere, which their numbers tell, and of
+    modules without a matrix that are in sublayers but outside branches. ``parameter`` is the path from the
+    model, ``module`` that of its module. Stack and index are None outside all sublayers; for what the
+    sublayers of a layer share, such as ReZero's :math:`\alpha`, index is the first one's.
 
     Nguyen and Salazar 2019, Figure 3 (arXiv 1910.05895) for the g of ScaleNorm by depth.
     """

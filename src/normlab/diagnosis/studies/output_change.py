@@ -30,11 +30,11 @@ from normlab.trace.step import Weights, trainable
 from normlab.trace.trace import at_weights
 
 ASKED: Final = 4
-"""Random changes of the weights in a diagnosis, for the interval of the exponent."""
+"""Number of random weight changes in a diagnosis, for the interval of the exponent."""
 FAST_CHANGE: Final = 0.5
 """Exponent of the output change: log N has a local exponent of 1 / ln N, which is below one half from 8
-sublayers on. An interval that lies wholly above it is no logarithm. Where branches are small beside the
-stack's input, changes add up like N in a Pre-LN, too: it counts where sublayers depend on their branches.
+sublayers on. An interval that lies entirely above this is not a logarithm. If branches are small beside the
+stack's input, changes add up like N in a Pre-LN too, so it only counts if sublayers depend on their branches.
 """
 REPLACED: Final = 1.0
 """Share of the output's mean square that one step changes; two unrelated outputs differ by 2."""
@@ -42,7 +42,7 @@ REPLACED: Final = 1.0
 SIZE = 0.01
 """Size of a random change, relative to each matrix's root mean square."""
 MIN_DEPTHS = 3
-"""Depths that a law needs at least."""
+"""The fewest depths that a law needs."""
 
 
 def output_change(
@@ -54,17 +54,17 @@ def output_change(
     seeds: Sequence[int] = (0,),
 ) -> Table:
     r"""Measure :math:`\frac{1}{d} \mathbb{E} \|F_l(x_0, W) - F_l(x_0, W^*)\|^2` for the prefixes :math:`F_l`
-    of one model: the stream after sublayer l, through the final norm of its stack where there is one.
+    of one model: the stream after sublayer l, through the final norm of its stack if it has one.
 
     Two kinds: ``random``, :math:`W^* = W + \delta` with :math:`\delta` normal of ``size`` times each
-    matrix's root mean square, on the matrices of the sublayers of every stack, so that :math:`x_0` stays;
-    and, with an ``optimizer``, ``update``: the weights that one update of it leads to (``Trace.update``), all
-    that it trains, embeddings included. For a subject with ``warmup_steps`` there is a third one, ``first``:
-    the update over this number, as at the first step of a warm-up. Per element, without padding and dropout.
-    Of normed streams the change is at most about 2, where it is no longer linear in the size.
+    matrix's root mean square, on the matrices of the sublayers of every stack, so :math:`x_0` stays;
+    and, with an ``optimizer``, ``update``: the weights after one update (``Trace.update``) of all that it
+    trains, including embeddings. For a subject with ``warmup_steps`` there is a third one, ``first``: the
+    update over this number, as at the first step of a warm-up. Values are per element, without padding and
+    dropout. For normed streams the change is at most about 2, where it is no longer linear in the size.
 
-    ``stacks`` is the last one unless named; all of them look at one changed model. The update, into which no
-    seed enters, has the first one, and is that of the last stack. Columns: stack, kind, depth (l, from 1),
+    ``stacks`` is the last one unless named; all of them look at one changed model. The update, which depends
+    on no seed, has the first one, and is that of the last stack. Columns: stack, kind, depth (l, from 1),
     change, seed.
 
     Liu et al. 2020, Theorem 2 and Figure 4 (arXiv 2004.08249). Raises UserError for a stack that does not
@@ -81,7 +81,7 @@ def output_change(
     def compare(kind: str, seed: int, weights: Weights) -> None:
         first = 0 if kind == "random" else len(views) - 1
         for i, after in enumerate(_outputs(subject, views[first:], weights), start=first):
-            # branches side by side are one place, which has the last one's depth
+            # branches side by side are one place, with the last one's depth
             depths = {view.after: view.index + 1 for view in views[i].sublayers}.values()
             pairs = zip(before[i], after, strict=True)
             changes = torch.stack([(x - y).square().mean() for x, y in pairs]).tolist()
@@ -97,7 +97,7 @@ def output_change(
             compare("first", seeds[0], {n: p.detach().lerp(after[n], 1 / steps) for n, p in own.items()})
     rows = (
         {"stack": names[i], "kind": kind, "depth": depth, "change": change, "seed": seed}
-        for i, seed, kind, depth, change in sorted(moves)  # kinds as they are in the alphabet
+        for i, seed, kind, depth, change in sorted(moves)  # kinds in alphabetical order
     )
     return Table("output_change", tuple(rows))
 
@@ -105,8 +105,8 @@ def output_change(
 def output_change_fit(changes: Table) -> Table:
     """Fit the laws of ``fits.fits_of_curves`` to each kind of ``output_change``, with a curve for each seed.
 
-    Columns: kind, law, coefficient, exponent, low, high, r2, aic. A kind of fewer than three depths has no
-    rows, and one with a change of 0 no power law. Liu et al. 2020, Corollaries 1 and 2 (arXiv 2004.08249): a
+    Columns: kind, law, coefficient, exponent, low, high, r2, aic. A kind with fewer than three depths has no
+    rows, one with a change of 0 no power law. Liu et al. 2020, Corollaries 1 and 2 (arXiv 2004.08249): a
     Pre-LN follows log N, a Post-LN N. The logarithm begins where the branches together outweigh the stack's
     input; before that a Pre-LN's change grows like N as well.
     """
@@ -123,10 +123,10 @@ def random_change(subject: Subject, *, size: float = SIZE, seed: int = 0) -> dic
     r"""Return :math:`W + \delta`, :math:`\delta_i \sim N(0, (\text{size} \cdot \mathrm{rms}(W))^2)`, for
     every matrix W of a sublayer, by its path.
 
-    The gains, biases and factors of norms and shortcuts, vectors, are not drawn at random and stay: where
-    they are on the shortcut, noise on them moves the stream whatever its dependency is. Numbers depend on the
-    seed and the order of parameters only, not on the device. Raises UserError where no sublayer owns a matrix
-    that needs a gradient.
+    Vectors, which are gains, biases and factors of norms and shortcuts, are not drawn at random and stay: on
+    the shortcut, noise in them moves the stream whatever its dependency is. Numbers depend only on the seed
+    and the order of parameters, not on the device. Raises UserError if no sublayer owns a matrix that needs a
+    gradient.
     """
     owned = {path for path, owner in subject.forward.owned.items() if owner.role != "other"}
     generator = torch.Generator().manual_seed(seed)
@@ -206,8 +206,8 @@ def _law(stack: str, laws: Mapping[str, Row], *, strong: bool) -> Finding:
 
 
 def _one_step(stack: str, deepest: Row, first: Row, tables: Tables) -> Finding:
-    """Compare one step with the output's own mean square: 1 behind a norm, otherwise as measured. With a
-    declared warm-up the first of its steps is judged.
+    """Compare one step with the output's own mean square: 1 after a norm, otherwise as measured. With a
+    declared warm-up, its first step is judged.
     """
     own = tables.table("structure").where(stack=deepest["stack"]).rows
     scales = tables.table("scales").where(stack=deepest["stack"], signal="after").rows

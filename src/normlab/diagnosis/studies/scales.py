@@ -1,4 +1,4 @@
-"""The residual stream: how it was read, and how large it and its branches are, with the theory beside."""
+"""The residual stream: how it was read, and how large it and its branches are, next to theory."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ PLACEMENTS: Final = {
 COLUMNS: Final = "index layer role placement relation norm_read norm_branch norm_write".split()
 
 GROWN: Final = 10.0
-"""Growth of the mean square, per sublayer, that is too fast for a sum. Branches of similar size that add up
-let the mean square grow with their number; ten times that means that branches grow with the stream.
+"""Growth of the mean square, per sublayer, that is too fast for a sum. If branches of similar size add up,
+the mean square grows with their number; ten times that means that branches grow with the stream.
 """
 
 
@@ -110,13 +110,13 @@ def _ffn_widths(subject: Subject) -> dict[tuple[str, int | None], int]:
         if owner.role == "ffn" and path in shapes and owner.stack and dims[owner.stack] in shapes[path]:
             inner = sum(shapes[path]) - dims[owner.stack]
             key = owner.stack, owner.index
-            # gated units pack two matrices [2 d_ff, d] beside one [d, d_ff]
+            # gated units pack two matrices [2 d_ff, d], with one [d, d_ff]
             widths[key] = min(inner, widths.get(key, inner))
     return widths
 
 
 def _hidden_scale(tables: Tables) -> Iterator[Finding]:
-    """Say how the mean square of the stream changes with depth, and how near it is to theory."""
+    """Say how the mean square of the stream changes with depth, and how close it is to theory."""
     for stack, table in tables.stacks("scales"):
         rows = [row for row in table.where(signal="after") if (as_float(row["mean_square"]) or 0) > 0]
         if len(rows) < 2:

@@ -19,13 +19,13 @@ def profile_(model: nn.Module, forward: Callable[[], Any]) -> dict[str, float]:
     r"""Initialise every placement that depends on data from the variances in one forward pass.
 
     The sublayers of a stack are followed in the order in which they run, from site 0 on: the placement's
-    ``first`` takes the variance of the stack's input, its ``carry`` those of each stream and branch (for
+    ``first`` takes the variance of the stack's input, and ``carry`` those of each stream and branch (for
     Admin :math:`\mathrm{Var}[x_0] + \sum_{1 \le j < i} \mathrm{Var}[f_j(x_{j-1})]`, Liu et al. 2020, Section
     4, arXiv 2004.08249). Variances are over all elements that are not padding, without dropout. ``forward``
     runs the model once. Returns the variance passed to each sublayer, by its path; if no placement depends on
     data, the result is empty and the model unchanged.
 
-    Raises UserError if the pass leaves out a sublayer to be initialised, or runs a stack out of order.
+    Raises UserError if the pass skips a sublayer to be initialised, or runs a stack out of order.
     """
     sublayers = [(name, module) for name, module in model.named_modules() if isinstance(module, Sublayer)]
     profiled = {name: module for name, module in sublayers if isinstance(module.place, ProfiledPlacement)}
@@ -38,7 +38,7 @@ def profile_(model: nn.Module, forward: Callable[[], Any]) -> dict[str, float]:
         hooks.append(sublayer.f.register_forward_hook(partial(pass_.after, sublayer), with_kwargs=True))
     kept = [(p, p.clone()) for sublayer in profiled.values() for p in sublayer.place.parameters()]
     for sublayer in profiled.values():
-        sublayer.place.init_(1.0)  # an initialised model is profiled as a new one is
+        sublayer.place.init_(1.0)  # an initialised model is profiled like a new one
     try:
         with evaluating(model):
             forward()
@@ -102,7 +102,7 @@ class _ProfilingPass:
 
 
 def _variance(x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """The variance over the elements of x `[B, T, D]`, without padding if a ``Context`` masks it."""
+    """Return the variance over the elements of x `[B, T, D]`, without padding if a ``Context`` masks it."""
     for context in (*args, *kwargs.values()):
         if isinstance(context, Context) and context.padding_mask is not None:
             x = x[context.padding_mask]

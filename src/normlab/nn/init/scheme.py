@@ -29,7 +29,7 @@ from normlab.nn.sublayer import LAST
 
 SCHEMES: Registry[type[Scheme]] = Registry("scheme")
 STD: Final = 0.02
-"""GPT-2's standard deviation, and since then that of most language models."""
+"""GPT-2's standard deviation, used by most language models since."""
 
 
 class Scheme(Registered, ABC):
@@ -37,7 +37,7 @@ class Scheme(Registered, ABC):
 
     registry: ClassVar[Registry[type[Scheme]]] = SCHEMES
     of_tables: ClassVar[bool] = False
-    """Whether it also fills the tables of tokens and positions, which otherwise follow their own rules."""
+    """Whether it also fills the token and position tables, which otherwise follow their own rules."""
     by_width: ClassVar[Mapping[str, float]] = dict.fromkeys(("embedding", "head", "hidden"), -0.5)
     """The exponent of the width in the standard deviations of each role of ``nn.roles``."""
 
@@ -129,8 +129,8 @@ class LookLinear(Scheme, name="looklinear"):
 class UniformAttention(Scheme, name="uniformattention"):
     r"""Uniform attention: :math:`W_Q = W_K = 0`, the others Xavier normal.
 
-    The gradient of either matrix is a product with the other one, so that both stay 0 in training, and every
-    query attends to all keys alike. Xiong et al. 2020, Section 3.3 (arXiv 2002.04745).
+    The gradient of either matrix is a product with the other one, so both stay 0 in training and every
+    query attends equally to all keys. Xiong et al. 2020, Section 3.3 (arXiv 2002.04745).
     """
 
     @staticmethod
@@ -142,7 +142,7 @@ class UniformAttention(Scheme, name="uniformattention"):
 
 
 class Normal(Scheme, name="normal002"):
-    """:math:`N(0, 0.02^2)` for every matrix, those of tokens and positions too.
+    """:math:`N(0, 0.02^2)` for every matrix, including tokens and positions.
 
     Devlin et al. 2019, the released code (arXiv 1810.04805), without its truncation; Hugging Face's start of
     Llama, Gemma and most others.
@@ -189,7 +189,7 @@ class TruncatedNormal(Scheme, name="truncnormal"):
 
 
 def _no_gradient(config: ModelConfig) -> str | None:
-    """Return the reason why outputs that are initially 0 would stay so, or None."""
+    """Return the reason why outputs that are initially 0 would stay 0, or None."""
     encoder = [config.encoder_placement] * bool(config.encoder_layers)
     places = encoder + [config.decoder_placement] * bool(config.decoder_layers)
     if silent := [name for name in places if Placement.registry[name].silent]:
@@ -200,7 +200,7 @@ def _no_gradient(config: ModelConfig) -> str | None:
 class ZeroOutputs(Scheme, name="zerooutputs"):
     r""":math:`N(0, 1/n_{in})`, and 0 for the last matrix of every branch, which writes nothing at first.
 
-    Zhang et al. 2019, Section 3 (arXiv 1901.09321), without its other rules; as in modded-nanogpt.
+    Zhang et al. 2019, Section 3 (arXiv 1901.09321), without their other rules; as in modded-nanogpt.
     """
 
     @staticmethod
@@ -213,8 +213,8 @@ class ZeroOutputs(Scheme, name="zerooutputs"):
 
 
 class NGPTStart(Scheme, name="ngptstart"):
-    r"""nGPT's start: :math:`N(0, 1/d)`, then each vector along the stream scaled to length 1, that is each
-    row, and each column of the last matrix of a branch; tokens and positions too.
+    r"""nGPT's start: :math:`N(0, 1/d)`, then each vector along the stream scaled to length 1: each column of
+    the last matrix of a branch, each row of all others; tokens and positions too.
 
     Loshchilov et al. 2024, Section 2 (arXiv 2410.01131).
     """
@@ -233,8 +233,8 @@ class NanochatStart(Scheme, name="nanochatstart"):
     :math:`0.4 \, d^{-1/2}` for the first feed-forward matrices, 0 for the last matrix of every branch, tokens
     :math:`N(0, 0.8^2)` and an output matrix of its own :math:`N(0, 0.001^2)`.
 
-    nanochat's code (gpt.py at 92d63d4), after Zhang et al. 2019, Section 3 (arXiv 1901.09321). What it does
-    not have: positions take the deviation of tokens, heads of an encoder that of a query.
+    nanochat's code (gpt.py at 92d63d4), after Zhang et al. 2019, Section 3 (arXiv 1901.09321). Two things it
+    does not have: positions take the deviation of tokens, heads of an encoder that of a query.
     """
 
     of_tables: ClassVar[bool] = True
@@ -259,11 +259,11 @@ class NanochatStart(Scheme, name="nanochatstart"):
 
 @torch.no_grad()
 def initialise_(model: nn.Module, scheme: str, seed: int) -> None:
-    """Initialise every branch by the scheme, and embeddings, position encoding and heads by their own rules,
+    """Initialise every branch by the scheme, and embeddings, position encoding and heads by their own rules
     unless the scheme fills tables as well.
 
     Each matrix has its own generator, derived from (seed, site, name): two models that differ only in
-    placement or norm have the same initial weights. On the meta device, which holds no values, none is drawn.
+    placement or norm have the same initial weights. Nothing is drawn on the meta device.
     """
     if any(p.is_meta for p in model.parameters()):
         return
@@ -274,7 +274,7 @@ def initialise_(model: nn.Module, scheme: str, seed: int) -> None:
     gains = [(s.place.embedding_gain(s.site), s.place.classifier_gain(s.site)) for s in sublayers]
     embedding_gain, classifier_gain = (min(column) for column in zip(*gains or [(1.0, 1.0)], strict=True))
     for path, module in model.named_modules():
-        own = (1,) if path.startswith("source.") else ()  # an encoder's own tables have their own draws
+        own = (1,) if path.startswith("source.") else ()  # an encoder's own tables are drawn separately
         if isinstance(module, Embedding):
             generator = _generator(module.weight, derive(seed, "init.embedding", *own))
             module.init_(generator, gain=embedding_gain, classifier_gain=classifier_gain)
@@ -294,8 +294,8 @@ def initialise_(model: nn.Module, scheme: str, seed: int) -> None:
 
 @torch.no_grad()
 def scale_start_(model: TokenModel, scheme: str) -> None:
-    """Multiply initial matrices so that they go with the width as the model's parametrisation says, whatever
-    the scheme's own exponent.
+    """Multiply initial matrices so that they scale with the width as the model's parametrisation says,
+    whatever the scheme's own exponent.
     """
     wanted, drawn = model.parametrisation.starts, SCHEMES[scheme].by_width
     if model.parametrisation.width == 1:

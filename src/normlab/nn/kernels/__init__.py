@@ -1,1 +1,1 @@
-"""Fast forms of operations, each with a plain reference that is exportable and twice differentiable."""
+"""Fast forms of operations, each with a plain, exportable and twice differentiable reference."""

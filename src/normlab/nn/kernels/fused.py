@@ -1,4 +1,4 @@
-"""Norms in few passes, by torch operators made for other purposes; each has a plain form."""
+"""Norms in few passes, from torch operators made for other purposes; each has a plain form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from normlab.nn.kernels import ops
 
 
 def scaled_to(x: Tensor, length: Tensor | float, least: float = 1e-5) -> Tensor:
-    """Scale each vector of x `[..., D]` to a Euclidean length, a number or a tensor of shape `[1]`.
+    """Scale each vector of x `[..., D]` to a Euclidean length: a number, or a tensor of shape `[1]`.
 
     Vectors shorter than ``least`` stay below that length. On the CPU this is weight normalisation of the rows
     (Salimans and Kingma 2016, arXiv 1602.07868), which torch computes in one pass each way.
@@ -31,7 +31,7 @@ def scaled_to(x: Tensor, length: Tensor | float, least: float = 1e-5) -> Tensor:
 
 @cache
 def _normalises_rows() -> bool:
-    """Whether torch's private operator of weight normalisation exists and gives the expected result."""
+    """Return whether torch's private operator for weight normalisation exists and works as expected."""
     try:
         with torch.no_grad():
             y, norms = torch._weight_norm_interface(torch.tensor([[3.0, 4.0]]), torch.tensor([[10.0]]), 0)
@@ -65,7 +65,7 @@ def root_mean_square_normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _plainly(x: Tensor, weight: Tensor) -> bool:
-    """Whether rows `[..., D]` and their gains `[D]` take the plain path: halves do, and mixed dtypes."""
+    """Return whether x `[..., D]` with gains `[D]` takes the plain path, as halves and mixed dtypes do."""
     return ops.plain(x) or x.dtype != weight.dtype or not x.is_floating_point() or x.dtype.itemsize < 4
 
 

@@ -25,9 +25,9 @@ class Linear(nn.Linear):
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     r"""Compute :math:`x W^\top + b` for x `[..., in]`, W `[out, in]` and b `[out]`, in autocast's dtype.
 
-    On the CPU oneDNN multiplies, but for fp32 with AVX2 alone (docs/speed.md). ``F.linear`` also does if the
-    operator is missing or gives another result, and for small products, which are larger in training: a
-    backward pass in Python costs more than one in C++.
+    On the CPU oneDNN multiplies. ``F.linear`` takes over for fp32 with AVX2 alone (docs/speed.md), if the
+    operator is missing or gives another result, and for small products. The limit is higher in training,
+    since a backward pass in Python costs more than one in C++.
     """
     cast = torch.is_autocast_enabled("cpu")
     dtype = torch.get_autocast_dtype("cpu") if cast else x.dtype
@@ -50,7 +50,7 @@ _copies: dict[nn.Parameter, Tensor] | None = None
 def kept_copies() -> Iterator[None]:
     """Let autocast cast each weight only once within this block, if nothing is differentiated.
 
-    The weights must not change within the block. It holds for all threads of the process.
+    The weights must not change within the block. It applies to all threads of the process.
     """
     global _copies
     before, _copies = _copies, dict[nn.Parameter, Tensor]()
@@ -83,10 +83,10 @@ def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @cache
 def _multiplies(dtype: torch.dtype) -> bool:
-    """Whether torch has the private operator, and it multiplies matrices of this dtype correctly.
+    """Return whether torch has the private operator and it multiplies this dtype correctly.
 
-    A dtype that the processor has no instructions for is left to torch, as is fp32 with AVX2 alone, which
-    torch's own library multiplies faster.
+    torch multiplies a dtype for which the processor has no instructions, and fp32 on processors with AVX2
+    alone, where its own library is faster.
     """
     if dtype not in (torch.float32, torch.bfloat16):
         return False
@@ -133,5 +133,5 @@ class _Linear(torch.autograd.Function):
 
 
 def _times(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply a `[m, k]` by b `[k, n]`; for bf16 torch itself calls oneDNN, and without a copy."""
+    """Multiply a `[m, k]` by b `[k, n]`; for bf16, torch itself calls oneDNN without a copy."""
     return _product(a, b.t()) if a.dtype == torch.float32 else a @ b

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from normlab.errors import UserError
 
-# A plain global: torch.compile guards on it, refuses a ContextVar, and reads a threading.local once for all.
+# A plain global: torch.compile guards on it, but refuses a ContextVar and reads a threading.local only once.
 _reference = False
 
 
@@ -19,7 +19,7 @@ _reference = False
 def reference() -> Iterator[None]:
     """Let every operation take its plain path within this block: exportable, twice differentiable, vmap-able.
 
-    It holds for all threads of the process.
+    It applies to all threads of the process.
     """
     global _reference
     before, _reference = _reference, True
@@ -30,15 +30,15 @@ def reference() -> Iterator[None]:
 
 
 def plain(x: Tensor) -> bool:
-    """Whether x takes the plain path: in ``reference()``, for a compiler, on any device but the CPU."""
+    """Return whether x takes the plain path: in ``reference()``, for a compiler, or not on the CPU."""
     return _reference or torch.compiler.is_compiling() or x.device.type != "cpu"
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
     """Zero each element with probability p and scale the others by 1 / (1 - p), any shape.
 
-    Srivastava et al. 2014. On the CPU the mask is cut from 64-bit random integers, four 16-bit draws in each,
-    which rounds p to a multiple of 2**-16; a compiler makes its own mask.
+    Srivastava et al. 2014. On the CPU the mask is cut from 64-bit random integers, four 16-bit draws each,
+    so p is rounded to a multiple of 2**-16; a compiler makes its own mask.
     """
     if plain(x):
         return F.dropout(x, p)
@@ -46,21 +46,21 @@ def dropout(x: Tensor, p: float) -> Tensor:
     draws = wide.view(torch.int16)[: x.numel()].view(x.shape)
     least, scale = round(p * 2**16) - 2**15, 1 / (1 - p)
     if x.dtype.itemsize == draws.dtype.itemsize:
-        # The draws become the bits of 0 and of the scale in place, which moves a third of the memory.
+        # The draws become the bits of 0 and of the scale in place, which moves only a third of the memory.
         bits = torch.tensor(scale, dtype=x.dtype).view(torch.int16)
         return x * draws.ge_(least).mul_(bits).view(x.dtype)
     return x * (draws >= least).to(x.dtype).mul_(scale)
 
 
 _REGISTER = 16
-"""Numbers of fp32 in a vector register of AVX-512."""
+"""How many fp32 numbers an AVX-512 register holds."""
 _MANY_SCORES = 2**13
-"""Number of scores from which on filling rows up costs less than it saves."""
+"""Number of scores from which filling up rows saves more than it costs."""
 
 
 def softmax(scores: Tensor) -> Tensor:
-    """Compute the softmax of each row `[..., S]`. On the CPU torch goes through rows shorter than a vector
-    register number by number; filled up with -inf, they take a fourth of the time (docs/speed.md).
+    """Compute the softmax of each row `[..., S]`. On the CPU torch goes number by number through rows shorter
+    than a vector register; filled up with -inf, they take a quarter of the time (docs/speed.md).
     """
     missing = _REGISTER - scores.shape[-1]
     if missing <= 0 or scores.numel() < _MANY_SCORES or plain(scores):
@@ -69,9 +69,9 @@ def softmax(scores: Tensor) -> Tensor:
 
 
 _PLAIN_ATTENTION_SCORES = 2**18
-"""Largest product of queries and keys with which attention on the CPU is trained without the fused kernel."""
+"""Largest number of queries times keys for which attention on the CPU trains without the fused kernel."""
 _FEW_QUERIES = 32
-"""Largest number of queries, one per beam, with which a search does without it."""
+"""Largest number of queries, one per beam, for which a search does without it."""
 
 
 def attention(
@@ -89,7 +89,7 @@ def attention(
 
     ``mask`` is True where a query may attend, and broadcasts to `[B, H, T, S]`. On the CPU the fused kernel's
     bf16 backward is several times slower than plain matrix products at the lengths of sentences
-    (docs/lab-book/speed.md), so training uses these. So does a step of a search, with its few queries on the
+    (docs/lab-book/speed.md), so training uses these. So does a step of a search, whose few queries go on the
     right of the product: on the left they make it up to three times slower (docs/speed.md).
     """
     if k.shape[1] != q.shape[1]:
@@ -102,7 +102,7 @@ def attention(
         if causal:
             mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
         if mask is not None:
-            # To add -inf costs a fifth of what filling it in does, and nothing in the backward pass.
+            # Adding -inf costs a fifth of filling it in, and nothing in the backward pass.
             scores = scores + torch.where(mask, scores.new_zeros(()), scores.new_full((), float("-inf")))
         weights = softmax(scores)
         return (dropout(weights, p) if p else weights) @ v

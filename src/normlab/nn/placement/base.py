@@ -2,7 +2,7 @@
 
 Each placement is one class with its published equation. It owns everything that its paper states together:
 how it reads and writes the stream, how the stream begins and ends, its own parameters, the gain on the
-initialisation of the branch, the norms and biases inside the branch, and the choices with which it is not
+initialisation of the branch, the norms and biases inside the branch, and the choices for which it is not
 defined. Branch, norm and init scheme are chosen elsewhere, and no other file knows a placement by name.
 """
 
@@ -30,7 +30,7 @@ XAVIER = ("xavier", "xavier_uniform")
 
 @dataclass(frozen=True, eq=False)
 class Plain:
-    """The plainer placement of an equal sublayer, and the factors that other weights take over.
+    """The plainer placement of an equivalent sublayer, and the factors that other weights take over.
 
     A factor is a number, or a tensor of shape `[1]` or `[D]`.
     """
@@ -58,9 +58,9 @@ class Placement(Registered, nn.Module, ABC):
     final_norm: ClassVar[bool] = False
     """Whether the stream ends with a norm, because nothing normalises its sum on the way."""
     sums: ClassVar[bool] = False
-    """Whether the output of a branch is added to the stream as it is, so that a factor on it stays."""
+    """Whether the output of a branch is added to the stream unchanged, so a factor on it stays."""
     profiled: ClassVar[bool] = False
-    """Whether its initialisation depends on data, so that ``init.profile_`` calls ``init_``."""
+    """Whether its initialisation depends on data, so ``init.profile_`` calls ``init_``."""
     deep: ClassVar[bool] = False
     """Whether its source claims that very deep models train with it."""
     silent: ClassVar[bool] = False
@@ -90,7 +90,7 @@ class Placement(Registered, nn.Module, ABC):
         """Return the stream updated with the output y of the branch, `[B, T, D]`."""
 
     def after_step(self) -> None:
-        """Take note of a step of the optimiser, for ``nn.after_step``."""
+        """Note that the optimiser made a step; called by ``nn.after_step``."""
 
     @classmethod
     def begin(cls, site: Site) -> nn.Module:
@@ -124,13 +124,13 @@ class Placement(Registered, nn.Module, ABC):
     def fold(self) -> Plain:
         """Return the plainer form of this sublayer, equal for every input with its factors in the weights.
 
-        A plain placement returns itself. Raises UserError with the reason where nothing is exact.
+        A plain placement returns itself. Raises UserError with the reason if no form is exact.
         """
         raise UserError(f"{self.name} stays as it is: {self.no_fold}")
 
     @classmethod
     def complete(cls, config: ModelConfig) -> ModelConfig:
-        """Fill in the choices inside the branch that a config leaves open, as the placement's source does."""
+        """Fill in the choices inside the branch that a config leaves open with those of the source."""
         names = "qk_norm", "bias", "inner_norm", "head_gain"
         return replace(config, **{name: getattr(cls, name) for name in names if not getattr(config, name)})
 

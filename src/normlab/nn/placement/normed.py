@@ -130,7 +130,7 @@ class OLMo2Norm(OneNorm, name="olmo2"):
 class SubNorm(NormedInput, name="subln"):
     r"""Sub-LN: :math:`x \leftarrow x + W_{out} \mathrm{LN}(\phi(W_{in} \mathrm{LN}(x)))`, and a final norm.
 
-    In self-attention the inner norm stands before the output matrix; cross-attention has neither inner norm
+    In self-attention the inner norm comes before the output matrix; cross-attention has neither inner norm
     nor gain. Gain on the value, output and feed-forward matrices of the other branches:
     :math:`\sqrt{\ln 3M \cdot \ln 2N / 3}` in the encoder and :math:`\sqrt{\ln 3M}` in the decoder of an
     encoder-decoder, :math:`\sqrt{\ln 2L}` in a single stack. Wang et al. 2022, Section 3 (arXiv 2210.06423).
@@ -166,7 +166,7 @@ class NormFormer(NormedInput, name="normformer"):
     :math:`x + f(\mathrm{LN}(x))` for the feed-forward, and a final norm.
 
     Each head has a gain, initially 1, and the feed-forward a norm after its activation. Shleifer et al. 2021,
-    Section 2 (arXiv 2110.09456); ``headgain`` says where fairseq differs.
+    Section 2 (arXiv 2110.09456); ``headgain`` says how fairseq differs.
     """
 
     sums: ClassVar[bool] = False
@@ -186,8 +186,8 @@ class NormFormer(NormedInput, name="normformer"):
 class MixNorm(Placement, name="mixln"):
     r"""Mix-LN: Post-LN in the first quarter of the layers, Pre-LN in the others, and a final norm.
 
-    The first :math:`\lfloor L/4 \rfloor` layers of a stack, at least one. Li et al. 2024, Section 3
-    (arXiv 2412.13795).
+    The first quarter is :math:`\lfloor L/4 \rfloor` layers of a stack, at least one. Li et al. 2024,
+    Section 3 (arXiv 2412.13795).
     """
 
     final_norm: ClassVar[bool] = True
@@ -274,7 +274,7 @@ class B2T(BottomToTop, name="b2t"):
     :math:`x \leftarrow \mathrm{LN}(x + f(x) + x_{in})`.
 
     The stream is :math:`(x, x_{in})`. Takase et al. 2022, Section 4 (arXiv 2206.00330), whose text names no
-    factor on the initial weights; ``b2t_code`` has that of the authors' code.
+    factor on the initial weights; ``b2t_code`` has the one in the authors' code.
     """
 
 

@@ -59,8 +59,8 @@ class AdminAsCoded(WeightedShortcut, ProfiledPlacement, name="admin_code"):
     r"""Admin as its authors' code initialises it: :math:`x \leftarrow \mathrm{LN}(\omega \odot x + f(x))`,
     :math:`\omega_1 = 1,\; \omega_{i+1}^2 = \mathrm{Var}[\omega_i x_{i-1}] + \mathrm{Var}[f_i(x_{i-1})]`.
 
-    One forward pass sets each :math:`\omega_i` just before sublayer i runs. Unlike in the code, padding and
-    dropout are left out of the variances. Liu et al. 2020, the released code of Section 4
+    One forward pass sets each :math:`\omega_i` just before sublayer i runs. Unlike the code, this leaves
+    padding and dropout out of the variances. Liu et al. 2020, the released code of Section 4
     (arXiv 2004.08249).
     """
 
@@ -94,10 +94,10 @@ class AdminDataFree(WeightedShortcut, name="admin_free"):
 
 
 class AdminRescaled(PostNorm, name="admin_rescaled"):
-    r"""Admin by initial weights in place of :math:`\omega`: :math:`x \leftarrow \mathrm{LN}(x + f(x))`, the
+    r"""Admin with initial weights instead of :math:`\omega`: :math:`x \leftarrow \mathrm{LN}(x + f(x))`, the
     last matrix of every branch initially divided by the :math:`\omega` of ``admin_free``.
 
-    A norm takes out the scale of its input, so that both begin as one function. Liu et al. 2020, Appendix C
+    A norm removes the scale of its input, so both begin as the same function. Liu et al. 2020, Appendix C
     (arXiv 2004.08249).
     """
 

@@ -1,4 +1,4 @@
-"""Placements of recent language models that are more than a norm before or behind the branch."""
+"""Placements of recent language models that are more than a norm before or after the branch."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ class GPAS(NormedInput, name="gpas"):
     r"""GPAS on Pre-LN: :math:`x \leftarrow x + f(\mathrm{LN}(x))`, then
     :math:`x \leftarrow x - \mathrm{silu}(a) \, \mathrm{sg}(x)`, and a final norm.
 
-    sg stops the gradient: activations shrink and gradients do not. No function has these gradients, so that
+    sg stops the gradient: activations shrink and gradients do not. No function has these gradients, so
     a Hessian says nothing here. Each layer has one a (shape `[1]`), initially 0, shared by its sublayers.
-    Chen et al. 2025, Section 3 (arXiv 2506.22049), as its authors' code has it.
+    Chen et al. 2025, Section 3 (arXiv 2506.22049), as in the authors' code.
     """
 
     no_fold: ClassVar[str] = "its factor holds for activations and not for gradients, and changes with depth"
@@ -87,7 +87,7 @@ class HybridNorm(Placement, name="hybridnorm"):
     r"""HybridNorm: :math:`x \leftarrow x + f(x)` for attention, whose queries, keys and values are normed,
     and :math:`x \leftarrow \mathrm{LN}(x) + f(\mathrm{LN}(x))` for the feed-forward; a final norm.
 
-    Zhuo et al. 2025, Section 3 (arXiv 2503.04598), as its authors' code has it. Here the attention before the
+    Zhuo et al. 2025, Section 3 (arXiv 2503.04598), as in the authors' code. Here the attention before the
     feed-forward writes :math:`\mathrm{LN}(x + f(x))`, which is the same.
     """
 
@@ -129,8 +129,8 @@ class SiameseNorm(Placement, name="siamese"):
     :math:`x \leftarrow \mathrm{LN}_1(x) + z/\sqrt{2l},\; y \leftarrow y + z` in layer l, counted from 1.
 
     Both begin as the embeddings; the stack's output is :math:`\mathrm{LN}(x) + \mathrm{LN}(y)`. Li et al.
-    2026, Section 3 (arXiv 2602.08064), as the authors' code for images has it; their language model's
-    attention reads another sum.
+    2026, Section 3 (arXiv 2602.08064), as in the authors' code for images; their language model's attention
+    reads another sum.
     """
 
     no_fold: ClassVar[str] = TWO_TENSORS
@@ -170,9 +170,9 @@ class ProRes(NormedInput, name="prores"):
     r"""ProRes on Pre-LN: :math:`x \leftarrow x + \min(t/(Tl), 1) \, f(\mathrm{LN}(x))` after t steps of the
     optimiser, in layer l, counted from 1; a final norm.
 
-    T is ``residual_warmup_steps``, 1,000 as in the authors' example, and the last layer is open after T times
-    the layers. Every branch is shut at the start, and a training must call ``nn.after_step``. Chen et al.
-    2026, Progressive Residual Warmup (arXiv 2603.05369), as its authors' code has it.
+    T is ``residual_warmup_steps``, 1,000 as in the authors' example; the last of L layers is open after TL
+    steps. Every branch is shut at the start, and training must call ``nn.after_step``. Chen et al. 2026,
+    Progressive Residual Warmup (arXiv 2603.05369), as in the authors' code.
     """
 
     steps: Tensor
@@ -184,7 +184,7 @@ class ProRes(NormedInput, name="prores"):
 
     @property
     def alpha(self) -> Tensor:
-        """The factor on the branch, a scalar, with which a tensor of any precision keeps its own."""
+        """The factor on the branch, a scalar, so that a tensor multiplied by it keeps its precision."""
         return (self.steps.double() / self.open_after).clamp(max=1)
 
     def write(self, stream: Stream, y: Tensor) -> Stream:

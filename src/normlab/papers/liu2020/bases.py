@@ -37,7 +37,7 @@ class LiuTraining(Setting):
     optimised: str = "+radam+warmup+inverse_sqrt"
     """What follows the placement in a recipe."""
     seldom: Mapping[str, Any] = field(default_factory=dict)
-    """Less frequent validations, where these would take most of the time."""
+    """Less frequent validations, if they would take most of the time."""
     grid: float = 1e-4
     """The smallest learning rate of Figure 10."""
     betas: tuple[float, ...] = (0.99, 0.995, 0.999)
@@ -53,18 +53,18 @@ class LiuTraining(Setting):
 
     @property
     def peak(self) -> dict[str, Any]:
-        """The rate and its warm-up, as changes of a configuration."""
+        """The rate and its warm-up, as changes to a configuration."""
         return {"optim.lr": self.lr, "optim.warmup_steps": self.warmup}
 
     def recipe(self, placement: str, layers: tuple[int, int] | None = None) -> dict[str, Any]:
-        """A model of that placement and depth; without a depth, of that of the base."""
+        """Return a model of a placement and depth, trained at the peak; without a depth, of the base's."""
         names = "model.encoder_layers", "model.decoder_layers"
         depth = dict(zip(names, layers, strict=True)) if layers else {}
         return {"recipe": placement + self.optimised, **depth, **self.peak}
 
 
 def _trained(config: Config, steps: int, **changes: Any) -> Config:
-    """A training of so many steps whose last ten validations are averaged."""
+    """Return a training of this many steps whose last ten validations are averaged."""
     own: dict[str, Any] = {"validate_every_steps": max(1, steps // 100), "average_last": 10, **changes}
     return replace(config, train=replace(config.train, steps=steps, **own))
 

@@ -78,14 +78,14 @@ GL_EN_SMALL: Final = replace(
     optim=replace(GL_EN.optim, lr=5e-4, warmup_steps=500, stop_lr=0.0),
     train=TrainConfig(steps=4000, max_tokens=1024, precision="bf16", validate_every_steps=800),
 )
-"""Width 256, small batches, six passes over the text: a quarter of an hour a run on one core."""
+"""Width 256, small batches, six passes over the text: a quarter of an hour per run on one core."""
 _EN_VI: Final = replace(
     GL_EN,
     model=replace(GL_EN.model, heads=8, encoder_layers=6, decoder_layers=6, **_dropouts(0.3)),
     data=EN_VI,
     train=replace(GL_EN.train, steps=200 * 1500, validate_every_steps=1500, early_stopping_patience=20),
 )
-"""en-vi as published: 200 epochs of 1,500 steps at most, and a stop after 20 without a better dev score."""
+"""en-vi as published: at most 200 epochs of 1,500 steps, stopping after 20 without a better dev score."""
 
 
 @dataclass(frozen=True)
@@ -93,13 +93,13 @@ class Ted(Setting):
     """A training on TED talks, by default with the paper's batch."""
 
     batch: int = 4096
-    """Positions of a batch, of which Appendix C takes multiples."""
+    """Positions in a batch, of which Appendix C takes multiples."""
     placements: tuple[str, ...] = ("Post", "Pre")
     """The placements of Table 2."""
 
     @property
     def no_warmup(self) -> dict[str, Any]:
-        """NoWarmup: its rate is to the peak of InvSqrtDecay as the paper's 3e-4 is to 4.9e-4."""
+        """NoWarmup: its rate relates to the peak of InvSqrtDecay as the paper's 3e-4 to 4.9e-4."""
         return {"optim.lr": self.base.optim.lr * (3e-4 / (512 * 8000) ** -0.5), "optim.warmup_steps": 0}
 
     @property

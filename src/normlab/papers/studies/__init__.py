@@ -1,4 +1,4 @@
-"""The studies of normlab's own as objects; each is loaded when it measures, so that papers need no torch."""
+"""normlab's own studies as objects; each is loaded when it measures, so papers need no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class OwnStudy:
     module: str
     __name__: str
     version: int = 1
-    """Raised when other numbers come out of the same settings, so that earlier results are stale."""
+    """Raised when the same settings give other numbers, so earlier results are stale."""
 
     def __call__(self, lab: Any, **settings: Any) -> Measurement:
         """Measure by the function."""

@@ -51,9 +51,9 @@ def over_depth(
     nested: Mapping[str, int],
 ) -> Measurement:
     """Figure 4: the change of an encoder's output over its depth, for a random change of its sublayers'
-    matrices and for one Adam update of them. The first N layers of an encoder are an encoder of N layers. Of
-    encoders as deep as the last of ``depths`` there are ``nested`` models, and the curve of one is its mean
-    over batches and over changes in each; of the ``deepest`` there are so many, with one draw.
+    matrices and for one Adam update of them. The first N layers of an encoder are an encoder of N layers.
+    ``nested`` says how many models are as deep as the last of ``depths``, where a curve is the mean over
+    batches and over changes in each, and how many have ``deepest`` layers, with one draw each.
     """
     rows: list[Row] = []
     adam = partial(torch.optim.Adam, lr=lr)
@@ -101,8 +101,8 @@ def _said(nested: Mapping[str, int]) -> str:
 def _drawn(
     lab: Lab, config: ModelConfig, text: str, seed: int, tokens: int, nested: Mapping[str, int]
 ) -> Iterator[Subject]:
-    """An encoder before a decoder of one layer, on one batch of sentences of any length after the other; only
-    the matrices of its sublayers are free to move.
+    """Yield an encoder with a decoder of one layer on batch after batch of sentences of any length; only the
+    matrices of its sublayers are free to move.
     """
     shallow = replace(config, decoder_layers=1)
     subject = lab.subject(shallow, text, seed=nested["first"] + seed, tokens=tokens)
@@ -118,8 +118,8 @@ def _drawn(
 def _moved(
     drawn: Iterable[Subject], changes: int, optimiser: OptimizerFactory | None = None
 ) -> dict[str, Array]:
-    """The mean change of the encoder's output after every sublayer, by kind: over batches, and the random one
-    over several in each.
+    """Return the mean change of the encoder's output after every sublayer, by kind: over batches, and for the
+    random kind also over several changes in each.
     """
     found: dict[str, list[list[float]]] = {}
     for number, subject in enumerate(drawn):
@@ -136,8 +136,8 @@ def _moved(
 def dependencies(
     lab: Lab, *, text: str, model: str, depths: Sequence[int], tokens: int, followed: int, seeds: int
 ) -> Measurement:
-    """Figures 7 and 8 at initialisation: the shares β_ij² of every branch in every sublayer's output, of the
-    encoder. ``own_times_i`` is i β_ii² over the upper half, 1 where a layer leans evenly on all before it.
+    """Figures 7 and 8 at initialisation: the shares β_ij² of every branch in every sublayer's output, in the
+    encoder. ``own_times_i`` is i β_ii² over the upper half, 1 if a layer leans evenly on all before it.
     """
     shares: list[Row] = []
     own: list[Row] = []
@@ -176,8 +176,8 @@ def prefixes(
     nested: Mapping[str, int],
 ) -> Measurement:
     """Theorem 2 on the prefixes of one encoder: 1/β_ii² against i, and the output change after N sublayers
-    against C times the sum of β_ii² up to N, C fitted where N is at most half of all. There are so many
-    ``models`` of each placement; each is a mean over batches, and over changes in each, as in ``over_depth``.
+    against C times the sum of β_ii² up to N, with C fitted where N is at most half of all. ``models`` gives
+    their number by placement; each is a mean over batches and over changes in each, as in ``over_depth``.
     """
     rows: list[Row] = []
     for placement, count in models.items():
@@ -215,8 +215,8 @@ def _own(subject: Subject, followed: int) -> list[tuple[str, float]]:
 
 
 def _shares(inverse: Array) -> dict[str, Measure]:
-    """How 1/β_ii² `[seeds, sublayers]` goes with i: R² of a line for each role and for all, the slope through
-    all, and the last layer's over the first one's.
+    """Measure how 1/β_ii² `[seeds, sublayers]` grows with i: R² of a line for each role and for all, the
+    slope through all, and the last layer's over the first one's.
     """
 
     def quality(which: slice) -> Measure:
@@ -233,8 +233,8 @@ def _shares(inverse: Array) -> dict[str, Measure]:
 
 
 def _theorem(both: Array) -> dict[str, Measure]:
-    """C Σ β_ii² against the change, of sums and changes `[seeds, 2, depths]`: the predicted change over the
-    measured one in the deep half, and R² at all depths.
+    """Compare C Σ β_ii² with the change, from sums and changes `[seeds, 2, depths]`: the predicted change
+    over the measured one in the deep half, and R² at all depths.
     """
 
     def quality(mean_of: Array) -> float:
@@ -254,14 +254,14 @@ def _theorem(both: Array) -> dict[str, Measure]:
 
 
 def _factor(mean_of: Array) -> float:
-    """C by least squares at the shallow half of the depths, of the mean sums and changes `[2, depths]`."""
+    """Fit C by least squares at the shallow half of the depths, to mean sums and changes `[2, depths]`."""
     sums, changes = mean_of[:, : mean_of.shape[1] // 2]
     return float((sums * changes).sum() / np.square(sums).sum())
 
 
 def theorem_constant(subject: Subject, *, tokens: int, seed: int) -> float:
-    """C of Theorem 2 by least squares over the whole encoder, for a random change of 1% of each matrix's root
-    mean square.
+    """Fit C of Theorem 2 by least squares over the whole encoder, for a random change of 1% of each matrix's
+    root mean square.
     """
     encoder = subject.structure.stacks[0].name
     changes = output_change(subject, seeds=[seed], stacks=[encoder])
@@ -273,8 +273,8 @@ def theorem_constant(subject: Subject, *, tokens: int, seed: int) -> float:
 def profiles(
     lab: Lab, *, text: str, model: str, layers: int, tokens: int, batches: int, seeds: int
 ) -> Measurement:
-    """ω of an Admin encoder over batches of sentences of any length, and over seeds of the weights; and how
-    far the output moves under the profile of the first batch and under that of all.
+    """Measure ω of an Admin encoder over batches of sentences of any length and over seeds of the weights,
+    and how far the output moves under the profile of the first batch and under that of all.
     """
     rows: list[Row] = []
     moved: list[tuple[float, float]] = []
@@ -302,7 +302,7 @@ def profiles(
 
 
 def _moved_under(subject: Subject, variances: dict[str, float], seed: int) -> float:
-    """The change of the encoder's output when a random change moves the weights, under this profile."""
+    """Return the change of the encoder's output under a random change of the weights, with this profile."""
     for path, variance in variances.items():
         place = cast("Sublayer", subject.model.get_submodule(path)).place
         cast("ProfiledPlacement", place).init_(variance)
@@ -312,13 +312,13 @@ def _moved_under(subject: Subject, variances: dict[str, float], seed: int) -> fl
 
 
 def _log_spread_ratio(logs: Array) -> float:
-    """ln of the deviation over batches over that over seeds, of ln ω `[seeds, batches, sublayers]`."""
+    """Return ln of ln ω's deviation over batches over that over seeds, from `[seeds, batches, sublayers]`."""
     within = logs.var(1, ddof=1).mean()
     between = logs.mean(1).var(0, ddof=1).mean() - within / logs.shape[1]
     return 0.5 * math.log(within / max(between, 1e-12))
 
 
 def _deviations(logs: Array) -> float:
-    """The mean difference of ln change under both profiles `[seeds, 2]`, in deviations of it over seeds."""
+    """Return the mean difference of ln change under both profiles `[seeds, 2]`, in deviations over seeds."""
     one, all_ = logs.T
     return float((one - all_).mean() / all_.std(ddof=1))

@@ -30,11 +30,11 @@ from normlab.training.weights import with_start
 BATCHES: Final = (16, 32)
 LRS: Final = (1e-5, 2e-5, 5e-5, 1e-4)
 EPOCHS: Final = (3, 4, 5, 6, 7, 8)
-"""The paper's ranges; which rates between 1e-5 and 1e-4 it does not say."""
+"""The paper's ranges; it does not say which rates between 1e-5 and 1e-4."""
 
 
 class _Ranges(TypedDict, total=False):
-    """What a search goes through, where it is not the paper's."""
+    """What a search goes through, if not the paper's ranges."""
 
     batches: Sequence[int]
     lrs: Sequence[float]
@@ -43,7 +43,7 @@ class _Ranges(TypedDict, total=False):
 
 SEEDS: Final = 6
 SEARCH_SEED: Final = 0
-"""A seed that is not reported; those that are begin with 1."""
+"""A seed that is not reported; those that are start at 1."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class FineTuned:
     chosen: Config
     runs: tuple[RunFolder, ...]
     majority: float
-    """The accuracy of always giving the commonest label of the training pairs, in percent."""
+    """The accuracy of always giving the training pairs' commonest label, in percent."""
 
     @property
     def scores(self) -> tuple[float, ...]:
@@ -61,7 +61,7 @@ class FineTuned:
 
     @property
     def accuracy(self) -> Measure:
-        """In percent, with its 95% interval over seeds."""
+        """The accuracy in percent, with its 95% interval over seeds."""
         return mean(self.scores)
 
     @property
@@ -73,8 +73,8 @@ class FineTuned:
 def fine_tuning(
     lab: Lab, *, tasks: Sequence[str], measures: Mapping[str, OfRuns], **ranges: Unpack[_Ranges]
 ) -> Measurement:
-    """Measures of the fine-tuned runs, as of ``trainings``: the cells are called by the task in ``GLUE`` and
-    by that of the pre-trained run, of which the first seed is fine-tuned, as in ``fine_tuned``.
+    """Take measures of the fine-tuned runs, as in ``trainings``: cells are named by the task in ``GLUE`` and
+    by the pre-trained run's cell, whose first seed is fine-tuned, as in ``fine_tuned``.
     """
     asked = {
         f"{task} {cell}": _prepare(source.path, of_pairs(GLUE[task], steps=100), lab.root, **ranges)
@@ -108,7 +108,7 @@ def fine_tuned(
     cell that is best on dev with ``seeds`` others. Runs that are done are not done again.
 
     Xiong et al. 2020, Appendix A.3 (arXiv 2002.04745): batches of 16 and 32, rates 1e-5 to 1e-4, 3 to 8
-    epochs, six seeds. There the cell is chosen, and scored, on GLUE's dev pairs.
+    epochs, six seeds. The paper chooses and scores the cell on GLUE's dev pairs.
     """
     asked = _prepare(pretrained, base, root, **ranges)
     return _fine_tuned({"": asked}, seeds, queue(root), queue(root))[""]
@@ -123,7 +123,7 @@ class _GlueSearch:
 
 
 def _prepare(pretrained: str | Path, base: Config, root: Path, **ranges: Unpack[_Ranges]) -> _GlueSearch:
-    """Prepare the search for the fine-tuning of a run, see ``fine_tuned``; nothing is trained yet."""
+    """Prepare the search for the fine-tuning of a run (see ``fine_tuned``); nothing is trained yet."""
     source = find_run(str(pretrained), root)
     given = source.config()
     recipe = "+".join(dict.fromkeys([*given.recipe.split("+"), *base.recipe.split("+")[1:]]))
@@ -137,7 +137,7 @@ def _prepare(pretrained: str | Path, base: Config, root: Path, **ranges: Unpack[
 def _fine_tuned(
     searches: Mapping[str, _GlueSearch], seeds: int, searching: Queue, reporting: Queue
 ) -> dict[str, FineTuned]:
-    """Train the cells of all searches, then those that are best on dev with other seeds."""
+    """Train the cells of all searches, then the best ones on dev with other seeds."""
     swept = finished([config for one in searches.values() for config in one.cells], searching)
     chosen = {
         name: max(one.cells, key=lambda config: _merit(swept[run_id(config)]))
@@ -158,7 +158,7 @@ def _fine_tuned(
 
 
 def search(base: Config, pairs: int, **ranges: Unpack[_Ranges]) -> Iterator[Config]:
-    """Yield the configurations of the search on so many training pairs; a tenth of the steps warms up."""
+    """Yield the search's configurations for this many training pairs; a tenth of the steps is warm-up."""
     batches, lrs = ranges.get("batches", BATCHES), ranges.get("lrs", LRS)
     for batch, lr, passes in product(batches, lrs, ranges.get("epochs", EPOCHS)):
         each = -(-pairs // batch)
@@ -175,6 +175,6 @@ def search(base: Config, pairs: int, **ranges: Unpack[_Ranges]) -> Iterator[Conf
 
 
 def _merit(folder: RunFolder) -> tuple[float, float]:
-    """The best dev accuracy of a run, and where that is equal, its NLL."""
+    """Return the best dev accuracy of a run and, to break ties, its NLL."""
     dev = folder.status().best_dev
     return dev.get("accuracy", -1.0), NLL.sort_key(dev.get("nll"))

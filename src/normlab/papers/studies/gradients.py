@@ -42,7 +42,7 @@ BOTH = ("post", "pre")
 
 
 def bounded_lengths(lab: Lab, **sizes: Unpack[Sizes]) -> Measurement:
-    """The share of real tokens whose ‖x‖² is at most 1.1 times its mean, where the last norm reads it."""
+    """Measure the share of real tokens whose ‖x‖² is at most 1.1 times its mean, at the last norm's input."""
     rows: list[Row] = []
     for placement, seed, subject in lab.subjects(BOTH, **sizes):
         with torch.no_grad():
@@ -60,8 +60,8 @@ def bounded_lengths(lab: Lab, **sizes: Unpack[Sizes]) -> Measurement:
 def last_matrix(
     lab: Lab, *, text: str, model: str, depths: Sequence[int], tokens: int, seeds: int
 ) -> Measurement:
-    """‖∂L/∂W₂‖ of the decoder's last feed-forward over the depth of the model; all else stands still, so that
-    the pass back ends there.
+    """Measure ‖∂L/∂W₂‖ of the decoder's last feed-forward over the depth of the model; all else is frozen, so
+    the backward pass ends there.
     """
     rows: list[Row] = []
     for placement, layers, seed in product(BOTH, depths, range(seeds)):
@@ -85,8 +85,8 @@ def last_matrix(
 def by_layer(
     lab: Lab, *, text: str, model: str, layers: int, tokens: int, batches: int, seeds: int, first: int
 ) -> Measurement:
-    """The norm of the mean gradient over mini-batches, of both feed-forward matrices of every layer. Models
-    have seeds from ``first`` up, and each has mini-batches of its own, of sentences of any length.
+    """Measure the norm of the mean gradient over mini-batches, for both feed-forward matrices of every layer.
+    Models have seeds from ``first`` up, and each has its own mini-batches, of sentences of any length.
     """
     rows: list[Row] = []
     drawn = lab.random_batches(text, tokens, batches * seeds)
@@ -112,7 +112,7 @@ def by_layer(
 
 
 def decay(lab: Lab, *, theory: Mapping[str, int], dims: Sequence[int], **sizes: Unpack[Sizes]) -> Measurement:
-    """Appendix F: E‖J‖² of the norm behind a feed-forward over its value at that width; and the gradients by
+    """Appendix F: E‖J‖² of the norm after a feed-forward over its value at that width, and the gradients by
     layer, in the setting of the theory and in both stacks of a real model.
     """
     small = {name: theory[name] for name in ("layers", "tokens")}
@@ -163,7 +163,7 @@ def _theory_gradients(placement: str, seed: int, theory: Mapping[str, int]) -> l
 
 
 def _decay_rows(shared: Row, matrices: Iterable[float], streams: Iterable[float]) -> list[Row]:
-    """A row for the gradient's length at the second matrix, and in the stream behind it, of every layer."""
+    """Return a row per layer for the gradient's length at the second matrix and in the stream after it."""
     return [
         {**shared, "signal": signal, "layer": layer, "grad_l2": length}
         for signal, lengths in (("W2", matrices), ("stream", streams))
@@ -172,7 +172,7 @@ def _decay_rows(shared: Row, matrices: Iterable[float], streams: Iterable[float]
 
 
 def _real_gradients(subject: Subject, placement: str, seed: int) -> list[Row]:
-    """Gradients at the second matrices and in the streams behind them, from one pass."""
+    """Return gradients at the second matrices and in the streams after them, from one pass."""
     matrices = {
         stack.name: [
             f"{stack.name}.{view.index}.f.outer.weight" for view in stack.sublayers if view.role == "ffn"
@@ -197,8 +197,8 @@ def sublayer_outputs(
     training: Mapping[str, OfRuns] | None = None,
     **sizes: Unpack[Sizes],
 ) -> Measurement:
-    """Gradients of sublayer outputs relative to the model's largest, and how they change from one sublayer to
-    the one before it, in length and in variance; with measures of the artefact's ``training``.
+    """Measure gradients of sublayer outputs relative to the model's largest, and how they change from one
+    sublayer to the one before it, in length and in variance; plus measures of the artefact's ``training``.
     """
     rows: list[Row] = []
     for placement, seed, subject in lab.subjects(placements, **sizes):
@@ -231,31 +231,31 @@ class _Steps:
         self.rows = sorted(own, key=lambda r: r["index"])
 
     def first_over_last(self) -> float:
-        """Mean over the first layer's outputs over that of the last layer's."""
+        """Return the mean over the first layer's outputs divided by that over the last layer's."""
         layers = self.rows[-1]["layer"]
         first, last = ([r["grad_l2"] for r in self.rows if r["layer"] == n] for n in (0, layers))
         return geometric(first) / geometric(last)
 
     def through(self, role: str) -> float:
-        """‖Δx_{i−1}‖ / ‖Δx_i‖ of the sublayers i of a role, the geometric mean."""
+        """Return the geometric mean of ‖Δx_{i−1}‖ / ‖Δx_i‖ over the sublayers i of a role."""
         pairs = zip(self.rows, self.rows[1:], strict=False)
         return geometric(a["grad_l2"] / b["grad_l2"] for a, b in pairs if b["role"] == role)
 
     def least_variance_step(self) -> float:
-        """The smallest Var[Δx_{i−1}] / Var[Δx_i]."""
+        """Return the smallest Var[Δx_{i−1}] / Var[Δx_i]."""
         return min(a["variance"] / b["variance"] for a, b in zip(self.rows, self.rows[1:], strict=False))
 
 
 def _train_only(model: nn.Module, *paths: str) -> None:
-    """Freeze all of a model but its embedding, where its streams begin, and the parameters of these paths, so
-    that a pass back computes no gradients that nobody reads.
+    """Freeze all of a model but its embedding, where its streams begin, and the parameters at these paths, so
+    a backward pass computes no gradients that nobody reads.
     """
     for path, parameter in model.named_parameters():
         parameter.requires_grad_(path in {"embedding.weight", *paths})
 
 
 def cross_attention(lab: Lab, **sizes: Unpack[Sizes]) -> Measurement:
-    """Var[∂a/∂x] + 1 against σ_b² at the cross-attention of every decoder layer of a Post-LN model."""
+    """Compare Var[∂a/∂x] + 1 with σ_b² at the cross-attention of every decoder layer of a Post-LN model."""
     rows: list[Row] = []
     for _, seed, subject in lab.subjects(("post",), **sizes):
         table = branch_jacobians(subject, seed=seed)
@@ -280,21 +280,21 @@ class _EncoderAlone(nn.Module):
 
 
 def _token_loss(model: nn.Module, inputs: TaskInputs) -> Tensor:
-    """The mean over tokens of the negative log-likelihood of the next token."""
+    """Return the mean over tokens of the negative log-likelihood of the next token."""
     labels = inputs["source"].roll(-1, 1)
     return F.cross_entropy(model(**inputs).flatten(0, 1), labels.flatten(), ignore_index=PAD)
 
 
 def _pooled_loss(model: nn.Module, inputs: TaskInputs) -> Tensor:
-    """The cross-entropy of one label a sentence, its first token, under the mean of its logits."""
+    """Return the cross-entropy of one label per sentence, its first token, under the mean of its logits."""
     is_real = (inputs["source"] != PAD)[..., None]
     pooled = (model(**inputs) * is_real).sum(1) / is_real.sum(1)
     return F.cross_entropy(pooled, inputs["source"][:, 0])
 
 
 def encoder_gradients(lab: Lab, **sizes: Unpack[Sizes]) -> Measurement:
-    """Var[Δx_{i−1}] / Var[Δx_i] through a Post-LN encoder: its geometric means over the sublayers of a role
-    and over all, in an encoder-decoder, and alone under a loss of every token or of the tokens' mean.
+    """Measure Var[Δx_{i−1}] / Var[Δx_i] through a Post-LN encoder: geometric means over the sublayers of a
+    role and over all, in an encoder-decoder, and alone with a loss of every token or of the tokens' mean.
     """
     rows: list[Row] = []
     for _, seed, subject in lab.subjects(("post",), **sizes):
@@ -327,7 +327,7 @@ def encoder_gradients(lab: Lab, **sizes: Unpack[Sizes]) -> Measurement:
 
 
 def _tables(lab: Lab, whole: Subject, text: str) -> Iterator[tuple[str, Table]]:
-    """The gradients of the encoder's sublayers, in each of the three places."""
+    """Yield the gradients of the encoder's sublayers, in each of the three places."""
     encoder = whole.structure.stacks[0].name
     _train_only(whole.model)
     yield "in_model", sublayer_gradients(whole).where(stack=encoder)

@@ -84,17 +84,17 @@ class TheoryNetwork(nn.Module):
         self.target = torch.randint(classes, (tokens,), generator=random)
 
     def forward(self) -> Tensor:
-        """The mean over positions of the negative log-likelihood."""
+        """Return the mean over positions of the negative log-likelihood."""
         return F.cross_entropy((self.stack(self.x) @ self.output)[0], self.target)
 
     def outer(self) -> list[nn.Parameter]:
-        r""":math:`W^{2,l}` of every layer, the first one first."""
+        r""":math:`W^{2,l}` of every layer, first layer first."""
         return [sublayer.f.outer for sublayer in self.stack if isinstance(sublayer.f, _FeedForward)]
 
     @torch.no_grad()
     def totals(self) -> list[Tensor]:
-        """x + f(x) `[T, D]` of every feed-forward sublayer: in Post-LN what its norm is given, in Pre-LN the
-        stream behind it.
+        """Return x + f(x) `[T, D]` of every feed-forward sublayer: in Post-LN its norm's input, in Pre-LN the
+        stream after it.
         """
         found: list[Tensor] = []
         stream = self.stack.begin(self.x)
@@ -106,7 +106,7 @@ class TheoryNetwork(nn.Module):
 
 
 def mean_field_scales(tokens: int, depths: Sequence[int]) -> list[float]:
-    r"""The mean square of the stream of a Pre-LN behind each of ``depths`` layers, for wide networks.
+    r"""Return the mean square of a Pre-LN's stream after each of ``depths`` layers, for wide networks.
 
     With the mean square s and the overlap c of two tokens, :math:`\rho = c/s`, uniform attention over n
     tokens adds :math:`(1 + (n - 1)\rho)/n` to both, since every token gets the same; a feed-forward adds 1/2
@@ -128,7 +128,7 @@ def mean_field_scales(tokens: int, depths: Sequence[int]) -> list[float]:
 def relu_scale(
     lab: Lab, *, dims: Sequence[int], sigmas: Sequence[float], draws: int, seeds: int
 ) -> Measurement:
-    """Lemma 1: the mean of ‖ReLU(X)‖² over what the lemma says, at every width and deviation."""
+    """Lemma 1: the mean of ‖ReLU(X)‖² over the lemma's value, at every width and deviation."""
     rows: list[Row] = []
     for dim, sigma in product(dims, sigmas):
         expected = relu_mean_square(sigma**2) * dim
@@ -148,7 +148,7 @@ LEMMA_2: Final[Mapping[str, Callable[[int, float], tuple[float, float]]]] = {
     "post": lambda layer, gain: (1 + gain, 1 + gain),
     "pre": lambda layer, gain: (1 + layer / 2, 1 + 3 * layer / 2),
 }
-"""Bounds of the mean square behind layer l, with the gain of a feed-forward."""
+"""Bounds of the mean square after layer l, given the gain of a feed-forward."""
 
 
 def hidden_scales(
@@ -179,7 +179,7 @@ def hidden_scales(
 
 
 def _worst(rows: Sequence[Row], bound: str, *, lowest: bool) -> Measure:
-    """The mean square over its bound, of the layer where it is lowest or highest."""
+    """Return the mean square over its bound, in the layer where it is lowest or highest."""
     row = (min if lowest else max)(rows, key=lambda r: r["mean_square"] / r[bound])
     return Measure(*(row[name] / row[bound] for name in ("mean_square", "interval_low", "interval_high")))
 
@@ -236,7 +236,7 @@ def last_gradient(
     lab: Lab, *, depths: Sequence[int], dims: Sequence[int], dim: int, tokens: int, seeds: int
 ) -> Measurement:
     """Theorem 1: the gradient of the last feed-forward matrix over depth, Pre-LN's over Post-LN's of the same
-    draws at each depth, and over width; beside it the scale of what the last norm reads.
+    draws at each depth, and over width; plus the scale of what the last norm reads.
     """
     rows: list[Row] = []
     grid = [(layers, dim) for layers in depths] + [(depths[0], d) for d in dims if d != dim]
@@ -279,7 +279,7 @@ def last_gradient(
 
 
 def chi_square(lab: Lab, *, dim: int, epsilon: float, draws: int, seeds: int) -> Measurement:
-    """Appendix G: how often ‖Y‖² of a normal vector is beyond (1 + ε)d, and the bound for it."""
+    """Appendix G: how often ‖Y‖² of a normal vector exceeds (1 + ε)d, and the bound for that."""
     bound = chi_square_tail(dim, epsilon)
     tails = []
     for seed in range(seeds):

@@ -1,5 +1,5 @@
-"""What is decided on the pieces of a model: blocks, counts and matrices; and the speed of ScaleNorm and
-LayerNorm, alone and in a step (Nguyen and Salazar 2019, Section 3.2).
+"""What the pieces of a model decide: blocks, counts and matrices; and the speed of ScaleNorm and LayerNorm,
+alone and in a step (Nguyen and Salazar 2019, Section 3.2).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from normlab.training.subjects import mean_loss
 
 
 def table_1(lab: Lab, *, dim: int, layers: int, tokens: int, seeds: int) -> Measurement:
-    """Both columns of Table 1 line by line in float64, against a stack of ours on the same weights."""
+    """Compare both columns of Table 1, line by line in float64, with a stack of ours on the same weights."""
     rows: list[Row] = []
     columns = ("post", _post_column), ("pre", _pre_column)
     for (placement, column), seed in product(columns, range(seeds)):
@@ -45,7 +45,7 @@ def table_1(lab: Lab, *, dim: int, layers: int, tokens: int, seeds: int) -> Meas
 
 
 def _differences(rows: Sequence[Row]) -> dict[str, Measure]:
-    """The largest difference under each placement."""
+    """Return the largest difference under each placement."""
     return {
         f"{placement}_difference": Measure.exact(max(r["difference"] for r in own))
         for placement, own in apart(rows, "placement").items()
@@ -87,7 +87,7 @@ PAGE: Final[Mapping[str, Callable[[Tensor, nn.Module, nn.Module], Tensor]]] = {
 
 
 def wrapped_blocks(lab: Lab, *, shape: Sequence[int]) -> Measurement:
-    """The page's two blocks as written, around modules of torch's, against ``nn.wrap`` of the same."""
+    """Compare the page's two blocks as written, around torch's modules, with ``nn.wrap`` of the same."""
     batch, length, dim = shape
     branches: Mapping[str, nn.Module] = {
         "linear": nn.Linear(dim, dim),
@@ -116,8 +116,8 @@ def wrapped_blocks(lab: Lab, *, shape: Sequence[int]) -> Measurement:
 def parameter_counts(
     lab: Lab, *, models: Mapping[str, Sequence[int | str]], published: Mapping[str, float]
 ) -> Measurement:
-    """Parameters of whole models in millions, built on no device. ``models``: size, layers of encoder and
-    decoder, types.
+    """Count parameters of whole models in millions, built on no device. ``models`` are size, layers of
+    encoder and decoder, and types.
     """
     rows: list[Row] = []
     for name, (kind, encoder, decoder, types) in models.items():
@@ -137,8 +137,8 @@ def parameter_counts(
 def attention_matrices(
     lab: Lab, *, text: str, model: str, layers: int, tokens: int, steps: int, lr: float, seed: int
 ) -> Measurement:
-    """Figures 5 and 11: norms of the gradients of the self-attention's matrices at initialisation, and of
-    Adam's updates of them over some steps.
+    """Figures 5 and 11: norms of the gradients of self-attention matrices at initialisation, and of Adam's
+    updates of them over some steps.
     """
     network = lab.model(size(model, "pre", layers), text, seed=seed, tokens=tokens).eval()
     batches = lab.batches(text, tokens, steps)
@@ -180,7 +180,7 @@ def attention_matrices(
 
 
 def _self_attention(network: nn.Module) -> Iterator[tuple[tuple[str, int, str], tuple[nn.Parameter, slice]]]:
-    """Stack, layer and kind of every matrix, with the parameter that holds it and its rows there."""
+    """Yield stack, layer and kind of every matrix, with the parameter that holds it and its rows there."""
     for name, f in network.named_modules():
         if isinstance(f, Attention) and not f.from_memory:
             site = cast("Sublayer", network.get_submodule(name.rpartition(".")[0])).site
@@ -196,11 +196,11 @@ Formula: TypeAlias = Callable[[Any, Tensor], Tensor]
 
 VOCABULARY = 10_000
 WARMING = 3
-"""Rounds that are not counted."""
+"""How many rounds are not counted."""
 STEPS = 10
-"""Steps of which the share of the norms is the median."""
+"""Number of steps over which the norms' share is the median."""
 FASTER = 1.05
-"""What the paper reports of a whole step, which is measured only where so much can be gained."""
+"""What the paper reports for a whole step, which is measured only if so much can be gained."""
 
 
 class _Elementary(nn.Module):
@@ -243,9 +243,9 @@ def speed(
     tokens: int,
     steps: int,
 ) -> Measurement:
-    """Forward and backward pass of both norms alone, in elementary operations and as one kernel each; the
-    share of the norms in a step with LayerNorm, which bounds what any other norm can save (Amdahl); and the
-    steps themselves where that bound allows what the paper reports.
+    """Time forward and backward passes of both norms alone, in elementary operations and as one kernel each;
+    the share of norms in a step with LayerNorm, which bounds what any other norm can save (Amdahl); and the
+    steps themselves if that bound allows what the paper reports.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     rows: list[Row] = []
@@ -288,7 +288,7 @@ def speed(
 
 
 def _built(name: str, dim: int, form: str, device: torch.device) -> nn.Module:
-    """A norm in its form; on a GPU one kernel is what the compiler makes of the elementary operations."""
+    """Build a norm in its form; on a GPU, one kernel is what the compiler makes of elementary operations."""
     kind, formula = NORMS[name]
     norm = kind(dim).to(device)
     if form == "elementary":
@@ -330,7 +330,7 @@ def _step(network: Seq2Seq, tokens: int, device: torch.device) -> Run:
 
 
 def _alternating(runs: Mapping[str, Run], rounds: int, device: torch.device) -> dict[str, list[float]]:
-    """Seconds of each, round by round; none is always the first."""
+    """Return the seconds of each, round by round; none always goes first."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for i in range(WARMING + rounds):
         for name in list(runs)[:: 1 if i % 2 else -1]:
@@ -349,7 +349,7 @@ def _wait(device: torch.device) -> None:
 
 
 def _share(network: Seq2Seq, dim: int, tokens: int, device: torch.device) -> tuple[float, int]:
-    """The share of a step that its norms take, each timed alone at the step's shape, and their number."""
+    """Return the share of a step that its norms take, each timed alone at that shape, and their number."""
     count = sum(isinstance(module, Norm) for module in network.modules())
     alone = _passes(_built("layernorm", dim, "fused", device), tokens // 32 * 32, dim, device)
     runs = {"norm": alone, "step": _step(network, tokens, device)}

@@ -1,4 +1,4 @@
-"""Recipes compared at learning rates of their own, which a sweep with a seed that is not reported chooses."""
+"""Recipes compared at their own learning rates, which a sweep with an unreported seed chooses."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def tuned(
     seeds: Sequence[int],
     factors: Sequence[float] = (1,),
 ) -> Measurement:
-    """Measures of the sides of a sweep, as of ``trainings``: each at the rate with the least dev NLL, with
-    seeds that chose nothing, under its own name; under that of ``at_factor`` at multiples of that rate.
+    """Take measures of the sides of a sweep, as in ``trainings``: each at the rate with the lowest dev NLL,
+    with seeds that chose nothing, under its own name; at multiples of that rate, under ``at_factor``'s.
 
-    The artefact's runs are cells of ``trainings.sweep``. A side whose best rate is at an end of what it was
-    tried at is tried an octave beyond, until its best rate has a worse one on either side.
+    The artefact's runs are cells of ``trainings.sweep``. A side whose best rate is at an end of those tried
+    is tried an octave beyond, until its best rate has a worse one on either side.
     """
     sweeps: dict[str, Sweep] = {}
     for cell, (folder,) in lab.runs.items():
@@ -82,7 +82,7 @@ def _in_words(rates: Mapping[str, float]) -> str:
 
 
 def _rates(sweeps: Mapping[str, Sweep], swept: Mapping[str, RunFolder]) -> list[Row]:
-    """The dev NLL of each side at each rate of its sweep, the lowest rate first."""
+    """Return the dev NLL of each side at each rate of its sweep, lowest rate first."""
     return [
         {"cell": side, "rate": rate, "nll": _dev_nll(swept[run]), "run": run}
         for side, own in sweeps.items()

@@ -1,4 +1,4 @@
-"""Trained runs as the measures of ``papers.measures`` read them, and the study that takes these."""
+"""Trained runs as the measures of ``papers.measures`` read them, and the study that takes these measures."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from normlab.training.outcome import READS_BY
 Runs: TypeAlias = Mapping[str, Sequence[RunFolder]]
 Curve: TypeAlias = list[tuple[int, float]]
 SPIKE: Final = 3.0
-"""A gradient norm of so many times the median of the steps around it is a spike."""
+"""A gradient norm this many times the median of the steps around it is a spike."""
 AROUND: Final = 25
-"""Rows of the log before and after a step with which its gradient norm is compared."""
+"""How many log rows before and after a step its gradient norm is compared with."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Trained:
     cells: Runs
 
     def seeds(self) -> Iterator[tuple[str, int, RunFolder]]:
-        """Every run with its cell and seed."""
+        """Every run, with its cell and seed."""
         return ((cell, seed, run) for cell, runs in self.cells.items() for seed, run in enumerate(runs, 1))
 
     @cached_property
@@ -51,78 +51,78 @@ class Trained:
         return next(iter(self.cells.values()))[0].task_metrics()
 
     def metric(self, name: str) -> Metric:
-        """The metric of that name; an empty name is the headline."""
+        """Return the metric of that name; an empty name means the headline."""
         return metric_named(
             name or self.metrics[0].name, self.metrics, f"a measure wants {name!r}, and the runs"
         )
 
     def scores(self, metric: Metric, cell: str) -> Array:
-        """The test score of each seed; the worst one for a run without any."""
+        """Return the test score of each seed; the worst one for a run without any."""
         found = ((_test_score(folder, metric), folder) for folder in self.cells[cell])
         return np.array([_worst(metric, folder) if score is None else score for score, folder in found])
 
     def on_dev(self, metric: str, cell: str) -> list[Curve]:
-        """The dev scores of each seed by step; values that are not finite are left out."""
+        """Return the dev scores of each seed by step, without values that are not finite."""
         return [_dev_curve(folder, metric) for folder in self.cells[cell]]
 
     def trained(self, cell: str) -> list[bool]:
-        """Whether each seed trained."""
+        """Return whether each seed trained."""
         return [has_trained(_outcome(folder)) for folder in self.cells[cell]]
 
     def trained_to_the_end(self, cell: str) -> list[bool]:
-        """Whether each seed trained and reads its source and repeats no output at its last validation."""
+        """Return whether each seed trained and at last reads its source and repeats no output."""
         return [has_trained(_outcome(folder)) and _reads(folder) for folder in self.cells[cell]]
 
     def edges(self, cells: Sequence[str], rates: Sequence[float]) -> list[float]:
-        """The largest rate up to which each seed trains to its end; 0 where it does not at the first."""
+        """Return the largest rate up to which each seed trains to its end; 0 if it does not at the first."""
         by_seed = zip(*map(self.trained_to_the_end, cells), strict=True)
         return [max([0.0, *(rate for rate, _ in takewhile(itemgetter(1), zip(rates, seed, strict=True)))])
                 for seed in by_seed]  # fmt: skip
 
     def together(self, metric: Metric, cells: Cells) -> Array:
-        """The scores of each seed on the scale, averaged over cells."""
+        """Return the scores of each seed on the scale, averaged over cells."""
         names = [cells] if isinstance(cells, str) else cells
         return np.mean([MetricScale(metric).values(self.scores(metric, cell)) for cell in names], axis=0)
 
     def best(self, metric: Metric, cells: Sequence[str]) -> Array:
-        """The best score of each seed in any of the cells, on the scale."""
+        """Return the best score of each seed in any of the cells, on the scale."""
         best = np.max if metric.higher_is_better else np.min
         return MetricScale(metric).values(best([self.scores(metric, cell) for cell in cells], axis=0))
 
     def mean_score(self, metric: Metric, values: Array) -> Measure:
-        """The mean of values on the scale, as a score."""
+        """Return the mean of values on the scale, as a score."""
         return _mapped(mean(values), MetricScale(metric).scores)
 
     def score_difference(self, metric: Metric, first: Array, second: Array) -> Measure:
-        """The mean difference of values on the scale, as a difference of scores halfway between the two, a
-        level that is taken as known.
+        """Return the mean difference of values on the scale, as a difference of scores at a level halfway
+        between the two, which is taken as known.
         """
         centre = np.array(float((first + second).mean() / 2))
         return _mapped(mean(first - second), lambda moved: MetricScale(metric).difference(centre, moved))
 
     def models(self, cell: str) -> list[TrainedModel]:
-        """What each seed has trained."""
+        """Return the model that each seed trained."""
         return [TrainedModel(folder) for folder in self.cells[cell]]
 
     mean = staticmethod(mean)
     mean_ratio = staticmethod(mean_ratio)
 
     def share(self, found: Sequence[bool]) -> Measure:
-        """A share with its exact interval."""
+        """Return a share with its exact interval."""
         return replace(_measured(share(sum(found), len(found)), len(found)), share=True)
 
     def share_gap(self, first: Sequence[bool], second: Sequence[bool]) -> Measure:
-        """The difference of two shares of runs that are paired."""
+        """Return the difference between two shares of paired runs."""
         pairs = list(zip(first, second, strict=True))
         gap = share_gap(sum(x and not y for x, y in pairs), sum(y and not x for x, y in pairs), len(pairs))
         return _measured(gap, len(pairs))
 
     def spikes(self, cell: str) -> list[float]:
-        """The share of logged steps, in per cent, whose gradient norm is a spike, of each seed."""
+        """Return the percentage of logged steps whose gradient norm is a spike, for each seed."""
         return [_spikes(norms) for norms in _gradient_norms(self, cell)]
 
     def median_gradients(self, cell: str) -> list[float]:
-        """The median gradient norm of each seed."""
+        """Return the median gradient norm of each seed."""
         return [float(np.median(norms)) for norms in _gradient_norms(self, cell)]
 
 
@@ -134,11 +134,11 @@ def trainings(
     paper: Mapping[str, OfRuns] | None = None,
     shown: str = "",
 ) -> Measurement:
-    """Measures of the artefact's runs.
+    """Take measures of the artefact's runs.
 
-    ``gpu`` are measures that need trainings to convergence, and are left out at the laptop scale; ``paper``
-    are those that need the paper's own settings, at which alone they are taken. ``shown`` names the metric
-    of the table of cells; empty: the headline.
+    ``gpu`` are measures that need trainings to convergence and are left out at the laptop scale; ``paper``
+    are measures that need the paper's own settings and are taken only there. ``shown`` names the metric of
+    the table of cells; empty means the headline.
     """
     runs = Trained(lab.runs)
     large = {"gpu": gpu or {}, "paper": {**(gpu or {}), **(paper or {})}}
@@ -156,7 +156,7 @@ def trainings(
 
 
 def learned_scales(lab: Lab, *, gpu: Mapping[str, OfRuns]) -> Measurement:
-    """``trainings`` with the table of the scales that every run has learned."""
+    """Do as ``trainings``, and add a table of the scales that every run has learned."""
     found = trainings(lab, measures={}, gpu=gpu)
     seeds = Trained(lab.runs).seeds()
     rows = [row for cell, seed, run in seeds for row in TrainedModel(run).scale_rows(cell, seed)]
@@ -175,7 +175,7 @@ def _mapped(found: Measure, back: Callable[[Array], Array]) -> Measure:
 
 
 def _reads(folder: RunFolder) -> bool:
-    """Whether a run at its last validation does what ``training.outcome`` asks of the best one."""
+    """Return whether a run's last validation meets what ``training.outcome`` asks of the best one."""
     last = [row for row in folder.metrics() if row["kind"] == "dev"][-1]
     gap, repeated = last.get("nll_exchanged", math.inf) - last["nll"], last.get("repeated_share", 0.0)
     return bool(gap >= READS_BY and repeated <= MOSTLY)
@@ -196,7 +196,7 @@ def _test_score(folder: RunFolder, metric: Metric) -> float | None:
 
 
 def _worst(metric: Metric, folder: RunFolder) -> float:
-    """The score of a run without one: the metric's worst, or its largest on dev where there is no worst."""
+    """Return the score of a run without one: the metric's worst or, if it has none, its largest on dev."""
     edge = metric.least if metric.higher_is_better else metric.most
     if edge is not None:
         return edge
@@ -220,7 +220,7 @@ def _spikes(norms: Array) -> float:
 
 
 def _cell(runs: Trained, metric: Metric, cell: str) -> Row:
-    """A cell as the paper's table prints one, with every seed beside the mean."""
+    """Return a cell as the paper's table prints it, with every seed beside the mean."""
     scores, outcomes = runs.scores(metric, cell), [_outcome(folder) for folder in runs.cells[cell]]
     found = runs.mean_score(metric, runs.together(metric, cell))
     shown = [metric.shown(float(s)) if has_trained(o) else f"({metric.shown(float(s))})"
@@ -250,7 +250,7 @@ def _runs(runs: Trained) -> Iterator[Row]:
 
 
 def _logged(runs: Trained, kind: str, columns: Sequence[str]) -> list[Row]:
-    """Columns of the log through training, such as the dev scores, which the drawings show."""
+    """Return columns of the log through training, such as dev scores, which the drawings show."""
     return [
         {"cell": cell, "seed": seed, "step": int(row["step"]), **{name: row.get(name) for name in columns}}
         for cell, seed, folder in runs.seeds()
@@ -260,7 +260,7 @@ def _logged(runs: Trained, kind: str, columns: Sequence[str]) -> list[Row]:
 
 
 def _facts(runs: Trained) -> dict[str, str]:
-    """Text, models, steps and machines of all runs, each said once."""
+    """Return text, models, steps and machines of all runs, each said once."""
     facts: dict[str, dict[str, None]] = {"text": {}, "model": {}, "training": {}, "trained on": {}}
     for _, _, folder in runs.seeds():
         config = folder.config()
@@ -275,8 +275,8 @@ def _facts(runs: Trained) -> dict[str, str]:
 
 
 def answers(lab: Lab, *, rows: Mapping[str, tuple[str, str]]) -> Measurement:
-    """Measures of other artefacts under names of one's own, each given as an artefact's id and its measure,
-    at the largest scale at which it was measured. One that no scale has yet is left out.
+    """Return measures of other artefacts under new names, each given as an artefact's id and its measure,
+    at the largest scale at which it was measured. A measure that no scale has yet is left out.
 
     Raises UserError for an artefact that was not measured for today's claims.
     """

@@ -1,5 +1,5 @@
-"""Models that runs have trained: the scales g of ScaleNorm (Nguyen and Salazar 2019), the loss on the text of
-the training, and Theorem 2's constant (Liu et al. 2020).
+"""Models that runs have trained: the scales g of ScaleNorm (Nguyen and Salazar 2019), the loss on the
+training text, and Theorem 2's constant (Liu et al. 2020).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ ROLES: Final = {
 OUTPUT: Final = "decoder.end.g"
 """The scale of the last norm, before the logits."""
 FOLLOWED: Final = 64
-"""Tokens whose dependency on the branches is followed."""
+"""Number of tokens whose dependency on the branches is followed."""
 TRAINING_BATCHES: Final = 16
-"""Micro-batches of the training text on which a trained model's loss is measured."""
+"""Number of micro-batches of the training text on which a trained model's loss is measured."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class TrainedModel:
 
     @cached_property
     def scales(self) -> dict[str, float]:
-        """The scales g by parameter name. Raises UserError where no weights are kept."""
+        """The scales g by parameter name. Raises UserError if no weights are kept."""
         path = self.folder.best / "model.safetensors"
         if not path.exists():
             raise UserError(
@@ -57,18 +57,18 @@ class TrainedModel:
         return {name: float(tensor[0]) for name, tensor in load_file(path).items() if name.endswith(".g")}
 
     def by_layer(self, role: str) -> Array:
-        """The scales of one kind of sublayer, first layer first."""
+        """Return the scales of one kind of sublayer, first layer first."""
         stack, period, place = ROLES[role]
         names = (f"{stack}.sublayers.{i}.place.norm.g" for i in range(place, len(self.scales), period))
         return np.array([self.scales[name] for name in names if name in self.scales])
 
     def scale_growth(self, role: str) -> float:
-        """The slope of ln g by layer, for one kind of sublayer, by least squares."""
+        """Return the least-squares slope of ln g by layer, for one kind of sublayer."""
         g = self.by_layer(role)
         return float(np.polyfit(np.arange(len(g)), np.log(g), 1)[0])
 
     def scale_at(self, where: str) -> float:
-        """g at the ``output``, or its mean over the sublayers in the ``late`` third of the decoder."""
+        """Return g at the ``output``, or its mean over the sublayers in the ``late`` third of the decoder."""
         if where == "output":
             return self.scales[OUTPUT]
         names = (name for name in self.scales if name.startswith("decoder.sublayers."))
@@ -76,21 +76,21 @@ class TrainedModel:
         return float(np.mean(decoder[-(len(decoder) // 3) :]))
 
     def scale_rows(self, cell: str, seed: int) -> Iterator[Row]:
-        """A table of the scales."""
+        """Return a table of the scales."""
         for role in ROLES:
             for layer, g in enumerate(self.by_layer(role), 1):
                 yield {"cell": cell, "seed": seed, "kind": role, "layer": layer, "g": float(g)}
         yield {"cell": cell, "seed": seed, "kind": "output", "layer": 1, "g": self.scales[OUTPUT]}
 
     def constant_ratio(self, seed: int) -> float:
-        """C of Theorem 2 over C at initialisation."""
+        """Return C of Theorem 2 over C at initialisation."""
         config = self.folder.config()
         first = of_config(config, self.folder.path.parent, tokens=config.train.max_tokens)
         return _constant(self._case(), seed) / _constant(first, seed)
 
     @torch.no_grad()
     def training_loss(self) -> float:
-        """The label-smoothed loss in nats per token on the first micro-batches of training."""
+        """Return the label-smoothed loss in nats per token on the first micro-batches of training."""
         case = self._case()
         task, model = case.batch.task, case.model.eval()
         batches = [task.batch(i) for i in range(TRAINING_BATCHES)]
@@ -98,7 +98,7 @@ class TrainedModel:
         return total / sum(int(batch.tokens) for batch in batches)
 
     def fold_difference(self) -> float:
-        """The largest difference of a logit of the plain form in float32, over the largest logit."""
+        """Return the largest difference in a logit of the plain form in float32, over the largest logit."""
         fold = measure_fold(self.folder)
         return fold.float32 / fold.largest_logit
 

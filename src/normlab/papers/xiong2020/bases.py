@@ -27,12 +27,12 @@ class Iwslt(Setting):
     """A training on IWSLT'14."""
 
     adam: float = 1.0
-    """What is multiplied with the paper's learning rates of Adam."""
+    """The factor on the paper's learning rates of Adam."""
     sgd: float = 1.0
     warmups: tuple[int, int, int] = (0, 500, 4000)
     """Steps of warm-up for the paper's 1, 500 and 4000."""
     fixed: str = "post+constant"
-    """The recipe of a rate that stays."""
+    """The recipe of a constant rate."""
     figure4: float = 5e-4
     """The learning rate of Figure 4."""
     epoch_8: int = 7 * 1100 + 1
@@ -47,8 +47,8 @@ _PAPER: Final = replace(
     train=replace(SMALL.train, steps=15 * 1100, validate_every_steps=1100),
     decode=_DECODE,
 )
-"""15 epochs. 153,000 pairs of some 26 tokens a side are 4.0 million tokens a side, some 1,000 batches of 4096
-and 1,100 with padding.
+"""15 epochs. 153,000 pairs of about 26 tokens a side are 4.0 million tokens a side: about 1,000 batches of
+4096, and 1,100 with padding.
 """
 IWSLT: Final = settings_of(
     "xiong2020.iwslt",
@@ -91,8 +91,8 @@ _WMT: Final = replace(
     train=replace(BASE.train, steps=19 * 1000, grad_accum_steps=16, validate_every_steps=1000),
     decode=_DECODE,
 )
-"""19 epochs, as in the figure. 4.5 million pairs of some 29 tokens a side are 130 million tokens a side, some
-1,000 batches of 8192 on each of 16 GPUs.
+"""19 epochs, as in the figure. 4.5 million pairs of about 29 tokens a side are 130 million tokens a side:
+about 1,000 batches of 8192 on each of 16 GPUs.
 """
 WMT: Final = settings_of(
     "xiong2020.wmt",

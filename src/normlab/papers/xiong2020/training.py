@@ -69,12 +69,12 @@ def _small_rate(s: Iwslt) -> Cells:
 
 
 def _longest_over(steps: int, rate: str, metric: str) -> OfRuns:
-    """The share of seeds at which the longest warm-up is better than one of so many steps of the paper."""
+    """Measure the share of seeds at which the longest warm-up beats one of this many of the paper's steps."""
     return ShareBetter(metric, f"lr {rate}, warm-up 4000", f"lr {rate}, warm-up {steps}")
 
 
 def _warmup_or_none(metric: str) -> dict[str, OfRuns]:
-    """At each rate, whether the longest warm-up is better than none, and whether runs without one train."""
+    """Measure at each rate whether the longest warm-up beats none, and whether runs without one train."""
     better = {f"needs_warmup_at_{rate}": _longest_over(1, rate, metric) for rate in _RATES}
     without = {rate: ShareTrainedToTheEnd((f"lr {rate}, warm-up 1",)) for rate in _RATES}
     return better | {f"trains_without_at_{rate}": share for rate, share in without.items()}

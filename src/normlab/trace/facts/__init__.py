@@ -2,4 +2,4 @@
 
 
 class Unknown(Exception):
-    """Why a fact is not known; what needs it cannot be tested."""
+    """Says why a fact is not known; nothing that needs it can be tested."""

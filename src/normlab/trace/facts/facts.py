@@ -22,7 +22,7 @@ LOOKED_UP: Final = "embedding"
 
 
 class Facts:
-    """What a step is made of, read off one pass of it."""
+    """What a step is made of, read off one pass."""
 
     def __init__(self, trace: Trace, declared: Declaration) -> None:
         self.trace, self.declared = trace, declared
@@ -61,7 +61,7 @@ class Facts:
 
     @cached_property
     def tokens(self) -> Tokens:
-        """The ids that the model reads; of several, those that the targets follow. Raises Unknown."""
+        """The ids that the model reads; of several, the ones that the targets follow. Raises Unknown."""
         if not self.sources:
             raise Unknown("no tensor of the batch is looked up in an embedding")
         if (targets := self._rowwise) is not None:
@@ -79,13 +79,13 @@ class Facts:
     def scored(self) -> tuple[Logits, Targets]:
         """The logits and their targets, `[B, T]` or `[B]`. Raises Unknown.
 
-        Where several outputs are scored, as in multi-token prediction, those that are one ahead count.
+        If several outputs are scored, as in multi-token prediction, those with targets one ahead count.
         """
         if not self._scored:
             raise Unknown(
-                "the loss is no tensor"
+                "the loss is not a tensor"
                 if self.loss is None
-                else "the gradient at no output is softmax minus one-hot, so the loss is no cross-entropy"
+                else "no output has the gradient softmax minus one-hot, so the loss is not a cross-entropy"
             )
         shaped = [(logits, self._laid_out(targets)) for logits, targets in self._scored]
         try:
@@ -99,12 +99,12 @@ class Facts:
 
     @property
     def scores(self) -> list[tuple[Logits, Targets]]:
-        """All logits of which the loss is a cross-entropy, with their targets as they are laid out."""
+        """All logits whose cross-entropy is the loss, with their targets in the same layout."""
         return [pair for pair in self._scored if pair[0].output] or self._scored[:1]
 
     @property
     def unexplained(self) -> float:
-        """What is left of the loss without the cross-entropies that its gradient shows."""
+        """What is left of the loss after subtracting the cross-entropies that its gradient shows."""
         return float(self.loss or 0.0) - sum(asked.value(logits.value) for logits, asked in self.scores)
 
     @property
@@ -124,7 +124,7 @@ class Facts:
         return targets if targets.ids.ndim == 2 else None
 
     def _laid_out(self, targets: Targets) -> Targets:
-        """Targets of flattened logits by row, and those of `[T, B, V]` with rows first."""
+        """Return the targets of flattened logits by row, and those of `[T, B, V]` with rows first."""
         shape = targets.ids.shape
         if len(shape) == 1 and shape[0] != self.rows and shape[0] % self.rows == 0:
             return targets.rearranged(lambda x: x.reshape(self.rows, -1))
@@ -134,9 +134,9 @@ class Facts:
 
     @cached_property
     def shift(self) -> int | None:
-        """How far ahead of the token at its own position a target is; None where targets are no inputs.
+        """How far ahead of the token at its own position a target is; None if targets are not inputs.
 
-        Raises Unknown where there are no tokens or no targets at them.
+        Raises Unknown if there are no tokens, or no targets at them.
         """
         rates = self.shift_rates
         best = max(rates, key=lambda k: (rates[k], -abs(k - 1)))
@@ -144,7 +144,7 @@ class Facts:
 
     @cached_property
     def shift_rates(self) -> dict[int, float]:
-        """By distance, the share of counted targets that are the token at that distance ahead."""
+        """By distance, the share of counted targets that are the token that far ahead."""
         targets, tokens = self.targets, self.tokens
         if targets.ids.ndim != 2 or targets.ids.shape[0] != tokens.entry.shape[0]:
             raise Unknown("the loss has no target at each token")
@@ -152,8 +152,8 @@ class Facts:
 
     @property
     def offset(self) -> int:
-        """How many columns of the tokens' entry stand before the token at the first position of the targets;
-        below 0 where positions without a token, as of an image, stand before the text.
+        """How many columns of the tokens' entry come before the token at the first position of the targets;
+        negative if positions without a token, such as an image's, come before the text.
         """
         before = max(self.targets.ids.shape[1] - self.tokens.ids.shape[1], 0)
         return self.tokens.start - before
@@ -171,17 +171,17 @@ class Facts:
 
     @cached_property
     def padding(self) -> Padding:
-        """Which positions hold a token. Raises Unknown where nothing says."""
+        """Which positions hold a token. Raises Unknown if nothing tells."""
         return padding_of(self, self.tokens)
 
     @cached_property
     def documents(self) -> Tensor:
-        """`[B, T]` numbers of the documents that are packed into rows. Raises Unknown."""
+        """The numbers `[B, T]` of the documents that are packed into rows. Raises Unknown."""
         return documents_of(self)
 
     @cached_property
     def roles(self) -> dict[str, str]:
-        """By path: embedding, head, matrix, gain, bias or scalar."""
+        """The role of each parameter by path: embedding, head, matrix, gain, bias or scalar."""
         tables = {id(f.argument(1, "weight")) for f in self.lookups}
         modules = dict(self.trace.model.named_modules())
         where, (*_, classes) = self._scored[0][0][:2] if self._scored else (None, (0,))
@@ -206,7 +206,7 @@ class Facts:
 
     @property
     def head(self) -> str | None:
-        """The matrix that makes the logits: the head, or the table of an embedding that is tied to it."""
+        """The matrix that computes the logits: the head, or the embedding table tied to it."""
         own, classes = self.trace.model.named_parameters(), self.logits.shape[-1]
         fits = [n for n, p in own if classes in p.shape]
         return next((n for role in ("head", "embedding") for n in fits if self.roles[n] == role), None)
@@ -218,10 +218,10 @@ class Facts:
 
     @cached_property
     def trained(self) -> bool:
-        """Whether the weights know something: declared, or the loss prefers the targets to exchanged ones.
+        """Whether the weights know something: declared, or the loss prefers the targets to shuffled ones.
 
-        The exchanged targets are those of the same positions in another order, so that a model that only
-        knows how often each class comes up prefers neither.
+        The shuffled targets are those of the same positions in another order, so a model that only knows how
+        often each class occurs prefers neither.
         """
         if self.declared.trained is not None:
             return self.declared.trained
@@ -238,7 +238,7 @@ class Facts:
         return bool(gain.mean() > 5 * error and gain.mean() > 0.1 * own.mean())
 
     def real(self, tokens: Tokens) -> Tensor:
-        """`[B, T]`, where these tokens are real; everywhere if nothing says so."""
+        """Return where these tokens are real, `[B, T]`; everywhere if nothing tells."""
         try:
             return padding_of(self, tokens).real
         except Unknown:
@@ -246,7 +246,7 @@ class Facts:
 
     @cached_property
     def counted(self) -> Tensor:
-        """`[B, T]`, the positions at which the loss has a target; everywhere where that is not known."""
+        """The positions `[B, T]` at which the loss has a target; everywhere if that is not known."""
         everywhere = torch.ones_like(self.tokens.ids, dtype=torch.bool)
         try:
             counted = self.targets.counted
@@ -258,7 +258,7 @@ class Facts:
         return torch.zeros_like(everywhere).index_copy(1, torch.arange(width), counted[:, :width])
 
     def by_position(self, logits: Tensor) -> bool:
-        """Whether logits `[B, T, …]` have an axis for the positions of the tokens, the last one or not."""
+        """Return whether logits `[B, T, …]` have an axis for the tokens' positions, perhaps one shorter."""
         (count, width), lengths = self.tokens.ids.shape, logits.shape[:2]
         return logits.ndim >= 3 and count in lengths and min(abs(n - width) for n in lengths) <= 1
 
@@ -275,7 +275,7 @@ class Facts:
         return replaced(self.trace.batch, tokens.place, entry.T if tokens.transposed else entry)
 
     def other_tokens(self, pick: Tensor, tokens: Tokens | None = None, seed: int = 1) -> Any:
-        """Return the batch with another id, one that it has somewhere, at the picked positions `[B, T]`."""
+        """Return the batch with another id, one that it uses elsewhere, at the picked positions `[B, T]`."""
         tokens = tokens or self.tokens
         own = (self.configured(f"{name}_token_id") for name in ("pad", "eos"))
         special = {self.declared.pad_id, self.declared.eos_id, *own, *self.borders}
@@ -290,7 +290,7 @@ class Facts:
         return self.with_tokens(torch.where(pick, new, ids), tokens)
 
     def other_values(self, place: Place) -> Iterator[Tensor]:
-        """Yield other values of an entry of the batch, of the kind that it has."""
+        """Yield other values of the same kind for an entry of the batch."""
         entry, tokens = self.entries[place], next((t for t in self.sources if t.place == place), None)
         if tokens is not None:
             yield at(self.other_tokens(torch.ones_like(tokens.ids, dtype=torch.bool), tokens), place)
@@ -308,7 +308,7 @@ class Facts:
 
     @cached_property
     def borders(self) -> tuple[int, ...]:
-        """The id that ends every document of packed rows, where one does."""
+        """The id that ends every document of packed rows, if one does."""
         try:
             numbers, ids = self.documents, self.tokens.ids
         except Unknown:
@@ -317,7 +317,7 @@ class Facts:
         return (int(last[0]),) if len(last) == 1 else ()
 
     def configured(self, name: str) -> Any:
-        """A word of the model's own configuration, as Hugging Face's models have it."""
+        """Return an entry of the model's own configuration, as in Hugging Face's models."""
         for owner in (self.trace.model, *self.trace.model.children()):
             value = getattr(getattr(owner, "config", None), name, None)
             if value is not None:
@@ -325,14 +325,14 @@ class Facts:
         return None
 
     def with_rows(self, order: Tensor) -> Any:
-        """Return the batch with its rows in this order, or some of them."""
+        """Return the batch with its rows, or some of them, in this order."""
         return map_tensors(
             self.trace.batch, lambda _, x: x[order.to(x.device)] if x.ndim and x.shape[0] == self.rows else x
         )
 
     def rearranged(self, arranged: Arranged, tokens: Tokens, only: Collection[Place] = ()) -> Any:
-        """Return rows of a batch, of which what goes along the tokens, or stands at these places alone, has
-        the columns that are named for its width.
+        """Return rows of a batch, with the columns that ``arranged`` gives for the width of each entry that
+        runs along the tokens, or of those at the places ``only``.
         """
         rows, columns, batch = arranged
 

@@ -1,4 +1,4 @@
-"""The stacks of blocks that hand a stream on, what siblings have in common, and which modules norm."""
+"""The stacks of blocks that pass a stream on, what siblings have in common, and which modules norm."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from normlab.trace.trace import Event, Trace
 
 
 class Block(NamedTuple):
-    """A member of a stack, by its number."""
+    """A numbered member of a stack."""
 
     index: int
     path: str
@@ -25,16 +25,16 @@ class Block(NamedTuple):
 
 
 Stacks = Mapping[str, Sequence[Block]]
-"""By the path of the container, with what stands before the number in its children's names."""
+"""Blocks by the path of their container, plus what comes before the number in its children's names."""
 
 
 def stream_of(tensors: Iterable[Tensor]) -> Tensor | None:
-    """The first floating tensor `[..., D]` among what a block reads or writes."""
+    """Return the first floating tensor `[..., D]` that a block reads or writes."""
     return next((x for x in tensors if x.is_floating_point() and x.ndim >= 2), None)
 
 
 def find_stacks(model: nn.Module, events: Sequence[Event]) -> dict[str, list[Block]]:
-    """Find them among the modules that were called."""
+    """Find the stacks among the modules that were called."""
     called: dict[str, Event] = {}
     for event in events:
         called.setdefault(event.module, event)
@@ -55,7 +55,7 @@ def find_stacks(model: nn.Module, events: Sequence[Event]) -> dict[str, list[Blo
 
 
 def _chained(calls: Sequence[Event]) -> bool:
-    """Whether some block reads what the one before wrote, or read; a list of branches reads neither."""
+    """Return whether some block reads what the previous one wrote or read; no branch in a list does."""
     pairs = ((stream_of(b.inputs), stream_of(a.outputs), stream_of(a.inputs)) for a, b in pairwise(calls))
     return any(x is not None and any(y is not None and torch.equal(x, y) for y in own) for x, *own in pairs)
 
@@ -68,7 +68,7 @@ def _carries_stream(event: Event | None, block: nn.Module) -> bool:
 
 
 def _outermost(stacks: dict[str, list[Block]]) -> dict[str, list[Block]]:
-    """Without those that lie inside a block of another: experts, the layers of a feed-forward."""
+    """Drop stacks that lie inside a block of another, such as experts or the layers of a feed-forward."""
     paths = [b.path for blocks in stacks.values() for b in blocks]
     return {
         name: blocks
@@ -78,20 +78,20 @@ def _outermost(stacks: dict[str, list[Block]]) -> dict[str, list[Block]]:
 
 
 def within(path: str, outer: str) -> bool:
-    """Whether a module or parameter is this module, or lies in it."""
+    """Return whether a module or parameter is this module or lies in it."""
     return f"{path}.".startswith(f"{outer}.")
 
 
 def block_of(stacks: Stacks, path: str) -> Block | None:
-    """The block that holds a module or parameter."""
+    """Return the block that holds a module or parameter."""
     return next((b for blocks in stacks.values() for b in blocks if within(path, b.path)), None)
 
 
 def siblings(stacks: Stacks, paths: Iterable[str]) -> dict[str, list[str]]:
     """Group parameters or modules in blocks by their path within the block.
 
-    Where the part of the block that holds them has other parameters, as where self-attention, cross-attention
-    and feed-forwards take turns, they are of another kind, and of another group.
+    If the part of the block that holds them has other parameters, as when self-attention, cross-attention and
+    feed-forwards alternate, they are of another kind and form another group.
     """
     groups: dict[str, list[str]] = defaultdict(list)
     first: dict[tuple[str, str, object], str] = {}
@@ -108,7 +108,7 @@ def siblings(stacks: Stacks, paths: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _parts(block: nn.Module) -> dict[str, tuple[tuple[str, torch.Size], ...]]:
-    """The names and shapes of the parameters of each part of a block."""
+    """Return the names and shapes of the parameters of each part of a block."""
     parts: dict[str, tuple[tuple[str, torch.Size], ...]] = defaultdict(tuple)
     for name, p in block.named_parameters():
         parts[name.partition(".")[0]] += ((name, p.shape),)
@@ -116,7 +116,7 @@ def _parts(block: nn.Module) -> dict[str, tuple[tuple[str, torch.Size], ...]]:
 
 
 def settings(module: nn.Module) -> dict[str, Any]:
-    """The class, the plain attributes and the names of the functions of a module."""
+    """Return a module's class, plain attributes and names of functions."""
     plain: dict[str, Any] = {"class": type(module).__name__}
     for name, value in vars(module).items():
         if (value is None or isinstance(value, (bool, int, float, str))) and name != "training":
@@ -127,7 +127,7 @@ def settings(module: nn.Module) -> dict[str, Any]:
 
 
 def declares_itself(stacks: Stacks, odd: str, modules: Iterable[str]) -> bool:
-    """Whether a plain attribute within one of these modules' blocks differs from what it is in all others."""
+    """Return whether the odd module's block has a plain attribute that differs from that of all others."""
     blocks = [block_of(stacks, path) for path in (odd, *(m for m in modules if m != odd))]
     if None in blocks:
         return False
@@ -146,7 +146,7 @@ def declares_itself(stacks: Stacks, odd: str, modules: Iterable[str]) -> bool:
 
 
 def learns(model: nn.Module, path: str) -> bool:
-    """Whether the smallest part around a module that has parameters is trained."""
+    """Return whether the smallest part around a module that has parameters is trained."""
     own = list(model.get_submodule(path).parameters())
     if not own and path:
         return learns(model, path.rpartition(".")[0])
@@ -154,7 +154,7 @@ def learns(model: nn.Module, path: str) -> bool:
 
 
 class _Odd(NamedTuple):
-    """The only one whose value differs from that of all others, which agree."""
+    """The only one whose value differs from the others, which all agree."""
 
     key: str
     value: Any
@@ -162,7 +162,7 @@ class _Odd(NamedTuple):
 
 
 def odd_one(values: Mapping[str, Any]) -> _Odd | None:
-    """Find it among three and more."""
+    """Find the odd one among three or more."""
     counts = Counter(values.values()).most_common()
     if len(values) < 3 or len(counts) != 2 or counts[1][1] != 1:
         return None
@@ -171,35 +171,35 @@ def odd_one(values: Mapping[str, Any]) -> _Odd | None:
 
 
 def shared(paths: Iterable[str]) -> list[str]:
-    """The leading names that all of these paths have in common."""
+    """Return the leading names that all these paths share."""
     levels = zip(*(path.split(".") for path in paths), strict=False)
     return [names[0] for names in takewhile(lambda names: len(set(names)) == 1, levels)]
 
 
 def common(paths: list[str]) -> str:
-    """The longest path that all of these begin with, the first of them where they share nothing."""
+    """Return the longest path that all of these begin with, or the first of them if they share nothing."""
     return ".".join(shared(paths)) or paths[0]
 
 
 SCALES: Final = (1e6, 1e7)
-"""Sizes at which a normed branch is lost beside the stream that it is added to."""
+"""Sizes of the stream beside which a normed branch that is added to it vanishes."""
 
 
 class Scaled(NamedTuple):
     """What streams of two sizes show."""
 
     factors: Mapping[str, float]
-    """By block, of those that pass their input on by one factor."""
+    """By block, for those that pass their input on times one factor."""
     mixing: frozenset[str]
-    """Those that ran, and do not."""
+    """Blocks that ran and do not."""
     runs: tuple[Trace, ...]
-    """One for each size, in which every block reads its stream that much larger."""
+    """One run for each size, in which every block reads a stream that many times larger."""
 
 
 def scaled_streams(trace: Trace, streams: Mapping[str, Tensor]) -> Scaled:
     """Make the input of each of these blocks a million and ten million times as large.
 
-    The difference of the outputs is the factor: 1 where a branch is added, 0 where a norm follows.
+    The difference of the outputs gives the factor: 1 if a branch is added, 0 if a norm follows.
     """
 
     def enter(x: Tensor, c: float) -> Callable[[Tensor], Tensor]:
@@ -220,13 +220,13 @@ def scaled_streams(trace: Trace, streams: Mapping[str, Tensor]) -> Scaled:
 
 
 def _written(trace: Trace) -> dict[str, Tensor]:
-    """The stream that the first call of each module writes."""
+    """Return the stream that the first call of each module writes."""
     calls = reversed(trace.once(events=True).events)
     return {e.module: y for e in calls if (y := stream_of(e.outputs)) is not None}
 
 
 def grown(low: Tensor, high: Tensor) -> bool:
-    """Whether a value of the two runs grows in proportion to the stream."""
+    """Return whether a value of the two runs grows in proportion to the stream."""
     a, b = float(low.double().norm()), float(high.double().norm())
     return a > 0 and abs(b / a - SCALES[1] / SCALES[0]) < 1e-3
 
@@ -235,7 +235,7 @@ OVER_TOKENS: Final = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LocalResp
 
 
 class _Response(NamedTuple):
-    """How the output of a module that may norm answers to its input."""
+    """How the output of a module that may be a norm responds to its input."""
 
     module: str
     width: int
@@ -244,13 +244,13 @@ class _Response(NamedTuple):
     mixes: bool
     """Whether one feature of its output depends on the others."""
     grows: float
-    """By what share of its size it changes when its input is ten times as large; 0 up to rounding."""
+    """By what share of its size it changes when its input becomes ten times as large; 0 up to rounding."""
     leaks: bool
-    """Whether a token of it depends on others."""
+    """Whether a token of its output depends on others."""
 
 
 def responses(trace: Trace) -> list[_Response]:
-    """Call anew each module that keeps the shape of one tensor, and holds numbers and vectors alone."""
+    """Call again each module that keeps the shape of one tensor and holds only numbers and vectors."""
     events = [e for e in trace.events if e.call == 0 and _may_norm(trace.model, e)]
     with trace.running():
         tried = [_response(trace, e) for e in events]
@@ -258,7 +258,7 @@ def responses(trace: Trace) -> list[_Response]:
 
 
 def gains(trace: Trace, norms: Iterable[_Response]) -> dict[str, Tensor]:
-    """The factor of each of these on each feature, read off a token of ones with as many of either sign."""
+    """Return each norm's factor on each feature, read off a token of as many ones as minus ones."""
     read: dict[str, Tensor] = {}
     with trace.running():
         for one in norms:
@@ -272,7 +272,7 @@ def gains(trace: Trace, norms: Iterable[_Response]) -> dict[str, Tensor]:
 
 
 def sets_norm_or_dropout(trace: Trace, inner: str, values: Mapping[str, Any]) -> bool:
-    """Whether a setting, by block, is that of a norm, or the rate of a dropout that the same module calls."""
+    """Return whether a setting, by block, is a norm's or the rate of a dropout that the same module calls."""
     here = {f"{block}.{inner}".rstrip("."): value for block, value in values.items()}
     ran = trace.again(training=True).functions("dropout", "scaled_dot_product_attention")
     own = {(c.module, c.argument(1, "p") if c.name == "dropout" else c.argument(4, "dropout_p")) for c in ran}
@@ -281,7 +281,7 @@ def sets_norm_or_dropout(trace: Trace, inner: str, values: Mapping[str, Any]) ->
 
 
 def scatters(gain: Tensor) -> bool:
-    """Whether the signs of a gain are those of a fair coin, by three deviations; or it is zero."""
+    """Return whether the signs of a gain look like a fair coin's, within three deviations, or it is zero."""
     count = gain.numel()
     return abs(int((gain < 0).sum()) - count / 2) <= 1.5 * count**0.5 or not bool(gain.any())
 

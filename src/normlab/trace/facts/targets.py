@@ -1,4 +1,4 @@
-r"""The logits that a loss scores, and the targets of a cross-entropy, read off its gradient at them.
+r"""The logits that a loss scores, and the targets of a cross-entropy, read off its gradient there.
 
 With :math:`p = \mathrm{softmax}(z)`, the gradient of :math:`w` times a cross-entropy with label smoothing
 :math:`\epsilon` over :math:`V` classes, plus any function of :math:`\log\sum e^z` (a z-loss), at one position
@@ -24,22 +24,22 @@ from normlab.trace.tensors import Tap, rows_of
 from normlab.trace.trace import Event, Pass, Trace
 
 ROWS = 512
-"""Positions that are fitted at a time."""
+"""How many positions are fitted at a time."""
 RESIDUAL = {torch.float64: 1e-7, torch.float32: 2e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
-"""Share of a gradient that rounding may leave unexplained, by the type that the logits are computed in."""
+"""Share of a gradient that rounding may leave unexplained, by the dtype of the logits."""
 
 
 class Targets(NamedTuple):
-    """What a cross-entropy asks of each position of logits `[..., V]`."""
+    """What a cross-entropy asks for at each position of logits `[..., V]`."""
 
     ids: Tensor
-    """`[...]` the class that is asked for; 0 where nothing is."""
+    """`[...]` the class asked for; 0 if there is none."""
     counted: Tensor
     """`[...]` where the loss has a gradient."""
     weight: Tensor
     """`[...]` float64: the factor on the position's cross-entropy."""
     nll: Tensor
-    """`[...]` float64: -log p of the class that is asked for, in nats."""
+    """`[...]` float64: -log p of the class asked for, in nats."""
     classes: int
     smoothing: float
     """Label smoothing, the median over positions."""
@@ -47,31 +47,31 @@ class Targets(NamedTuple):
     r"""The median of :math:`|a - w| / w` over positions: above 0 where another term acts on the logits."""
 
     def rearranged(self, change: Callable[[Tensor], Tensor]) -> Targets:
-        """The same with other leading dimensions."""
+        """Return the same targets with other leading dimensions."""
         ids, counted, weight, nll = map(change, (self.ids, self.counted, self.weight, self.nll))
         return self._replace(ids=ids, counted=counted, weight=weight, nll=nll)
 
     def value(self, logits: Tensor) -> float:
-        """The cross-entropy that they make of their logits, with its weights and label smoothing."""
+        """Return their cross-entropy for the logits, with its weights and label smoothing."""
         smooth = -logits.double().log_softmax(-1).mean(-1).cpu().reshape(self.weight.shape)
         mixed = (1 - self.smoothing) * self.nll + self.smoothing * smooth
         return float((self.weight * mixed)[self.counted].sum())
 
     def ahead(self, where: Tensor, distance: int) -> Tensor:
-        """What a mask of an entry `[B, W]` has at a distance from each position, False past its edges."""
+        """Return the mask of an entry `[B, W]` at a distance from each position, False past its edges."""
         place = torch.arange(self.ids.shape[1]) + distance
         inside = (place >= 0) & (place < where.shape[1])
         return where[:, place.clamp(0, where.shape[1] - 1)] & inside
 
     def by_row(self, entry: Tensor, distance: int) -> Tensor:
-        """`[B, B]`, the share of each row's counted targets that are the tokens of each row at a distance."""
+        """Return `[B, B]`, the share of a row's counted targets that are a row's tokens at a distance."""
         here, there = self._beside(entry, distance)
         counted = self.counted[:, None, here]
         same = (self.ids[:, None, here] == entry[None, :, there]) & counted
         return same.sum(-1) / counted.sum(-1).clamp_min(1)
 
     def share(self, entry: Tensor, distance: int) -> float:
-        """The share of counted targets that are the token of an entry `[B, W]` at that distance ahead."""
+        """Return the share of counted targets that are the token of an entry `[B, W]` that far ahead."""
         here, there = self._beside(entry, distance)
         if here.stop <= here.start or len(self.ids) != len(entry):
             return 0.0
@@ -86,7 +86,7 @@ class Targets(NamedTuple):
 
 
 def read_targets(logits: Tensor, gradient: Tensor, precision: torch.dtype = torch.float64) -> Targets | None:
-    """Return the targets, None if the gradient is not that of a cross-entropy of these logits `[..., V]`."""
+    """Return the targets, or None if the gradient is not a cross-entropy's at these logits `[..., V]`."""
     classes, shape = logits.shape[-1], logits.shape[:-1]
     z, g = logits.detach().reshape(-1, classes), gradient.detach().reshape(-1, classes)
     counted = g.abs().sum(-1) > 0
@@ -119,7 +119,7 @@ def read_targets(logits: Tensor, gradient: Tensor, precision: torch.dtype = torc
 
 
 def _fit(z: Tensor, g: Tensor) -> tuple[Tensor, ...]:
-    """The least squares of g = a p - b off the target, and w = a p - b - g at it, by row."""
+    """Fit g = a p - b off the target by least squares, and take w = a p - b - g at the target, by row."""
     classes = z.shape[-1]
     p, ids = z.softmax(-1), g.argmin(-1)
     at = F.one_hot(ids, classes).bool()
@@ -145,22 +145,22 @@ def _fit(z: Tensor, g: Tensor) -> tuple[Tensor, ...]:
     here = ids[:, None]
     weight = a * p.gather(-1, here)[:, 0] - b - g.gather(-1, here)[:, 0]
     nll = -z.log_softmax(-1).gather(-1, here)[:, 0]
-    if others <= 2:  # the fit has no entry left over: a cross-entropy adds up to 0
+    if others <= 2:  # no entry is left to check the fit: the gradient of a cross-entropy adds up to 0
         plain = torch.maximum(plain, g.sum(-1).abs() / size)
     return ids, weight, a, b, plain, nll
 
 
 SCORED: Final = ("cross_entropy", "log_softmax", "nll_loss")
-"""Functions of torch to whose input a cross-entropy's logits may go without being a module's output."""
+"""Functions of torch that may read a cross-entropy's logits that are no module's output."""
 CLOSE: Final = 1e-6
-"""Relative difference of sums of gradients in float64, and of what is read off them."""
+"""Relative difference allowed in sums of gradients in float64 and in what is read off them."""
 CANDIDATES: Final = 16
-"""Tensors that are tried as logits, from the loss backwards."""
+"""How many tensors are tried as logits, from the loss backwards."""
 
 
 class FunctionInput(NamedTuple):
-    """The first argument of these calls of a scoring function, whose classes lie along an axis; of several,
-    each scores a part of the positions, in rows of this width: the next ones, or columns of so many rows.
+    """The first argument of these calls of a scoring function, with classes along an axis. Each of several
+    calls scores some of the positions, in rows of this width: the next ones, or columns of that many rows.
     """
 
     calls: tuple[int, ...]
@@ -169,14 +169,14 @@ class FunctionInput(NamedTuple):
     rows: int = 1
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
-        """The parts as one tensor `[..., V]`."""
+        """Join the parts into one tensor `[..., V]`."""
         first, *more = parts = [x.movedim(self.axis, -1) for x in parts]
         columns = [x.reshape(self.rows, -1, x.shape[-1]) for x in parts]
         return torch.cat(columns, 1).reshape(-1, self.width, first.shape[-1]) if more else first
 
 
 class Logits(NamedTuple):
-    """The tensor that targets are read off, its layout, and the trained matrices whose product it is."""
+    """The tensor that targets are read off, its layout, and the trained matrices that it is a product of."""
 
     where: Tap | FunctionInput
     shape: torch.Size
@@ -185,12 +185,12 @@ class Logits(NamedTuple):
 
     @property
     def output(self) -> bool:
-        """Whether the model itself puts them out."""
+        """Whether the model itself returns them."""
         return isinstance(self.where, Tap) and not self.where.module
 
 
 def read_logits(trace: Trace, passed: Pass) -> list[tuple[Logits, Targets]]:
-    """Find the logits of which the loss is a cross-entropy, and their targets, from a pass with its graph."""
+    """Find the logits whose cross-entropy is the loss, and their targets, from a pass with its graph."""
     loss, found = passed.loss, list[tuple[Logits, Targets]]()
     if loss is None or not loss.requires_grad:
         return found
@@ -217,7 +217,7 @@ def read_logits(trace: Trace, passed: Pass) -> list[tuple[Logits, Targets]]:
 
 
 def _candidates(passed: Pass, rows: int) -> list[tuple[Tap | FunctionInput, list[Tensor]]]:
-    """Tensors `[..., V]` that may be logits, or their parts, from the loss backwards."""
+    """Return the tensors `[..., V]` that may be logits or parts of them, from the loss backwards."""
     found = [
         *(pair for event in passed.events if event.module == "" for pair in _taps(event)),
         *_inputs(passed, rows),
@@ -229,7 +229,7 @@ def _candidates(passed: Pass, rows: int) -> list[tuple[Tap | FunctionInput, list
 
 
 def _inputs(passed: Pass, rows: int) -> Iterator[tuple[FunctionInput, list[Tensor]]]:
-    """What calls score that score all tokens together, or all but one a row; then what each scores."""
+    """Yield the inputs of calls that together score all tokens, or all but one per row; then of each call."""
     scored = [(f, f.argument(0, "input"), _class_axis(f)) for f in passed.functions if f.name in SCORED]
     read = (f.argument(0, "input") for f in passed.functions if f.name not in SCORED)
     tokens = {x.numel() for x in read if rows in x.shape[:2]}  # others are positions
@@ -246,7 +246,7 @@ def _inputs(passed: Pass, rows: int) -> Iterator[tuple[FunctionInput, list[Tenso
 
 
 def _class_axis(call: FunctionCall) -> int:
-    """Where the input of a scoring function has its classes: a cross-entropy's second axis, of three."""
+    """Return the class axis of a scoring function's input: a cross-entropy's second of three, or the last."""
     return 1 if call.name in ("cross_entropy", "nll_loss") and call.argument(0, "input").ndim > 2 else -1
 
 
@@ -256,7 +256,7 @@ def _taps(event: Event) -> list[tuple[Tap | FunctionInput, list[Tensor]]]:
 
 
 def bypassed(trace: Trace) -> bool:
-    """Whether the loss has a gradient that does not pass through the tensors that are tapped, the logits."""
+    """Return whether some of the loss's gradient does not pass through the tapped tensors, the logits."""
     own = [p for p in trace.model.parameters() if p.requires_grad]
     with trace.with_graph() as passed:
         taps = [t for t in passed.taps.values() if t.requires_grad]
@@ -269,9 +269,9 @@ def bypassed(trace: Trace) -> bool:
 
 
 def over_one(trace: Trace) -> float | None:
-    """The sum of the exponentials of what ``nll_loss`` is given, where these are no probabilities.
+    """Return the sum of the exponentials of ``nll_loss``'s input, or None if they are probabilities.
 
-    Each may be raised by one small constant, which keeps its logarithm finite.
+    Each may be raised by one small constant that keeps its logarithm finite.
     """
     for call in trace.functions("nll_loss"):
         p = call.argument(0, "input").movedim(_class_axis(call), -1).double().exp()
@@ -282,16 +282,16 @@ def over_one(trace: Trace) -> float | None:
 
 
 class _Cut(NamedTuple):
-    """The share of logits that get no gradient from their loss, and the module that makes them."""
+    """The share of logits that get no gradient from their loss, and the module that computes them."""
 
     size: float
     module: str
 
 
 def cut_off(trace: Trace, logits: Tensor) -> _Cut | None:
-    """Logits that a cross-entropy moves, though not by the last product of their shape.
+    """Find logits whose cross-entropy gives no gradient to the last product of their shape.
 
-    One whose probability rounds to 0 or 1 may have no gradient.
+    A logit whose probability rounds to 0 or 1 may have none.
     """
     with trace.with_graph(functions=lambda name: name in MULTIPLIED) as passed:
         made = [f for f in passed.functions if f.result.shape[-1:] == logits.shape[-1:]]

@@ -1,4 +1,4 @@
-"""The ids that a model reads, which of them only fill rows up, and the documents that they belong to."""
+"""The ids that a model reads, which of them only fill up rows, and the documents that they belong to."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ class Tokens(NamedTuple):
 
     place: Place
     ids: Tensor
-    """`[B, T]` as the model looks them up, or as the batch has them where it does that in another way."""
+    """`[B, T]` as the model looks them up, or as in the batch if the model reads them in another layout."""
     column: int
-    """The column of the batch's tensor with which they begin; -1 where a start is put before the labels."""
+    """The column of the batch's tensor where they begin; -1 if the model puts a start before the labels."""
     transposed: bool
     """Whether the batch holds `[T, B]`."""
     vocabulary: int
     entry: Tensor
-    """`[B, T']`, the whole entry of the batch, of which the ids may be a part."""
+    """`[B, T']`, the whole entry of the batch; the ids may be a part of it."""
 
     @property
     def start(self) -> int:
-        """The column of an entry of the batch that stands beside the first id."""
+        """The column of an entry of the batch that belongs to the first id."""
         return max(self.column, 0)
 
     @property
     def columns(self) -> slice:
-        """The columns of an entry of the batch that stand beside the ids."""
+        """The columns of an entry of the batch that belong to the ids."""
         return slice(self.start, self.start + self.ids.shape[1])
 
 
 def looked_up(entries: Mapping[Place, Tensor], lookups: Sequence[FunctionCall], rows: int) -> list[Tokens]:
-    """All entries of a batch of so many rows that lookups read, those of the largest vocabulary first."""
+    """Return all entries of a batch of ``rows`` rows that lookups read, the largest vocabulary first."""
     known = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
     integers = {p: x for p, x in entries.items() if x.dtype in known and x.ndim == 2}
     found: dict[Place, Tokens] = {}
@@ -61,9 +61,9 @@ def looked_up(entries: Mapping[Place, Tensor], lookups: Sequence[FunctionCall], 
 
 
 def _match(ids: Tensor, place: Place, entry: Tensor, size: tuple[int, int]) -> Tokens | None:
-    """The looked-up ids as part of an entry of the batch `[B, T']` or `[T', B]`, None if they are none.
+    """Return the looked-up ids as part of an entry of the batch `[B, T']` or `[T', B]`; None if they are not.
 
-    They stand there from one of its first columns on; or they are its values, labels, behind one start.
+    They begin at one of its first columns, or they are its labels preceded by one start.
     """
     (rows, vocabulary), ids, entry = size, ids.cpu().long(), entry.cpu().long()
     if ids.ndim == 1:
@@ -84,16 +84,16 @@ def _match(ids: Tensor, place: Place, entry: Tensor, size: tuple[int, int]) -> T
 
 
 Columns = Callable[[int], Tensor]
-"""For a tensor so wide, the columns `[B, W]` that are taken of each of its rows."""
+"""Maps the width of a tensor to the columns `[B, W]` that are taken from each of its rows."""
 
 
 class Arranged(NamedTuple):
-    """Some rows of a batch, and their columns in another order, or other ones, where there are such."""
+    """Some rows of a batch, perhaps with their columns in another order, or other columns."""
 
     rows: Tensor
     columns: Columns | None = None
     batch: Any = None
-    """Where it is not the step's own."""
+    """The batch, if it is not the step's own."""
 
 
 class Padding(NamedTuple):
@@ -104,23 +104,23 @@ class Padding(NamedTuple):
     source: str
     """A batch entry's name, "pad_id", "padding_idx", "config" or "runs"."""
     mask: Place | None
-    """The place of the mask in the batch, where it holds one."""
+    """The place of the mask in the batch, if it holds one."""
     pad_id: int | None
-    """The id that fills, where there is one."""
+    """The id that fills up rows, if there is one."""
 
     @property
     def side(self) -> str:
-        """Left or right: the end at which rows are filled; "both" where both are, "none" without padding."""
+        """The end at which rows are filled up, "left", "right" or "both"; "none" without padding."""
         left, right = bool((~self.real[:, 0]).any()), bool((~self.real[:, -1]).any())
         names = {(True, False): "left", (False, True): "right", (True, True): "both"}
         return names.get((left, right), "none")
 
     def arranged(self) -> dict[str, Arranged]:
-        """The same tokens under other padding, by name; a name that this batch cannot have is missing.
+        """Return the same tokens under other padding, by name, without what this batch does not allow.
 
-        "cut" is one row without its padding; "more" has a column more of it, in the rows that end in padding
-        or else in those that begin with it; "moved" has all of it at the other end, "moved on" a column more
-        there.
+        "cut" is one row without its padding; "more" has one more column of it, in the rows that end in
+        padding, else in those that begin with it; "moved" has all of it at the other end, "moved on" one more
+        column there.
         """
         left, right = (own & ~self.real for own in _runs(~self.real))
         lead, trail, width = left.sum(1), right.sum(1), self.real.shape[1]
@@ -147,12 +147,12 @@ class Padding(NamedTuple):
 
 
 def padding_of(facts: Facts, tokens: Tokens) -> Padding:
-    """Find the padding of the tokens, or of other ids of the step. Raises Unknown where nothing says.
+    """Find the padding of the tokens, or of other ids of the step. Raises Unknown if nothing tells.
 
-    A mask of the batch is a tensor over the tokens with two values, one of which lies at an end of each row
-    over one and the same id. Without a mask, the id that fills is the declared one, that of the embedding
-    (``padding_idx``), that of the model's configuration, or one that ends several rows in runs and stands
-    nowhere else.
+    A mask in the batch is a tensor over the tokens with two values, one of which lies at the ends of rows,
+    always over the same id. Without a mask, the padding id is the declared one, that of the embedding
+    (``padding_idx``), that of the model's configuration, or one that fills one end of several rows in runs
+    and occurs nowhere else.
     """
     declared = facts.declared.pad_id
     for place, entry in facts.entries.items():
@@ -182,18 +182,18 @@ def padding_of(facts: Facts, tokens: Tokens) -> Padding:
 
 
 def _runs(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the rows of a mask `[B, T]` are True from the left end on, and up to the right end."""
+    """Return where the rows of a mask `[B, T]` are True from the left end on, and up to the right end."""
     return x.long().cumprod(1).bool(), x.flip(1).long().cumprod(1).flip(1).bool()
 
 
 def real_tokens(ids: Tensor, pad: int, *, ends: bool = False) -> Tensor:
-    """`[B, T]`, False in the runs of padding at either end of each row; where the id is also the end of a
-    text, the first of a run on the right is that end.
+    """Return `[B, T]`, False in the runs of padding at either end of each row; if the id also ends a text,
+    the first of a run on the right is that end.
     """
     filled = ids == pad
     left, right = _runs(filled)
     left = left & ~filled.all(1, keepdim=True)
-    if bool(filled[:, 0].all()):  # each row begins with it: a start
+    if bool(filled[:, 0].all()):  # every row begins with it, so it is a start
         left = left & False
     if ends:
         first = right & ~torch.cat([torch.zeros_like(right[:, :1]), right[:, :-1]], 1)
@@ -203,7 +203,7 @@ def real_tokens(ids: Tensor, pad: int, *, ends: bool = False) -> Tensor:
 
 
 def _as_mask(entry: Tensor, tokens: Tokens, declared: int | None) -> Tensor | None:
-    """`[B, T]` True at tokens, if this entry of the batch is such a mask and hides something."""
+    """Return `[B, T]`, True at tokens, if this entry of the batch is such a mask and hides something."""
     flat = _flattened(entry.cpu(), tokens)
     if flat is None:
         return None
@@ -220,7 +220,7 @@ def _as_mask(entry: Tensor, tokens: Tokens, declared: int | None) -> Tensor | No
 
 
 def _flattened(entry: Tensor, tokens: Tokens) -> Tensor | None:
-    """An entry `[B, T]`, `[B, 1, 1, T]` or `[B, 1, T]` as `[B, T]`, in the columns of the ids."""
+    """Return an entry `[B, T]`, `[B, 1, 1, T]` or `[B, 1, T]` as `[B, T]`, in the columns of the ids."""
     rows, width = tokens.ids.shape
     if entry.ndim > 2 and entry.shape[0] == rows and entry.numel() == rows * entry.shape[-1]:
         entry = entry.reshape(rows, entry.shape[-1])
@@ -232,7 +232,7 @@ def _flattened(entry: Tensor, tokens: Tokens) -> Tensor | None:
 
 
 def _run(ids: Tensor) -> int | None:
-    """The id that fills several rows at one end, in runs of two and more, and stands nowhere else."""
+    """Return the id that fills several rows at one end, in runs of two or more, and occurs nowhere else."""
     for end in (-1, 0):
         for pad in torch.unique(ids[:, end]).tolist():
             real = real_tokens(ids, pad)
@@ -247,10 +247,10 @@ def _run(ids: Tensor) -> int | None:
 
 
 def documents_of(facts: Facts) -> Tensor:
-    """Return the documents' numbers `[B, T]`. Raises Unknown where nothing says that rows are packed.
+    """Return the documents' numbers `[B, T]`. Raises Unknown if nothing says that rows are packed.
 
-    Declared; or positions in the batch that begin anew at 0 within a row; or numbers that stay the same in
-    runs and are looked up in no table, as segments are; or offsets of the documents in a flat row.
+    They are declared, or read off positions that restart at 0 within a row, numbers that stay the same in
+    runs and (unlike segments) are looked up in no table, or offsets of the documents in a flat row.
     """
     ids = facts.tokens.ids
     if ids.shape[1] < 2:
@@ -279,7 +279,7 @@ def documents_of(facts: Facts) -> Tensor:
 
 
 def restarts(positions: Tensor) -> Tensor | None:
-    """`[B, T]`, True where positions, one more at each step otherwise, begin anew at 0 within a row."""
+    """Return `[B, T]`, True where positions that otherwise count up by one restart at 0 within a row."""
     step = positions[:, 1:] - positions[:, :-1]
     anew = positions[:, 1:] == 0
     counts = (step == 1) | anew
@@ -291,10 +291,9 @@ def restarts(positions: Tensor) -> Tensor | None:
 
 
 def _changes(numbers: Tensor) -> Tensor | None:
-    """`[B, T]`, True where numbers that stay the same in runs change; None if they are no such numbers.
+    """Return `[B, T]`, True where numbers that stay the same in runs change; None if they do not.
 
-    They never return to a number that they left, but for a filling at the end, and some run is longer than
-    one position.
+    They never return to a number that they left, and at most half of the steps in a row are changes.
     """
     change = numbers[:, 1:] != numbers[:, :-1]
     if not bool(change.any()) or bool((change.float().mean(1) > 0.5).any()):
@@ -309,7 +308,7 @@ def _changes(numbers: Tensor) -> Tensor | None:
 
 
 def _offsets(offsets: Tensor, ids: Tensor) -> Tensor | None:
-    """The numbers by cumulative lengths, which begin with 0 and end with the length of the one flat row."""
+    """Return the numbers from cumulative lengths, from 0 to the length of the one flat row."""
     if (
         len(offsets) < 3
         or int(offsets[0]) != 0

@@ -26,43 +26,43 @@ class Scores(NamedTuple):
     factor: float
     width: int
     free: bool
-    """Whether queries are normed or a parameter scales the scores, so that no constant has to."""
+    """Whether queries are normed or a parameter scales the scores, so no constant has to."""
     drawn: tuple[float, float]
-    """How much smaller the matrix of the queries is drawn than that of the keys, and the sampling error."""
+    """The deviation of the queries' matrix relative to that of the keys', and its sampling error."""
 
     def is_by(self, factor: float) -> bool:
-        """Whether this is the constant, but for the rounding of a low precision."""
+        """Return whether this is the constant, up to the rounding of a low precision."""
         return abs(self.factor - factor) < 1e-3 * abs(factor)
 
     @property
     def is_by_width(self) -> bool:
-        """Whether the width or its root is the constant, or the start of the queries makes up for it."""
+        """Whether the constant is by the width or its root, or the start of the queries makes up for it."""
         wanted, (ratio, error) = self.width**-0.5, self.drawn
         drawn = error > 0 and abs(self.factor * ratio / wanted - 1) < 5 * error
         return self.free or drawn or self.is_by(wanted) or self.is_by(1 / self.width)
 
     def is_by_another(self, stream: torch.Size) -> bool:
-        """Whether it is 1, or belongs to another size: of the stream, heads, tokens or rows."""
+        """Return whether it is 1 or belongs to another size: of the stream, heads, tokens or rows."""
         sizes = {1, stream[-1] // self.width, 1 / self.width, *stream}
         return any(self.is_by(size**power) for size in sizes if size for power in (-0.5, -1.0))
 
 
 class Wiring(NamedTuple):
-    """What is read off one pass in which every block reads a leaf of its own."""
+    """What is read off one pass in which every block reads its own leaf."""
 
     streams: dict[str, tuple[bool, bool]]
-    """By block: whether its output holds its input as it was, and whether at all."""
+    """By block: whether its output holds its input unchanged, and whether it does so at all."""
     attending: set[str]
     """Modules in which something attends."""
     scores: list[Scores]
     over_queries: list[str]
-    """Modules whose softmax is over another axis than the one that is summed over."""
+    """Modules whose softmax runs over a different axis than the sum that follows."""
     chains: list[tuple[str, str, int]]
     """Two maps in a row with no nonlinearity between them, wider inside than outside, and that width."""
 
 
 def read_wiring(trace: Trace, blocks: list[str]) -> Wiring:
-    """Read the wiring of a model, of which these modules are blocks."""
+    """Read the wiring of a model whose blocks are these modules."""
     leaves: dict[str, Tensor] = {}
 
     def cut(path: str) -> Callable[[Tensor], Tensor]:
@@ -95,7 +95,7 @@ def read_wiring(trace: Trace, blocks: list[str]) -> Wiring:
 
 
 def alike(stacks: Stacks, scores: Iterable[Scores]) -> Iterator[dict[str, Scores]]:
-    """Yield scores by their module, together where they have one place in their blocks."""
+    """Yield scores by their module, grouped by their place in the block."""
     calls: dict[str, list[Scores]] = defaultdict(list)
     for one in scores:
         calls[f"{one.module}."].append(one)
@@ -113,7 +113,7 @@ def _stream(event: Event, leaves: dict[str, Tensor]) -> tuple[bool, bool] | None
 
 
 def _scores(call: FunctionCall) -> Scores | None:
-    """The scores that an attention was handed, None where they cannot be read or are no attention's."""
+    """Return the scores that an attention was given; None if they cannot be read or are no attention's."""
     if call.name == "scaled_dot_product_attention":
         q, k, scale = call.argument(0, "query"), call.argument(1, "key"), call.kwargs.get("scale")
         factor = q.shape[-1] ** -0.5 if scale is None else float(scale)
@@ -151,7 +151,7 @@ def _drawn(ends: Iterable[Node]) -> tuple[float, float]:
 
 
 def _matrix(end: Node) -> Tensor | None:
-    """The only parameter that makes queries, or keys."""
+    """Return the matrix that makes queries, or keys, if it is the only one."""
     own = {
         id(p): p
         for n in _upstream(end, PRODUCTS)
@@ -163,7 +163,7 @@ def _matrix(end: Node) -> Tensor | None:
 
 
 def _over_queries(call: FunctionCall, *later: FunctionCall) -> bool:
-    """Whether a softmax over scores is over another axis than the next product sums over."""
+    """Return whether a softmax over scores runs over a different axis than the next product's sum."""
     weights, dim = call.result, call.argument(1, "dim", call.kwargs.get("axis"))
     for one in later:
         if one.name in ("matmul", "__matmul__", "bmm") and one.module == call.module:
@@ -176,7 +176,7 @@ def _over_queries(call: FunctionCall, *later: FunctionCall) -> bool:
 
 
 def _chains(calls: tuple[FunctionCall, ...]) -> Iterator[tuple[str, str, int]]:
-    """Pairs of maps, the second of which reads the first's output, and wider inside than outside."""
+    """Yield pairs of maps, wider inside than outside, of which the second reads the first's output."""
     maps: dict[Node, tuple[str, int]] = {}
     for call in calls:
         tensors = [a for a in call.args if isinstance(a, Tensor)]
@@ -187,7 +187,7 @@ def _chains(calls: tuple[FunctionCall, ...]) -> Iterator[tuple[str, str, int]]:
         if first is not None and x.shape[-1] > max(first[1], call.result.shape[-1]):
             yield first[0], call.module, x.shape[-1]
         end = _scaled(call.result.grad_fn)[1]
-        if _operation(end) in PRODUCTS:  # not written over since, as by an activation in place
+        if _operation(end) in PRODUCTS:  # not overwritten since, as by an in-place activation
             maps[end] = call.module, x.shape[-1]
 
 
@@ -200,13 +200,13 @@ PRODUCTS: Final = frozenset("Mm Addmm Bmm Baddbmm Addbmm Mv Addmv Dot Linear Mkl
 
 
 MAPS: Final = PRODUCTS | {"Convolution", "Embedding", "Softmax", "FftR2C", "FftC2C", "ThnnFusedLstmCell"}
-"""Operations after which nothing of a stream is left as it was."""
+"""Operations after which nothing of a stream is left unchanged."""
 
 
 REDUCTIONS: Final = frozenset(
     "Mean Var Std VarMean Norm LinalgVectorNorm NativeLayerNorm FusedRmsNorm Rsqrt".split()
 )
-"""Operations that only a norm needs."""
+"""Operations that only norms need."""
 
 
 SHAPES: Final = frozenset(
@@ -217,25 +217,25 @@ SHAPES: Final = frozenset(
 
 
 SUMS: Final = frozenset(("Add", "Sub", "Cat", "MaskedFill", "Where", "Tanh"))
-"""Operations that products go through on their way to a softmax: sums, masks and caps."""
+"""Operations between products and a softmax: sums, masks and caps."""
 
 
 TURNS: Final = frozenset(("Add", "Sub", "Cat", "Stack", "Neg", "Roll"))
-"""Operations that a rotation of features is made of, beside products with cosines."""
+"""Operations that make up a rotation of features, besides products with cosines."""
 
 
 def _operation(node: Node) -> str:
-    """The name of a node's operation, without the word for its derivative."""
+    """Return the name of a node's operation, without the suffix for its derivative."""
     return re.sub(r"Backward\w*$", "", type(node).__name__)
 
 
 def _before(node: Node) -> list[Node]:
-    """The nodes that a node reads."""
+    """Return the nodes that a node reads."""
     return [n for n, _ in node.next_functions if n is not None]
 
 
 def _upstream(node: Node | None, stop: Collection[str] = (), axes: Collection[int] = ()) -> Iterator[Node]:
-    """Yield a node and all that lies behind it, but not behind these operations, save sums over such axes."""
+    """Yield a node and all behind it, but nothing behind these operations unless they sum over such axes."""
 
     def beyond(n: Node) -> bool:
         right = getattr(n, "_saved_mat2", None) if axes else None  # a product sums over its rows
@@ -247,18 +247,18 @@ def _upstream(node: Node | None, stop: Collection[str] = (), axes: Collection[in
 
 
 def _comes_from(y: Tensor, x: Tensor, stop: Collection[str] = (), axes: Collection[int] = ()) -> bool:
-    """Whether ``y`` was computed from the leaf ``x`` on a way that ``upstream`` goes."""
+    """Return whether ``y`` was computed from the leaf ``x`` on a path that ``_upstream`` follows."""
     return y is x or any(getattr(n, "variable", None) is x for n in _upstream(y.grad_fn, stop, axes))
 
 
 def _parameter(node: Node) -> nn.Parameter | None:
-    """The parameter that a node hands on, moved at most."""
+    """Return the parameter that a node passes on, times a constant or with its entries moved."""
     variable = getattr(_scaled(node)[1], "variable", None)
     return variable if isinstance(variable, nn.Parameter) else None
 
 
 def _multiplier(node: Node) -> Tensor | None:
-    """What a node multiplies or divides by, if that has no graph of its own."""
+    """Return what a node multiplies or divides by, if that has no graph of its own."""
     if _operation(node) not in ("Mul", "Div") or len(_before(node)) != 1:
         return None
     first = node.next_functions[0][0] is not None
@@ -267,7 +267,7 @@ def _multiplier(node: Node) -> Tensor | None:
 
 
 def _constant(node: Node) -> float | None:
-    """The number that a node multiplies by; None if it is another operation, or its factor is no number."""
+    """Return the number that a node multiplies by; None if it is another operation or has no such number."""
     other = _multiplier(node)
     if other is None or other.numel() != 1:
         return None
@@ -276,7 +276,7 @@ def _constant(node: Node) -> float | None:
 
 
 def _scaled(node: Node) -> tuple[float, Node]:
-    """Follow a node back through constant factors and moved entries: their product, and where they end."""
+    """Follow a node back through constant factors and moved entries; return the product and the end."""
     factor = 1.0
     while True:
         by = _constant(node)
@@ -288,7 +288,7 @@ def _scaled(node: Node) -> tuple[float, Node]:
 
 
 def _ends(node: Node, through: Callable[[Node], bool]) -> Iterator[tuple[float, Node]]:
-    """Follow a node back through these operations, too: the constant factor of each end, and the end."""
+    """Follow a node back through these operations too; yield the constant factor of each end, and the end."""
     waiting, seen = [(1.0, node)], set[tuple[float, Node]]()
     while waiting:
         factor, one = waiting.pop()
@@ -304,7 +304,7 @@ def _ends(node: Node, through: Callable[[Node], bool]) -> Iterator[tuple[float, 
 
 
 def _summands(node: Node) -> list[tuple[float, Node]]:
-    """The products that a node sums, masks or caps, each with its constant factor."""
+    """Return the products that a node sums, masks or caps, each with its constant factor."""
     products: dict[Node, float] = {}
     for factor, one in _ends(node, lambda n: _operation(n) in SUMS):
         if _operation(one) in PRODUCTS:
@@ -313,13 +313,13 @@ def _summands(node: Node) -> list[tuple[float, Node]]:
 
 
 def factors(node: Node) -> tuple[nn.Parameter, ...]:
-    """The matrices whose products with something a node hands on, or sums."""
+    """Return the matrices whose products with something a node passes on or sums."""
     read = (_parameter(n) for _, one in _summands(node) for n in _before(one))
     return tuple(p for p in read if p is not None and p.ndim > 1)
 
 
 def _rotated(node: Node) -> float | None:
-    """The constant factor on a node's features, also through a rotation of them; None where it is not one."""
+    """Return the one constant factor on a node's features, even through a rotation of them, or None."""
 
     def turns(n: Node) -> bool:
         by = _multiplier(n) if _operation(n) == "Mul" else None  # cosines differ from feature to feature
@@ -331,7 +331,7 @@ def _rotated(node: Node) -> float | None:
 
 
 def _operands(product: Node) -> tuple[Node | None, Node | None]:
-    """What a product multiplies."""
+    """Return what a product multiplies."""
     pair = [n for n, _ in product.next_functions][-2:]
     return (pair[0], pair[1]) if len(pair) == 2 else (None, None)
 
