@@ -175,7 +175,7 @@ def test_a_recipe_and_a_run_are_checked(here, capsys):
         ("train_of_this_test.py:setup --own-optimiser x:y", "optimizer"),
         ("train_of_this_test.py:setup --blocks layers", "stacks are found from numbers"),
         ("train_of_this_test.py:setup --fail-on warning", "exit code is 3"),
-        ("train_of_this_test.py:setup --recipe pre", "nothing reads --recipe"),
+        ("train_of_this_test.py:setup --recipe pre", "would ignore --recipe"),
         ("train_of_this_test.py:setup --checkpoints last", "goes with a run"),
         ("train_of_this_test.py:setup --trust-remote-code", "goes with hf:FOLDER"),
         ("train_of_this_test.py:setup --declared nothing", "neither a file nor a recipe"),
