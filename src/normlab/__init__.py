@@ -59,7 +59,7 @@ _HOME = {
     "load_plugins": "normlab.training.recipes.plugins",
     "UserError": "normlab.errors",
 }
-"""Public name to the module that defines it."""
+"""Each public name, with the module that defines it."""
 
 __all__ = sorted([*_HOME, "__version__"])
 

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 if not sys.flags.safe_path and sys.path[:1] == [str(Path.cwd())]:
-    del sys.path[0]  # -m puts the current directory there: a file in it would be imported for a library
+    del sys.path[0]  # -m puts the current directory there: files in it would be imported instead of libraries
 
 from normlab.cli.main import main
 

@@ -1,4 +1,4 @@
-"""The one exception that means: the input is wrong, and here is what to change."""
+"""The exception that says: the input is wrong, and this is what to change."""
 
 import difflib
 import traceback
@@ -9,8 +9,8 @@ from pathlib import Path
 class UserError(ValueError):
     """An input that cannot be used: what was given, what is allowed, what to type next.
 
-    It is raised where a value comes from a person (a flag, a file, an argument). The command line prints its
-    sentence alone; any other exception is an error of normlab and is shown with its traceback.
+    It is raised for a value that comes from a person (a flag, a file, an argument). The command line prints
+    just its sentence; any other exception is an error of normlab and is shown with its traceback.
 
     >>> normlab.resolve("pree", normlab.Config())
     Traceback (most recent call last):
@@ -20,19 +20,19 @@ class UserError(ValueError):
 
 
 def is_own(error: BaseException) -> bool:
-    """Whether a line of this package raised it, and none that hands torch a function of the model's."""
+    """Whether a line of this package raised it, but not one that passes torch a function of the model's."""
     home, frames = Path(__file__).parent, reversed(traceback.extract_tb(error.__traceback__))
     last = next((f for x in frames if (f := Path(x.filename)) != home / "trace" / "functions.py"), None)
     return last is not None and home in last.parents
 
 
 class SpentError(UserError):
-    """A budget that was spent before the end: the same command goes on from there."""
+    """The budget was spent before the end; the same command continues from there."""
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """Return the end of a message about an unknown word: the nearest allowed one, by what they share and then
-    by length, and all of them.
+    """Return the end of a message about an unknown word: the nearest allowed word, by what they share and
+    then by length, and all allowed words.
     """
     names = list(allowed)
 

@@ -1,4 +1,4 @@
-"""Assertions on a training step, for a test file: ``assert_step(model, batch, optimizer=optimizer)``."""
+"""Assertions about a training step, for test files: ``assert_step(model, batch, optimizer=optimizer)``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from normlab.trace.setup import Setup, refuse_unknown
 def assert_step(
     model: nn.Module | Setup, batch: Any = None, *, allow: Collection[str] = (), **arguments: Any
 ) -> Report:
-    """Raise AssertionError, with the report, where a property of a training step fails; return the report.
+    """Return the report on a training step; raise AssertionError with it if a property fails.
 
     Takes the arguments of ``normlab.check``. ``allow`` are names of properties that may fail. Raises
     UserError for a name that no property has.

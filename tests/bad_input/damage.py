@@ -370,7 +370,7 @@ DAMAGED: dict[str, tuple[list[str], Damage, str]] = {
     "output into a folder that is not there": (
         [*TRANSLATE, "--output", "no/such.txt"],
         lambda folder: None,
-        "--output | no folder | mkdir -p no",
+        "--output | not a folder | mkdir -p no",
     ),
 }
 """A command, the damage done to the run's folder before it, and the facts of the answer."""

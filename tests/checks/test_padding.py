@@ -104,7 +104,7 @@ def test_positions_that_are_counted_from_the_end_move_with_padding():
             return super().forward(ids, mask)
 
     assert "a row cut" in padding_of(Reader(from_the_end)).failures[0].evidence
-    assert "a column more" in padding_of(Fixed(from_the_end)).failures[0].evidence
+    assert "one more column" in padding_of(Fixed(from_the_end)).failures[0].evidence
 
 
 def test_a_mask_of_the_loss_alone_suits_a_model_that_looks_back():

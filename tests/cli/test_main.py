@@ -19,7 +19,7 @@ from normlab.cli.recipes import RecipesCommand
         (["traim"], "there is no command 'traim', did you mean 'train'"),
         (["compare", "--config", "dem"], "did you mean 'demo'"),
         (["compare", "--config", "missing/config.json"], "there is no file missing/config.json"),
-        (["compare", "--lrs"], "at least one of lrs, got none"),
+        (["compare", "--lrs"], "at least one of lrs, but got none"),
         (["compare", "--seeds", "0"], "seeds must be at least 1, got 0"),
         (["run", "translate", "abc", "--runs", "nowhere"], "no runs in nowhere; make one: normlab train"),
         (["run", "score", "missing.txt", "missing.txt"], "missing.txt"),

@@ -169,7 +169,7 @@ def test_what_is_measured_is_kept_shown_and_not_measured_twice(measured, capsys,
         "papers.html",
     }
     assert main(command) == 0
-    assert "measured already" in capsys.readouterr().out
+    assert "already measured" in capsys.readouterr().out
     assert [(id_, data, str(root)) for id_, data, root in measured] == [
         (ARTEFACT.id, tmp_path / "texts", "runs")
     ]
@@ -223,7 +223,7 @@ def test_a_scale_without_trainings_is_refused(capsys):
 
 def test_what_the_budget_leaves_is_said_and_measured_by_the_same_command(measured, capsys):
     main(["papers", "reproduce", ARTEFACT.id, "--budget", "0s"])
-    assert f"the budget is spent; {ARTEFACT.id}: not measured, the same command" in capsys.readouterr().out
+    assert f"the budget is spent; not measured: {ARTEFACT.id}; the same command" in capsys.readouterr().out
     main(["papers", "reproduce", ARTEFACT.id, "--budget", "1h"])
     assert "the budget is spent" not in capsys.readouterr().out
     assert [id_ for id_, *_ in measured] == [ARTEFACT.id]
@@ -235,7 +235,7 @@ def test_what_rests_on_runs_that_the_budget_leaves_is_left_too(measured, capsys,
     monkeypatch.setattr(ReproduceCommand, "_train", lambda self, todo, until: [])
     main(["papers", "reproduce", "example", "--budget", "1h"])
     said = capsys.readouterr()
-    assert "the budget is spent; example.rests: not measured, the same command" in said.out
+    assert "the budget is spent; not measured: example.rests; the same command" in said.out
     assert said.err == ""
     assert measured == []
 

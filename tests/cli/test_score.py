@@ -56,5 +56,5 @@ def test_score_says_whether_a_difference_may_be_chance(tmp_path, capsys):
     assert capsys.readouterr() == ("", said), "nothing is scored before everything is read"
     assert main(["run", "score", "-", ref, "--against", "-"]) == 2
     assert capsys.readouterr().err == (
-        "normlab: - is standard input, which is read once; give the other texts as files\n"
+        "normlab: - is standard input, which can be read only once; give the other texts as files\n"
     )

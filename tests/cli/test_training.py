@@ -119,7 +119,7 @@ def test_translate_says_which_weights_it_uses(folder, runs, capsys):
     assert said(capsys, "run", "translate", run, text, "--step", "1", "--weights", "last") == (
         2,
         "",
-        "normlab: --step is 1 and --weights last, and each names weights; leave one out\n",
+        "normlab: --step is 1 and --weights last, and both name weights; leave one out\n",
     )
     code, _, err = said(capsys, "run", "translate", run, text, "--step", "3")
     assert (code, "keeps no weights of step 3; there are steps 0, 1, 2, 4;" in err) == (2, True)

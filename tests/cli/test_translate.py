@@ -109,7 +109,7 @@ def test_text_that_is_not_utf8_is_a_sentence(run, standard_input, capsys):
     [
         ("", "--output is empty; name a place, such as --output . for the current directory"),
         (".", "--output is '.', a folder; name a file, or - for standard output"),
-        ("none/out", "--output is in none, which is no folder; type: mkdir -p none"),
+        ("none/out", "--output is in none, which is not a folder; type: mkdir -p none"),
     ],
 )
 def test_a_place_for_no_file_is_told_before_the_work(run, reverse, standard_input, capsys, place, sentence):
@@ -159,9 +159,9 @@ IDLE = (
     "top_k is 5, which has an effect on samples alone; add --sample (decode.sample in a configuration), or "
     "leave top_k at 0"
 )
-DRAWN = "and weighs what a search finds, but outputs are drawn; leave it out, or search"
+DRAWN = "and weighs what a search finds, but outputs are sampled; leave it out, or search"
 NO_BEAM = (
-    "--beam is 4, and outputs are drawn, which needs no beam; leave out --beam, and for several draws of "
+    "--beam is 4, but outputs are sampled, which needs no beam; leave out --beam, and for several samples of "
     "each line type --n-best 4"
 )
 

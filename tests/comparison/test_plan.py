@@ -70,5 +70,5 @@ def test_a_recipe_is_shown_by_its_short_name_and_a_baseline_leaves_what_was_type
     decays = {name: grid.config(name, 1e-3, 1).optim.weight_decay for name in request.recipes}
     assert set(decays.values()) == {request.base.optim.weight_decay}
     assert grid.config("like:llama", 1e-3, 1).optim.max_grad_norm == 1.0
-    with pytest.raises(UserError, match="'A=pre' and 'A=post' have one short name"):
+    with pytest.raises(UserError, match="'A=pre' and 'A=post' have the same short name"):
         runs.RunGrid(request_of(text, tmp_path, recipes=("A=pre", "A=post")))

@@ -27,7 +27,7 @@ from normlab.training.recipes.grammar import resolve
         ({"exchanges": 5}, "exchanges must be at least 100, got 5"),
         ({"margin": -1.0}, "margin must be at least 0"),
         ({"first_seed": 0}, "sweep_seed is 0, and the reported seeds are 0 to"),
-        ({"sweep_seed": 3}, "choose another --sweep-seed or --first-seed"),
+        ({"sweep_seed": 3}, "type another --sweep-seed or --first-seed"),
     ],
 )
 def test_a_request_that_cannot_be_run_says_why(given, sentence):

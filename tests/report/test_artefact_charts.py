@@ -119,7 +119,7 @@ def test_a_table_without_a_finite_value_says_so():
 
 
 def test_a_missing_column_is_named():
-    with pytest.raises(ValueError, match="'A long curve' wants value of the table 'long', which has step"):
+    with pytest.raises(ValueError, match="'A long curve' needs value of the table 'long', which has step"):
         panels(LONG, TABLES["long"].drop("value").select("step", "placement"), LEGEND)
 
 

@@ -150,7 +150,7 @@ def test_a_test_text_of_its_own_and_one_that_is_dev(html: str, otherwise: str) -
 def test_test_text_that_was_seen_before_is_said_with_its_share(comparison: Comparison, root: Path) -> None:
     overlap = {"dev in training": 0.5, "test in training": 0.031, "test in dev": 1.0}
     seen = dataclasses.replace(comparison, overlap=overlap)
-    said = "3.1% of the test sentences stand in the training text as well. 100.0% of the test sentences stand"
+    said = "3.1% of the test sentences are also in the training text. 100.0% of the test sentences are"
     assert seen.seen_before.startswith(said)
     assert "dev" not in dataclasses.replace(seen, overlap={"test in training": 0.1}).seen_before
     assert dataclasses.replace(seen, overlap={"test in training": 0.0}).seen_before == ""

@@ -134,7 +134,7 @@ def test_the_cause_stands_first_then_its_picture_then_the_other_findings():
         'id="figure-scales-mean_square-encoder"',
         "A sequel",
         "A second thing",
-        "What the first line rests on",
+        "What the first line is based on",
         "1 note on",
         "This is so",
     ]

@@ -116,7 +116,7 @@ def test_rows_of_another_trainer_are_drawn(tmp_path):
 @pytest.mark.parametrize(
     ("content", "facts"),
     [
-        ("", ["no row of a probe"]),
+        ("", ["no rows of probes"]),
         ('{"step": 1}\n{}', ["line 1", "module", "signal", "statistic", "value"]),
         ("[1]\n{}", ["line 1"]),
         ("step\n{}", ["line 1", "not JSON"]),

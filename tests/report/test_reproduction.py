@@ -115,7 +115,7 @@ def test_a_drawing_that_finds_no_table_or_column_says_so_and_the_rest_is_drawn()
     line, *others = ARTEFACT.drawings
     astray = replace(ARTEFACT, drawings=(replace(line, y="nowhere"), replace(line, table="lost"), *others))
     shown = text_of(reproduction_page(ArtefactStatus(astray, "disagrees", found())))
-    assert "wants nowhere of the table 'change'" in shown
+    assert "needs nowhere of the table 'change'" in shown
     assert "the result has no table 'lost' but change, long, exponents, shares" in shown
     assert "Fitted exponents" in shown
 

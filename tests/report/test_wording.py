@@ -85,7 +85,7 @@ def test_failed_runs_and_missing_folders() -> None:
     assert "Run ab12 ended in an error: out of memory" in notes
     assert "1 run folder could not be read, so their curves are missing: cd34" in notes
     stale = [said(n.text) for n in wording.notes(c, stale=["ef56"])]
-    assert "1 stale run, made by older code; today's would give other numbers: ef56" in stale
+    assert "1 stale run, made by older code; today's gives other numbers: ef56" in stale
 
 
 def test_a_rate_that_dev_loss_would_not_have_chosen_is_named() -> None:

@@ -268,7 +268,7 @@ def test_the_plan_says_that_the_weight_decay_is_not_swept():
     plans = list[str]()
     for what, words in ((decaying, {}), (decaying, {"decays": (1, 2)}), (setup, {})):
         asked(what, widths=(4, 8), rates=RATES, announce=plans.append, **words)
-    assert plans[0].endswith("the weight decay is not swept: decays 1 independent would do that, too")
+    assert plans[0].endswith("the weight decay is not swept: decays 1 independent would do that as well")
     assert not any("swept" in plan for plan in plans[1:])
 
 

@@ -213,7 +213,7 @@ def test_nothing_of_the_setup_changes():
 def test_another_model_than_the_one_that_is_given_is_refused():
     given = setup()
     other = Pairs()
-    with pytest.raises(UserError, match="another model"):
+    with pytest.raises(UserError, match="does not run the model"):
         normlab.trial(
             normlab.Setup(
                 given.model,

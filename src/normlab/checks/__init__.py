@@ -1,1 +1,1 @@
-"""Test one training step by properties that hold exactly."""
+"""Test one training step against properties that must hold exactly."""

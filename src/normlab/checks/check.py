@@ -1,4 +1,4 @@
-"""Test one training step by every property that applies."""
+"""Test one training step against every property that applies."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def check(
 ) -> Report:
     """Test whether one training step does what its author thinks it does; the model is left unchanged.
 
-    ``model`` and ``batch`` (a tensor, a tuple of arguments or a mapping of keywords), or one ``Setup``;
+    Give ``model`` and ``batch`` (a tensor, a tuple of arguments or a mapping of keywords), or one ``Setup``;
     ``setup`` are its other fields: optimizer, scheduler, step, make, lr, declare. Each property holds, fails,
-    or cannot be tested with the reason; ``budget_s`` seconds decide whether a property is reached, never its
-    verdict. The same arguments give the same report.
+    or could not be tested, with the reason. ``budget_s`` seconds decide whether a property is reached, never
+    its verdict. The same arguments give the same report.
 
     Raises UserError for a setup that cannot be run: wrong kinds, unknown words, a model that raises.
 
@@ -54,22 +54,22 @@ def check(
     """
     given = setup_of("check", model, batch, loss, setup)
     if isinstance(budget_s, bool) or not isinstance(budget_s, (int, float)) or not budget_s > 0:
-        raise UserError(f"budget_s is {shown(budget_s)}, and must be a number of seconds above 0")
+        raise UserError(f"budget_s is {shown(budget_s)}, but must be a number of seconds above 0")
     with ExitStack() as stack:
         for guard in (untouched(given), same_globals(), same_random_state(0), unscanned()):
             stack.enter_context(guard)
         if given.declare.init not in (None, "class") and not isinstance(given.declare.init, tuple):
-            given = import_module("normlab.training.declared").resolved_init(given)  # recipes lie above
+            given = import_module("normlab.training.declared").resolved_init(given)  # a layer above this one
         return examine(Step(given, budget_s=budget_s), properties(), progress)
 
 
 def properties() -> list[Property]:
-    """Every property, causes before consequences."""
+    """All properties, causes before consequences."""
     return sorted(PROPERTIES.values(), key=lambda p: rank(p.name))
 
 
 def examine(step: Step, tests: Sequence[Property], progress: Progress | None = None) -> Report:
-    """Test a step by these properties, the quick ones first."""
+    """Test a step against these properties, the quick ones first."""
     answers, seconds = list[Answer](), dict[str, float]()
     holds, untestable = list[str](), dict[str, str]()
     step.refuse_what_cannot_run()
@@ -100,12 +100,12 @@ def examine(step: Step, tests: Sequence[Property], progress: Progress | None = N
 
 
 def _test(step: Step, one: Property) -> tuple[list[Answer], str]:
-    """The answers of a property, as a rule up to the first failure, and why it stopped."""
+    """The answers of a property, usually up to the first failure, and why it stopped."""
     answers, needed = list[Answer](), one.passes * step.pass_s
     try:
         one.applies(step)
         if one.name != "finite" and needed > (left := step.left_s):
-            say = f"it takes about {needed:.0f} s, and {max(left, 0):.0f} s are left"
+            say = f"it takes about {needed:.0f} s, but only {max(left, 0):.0f} s are left"
             raise Unknown(f"{say}; budget_s={step.budget_s - left + needed + 5:.0f} would reach it")
         for answer in one.test(step) or ():
             answers.append(replace(answer, property=answer.property or one.name))
@@ -113,7 +113,7 @@ def _test(step: Step, one: Property) -> tuple[list[Answer], str]:
                 break
     except (Unknown, UserError) as error:
         return answers, str(error)
-    except Exception as error:  # the model is anybody's: it may raise on a changed batch
+    except Exception as error:  # the model may be anyone's, and may raise on a changed batch
         who = "normlab itself" if is_own(error) else "when it was changed, the step"
         return answers, f"{who} raised {type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return answers, ""

@@ -40,7 +40,7 @@ from normlab.trace.rehearsal import (
 )
 
 LOOP: Final = ("groups", "update", "step", "repeats", "overfit")
-NO_STEP: Final = "no step was handed over: pass step=, of model, batch, optimizer and scheduler"
+NO_STEP: Final = "there is no step: pass step=, a function of model, batch, optimizer and scheduler"
 SORTED: Final = "sort parameters by their number of dimensions, not by their names"
 
 
@@ -48,8 +48,8 @@ SORTED: Final = "sort parameters by their number of dimensions, not by their nam
 def holds(step: Step) -> Answers:
     """Every trainable parameter is in exactly one group of one optimizer, and no other model's is.
 
-    A parameter that is not the model's must at least have a gradient, as one of a loss has, or stand for one
-    of the model's that the user's step makes equal to it, as masters in float32 do.
+    A parameter that is not the model's must at least have a gradient, like a loss's own parameter, or be the
+    copy that the user's step makes one of the model's equal to, like a master in float32.
     """
     model, optimizers = step.handed
     names, every = {id(p): n for n, p in model.named_parameters()}, parameters_of(optimizers)
@@ -66,16 +66,16 @@ def holds(step: Step) -> Answers:
     }
     hidden = [path for path, own in loose.items() if len(without_gradient(step, own)) < len(own)]
     if hidden:
-        say = "modules in a plain list get a gradient, and are not among model.parameters()"
+        say = "modules in a plain list get a gradient, but are not among model.parameters()"
         yield fail(hidden[0], say, "hold them in an nn.ModuleList or an nn.ModuleDict")
     elif foreign:
         say = f"{len(foreign)} of the {len(counts)} parameters that it holds are not the model's"
         yield fail("optimizer", say, "build it after the model was copied, moved, wrapped or changed")
     elif missing:
         say = f"{len(missing)} trainable parameters are in no optimizer ({', '.join(missing[:3])})"
-        yield fail(common(missing), say, "hand over all of model.parameters(), or freeze these")
+        yield fail(common(missing), say, "pass it all of model.parameters(), or freeze these")
     elif twice:
-        yield fail(twice[0], f"{len(twice)} parameters are held, and stepped, twice", "put each in one group")
+        yield fail(twice[0], f"{len(twice)} parameters are held and stepped twice", "put each in one group")
 
 
 @property_of("optimizer", explains=["update", "overfit"], passes=2)
@@ -92,22 +92,22 @@ def _settings(step: Step, optimizers: Sequence[Optimizer]) -> Answers:
     for group in groups_of(optimizers):
         betas = group.get("betas")
         if isinstance(betas, (tuple, list)) and len(betas) == 2 and float(betas[0]) ** 2 >= float(betas[1]):
-            say = f"betas are {tuple(map(float, betas))}, and beta1 must be below the root of beta2"
+            say = f"betas are {tuple(map(float, betas))}, but beta1 must be below the square root of beta2"
             yield fail("optimizer", f"{say} (Reddi et al. 2018, section 3, 1904.09237)", "swap them")
     own, asked = {float(g.get("initial_lr", g["lr"])) for g in groups_of(optimizers)}, step.setup.lr
     if asked and step.setup.scheduler is None and all(abs(rate - asked) > 1e-6 * asked for rate in own):
-        yield fail("optimizer", f"its rates are {sorted(own)}; {asked} was asked for", "hand it that rate")
+        yield fail("optimizer", f"its rates are {sorted(own)}; {asked} was asked for", "pass it that rate")
 
 
 def _muon(every: Sequence[Held], roles: Mapping[str, str]) -> Answers:
     wrong = [h.name for h in every if h.orthogonal and roles[h.name] != "matrix"]
     if wrong:
-        say = f"Muon is made for hidden matrices, and steps {len(wrong)} embeddings, heads or vectors"
+        say = f"Muon is made for hidden matrices, but steps {len(wrong)} embeddings, heads or vectors"
         yield fail(wrong[0], say, "give them to AdamW")
 
 
 def _decay(every: Sequence[Held], roles: Mapping[str, str], optimizer: Optimizer) -> Answers:
-    """What decays in one optimizer. A gain that is centred on 0 may."""
+    """What decays in one optimizer. A gain that is centred on 0 may decay."""
     vectors = [h for h in every if roles[h.name] in ("gain", "bias", "scalar")]
     matrices = [h for h in every if roles[h.name] == "matrix" and h.name.endswith("weight")]
     gains, biases = ([h for h in vectors if roles[h.name] == role] for role in ("gain", "bias"))
@@ -130,7 +130,7 @@ def _decay(every: Sequence[Held], roles: Mapping[str, str], optimizer: Optimizer
 
 
 def _odd_one(step: Step, every: Sequence[Held]) -> Answers:
-    """A parameter whose rate or decay differs from what all of its siblings, three or more, have."""
+    """A parameter whose rate or decay differs from that of all its siblings, three or more."""
     settings = {
         h.name: f"rate {h.rate:.4g} and decay {h.decay:.4g} by {type(h.optimizer).__name__}" for h in every
     }
@@ -141,14 +141,14 @@ def _odd_one(step: Step, every: Sequence[Held]) -> Answers:
 
 @property_of("optimizer", explains=["overfit"], passes=5)
 def update(step: Step) -> Answers:
-    """The first step is the rule's: downhill, for every parameter, and not rounded away."""
+    """The first step follows the optimizer's rule: downhill, for every parameter, and not rounded away."""
     moved, wide = first_step(step), dict[str, Moved]()
     live = [m for m in moved if bool(m.gradient.any())]
     if any(2 * stuck > entries for stuck, entries in (m.lost() for m in live)):
         with suppress(Exception):  # a model may not run in float64
             wide = {m.name: m for m in first_step(step, exact=True)}
         if wide and not any(m.change.any() for m in (*moved, *wide.values())):
-            yield note("optimizer", "its first step moves nothing, in float64 either")
+            yield note("optimizer", "its first step moves nothing, not even in float64")
             return
     yield from chain(_moves_well(moved, live), _lost(live, wide), _by_rule(live))
 
@@ -166,7 +166,7 @@ def _moves_well(moved: Sequence[Moved], live: Sequence[Moved]) -> Answers:
 
 
 def _lost(live: Sequence[Moved], wide: Mapping[str, Moved]) -> Answers:
-    """Parameters of which most entries do not move; a failure where these are most of all."""
+    """Parameters of which most entries do not move; a failure if these are most of all entries."""
     counts = [m.lost(wide.get(m.name)) for m in live]
     if lost := [m for m, (stuck, entries) in zip(live, counts, strict=True) if 2 * stuck > entries]:
         kind, place = str(lost[0].parameter.dtype).removeprefix("torch."), common([m.name for m in lost])
@@ -186,7 +186,7 @@ def _by_rule(live: Sequence[Moved]) -> Answers:
         usual = inspect.signature(type(damped[0].optimizer)).parameters.get("eps")
         say = f"eps is above most of the gradient in {len(damped)} of {len(live)} parameters"
         if usual is not None and float(damped[0].group["eps"]) > usual.default:
-            yield fail("optimizer", f"{say}, so that Adam's step is below the rate", "lower eps")
+            yield fail("optimizer", f"{say}, so Adam's step is below the rate", "lower eps")
         else:
             yield note(common([m.name for m in damped]), say)
 
@@ -206,7 +206,7 @@ def _steps_once(step: Step, run: Rehearsal, seen: RehearsedStep) -> Answers:
     counts = [seen.calls.count(i) for i in range(len(run.optimizers))]
     if not any(counts):
         if any(any(c != "scheduler" for c in run.run(step.stepped).calls) for _ in range(7)):
-            raise Unknown("it steps the optimizer in some calls only; hand over the step of a whole batch")
+            raise Unknown("it steps the optimizer only in some calls; pass the step of a whole batch")
         yield fail("step", "it never calls step() of the optimizer that it is given", "call it")
     elif max(counts) > 1:
         say = f"it steps the optimizer {max(counts)} times in one batch of {len(seen.training)} passes"
@@ -229,19 +229,19 @@ def _clips(step: Step, run: Rehearsal, seen: RehearsedStep) -> Answers:
     small, seen = seen, run.run(step.stepped, scale=BIG)
     if not seen.clips:
         if isclose(fit(seen.gradients, small.gradients).factor, BIG / SMALL, rel_tol=CLOSE):
-            yield fail("step", f"nothing clips gradients, and a norm of {asked:.4g} is declared", "clip them")
+            yield fail("step", f"nothing clips gradients, but a norm of {asked:.4g} is declared", "clip them")
         return
     spared = sorted(seen.nonzero - {run.names.get(i) for i in seen.clipped})
     advice = "clip all parameters after the last backward, and after unscaling, right before the step"
     if seen.late:
-        yield fail("step", "gradients grow in a backward after they were clipped", advice)
+        yield fail("step", "gradients grow in a backward pass after they were clipped", advice)
     elif seen.undone:
         left, norm = seen.undone
-        yield fail("step", f"the norm is clipped to {left:.4g}, and is {norm:.4g} in the optimizer", advice)
+        yield fail("step", f"the norm is clipped to {left:.4g}, but is {norm:.4g} in the optimizer", advice)
     elif spared:
         yield fail("step", f"{len(spared)} parameters are not clipped ({', '.join(spared[:3])})", advice)
     elif asked and not isclose(seen.clips[-1][1], asked, rel_tol=1e-3):  # torch adds 1e-6 to a norm
-        say = f"gradients are clipped to {seen.clips[-1][1]:.4g}, and {asked:.4g} is declared"
+        say = f"gradients are clipped to {seen.clips[-1][1]:.4g}, but {asked:.4g} is declared"
         yield fail("step", say, "clip to the norm that was asked for")
 
 
@@ -253,31 +253,31 @@ def _averages(step: Step, run: Rehearsal, seen: RehearsedStep) -> Answers:
         return
     if not seen.nonzero:
         yield fail("step", "every gradient is zero in the optimizer", "zero them before backward")
-    needs(not seen.moved, "the step writes to the weights between its passes, so that no gradient is right")
+    needs(not seen.moved, "the step writes to the weights between its passes, so no gradient is right")
     if fit(run.run(step.stepped, scale=SMALL, seed=SEED + 1).gradients, seen.gradients).rest > floor:
-        raise Unknown("the step draws numbers of its own, so that no two of its gradients are the same")
+        raise Unknown("the step draws random numbers of its own, so no two of its gradients are the same")
     if own.rest <= floor:
         say = f"the gradient is {own.factor:.4g} times that of the whole batch, in {passes} passes"
         yield fail("step", say, "divide by the number of micro-batches; unscale before the step")
     if passes > 1 and not splits(step.exact.again(training=True), step.facts, step.rounding):
-        raise Unknown("the loss is no mean over rows: micro-batches have another than the whole batch")
+        raise Unknown("the loss is not a mean over rows: micro-batches have another one than the whole batch")
     say = f"{own.rest:.1%} of the gradient is not that of the whole batch, in {passes} passes"
-    yield fail("step", say, "weigh micro-batches by the targets that they count; use the same loss")
+    yield fail("step", say, "weight micro-batches by the targets that they count; use the same loss")
 
 
 def _trains(step: Step, run: Rehearsal, seen: RehearsedStep) -> Answers:
-    """Whether dropout, if there is any, acts in it."""
+    """Whether dropout, if there is any, is active in the step."""
     if not seen.training or any(seen.training):
         return
     if distance(step.logits(step.plain), step.logits(step.plain.again(training=True))) > step.rounding:
-        say = "its model is in evaluation mode, and would differ in training mode: no dropout acts"
+        say = "its model is in evaluation mode, and would differ in training mode: dropout is not active"
         yield fail("step", say, "call model.train() at the start of the step")
 
 
 @property_of("loop", explains=["overfit"], passes=4)
 def schedule(step: Step) -> Answers:
-    """The rate reaches what was asked for, stays above zero, and moves once a step, also when resumed."""
-    needs(step.setup.scheduler, "no scheduler was handed over: pass scheduler=")
+    """The rate reaches what was asked for, stays above zero, and moves once a step, even after resuming."""
+    needs(step.setup.scheduler, "there is no scheduler: pass scheduler=")
     mine, steered = step.setup.optimizers, getattr(step.setup.scheduler, "optimizer", None)
     if isinstance(steered, Optimizer) and all(steered is not o for o in mine):
         why = "the scheduler has an optimizer of its own: pass that, or a function for each"
@@ -285,7 +285,7 @@ def schedule(step: Step) -> Answers:
         yield fail("scheduler", "it sets the rates of another optimizer", "build it with this optimizer")
     course = step.rates
     if isinstance(course.ended, TypeError) and len(course.steps) == 1:
-        raise Unknown("its rates follow what step() is given, and cannot be known in advance")
+        raise Unknown("its rates depend on what step() is given, and cannot be known in advance")
     yield from chain(_peak(step, course), _planned(step, course), _moves_once(step), _resumes(step, course))
 
 
@@ -295,12 +295,12 @@ def _peak(step: Step, course: Rates) -> Answers:
         yield fail("scheduler", f"the rate is never above 0 in {count} steps", "count steps, not epochs")
     elif asked is not None and not course.reaches(asked):
         more = "" if step.declare.steps else "; declare steps= if more are planned"
-        say = f"the peaks are {sorted({*course.peaks})} in {count} steps, and {asked:.4g} was asked for{more}"
+        say = f"the peaks are {sorted({*course.peaks})} in {count} steps, but {asked:.4g} was asked for{more}"
         yield fail("scheduler", say, "a LambdaLR multiplies the optimizer's rate; count steps")
 
 
 def _planned(step: Step, course: Rates) -> Answers:
-    """Over the steps that are planned, the schedule goes on, and is at 0 at its ends at most."""
+    """Over the planned steps, the schedule does not end, and is at 0 only at its ends."""
     if (planned := step.declare.steps) is None:
         return
     lowest, zeros = min(map(min, course.rates)), sum(a == b == 0 for a, b in pairwise(course.top))
@@ -312,10 +312,10 @@ def _planned(step: Step, course: Rates) -> Answers:
         yield fail("scheduler", f"a rate falls to {lowest:.3g}, and drives the loss up", "end it at 0")
     elif course.rises_again and not course.periodic:
         say = f"it is over before the {planned} planned steps: the rate falls, and rises again"
-        yield fail("scheduler", say, f"{length}; use warm restarts to begin anew")
+        yield fail("scheduler", say, f"{length}; use warm restarts to start again")
     elif zeros > 2:
         say = f"the rate stays 0 in {share:.2%} of the {planned} planned steps"
-        advice = "count its steps as the optimizer's are counted"
+        advice = "count its steps in the same way as the optimizer's"
         yield fail("scheduler", say, advice) if share > 0.01 else note("scheduler", say)
     elif course.rises_again:
         yield note("scheduler", f"the rate falls and rises again and again in the {planned} planned steps")
@@ -338,11 +338,11 @@ def _moves_once(step: Step) -> Answers:
 
 def _resumes(step: Step, course: Rates) -> Answers:
     if not hasattr(course.scheduler, "state_dict"):
-        yield note("scheduler", "it has no state_dict, so that no checkpoint can hold it")
+        yield note("scheduler", "it has no state_dict, so no checkpoint can hold it")
         return
     own, loaded = resumed(step.setup)
     if own != loaded:
-        say = f"loaded after 3 steps it goes on with the rate {loaded[0]:.4g}, not {own[0]:.4g}"
+        say = f"loaded after 3 steps it continues with the rate {loaded[0]:.4g}, not {own[0]:.4g}"
         yield fail("scheduler", say, "keep all that it counts in its state_dict")
 
 
@@ -355,10 +355,10 @@ def repeats(step: Step) -> Answers:
         step.setup = replace(step.setup, optimizer=lambda model: SGD(model.parameters()), step=None)
     _, first, again = step.twice
     if (where := written(step.stepped, first.batch)) is not None:
-        yield fail(where, "the step writes into the batch, which is another from then on", "change a copy")
+        yield fail(where, "the step writes into the batch, which is different from then on", "change a copy")
     elif fit(again.gradients, first.gradients).apart > step.gradient_rounding:
-        say = "the same weights get another gradient from the same batch and seeds"
-        yield fail(place, say, "look for state that outlives a step: globals, counters, own generators")
+        say = "the same weights get a different gradient from the same batch and seeds"
+        yield fail(place, say, "look for state that outlives a step: globals, counters, generators")
 
 
 @property_of("learns", passes=30)

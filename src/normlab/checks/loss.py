@@ -1,4 +1,4 @@
-"""Properties of the loss: what it asks for, where, with which weight; and of its gradient in every part."""
+"""Properties of the loss: what it asks for, where and with what weight, and its gradient in every part."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def targets(step: Step) -> Answers:
 
 
 def _elsewhere(step: Step) -> Answers:
-    """Targets that are not tokens at one distance may be classes that the batch holds, of the same rows."""
+    """If the targets are not tokens at one distance, they may be classes of the same rows in the batch."""
     facts, ids, counted = step.facts, step.facts.targets.ids, step.facts.targets.counted
     if ids.ndim == 2 and 2 * facts.shift_rates[0] > 1 and step.sees(0):
         say = f"{facts.shift_rates[0]:.0%} of them are the input at their own place, which the model sees"
@@ -55,7 +55,7 @@ def _elsewhere(step: Step) -> Answers:
     for ahead in (1, 0, 2) if ids.ndim == 2 else ():
         best, row = facts.targets.by_row(facts.tokens.entry, ahead + facts.offset).max(1)
         if (best > 0.9).all() and (row != torch.arange(len(row))).any():
-            yield fail("loss", "the targets are the tokens of other rows", "keep rows and labels together")
+            yield fail("loss", "the targets are tokens of other rows", "keep rows and labels together")
     whole = {p: x.cpu().long() for p, x in facts.entries.items() if not x.is_floating_point()}
     held = {p: x for p, x in whole.items() if x.shape == ids.shape}
     if any((x == ids)[counted].all() for x in held.values()):
@@ -64,7 +64,7 @@ def _elsewhere(step: Step) -> Answers:
         if counted.all() and x.sort(0).values.equal(ids.sort(0).values):
             agree = f"{int((x == ids).sum())} of {ids.numel()} are those of their own row"
             say = f"it asks for the classes of {'.'.join(map(str, place))} in another order: {agree}"
-            yield fail("loss", say, "hand over the labels of the same rows")
+            yield fail("loss", say, "pass the labels of the same rows")
     raise Unknown("the targets are neither tokens of the batch nor labels that it holds")
 
 
@@ -84,10 +84,10 @@ def counted(step: Step) -> Answers:
         real = real if pad is None or pad in ends else entry != pad
         real[:, facts.tokens.columns] = held
     padding = asked.ahead(~real, ahead)
-    if pad in ends:  # the first of the padding may stand for the end
+    if pad in ends:  # the first padding token may mark the end
         padding &= ~asked.ahead(real, ahead - 1)
     elif pad is not None and shift:
-        padding = asked.ids == pad  # the end of a text is asked where the input may be padding already
+        padding = asked.ids == pad  # the end of a text may be the target of an input that is already padding
     if bad := int((asked.counted & padding).sum()):
         say = f"{bad} of {int(asked.counted.sum())} counted targets are padding"
         yield fail("loss", say, "ignore the labels under padding (-100)")
@@ -95,9 +95,9 @@ def counted(step: Step) -> Answers:
     end = asked.ahead(is_end & (real | (pad in ends)), ahead)
     if shift and end.any() and not (end & asked.counted).any():
         say = f"a text ends at {int(end.sum())} places, but no counted target is that end"
-        yield fail("loss", say, "count the label of the first end token, also where it is the padding's id")
+        yield fail("loss", say, "count the label of the first end token, even if that is the padding's id")
     if shift and (left := int((asked.ahead(real, ahead) & ~asked.counted).sum())):
-        yield note("loss", f"{left} targets that are no padding are not counted")
+        yield note("loss", f"{left} targets that are not padding are not counted")
 
 
 @property_of("loss", explains=["overfit"], passes=6)
@@ -127,14 +127,14 @@ def reduction(step: Step) -> Answers:
 
 @property_of("loss", explains=["initial_loss", "overfit"], passes=8)
 def explained(step: Step) -> Answers:
-    """The loss is the cross-entropy of its logits, and what it holds besides has a gradient of its own."""
+    """The loss is the cross-entropy of its logits, and any other term in it has a gradient of its own."""
     if (size := over_one(step.exact)) is not None:
-        say = f"nll_loss is given numbers whose exponentials add up to {size:.3g}: no log-probabilities"
+        say = f"nll_loss is given numbers whose exponentials add up to {size:.3g}: not log-probabilities"
         yield fail("loss", say, "use cross_entropy, or log_softmax before it")
     z, rest, size = step.facts.logits.value, step.facts.unexplained, abs(float(step.exact.loss))
     if cut := cut_off(step.exact, z):
         say = f"{cut.size:.0%} of the logits do not move with the product that makes them"
-        yield fail(cut.module, say, "put nothing but a scale, a bias or a smooth cap behind the head")
+        yield fail(cut.module, say, "put nothing but a scale, a bias or a smooth cap after the head")
     if (z >= 0).all() and distance(z.sum(-1), torch.ones_like(z[..., 0])) <= step.rounding:
         say = "the logits are probabilities: softmax is applied twice, and no prediction can be certain"
         yield fail("loss", say, "pass the logits, not their softmax, to the loss")
@@ -162,19 +162,19 @@ def derivative(step: Step) -> Answers:
     along = Along(step.exact if step.moving else step.training, step.declare.is_frozen)
     needs(step.is_exact, "the model does not run in float64")
     needs(along.gradients, "no parameter gets a gradient")
-    why = "the loss has a kink or a jump here at every step size, so that it has no derivative"
+    why = "the loss has a kink or a jump here at every step size, so it has no derivative"
     needs(along.all.error <= 1e-3 * along.all.expected, why)
     if along.attached:
-        yield note("", f"{len(along.attached)} numbers get a gradient and are no part of the loss")
+        yield note("", f"{len(along.attached)} numbers get a gradient but are not part of the loss")
     if not along.all.disagrees:
         return
     place = along.first_wrong(module for module, _ in step.facts.order)
     moved = along.compare([place])
     if abs(moved.measured) <= 10 * moved.error:
-        yield note(place, "it gets a gradient, and the loss does not move with it: a surrogate gradient")
+        yield note(place, "it gets a gradient, but the loss does not move with it: a surrogate gradient")
     else:
         say = f"the loss moves by {moved.measured:.4g} along it where its gradient has {moved.expected:.4g}"
-        advice = "look for a detach(), a no_grad() or an own backward between it and the loss; or declare"
+        advice = "look for a detach(), a no_grad() or a backward of yours between it and the loss; or declare"
         yield fail(place, say, f"{advice} frozen= the parameters that it cuts off on purpose")
 
 
@@ -197,7 +197,7 @@ def gradients(step: Step) -> Answers:
 
 
 def _asleep(step: Step, why: Mapping[str, str]) -> Answers:
-    """Parameters that start at zero together with what multiplies them: neither ever wakes the other."""
+    """Parameters that start at zero, as does what multiplies them: neither ever wakes the other."""
     zero = [n for n, p in step.model.named_parameters() if p.requires_grad and p.numel() and not p.any()]
     if all(step.facts.roles.get(n) == "bias" for n in zero):
         return
@@ -208,15 +208,15 @@ def _asleep(step: Step, why: Mapping[str, str]) -> Answers:
 
 
 def _lost(step: Step) -> Answers:
-    """What is computed with a graph for the loss, and is no part of it."""
-    (lost, kept), say = lost_results(step.training), "has a graph and is no part of the loss"
+    """What is computed with a graph, for the loss, but is not part of it."""
+    (lost, kept), say = lost_results(step.training), "has a graph but is not part of the loss"
     for place in lost[:1]:
         yield fail(place, f"no result of an autograd function that {say}", "pass its result on")
     yield from (note(place, f"a number that it keeps {say}") for place in kept[:1])
 
 
 def _parts(step: Step, found: Found) -> Answers:
-    """Rows or columns of matrices, in whole heads, that get no gradient, from other tokens neither."""
+    """Rows or columns of matrices, in whole heads, that get no gradient, not even from other tokens."""
     facts = step.facts
     lengths = {n for pair in facts.streams.values() for x in pair if x is not None for n in x.shape[:-1]}
     calls, own = step.exact.functions(*MULTIPLIED), dict(step.exact.model.named_parameters())
@@ -238,7 +238,7 @@ def _parts(step: Step, found: Found) -> Answers:
         if g is not None and hole(g, axis) is None:
             yield note(name, f"{what} get no gradient from this batch")
         else:
-            yield fail(name, f"{what} get no gradient, and others do", "a head or a part of it is not used")
+            yield fail(name, f"{what} get no gradient, but others do", "a head or a part of it is not used")
 
 
 @property_of("gradients", explains=["siblings"], passes=1)

@@ -1,4 +1,4 @@
-"""Properties of outputs: they are numbers, the same twice, and the same in each way of computing them."""
+"""Properties of outputs: they are numbers, the same twice, and the same however they are computed."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def finite(step: Step) -> Answers:
             yield fail(path, "holds NaN or infinity before the first step", "initialize or load it")
     if not torch.isfinite(trace.loss) or _broken(trace.outputs):
         place = next((e.module for e in trace.events if _broken(e.outputs) and not _broken(e.inputs)), "loss")
-        say = "puts out NaN on finite inputs" if place != "loss" else f"the loss is {float(trace.loss)}"
+        say = "outputs NaN on finite inputs" if place != "loss" else f"the loss is {float(trace.loss)}"
         advice = "look for a row whose keys are all masked, a division by zero, a target outside the classes"
         yield fail(place, say, advice)
-    with suppress(UserError):  # a loss without a gradient is for another property
+    with suppress(UserError):  # another property handles a loss without a gradient
         found = trace.again(training=True).gradients
         if bad := [n for n, g in found.items() if g is not None and _broken([g])]:
-            say = f"its gradient is NaN though the loss is finite, and so are those of {len(bad) - 1} others"
+            say = f"its gradient is NaN although the loss is finite, as are those of {len(bad) - 1} others"
             yield fail(bad[-1], say, "look for a root, a norm or a logarithm at 0, or a masked division by 0")
 
 
@@ -49,7 +49,7 @@ def _broken(tensors: Iterable[Tensor]) -> bool:
 
 @property_of("outputs", explains=["causality", "rows", "padding", "cache", "state_dict"], passes=3)
 def evaluation_repeats(step: Step) -> Answers:
-    """Two runs in evaluation mode on the same batch give the same."""
+    """Two runs in evaluation mode on the same batch give the same results."""
     first = step.exact.again(dropout=True)
     second = first.again(seed=1)
     apart = step.difference(first, second, whole)
@@ -60,14 +60,14 @@ def evaluation_repeats(step: Step) -> Answers:
     place = next((a.module for a, b in calls if part_ways(a, b, whole, step.rounding)), None)
     if place is not None and (by_dropout or _asks_the_same(step, second)):
         say = f"two runs in evaluation mode differ by {apart.size:.1e} of the output"
-        advice = "draw in training mode only: training=self.training, and dropout_p=0.0 otherwise"
+        advice = "draw only in training mode: training=self.training, and dropout_p=0.0 otherwise"
         yield fail(place, say + ", by dropout" * by_dropout, advice)
     else:
         yield note(place or "", "the task is drawn: outputs depend on the random state in evaluation mode")
 
 
 def _asks_the_same(step: Step, other: Trace) -> bool:
-    """Whether the loss is a cross-entropy at the same places in another run, so that no task was drawn."""
+    """Whether the loss is a cross-entropy at the same places in another run, so that no task is drawn."""
     with suppress(Unknown):
         return step.facts.targets.counted.equal(Facts(other, step.declare).targets.counted)
     return False
@@ -80,11 +80,11 @@ def training_equals_evaluation(step: Step) -> Answers:
     if found is None:
         apart = distance(step.exact.loss, step.training.loss)
         if apart > step.rounding and not step.draws:
-            yield note("loss", f"it differs by {apart:.1e} between the modes, from the same outputs")
+            yield note("loss", f"it differs by {apart:.1e} between the modes, with the same outputs")
     elif step.moving:
         raise Unknown(f"{step.moving[0]} holds running statistics, which evaluation reads")
     elif step.draws:
-        raise Unknown("training draws besides torch's dropout: hand the model over with a rate of 0")
+        raise Unknown("training draws other numbers than torch's dropout: pass the model with a rate of 0")
     else:
         say = f"without dropout, outputs of training and of evaluation differ by {found.size:.1e}"
         yield fail(found.module, say, "nothing besides dropout may depend on self.training")
@@ -96,7 +96,7 @@ def training_equals_evaluation(step: Step) -> Answers:
     applies=lambda step: needs(any(map(compiles, step.setup.model.modules())), "nothing of it is compiled"),
 )
 def compiled_equals_plain(step: Step) -> Answers:
-    """The compiled model gives what the same model gives uncompiled, in either mode, but for rounding."""
+    """The compiled model gives what the same model gives uncompiled, in either mode, up to rounding."""
     model, alone = step.setup.model, step.setup.loss is None
 
     def flat(tensors: Iterable[Tensor]) -> Tensor:
@@ -117,9 +117,9 @@ def compiled_equals_plain(step: Step) -> Answers:
     for training in (False, True):
         own, plain = compiled(0, training=training), step.whole.again(training=training, dropout=not training)
         draws = training and not torch.equal(own, compiled(1, training=training))
-        needs(not draws, "in training it draws besides layers of dropout: hand it over with a rate of 0")
+        needs(not draws, "in training it draws other numbers than dropout's: pass it with a rate of 0")
         if (apart := distance(own, read(plain))) > (least := rounding_of(plain, read)):
-            say = f"compiled and not, it differs by {apart:.1e}, where rounding explains {least:.1e}"
+            say = f"compiled it differs by {apart:.1e}, while rounding explains {least:.1e}"
             advice = "compile with backend='aot_eager' and part by part to find the graph that differs"
             yield fail("" if alone else "loss", say + " in training mode" * training, advice)
 
@@ -151,7 +151,7 @@ def precision(step: Step) -> Answers:
 
 @property_of("round trips", explains=["meta"], passes=5)
 def state_dict(step: Step) -> Answers:
-    """A freshly made model that loads the state dict puts out the same."""
+    """A freshly made model that loads the state dict gives the same outputs."""
     original, made = step.original, step.fresh.built()
     unsaved, model = loose_tensors(original), copy.deepcopy(original) if made is None else made
     if made is None:
@@ -164,21 +164,21 @@ def state_dict(step: Step) -> Answers:
     elif frozen := [*left_out(step, original)]:
         yield note(frozen[0], f"the state dict leaves out what is frozen ({len(frozen)} in all)")
     elif unsaved and made is None:
-        yield note(unsaved[0], "no state dict holds it; make= would show whether it is made the same")
+        yield note(unsaved[0], "no state dict holds it; make= would show whether it is made the same way")
 
 
 @property_of("round trips", passes=4)
 def meta(step: Step) -> Answers:
-    """A model that is built on the meta device, emptied onto a real one and loaded puts out the same."""
+    """A model that is built on the meta device, emptied onto a real one and loaded gives the same outputs."""
     original, model = step.original, step.fresh.on_meta()
     if model is None:
-        raise Unknown("the model cannot be made anew: pass make=")
+        raise Unknown("the model cannot be made again: pass make=")
     why = "make() builds the model on a device of its own, or returns one that it has"
     needs(all(p.is_meta for p in model.parameters()), why)
     tied, own = shared_names(model), step.setup.make is not None
     lost = [n for n, _ in model.named_buffers() if n not in model.state_dict()] + loose_tensors(model)
     if lost and not own:
-        raise Unknown(f"no state dict holds {len(lost)} tensors, as {lost[0]}: from_pretrained() does")
+        raise Unknown(f"no state dict holds {len(lost)} tensors, such as {lost[0]}: from_pretrained() does")
     model = model.to_empty(device=next(original.parameters()).device)
     with torch.no_grad():
         for t in chain(model.parameters(), model.buffers()):
@@ -193,7 +193,7 @@ def meta(step: Step) -> Answers:
 
 @property_of("round trips", passes=8)
 def cache(step: Step) -> Answers:
-    """A generation with a cache has, token by token, the logits of the full pass."""
+    """Generation with a cache gives, token by token, the logits of the full pass."""
     model, facts = step.original, step.facts
     needs("past_key_values" in signature(model.forward).parameters, "the model takes no past_key_values")
     needs(facts.causal and facts.tokens.column >= 0, "its inputs are not the tokens that it predicts")

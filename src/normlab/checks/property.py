@@ -30,7 +30,7 @@ class Violation:
 
 @dataclass(frozen=True)
 class Note:
-    """Something unusual that may be meant; it never fails."""
+    """Something unusual that may be intended; it never fails."""
 
     property: str
     module: str
@@ -40,7 +40,7 @@ class Note:
 Answer = Violation | Note
 Answers = Iterator[Answer]
 Test = Callable[["Step"], Answers]
-"""Yields failures and notes; raises ``Unknown`` where it cannot be tested, with what to declare or pass."""
+"""Yields failures and notes; raises ``Unknown`` if it cannot be tested, with what to declare or pass."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ class Property:
     test: Test
     explains: frozenset[str] = frozenset()
     passes: float = 4.0
-    """About how many forward passes it takes; it is left out where the budget does not hold them."""
+    """About how many forward passes it takes; it is left out if the budget does not hold them."""
     several: bool = False
-    """Whether it names every failure, not the first alone."""
+    """Whether it names every failure, and not just the first."""
     applies: Callable[[Step], object] = lambda step: step
-    """Raises Unknown, in a pass or less, where there is nothing to test: no budget would change that."""
+    """Raises Unknown, within a pass, if there is nothing to test, which no budget would change."""
 
     @property
     def statement(self) -> str:
@@ -88,12 +88,12 @@ def property_of(group: str, *, explains: Iterable[str] = (), **settings: Any) ->
 
 
 def rank(name: str) -> int:
-    """The place of a property in the report; one of somebody's own comes last."""
+    """The place of a property in the report; a property of the user's own comes last."""
     return ORDER.index(name) if name in ORDER else len(ORDER)
 
 
 def folded(violations: Iterable[Violation]) -> tuple[Violation, ...]:
-    """Return the violations, causes first, each with those that it explains below it."""
+    """Return the violations, causes first, each with the violations that it explains."""
     kept: list[Violation] = []
     for one in sorted(violations, key=lambda v: rank(v.property)):
         causes = [i for i, v in enumerate(kept) if one.property in PROPERTIES[v.property].explains]
@@ -115,6 +115,6 @@ def note(module: str, evidence: str) -> Note:
 
 
 def needs(fact: object, reason: str) -> None:
-    """Raise Unknown, with what to declare or hand over, where a property needs a fact that is not given."""
+    """Raise Unknown, with what to declare or pass, if a property needs a fact that is missing."""
     if not fact:
         raise Unknown(reason)

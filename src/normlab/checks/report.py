@@ -1,4 +1,4 @@
-"""What a check says of a step."""
+"""What a check says about a step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """A training step, tested: what fails, first the cause; what holds; what could not be tested, and why."""
+    """A tested training step: what fails, causes first; what holds; what could not be tested, and why."""
 
     model: str
     failures: tuple[Violation, ...]
@@ -70,7 +70,7 @@ class Report:
         return write_check_page(self.to_dict(), Path(path))
 
     def _repr_html_(self) -> str:
-        """The failures and counts, for a notebook; what could not be tested folds away."""
+        """The failures and counts, for a notebook; what could not be tested is shown on request."""
         shown = [line for line in self.lines() if line.kind != "untestable"]
         bold = ("failure", "holds")
         head = "<br>".join(f"<b>{escape(x.text)}</b>" if x.kind in bold else escape(x.text) for x in shown)

@@ -21,20 +21,20 @@ def start(step: Step) -> Answers:
     """Parameters start as declared, as their class or make() draws them, and as their siblings do.
 
     Constants are compared exactly, draws by a z-test on the logarithm of their deviation, whose error uses
-    their kurtosis, corrected for the number of comparisons. Siblings are compared where the rest of them
-    agree, so that a start that is scaled by depth passes; so are the experts that one parameter holds.
+    their kurtosis, corrected for the number of comparisons. A sibling is compared only if the others agree,
+    so that a start that is scaled by depth passes; so are the experts that one parameter holds.
     """
     needs(not step.is_trained, "the model is trained; its initial values are gone")
     declared: tuple[starts.Start, ...] = step.declare.init if isinstance(step.declare.init, tuple) else ()
     for path, how in starts.differences(step.model, declared):
-        yield fail(path, how, "initialize it as declared, or declare what is meant")
+        yield fail(path, how, "initialize it as declared, or declare what you intend")
     meant = {one.path for one in declared}
     live, drawn = {n: p for n, p in starts.parameters_of(step.model).items() if n not in meant}, set[str]()
     with suppress(Unknown):
         one, other = map(starts.parameters_of, step.fresh.pair)
         odd, drawn = starts.unlike_class(live, one, other), {*one}
         for first in odd[:1]:
-            say = f"{first.how} (unlike a model made anew: {len(odd)} of {len(live)} parameters)"
+            say = f"{first.how} (unlike a newly made model: {len(odd)} of {len(live)} parameters)"
             yield fail(first.path, say, "draw replaced parts as the class does")
     groups = [{n: live[n] for n in names} for names in siblings(step.facts.stacks, live).values()]
     several = {n: p for n, p in live.items() if p.ndim == 3 and len(p) > 3 and n not in drawn}
@@ -46,13 +46,13 @@ def start(step: Step) -> Answers:
 
 @property_of("start", explains=["start", "initial_loss"], passes=8)
 def seeds(step: Step) -> Answers:
-    """Blocks are drawn each for itself, and two seeds give two models."""
+    """Each block is drawn by itself, and two seeds give two models."""
     live = starts.parameters_of(step.model)
     for names in siblings(step.facts.stacks, live).values():
         for first, name in starts.equal_draws({n: live[n] for n in names}, step.fresh.draws):
             say = f"is drawn at random, yet equals {first} in every entry"
             meant = step.fresh.copies(first, name) or step.is_trained
-            yield note(name, say) if meant else fail(name, say, "build each block anew, not as a copy")
+            yield note(name, say) if meant else fail(name, say, "build each block by itself, not as a copy")
             return
     one, other = map(starts.parameters_of, step.fresh.pair)
     drawn = [n for n, p in one.items() if p.ndim >= 2 and n in other and not starts.constant(p)]
@@ -79,7 +79,7 @@ def initial_loss(step: Step) -> Answers:
     variance, even = float(logits.double().var(-1).mean()), math.log(targets.classes)
     loss = float(targets.nll.reshape(-1)[counted].mean())
     if targets.classes > 1 and variance > 2 * even and loss > even:
-        knows = f"the untrained model costs {loss:.3g} nats, and one that knows nothing {even:.3g}"
+        knows = f"the untrained model costs {loss:.3g} nats, but one that knows nothing {even:.3g}"
         say, where = f"{knows}: its logits have deviation {variance**0.5:.3g}", facts.head or "loss"
         pair = step.fresh.pair if step.fresh.by_class else None
         by_class = pair and not starts.unlike_class(*map(starts.parameters_of, (step.model, *pair)))
@@ -88,7 +88,7 @@ def initial_loss(step: Step) -> Answers:
 
 @property_of("structure", explains=["start", "meta", "state_dict"], passes=3)
 def buffers(step: Step) -> Answers:
-    """Each buffer, but a count of steps, holds what a freshly built model has there, in its own precision."""
+    """Each buffer, except a count of steps, holds what a freshly built model has there, in its precision."""
     counted = counts(step.model)
     own = {n: b for n, b in step.model.named_buffers() if n not in counted}
     live = {n: b for n, b in own.items() if b.numel() and not b.is_meta}
@@ -102,7 +102,7 @@ def buffers(step: Step) -> Answers:
             if a is None or a.shape != b.shape or not torch.equal(a, other[name]):
                 continue
             if distance(b, a.to(b.dtype)) > (4 * torch.finfo(b.dtype).eps if b.is_floating_point() else 0):
-                yield fail(name, "differs from that of a model built anew", "build it again once it is moved")
+                yield fail(name, "differs from that of a new model", "build it again once it is moved")
         return
     groups = [names for names in siblings(step.facts.stacks, live).values() if len(names) > 2]
     needs(groups, "nothing says how the model is built: pass make=")

@@ -1,4 +1,4 @@
-"""Properties of structure: the stream, norms, attention's scale, nonlinearities, and what is built alike."""
+"""Properties of structure: stream, norms, attention's scale, nonlinearities, and what must be built alike."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LATER = ("precision", "training_equals_evaluation", "evaluation_repeats")
 @property_of("structure", explains=["gradients", "derivative", "norms", "overfit", "siblings"], passes=8)
 def residual(step: Step) -> Answers:
     """Blocks run in order, each on the output of the one before, and pass their stream on by one factor."""
-    needs(step.facts.stacks, "no numbered blocks hand a stream on")
+    needs(step.facts.stacks, "no numbered blocks pass a stream on")
     for name, blocks in step.facts.stacks.items():
         yield from _in_order(step, name, blocks)
         yield from _passes_through(step, blocks)
@@ -50,7 +50,7 @@ def _in_order(step: Step, name: str, blocks: Sequence[stacks.Block]) -> Answers:
         if x is None or y is None or z is None or torch.equal(x, y):
             continue
         if torch.equal(x, z) and not step.uses(before):
-            yield fail(after, f"reads what {before} read, whose output goes nowhere", "pass each output on")
+            yield fail(after, f"reads what {before} read, whose output is lost", "pass each output on")
 
 
 def _passes_through(step: Step, blocks: Sequence[stacks.Block]) -> Answers:
@@ -72,7 +72,7 @@ def _dropped(step: Step) -> Answers:
     dropped = known.keys() & stacks.scaled_streams(drawn, step.facts.entering).mixing
     first = next((b.path for b in step.facts.blocks if b.path in dropped and known[b.path]), None)
     if first is not None:
-        say = f"in training its stream is not passed on as it is ({len(dropped)} of {len(known)} blocks)"
+        say = f"in training it does not pass its stream on unchanged ({len(dropped)} of {len(known)} blocks)"
         yield fail(first, say, "drop entries of the branch, not of the sum")
 
 
@@ -104,7 +104,7 @@ def norms(step: Step) -> Answers:
         first, gain = next(iter(known.items()))
         say = f"its gains scatter around zero ({float(gain.mean()):.2g} ± {float(gain.std()):.2g})"
         more = f"{say}, as in {len(known) - 1} other norms"
-        yield fail(first, more, "read a gain that is kept as an offset as 1 + w, or draw it as ones")
+        yield fail(first, more, "use 1 + w for a gain that is kept as an offset, or draw it as ones")
     needs(step.scaled.runs or normed, "no module is a norm, and no stack adds to a stream")
     yield from _before_the_head(step)
 
@@ -116,7 +116,7 @@ def _before_the_head(step: Step) -> Answers:
         return
     declared, grow = step.declare.final_norm, stacks.grown(*map(step.logits, runs))
     if not grow and declared is False:
-        say = "no final norm is declared, and the logits do not grow with its stream"
+        say = "no final norm is declared, but the logits do not grow with its stream"
         yield fail(last, say, "declare what the model has")
     if not grow:
         return
@@ -126,7 +126,7 @@ def _before_the_head(step: Step) -> Answers:
         meant = stacks.grown(*map(step.logits, stacks.scaled_streams(own, step.facts.entering).runs))
     else:
         meant = from_library(step.model.get_submodule(last)) and not from_library(step.model)
-    say = "the logits grow in proportion to the last block's stream: no norm stands between"
+    say = "the logits grow in proportion to the last block's stream: there is no norm between them"
     do = "norm the stream before the head, or declare final_norm=False"
     yield note(last, say) if meant else fail(last, say, do)
 
@@ -154,7 +154,7 @@ def attention_scale(step: Step) -> Answers:
 
 @property_of("structure", passes=4)
 def nonlinear(step: Step) -> Answers:
-    """Two maps in a row with no nonlinearity between them are not wider inside than outside."""
+    """Two maps in a row without a nonlinearity between them are not wider inside than outside."""
     for first, second, width in step.wiring.chains[:1]:
         say = f"{second} reads the {width} features of {first} as they are (1 of {len(step.wiring.chains)})"
         yield fail(stacks.common([first, second]), say, "put an activation between the two maps")
@@ -164,9 +164,9 @@ def nonlinear(step: Step) -> Answers:
 def siblings(step: Step) -> Answers:
     """Blocks that look alike have the same types, settings and mode.
 
-    Blocks look alike that hold parameters of the same names and shapes. A plain attribute that differs in one
-    block alone is a slip if a model made anew has another there, or if it belongs to a norm or a dropout;
-    otherwise, and in the first or the last block, it may be meant.
+    Blocks look alike if they hold parameters of the same names and shapes. A plain attribute that differs in
+    just one block is a slip if a newly made model has another value there, or if it belongs to a norm or a
+    dropout; otherwise, and in the first or the last block, it may be intended.
     """
     yield from _modes(step)
     for blocks in step.facts.stacks.values():
@@ -202,7 +202,7 @@ def _alike(step: Step, blocks: Sequence[stacks.Block]) -> Answers:
 
 
 def _modes(step: Step) -> Answers:
-    """A module that draws something in training stands in evaluation mode in a model that does not."""
+    """A module that draws in training is in evaluation mode, in a model that is not."""
     resting = [n for n, m in step.model.named_modules() if not m.training and stacks.learns(step.model, n)]
     if not step.model.training or not resting:
         return
@@ -215,11 +215,11 @@ def _modes(step: Step) -> Answers:
 
 @property_of("structure", explains=["start", "seeds", "initial_loss", "state_dict"], passes=4)
 def ties(step: Step) -> Answers:
-    """Parameters are shared as declared or configured, and the head is no copy of the table.
+    """Parameters are shared as declared or configured, and the head is not a copy of the table.
 
-    The head's matrix is the embedding's table where ``tied`` (declared, or ``tie_word_embeddings``) says so,
-    and is not where it denies it. What the model's own class shares is shared. A head and a table that are
-    drawn, trained and equal in every entry were one, unless ``tied`` is False; other copies are noted.
+    The head's matrix is the embedding's table if ``tied`` (declared, or ``tie_word_embeddings``) is true, and
+    is not if it is false. What the model's own class shares must be shared. If head and table are drawn,
+    trained and equal in every entry, they were tied once, unless ``tied`` is False; other copies are noted.
     """
     model, of_class, roles, blocks = step.model, step.fresh.of_class, step.facts.roles, step.facts.stacks
     first_names = {n: same[0] for same in shared_names(model) for n in same}
@@ -231,7 +231,7 @@ def ties(step: Step) -> Answers:
     pairs = equal_draws(own, step.fresh.draws)
     copies = [({roles[a], roles[b]} != {"embedding", "head"}, a, b) for a, b in pairs]
     for meant, first, name in sorted(copies)[: step.declare.tied is not False]:
-        place, say = name.rpartition(".")[0], f"{name} equals {first} in every entry, and is another tensor"
+        place, say = name.rpartition(".")[0], f"{name} equals {first} in every entry, but is another tensor"
         yield note(place, say) if meant else fail(place, say, "tie them again after copying or loading them")
 
 

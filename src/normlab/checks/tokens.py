@@ -1,5 +1,5 @@
-"""Properties of tokens: which positions, rows and documents a prediction may depend on, and does, and that
-their order is seen.
+"""Properties of tokens: which positions, rows and documents a prediction may depend on, and does depend on,
+and whether their order is seen.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from normlab.trace.facts.tokens import Arranged, Padding, Tokens, padding_of
 from normlab.trace.prepared import Step
 
 ROUNDINGS = 8
-"""Roundings of the model's own type, in which tables of angles may be kept, that a score may hold."""
+"""A score may be off by so many roundings of the model's own type, in which tables of angles may be kept."""
 ORDERED = "add position embeddings, or rotate queries and keys alike; or declare positions=False"
-UNORDERED = "no positions are declared: take them out, or do not declare it"
+UNORDERED = "positions=False is declared: remove the positions, or do not declare it"
 
 
 def _moved(step: Step, batch: object, part: Part, what: str, do: str, *, training: bool = False) -> Answers:
-    """A failure where another batch moves the outputs in a part in which it must not."""
+    """A failure if another batch moves the outputs in a part where it must not."""
     base = step.exact.again(training=True) if training else step.exact
     found = step.difference(base, base.again(batch=batch), part)
     if found is not None:
@@ -38,7 +38,7 @@ def _moved(step: Step, batch: object, part: Part, what: str, do: str, *, trainin
 def rows(step: Step) -> Answers:
     """The other rows of a batch change nothing in a row, and outputs follow the order of the rows."""
     facts, count, logits = step.facts, step.facts.rows, step.logits(step.exact)
-    needs(count > 1, "the batch holds one row; hand over a batch of two rows or more")
+    needs(count > 1, "the batch holds one row; pass a batch of two rows or more")
     needs(logits.ndim > 1 and count in logits.shape[:2], "the output has no axis for rows")
     needs(logits.shape != (count, count), "the output compares rows with each other")
     order, last = torch.arange(count), torch.arange(count) == count - 1
@@ -51,7 +51,7 @@ def rows(step: Step) -> Answers:
     axis = 0 if logits.shape[0] == count else 1
     size = distance(logits.roll(1, axis), shown) if logits.shape == shown.shape else 0.0
     if size > step.rounding and not distance(logits, step.logits(step.exact.again(seed=1))):
-        # noise that is drawn goes by the row's place
+        # random noise belongs to a row's place
         say = f"rows in another order change outputs by {size:.1e} of their size"
         yield fail("", say, "index nothing by row")
 
@@ -100,7 +100,7 @@ def reach(step: Step) -> Answers:
         other = step.logits(step.exact.again(batch=facts.other_tokens(real & ~early)))
         now, then = part_of(early)(base), part_of(early)(other)
         if near and now is not None and then is not None and not distance(now, then):
-            say = "no position sees a later token, and causal=False is declared"
+            say = "no position sees a later token, but causal=False is declared"
             yield fail("", say, "mask no later key")
     if not near:
         calls = step.exact.functions("scaled_dot_product_attention", "softmax")
@@ -108,15 +108,15 @@ def reach(step: Step) -> Answers:
         do = "look at the mask's sign and what attention returns"
         yield fail(calls[0].module if calls else "", say, do)
     elif not seen[1] and by_position:
-        say = f"the last position does not see the token before it, and sees the one {min(near)} back"
+        say = f"the last position does not see the token before it, but sees the one {min(near)} back"
         yield fail("", say, "the mask is off by one")
     elif len(near) < len(seen):
-        yield note("", f"the last position sees {max(near)} tokens back, and not {max(seen)}")
+        yield note("", f"the last position sees {max(near)} tokens back, but not {max(seen)}")
 
 
 @property_of("tokens", explains=["inputs"], passes=3)
 def padding(step: Step) -> Answers:
-    """What stands under padding changes nothing, nor does more of it or less, nor at which end it stands."""
+    """What stands under padding changes nothing, nor does more or less of it, nor the end where it stands."""
     reasons: list[str] = []
     for tokens in step.facts.sources:
         try:
@@ -141,43 +141,43 @@ def _unmarked(step: Step, tokens: Tokens, padded: Padding) -> Answers:
 
 
 def _under_padding(step: Step, tokens: Tokens, padded: Padding) -> Answers:
-    """The ids under a mask are exchanged; where the model makes its mask from the ids, that says nothing."""
+    """The ids under a mask are exchanged; if the model makes its mask from the ids, that says nothing."""
     if padded.mask is None:
         return
     whole = padded.real.all(1)  # what pools over positions may read the ids of the other rows
     inside = tokens.ids.shape == step.facts.tokens.ids.shape
     part = part_of(padded.real, whole | ~whole.any()) if inside else part_of(torch.ones_like(whole))
     changed = step.facts.other_tokens(~padded.real, tokens)
-    advice = "hand the mask on to attention, and to what pools or normalizes over positions"
+    advice = "pass the mask to attention, and to what pools or normalizes over positions"
     yield from _moved(step, changed, part, "only ids under the mask", advice)
 
 
 def _arranged(step: Step, tokens: Tokens, padded: Padding) -> Answers:
     """One row cut to its tokens, more padding, and padding at the other end.
 
-    There, a difference is no failure where tokens are counted from the first column, as their outputs then
-    depend on how much padding there is, or where what stands under it is seen, as of a mask of the loss.
+    A difference at the other end is no failure if tokens are counted from the first column, because outputs
+    then depend on how much padding there is, or if what is under it is seen, as under a mask of the loss.
     """
     facts, real, ways = step.facts, padded.real, padded.arranged()
     main, widths = tokens.place == facts.tokens.place, {real.shape[1], real.shape[1] + 1}
     alone = main and not any(t.entry.shape[1] in widths for t in facts.sources if t.place != tokens.place)
     where: dict[str, Any] = {"tokens": tokens, "only": () if alone else {tokens.place, padded.mask}}
 
-    def off(way: str, other: Arranged | None = None) -> float:  # NaN, which is neither above nor below
+    def off(way: str, other: Arranged | None = None) -> float:  # may be NaN, neither above nor below
         return twins.off_arranged(step, real, ways[way], other, **where) if way in ways else nan
 
     if (size := off("cut")) > step.rounding:
-        advice = "hand the mask to every layer, and count positions from the first token"
+        advice = "pass the mask to every layer, and count positions from the first token"
         yield fail("", f"a row cut to its tokens gives outputs {size:.1e} off", advice)
     elif (size := off("more")) > step.rounding:
-        say = f"a column more of padding moves outputs by {size:.1e} of their size"
-        yield fail("", say, "count no padding, in means, positions and lengths")
+        say = f"one more column of padding moves outputs by {size:.1e} of their size"
+        yield fail("", say, "do not count padding in means, positions and lengths")
     elif (size := off("moved")) > step.rounding:
         other = ways["moved"]._replace(batch=facts.other_tokens(~real, tokens))
         say = f"padding at the other end moves outputs by {size:.1e} of their size"
         sizes = off("moved", other), off("moved on", ways["moved"])
         if main and padded.mask is not None and all(size <= step.rounding for size in sizes):
-            yield fail("", f"{say}, however much it is", "count positions from the first token")
+            yield fail("", f"{say}, however much there is", "count positions from the first token")
         else:
             yield note("", f"{say}: it is seen there, or tokens are counted from the first column")
 
@@ -219,7 +219,7 @@ def _in_each_layer(step: Step) -> Answers:
     if varies or step.declare.positions is False:
         return
     if first.values is not None and twins.variation(first.values, 2) > least:
-        yield fail(first.module, "values of one repeated token differ by position", "rotate no values")
+        yield fail(first.module, "values of one repeated token differ by position", "do not rotate values")
     same = "the scores of one repeated token"
     if len(flat) == len(layers):
         say = f"{same} are the same at every distance in all layers, and nothing else tells positions apart"
@@ -241,7 +241,7 @@ def _least(step: Step) -> float:
 
 @property_of("tokens", explains=["inputs"], passes=4)
 def documents(step: Step) -> Answers:
-    """Packed documents do not see each other, and positions begin anew in each: alone it gives the same."""
+    """Packed documents do not see each other, and positions restart in each: alone, one gives the same."""
     facts, numbers = step.facts, step.facts.documents
     packed = [i for i, own in enumerate(numbers) if int(own.max()) > int(own.min())]
     needs(packed, "each row holds one document")

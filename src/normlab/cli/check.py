@@ -41,7 +41,7 @@ STYLES: Final = {
 }
 GONE: Final = {
     **dict.fromkeys(("--blocks", "--branches"), "stacks are found from numbers"),
-    "--fail-on": "the exit code is 3 where a property fails",
+    "--fail-on": "the exit code is 3 if a property fails",
     "--preset": "--budget-s limits it",
 }
 """Flags of earlier versions, and why they are gone."""
@@ -49,26 +49,26 @@ GONE: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class CheckCommand(SourceFlags):
-    """Test one training step by properties that hold exactly, or do not.
+    """Test one training step against properties that either hold exactly or fail.
 
-    SOURCE is train.py:setup, a function of yours that returns normlab.Setup(model, batches, …) and runs with
-    your file; hf:FOLDER, a folder with a config.json of Hugging Face; a run's folder, or the beginning of its
-    id. Without it --recipe names one. The exit code is 3 where a property fails.
+    SOURCE is train.py:setup, a function of yours that returns normlab.Setup(model, batches, …) (your file is
+    run); hf:FOLDER, a folder with Hugging Face's config.json; or a run's folder, or the beginning of its id.
+    Without SOURCE, --recipe names a recipe. The exit code is 3 if a property fails.
     """
 
     WHAT: ClassVar[str] = """check tests one training step; type one of:
 
   normlab check train.py:setup          your function that returns normlab.Setup(model, batches, loss=…, …)
-  normlab check hf:FOLDER               the model of FOLDER/config.json, drawn anew, and a batch that fits
+  normlab check hf:FOLDER               the model of FOLDER/config.json, newly drawn, with a batch that fits
   normlab check --recipe pre+smallinit  a recipe of normlab's
   normlab check RUN                     a run of normlab's, at its checkpoints"""
 
     budget_s: float = 60.0
-    """Seconds that may be spent; properties that do not fit are reported as untested."""
+    """Seconds to spend at most; properties that do not fit are reported as untested."""
     declared: str = ""
-    """What was meant: a TOML file (causal, pad_id, …, starts by role or path), or a recipe for the starts."""
+    """What you meant: a TOML file (causal, pad_id, …, starts by role or path), or a recipe for the starts."""
     baseline: Path | None = None
-    """JSON of an earlier check, with whose parameters these are compared."""
+    """JSON of an earlier check; the parameters are compared with those in it."""
     checkpoints: tuple[str, ...] = ()
     """Checkpoints of a run, last, best or average; by default the last, and the best if that is another."""
     step: int | None = None
@@ -76,7 +76,7 @@ class CheckCommand(SourceFlags):
     trust_remote_code: Switch = False
     """For hf: also run code that the folder's configuration names."""
     tokens: int = 512
-    """Padded positions of the batch of a recipe or a run."""
+    """Padded positions in the batch of a recipe or a run."""
     out: Path | None = None
     """File of a page to write, such as check.html."""
     junit: Path | None = None
@@ -86,14 +86,14 @@ class CheckCommand(SourceFlags):
 
     @classmethod
     def defaults(cls, argv: Sequence[str]) -> Self:
-        """Raises UserError for flags of earlier versions, with what replaces them."""
+        """Raises UserError for flags of earlier versions, and says why they are gone."""
         for old, why in GONE.items():
             if typed_values(argv, old):
                 raise UserError(f"check has no {old}: {why}; leave it out")
         return super().defaults(argv)
 
     def run(self) -> None:
-        """Raises SystemExit with the code ``FAILS`` where a property fails."""
+        """Raises SystemExit with the code ``FAILS`` if a property fails."""
         command = command_line()
         self._require_flags()
         shown, failed = list[dict[str, Any]](), False
@@ -115,13 +115,13 @@ class CheckCommand(SourceFlags):
 
     # ---------------------------------------------------------------------------------------------- sources
     def _require_flags(self) -> None:
-        """Raise UserError if nothing is named, or flags that nothing reads."""
+        """Raise UserError if nothing is named, or if flags are typed that would be ignored."""
         self.require_one()
         of_run = ["--checkpoints"] * bool(self.checkpoints) + ["--step"] * (self.step is not None)
         if self.kind != "run" and of_run:
-            raise UserError(f"{' and '.join(of_run)} goes with a run, as in normlab check RUN {of_run[0]} …")
+            raise UserError(f"{' and '.join(of_run)} needs a run, as in normlab check RUN {of_run[0]} …")
         if self.kind != "hf" and self.trust_remote_code:
-            raise UserError("--trust-remote-code goes with hf:FOLDER")
+            raise UserError("--trust-remote-code needs hf:FOLDER")
 
     def _sources(self) -> Iterator[tuple[NamedSetup, bool]]:
         """Yield what is to be tested, and whether it is one of several."""

@@ -1,4 +1,4 @@
-"""``normlab compare``: recipes at several learning rates and seeds; the answer, a table and a page."""
+"""``normlab compare``: train recipes at several learning rates and seeds; answer, table and page."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from normlab.comparison.plan import ComparePlan
 
 READ_BY_SETUPS = ("--steps", "--validate-every-steps", "--threads")
-"""Flags of a configuration that have a meaning for files of the user's own."""
+"""Flags of a configuration that apply to files of the user's own."""
 COSTS = (">parameters", ">FLOPs a token")
 FAILED = 1
-"""Exit code where a run ended in an error."""
+"""Exit code if a run ended in an error."""
 RequestFlags: Any = flags_of(CompareRequest)
 RequestParts = Annotated[FlagCreatePairsOff[OmitArgPrefixes[RequestFlags]], arg(name="")]
 
@@ -47,9 +47,8 @@ RequestParts = Annotated[FlagCreatePairsOff[OmitArgPrefixes[RequestFlags]], arg(
 class CompareCommand:
     """Train recipes at several learning rates and seeds, and write one page about them.
 
-    Runs that are done are not done again: the same command
-    goes on where it stopped. The page exists once the first recipe is finished. The exit code is 1 if a run
-    ended in an error; one that diverges is a result.
+    Finished runs are not repeated: the same command continues where it stopped. The page exists once the
+    first recipe is finished. The exit code is 1 if a run ended in an error; a run that diverges is a result.
     """
 
     WHAT: ClassVar[str] = """compare trains recipes and says which is better; type one of:
@@ -57,14 +56,14 @@ class CompareCommand:
   normlab compare --config demo      three recipes on the built-in corpus, in minutes
   normlab compare --setup base.py change.py --steps 500    your model and your change, on the same batches
   normlab compare --train-text train.txt --dev-text dev.txt --test-text test.txt --recipes pre pre+qknorm
-  normlab compare … --plan           what would be trained, how long it takes, and what it can tell"""
+  normlab compare … --plan           what it would train, how long that takes, and what it can tell"""
 
     asked: RequestParts = RequestFlags()
     flags: ConfigParts
     config: str
     """Configuration with the defaults: its name (demo, text, multi30k ...) or a run's config.json."""
     plan: Switch = False
-    """Print the runs, what so many seeds will be able to tell and how long they take, and train nothing."""
+    """Train nothing; print the runs, how long they take, and how small a difference they could show."""
     imports: Imports = ()
 
     @classmethod
@@ -74,14 +73,14 @@ class CompareCommand:
         return cls(asked=asked, flags=ConfigFlags.of(base), config=name)
 
     def request(self, command: str = "") -> CompareRequest:
-        """Return the request that the flags make. Raises UserError for flags that nothing reads."""
+        """Return the request that the flags make. Raises UserError for flags that would be ignored."""
         base = load(self.config)
         unread = [name for name in self.flags.differing_from(base) if name not in READ_BY_SETUPS]
         if self.asked.recipes != RequestFlags().recipes:
             unread.insert(0, "--recipes")
         if self.asked.setup and unread:
             raise UserError(
-                f"a file of --setup has its model, data and optimizer itself, so that nothing reads "
+                f"a file of --setup has a model, data and optimizer of its own, so normlab would ignore "
                 f"{' and '.join(unread)}; leave that out"
             )
         kept = tuple(self.flags.changed(base))
@@ -105,7 +104,7 @@ class CompareCommand:
             unwritten.clear()
             try:
                 write_compare_page(comparison, request.out, page)
-            except Exception as error:  # of any kind: the results of a training never hang on a page
+            except Exception as error:  # of any kind: no page may cost the results of a training
                 unwritten.append(error)
 
         unwritten: list[Exception] = []
@@ -122,14 +121,14 @@ class CompareCommand:
             again = shlex.join(["normlab", "run", "report", str(results)])
             errors.write(
                 f"normlab: warning: the page was not written ({unwritten[0]}); the results are in {results}, "
-                f"and the page is tried again by: {again}"
+                f"and to try the page again, type: {again}"
             )
         if comparison.failed:
             raise SystemExit(FAILED)
 
 
 def _print_plan(planned: ComparePlan, *, jobs: int) -> None:
-    """Print the runs of a plan, what they could tell, and the time they take."""
+    """Print the runs of a plan, what they could show, and how long they take."""
     table = terminal.table(planned.noun, ">lr", ">seed", "run", "")
     for run in planned.sweep:
         table.add_row(run.recipe, rate(run.lr), str(run.seed), run.run, "done" if run.done else "to train")
@@ -145,7 +144,7 @@ def _print_plan(planned: ComparePlan, *, jobs: int) -> None:
     if not planned.power:
         return
     terminal.write(
-        "", f"The smallest difference between two {planned.noun}s that is found with a power of 80%:"
+        "", f"The smallest difference between two {planned.noun}s that would be found with 80% power:"
     )
     tells = terminal.table(">seeds", f">{metric.label}", ">deviations over seeds", ">runs", ">time")
     for power in planned.power:
@@ -155,7 +154,7 @@ def _print_plan(planned: ComparePlan, *, jobs: int) -> None:
 
 
 def costs(recipe: RecipeResult) -> tuple[str, str]:
-    """The parameters and the FLOPs for a token, where they are recorded."""
+    """The parameters and the FLOPs for a token, as far as they are recorded."""
     if recipe.cost is None:
         return "", ""
     each = recipe.cost.flops_per_token

@@ -1,4 +1,4 @@
-"""``normlab diagnose``: examine a recipe, a run or any model; findings in the terminal, and a page."""
+"""``normlab diagnose``: examine a recipe, a run or any model; findings in the terminal and on a page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from normlab.training.subjects import Case
 
 PAGE: Final = "diagnosis"
-"""First part of the names of a page and of the JSON file beside it."""
+"""What the names of a page and of the JSON file beside it begin with."""
 FLAGS: Final = {"blocks=": "--blocks encoder.layer", "branches=": "--branches attn mlp"}
 """Arguments in Python, and the flags that replace them on the command line."""
 STYLES: Final = {"problem": "bold red", "warning": "yellow", "note": "dim"}
@@ -35,8 +35,8 @@ class DiagnoseCommand(SourceFlags):
     """Measure a model before it trains, compare it with theory, and write a page with the findings.
 
     SOURCE is train.py:setup, a function of yours that returns normlab.Setup(model, batches, …), or a run's
-    folder, or the beginning of its id. Without it --recipe names one, which is examined at its initialisation
-    on the built-in corpus or your text. With --fail-on problem the exit code is 3 for a problem.
+    folder, or the beginning of its id. Without SOURCE, --recipe names a recipe, which is examined at its
+    initialisation on the built-in corpus or your text. With --fail-on problem, the exit code is 3 for one.
     """
 
     WHAT: ClassVar[str] = """diagnose examines a model in depth; type one of:
@@ -44,21 +44,21 @@ class DiagnoseCommand(SourceFlags):
   normlab diagnose train.py:setup    your function that returns normlab.Setup(model, batches, loss=…, …)
   normlab diagnose --recipe post     a recipe of normlab's, before it trains
   normlab diagnose RUN               a run of normlab's, at its checkpoints
-  normlab diagnose RUN --flight      its last steps again, with every module watched"""
+  normlab diagnose RUN --flight      the last steps of a run again, with every module watched"""
     LR_OF: ClassVar[Sequence[str]] = ("recipe", "file")
 
     blocks: tuple[str, ...] = ()
-    """The container of your model's repeated blocks, or globs for them, if they are not found."""
+    """The container of your model's repeated blocks, or globs for them, if normlab does not find them."""
     branches: tuple[str, ...] = ()
-    """Modules inside a block whose outputs are added to the stream, if the sums are not seen."""
+    """Modules inside a block whose outputs are added to the stream, if normlab does not see the sums."""
     tokens: int = 2048
-    """Padded source + target positions of the batch that is examined."""
+    """Padded source + target positions in the batch to examine."""
     out: Path | None = None
     """Folder of the page; by default --runs, or a run's own folder."""
     preset: Literal["cheap", "standard", "full"] = "standard"
     """cheap: a few passes; standard: everything but second derivatives; full: everything."""
     checkpoints: tuple[Literal["last", "best", "average"], ...] = ()
-    """Checkpoints of a run; by default the last, and the best if that is another."""
+    """Checkpoints of a run; by default the last, and the best if it is another one."""
     step: int | None = None
     """For a run with --keep-checkpoints: examine the weights after this step."""
     flight: Switch = False
@@ -67,7 +67,7 @@ class DiagnoseCommand(SourceFlags):
     """Exit with code 3 if there is a problem."""
 
     def run(self) -> None:
-        """Raises SystemExit with the code ``FAILS`` where ``fail_on`` says so."""
+        """Raises SystemExit with the code ``FAILS`` if ``fail_on`` asks for it and there is a problem."""
         command = command_line()
         self._require_flags()
         if self.flight:
@@ -93,12 +93,12 @@ class DiagnoseCommand(SourceFlags):
             raise SystemExit(FAILS)
 
     def _require_flags(self) -> None:
-        """Raise UserError if the flags name several subjects, or half of one."""
+        """Raise UserError if the flags name several subjects, or none, or would be ignored."""
         typed = {"fail_on": self.fail_on, "checkpoints": self.checkpoints, "step": self.step is not None}
         ignored = [flag_name(name) for name, value in typed.items() if value]
         if self.flight and ignored:
             raise UserError(
-                f"--flight makes no diagnosis, so that {' and '.join(ignored)} says nothing; leave it out"
+                f"--flight makes no diagnosis, so it would ignore {' and '.join(ignored)}; leave that out"
             )
         of_run = ["--flight"] * self.flight + ["--step"] * (self.step is not None)
         if of_run and self.kind != "run":
@@ -131,7 +131,7 @@ class DiagnoseCommand(SourceFlags):
         """Return each case to examine, with the folder and the name of its page."""
         from normlab.training import setups, subjects
 
-        if self.kind == "file":  # it is at home on ``sys.path`` until the stack is closed
+        if self.kind == "file":  # its folder is on ``sys.path`` until the stack is closed
             errors.write(f"running {self.source}")
             source = stack.enter_context(setups.setup_from_file(self.source, seed=self.seed))
             return [(subjects.of_setup(source, self.lr), self.out or self.runs, self._named(self.source))]
@@ -145,7 +145,7 @@ class DiagnoseCommand(SourceFlags):
         return [(case, self.out or self.runs, self._named(config))]
 
     def _named(self, subject: str | Config) -> str:
-        """Return the name of the page of a model or a configuration, which is never that of another one."""
+        """Return the page's name for a model or a configuration; no two of them share one."""
         if isinstance(subject, Config):
             subject = f"{subject.recipe}-{run_id(subject)[:8]}"
         return f"{PAGE}-{re.sub(r'[^A-Za-z0-9_.]+', '-', subject)[-100:]}"
@@ -158,7 +158,7 @@ class DiagnoseCommand(SourceFlags):
 
 @contextmanager
 def _flags_for_arguments() -> Iterator[None]:
-    """Add the flags to type to a UserError that names arguments in Python."""
+    """If a UserError names Python arguments, add the flags to type instead."""
     try:
         yield
     except UserError as error:

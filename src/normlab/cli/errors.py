@@ -1,4 +1,4 @@
-"""Exceptions as a person reads them: a mistake as one sentence, an error of normlab as its traceback.
+"""How exceptions are shown: a user's mistake as one sentence, an error of normlab's with its traceback.
 
 A mistake is a ``UserError`` or an error of the operating system; ``NORMLAB_DEBUG=1`` shows its traceback too.
 """
@@ -20,16 +20,16 @@ from normlab.errors import UserError
 USAGE_ERROR, BUG = 2, 1
 """Exit codes."""
 RESUMABLE = ("compare", "train")
-"""Commands that continue a training where it was stopped."""
+"""Commands that continue a training where it stopped."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _ALLOW = "name a place that you may use, or give yourself the permission with chmod or chown"
 HINTS = {
     **dict.fromkeys(FULL, "make room on that device, then type the same command again"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _ALLOW),
     **dict.fromkeys((errno.ENOTDIR, errno.EEXIST), "a part of that path is a file; name another folder"),
-    errno.EISDIR: "name a file and no folder",
+    errno.EISDIR: "name a file, not a folder",
 }
-"""For each kind of system error, the advice that follows it."""
+"""The advice for each kind of system error."""
 LOWER = {
     **dict.fromkeys(RESUMABLE, "lower --max-tokens, or the model's --dim, --ffn-dim or --vocab-size"),
     "check": "lower --tokens, or test a smaller model",
@@ -37,9 +37,9 @@ LOWER = {
     "diagnose": "lower --tokens, or examine a smaller model",
     "translate": "lower --beam or --n-best, or translate shorter lines",
 }
-"""For each command, how it gets by with less memory."""
+"""How each command gets by with less memory."""
 _ALLOCATION = re.compile(r"(can't allocate memory|out of memory)(.*?allocate ([\d.]+ \w+))?", re.DOTALL)
-"""How torch says that there is no memory, and for how much it asked."""
+"""How torch says that memory has run out, and how much it asked for."""
 
 
 def report(error: Exception, argv: Sequence[str]) -> int:
@@ -60,11 +60,11 @@ def report(error: Exception, argv: Sequence[str]) -> int:
 
 
 def kept(argv: Sequence[str]) -> str:
-    """Say what a command that was stopped has left, and what it does when it is typed again."""
+    """Say what a stopped command has kept, and what typing it again does."""
     if next(iter(argv), "") not in RESUMABLE:
         return ""
     if any(word.partition("=")[0] == "--setup" for word in argv):
-        return "; runs that are done are kept, and the same command trains the others"
+        return "; finished runs are kept, and the same command trains the others"
     return "; the training is saved, and the same command continues it"
 
 
@@ -75,7 +75,7 @@ def write(sentence: str) -> None:
 
 
 def _of_system(error: OSError, argv: Sequence[str]) -> str:
-    """Say which path the operating system refused, why, and how to mend that."""
+    """Say which path the operating system refused, why, and how to fix that."""
     if error.errno is None:  # a sentence of our own
         return str(error)
     about = f"{error.strerror}: {str(error.filename)!r}" if error.filename else str(error.strerror)
@@ -86,7 +86,7 @@ def _of_system(error: OSError, argv: Sequence[str]) -> str:
 
 
 def _missing_folder(path: object) -> str:
-    """Say how to mend that the folder of a path, or the current one, is gone; empty if both are there."""
+    """Say what to do if the folder of a path, or the current folder, is gone; empty if both are there."""
     try:
         Path.cwd()
     except FileNotFoundError:
@@ -101,11 +101,11 @@ def _of_memory(error: RuntimeError | MemoryError, command: str) -> str:
     if not asked and not isinstance(error, MemoryError):
         return ""
     amount = f" for {asked[3]} more" if asked and asked[3] else ""
-    return f"there is no memory{amount}; {LOWER.get(command, 'free some, or give the command less to do')}"
+    return f"out of memory{amount}; {LOWER.get(command, 'free some, or give the command less to do')}"
 
 
 def _please_report(argv: Sequence[str]) -> str:
-    """Ask for a report, with the version and the command that it should quote."""
+    """Ask for a bug report that quotes the version and the command."""
     from importlib.metadata import PackageNotFoundError, metadata
 
     from normlab import __version__

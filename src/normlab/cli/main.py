@@ -18,7 +18,7 @@ from normlab.errors import UserError, nearest
 
 INTERRUPTED: Final = 130
 SPREAD: Final = ("train",)
-"""Commands whose work the processes of torchrun share."""
+"""Commands that share their work among torchrun's processes."""
 COMMANDS: Final = {
     "check": "check:CheckCommand",
     "trial": "trial:TrialCommand",
@@ -38,7 +38,7 @@ COMMANDS: Final = {
     "papers show": "papers:PapersCommand",
     "papers reproduce": "papers:ReproduceCommand",
 }
-"""Name to the module and class that hold it, which are imported when the command is typed."""
+"""Each command's name, with its module and class, which are imported when the command is typed."""
 MOVED: Final = {
     "runs": "run list",
     "list": "run list",
@@ -65,7 +65,7 @@ Before training
 Training
   train      Train one recipe.
   compare    Which recipe is better, and by how much?
-  run        What to do with trained models: list, report, sample, translate, score, fold, export.
+  run        Use trained models: list, report, sample, translate, score, fold, export.
 
 Reference
   recipes    Placements, norms, initialisations and schedules, with equations and sources.
@@ -73,10 +73,10 @@ Reference
 
 Your own model:  normlab check train.py:setup      Nothing at hand:  normlab compare --config demo
 All options:     normlab COMMAND --help"""
-RUN: Final = """run is for models that were trained; type one of:
+RUN: Final = """run works with trained models; type one of:
 
   normlab run list                   every run with its recipe, progress and scores
-  normlab run report RUN             a page about a run, a comparison or somebody else's watch
+  normlab run report RUN             a page about a run, a comparison or the probes of another trainer
   normlab run sample RUN TEXT        continue a text with a language model
   normlab run translate RUN FILE     translate with the weights of a run
   normlab run score OUTPUT TARGETS   score translations of any origin
@@ -87,8 +87,8 @@ RUN: Final = """run is for models that were trained; type one of:
 class _Command(Protocol):
     """One command: its fields are its flags.
 
-    One whose flags' defaults depend on the command line has a class method ``defaults(argv)``, which returns
-    the instance that holds them; one that needs arguments has ``WHAT``, which says what to type.
+    If the defaults of its flags depend on the command line, its class method ``defaults(argv)`` returns the
+    instance that holds them. If it needs arguments, its ``WHAT`` says what to type.
     """
 
     def run(self) -> None:
@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv = sys.argv[1:]
         os.environ["PYTHONSAFEPATH"] = "1"  # no child process imports a file of the current directory
         keep_streams()
-        for number in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal is as polite as Ctrl-C
+        for number in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal stops as gently as Ctrl-C
             if signal.getsignal(number) != signal.SIG_IGN:  # nohup
                 signal.signal(number, signal.default_int_handler)
     try:
@@ -138,7 +138,7 @@ def _dispatch(args: Sequence[str]) -> None:
     if name not in SPREAD and os.environ.get("WORLD_SIZE", "1") != "1":
         raise UserError(
             f"torchrun has started {os.environ['WORLD_SIZE']} processes, but normlab {name} needs just one; "
-            f"type it without torchrun, which is for: {', '.join(SPREAD)}"
+            f"type it without torchrun, which works with: {', '.join(SPREAD)}"
         )
     command = load(name)
     if not rest and (what := getattr(command, "WHAT", "")):
@@ -166,7 +166,7 @@ def _named(args: Sequence[str]) -> tuple[str, Sequence[str]]:
         return first, rest
     if rest and f"{first} {rest[0]}" in COMMANDS:
         return f"{first} {rest[0]}", rest[1:]
-    if first == "papers":  # bare it lists all of them, with an id it shows one
+    if first == "papers":  # alone it lists all artefacts, with an id it shows one
         return "papers show", rest
     if first == "run":
         members = [name.removeprefix("run ") for name in COMMANDS if name.startswith("run ")]
@@ -179,11 +179,11 @@ def _named(args: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 
 _GONE = (errno.EPIPE, errno.EIO)
-"""Errors of a pipe that nobody reads any more, and of a terminal that was closed."""
+"""Errors of a pipe that nobody reads any more, and of a closed terminal."""
 
 
 class _Lasting(io.FileIO):
-    """A descriptor that turns to the null device once its reader is gone."""
+    """A file descriptor that switches to the null device once its reader is gone."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -198,7 +198,7 @@ class _Lasting(io.FileIO):
 def keep_streams() -> None:
     """Open closed standard streams on the null device, and let output and errors outlive their readers.
 
-    A closed descriptor would otherwise be given to the next file that is opened, and receive what is printed.
+    Otherwise the next file that is opened would get the closed descriptor, and everything that is printed.
     """
     for descriptor in (0, 1, 2):
         try:

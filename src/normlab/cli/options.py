@@ -1,7 +1,7 @@
-"""What commands read from the command line: the flags of a configuration, and what several of them take.
+"""The flags that commands read: those of a configuration, and those that several commands share.
 
-Every field of a configuration's sections that is not declared without one is a flag. ``--help`` shows its
-docstring, and as its default the value in the configuration that ``--config`` names. A new option is
+Every field of a configuration's sections is a flag unless it is declared to be none. ``--help`` shows the
+field's docstring, and as its default the value in the configuration that ``--config`` names. A new option is
 therefore one field; a test freezes the set.
 """
 
@@ -56,7 +56,7 @@ def _docstrings(module: str) -> dict[str, dict[str, str]]:
 def flags_of(section: Any, *, optional: bool = False) -> type:
     """Build the dataclass of a section's flags, which tyro reads.
 
-    The defaults are the section's own; with ``optional`` None, or for a switch False, is what was not typed.
+    The defaults are the section's own; with ``optional``, None, or False for a switch, means not typed.
     """
     hints, texts = get_type_hints(section), _docstrings(section.__module__)[section.__name__]
     help_ = {name: " ".join(text.split()).replace("``", "") for name, text in texts.items()}
@@ -94,7 +94,7 @@ class ConfigFlags(_Sections):
         )
 
     def differing_from(self, config: Config) -> list[str]:
-        """The flags whose values differ from a configuration's, as they are typed."""
+        """The flags whose values differ from a configuration's, spelled as they are typed."""
         return [flag_name(name) for name in self.changed(config)]
 
     def changed(self, config: Config) -> list[str]:
@@ -107,7 +107,7 @@ class ConfigFlags(_Sections):
         ]
 
     def applied_to(self, config: Config) -> Config:
-        """The configuration with what was typed; other texts replace the old ones and their digest."""
+        """The configuration with the typed values; new texts replace the old ones and their digest."""
         typed = {name: replace(getattr(config, name), **vars(getattr(self, name))) for name in _SECTIONS}
         data = typed["data"]
         if data.dataset not in ("", config.data.dataset):
@@ -135,7 +135,7 @@ def load(name_or_file: str) -> Config:
         )
     path = Path(name_or_file)
     if path.exists() and not path.is_file():
-        raise UserError(f"--config is {name_or_file!r}, no regular file; name a run's config.json")
+        raise UserError(f"--config is {name_or_file!r}, not a regular file; name a run's config.json")
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}; each run of `normlab run list` has a config.json")
     return read_config(path)
@@ -165,30 +165,30 @@ def typed_value(argv: Sequence[str], name: str) -> str | None:
 
 
 def require_text(argv: Sequence[str]) -> None:
-    """Raise UserError for a word that is not UTF-8, which no configuration and no page can hold."""
+    """Raise UserError for a word that is not UTF-8: no configuration or page can hold it."""
     for word in argv:
         if not is_utf8(word):
             raise UserError(
                 f"{word!r} is not UTF-8; rename a file of that name, or type text in UTF-8, in a terminal "
-                "that is set to it: export LC_ALL=C.UTF-8"
+                "set to UTF-8: export LC_ALL=C.UTF-8"
             )
 
 
 def require_places(argv: Sequence[str]) -> None:
-    """Raise UserError for a place without a name, or with one that the shell should have replaced."""
+    """Raise UserError for a place that is empty, or begins with a $ or ~ that the shell did not replace."""
     for name in ("--out", "--output", "--page", "--runs", "--data"):
         for value in typed_values(argv, name):
             if not value:
                 raise UserError(f"{name} is empty; name a place, such as {name} . for the current directory")
             if value.startswith(("$", "~")):
                 raise UserError(
-                    f"{name} is {value!r}: the shell replaces no {value[0]} in single quotes or after =; "
+                    f"{name} is {value!r}: the shell keeps {value[0]} in single quotes or after =; "
                     f"type {name} {value}, or {name} './{value}' for a place of that name"
                 )
 
 
 def config_name(argv: Sequence[str]) -> str:
-    """Return the value of ``--config``, or a configuration that suits the text, ``demo`` without one."""
+    """Return the value of ``--config``, else a configuration that suits the given text, else ``demo``."""
     suiting = {
         "--train-src": "text",
         "--dataset": "text",
@@ -215,7 +215,7 @@ def base_of(argv: Sequence[str]) -> tuple[str, Config]:
 def resolved(name: str, flags: ConfigFlags, *, recipe: str, lr: float, seed: int, force: bool) -> Config:
     """Return the configuration of a name or file with the typed flags, resolved for this machine.
 
-    The file of a run is changed only by what is typed.
+    Only what is typed changes the configuration in a run's file.
     """
     from normlab.training.devices import resolved_precision
     from normlab.training.recipes.grammar import own_code, require_known, resolve
@@ -235,42 +235,42 @@ def resolved(name: str, flags: ConfigFlags, *, recipe: str, lr: float, seed: int
 
 
 def note_task(recipe: str, task: str) -> None:
-    """Say so where a baseline is used for another task than it was published for."""
+    """Say so if a baseline is used for another task than the one it was published for."""
     from normlab.training.recipes.baselines import baseline_of
 
     baseline = baseline_of(recipe)
     if baseline is not None and baseline.task != task:
         errors.write(
-            f"{recipe} was published for the task {baseline.task}, and the task is {task}; for the former "
-            f"type --config {baseline.task}"
+            f"{recipe} was published for the task {baseline.task}, but the task is {task}; for "
+            f"{baseline.task} type --config {baseline.task}"
         )
 
 
 FAILS: Final = 3
-"""Exit code where a property fails, or a gate is closed."""
+"""Exit code if a property fails or a gate is closed."""
 EVERY_SECONDS: Final = 10.0
-"""Without a terminal, progress is a line this often."""
+"""Without a terminal, a line of progress is printed this often."""
 MOVED: Final = {"--model": "model", "--batch": "batches", "--loss": "loss", "--own-optimiser": "optimizer"}
-"""Flags of earlier versions, and what of a Setup they have become."""
+"""Flags of earlier versions, and the parts of a Setup that replace them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFlags(ABC):
-    """The flags that name what is looked at, and how a recipe is made."""
+    """The flags that name what is examined, and those from which a recipe is made."""
 
     WHAT: ClassVar[str]
-    """What to type, where nothing is named."""
+    """What to type, shown if nothing is named."""
     LR_OF: ClassVar[Sequence[str]] = ("recipe",)
     """The kinds of source that read ``--lr``."""
     OWN: ClassVar[Sequence[str]] = ()
-    """Flags of a configuration that have a meaning of their own here."""
+    """Flags of a configuration that mean something of their own here."""
 
     source: Annotated[Positional[str], arg(metavar="SOURCE")] = ""
-    """What to take, see above; leave it out to take --recipe."""
+    """What to examine, see above; leave it out to use --recipe."""
     recipe: str = ""
-    """A placement and what goes with it, such as pre+scalenorm; `normlab recipes` lists the parts."""
+    """A placement and other parts, such as pre+scalenorm; `normlab recipes` lists the parts."""
     lr: float | None = None
-    """Peak learning rate of a recipe; by default that of the configuration."""
+    """Peak learning rate of a recipe; by default the configuration's."""
     seed: int
     """Seed of the weights and of the data."""
     flags: ConfigParts
@@ -279,14 +279,14 @@ class SourceFlags(ABC):
     as_json: Annotated[Switch, arg(name="json")] = False
     """Print everything as JSON instead of sentences."""
     runs: Path = RUNS
-    """Folder of the run folders, where text is also prepared."""
+    """Folder that holds the run folders and prepared text."""
     force: Switch = False
-    """Also take a combination that its source does not define."""
+    """Also allow a combination that its source does not define."""
     imports: Imports = ()
 
     @classmethod
     def defaults(cls, argv: Sequence[str]) -> Self:
-        """Raises UserError for flags of earlier versions, with what replaces them."""
+        """Raises UserError for flags of earlier versions, and says what replaces them."""
         for old, part in MOVED.items():
             if typed_values(argv, old):
                 raise UserError(
@@ -303,7 +303,7 @@ class SourceFlags(ABC):
 
     @property
     def kind(self) -> str:
-        """What is named: a recipe, if nothing is, a file, hf or a run."""
+        """What kind of thing is named: file, hf or run; recipe if nothing is."""
         if not self.source:
             return "recipe"
         if self.source.startswith("hf:"):
@@ -311,7 +311,7 @@ class SourceFlags(ABC):
         return "file" if ":" in self.source or self.source.endswith(".py") else "run"
 
     def require_one(self) -> None:
-        """Raise UserError if nothing is named, or flags that nothing reads."""
+        """Raise UserError if nothing is named, or if flags are typed that would be ignored."""
         base = self.adapted(load(self.config))
         typed = {
             "--recipe": bool(self.recipe),
@@ -326,12 +326,12 @@ class SourceFlags(ABC):
             raise UserError(self.WHAT)
         if self.source and of_recipe:
             raise UserError(
-                f"{self.source} has a configuration or a setup of its own, so that nothing reads "
+                f"{self.source} has a configuration or a setup of its own, so normlab would ignore "
                 f"{' and '.join(of_recipe)}; leave that out, or name a recipe instead"
             )
 
     def resolved(self, recipe: str = "") -> Config:
-        """The configuration of the recipe, its rate, seed and flags."""
+        """The configuration that the recipe, its rate, its seed and the other flags make."""
         base = load(self.config)
         return resolved(
             self.config,
@@ -343,27 +343,27 @@ class SourceFlags(ABC):
         )
 
     def print_json(self, shown: Sequence[Mapping[str, Any]]) -> None:
-        """Print what there is about each source, the only one by itself."""
+        """Print a list of what there is about each source; if there is just one, without the list."""
         print(json.dumps(shown[0] if len(shown) == 1 else shown, ensure_ascii=False, allow_nan=False))
 
     def print_page(self, path: Path) -> None:
-        """Print where a page is, beside JSON to standard error."""
+        """Print where a page is: to standard error if standard output is JSON."""
         print(f"page: {path}", file=sys.stderr if self.as_json else sys.stdout)
 
 
 def command_line() -> str:
-    """Return the command as it was typed; read it before a file of the user's has arguments of its own."""
+    """Return the command as it was typed. Call this before a user's file runs, which may change sys.argv."""
     return shlex.join(["normlab", *sys.argv[1:]])
 
 
 def title_lines(title: str, facts: Mapping[str, Any]) -> tuple[Text, Text]:
-    """What was looked at, and its facts in one line."""
+    """What was examined, and its facts in one line."""
     return Text(title, "bold"), Text("; ".join(f"{name} {value}" for name, value in facts.items()), "dim")
 
 
 @contextmanager
 def progress_line() -> Iterator[Any]:
-    """Yield what shows the property that is being tested: a line that changes, or one every so often."""
+    """Yield a function that shows what is in progress: in one changing line, or in new ones now and then."""
     console, last = terminal.console(stderr=True), time.monotonic()
     with console.status("") as status:
 

@@ -1,4 +1,4 @@
-"""``normlab papers``: the claims of the papers, what was measured for them, and to measure it anew."""
+"""``normlab papers``: what the papers claim, what was measured for it, and how to measure it again."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ STYLES: Final = {
     "damaged": "bold red",
 }
 WIDE: Final = 130
-"""Columns of a terminal that has room for what was measured beside what is shown."""
+"""Columns that a terminal needs to show what was measured beside what an artefact shows."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class PapersCommand:
     """List the papers' tables and figures with the verdict on each, or show everything about one of them."""
 
     names: Annotated[Positional[tuple[str, ...]], arg(metavar="ID|KEY")] = ()
-    """Artefacts such as liu2020.fig4, or papers: xiong2020, nguyen2019, liu2020, apx; disputes:
-    what public logs contradict each other about; nothing: all."""
+    """Artefacts such as liu2020.fig4, or papers: xiong2020, nguyen2019, liu2020, apx; or disputes, for what
+    public logs contradict each other about; without any, all."""
     as_json: Annotated[Switch, arg(name="json")] = False
     """Print everything as JSON."""
     scale: Scale = LAPTOP
     """Size of the trainings whose results are shown: laptop, gpu or paper."""
     runs: Path = RUNS
-    """Folder whose papers/ holds the results; the results kept by normlab stand in where there is none."""
+    """Folder whose papers/ holds the results; if it has none, those that come with normlab are shown."""
     imports: Imports = ()
 
     def run(self) -> None:
@@ -76,12 +76,12 @@ class PapersCommand:
 
 
 def _standings_of(artefacts: Iterable[Artefact], runs: Path, scale: Scale = LAPTOP) -> list[ArtefactStatus]:
-    """What stands about each artefact: results below ``runs``, else the kept ones."""
+    """The status of each artefact, from the results below ``runs``, else from the kept ones."""
     return [standing(artefact, folders(runs), scale) for artefact in artefacts]
 
 
 def _plain(standing: ArtefactStatus) -> dict[str, Any]:
-    """An artefact as plain data for JSON; earlier versions without their tables."""
+    """An artefact as plain data for JSON; its earlier versions come without their tables."""
     artefact, found = standing.artefact, standing.found
     measures = {} if found is None else found.measures
     claims = [
@@ -117,7 +117,7 @@ def _plain(standing: ArtefactStatus) -> dict[str, Any]:
 
 
 def _show_all(standings: Sequence[ArtefactStatus]) -> None:
-    """Print a row for each artefact, and how many claims of all of them hold."""
+    """Print a row for each artefact, and how many of all claims hold."""
     seconds = words.pace(standings)
     roomy = terminal.console().width >= WIDE
     table = terminal.table(
@@ -170,7 +170,7 @@ def _show_one(standing: ArtefactStatus, others: Sequence[ArtefactStatus]) -> Non
 
 
 def _print_verdicts(console: Console, standing: ArtefactStatus) -> None:
-    """Print the claims with their verdicts; for changed ones the reason, and what was found before."""
+    """Print the claims with their verdicts; if they were changed, also why, and what was found before."""
     artefact = standing.artefact
     _judge(console, artefact.claims, {} if standing.found is None else standing.found.measures)
     if artefact.version > 1:
@@ -181,7 +181,7 @@ def _print_verdicts(console: Console, standing: ArtefactStatus) -> None:
 
 
 def _judge(console: Console, claims: Sequence[Claim], measures: Mapping[str, Measure]) -> None:
-    """Print a line for each claim: verdict, measure, what is allowed, and why that."""
+    """Print a line for each claim: verdict, measure, what is allowed, and why just that."""
     for claim in claims:
         verdict, found = claim.verdict(measures), words.measured(measures.get(claim.measure))
         said = [
@@ -201,52 +201,52 @@ def _judge(console: Console, claims: Sequence[Claim], measures: Mapping[str, Mea
 
 
 FAILED: Final = 1
-"""Exit code where something could not be measured."""
+"""Exit code if something could not be measured."""
 
 
 @dataclass(frozen=True)
 class ReproduceCommand:
     """Measure what artefacts of the papers claim, and write a page about each and one about all.
 
-    What was measured for the same claim, here or for the results kept by normlab, is not measured again
-    without --again. An artefact that fails does not stop the others; the exit code is then 1.
+    Without --again, nothing is measured twice for the same claim, neither what was measured here nor what
+    comes with normlab. An artefact that fails does not stop the others; the exit code is then 1.
     """
 
     names: Annotated[Positional[tuple[str, ...]], arg(metavar="ID|KEY|all")]
-    """Artefacts such as liu2020.fig4, papers such as liu2020, or all; of several those with a study."""
+    """Artefacts such as liu2020.fig4, or papers such as liu2020, or all, whose artefacts need a study."""
     runs: Path = RUNS
     """Folder for results: papers/<id>.json, papers/<id>.html and papers/papers.html below it."""
     data: Path | None = None
-    """Folder of local data sets; without it $NORMLAB_DATA."""
+    """Folder of local data sets; by default $NORMLAB_DATA."""
     jobs: int = 0
-    """Artefacts that are measured, or runs that are trained, at the same time; 0: one for each usable core;
-    on Ray one run for each CPU.
+    """How many artefacts to measure, or runs to train, at the same time; 0: one for each usable core, or on
+    Ray one run for each CPU.
     """
     on: str = "local"
-    """Where runs are trained: local (this machine), or ray: the Ray cluster at RAY_ADDRESS, else the one that
+    """Where to train runs: local (this machine), or ray: the Ray cluster at RAY_ADDRESS, else the one that
     runs on this machine, else a new one on this machine alone. Artefacts without trainings are measured here.
     """
     scale: Scale = LAPTOP
     """Size of the trainings: laptop (two cores), gpu (one accelerator and the papers' models), or paper."""
     device: str = ""
-    """Device of the trainings, such as cpu or cuda; without it cpu at the laptop scale, else cuda."""
+    """Device of the trainings, such as cpu or cuda; by default cpu at the laptop scale, else cuda."""
     budget: str = ""
-    """Time for all, such as 2h or 90min, after which nothing else is started; the same command goes on."""
+    """Time for all, such as 2h or 90min. After it nothing new is started; the same command continues."""
     without: tuple[str, ...] = ()
     """Artefacts or papers to leave out, such as one whose runs take hours."""
     again: Switch = False
-    """Also measure what was measured for the same claim already."""
+    """Measure again what was already measured for the same claim."""
     imports: Imports = ()
 
     def run(self) -> None:
-        """Raises SystemExit with code 1 where something could not be measured."""
+        """Raises SystemExit with code 1 if something could not be measured."""
         from normlab.report.papers import write_papers_page
 
         if not self.names:
             raise UserError("name an artefact, a paper or all, as in: normlab papers reproduce liu2020.fig4")
         if self.data is not None:
             os.environ["NORMLAB_DATA"] = str(self.data.absolute())  # where trainings read it
-        backend(self.on)  # a wrong name is said before anything is measured
+        backend(self.on)  # reject a wrong name before anything is measured
         budget, wanted = seconds_of(self.budget, "--budget"), self._wanted()
         until = math.inf if budget is None else time.monotonic() + budget
         standings = _standings_of(wanted, self.runs, self.scale)
@@ -272,7 +272,7 @@ class ReproduceCommand:
             raise SystemExit(FAILED)
 
     def _wanted(self) -> list[Artefact]:
-        """Raises UserError where none of several has a study; one named by its id says so itself."""
+        """Raises UserError if no artefact is left that has a study; one named by its id says so itself."""
         left_out = papers.chosen(self.without)
         found = [artefact for artefact in papers.chosen(self.names) if artefact not in left_out]
         wanted = [a for a in found if a.study or a.id in self.names]
@@ -284,7 +284,7 @@ class ReproduceCommand:
         scales = dict.fromkeys(scale for artefact in wanted for scale in artefact.trainings)
         if self.scale != LAPTOP and self.scale not in scales:
             raise UserError(
-                f"--scale is {self.scale}, and {', '.join(self.names)} has no trainings of that scale; it "
+                f"--scale is {self.scale}, but {', '.join(self.names)} has no trainings of that scale; it "
                 f"has {', '.join(scales) or 'none at all, leave --scale out'}"
             )
         return wanted
@@ -299,11 +299,11 @@ class ReproduceCommand:
             (done if self._done(artefact, measure) else failed).append(artefact.id)
         left = [artefact.id for artefact in todo if artefact.id not in {*done, *failed}]
         if left:
-            print(f"the budget is spent; {', '.join(left)}: not measured, the same command measures them")
+            print(f"the budget is spent; not measured: {', '.join(left)}; the same command measures them")
         return failed
 
     def _train(self, todo: Mapping[str, Artefact], until: float) -> list[str]:
-        """Train what the artefacts need, measure each when its runs have ended; return those that failed."""
+        """Train what the artefacts need; measure each when its runs have ended; return those that failed."""
         from normlab.papers.planning import PlanTrainer, plan
         from normlab.papers.reproduce import reproduce
 
@@ -334,17 +334,17 @@ class ReproduceCommand:
             open_ = len(planned.open_runs(id_))
             if open_:
                 whole = count(len(planned.runs(id_)), "run")
-                print(f"{id_}: {open_} of {whole} left; the same command goes on")
+                print(f"{id_}: {open_} of {whole} left; type the same command again to continue")
         return [*failed, *(id_ for id_ in planned.cells if training.failed.keys() & planned.open_runs(id_))]
 
     def _require_device(self, device: str, runs: int) -> None:
-        """Raise UserError where so many runs are to be trained here on an accelerator, and there is none."""
+        """Raise UserError if runs are to be trained here on an accelerator, but there is none."""
         from torch import cuda
 
         if runs and self.on == "local" and device.startswith("cuda") and not cuda.is_available():
             slow = "" if self.scale == LAPTOP else ", which may take weeks"
             raise UserError(
-                f"{count(runs, 'run')} of the {self.scale} scale would be trained on {device}, and torch sees"
+                f"{count(runs, 'run')} of the {self.scale} scale would be trained on {device}, but torch sees"
                 f" none here; type --device cpu to train them on this processor{slow}, or --on ray for a "
                 "cluster that has one"
             )
@@ -353,14 +353,14 @@ class ReproduceCommand:
         return Path(given) if (given := os.environ.get("NORMLAB_DATA")) else None
 
     def _done(self, artefact: Artefact, measure: Callable[[], Reproduction] | None) -> bool:
-        """Measure an artefact unless that was done, print its verdicts, write its page; return success."""
+        """Measure an artefact unless it is measured, print its verdicts, write its page; return success."""
         from normlab.report.papers import write_reproduction_page
 
         console, folder = terminal.console(), folders(self.runs)[0]
         (found,) = _standings_of([artefact], self.runs, self.scale)
         try:
             if measure is None:
-                print(f"{artefact.id}: measured already, {found.path}; --again measures it anew")
+                print(f"{artefact.id}: already measured, {found.path}; --again measures it again")
             else:
                 write_reproduction(measure(), folder)
                 found = standing(artefact, [folder], self.scale)
@@ -368,9 +368,9 @@ class ReproduceCommand:
             _print_verdicts(console, found)
             page = write_reproduction_page(found, folder)
         except SpentError as spent:
-            print(f"{artefact.id}: {spent}; the same command goes on")
+            print(f"{artefact.id}: {spent}; type the same command again to continue")
             return True
-        except Exception as error:  # the artefacts that follow are measured all the same
+        except Exception as error:  # the other artefacts are still measured
             errors.report(error, ["papers", "reproduce", artefact.id])
             return False
         print(f"page: {page}")

@@ -1,4 +1,4 @@
-"""Configurations by name: ``normlab train --config NAME``; papers are imported when they are asked for."""
+"""Configurations by name, for ``normlab train --config NAME``; a paper is imported once one is asked for."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from normlab.config.config import (
 
 
 def demo() -> Config:
-    """6+6 layers of width 64: half a minute a run on one core, and deep enough for Post-LN to need
-    warm-up.
-    """
+    """6+6 layers of width 64: half a minute per run on one core, yet so deep that Post-LN needs warm-up."""
     return Config(
         model=ModelConfig(dim=64, ffn_dim=256, heads=4, encoder_layers=6, decoder_layers=6, dropout=0.0),
         data=DataConfig(builtin="dates-de-en", vocab_size=200),
@@ -85,8 +83,8 @@ def gl_en_small() -> Config:
 
 
 def language_model() -> Config:
-    """A decoder of 4 layers of width 256, for a few hundred thousand words: AdamW with decay on matrices
-    alone, betas (0.9, 0.95), no dropout.
+    """A decoder of 4 layers of width 256, for a few hundred thousand words: AdamW that decays only matrices,
+    betas (0.9, 0.95), no dropout.
     """
     return Config(
         recipe="pre+warmup",
@@ -109,14 +107,14 @@ def language_model() -> Config:
 
 
 def bert() -> Config:
-    """A Pre-LN encoder of 4 layers of width 64, rows of 32 tokens, 500 vocabulary entries: minutes a run on
+    """A Pre-LN encoder of 4 layers of width 64, rows of 32 tokens, 500 vocabulary entries: minutes per run on
     one core.
 
-    A small BERT stays at the frequencies of tokens until its attention finds the neighbours of a mask. Rotary
-    positions show them from the start; with learned or sinusoidal ones it was not out of there after four
-    minutes. How soon it is depends on the number of predictions and on the learning rate more than on the
-    size of a step: hence short rows, small batches and a rate of 3e-3, while 6e-3 without a warm-up is too
-    much. See docs/lab-book/comparisons.md.
+    A small BERT only learns the frequencies of tokens until its attention finds the neighbours of a mask.
+    Rotary positions show them from the start; with learned or sinusoidal ones the model was still stuck after
+    four minutes. How soon it gets out depends on the number of predictions and on the learning rate more than
+    on the size of a step: hence short rows, small batches and a rate of 3e-3, while 6e-3 without a warm-up is
+    too much. See docs/lab-book/comparisons.md.
     """
     from normlab.papers.bases import BERT
 
@@ -157,4 +155,4 @@ CONFIGS: Final[dict[str, Callable[[], Config]]] = {
         *(mrpc, multi30k, multi30k_small, rte, text),
     )
 }
-"""Name to configuration."""
+"""Each name, with the function that makes its configuration."""

@@ -1,4 +1,4 @@
-"""``normlab recipes``: the parts of recipes, and what whole recipes resolve to."""
+"""``normlab recipes``: list the parts of recipes, and say what whole recipes resolve to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from normlab.config.units import readable
 from normlab.errors import UserError, nearest
 
 ROOMY = 160
-"""Columns of a terminal that has room for an equation and its source side by side."""
+"""Columns that a terminal needs to show an equation and its source side by side."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class RecipesCommand:
     names: Annotated[Positional[tuple[str, ...]], arg(metavar="RECIPE")] = ()
     """Recipes to explain: their parts, initialisation and number of parameters."""
     axis: str = ""
-    """List the parts of one axis alone, such as placement or norm."""
+    """List only the parts of one axis, such as placement or norm."""
     config: str = "demo"
     """Configuration for which recipes are explained: its name or a run's config.json."""
     force: Switch = False
@@ -39,7 +39,7 @@ class RecipesCommand:
         if not self.names:
             _print_parts(self.axis)
         base = load(self.config)
-        if not base.optim.decay_step:  # schedules that decay at a step are explained with one
+        if not base.optim.decay_step:  # schedules that decay at a step need one to be explained
             base = replace(base, optim=replace(base.optim, decay_step=base.train.steps // 2))
         for config in [resolve(name, base, force=self.force) for name in self.names]:
             _print_recipe(config)

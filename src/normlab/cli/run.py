@@ -1,4 +1,4 @@
-"""``normlab run list``, ``report`` and ``fold``: what there is, pages, and plain models."""
+"""``normlab run list``, ``report``, ``fold`` and ``export``: the runs there are, pages, and plain models."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class ListCommand:
 
 @dataclass(frozen=True)
 class ReportCommand:
-    """Write the page of a comparison again, of a single run, or of the probes of another trainer."""
+    """Write the page of a comparison again, or that of a single run or of the probes of another trainer."""
 
     of: Annotated[Positional[str], arg(metavar="RUN")] = ""
     """A run's folder, the beginning of its id, a comparison.json, or a probes.jsonl that a callback wrote;
-    nothing: the comparison in --runs."""
+    without it the comparison in --runs."""
     page: Path | None = None
     """File for the page; by default beside the data that it shows."""
     runs: Path = RUNS
@@ -90,11 +90,11 @@ class ReportCommand:
 
 @dataclass(frozen=True)
 class FoldCommand:
-    """Rewrite a trained model exactly as the plainest equal one, in a run folder of its own.
+    """Rewrite a trained model as the plainest model that computes the same, in a run folder of its own.
 
-    Factors of the method (Admin's omega, ReZero's alpha, LayerScale's lambda ...) go into the weights beside
-    them. Logits of dev batches and greedy translations of both models are compared first; a larger difference
-    than rounding explains is refused.
+    Factors of the method (Admin's omega, ReZero's alpha, LayerScale's lambda ...) are multiplied into the
+    weights beside them. First the logits of dev batches and the greedy translations of both are compared; a
+    model that differs by more than rounding explains is refused.
     """
 
     run_folder: Annotated[Positional[str], arg(metavar="RUN")]
@@ -104,7 +104,7 @@ class FoldCommand:
     weights: Literal["average", "best", "last"] | None = None
     """The weights to rewrite; by default those that were tested."""
     max_positions: int | None = None
-    """Longest input of a plain model with a table of positions; by default that of the run's config."""
+    """Longest input of a plain model that has a table of positions; by default as in the run's config."""
     runs: Path = RUNS
     """Folder of the run folders."""
     imports: Imports = ()
@@ -138,14 +138,14 @@ class FoldCommand:
 class ExportCommand:
     """Write the language model of a run as a folder that AutoModelForCausalLM.from_pretrained loads.
 
-    The logits of the folder's model are compared with the run's first; a larger difference than rounding
-    explains is refused. A recipe that fits no family is refused with the reason.
+    First the logits of the folder's model are compared with the run's; a model that differs by more than
+    rounding explains is refused. A recipe that fits no family is refused, and the reason given.
     """
 
     run_folder: Annotated[Positional[str], arg(metavar="RUN")]
     """A run's folder, or the beginning of its id."""
     to: Literal["huggingface"] = "huggingface"
-    """The library that is to load it."""
+    """The library that will load it."""
     out: Path | None = None
     """Folder to write; by default huggingface-RUN beside the run."""
     weights: Literal["average", "best", "last"] | None = None
@@ -219,12 +219,12 @@ def print_runs(store: Runs) -> None:
     elif not damaged:
         terminal.write(f"no runs in {store.root}; `normlab train` or `normlab compare` makes some")
     if any(STALE in row[header.index("state")] for row in rows):
-        terminal.write("stale: made by older code; the current code gives other numbers and another id")
+        terminal.write("stale: made by older code; the current code would give other numbers and another id")
     terminal.write(*forced_lines(forced), *stopped, *damaged)
 
 
 def forced_lines(reasons: Mapping[str, str]) -> list[str]:
-    """The reasons for marking recipes as forced."""
+    """One line for each recipe marked as forced, with the reason."""
     return [f"{FORCED}: {recipe}: {reason}" for recipe, reason in reasons.items()]
 
 

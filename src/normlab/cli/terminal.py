@@ -1,4 +1,4 @@
-"""What a terminal shows, or what reads a command's output: lines, tables, and the progress of runs."""
+"""What commands print, to a terminal or to whatever reads their output: lines, tables, progress of runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from normlab.runs import RunFolder, Runs, Status
 
 
 class PlainConsole(Console):
-    """A console whose text has no control characters: names and errors come from files that others wrote."""
+    """A console that strips control characters: names and errors may come from files that others wrote."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Render a renderable, as ``Console`` does."""
@@ -38,14 +38,14 @@ class PlainConsole(Console):
 
 
 def write(*things: Table | Text | str) -> None:
-    """To standard output; what is not a terminal gets whole lines, however long."""
+    """Write to standard output. If that is not a terminal, lines are never broken, however long."""
     out = console()
     for thing in things:
         out.print(thing, markup=False, emoji=False, highlight=False, soft_wrap=isinstance(thing, str))
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Standard output or error: as wide as a terminal is, and very wide where it is none."""
+    """Standard output or error: as wide as the terminal, and very wide if it is not one."""
     plain = PlainConsole(stderr=stderr)
     return plain if plain.is_terminal else PlainConsole(stderr=stderr, width=1000)
 
@@ -53,7 +53,7 @@ def console(*, stderr: bool = False) -> Console:
 def table(*columns: str) -> Table:
     """A plain table; a column whose name begins with > is aligned to the right and never wraps.
 
-    What is too long for its column goes on in the next line; nothing is cut off.
+    What is too long for its column continues on the next line; nothing is cut off.
     """
     plain = Table(box=None, pad_edge=False, header_style="bold")
     for name in columns:
@@ -68,7 +68,7 @@ def table(*columns: str) -> Table:
 
 
 def fitted(header: Sequence[str], rows: Sequence[Sequence[str | Text]], spare: Sequence[str]) -> Table:
-    """Build a table that fits the terminal; ``spare`` columns are dropped first, in this order."""
+    """Build a table that fits the terminal: ``spare`` columns are dropped, in this order, until it does."""
     out = console()
     for dropped in range(len(spare) + 1):
         kept = [i for i, name in enumerate(header) if name not in spare[:dropped]]
@@ -86,7 +86,7 @@ POLL_SECONDS = 0.5
 RATE_ROWS = 20
 """The number of log rows over which tokens per second are computed."""
 WIDE = 110
-"""The width in columns from which a terminal shows all values."""
+"""The width in columns that a terminal needs to show all values."""
 STYLES = {
     "trained": "green",
     "stuck": "yellow",
@@ -98,7 +98,7 @@ STYLES = {
 
 
 def state_of(status: Status) -> str:
-    """Return one word: the outcome of a run that is done, otherwise its state."""
+    """Return one word: the outcome of a finished run, otherwise its state."""
     if status.state == "done" and status.outcome:
         return status.outcome.state
     return "waiting" if status.state == "new" else status.state
@@ -107,8 +107,8 @@ def state_of(status: Status) -> str:
 class Tail:
     """A reader of the rows that are appended to a JSON-lines file. It waits for the end of a torn last line.
 
-    A file whose last line read is no longer where it was belongs to a run that went back, or began anew; it
-    is read again from the start.
+    If the last line it read is no longer where it was, the run went back or started again; the file is then
+    read from the start.
     """
 
     def __init__(self, path: Path) -> None:
@@ -117,7 +117,7 @@ class Tail:
         self.last = b""
 
     def rows(self) -> tuple[bool, list[dict[str, Any]]]:
-        """Return whether the file was written anew, and the new rows."""
+        """Return whether the file was written again from the start, and the new rows."""
         try:
             file = self.path.open("rb")
         except FileNotFoundError:
@@ -136,7 +136,7 @@ class Tail:
 
 @dataclass
 class RunBar:
-    """The progress of one run, as far as its rows and its status tell."""
+    """The progress of one run, as far as its rows and its status show it."""
 
     name: str
     steps: int
@@ -144,7 +144,7 @@ class RunBar:
     """The dev metric that decides which checkpoint is best."""
     state: str = "waiting"
     phase: str = ""
-    """The work in progress beside training, with the share that is done: ``translating 40%``."""
+    """Work in progress other than training, with the share that is done: ``translating 40%``."""
     last: dict[str, Any] = field(default_factory=dict)
     best: float | None = None
     """The best dev score so far."""
@@ -240,7 +240,7 @@ class ProgressDisplay:
                 self.live.stop()
 
     def watch(self, folders: Sequence[RunFolder]) -> None:
-        """Update the display from the folders of all runs that were asked for so far."""
+        """Update the display from the folders of all runs requested so far."""
         self.asked = len(folders)
         for folder in folders:
             path = folder.path
@@ -261,7 +261,7 @@ class ProgressDisplay:
     def watch_one(
         self, config: Config, metrics: Sequence[Metric], root: Path
     ) -> Callable[[dict[str, Any]], None]:
-        """Return a callback for the rows of one run of this process, whose folder is made under ``root``.
+        """Return a callback for the rows of a run of this process, whose folder appears under ``root``.
 
         After the first row, a thread reads the run's status twice a second.
         """
@@ -290,7 +290,7 @@ class ProgressDisplay:
         return see
 
     def show(self) -> None:
-        """Draw the table, or log the news. A closed terminal does not stop the run."""
+        """Draw the table, or log what is new. A closed terminal does not stop the run."""
         with suppress(OSError):
             self._draw()
 
@@ -309,7 +309,7 @@ class ProgressDisplay:
                 self.console.print(line, soft_wrap=True, highlight=False, markup=False)
 
     def table(self, height: int) -> Table:
-        """Build the table of at most ``height`` runs, those in progress first."""
+        """Build a table of at most ``height`` runs, with those in progress first."""
         order = sorted(self.views.values(), key=lambda v: (v.state != "running", v.state == "waiting"))
         hidden = set() if self.console.width >= WIDE else {"lr"}
         first = order[0] if order else RunBar("", 0)
@@ -337,7 +337,7 @@ class ProgressDisplay:
         return f"{total} runs: {', '.join(parts)}" + ("" if left is None else f" · ETA {duration(left)}")
 
     def remaining_seconds(self, total: int) -> float | None:
-        """The remaining time: that of the runs in progress, and a mean run for each other one."""
+        """The remaining time of the runs in progress, plus a mean run for each that is yet to begin."""
         begun = [view for view in self.views.values() if view.step]
         left = [seconds for view in begun if (seconds := view.remaining_seconds) is not None]
         if not begun:

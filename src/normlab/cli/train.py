@@ -15,7 +15,7 @@ from normlab.config.config import Config
 class TrainCommand:
     """Train one recipe, and score its best checkpoint on the test text.
 
-    A run that is done is not done again, and an interrupted one goes on from its last checkpoint.
+    A finished run is not repeated, and an interrupted one continues from its last checkpoint.
     """
 
     WHAT: ClassVar[str] = """train trains one recipe; type one of:
@@ -25,7 +25,7 @@ class TrainCommand:
   normlab train --config runs/ID/config.json                       the same run again"""
 
     recipe: str
-    """A placement and what goes with it, such as pre+scalenorm; `normlab recipes` lists the parts."""
+    """A placement and other parts, such as pre+scalenorm; `normlab recipes` lists the parts."""
     lr: float
     """Peak learning rate."""
     seed: int
@@ -36,7 +36,7 @@ class TrainCommand:
     config: str
     """Configuration with the defaults: its name (demo, text, multi30k ...) or a run's config.json."""
     init_from: str = ""
-    """Begin with the weights of this run, by its folder or the beginning of its id, where they fit."""
+    """Start from the weights of this run (its folder, or the beginning of its id), wherever they fit."""
     force: Switch = False
     """Also train a combination that its source does not define; the run is marked."""
     imports: Imports = ()
@@ -47,7 +47,7 @@ class TrainCommand:
         return cls(base.recipe, base.optim.lr, base.seeds.init, ConfigFlags.of(base), RUNS, name)
 
     def resolved(self) -> Config:
-        """The configuration to train. A run's own file is kept as it is, but for what was typed."""
+        """The configuration to train. Only what was typed changes the configuration of a run's own file."""
         config = resolved(
             self.config, self.flags, recipe=self.recipe, lr=self.lr, seed=self.seed, force=self.force
         )

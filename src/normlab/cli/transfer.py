@@ -1,4 +1,4 @@
-"""``normlab transfer``: whether the best learning rate of a small model carries to a larger one."""
+"""``normlab transfer``: say whether the best learning rate of a small model carries to a larger one."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class TransferCommand(SourceFlags):
     """Train a model in several sizes at several learning rates, and say whether the best one carries.
 
     SOURCE is train.py:setup, a function of yours that takes width, or depth, and seed, and returns
-    normlab.Setup(model, batches, optimizer=…); it runs with your file. Without it --recipe names one, with
-    as many heads at every width. --steps are those of a trial. Ctrl-C gives the answer so far. The exit code
-    is 3 where the rate does not carry, 0 where it does and where the trials cannot say.
+    normlab.Setup(model, batches, optimizer=…); your file is run. Without SOURCE, --recipe names a recipe,
+    which has as many heads at every width. --steps is the length of a trial. Ctrl-C gives the answer so far.
+    The exit code is 3 if the rate does not carry, and 0 if it does or the trials cannot say.
     """
 
     WHAT: ClassVar[
@@ -48,37 +48,37 @@ class TransferCommand(SourceFlags):
     widths: tuple[int, ...] = ()
     """Widths of the model, such as 64 128 256 512."""
     depths: tuple[int, ...] = ()
-    """Depths in place of widths, such as 2 4 8 16."""
+    """Depths to try instead of widths, such as 2 4 8 16."""
     seeds: int = SEEDS
-    """Seeds of every trial, from --seed on."""
+    """How many seeds each trial is run with, counting up from --seed."""
     rates: tuple[float, ...] = ()
-    """Rates to try at every size, in place of five octaves about its best."""
+    """Rates to try at every size, instead of five octaves around its best."""
     decays: tuple[str, ...] = ("1",)
     """Factors on the weight decay to try, such as 0 1 4, or independent (of the rate), or independent:4."""
     target: int | None = None
-    """Size to name the best rate for; by default the largest."""
+    """Size whose best rate is wanted; by default the largest."""
     factor: float = FACTOR
-    """By how much the best rate may move over all sizes, and carry nevertheless."""
+    """The rate carries if the best one changes by at most this factor over all sizes."""
     budget: str = "30min"
-    """Time that may be spent, such as 10min or 2h, from when your file begins to run."""
+    """Time to spend at most, such as 10min or 2h, from the moment your file starts to run."""
     folder: Path | None = None
-    """Folder in which trials are kept, so that the same command goes on where it was stopped."""
+    """Folder that keeps the trials, so that the same command continues where it stopped."""
     out: Path | None = None
     """File of a page to write, such as transfer.html."""
 
     @classmethod
     def defaults(cls, argv: Sequence[str]) -> Self:
-        """Those of ``normlab.transfer``, whose first seed is not a configuration's."""
+        """Return the defaults of ``normlab.transfer``, whose first seed is not the configuration's."""
         return replace(super().defaults(argv), seed=FIRST_SEED)
 
     @classmethod
     def adapted(cls, base: Config) -> Config:
-        """A configuration's values, of which ``--steps`` are those of a trial, not of the planned run."""
+        """A configuration's values, but with the steps of a trial and not those of the planned run."""
         return with_steps(base, STEPS)
 
     def run(self) -> None:
-        """Raises SystemExit with the code ``FAILS`` where the rate does not carry, and KeyboardInterrupt
-        after the answer so far, where the trials were interrupted.
+        """Raises SystemExit with the code ``FAILS`` if the rate does not carry, and KeyboardInterrupt, after
+        the answer so far, if the trials were interrupted.
         """
         from normlab.scaling.answer import SHIFTS
         from normlab.scaling.transfer import transfer
@@ -116,7 +116,7 @@ class TransferCommand(SourceFlags):
 
     @contextmanager
     def _family(self) -> Iterator[SetupFamily]:
-        """Yield the model in its sizes. Raises UserError if none is named, or flags that nothing reads."""
+        """Yield the model in its sizes. Raises UserError for no model, or for flags that would be ignored."""
         from normlab.scaling.family import family_of
         from normlab.training.setups import function_from_file
 

@@ -1,4 +1,4 @@
-"""``normlab run translate`` and ``score``: text with the weights of a run, and scores of any text."""
+"""``normlab run translate``, ``sample`` and ``score``: text with a run's weights, and scores of any text."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ DecodeFlags: Any = flags_of(DecodeConfig, optional=True)
 class TranslateCommand:
     """Translate files, or standard input, with the weights of a run.
 
-    By default the run's own search settings are used, with the weights that were tested: the average of the
-    last checkpoints if the run has one, otherwise the best.
+    By default with the run's own search settings and the weights that were tested: the average of the last
+    checkpoints if the run has one, otherwise the best.
     """
 
     run_folder: Annotated[Positional[str], arg(metavar="RUN")]
@@ -37,7 +37,7 @@ class TranslateCommand:
     weights: Literal["average", "best", "last"] | None = None
     """Which of the run's weights."""
     step: int | None = None
-    """Use the weights after this step, of a run with --keep-checkpoints."""
+    """For a run with --keep-checkpoints: use the weights after this step."""
     threads: int | None = None
     """Threads; 0: all cores. By default as many as the run had."""
     output: str = "-"
@@ -52,21 +52,21 @@ class TranslateCommand:
     imports: Imports = ()
 
     def decode(self, own: DecodeConfig) -> DecodeConfig:
-        """The run's own decoding, with what was typed; a beam means a search."""
+        """The run's own decoding with what was typed; typing a beam means searching."""
         typed = {name: v for name, v in vars(self.typed).items() if v is not None and v is not False}
         if "beam" in typed and "sample" not in typed:
             own = own.searching()
         decode = replace(own, **typed)
         if decode.sample and "beam" in typed:
             raise UserError(
-                f"--beam is {decode.beam}, and outputs are drawn, which needs no beam; leave out --beam, and "
-                f"for several draws of each line type --n-best {decode.beam}"
+                f"--beam is {decode.beam}, but outputs are sampled, which needs no beam; leave out --beam, "
+                f"and for several samples of each line type --n-best {decode.beam}"
             )
         for name in ("length_penalty", "length_penalty_formula"):
             if name in typed and decode.sample:
                 flag = flag_name(name)
                 raise UserError(
-                    f"{flag} is {typed[name]} and weighs what a search finds, but outputs are drawn; leave "
+                    f"{flag} is {typed[name]} and weighs what a search finds, but outputs are sampled; leave "
                     f"it out, or search: --beam 5 {flag} {typed[name]} without --sample"
                 )
         return decode
@@ -74,7 +74,7 @@ class TranslateCommand:
     def _weights(self) -> str | int:
         if self.step is not None and self.weights:
             raise UserError(
-                f"--step is {self.step} and --weights {self.weights}, and each names weights; leave one out"
+                f"--step is {self.step} and --weights {self.weights}, and both name weights; leave one out"
             )
         return self.weights or "" if self.step is None else self.step
 
@@ -88,7 +88,7 @@ class TranslateCommand:
             raise UserError(f"--output is {self.output!r}, a folder; name a file, or - for standard output")
         if not place.parent.is_dir():
             raise FileNotFoundError(
-                f"--output is in {place.parent}, which is no folder; type: mkdir -p {place.parent}"
+                f"--output is in {place.parent}, which is not a folder; type: mkdir -p {place.parent}"
             )
 
     def run(self) -> None:
@@ -121,7 +121,7 @@ class TranslateCommand:
 class SampleCommand:
     """Continue a text with the weights of a language model.
 
-    By default with the weights that were tested, each token drawn from the model's distribution as it is.
+    By default with the weights that were tested, and each token drawn from the model's own distribution.
     """
 
     run_folder: Annotated[Positional[str], arg(metavar="RUN")]
@@ -133,7 +133,7 @@ class SampleCommand:
     samples: Size = 1
     """Number of continuations, each with a seed of its own."""
     temperature: float = 1.0
-    """Below 1 samples are closer to the likeliest continuation, which is that of 0."""
+    """Below 1, samples are closer to the likeliest continuation; 0 gives that one."""
     top_k: int = 0
     """Number of likeliest tokens to draw from: 1 for the likeliest alone, 0 for all."""
     top_p: float = 1.0
@@ -141,7 +141,7 @@ class SampleCommand:
     seed: int = 1
     """Seed of the samples."""
     window: Count = 0
-    """Number of tokens before it that a token sees; 0: as many as in training."""
+    """Number of earlier tokens that each token sees; 0: as many as in training."""
     weights: Literal["average", "best", "last"] | None = None
     """Which of the run's weights."""
     runs: Path = RUNS
@@ -188,7 +188,7 @@ class ScoreCommand:
 
         given = (self.hypotheses, self.references, self.against)
         if given.count("-") > 1:
-            raise UserError("- is standard input, which is read once; give the other texts as files")
+            raise UserError("- is standard input, which can be read only once; give the other texts as files")
         hypotheses, references = _lines_of(self.hypotheses), _lines_of(self.references)
         scores = score(hypotheses, references, tokenised=self.tokenised, target_lang=self.target_lang)
         lines = [
@@ -211,7 +211,7 @@ def _files_of(names: Sequence[str]) -> list[Path]:
 
 
 def _lines_of(name: str) -> list[str]:
-    """Return the lines of a file or a column, see ``data.sources``; - is standard input."""
+    """Return the lines of a file or a column (see ``data.sources``); - is standard input."""
     from normlab.data.sources import open_lines
 
     return list(open_lines("/dev/stdin" if name == "-" else name))

@@ -1,4 +1,4 @@
-"""``normlab trial``: short real trainings at several learning rates, and which of them train."""
+"""``normlab trial``: short real trainings at several learning rates, to see which of them train."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OTHERS: Final = {
     "run": "a run has begun already; --config RUN/config.json tries its recipe from the start",
 }
 CHANGE: Final = (
-    "One thing to change, tried beside on the same batches: warmup=500, an option of the optimizer as "
+    "A change to try as well, on the same batches: warmup=500, an option of the optimizer such as "
     "betas=0.9,0.95, or another recipe; may be given several times."
 )
 
@@ -39,9 +39,9 @@ CHANGE: Final = (
 class TrialCommand(SourceFlags):
     """Train copies of a model at several learning rates for a short while, and say which of them train.
 
-    SOURCE is train.py:setup, a function of yours that returns normlab.Setup(model, batches, optimizer=…) and
-    runs with your file. Without it --recipe names one. --steps are those of a trial. Ctrl-C gives the answer
-    so far.
+    SOURCE is train.py:setup, a function of yours that returns normlab.Setup(model, batches, optimizer=…);
+    your file is run. Without SOURCE, --recipe names a recipe. --steps is the length of a trial. Ctrl-C gives
+    the answer so far.
     """
 
     WHAT: ClassVar[str] = """trial trains copies of a model at several rates; type one of:
@@ -52,22 +52,22 @@ class TrialCommand(SourceFlags):
     OWN: ClassVar[Sequence[str]] = ("--steps",)
 
     budget: str = "10min"
-    """Time that may be spent, such as 90s, 10min or 1h."""
+    """Time to spend at most, such as 90s, 10min or 1h."""
     rates: tuple[float, ...] = ()
-    """Rates to try in place of the scan, such as 1e-4 1e-3."""
+    """Rates to try instead of the scan, such as 1e-4 1e-3."""
     change: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="CHANGE", help=CHANGE)] = ()
     folder: Path | None = None
-    """Folder in which trials are kept, so that the same command goes on where it was stopped."""
+    """Folder that keeps the trials, so that the same command continues where it stopped."""
     out: Path | None = None
     """File of a page to write, such as trial.html."""
 
     @classmethod
     def adapted(cls, base: Config) -> Config:
-        """A configuration's values, of which ``--steps`` are those of a trial, not of the planned run."""
+        """A configuration's values, but with the steps of a trial and not those of the planned run."""
         return with_steps(base, STEPS)
 
     def run(self) -> None:
-        """Raises KeyboardInterrupt after the answer so far, where the trials were interrupted."""
+        """Raises KeyboardInterrupt, after the answer so far, if the trials were interrupted."""
         from normlab.trials.trial import trial
 
         command, budget_s = command_line(), budget_of(self.budget)
@@ -100,7 +100,7 @@ class TrialCommand(SourceFlags):
 
     @contextmanager
     def _source(self) -> Iterator[NamedSetup]:
-        """Yield what is to be tried. Raises UserError if that is nothing, or flags that nothing reads."""
+        """Yield what to try. Raises UserError if nothing is named, or for flags that would be ignored."""
         from normlab.training import setups
 
         if self.kind in OTHERS:
@@ -120,12 +120,12 @@ class TrialCommand(SourceFlags):
         return setups.setup_from_config(config, self.runs, tokens=config.train.max_tokens)
 
     def _changes(self) -> Mapping[str, Setup | None]:
-        """The changes; those without = are recipes, which stand in the place of ``--recipe``."""
+        """The changes. Those without = are recipes, each of which replaces ``--recipe``."""
         recipes = [word for word in self.change if "=" not in word]
         if recipes and self.source:
             raise UserError(
-                f"--change {recipes[0]} is a recipe, which goes with --recipe; of {self.source} an option "
-                "can change, as in --change warmup=500 or --change betas=0.9,0.95"
+                f"--change {recipes[0]} is a recipe, which needs --recipe; for {self.source} change an "
+                "option, as in --change warmup=500 or --change betas=0.9,0.95"
             )
         return {word: self._recipe(word).setup if word in recipes else None for word in self.change}
 
@@ -136,17 +136,17 @@ def with_steps(config: Config, steps: int) -> Config:
 
 
 def budget_of(text: str) -> float:
-    """The seconds of ``--budget``. Raises UserError for what is no time above 0."""
+    """The seconds of ``--budget``. Raises UserError for anything but a time above 0."""
     seconds = seconds_of(text, "--budget")
     if not seconds:
-        raise UserError(f"--budget is {text!r}, and must be a time above 0, such as 10min or 2h")
+        raise UserError(f"--budget is {text!r}, but must be a time above 0, such as 10min or 2h")
     return seconds
 
 
 def interrupted(folder: Path | None) -> KeyboardInterrupt:
-    """What ends a command that was interrupted, behind its answer so far; say where its trials are kept."""
+    """Say where the trials are kept; return what ends an interrupted command once its answer is printed."""
     if folder is not None:
-        errors.write(f"the trials are kept in {folder}; the same command goes on")
+        errors.write(f"the trials are kept in {folder}; type the same command again to continue")
     return KeyboardInterrupt()
 
 

@@ -1,1 +1,1 @@
-"""Comparisons of recipes: a learning rate tuned for each, several seeds, and statistics."""
+"""Comparisons of recipes: tune a learning rate for each, train several seeds, and do the statistics."""

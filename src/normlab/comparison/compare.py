@@ -47,15 +47,15 @@ def compare(
     *,
     setups: Mapping[str, Any] | None = None,
 ) -> Comparison:
-    """Train every recipe at every learning rate, the reported seeds at the best one, and compare these on the
-    test text.
+    """Train every recipe at every learning rate, then the reported seeds at its best rate, and compare these
+    on the test text.
 
-    Each recipe's learning rate is chosen by dev loss with a seed of its own, which is not reported; where
-    there is one rate, there is no sweep. A run that diverges, is stuck or fails is a result and stops
-    nothing; runs that are done are not done again. After each recipe's last run ``comparison.json`` is
-    written into ``request.out`` and ``publish`` is called; until all recipes are finished the comparison
-    names those that are not. ``setups`` are compared in place of recipes: by name a function that returns a
-    ``normlab.Setup``, from ``seed`` if it takes that, or a file; functions run in this process.
+    Each recipe's learning rate is chosen by dev loss with a seed of its own, which is not reported; if there
+    is just one rate, there is no sweep. A run that diverges, is stuck or fails is a result and stops nothing;
+    finished runs are not repeated. After each recipe's last run ``comparison.json`` is written into
+    ``request.out`` and ``publish`` is called; until all recipes are finished, the comparison names those that
+    are not. ``setups`` are compared instead of recipes: each name has a file, or a function that returns a
+    ``normlab.Setup`` and is given ``seed`` if it takes one; functions run in this process.
 
     >>> request = normlab.CompareRequest(recipes=("post", "pre"), lrs=(5e-3,), seeds=2, base=config, jobs=1)
     >>> comparison = normlab.compare(request)
@@ -64,7 +64,7 @@ def compare(
     """
     grid = grid_of(request, setups)
     request = grid.request
-    list(map(grid.recipe, request.recipes))  # what cannot be counted is found before the first training
+    list(map(grid.recipe, request.recipes))  # find what cannot be counted before the first training
     work = Queue(request.out, grid.request.jobs, watch, grid.start)
     left = {recipe: {(lr, request.sweep_seed) for lr in grid.swept(recipe)} for recipe in request.recipes}
     reported: set[str] = set()
@@ -100,7 +100,7 @@ def compare(
 
 
 def conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> Comparison:
-    """Compare those recipes, whose runs have all ended."""
+    """Compare these recipes, whose runs must all have ended."""
     request = grid.request
     lrs = {r: grid.chosen_lr(r) for r in recipes}
     folders = {r: [grid.folder(r, lr, seed) for seed in grid.seeds] for r, lr in lrs.items()}
@@ -131,21 +131,21 @@ def conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> C
 
 
 def _recipe(grid: Grid, name: str, lr: float, folders: Sequence[RunFolder]) -> RecipeResult:
-    """A recipe as far as its runs do not say it."""
+    """A recipe's result, without what its runs say."""
     runs = tuple(folder.path.name for folder in folders)
     known = grid.recipe(name)
     return RecipeResult(name=grid.label(name), trials=grid.trials(name), lr=lr, runs=runs, **known)
 
 
 def hardware(folders: Sequence[RunFolder]) -> str:
-    """Return the hardware that the runs were trained on, with their number where it differs."""
+    """Return the hardware that the runs were trained on, with the number of runs on each if it differs."""
     counts = Counter(folder.status().hardware or "hardware not recorded" for folder in folders)
     each = [f"{words}: {count(runs, 'run')}" for words, runs in counts.items()]
     return "; ".join(counts if len(counts) == 1 else each)
 
 
 def judge(comparison: Comparison, root: Path, *, exchanges: int = 2000) -> Comparison:
-    """Return the comparison with everything that follows from its runs, which lie in ``root``, computed anew.
+    """Return the comparison, and compute again what follows from its runs, which are in ``root``.
 
     Its recipes need names, learning rates and run ids; outcomes, scores, means, differences, sentences and
     the signatures of scores are filled in.
@@ -160,7 +160,7 @@ def judge(comparison: Comparison, root: Path, *, exchanges: int = 2000) -> Compa
 
 
 def _signatures(comparison: Comparison, root: Path) -> dict[str, str]:
-    """The signature of each metric; of runs that were scored otherwise, all of them."""
+    """The signature of each metric, or several if its runs were scored in different ways."""
     by_metric: dict[str, dict[str, None]] = {}
     for run in (run for recipe in comparison.recipes for run in recipe.runs):
         scores = RunFolder(root / run).scores
@@ -188,14 +188,14 @@ def _result(recipe: RecipeResult, comparison: Comparison, root: Path) -> RecipeR
 
 
 def _scores(metrics: Sequence[Metric], folders: Sequence[RunFolder]) -> dict[str, tuple[float | None, ...]]:
-    """The test scores by metric, one for each run; of the metrics that some run has."""
+    """The test scores by metric, one for each run, for the metrics that at least one run has."""
     read = [read_json(folder.scores) if folder.scores.exists() else {} for folder in folders]
     scores = {m.name: tuple(of_run.get(m.name) for of_run in read) for m in metrics}
     return {name: values for name, values in scores.items() if any(value is not None for value in values)}
 
 
 def _values(recipe: RecipeResult, metric: Metric) -> statistics.Array:
-    """Scores on the metric's scale by seed; NaN where the run did not train or has no finite score."""
+    """Scores on the metric's scale by seed; NaN if the run did not train or has no finite score."""
     scores = recipe.scores.get(metric.name, (None,) * len(recipe.runs))
     pairs = zip(scores, recipe.outcomes, strict=True)
     kept = np.array([s if s is not None and has_trained(o) else np.nan for s, o in pairs], dtype=np.float64)
@@ -203,7 +203,7 @@ def _values(recipe: RecipeResult, metric: Metric) -> statistics.Array:
 
 
 def _mean(recipe: RecipeResult, metric: Metric) -> Interval | None:
-    """The mean over the seeds that trained; None if there are none, or one of them has no score."""
+    """The mean over the seeds that trained; None if none trained, or one of those has no score."""
     values = _values(recipe, metric)
     if np.isnan(values[[has_trained(outcome) for outcome in recipe.outcomes]]).any():
         return None
@@ -255,7 +255,7 @@ def _differences(comparison: Comparison, root: Path, exchanges: int) -> tuple[Re
 
 
 def _training(a: RecipeResult, b: RecipeResult, pairs: int) -> dict[str, Any]:
-    """The p, corrected for the number of pairs, that both train equally often, and the answer in words."""
+    """The p of both training equally often, corrected for the number of pairs, and the answer in words."""
     if not a.ended or not b.ended:
         return {}
     counts = (a.trained, a.ended), (b.trained, b.ended)
@@ -267,7 +267,7 @@ def _training(a: RecipeResult, b: RecipeResult, pairs: int) -> dict[str, Any]:
 def _answer(
     comparison: Comparison, contrast: statistics.Contrasts, index: int, values: statistics.Array
 ) -> RecipeDifference:
-    """The answer about one pair, of which ``values`` holds both recipes, without names and words."""
+    """The answer about one pair, whose two rows are ``values``, without names and words."""
     common, delta, margin = (
         int(contrast.common[index]),
         float(contrast.delta[index]),
@@ -289,7 +289,7 @@ def _answer(
     effect = max(abs(interval.value), comparison.margin)
     wanted = abs(delta) if effect == abs(interval.value) else effect / abs(points(1e-3) / 1e-3)
     spread = float(contrast.spread[index])
-    if common < 3:  # two differences say little of their spread, the recipes' own spreads a bit more
+    if common < 3:  # two differences say little about their spread, the recipes' own spreads a bit more
         spread = max(spread, float(np.sqrt(both.var(axis=1, ddof=1).sum())))
     enough = statistics.seeds_needed(
         len(comparison.recipes), wanted * 2**0.5 / spread, len(comparison.seeds) + 1
@@ -313,7 +313,7 @@ def _models(
     comparison: Comparison,
     exchanges: int,
 ) -> dict[str, Any]:
-    """The difference between the very models of the seeds at which both trained, and its p."""
+    """The difference between these very models, at the seeds at which both trained, and its p."""
     seeds = sorted(a.keys() & b.keys())
     if not seeds:
         return {}

@@ -1,4 +1,4 @@
-"""The runs of a comparison, by recipe, learning rate and seed: of recipes, or of setups of the user's own."""
+"""The runs of a comparison by recipe, or by setup of the user's own, learning rate and seed."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from normlab.training.recipes.grammar import describe, resolve
 from normlab.training.rehearsal import Seconds, measure_side_by_side
 
 SAMPLES: Final = 8
-"""Test examples whose outputs are shown."""
+"""The outputs of so many test examples are shown."""
 
 
 def on_backend(request: CompareRequest) -> CompareRequest:
-    """Return a request whose runs at the same time, and threads of each, are those of its place."""
+    """Return the request with as many jobs, and threads for each, as suit the place where it runs."""
     machine = request.base.machine
     jobs, threads = backend(request.on).share(request.jobs, machine)
     return replace(request, jobs=jobs, base=replace(request.base, machine=replace(machine, threads=threads)))
@@ -57,7 +57,7 @@ class Grid(ABC):
 
     @abstractmethod
     def rates(self, name: str) -> tuple[float, ...]:
-        """The rates to choose from; a single one leaves nothing to choose."""
+        """The rates to choose from; if there is just one, nothing is chosen."""
 
     @abstractmethod
     def config(self, name: str, lr: float, seed: int) -> Config:
@@ -65,15 +65,15 @@ class Grid(ABC):
 
     @abstractmethod
     def known(self) -> dict[str, Any]:
-        """The fields of ``Comparison`` that depend on no run."""
+        """The fields of ``Comparison`` that do not depend on any run."""
 
     @abstractmethod
     def recipe(self, name: str) -> dict[str, Any]:
-        """The fields of ``RecipeResult`` that depend on no run."""
+        """The fields of ``RecipeResult`` that do not depend on any run."""
 
     @abstractmethod
     def seconds(self) -> Seconds:
-        """The time of one run, the mean over the names, measured on a few of its steps."""
+        """The time of one run, measured on a few of its steps and averaged over the names."""
 
     @abstractmethod
     def start(self, root: Path) -> Worker:
@@ -89,15 +89,15 @@ class Grid(ABC):
 
     def _refuse_same_labels(self) -> None:
         for other, name in alike({name: self.label(name) for name in self.request.recipes}):
-            raise UserError(f"{other!r} and {name!r} have one short name; give one of them another")
+            raise UserError(f"{other!r} and {name!r} have the same short name; give one of them another")
 
     def swept(self, name: str) -> tuple[float, ...]:
-        """The rates of the sweep; none where there is nothing to choose."""
+        """The rates of the sweep; none if there is nothing to choose."""
         rates = self.rates(name)
         return rates if len(rates) > 1 else ()
 
     def sweeps(self) -> list[tuple[str, float]]:
-        """Each name with each of its rates to choose from, the first rates of all before the second ones."""
+        """Each name with each rate of its sweep: the first rate of all names, then the second, and so on."""
         names = self.request.recipes
         return sorted(
             ((name, lr) for name in names for lr in self.swept(name)),
@@ -130,7 +130,7 @@ class Grid(ABC):
 
 
 def alike(keys: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield each name whose key an earlier one has, after that one."""
+    """Yield pairs of names with the same key, the earlier name first."""
     names: dict[str, str] = {}
     for name, key in keys.items():
         if (other := names.setdefault(key, name)) != name:
@@ -138,7 +138,7 @@ def alike(keys: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def grid_of(request: CompareRequest, setups: Mapping[str, Any] | None = None) -> Grid:
-    """The runs that a request asks for; of ``setups``, it may name those that it compares."""
+    """The runs that a request asks for; it may name which of the ``setups`` it compares."""
     if setups:
         names = request.setup or tuple(setups)
         return SetupGrid(replace(request, setup=names), {name: setups[name] for name in names})
@@ -166,7 +166,7 @@ class RunGrid(Grid):
         self._costs: dict[str, Cost] = {}
 
     def _refuse_same(self) -> None:
-        """Raise UserError if two names resolve to the same run, or have one short name."""
+        """Raise UserError if two names resolve to the same run, or have the same short name."""
         for other, name in alike({name: run_id(config) for name, config in self.base.items()}):
             raise UserError(f"the recipes {other!r} and {name!r} are the same; keep one of them")
         self._refuse_same_labels()
@@ -199,7 +199,7 @@ class RunGrid(Grid):
         }
 
     def _test_is_dev(self) -> bool:
-        """Whether all of the test text is dev text: it has the same sentences, or none was given for it."""
+        """Whether all of the test text is dev text: its sentences are the same, or no test text was given."""
         if getattr(self.corpus, "overlap", {}).get("test in dev") == 1:
             return True
         given = [name for name in self.task.texts if getattr(self.request.base.data, name)]
@@ -246,12 +246,12 @@ class RunGrid(Grid):
 
 
 class SetupGrid(Grid):
-    """Setups of the user's own. The batches of the first, and its held-out ones, are those of all."""
+    """Setups of the user's own. All use the batches, and the held-out batches, of the first."""
 
     def __init__(self, request: CompareRequest, setups: Mapping[str, Any]) -> None:
         if request.on != "local":
             raise UserError(
-                f"--on is {request.on!r}, and setups of your own run on this machine; leave it out"
+                f"--on is {request.on!r}, but setups of your own run on this machine; leave it out"
             )
         self.setups = setups
         self.are_files = all(isinstance(value, str) for value in setups.values())
@@ -271,13 +271,13 @@ class SetupGrid(Grid):
         self._refuse_same_labels()
         if len({seen.batches for seen in self.seen.values()}) > 1:
             raise UserError(
-                f"{next(iter(self.seen))} draws other batches each time from the same seed, and all runs of "
+                f"{next(iter(self.seen))} draws other batches each time from the same seed, but all runs of "
                 "a seed must see the same: take seed as an argument of setup(), and seed every generator"
             )
         if len(metrics := {seen.metric.label for seen in self.seen.values()}) > 1:
             raise UserError(
-                f"the losses have different units, {' and '.join(sorted(metrics))}: one is a cross-entropy "
-                "alone, and another is not; let loss= return the same in each file"
+                f"the losses have different units, {' and '.join(sorted(metrics))}: one is just a "
+                "cross-entropy, and another is not; let loss= return the same in each file"
             )
 
     @property

@@ -1,6 +1,4 @@
-"""``normlab compare --plan``: what so many seeds will be able to tell, and what they cost, before anything is
-trained.
-"""
+"""``normlab compare --plan``: what so many seeds could tell, and what they cost, before any training."""
 
 from __future__ import annotations
 
@@ -22,12 +20,12 @@ from normlab.runs.folder import RunFolder, read_json
 from normlab.training.rehearsal import Seconds
 
 NUMBERS = (2, 3, 5, 10)
-"""Numbers of seeds of which a plan speaks, beside the one asked for."""
+"""The numbers of seeds that a plan lists, besides the one asked for."""
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of the sweep, which a comparison will train, or which is done already."""
+    """One run of the sweep, which a comparison will train unless it is done already."""
 
     recipe: str
     lr: float
@@ -43,9 +41,9 @@ class Spread:
     sd: float
     """On the metric's scale without edges."""
     centre: float
-    """The middle of the scores on that scale."""
+    """The centre of the scores on that scale."""
     recipes: int
-    """The number of recipes, each with at least two seeds, that it was pooled over."""
+    """The number of recipes, each with at least two seeds, over which it was pooled."""
     source: str
 
     def size(self, metric: Metric, deviations: float = 1.0) -> float:
@@ -56,22 +54,22 @@ class Spread:
 
 @dataclass(frozen=True)
 class Power:
-    """What a number of seeds can tell, and its cost."""
+    """What a number of seeds can tell, and what it costs."""
 
     seeds: int
     sd: float
-    """The difference found with a probability of 80%, in standard deviations of a recipe over seeds."""
+    """The difference that is found with 80% probability, in standard deviations of a recipe over seeds."""
     difference: float | None
-    """The same as a score; None where no kept runs show the spread."""
+    """The same as a score; None if no kept runs show the spread."""
     runs: int
-    """All runs, the sweep included and those that are done."""
+    """All runs, including the sweep and finished runs."""
     seconds: float
     """Their time in ``jobs`` processes."""
 
 
 @dataclass(frozen=True)
 class ComparePlan:
-    """The runs of a comparison, what they can tell, and the time that they take on this machine."""
+    """The runs of a comparison, what they can tell, and how long they take on this machine."""
 
     metric: Metric
     sweep: tuple[PlannedRun, ...]
@@ -80,11 +78,9 @@ class ComparePlan:
     """The number of runs with the reported seeds, at learning rates that the sweep will choose."""
     resolves_to: dict[str, str]
     seconds: Seconds
-    """The time of one run, the mean over recipes, measured on the first steps of each."""
+    """The time of one run, measured on each recipe's first steps and averaged over recipes."""
     total_seconds: float
-    """The time of all runs that are not done yet, in ``jobs`` processes; stuck runs that stop early make it
-    shorter.
-    """
+    """The time of all unfinished runs, in ``jobs`` processes; it gets shorter if stuck runs stop early."""
     spread: Spread | None
     power: tuple[Power, ...]
     noun: str = "recipe"
@@ -92,7 +88,7 @@ class ComparePlan:
 
     @property
     def basis(self) -> str:
-        """What the sizes of detectable differences rest on, in a sentence."""
+        """What the sizes of detectable differences are based on, in a sentence."""
         if self.spread is None:
             return (
                 f"No kept runs show how much {self.metric.label} differs between seeds, so sizes are in "
@@ -110,8 +106,8 @@ class ComparePlan:
 @validated
 def plan(request: CompareRequest, kept: Sequence[Path] = (Path("results"),)) -> ComparePlan:
     """Return the runs that ``compare`` would train, their time, measured on a few steps, and what they could
-    tell, by the spread over seeds of the runs in ``request.out`` or, if there are none, in the folders
-    ``kept``.
+    tell. The latter follows from the spread over seeds of the runs in ``request.out`` or, if there are none,
+    in the folders ``kept``.
 
     >>> request = normlab.CompareRequest(recipes=("post", "pre"), lrs=(5e-3,), seeds=2, base=config, jobs=1)
     >>> normlab.plan(request).seed_runs
@@ -146,7 +142,7 @@ def plan(request: CompareRequest, kept: Sequence[Path] = (Path("results"),)) -> 
 def power(
     request: CompareRequest, grid: Grid, metric: Metric, seen: Spread | None, run_seconds: float
 ) -> Iterator[Power]:
-    """Yield what some numbers of seeds could tell of two recipes or more, the smallest first."""
+    """Yield what some numbers of seeds, the smallest first, could tell about two recipes or more."""
     for seeds in sorted({*NUMBERS, request.seeds} if len(request.recipes) > 1 else ()):
         size = detectable(len(request.recipes), seeds)
         runs = sum(len(grid.swept(recipe)) + seeds for recipe in request.recipes)
@@ -165,7 +161,7 @@ def spread(root: Path, task: str, metric: Metric) -> Spread | None:
             config, outcome = folder.config(), folder.status().outcome
             score = read_json(folder.scores).get(metric.name) if folder.scores.exists() else None
         except (UserError, OSError):
-            continue  # a damaged folder says nothing of a spread
+            continue  # a damaged folder says nothing about the spread
         if config.task == task and outcome and has_trained(outcome.state) and isinstance(score, int | float):
             key = run_id(replace(config, seeds=SeedConfig(0, 0, 0)))
             groups.setdefault(key, []).append(float(score))

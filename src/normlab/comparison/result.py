@@ -1,5 +1,5 @@
-"""What ``normlab compare`` is asked for and what it finds, as data: written after each recipe, drawn by the
-report.
+"""What ``normlab compare`` is asked for and what it finds, as data: written after each recipe, and drawn by
+the report.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _base() -> Config:
 @validated
 @dataclass(frozen=True)
 class CompareRequest:
-    """Recipes to train at several learning rates with a seed of its own, and at the best one with others.
+    """Recipes to train at several learning rates with the sweep's seed, and at the best one with others.
 
     >>> normlab.CompareRequest(recipes=("post", "pre"), lrs=(1e-3,), seeds=3, base=config).seeds
     3
@@ -39,29 +39,29 @@ class CompareRequest:
     recipes: tuple[str, ...] = ("post", "post+warmup", "pre", "pre+fixnorm+scalenorm")
     """Names of recipes, such as post post+warmup enc:post/dec:pre; `normlab recipes` lists their parts."""
     setup: tuple[str, ...] = ()
-    """Files of yours to compare in place of recipes, such as base.py change.py, or A=change.py with a short
-    name; setup() of each returns a normlab.Setup, and batches, dev ones too, are those of the first.
+    """Files of yours to compare instead of recipes, such as base.py change.py, or A=change.py with a short
+    name. The setup() of each returns a normlab.Setup; all use the batches and dev batches of the first.
     """
     lrs: tuple[Positive, ...] = (1e-3, 2e-3)
     """Peak learning rates to try; each recipe's own is chosen by dev loss with the sweep's seed. With
-    --setup by default half, once and twice the rate that each file has.
+    --setup the default is half, once and twice the rate that each file has.
     """
     seeds: Size = 5
     """Number of reported seeds, at the chosen learning rate: ``first_seed``, ``first_seed + 1`` and so on;
-    two cannot tell recipes apart, see --plan.
+    two cannot tell recipes apart (see --plan).
     """
     first_seed: Count = 1
     """The first of the reported seeds."""
     sweep_seed: Count = 0
-    """Seed with which learning rates are tried, and which is not reported."""
+    """Seed with which learning rates are tried; it is not reported."""
     base: Config = field(default_factory=_base, metadata={"flag": False})
     """Everything that is not a recipe's choice, a learning rate or a seed; `normlab.cli.presets` has more."""
     jobs: Count = 0
-    """Runs to train at the same time; 0: one per usable core, or a single one on a GPU; on Ray as many as its
+    """Runs to train at the same time; 0: one per usable core, or just one on a GPU; on Ray as many as its
     CPUs or GPUs have room for.
     """
     on: str = "local"
-    """Where runs are trained: local (this machine), or ray: the Ray cluster at RAY_ADDRESS, else the one that
+    """Where to train runs: local (this machine), or ray: the Ray cluster at RAY_ADDRESS, else the one that
     runs on this machine, else a new one on this machine alone.
     """
     out: Path = Path("runs")
@@ -69,35 +69,35 @@ class CompareRequest:
     margin: Amount = 0.0
     """Smallest difference of the task's first metric that matters; 0: ten units of its last digit."""
     exchanges: Annotated[int, Ge(100), Lt(2**63)] = 2000
-    """Random exchanges of outputs in the comparison of the very models."""
+    """Number of random exchanges of outputs in the comparison of these very models."""
     force: bool = False
-    """Also train combinations that their source does not define; their results are marked."""
+    """Also train combinations that their source does not define, and mark their results."""
     kept: tuple[str, ...] = no_flag(())
     """Fields of ``base`` that no baseline changes, because they were typed."""
     command: str = no_flag("")
-    """The command as it was typed, for the page; empty when called from Python."""
+    """The command as it was typed, for the page; empty if called from Python."""
 
     def __post_init__(self) -> None:
         names = self.setup or tuple(name.strip() for name in self.recipes)
         object.__setattr__(self, "recipes", names)
         for name, given in (("setups" if self.setup else "recipes", names), ("lrs", self.lrs)):
             if not given and not self.setup:
-                raise UserError(f"a comparison needs at least one of {name}, got none")
+                raise UserError(f"a comparison needs at least one of {name}, but got none")
             if len(set(given)) < len(given):
                 twice = next(item for item in given if given.count(item) > 1)
                 raise UserError(f"{name} hold {twice} twice; name each once")
         if len(self.lrs) != 1 and self.first_seed <= self.sweep_seed < self.first_seed + self.seeds:
             raise UserError(
                 f"sweep_seed is {self.sweep_seed}, and the reported seeds are {self.first_seed} to "
-                f"{self.first_seed + self.seeds - 1}; the seed that chooses a learning rate cannot be "
-                "reported, choose another --sweep-seed or --first-seed"
+                f"{self.first_seed + self.seeds - 1}; a seed that chooses a learning rate must not be "
+                "reported: type another --sweep-seed or --first-seed"
             )
 
 
 AROUND: Final = (0.5, 1.0, 2.0)
-"""Of its own rate, what is tried of a setup where no rates are named."""
+"""The multiples of a setup's own rate that are tried if no rates are named."""
 NO_OUTCOME = ("new", "running", "done", "interrupted", "failed")
-"""States of a run that has not ended by itself: it says nothing of its recipe."""
+"""States of a run that has not come to its own end, and so says nothing about its recipe."""
 
 
 def has_trained(outcome: str) -> bool:
@@ -112,13 +112,13 @@ TEST_IS_DEV = (
 
 
 def noun_of(task: str) -> str:
-    """What is compared on a task: a recipe, or a setup of the user's own."""
+    """What is compared on a task: recipes, or setups of the user's own."""
     return "setup" if task == OWN_TASK else "recipe"
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A point estimate with a 95% interval; without ends where there are too few runs for one."""
+    """A point estimate with a 95% interval, which has no ends if there are too few runs."""
 
     value: float
     low: float | None = None
@@ -126,12 +126,12 @@ class Interval:
 
     @property
     def least(self) -> float:
-        """The smallest size that the interval holds, if it leaves out 0."""
+        """The smallest absolute value in the interval, if it excludes 0."""
         return min(abs(self.low or 0.0), abs(self.high or 0.0))
 
     @property
     def largest(self) -> float:
-        """The largest size that the interval holds."""
+        """The largest absolute value in the interval."""
         return max(abs(self.low or 0.0), abs(self.high or 0.0))
 
 
@@ -142,7 +142,7 @@ class SweepRun:
     lr: float
     run: str
     dev: dict[str, float]
-    """The best dev scores by metric name; empty: it was never validated."""
+    """The best dev scores by metric name; empty if it was never validated."""
     outcome: str
 
     @classmethod
@@ -152,9 +152,7 @@ class SweepRun:
 
 def choose(trials: Sequence[SweepRun], metric: Metric = NLL) -> float:
     """Return the learning rate with the best dev ``metric``, a loss, among the runs that trained, or among
-    all if none did.
-
-    Ties go to the smaller rate.
+    all if none did. Ties go to the smaller rate.
     """
 
     def sort_key(trial: SweepRun) -> tuple[bool, float, float]:
@@ -171,38 +169,38 @@ class RecipeResult:
     resolves_to: str
     """One line: placement, norm, embedding, scheme, schedule."""
     trials: tuple[SweepRun, ...]
-    """The sweep, with a seed that is not reported; empty where there was one rate and no choice."""
+    """The sweep, with a seed that is not reported; empty if there was only one rate, and so no choice."""
     lr: float
     """The learning rate that the sweep chose."""
     runs: tuple[str, ...]
     """Run ids at the chosen learning rate, in the order of ``Comparison.seeds``."""
     outcomes: tuple[str, ...] = ()
     trains: Interval | None = None
-    """The share of runs that trained; None where none has ended."""
+    """The share of runs that trained; None if none has ended."""
     scores: dict[str, tuple[float | None, ...]] = field(default_factory=dict)
-    """Test scores by metric name, one for each seed; None for a run without."""
+    """Test scores by metric name, one for each seed; None for a run that has none."""
     means: dict[str, Interval] = field(default_factory=dict)
-    """By metric name the mean over the seeds that trained, on the metric's scale, with an interval from two
-    seeds on.
+    """By metric name, the mean over the seeds that trained, on the metric's scale; from two seeds on it has
+    an interval.
     """
     train_seconds: float = 0.0
     """Median over the runs at the chosen learning rate."""
     total_seconds: float = 0.0
     """Over every run of the recipe, the sweep included."""
     forced: str = ""
-    """Why a source does not define this combination, where it was forced."""
+    """If this combination was forced: why its source does not define it."""
     explained: dict[str, str] = field(default_factory=dict)
-    """Label to text of everything that it resolves to; empty: not recorded."""
+    """Everything that it resolves to, a text for each label; empty if not recorded."""
     cost: Cost | None = None
     """None: not recorded."""
 
     def value(self, metric: Metric) -> float | None:
-        """The mean test score; None where no seed trained."""
+        """The mean test score; None if no seed trained."""
         mean = self.means.get(metric.name)
         return mean.value if mean else None
 
     def by_seed(self, metric: Metric) -> str:
-        """The score of each seed, in brackets where the run did not train: ``33.1, (0.4), 33.3``."""
+        """The score of each seed, in brackets if the run did not train: ``33.1, (0.4), 33.3``."""
         scores = self.scores.get(metric.name, (None,) * len(self.runs))
         shown = [metric.shown(score) or "–" for score in scores]
         return ", ".join(
@@ -217,7 +215,7 @@ class RecipeResult:
 
     @property
     def ended(self) -> int:
-        """The number of seeds whose run has an outcome; one that failed by an error has none."""
+        """The number of seeds whose run has an outcome; a run that ended in an error has none."""
         return sum(outcome not in NO_OUTCOME for outcome in self.outcomes)
 
     @property
@@ -240,27 +238,27 @@ class RecipeDifference:
     sentence: str = ""
     """The answer in words."""
     delta: Interval | None = None
-    """The headline score of ``a`` minus that of ``b`` with an interval that holds for all pairs at once; None
-    where both trained at fewer than two seeds.
+    """The headline score of ``a`` minus that of ``b``, with an interval that holds for all pairs at once;
+    None if both trained at fewer than two seeds.
     """
     p: float | None = None
-    """Two-sided, corrected for the number of pairs; below 0.05 exactly where the interval leaves out 0."""
+    """Two-sided, corrected for the number of pairs; below 0.05 exactly when the interval excludes 0."""
     effect: float | None = None
-    """Where the answer is open, the difference that is looked for: the one seen, or ``Comparison.margin`` if
-    that is larger.
+    """If the answer is open, the difference to look for: the one seen, or ``Comparison.margin`` if that is
+    larger.
     """
     seeds_needed: int | None = None
     """The number of seeds that would show ``effect``; None if that takes more than a thousand."""
     p_trains: float | None = None
-    """The p that both train equally often (Fisher's exact test), corrected for the number of pairs."""
+    """The p of both training equally often (Fisher's exact test), corrected for the number of pairs."""
     trains_sentence: str = ""
-    """How often each trains, in words; empty where there is no difference."""
+    """How often each trains, in words; empty if there is no difference."""
     costs: str = ""
-    """How ``a`` differs from ``b`` in parameters and FLOPs, in words; empty where those are not recorded."""
+    """How ``a`` differs from ``b`` in parameters and FLOPs, in words; empty if those are not recorded."""
     models: float | None = None
-    """The difference of the mean scores of these models, as it is."""
+    """The plain difference between the mean scores of these models."""
     p_models: float | None = None
-    """The p of that difference by exchanging outputs, about these models alone and not corrected."""
+    """The p of that difference by exchanging outputs: only about these models, and not corrected."""
 
 
 @dataclass(frozen=True)
@@ -269,7 +267,7 @@ class Sample:
 
     source: str
     reference: str
-    """Empty where no output is the right one."""
+    """Empty if no output counts as the right one."""
     outputs: dict[str, str]
 
 
@@ -279,7 +277,7 @@ class Comparison:
 
     title: str
     command: str
-    """What to type to do it again."""
+    """What to type to repeat it."""
     date: str
     machine: str
     task: str
@@ -290,21 +288,21 @@ class Comparison:
     data: dict[str, str]
     """Facts in words: pairs, vocabulary, corpus, unigram entropy."""
     seeds: tuple[int, ...]
-    """The reported seeds, which no choice has looked at."""
+    """The reported seeds, which played no part in any choice."""
     lrs: tuple[float, ...]
     recipes: tuple[RecipeResult, ...]
     samples: tuple[Sample, ...]
     margin: float
-    """The smallest difference of the headline that matters; a smaller one counts as none."""
+    """The smallest difference in the headline score that matters; a smaller one counts as none."""
     differences: tuple[RecipeDifference, ...] = ()
     sentences: tuple[str, ...] = ()
-    """What was found, the headline first: pages and terminals say these sentences."""
+    """What was found, the headline first, in the sentences that pages and terminals show."""
     noise: float | None = None
-    """The root mean square difference of the headline between two seeds of one recipe; None where no recipe
-    has two seeds that trained.
+    """The root mean square difference in the headline between two seeds of one recipe; None if no recipe has
+    two seeds that trained.
     """
     sweep_seed: int | None = None
-    """The seed of the sweep over learning rates; None: there was no choice."""
+    """The seed of the sweep over learning rates; None if there was no choice."""
     rate_by: str = NLL.name
     """Name of the dev metric by which learning rates were chosen."""
     sample_seed: int | None = None
@@ -314,16 +312,16 @@ class Comparison:
     failed: tuple[str, ...] = ()
     """Run ids that ended in an error, with the reason after a colon."""
     test_is_dev: bool = False
-    """No test text was given: the scores called test are of the dev text, on which choices were made."""
+    """Whether no test text was given: test scores are then those of the dev text, which made the choices."""
     unigram_entropy_nats: float | None = None
-    """Entropy of the training tokens that are predicted; None: not recorded."""
+    """Entropy of the training tokens that are predicted; None if not recorded."""
     signatures: dict[str, str] = field(default_factory=dict)
-    """By metric name the exact version of a score, where its library gives one."""
+    """By metric name, the exact version of a score, if its library gives one."""
     sample_labels: tuple[str, str] = ("source", "reference")
     """The names of a sample's two given texts."""
 
     overlap: dict[str, float] = field(default_factory=dict)
-    """The shares of dev and test that stand in another text as well, by ``test in training`` and so on."""
+    """The shares of dev and test that also occur in another text, by ``test in training`` and so on."""
 
     def page(self, path: str | Path, runs: str | Path | None = None) -> Path:
         """Draw the comparison as a page, one file that needs no network; return the path.
@@ -336,18 +334,16 @@ class Comparison:
 
     @property
     def seen_before(self) -> str:
-        """In words, that test text was read in training or for choices; empty if none of it was."""
+        """The warning that test text was read in training or for choices; empty if none of it was."""
         warnings = [TEST_IS_DEV.format(noun=self.noun)] if self.test_is_dev else []
         for where in ("training", "dev")[: 1 if self.test_is_dev else 2]:
             if share := self.overlap.get(f"test in {where}"):
-                warnings.append(
-                    f"{100 * share:.1f}% of the test sentences stand in the {where} text as well."
-                )
+                warnings.append(f"{100 * share:.1f}% of the test sentences are also in the {where} text.")
         return " ".join(warnings)
 
     @property
     def noise_floor(self) -> str:
-        """In words, by how much two seeds of one recipe differ; empty where that is not known."""
+        """In words, by how much two seeds of one recipe differ; empty if that is not known."""
         if self.noise is None:
             return ""
         apart = self.headline.amount(self.noise)
@@ -375,7 +371,7 @@ class Comparison:
 
     @property
     def ranked(self) -> tuple[RecipeResult, ...]:
-        """The recipes, those that trained at every seed first, then by their mean test score."""
+        """The recipes: first those that trained at every seed, then by mean test score."""
 
         def place(r: RecipeResult) -> tuple[bool, float, int]:
             return 0 < r.trained == r.ended, self.headline.sort_key(r.value(self.headline)), r.trained
@@ -384,12 +380,12 @@ class Comparison:
 
     @property
     def tested(self) -> tuple[Metric, ...]:
-        """The metrics that some recipe has on the test text."""
+        """The metrics that at least one recipe has on the test text."""
         return tuple(m for m in self.metrics if any(m.name in r.scores for r in self.recipes))
 
     @property
     def validated(self) -> tuple[Metric, ...]:
-        """The metrics of validations that pages draw: the one of choices, and NLL."""
+        """The dev metrics that pages draw: the one by which choices are made, and NLL."""
         return tuple({metric.name: metric for metric in (self.dev_metric, NLL)}.values())
 
     @property

@@ -1,4 +1,4 @@
-"""What a comparison found, in sentences: terminal, JSON, page and Python object show these and no others."""
+"""What a comparison found, in sentences: the terminal, JSON, page and Python object all show just these."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from normlab.config.metric import Metric
 from normlab.config.units import count, p_value
 
 FEW = 4
-"""More names than these are counted instead of listed."""
+"""If there are more names than this, their number is given instead."""
 
 
 def of_difference(difference: RecipeDifference, comparison: Comparison) -> str:
@@ -40,7 +40,7 @@ def of_difference(difference: RecipeDifference, comparison: Comparison) -> str:
 
 
 def of_costs(a: RecipeResult, b: RecipeResult) -> str:
-    """Say how the parameters and FLOPs of one recipe differ from those of another; empty where unknown."""
+    """Say how one recipe differs from another in parameters and FLOPs; empty if that is unknown."""
     if a.cost is None or b.cost is None:
         return ""
     parameters = ratio(a.cost.parameters, b.cost.parameters)
@@ -49,7 +49,7 @@ def of_costs(a: RecipeResult, b: RecipeResult) -> str:
 
 
 def of_training(a: RecipeResult, b: RecipeResult, p: float, settles: int | None) -> str:
-    """Say whether one recipe trains more often than the other; empty where both train equally often."""
+    """Say whether one recipe trains more often than the other; empty if both train equally often."""
     if a.trained * b.ended == b.trained * a.ended:
         return ""
     more, less = (a, b) if a.trained * b.ended > b.trained * a.ended else (b, a)
@@ -91,7 +91,7 @@ def _reaches(recipe: RecipeResult, metric: Metric) -> str:
 
 
 def _standing(best: RecipeResult, others: Sequence[RecipeDifference], comparison: Comparison) -> str:
-    """How the best recipe stands to each other one, in one clause for each kind of answer."""
+    """How the best recipe compares with the others, in one clause for each kind of answer."""
     metric = comparison.headline
     ahead = [d for d in others if d.answer == "better" and _winner(d, metric) == best.name]
     behind = [d for d in others if d.answer == "better" and d not in ahead]
@@ -123,7 +123,7 @@ def _standing(best: RecipeResult, others: Sequence[RecipeDifference], comparison
 
 
 def _open(best: RecipeResult, others: Sequence[RecipeDifference], comparison: Comparison) -> list[str]:
-    """How many seeds would settle what is open about the best recipe."""
+    """Say how many seeds would settle what is open about the best recipe."""
     most = max((d.seeds_needed or 0 for d in others if d.answer == "open"), default=0)
     so_far, each = f"so far there are {len(comparison.seeds)}", f"seeds for each {comparison.noun}"
     settles = f"About {most} {each} would settle what is open about {best.name}; {so_far}"
@@ -131,7 +131,7 @@ def _open(best: RecipeResult, others: Sequence[RecipeDifference], comparison: Co
 
 
 def _chances(comparison: Comparison) -> list[str]:
-    """Whether so many seeds can show at all that one recipe trains more often than another."""
+    """Say whether so many seeds can possibly show that one recipe trains more often than another."""
     seeds, recipes = len(comparison.seeds), len(comparison.recipes)
     pairs = recipes * (recipes - 1) // 2
     if len({r.trained / r.ended for r in comparison.recipes if r.ended}) < 2 or any(
@@ -154,7 +154,7 @@ def _other(d: RecipeDifference, name: str) -> str:
 
 
 def _listing(items: Iterable[str]) -> str:
-    """``a``, ``a and b``, ``a, b and c``; their number where there are many."""
+    """``a``, ``a and b``, ``a, b and c``; if there are many, their number."""
     parts = list(items)
     if len(parts) > FEW:
         return f"{len(parts)} others"

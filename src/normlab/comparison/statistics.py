@@ -1,4 +1,4 @@
-r"""What scores and outcomes by seed say of recipes: means, differences, and what a number of seeds can tell.
+r"""What scores and outcomes by seed say about recipes: means, differences, and what so many seeds can tell.
 
 Recipes are compared within seeds: runs of the same seed share the order of the data and, where shapes allow,
 their initial weights. Let :math:`d_s` be the difference of two recipes at seed :math:`s`, on a scale without
@@ -9,9 +9,9 @@ edges (``MetricScale``). Its mean over the :math:`m` seeds at which both trained
 
 and :math:`d_0 + m - 1` degrees of freedom: the pair's own variance, moderated by the typical one of all
 pairs, :math:`\bar s^2` (Smyth 2004, Section 6). How much the others count, :math:`d_0`, is fitted to how much
-variances differ between pairs: where recipes spread alike it is large, where they do not it goes to 0, which
-leaves the pair its own t. Bonferroni's correction for the number of pairs makes intervals and p hold for all
-of them together; both come from the same t, so that p is below 0.05 exactly where the interval leaves out 0.
+variances differ between pairs: it is large if recipes spread alike; if they do not, it goes to 0, which
+leaves each pair its own t. Bonferroni's correction for the number of pairs makes intervals and p hold for all
+pairs together; both come from the same t, so that p is below 0.05 exactly when the interval excludes 0.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from normlab.errors import UserError
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Combine = Callable[[Array], Array]
-"""Sums of statistics `[..., k]` to scores `[...]`."""
+"""Turns sums of statistics `[..., k]` into scores `[...]`."""
 LEVEL = 0.05
-"""Errors that are allowed: a p below it is significant, and intervals cover the rest."""
+"""The share of errors allowed: a p below it is significant, and intervals cover the rest."""
 POWER = 0.8
-"""The probability with which a difference that is called detectable is found."""
+"""A difference is called detectable if it is found with this probability."""
 CAUTION = 2.0
-"""Factor on the spread of variances over pairs before it is believed to be chance: pairs share recipes, so
-their variances resemble each other, and a few pairs tell little. At 1, one recipe of six that spreads five
-times as much as the others makes false positives of 9% with three seeds; at 2 at most 7%
+"""The spread of variances over pairs is multiplied by this before it is put down to chance: pairs share
+recipes, so their variances resemble each other, and a few pairs tell little. At 1, with three seeds, one
+recipe of six that spreads five times as much as the others causes 9% false positives; at 2 at most 7%
 (docs/statistics.md).
 """
 MOST_DRAWN = 20
-"""Up to so many seeds, what is detectable is found by drawing."""
+"""Up to so many seeds, what is detectable is found by simulation."""
 MOST_SEEDS = 1000
-"""No larger number of seeds is suggested."""
+"""More seeds than this are never suggested."""
 _SEED = 20050629
 _ROUNDING = 1e-9
 """Scores of the same examples in another order differ by rounding, far less than any exchange does."""
 _CHUNK = 512
-"""Exchanges drawn at a time: bounds memory at some 10 kB an example."""
+"""Exchanges drawn at a time, so that memory stays at some 10 kB per example."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class Contrasts:
     common: Array
     """The number of seeds at which both trained."""
     delta: Array
-    """The mean difference over those seeds; NaN where there are none."""
+    """The mean difference over those seeds; NaN if there are none."""
     spread: Array
-    """The moderated standard deviation of the difference at one seed; NaN where no interval is given."""
+    """The moderated standard deviation of the difference at one seed; NaN if no interval is given."""
     freedom: Array
     """Degrees of freedom of ``spread``."""
 
@@ -73,7 +73,7 @@ class Contrasts:
 
     @property
     def pairs(self) -> Array:
-        """The number of pairs with an interval, ``[..., 1]``, for which all are corrected."""
+        """The number of pairs with an interval, ``[..., 1]``: the number that corrects each of them."""
         return self.given.sum(axis=-1, keepdims=True)
 
     @property
@@ -83,7 +83,7 @@ class Contrasts:
 
     @property
     def margin(self) -> Array:
-        """Half the width of the interval; with ``delta`` it covers all true differences at once in 95%."""
+        """Half the width of the interval; in 95% of cases intervals cover all true differences at once."""
         return self.error * student_t.isf(LEVEL / 2 / np.maximum(self.pairs, 1), self.freedom)
 
     @property
@@ -93,7 +93,7 @@ class Contrasts:
 
 
 def contrasts(values: Array) -> Contrasts:
-    """Compare all pairs of recipes by their values ``[..., recipes, seeds]``, NaN where a run failed."""
+    """Compare all pairs of recipes by their values ``[..., recipes, seeds]``, NaN if a run failed."""
     first, second = np.triu_indices(values.shape[-2], 1)
     within = values[..., first, :] - values[..., second, :]
     common = np.isfinite(within).sum(axis=-1).astype(np.float64)
@@ -110,8 +110,8 @@ def contrasts(values: Array) -> Contrasts:
 def _prior(variance: Array, own: Array) -> tuple[Array, Array]:
     """Fit the typical variance of all pairs and the degrees of freedom that it lends to each, ``[..., 1]``.
 
-    By the mean and the variance of log variances, as Smyth 2004, Section 6.2; the typical variance is the
-    geometric mean, which a wild recipe moves less than an arithmetic one.
+    Uses the mean and the variance of log variances, as in Smyth 2004, Section 6.2. The typical variance is
+    the geometric mean, which one wild recipe moves less than it would the arithmetic mean.
     """
     usable = np.where((variance > 0) & (own > 1), own, np.nan)  # a single degree of freedom says too little
     logs = np.log(variance) - digamma(usable / 2) + np.log(usable / 2)
@@ -128,13 +128,13 @@ def _prior(variance: Array, own: Array) -> tuple[Array, Array]:
 
 @cache
 def _trigamma_table() -> tuple[Array, Array]:
-    """Degrees of freedom d, and trigamma(d / 2), which falls with them."""
+    """Degrees of freedom d, and trigamma(d / 2), which falls as d grows."""
     freedom = np.geomspace(1e-3, 1e4, 20_000)
     return freedom, polygamma(1, freedom / 2)
 
 
 def _residual_freedom(values: Array) -> Array:
-    """The degrees of freedom that recipes and seeds leave to all pairs together, ``[..., 1]``."""
+    """The degrees of freedom that remain for all pairs together, given recipes and seeds, ``[..., 1]``."""
     trained = np.isfinite(values)
     spent = trained.any(axis=-1).sum(axis=-1) + trained.any(axis=-2).sum(axis=-1) - 1
     return (trained.sum(axis=(-2, -1)) - spent)[..., None].astype(np.float64)
@@ -144,8 +144,8 @@ def mean_margin(values: Array) -> tuple[Array, Array]:
     """Mean over the seeds that trained, ``[...]`` from ``[..., seeds]``, and half the width of its 95%
     interval.
 
-    The margin is NaN for fewer than two seeds. It is Student's t on the recipe's own seeds: variances of
-    recipes that share seeds rise and fall together and cannot lend each other degrees of freedom.
+    The margin is NaN for fewer than two seeds. It uses Student's t on the recipe's own seeds: variances of
+    recipes that share seeds rise and fall together, so they cannot lend each other degrees of freedom.
     """
     number = np.isfinite(values).sum(axis=-1).astype(np.float64)
     with np.errstate(all="ignore"):
@@ -160,8 +160,8 @@ def detectable(recipes: int, seeds: int) -> float:
     """The difference that is found with a probability of ``POWER`` between one pair of so many recipes, in
     standard deviations of a recipe over seeds; infinite for fewer than two seeds.
 
-    By drawing runs of recipes that spread alike, and comparing them with ``contrasts``; beyond ``MOST_DRAWN``
-    seeds by the quantiles of t and of the normal distribution.
+    It is found by drawing runs of recipes that spread alike and comparing them with ``contrasts``; beyond
+    ``MOST_DRAWN`` seeds, from the quantiles of t and of the normal distribution.
     """
     if seeds < 2:
         return np.inf
@@ -192,9 +192,9 @@ def seeds_needed(recipes: int, effect: float, at_least: int = 2) -> int | None:
 class MetricScale:
     """A scale without edges, on which scores of different seeds are averaged and compared.
 
-    A score between two ends goes through the logit, one above a least value through the logarithm, one
-    without ends stays as it is. What is found there is carried back, so that no interval leaves the metric's
-    range. A score at an end is taken as half a unit of the last digit that its metric shows away from it.
+    The scale is the logit for scores between two ends, the logarithm for scores above a least value, and the
+    score itself for those without ends. Results are carried back, so that no interval leaves the metric's
+    range. A score at an end counts as half a unit away from it, in the last digit that its metric shows.
     """
 
     metric: Metric
@@ -209,7 +209,7 @@ class MetricScale:
         return scores if high is None else -np.log(np.maximum(high - scores, edge))
 
     def scores(self, values: Array) -> Array:
-        """Return values of the scale as scores."""
+        """Return values on the scale as scores."""
         low, high = self.metric.least, self.metric.most
         if low is not None and high is not None:
             return low + (high - low) * expit(values)
@@ -218,23 +218,23 @@ class MetricScale:
         return values if high is None else high - np.exp(-values)
 
     def difference(self, centre: Array, delta: Array) -> Array:
-        """Return a difference of two values as that of their scores, where ``centre`` is halfway between the
-        two.
+        """Return a difference between two values, which ``centre`` lies halfway between, as one between their
+        scores.
         """
         return self.scores(centre + delta / 2) - self.scores(centre - delta / 2)
 
 
 def share(trained: int, runs: int) -> Interval:
-    """The share of runs that trained with its 95% interval (Clopper and Pearson 1934), from 0 to 1."""
+    """The share of runs that trained, 0 to 1, with its 95% interval (Clopper and Pearson 1934)."""
     return Interval(trained / runs, *_ends(trained, runs))
 
 
 def share_gap(only_first: int, only_second: int, pairs: int) -> Interval:
-    """The share of pairs of which the first run alone trained minus that of the second alone, -1 to 1.
+    """The share of pairs in which only the first run trained minus the share in which only the second did.
 
-    Its sign is that of McNemar's exact test (1947): of the pairs whose runs differ, one half would be no gap.
-    The ends of that share's exact interval are multiplied by the share of pairs that differ, of whose exact
-    interval the end is taken that makes the result wider.
+    It lies between -1 and 1. Its sign is that of McNemar's exact test (1947): if the first run alone trained
+    in half of the pairs whose runs differ, there is no gap. The ends of that share's exact interval are
+    multiplied by the share of pairs that differ: by the end of its exact interval that widens the result.
     """
     differing = only_first + only_second
     low, high = (2 * p - 1 for p in (_ends(only_first, differing) if differing else (0.0, 1.0)))
@@ -250,13 +250,13 @@ def _ends(successes: int, runs: int) -> tuple[float, float]:
 
 @cache
 def fisher(a: tuple[int, int], b: tuple[int, int]) -> float:
-    """The two-sided p that two recipes, each (trained, runs), train equally often."""
+    """The two-sided p of two recipes, each (trained, runs), training equally often."""
     return float(fisher_exact([[k, n - k] for k, n in (a, b)]).pvalue)
 
 
 def seeds_for_shares(a: tuple[int, int], b: tuple[int, int], pairs: int) -> int | None:
-    """The smallest number of seeds at which the same two shares differ significantly among so many pairs;
-    None if it takes more than ``MOST_SEEDS``.
+    """The smallest number of seeds at which the same two shares would differ significantly among so many
+    pairs; None if it takes more than ``MOST_SEEDS``.
     """
     for seeds in range(2, MOST_SEEDS + 1):
         counts = [(round(k / n * seeds), seeds) for k, n in (a, b)]
@@ -269,10 +269,10 @@ def paired_randomisation(a: Array, b: Array, combine: Combine, *, trials: int) -
     r"""Two-sided p of no difference, :math:`(1 + \#\{|d_r| \ge |d|\}) / (1 + R)`, d being the mean score of
     ``a`` minus that of ``b``.
 
-    In each of R trials every example's outputs of ``a`` and of ``b``, those of all seeds together, are
-    exchanged with a probability of one half. Both are statistics `[seeds, examples, k]` of the same examples;
-    the k-th seed of one takes the place of the k-th of the other. Raises UserError for different numbers of
-    seeds or examples. Riezler and Maxwell 2005, Figure 1 (W05-0908).
+    In each of R trials the outputs of ``a`` and of ``b`` for an example, of all seeds together, are exchanged
+    with a probability of one half. Both are statistics `[seeds, examples, k]` of the same examples; the k-th
+    seed of one is exchanged with the k-th of the other. Raises UserError for different numbers of seeds or
+    examples. Riezler and Maxwell 2005, Figure 1 (W05-0908).
     """
     if a.shape != b.shape:
         raise UserError(
@@ -292,7 +292,7 @@ def paired_randomisation(a: Array, b: Array, combine: Combine, *, trials: int) -
 
 
 def _exchanges(examples: int, trials: int) -> Iterator[Array]:
-    """1 where an example's outputs are exchanged, `[chunk, examples]`; the same for every pair."""
+    """Yield `[chunk, examples]`, 1 if an example's outputs are exchanged; the same for every pair."""
     random = np.random.default_rng(_SEED)
     for start in range(0, trials, _CHUNK):
         rows = min(_CHUNK, trials - start)

@@ -1,4 +1,4 @@
-"""Reports of a check: as a page, as JUnit's XML for test reports, and as SARIF for code scanning."""
+"""The report of a check as a page, as JUnit's XML for test reports, and as SARIF for code scanning."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _sections(report: Mapping[str, Any]) -> Iterator[Section]:
         failures = [block for one in report["failures"] for block in _failure(one, states)]
         yield Section("What fails", failures, "failures")
     if report["notes"]:
-        caption = "Unusual, and perhaps meant: nothing here fails a check."
+        caption = "Unusual, but perhaps intended: nothing here fails a check."
         yield Section("Notes", [_places(report["notes"], caption)], "notes")
     if report["untestable"]:
         rows = [[_name(n, states.get(n, "")), Cell(why)] for n, why in report["untestable"].items()]
@@ -68,7 +68,7 @@ def _sections(report: Mapping[str, Any]) -> Iterator[Section]:
         for n in report["holds"]
     ]
     holds: list[Block] = [PageTable(("property", "what it states", "time"), rows, text_columns=2)]
-    yield Section("What holds", holds if rows else [Text("Nothing that could be tested.")], "holds")
+    yield Section("What holds", holds if rows else [Text("Nothing of what could be tested.")], "holds")
     if report.get("command"):
         yield Section("How it was made", [Code(str(report["command"]))], "how")
 
@@ -107,7 +107,7 @@ SARIF: Final = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schem
 
 def junit(reports: Sequence[Mapping[str, Any]]) -> str:
     """Write reports, each of them ``Report.to_dict()``, as JUnit's XML: a suite for each model, a case for
-    each property, which passes, fails, or is skipped where it could not be tested.
+    each property, which passes, fails, or is skipped if it could not be tested.
     """
     root = ElementTree.Element("testsuites", name="normlab check")
     for one in reports:
@@ -137,7 +137,7 @@ def junit(reports: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _cases(one: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield the property, the place, the kind of the answer, and what is said of it."""
+    """Yield for each answer the property, the place, its kind, and the sentence about it."""
     for cause in one["failures"]:
         yield cause["property"], cause["module"] or "model", "failure", _sentence(cause)
         for v in cause["follows"]:
@@ -154,8 +154,8 @@ def _sentence(found: Mapping[str, Any]) -> str:
 
 
 def sarif(reports: Sequence[Mapping[str, Any]]) -> str:
-    """Write reports as SARIF 2.1.0: a run for each model, a result for each failure and note, whose logical
-    location is the module's path, and whose physical one is that in ``sources`` of the report.
+    """Write reports as SARIF 2.1.0: a run for each model, and a result for each failure and note. Its logical
+    location is the module's path, its physical location the one in ``sources`` of the report.
     """
     return json.dumps(
         {"$schema": SARIF, "version": "2.1.0", "runs": [_run(one) for one in reports]},

@@ -33,10 +33,10 @@ from normlab.report.runs import RunView, run_details, settings_table, shared, ta
 from normlab.runs.files import write_output, write_text_atomic
 
 ROWS_OPEN: Final = 15
-"""Pairs of recipes that are shown without asking."""
+"""So many pairs of recipes are shown without asking."""
 
 SAMPLES_OPEN: Final = 6
-"""Samples that are shown without asking."""
+"""So many samples are shown without asking."""
 
 
 @validated
@@ -57,8 +57,8 @@ def write_compare_page(comparison: Comparison, runs_root: Path, path: Path) -> P
 
 
 def compare_page(comparison: Comparison, root: Path) -> Page:
-    """The page of a comparison, with the curves of ``root/<id>``; it names run folders that are missing or
-    damaged.
+    """The page of a comparison, with the curves of the runs ``root/<id>``; it names run folders that are
+    missing or damaged.
     """
     views = {run: view(root, run) for run in all_runs(comparison)}
     missing = [run for run, seen in views.items() if seen.problem]
@@ -144,7 +144,7 @@ def _cost(recipe: RecipeResult, link: str) -> Cell:
 
 
 def _score(metric: Metric, recipe: RecipeResult, best: float) -> Cell:
-    """Return the cell of a recipe's mean score with interval and seeds, emphasised if it is the best."""
+    """Return the cell of a recipe's mean score, with its interval and seeds, emphasised if it is the best."""
     mean, link = recipe.means.get(metric.name), f"#{slug(recipe.name)}"
     if mean is None:
         return Cell("none", recipe.by_seed(metric), link, "alarm")
@@ -223,7 +223,7 @@ def _models(comparison: Comparison) -> list[Section]:
 
 
 def _folded(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[Block]:
-    """Return a table, the rows beyond ``ROWS_OPEN`` on request."""
+    """Return a table that shows the rows beyond ``ROWS_OPEN`` only on request."""
     columns = 2 if header[-1] == "answer" else 1
     blocks: list[Block] = [PageTable(header, rows[:ROWS_OPEN], text_columns=columns)]
     if rows[ROWS_OPEN:]:
@@ -244,7 +244,7 @@ def _samples(comparison: Comparison) -> list[Section]:
         blocks.append(Details(f"{count(len(cards) - SAMPLES_OPEN, 'more sample')}", cards[SAMPLES_OPEN:]))
     intro = f"Seed {comparison.sample_seed}, chosen learning rate."
     if any(sample.reference for sample in comparison.samples):
-        intro += f" Marked: words that are not in the {comparison.sample_labels[1]} at that place."
+        intro += f" Marked: words that the {comparison.sample_labels[1]} does not have at that place."
     return [Section("Samples, side by side", blocks, "samples", intro)]
 
 
@@ -264,7 +264,7 @@ def _sample(sample: Sample, place: Mapping[str, int], labels: tuple[str, str]) -
 
 
 def _marked(output: str, reference: str) -> Markup:
-    """Return the output; words without a counterpart in the reference, if there is one, are marked."""
+    """Return the output; if there is a reference, words without a counterpart in it are marked."""
     if not output.strip():
         return Markup('<span class="tag">empty output</span>')
     if not reference:

@@ -1,4 +1,4 @@
-"""A comparison as polars frames, the charts of its page, and its sentences there, with links and notes."""
+"""A comparison as polars frames, and the charts, sentences, links and notes of its page."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _trial_curves(comparison: Comparison, views: Mapping[str, RunView], lr: floa
 
 
 def _by_minutes(curves: pl.DataFrame) -> pl.DataFrame:
-    """Add ``minutes`` of training: steps times the recipe's mean time per step; its seeds stay aligned."""
+    """Add ``minutes`` of training: steps times the recipe's mean time per step, so its seeds stay aligned."""
     pace = (pl.col("seconds").sum() / pl.col("step").sum()).over("recipe")
     return curves.with_columns(minutes=pl.col("step") * pace / 60)
 
@@ -65,7 +65,7 @@ def _by_tokens(curves: pl.DataFrame, train: pl.DataFrame) -> pl.DataFrame:
 
 
 def _by_flops(curves: pl.DataFrame, comparison: Comparison) -> pl.DataFrame:
-    """Add ``flops``, those of training up to a step, where a recipe's are known; null elsewhere."""
+    """Add ``flops`` of training up to a step; null if the recipe's are not known."""
     each = {r.name: r.cost.flops_per_token if r.cost else None for r in comparison.recipes}
     rows = pl.DataFrame(list(each.items()), schema={"recipe": pl.String, "each": pl.Float64}, orient="row")
     by_token = curves.join(rows, on="recipe", how="left")
@@ -150,7 +150,7 @@ def _curves(
 
 @cache
 def words(noun: str) -> Mapping[str, Any]:
-    """The words of the page that depend on nothing but the noun of what is compared, from
+    """The words of the page that depend only on the noun of what is compared, from
     ``templates/comparison.toml``.
     """
     file = Path(__file__).with_name("templates") / "comparison.toml"
@@ -159,7 +159,7 @@ def words(noun: str) -> Mapping[str, Any]:
 
 
 SPIKY_POINTS: Final = 60
-"""Of a curve that is mostly noise: few points make its mean readable, the band keeps every spike."""
+"""Points of a curve that is mostly noise: so few that its mean is readable; the band keeps every spike."""
 
 LOSS: Final = CurveAxis("nll", NLL.title)
 NORM: Final = CurveAxis("grad_norm_l2", "L2 norm", log=True, extremes=True, number=".3g")
@@ -285,7 +285,7 @@ def _time_section(comparison: Comparison, views: Mapping[str, RunView]) -> Secti
 
 
 VERBS: Final = {"stuck": "was stuck", IGNORES_SOURCE: "ignored its source"}
-"""What a run with an outcome did, where that is not the outcome's own word."""
+"""What a run with an outcome did, if the outcome's own word does not say it."""
 
 
 def listing(items: Iterable[str]) -> Markup:
@@ -338,7 +338,7 @@ def notes(comparison: Comparison, missing: Sequence[str] = (), stale: Sequence[s
         text = f"{count(len(missing), 'run folder')} could not be read, so their curves are missing: "
         found.append(Text(Markup.escape(text) + listing(missing), "alarm"))
     if stale:
-        text = f"{count(len(stale), 'stale run')}, made by older code; today's would give other numbers: "
+        text = f"{count(len(stale), 'stale run')}, made by older code; today's gives other numbers: "
         links = listing(Markup('<a href="#run-{0}">{0}</a>').format(run) for run in stale)
         found.append(Text(Markup.escape(text) + links, "alarm"))
     return found

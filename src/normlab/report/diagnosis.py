@@ -32,7 +32,7 @@ from normlab.report.studies import DiagnosisView, Row, folded, number_cell, pict
 from normlab.runs.folder import write_text_atomic
 
 TOP: Final = "scales"
-"""The study whose charts stand at the top: the scale of the stream by layer."""
+"""The study whose charts come first: the scale of the stream by layer."""
 
 PARTS: Final = "model preset facts structure stacks cause findings seconds tables peak_memory_bytes"
 
@@ -53,7 +53,7 @@ def write_diagnosis(diagnosis: Mapping[str, Any], folder: Path, name: str = "dia
 
 
 def diagnosis_page(diagnosis: Mapping[str, Any]) -> Page:
-    """The page of what ``write_diagnosis`` receives. Raises UserError if a part is missing."""
+    """The page for what ``write_diagnosis`` receives. Raises UserError if a part is missing."""
     require_parts(diagnosis, PARTS, "Diagnosis.to_plain()")
     view = DiagnosisView(diagnosis)
     first, rest = _first([*pictures(view)])
@@ -76,7 +76,7 @@ def diagnosis_page(diagnosis: Mapping[str, Any]) -> Page:
 
 
 def _first(sections: Sequence[Section]) -> tuple[list[Section], list[Section]]:
-    """Take the picture that stands at the top out of the others; what explains it stands below it."""
+    """Separate the chart that comes first from the others; what explains it goes below it."""
     top = [section for section in sections if section.anchor == TOP]
     said = [replace(s, title="", intro="", blocks=[*s.blocks, Text(s.intro, "note")]) for s in top]
     return said, [section for section in sections if section not in top]
@@ -92,7 +92,7 @@ def _charts(section: Section) -> Iterator[Chart]:
 
 
 def _cause(diagnosis: Mapping[str, Any]) -> Markup:
-    """Say the cause, or that there is none."""
+    """State the cause, or that there is none."""
     cause = diagnosis.get("cause")
     if not cause:
         return Markup("{}").format(capital(diagnosis.get("verdict", "nothing found")))
@@ -101,7 +101,7 @@ def _cause(diagnosis: Mapping[str, Any]) -> Markup:
 
 
 def _lead(diagnosis: Mapping[str, Any]) -> str:
-    """Say the rest of the cause, which is what to do about it."""
+    """State the rest of the cause: what to do about it."""
     rest = capital((diagnosis.get("cause") or {"sentence": ""})["sentence"].partition("; ")[2])
     return rest if not rest or rest.endswith("?") else f"{rest}."
 
@@ -117,7 +117,7 @@ def _facts(diagnosis: Mapping[str, Any]) -> list[str]:
 
 
 def _findings(diagnosis: Mapping[str, Any], charts: Sequence[str]) -> list[Block]:
-    """List the findings but the cause, the most severe first; notes fold away."""
+    """List the findings other than the cause, the most severe first; notes are shown on request."""
     cause = diagnosis.get("cause") or {}
     named = [f for f in diagnosis["findings"] if f.items() <= cause.items()]
     others = [f for f in diagnosis["findings"] if f not in named]
@@ -126,7 +126,7 @@ def _findings(diagnosis: Mapping[str, Any], charts: Sequence[str]) -> list[Block
     blocks: list[Block] = [Html(_listed(grave, charts))] if grave else []
     if named:
         why = Html(Markup('<ul class="findings">{}</ul>').format(_evidence(named[0], charts)))
-        blocks.append(Details("What the first line rests on", [why]))
+        blocks.append(Details("What the first line is based on", [why]))
     if notes:
         said = f"{count(len(notes), 'note')} on other measurements"
         blocks.append(Details(said, [Html(_listed(notes, charts))], open=not grave))
@@ -140,7 +140,7 @@ def _listed(findings: Sequence[Row], charts: Sequence[str]) -> Markup:
 
 
 def _evidence(finding: Row, charts: Sequence[str]) -> Markup:
-    """The numbers of a finding, its chart or its table, and its source on request."""
+    """What is shown of a finding on request: its numbers, its chart or its table, and its source."""
     table = finding["table"]
     numbers = ", ".join(f"{name} = {number_cell(value)}" for name, value in finding["numbers"].items())
     shown = next((name for name in charts if f"{name}-".startswith(f"{table}-")), "") if table else ""
@@ -171,7 +171,7 @@ def _how(diagnosis: Mapping[str, Any]) -> Section:
     blocks: list[Block] = [
         Text(
             "Everything was measured without dropout; nothing was trained, and the model is unchanged. "
-            "Statistics leave padding out."
+            "Statistics ignore padding."
         ),
         *([Code(diagnosis["command"])] if diagnosis.get("command") else []),
         Details("Structure of the model", [Code(diagnosis["structure"])]),

@@ -30,13 +30,13 @@ CURVES: Final = {
 """Title, axis and caption of a signal and its statistic."""
 
 MODULES: Final = 100
-"""A chart of modules outside of sublayers is drawn for at most so many of them."""
+"""A chart of modules outside sublayers shows at most so many of them."""
 
 KEY: Final = ("step", "module", "signal", "statistic", "value")
 
 
 def watched(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
-    """Draw the probes of sublayers over the steps, a chart per stack; nothing if there are none."""
+    """Draw the probes of sublayers over the steps, one chart per stack; nothing if there are none."""
     found = [row for row in rows if row.get("stack") and row.get("index") is not None]
     if not found:
         return []
@@ -63,7 +63,7 @@ def _point(row: Mapping[str, Any], depth: int, label: str) -> dict[str, Any]:
 
 
 def _labels(stacks: Iterable[str]) -> dict[str, str]:
-    """Name each stack by the path of its container, without the last name unless it tells stacks apart."""
+    """Name each stack by its container's path, without the last name unless that tells stacks apart."""
     distinct = list(dict.fromkeys(stacks))
     short = {stack: stack.rpartition(".")[0] for stack in distinct}
     shared = Counter(short.values())
@@ -72,7 +72,7 @@ def _labels(stacks: Iterable[str]) -> dict[str, str]:
 
 
 def write_probes_page(file: Path, page: Path) -> Path:
-    """Draw the rows that a trainer wrote to ``file``, as JSON lines, and the recorder's reports beside them;
+    """Draw the rows that a trainer wrote to ``file`` as JSON lines, with the recorder's reports beside it;
     return the path of the page.
 
     Raises UserError for a file that does not hold such rows, and FileNotFoundError if there is none.
@@ -89,7 +89,7 @@ def write_probes_page(file: Path, page: Path) -> Path:
         *_others(rows),
     ]
     if not sections:
-        raise UserError(f"{file} holds no row of a probe; a trainer writes them after each measured step")
+        raise UserError(f"{file} holds no rows of probes; a trainer writes them after each measured step")
     steps = sorted({int(row["step"]) for row in rows})
     facts = [
         f"steps {steps[0]:,} to {steps[-1]:,}",
@@ -103,19 +103,19 @@ def write_probes_page(file: Path, page: Path) -> Path:
 
 
 def _headline(beside: Mapping[str, Any]) -> Markup:
-    """State what went wrong first, else what there is to note, else that there is nothing to report."""
+    """State what went wrong first, else the first thing to note, else that nothing went wrong."""
     reports = [dict(report.get("trigger") or {}) for report in beside.get("reports", ())]
     ended = [trigger for trigger in reports if trigger.get("kind") not in NOTES]
     if not reports and beside.get("losses") == 0:
-        return Markup("No loss was recorded; no gradient and no update went wrong in the steps watched")
+        return Markup("No loss was recorded; no gradient or update went wrong in the steps watched")
     if not reports:
-        return Markup("Nothing went wrong in the steps that were watched")
+        return Markup("Nothing went wrong in the steps watched")
     words = str((ended or reports)[0].get("words", "")) or "the training went wrong"
     return Markup.escape(capital(words))
 
 
 def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
-    """Yield the rows of a file; a last line that was cut off is left out."""
+    """Yield the rows of a file, without a last line that was cut off."""
     lines = file.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, start=1):
         try:
@@ -134,7 +134,7 @@ def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _others(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
-    """Draw the probes of modules outside of sublayers, a chart per signal and statistic."""
+    """Draw the probes of modules outside sublayers, one chart per signal and statistic."""
     found = [row for row in rows if row.get("index") is None]
     charts: list[Block] = []
     for signal, statistic in Counter((str(row["signal"]), str(row["statistic"])) for row in found):
@@ -149,12 +149,12 @@ def _others(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
         title, axis = ("loss", "loss") if loss else (f"{signal}, {statistic}".replace("_", " "), statistic)
         drawn = curves_by_depth(frame, axis, log=not loss)
         charts.append(Chart(name, capital(title), "", drawn, frame))
-    intro = "A line per module, light to dark in the order in which they were measured."
+    intro = "A line per module, from light to dark in the order of measurement."
     return [Section("Modules", [Columns(charts)], "modules", intro)] if charts else []
 
 
 def _noted(notes: Sequence[str]) -> list[Section]:
-    """State what could not be watched."""
+    """List what could not be watched."""
     lines: list[Block] = [Notes([Text(note) for note in notes])]
     return [Section("Not watched", lines, "notes")] if notes else []
 
@@ -186,15 +186,15 @@ def _report(report: Mapping[str, Any]) -> list[Block]:
 
 
 POINTS_A_CHART: Final = 12_000
-"""Over all lines, so that a page of deep models stays below its size."""
+"""Points over all lines, so that the page of a deep model does not become too large."""
 HEIGHT: Final = 240
 
 
 def curves_by_depth(frame: pl.DataFrame, title: str, *, log: bool = True) -> Drawn:
-    """Draw a line per ``module`` of ``value`` over ``step``, shaded by ``depth`` from 0, dark if alone.
+    """Draw a line of ``value`` over ``step`` per ``module``, shaded by ``depth`` from 0, dark if alone.
 
-    At most 400 points a line; a bin's mean is drawn. What is not finite is left out, and on a log axis what
-    is not above 0.
+    A line has at most 400 points, each the mean of a bin. Values that are not finite are left out, and on a
+    log axis those that are not above 0.
     """
     shown = frame.filter(pl.col("value").is_finite() & ((pl.col("value") > 0) | pl.lit(not log)))
     if shown.is_empty():

@@ -1,7 +1,7 @@
 """Pages: a headline and blocks, which ``Page.html`` renders as one file that needs no network.
 
-The file carries Vega, Vega-Lite and the charts' data, follows the reader's light or dark mode, and
-forbids itself every request by a content security policy.
+The file contains Vega, Vega-Lite and the charts' data, follows the reader's light or dark mode, and has a
+content security policy that forbids every request.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ LIMIT_BYTES: Final = 5_000_000
 """No page is larger."""
 
 SHORTER: Final = ((POINTS, False), (200, False), (100, False), (100, True), (50, True), (25, True))
-"""Forms of a page, of which the first that is small enough is taken: the most points of a line, and whether
-parts that stand in files beside the page are left out.
+"""Forms of a page, from which the first that is small enough is used: how many points a line may have, and
+whether parts that are also in files beside the page are left out.
 """
 
 
@@ -49,14 +49,14 @@ class Notes:
 
 @dataclass(frozen=True)
 class Html:
-    """Markup for which there is no other block; its content must be escaped already."""
+    """Markup that no other block can hold; its content must already be escaped."""
 
     markup: Markup
 
 
 @dataclass(frozen=True)
 class Code:
-    """A command or text with a button that copies it."""
+    """A command or a text, with a button that copies it."""
 
     text: str
 
@@ -81,16 +81,16 @@ class PageTable:
     rows: Sequence[Sequence[Cell]]
     caption: str = ""
     text_columns: int = 1
-    """How many columns, from the left, hold words; the others are set as numbers, to the right."""
+    """How many columns, from the left, hold words; the others are aligned to the right, as numbers."""
     beside: str = ""
-    """The file, if any, that holds the same; a page that would be too large names it instead."""
+    """The file, if any, that holds the same; a page that would be too large refers to it instead."""
 
 
 @dataclass(frozen=True)
 class Chart:
     """A chart with its title and caption; ``table`` is written to the CSV file ``name``.
 
-    ``chart`` may be a function that draws it with at most so many points a line.
+    ``chart`` may be a function that draws it with at most a given number of points per line.
     """
 
     name: str
@@ -102,7 +102,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Columns:
-    """Blocks side by side where there is room for ``wide`` px each, below each other on a phone."""
+    """Blocks side by side if there is room for ``wide`` px each, otherwise (on a phone) below each other."""
 
     blocks: Sequence[Block]
     wide: int = 440
@@ -116,7 +116,7 @@ class Details:
     blocks: Sequence[Block]
     anchor: str = ""
     beside: str = ""
-    """As that of a table."""
+    """As in a table."""
     open: bool = False
     """Whether they are shown from the start."""
 
@@ -146,7 +146,7 @@ class Page:
     lead: str
     blocks: Sequence[Block]
     recipes: Sequence[str] = ()
-    """Gives every recipe its colour, in this order, and the legend that all charts share."""
+    """The recipes in the order of their colours, and of the legend that all charts share."""
     legend: Literal["Recipes", "Setups", "Sizes", "Roles"] = "Recipes"
     """What the legend names: recipes, setups or sizes, drawn as lines, or roles of sublayers, as points."""
 
@@ -159,7 +159,7 @@ class Page:
 
         Raises:
             ValueError: two charts have the same name.
-            UserError: the page is larger than ``LIMIT_BYTES`` in each form.
+            UserError: the page is larger than ``LIMIT_BYTES`` in every form.
         """
         charts = self.charts()
         names = [chart.name for chart in charts]
@@ -174,13 +174,13 @@ class Page:
             if (size := len(text.encode())) <= LIMIT_BYTES:
                 return text
         raise UserError(
-            f"the page has {size:,} bytes in its shortest form, at most {LIMIT_BYTES:,} are allowed; "
+            f"the page has {size:,} bytes in its shortest form, but at most {LIMIT_BYTES:,} are allowed; "
             "show fewer runs on it"
         )
 
     def _drawn(self, points: int, blocks: Sequence[Block]) -> str:
         charts = {c.name: c.chart(points) if callable(c.chart) else c.chart for c in self.charts()}
-        # the parts of a chart are validated as they are made, and whole charts by the tests
+        # the parts of a chart are validated when they are made, and the tests validate whole charts
         drawn = {name: chart.to_dict(validate=False) for name, chart in charts.items()}
         specs = {name: {k: v for k, v in spec.items() if k != "config"} for name, spec in drawn.items()}
         return _template().render(
@@ -214,11 +214,11 @@ def _dot(index: int) -> Markup:
 
 
 def _short(blocks: Iterable[Block]) -> list[Block]:
-    """Return the blocks without the content of those that a file beside the page holds."""
+    """Return the blocks, but leave out what a file beside the page holds as well."""
     short: list[Block] = []
     for block in blocks:
         if isinstance(block, Details | PageTable) and block.beside:
-            where = Text(f"Left out, because the page would be too large: see {block.beside}.", "note")
+            where = Text(f"Left out because the page would be too large; see {block.beside}.", "note")
             short.append(where if isinstance(block, PageTable) else replace(block, blocks=[where]))
         elif isinstance(block, Columns | Details | Section):
             short.append(replace(block, blocks=_short(block.blocks)))
@@ -266,9 +266,9 @@ def _template() -> jinja2.Template:
 
 
 def require_parts(data: Mapping[str, object], parts: str, what: str) -> None:
-    """Raise UserError with ``what`` to give, if a part without which a page cannot be drawn is missing."""
+    """Raise UserError, naming ``what`` to give, if a part that the page needs is missing."""
     if missing := [part for part in parts.split() if part not in data]:
-        raise UserError(f"there is no {', '.join(missing)}; give that of {what}")
+        raise UserError(f"there is no {', '.join(missing)}; pass what comes from {what}")
 
 
 def capital(sentence: str) -> str:
@@ -278,7 +278,7 @@ def capital(sentence: str) -> str:
 
 
 def whole(sentence: str) -> Markup:
-    """Return a sentence whose rates, such as 3e-4, are not broken at their hyphens."""
+    """Return a sentence in which rates such as 3e-4 are not broken at their hyphens."""
     return Markup(re.sub(r"\S*\de-\d\S*", r'<span class="whole">\g<0></span>', str(escape(sentence))))
 
 
@@ -293,7 +293,7 @@ def anchor(text: str) -> str:
 
 
 def write_page(path: Path, html: str) -> Path:
-    """Write a page to the path that a person named, and the folders on its way; return the path."""
+    """Write a page to the path that a person named, make its folders if necessary, and return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_output(path, html)
     return path

@@ -52,7 +52,7 @@ from normlab.runs.folder import write_text_atomic
 CELL_TABLE: Final = "cells"
 """Table of the trained cells: ``cell``, the metric's mean, ``low``, ``high``, ``seeds`` and ``trained``."""
 CELLS: Final = 12
-"""Published values that are shown unasked, at most."""
+"""At most so many published values are shown without asking."""
 TONES: Final[Mapping[State, str]] = {
     "agrees": "good",
     "checked": "good",
@@ -106,7 +106,7 @@ def reproduction_page(standing: ArtefactStatus) -> str:
 
 
 def _state_cell(state: State, words: str = "", small: str = "") -> Cell:
-    """Return the cell of a verdict, or of the reason why there is none, in other words if some are given."""
+    """Return the cell of a verdict or of the reason why there is none, named by ``words`` if given."""
     return Cell(words or state, small=small, tone=TONES.get(state, ""))
 
 
@@ -134,7 +134,7 @@ def _warnings(standing: ArtefactStatus) -> Iterator[Block]:
     if standing.state == "stale" and found is not None:
         yield Text(
             f"This was measured for another claim, {found.fingerprint}; today's is "
-            f"{artefact.fingerprint(found.scale)}. The verdicts below are not valid. To measure it anew: "
+            f"{artefact.fingerprint(found.scale)}. The verdicts below are not valid. To measure it again: "
             f"{command(artefact, standing.scale)}",
             "alarm",
         )
@@ -162,7 +162,7 @@ def _judged(claims: Sequence[Claim], measures: Mapping[str, Measure]) -> Iterato
     """Yield the table of the claims that are verdicts, and that of the checks."""
     groups = (
         ("claim", "", [c for c in claims if not c.check]),
-        ("check", "Checks hold by construction or with much slack. They are not counted among the verdicts.",
+        ("check", "Checks hold by construction or by a wide margin. They do not count among the verdicts.",
          [c for c in claims if c.check]),
     )  # fmt: skip
     for name, note, some in groups:
@@ -183,13 +183,13 @@ def _claim(claim: Claim, measures: Mapping[str, Measure]) -> list[Cell]:
 
 
 def _earlier(standing: ArtefactStatus) -> Iterator[Section]:
-    """Yield the claims as they were before, with what was found for them."""
+    """Yield the earlier versions of the claims, with what was found for them."""
     blocks: list[Block] = []
     for one in standing.before:
         said = f"{earlier(one)}. Fingerprint {one.found.fingerprint}. {one.asserts}"
         blocks += [Text(said), *_judged(one.claims, one.found.measures)]
     if blocks:
-        intro = "Versions that were replaced, for the reason above, and the verdicts that they had."
+        intro = "Versions that were replaced, for the reason above, with their verdicts."
         yield Section("Earlier claims", blocks, "earlier", intro)
 
 
@@ -227,7 +227,7 @@ def _charts(
 
 
 def _said(artefact: Artefact) -> Iterator[Section]:
-    """What was known before the measurement, and what is thought of its result."""
+    """What was known before the measurement, and how its result is explained."""
     if artefact.discussion:
         yield Section("Discussion", [Text(artefact.discussion)], "discussion")
     if artefact.finding:
@@ -235,7 +235,7 @@ def _said(artefact: Artefact) -> Iterator[Section]:
 
 
 def _published(artefact: Artefact, found: Reproduction | None) -> Section:
-    """The published values, beside the trained cells of the same names; a table in its printed form."""
+    """The published values beside the trained cells of the same names; a table as it was printed."""
     ours = {str(row["cell"]): row for row in (found.tables.get(CELL_TABLE, ()) if found else ())}
     published, metric = artefact.published, _metric(ours)
     printed = published if isinstance(published, PrintedTable) else None
@@ -257,8 +257,8 @@ def _published(artefact: Artefact, found: Reproduction | None) -> Section:
 
 
 def _printed(published: PrintedTable, ours: Mapping[str, Mapping[str, Any]]) -> PageTable:
-    """The paper's table in its own form; below each value what was measured for the cell, and behind each row
-    what was for a cell of its name.
+    """The paper's table as it was printed, with what was measured for a cell below its value, and what was
+    measured for a cell of the row's name at the row's end.
     """
 
     def here(name: str, words: str) -> str:
@@ -331,7 +331,7 @@ def write_papers_page(
 ) -> Path:
     """Write ``<folder>/papers.html``, with links to the pages in that folder; return its path.
 
-    ``others`` are results at other scales, which have tables of their own.
+    ``others`` are results at other scales, which get tables of their own.
     """
     folder.mkdir(parents=True, exist_ok=True)
     linked = {path.stem for path in folder.glob("*.html")}
@@ -354,8 +354,8 @@ def papers_page(
         headline=f"{counted} of the papers: {holding}",
         facts=[*rest, *(f"{kind}: {', '.join(found)}" for kind, found in more)],
         lead="Every table, figure and statement of the papers: was what it asserts found, and by which "
-        "numbers? A claim is written before its result is measured; one that was changed keeps its earlier "
-        "versions, with what was found for them. A check cannot fail unless the measurement is wrong.",
+        "numbers? A claim is written before its result is measured; a changed claim keeps its earlier "
+        "versions, with what was found for them. A check can fail only if the measurement is wrong.",
         blocks=[
             *(Text(disagreeing(found), "alarm") for found in disagreements(standings)),
             *(

@@ -24,7 +24,7 @@ SIDES: Final = ("training", "dev", "dev, sources exchanged")
 
 
 def run_page(folder: Path) -> str:
-    """Return the run in ``folder`` as one self-contained HTML page, also while it is still running.
+    """Return the run in ``folder`` as one self-contained HTML page, even while it is still running.
 
     Raises:
         UserError: the folder holds no readable run.
@@ -84,7 +84,7 @@ def _pictures(run: RunView) -> Columns:
     rates = CurveAxis("lr", "learning rate", zero=True, number=".3g")
     nll = "Negative log-likelihood (NLL), without label smoothing."
     if len(_sides(run)) > 2:
-        nll += " The model reads its source where exchanging the sources raises the loss."
+        nll += " The model reads its source if exchanging the sources raises the loss."
     norm = "Before clipping, log scale; the band shows single spikes."
     charts = [
         curves("loss", "Loss", nll, both, SIDES, loss),

@@ -1,4 +1,4 @@
-"""Run folders as the pages show them."""
+"""Run folders, read for the pages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from normlab.runs.folder import RunFolder, Status, read_scores
 
 @dataclass(frozen=True)
 class RunView:
-    """A run as read for a page. ``problem`` is the reason why the folder could not be read, if any."""
+    """A run, read for a page. ``problem`` says why the folder could not be read, if it could not."""
 
     id: str
     config: Config | None = None
@@ -76,8 +76,8 @@ def view(root: Path, run: str) -> RunView:
 
 
 def _read_by_the_run(config: Config) -> str:
-    """What the run of a setup reads of its configuration, whose other values are defaults of recipes; empty
-    for a recipe.
+    """What the run of a setup reads from its configuration, whose other values are mere defaults of recipes;
+    empty for a recipe.
     """
     if config.task != OWN_TASK:
         return ""
@@ -94,8 +94,8 @@ def metrics_frame(run: RunView, kind: str, columns: Sequence[str]) -> pl.DataFra
 
 
 def flat(config: Config) -> dict[str, str]:
-    """Return the settings by name, such as ``optim.lr``, without the machine's and the recipe's name; of a
-    setup of the user's own the few that its run reads.
+    """Return the settings by name, such as ``optim.lr``, without those of the machine and the recipe's name;
+    for a setup of the user's own only the few that its run reads.
     """
     found: dict[str, str] = {}
     if config.task == OWN_TASK:
@@ -169,7 +169,7 @@ def run_details(run: RunView, common: Mapping[str, str]) -> Details:
     told = [
         (f"{ended.state.capitalize()} at step {ended.step:,}: {ended.evidence}" if ended else "", ""),
         (f"Ended at step {status.step:,}: {status.stopped}" if status.stopped else "", ""),
-        ("Stale: made by older code. The current code gives other numbers." if run.stale else "", "alarm"),
+        ("Stale: made by older code. Today's code would give other numbers." if run.stale else "", "alarm"),
         (f"Forced, although {run.config.forced}." if run.config.forced else "", "alarm"),
         (status.error, "alarm"),
         (f"Ran on {status.hardware}." if status.hardware else "", "note"),

@@ -1,4 +1,4 @@
-"""The charts of a diagnosis, drawn from its tables as its studies describe them."""
+"""The charts of a diagnosis, drawn from its tables in the way that its studies describe."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ class DiagnosisView:
         return [words for role, words in ROLES.items() if role in found]
 
     def charts(self, study: Mapping[str, Any]) -> list[StudyChart]:
-        """Return the charts that a study describes, as far as their tables hold rows."""
+        """Return the charts that a study describes, if their tables hold rows."""
         described = [StudyChart.from_plain(chart) for chart in study["charts"]]
         return [chart for chart in described if self.tables.get(chart.table)]
 
     def of(self, table: str) -> Iterator[tuple[str, list[Row]]]:
-        """Yield the label of each stack with its rows in a table, where there are any."""
+        """Yield the label of each stack that has rows in a table, with these rows."""
         for stack, label in self.stacks.items():
             if rows := [row for row in self.tables.get(table, ()) if row.get("stack") == stack]:
                 yield label, rows
 
     def where(self, row: Row) -> dict[str, Any]:
-        """Return ``depth`` of a row, its module and its role as ``recipe``. The depth is the layer, and the
-        sublayers of a layer stand between it and the next; the stack's input is half a layer before it.
+        """Return a row's ``depth``, its module, and its role as ``recipe``. The depth is the layer; a layer's
+        sublayers stand between it and the next; the stack's input stands half a layer before the first.
         """
         known = self.sublayers.get((row["stack"], -1 if row.get("index") is None else row["index"]))
         if known is None:
@@ -78,17 +78,17 @@ class DiagnosisView:
 
 
 def frame(rows: Sequence[Row]) -> pl.DataFrame:
-    """Turn rows into a frame; numbers, and words for those that are not finite, become floats."""
+    """Turn rows into a frame; numbers, and the words for numbers that are not finite, become floats."""
     columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
     return pl.DataFrame({name: _numbers(values) for name, values in columns.items()}, strict=False)
 
 
 ROWS: Final = 400
-"""Rows of a table on the page, at most; the file beside it holds all."""
+"""A table on the page has at most so many rows; the file beside it holds all."""
 
 
 def rows_table(name: str, rows: Sequence[Row]) -> Details:
-    """The rows of a table on request, words to the left of numbers."""
+    """A table that is shown on request, with columns of words to the left of numbers."""
     wordy = [c for c in rows[0] if any(isinstance(r[c], str) and r[c] not in NOT_FINITE for r in rows)]
     columns = [*wordy, *(c for c in rows[0] if c not in wordy)]
     body = [[Cell(number_cell(row[c])) for c in columns] for row in rows[:ROWS]]
@@ -107,7 +107,7 @@ def number_cell(value: Any) -> str:
 
 
 def folded(rows: Sequence[Row]) -> list[Row]:
-    """Take rows together that are alike but for their layer, their index and the numbers in paths."""
+    """Merge rows that differ only in their layer, their index and the numbers in paths."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         alike = tuple(_template(value) for name, value in row.items() if name not in COUNTED)
@@ -126,7 +126,7 @@ def _template(value: Any) -> Any:
 
 
 def _together(values: Sequence[Any], name: str) -> Any:
-    """Return the value of a group of rows: their range, or the template of their paths."""
+    """Return the value of a group of rows: a range, or the template of their paths."""
     if len(set(values)) == 1:
         return values[0]
     return f"{min(values)} to {max(values)}" if name in COUNTED else _template(values[0])
@@ -186,7 +186,7 @@ def _points(view: DiagnosisView, chart: ByDepth, rows: Sequence[Row]) -> Iterato
             if row["index"] is not None and isinstance(row[chart.y], float):
                 squares[row["index"]] = squares.get(row["index"], 0.0) + row[chart.y] ** 2
         rows = [{"stack": rows[0]["stack"], "index": i, chart.y: s**0.5} for i, s in squares.items()]
-    # Vega takes a column named signal for one of its own
+    # Vega would take a column named signal for one of its own signals
     columns = dict(zip(("theory", "theory_low", "theory_high"), (chart.theory, *chart.bounds), strict=False))
     for row in rows:
         expected = {name: row[column] for name, column in columns.items() if column in row}
@@ -223,7 +223,7 @@ def _growth(view: DiagnosisView, chart: Growth) -> Iterator[Chart]:
 
 
 def _law(fit: Row, rows: Sequence[Row]) -> Iterator[Row]:
-    """Yield points of a fitted law; a line in N or log N goes through the means."""
+    """Yield points on a fitted law; a line in N or log N goes through the means."""
     laws = {"log": math.log, "linear": float}
     own = [r for r in rows if r["kind"] == fit["kind"] and isinstance(r["change"], float)]
     depths, slope = sorted({row["depth"] for row in own}), fit["coefficient"]

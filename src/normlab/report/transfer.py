@@ -56,7 +56,7 @@ def transfer_page(transfer: Mapping[str, Any]) -> Page:
         title=str(transfer["title"]),
         headline=whole(transfer["sentence"]),
         facts=[*facts, f"{count(cost['trials'], 'trial')} in {duration(cost['seconds'])}"],
-        lead=f"Before it began: {transfer['plan']}.",
+        lead=f"The plan: {transfer['plan']}.",
         blocks=list(_sections(transfer, view)),
         recipes=view.names,
         legend="Sizes",
@@ -82,14 +82,14 @@ def _sections(transfer: Mapping[str, Any], view: _View) -> Iterator[Section]:
 
 
 _LOSSES: Final = (
-    "Means over seeds at the end of the trials. Paler: some seeds were not tried, since the best rate was "
-    "seen to lie elsewhere, or the trials were cut short. A dash: no seed was."
+    "Means over seeds at the end of the trials. Paler: some seeds were not tried, because the best rate was "
+    "seen to lie elsewhere, or because the trials were cut short. A dash: no seed was tried."
 )
 
 
 class _View:
-    """The tables and charts of trials. Where the setup gives every size a rate of its own, rates are shown as
-    multiples of that.
+    """The tables and charts of trials. If the setup gives every size a rate of its own, rates are shown as
+    multiples of it.
     """
 
     def __init__(self, transfer: Mapping[str, Any]) -> None:
@@ -103,7 +103,7 @@ class _View:
         return f"{self.transfer['axis']} {size}"
 
     def title(self, title: str, sweep: Mapping[str, Any]) -> str:
-        """With the weight decay, where there are several."""
+        """The title, with the weight decay if there are several."""
         return f"{title}, with {sweep['label']}" if len(self.transfer["decays"]) > 1 else title
 
     def shown(self, rate: float) -> str:
@@ -114,7 +114,7 @@ class _View:
         return one["multiple"] if self.multiples else one["optimum"]
 
     def on_line(self, found: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A rate by the line through the best ones with its interval."""
+        """A rate on the line through the best ones, with its interval."""
         return found["multiple"] if self.multiples else found
 
     def between(self, one: Mapping[str, Any]) -> Cell:
@@ -127,7 +127,7 @@ class _View:
 
     # ------------------------------------------------------------------------------------------------ tables
     def losses(self, sweep: Mapping[str, Any]) -> PageTable:
-        """Rates down, sizes across: the mean loss over seeds; above them the best rate."""
+        """A row per rate, a column per size: the mean loss over seeds; the first row has the best rates."""
         by_size = [{t[self.kind]: t for t in one["rates"]} for one in sweep["sizes"]]
         best = [self.between(one) for one in sweep["sizes"]]
         rows = [[Cell("best rate", "with its 95% interval"), *best]]
@@ -147,7 +147,7 @@ class _View:
 
     # ------------------------------------------------------------------------------------------------ charts
     def charts(self, sweep: Mapping[str, Any], i: int) -> list[Block]:
-        """The losses by rate, and the best rates by size, where there are any."""
+        """The losses by rate, and the best rates by size if there are any."""
         of = [(self.name(one["size"]), one) for one in sweep["sizes"]]
         tried = [
             (name, t[self.kind], list(t["losses"].values()), t["loss"] is not None, t["stopped"])
@@ -199,9 +199,9 @@ class _View:
 
 
 _RATES: Final = (
-    "Dots: means over seeds, with their range; hollow: of some seeds alone. Thick lines: the fitted "
-    "curves; diamonds: their best rates with 95% intervals. A loss above that of a model which has learnt "
-    "nothing stands at the upper edge. Cross: ended early, as the table says."
+    "Dots: means over seeds, with their range; hollow: over some seeds only. Thick lines: the fitted "
+    "curves; diamonds: their best rates with 95% intervals. A loss above that of a model that has learnt "
+    "nothing is drawn at the upper edge. Cross: ended early, as the table says."
 )
 ENDS: Final = ("value", "low", "high")
 _RATE: Final = ("rate", "low", "high")
@@ -220,15 +220,14 @@ def _number(x: float) -> str:
 
 # -------------------------------------------------------------------------------------- the coordinate check
 def _check(check: Mapping[str, Any]) -> Iterator[Block]:
-    """The sentence with what to do, and what is wrong, the fault first and marked; what is right on request.
-
-    Of each quantity at each place the first step that is wrong is shown, else the last one.
+    """The sentence with what to do, then what is wrong, with the fault first and marked; what is right is
+    shown on request. For each quantity at each place the first wrong step is shown, else the last step.
     """
     fault = check["fault"]
     yield Text(f"{capital(check['sentence'])}.", "alarm" if fault else "")
     seeds, asks = count(len(check["seeds"]), "seed"), check["parametrisation"] or "a rate that carries"
     yield Text(
-        f"A slope is that of the logarithm of a quantity over that of the {check['axis']}, in the first "
+        f"A slope says how the logarithm of a quantity grows with that of the {check['axis']}, in the first "
         f"{count(check['steps'], 'step')}, with a 95% interval over {seeds}. It is right if an exponent in "
         f"the interval is nearest to one that {asks} asks for."
         f"{' What is wrong after the first may follow from it.' if fault else ''} The check alone decides "
@@ -250,7 +249,7 @@ def _check(check: Mapping[str, Any]) -> Iterator[Block]:
     together = {(row["role"], row["quantity"]): row for row in check["rows"] if row["module"] == ALL}
     if by_role := [_of_role(row) for row in together.values() if row["slope"] is not None]:
         table = PageTable(("role", "quantity", "step", "slope"), by_role, text_columns=2)
-        yield Details("By role, all layers together", [table])
+        yield Details("By role, over all layers", [table])
     if check["notes"]:
         yield Notes([Text(f"{capital(note)}.") for note in check["notes"]])
 
@@ -273,7 +272,7 @@ def _slope(row: Mapping[str, Any]) -> Cell:
 
 
 def _row(row: Mapping[str, Any], fault: Mapping[str, Any] | None) -> list[Cell]:
-    """A row of the table, in the tone of an alarm where it is the fault."""
+    """A row of the table; if it is the fault, it has the tone of an alarm."""
     wanted, least = _number(row["expected"]), row.get("expected_low", row["expected"])
     if least != row["expected"]:
         wanted = f"at most {wanted}" if least is None else f"{_number(least)} to {wanted}"

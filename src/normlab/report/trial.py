@@ -1,4 +1,4 @@
-"""The page of trials: which rates train, each trial's losses, and the same with one thing changed."""
+"""The page of trials: which rates train, the losses of each trial, and the same with one change."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from normlab.report.page import (
 
 PARTS: Final = "model trials sentence lines plan today usable unigram reference facts"
 SMOOTH: Final = 8
-"""Steps over which the losses of a curve are averaged: batches differ by more than rates do."""
+"""Steps over which the losses of a curve are averaged, because batches differ by more than rates."""
 
 
 @validated
@@ -66,7 +66,7 @@ def _sections(
     trials: Mapping[str, Any], every: Sequence[Mapping[str, Any]], rates: Sequence[str]
 ) -> Iterator[Section]:
     notes = [Text(line) for line in trials["lines"][1:]]
-    notes += [Text(f"Before it began: {trials['plan']}.")] if trials["plan"] else []
+    notes += [Text(f"The plan: {trials['plan']}.")] if trials["plan"] else []
     notes += [
         Text(f"{short_rate(t['rate'])} ended early: {t['stopped']}.") for t in _own(trials) if t["stopped"]
     ]
@@ -82,12 +82,12 @@ def _sections(
 
 _MEANING: Final = (
     "Every trial trains a copy from the same start, on the same batches and random numbers. The loss is the "
-    "mean of the last tenth of the steps. What a long training ends at is not known from these."
+    "mean of the last tenth of the steps. These do not tell where a long training would end."
 )
 
 
 def _own(trials: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The trials of which the answer is, by rate."""
+    """The trials that the answer is about, by rate."""
     return [t for t in trials["trials"] if t["steps"] == trials["steps"]]
 
 
@@ -106,7 +106,7 @@ def _by_rate(trials: Mapping[str, Any], i: int) -> Chart:
         words=words,
     )
     caption = (
-        "Band: within 5% of the best here, to the highest such rate; a long training may use lower ones. "
+        "Band: within 5% of the best here, up to the highest such rate; a long training may use lower ones. "
         "Cross: ended early."
     )
     return Chart(f"rates-{i}", _titled("Loss by rate", trials), caption, picture, table)
@@ -123,7 +123,7 @@ def _by_step(trials: Mapping[str, Any], i: int, rates: Sequence[str]) -> Chart:
     axis = CurveAxis(
         "loss", "nats a target" if trials["unigram"] is not None else "loss", number=".3f", height=260
     )
-    caption = f"Means of {SMOOTH} steps. A line that ends in a cross ended early."
+    caption = f"Means of {SMOOTH} steps. A cross ends the line of a trial that ended early."
     entropy = trials["unigram"]
     return Chart(
         f"steps-{i}",
@@ -147,7 +147,7 @@ def _smooth(losses: Sequence[float]) -> list[float]:
 
 
 def _table(every: Sequence[Mapping[str, Any]]) -> PageTable:
-    """Rates down, and for each setup its loss and what it is behind the best."""
+    """A row per rate; for each setup its loss, and how far that is behind the best."""
     rates = sorted({t["rate"] for one in every for t in _own(one)})
     rows = [
         [

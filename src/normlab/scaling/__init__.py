@@ -1,15 +1,15 @@
-"""How things change with a model's width and depth: activations, updates, and the best learning rate."""
+"""How a model's activations, updates and best learning rate change with its width and depth."""
 
 from typing import Final
 
 STEPS: Final = 200
-"""Steps of a trial by default."""
+"""The steps of a trial by default."""
 SEEDS: Final = 2
 FIRST_SEED: Final = 0
 FACTOR: Final = 1.4
-"""By how much the best rate may move over all sizes, and carry nevertheless."""
+"""A rate carries if the best one changes by at most this factor over all sizes."""
 BUDGET_S: Final = 1800.0
 LEVEL: Final = 0.95
-"""The confidence of intervals."""
+"""The confidence level of intervals."""
 ALL: Final = "*"
-"""The module of a row that holds for all places of a role together."""
+"""The module of a row that is about all places of a role together."""

@@ -1,4 +1,4 @@
-"""What trials at several sizes say of the learning rate: one answer, its reason, and what it rests on."""
+"""What trials at several sizes say about the learning rate: one answer, its reason, and its basis."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class Transfer:
     """Whether a learning rate carries over the sizes of a model: ``verdict`` is *carries*, *shifts* or
     *cannot say*.
 
-    ``sweeps`` holds the trials by weight decay; the first one gives the answer. Rates are in octaves of the
+    ``sweeps`` holds the trials by weight decay; the first one gives the answer. Rates are in octaves from the
     setup's own rate at their size: a trial multiplies all rates of its setup.
     """
 
     title: str
     axis: str
     sizes: tuple[int, ...]
-    """Those that were asked for."""
+    """The sizes that were asked for."""
     target: int
     steps: int
     seeds: int
     rates: Mapping[int, float]
-    """By size, the largest rate of the setup as it is today."""
+    """By size, the largest rate that the setup has today."""
     step_s: Mapping[int, float]
     parameters: Mapping[int, int]
     sweeps: tuple[Sweep, ...]
@@ -42,14 +42,14 @@ class Transfer:
     """The coordinate check, as plain values."""
     plan: str = ""
     cut: str = ""
-    """Why the trials ended before all were done; empty where they were."""
+    """Why the trials ended before all were done; empty if all were."""
     seconds: float = 0.0
     facts: Mapping[str, str] = field(default_factory=dict)
 
     # --------------------------------------------------------------------------------------------- numbers
     @property
     def first(self) -> Sweep:
-        """That with the first weight decay."""
+        """The sweep with the first weight decay."""
         return self.sweeps[0]
 
     @property
@@ -74,12 +74,12 @@ class Transfer:
 
     @property
     def reason(self) -> str:
-        """What the coordinate check finds at fault; empty where it finds nothing."""
+        """What the coordinate check finds at fault; empty if it finds nothing."""
         return str(self.coordinates.get("sentence", "")) if self.coordinates.get("fault") else ""
 
     @property
     def explained(self) -> bool:
-        """Whether what the coordinate check finds moves the best rate the way that it does."""
+        """Whether what the coordinate check finds would move the best rate in the direction seen."""
         slope, fault = self.first.slope, self.coordinates.get("fault")
         if self.verdict != SHIFTS or slope is None or not fault:
             return False
@@ -87,20 +87,20 @@ class Transfer:
 
     @property
     def remedy(self) -> Remedy | None:
-        """What would tell more, and the seconds that it takes beside those that were spent; None where the
-        answer is known.
+        """What would tell more, and the seconds that it takes besides those already spent; None if the answer
+        is known.
         """
         return remedy_of(self, self.first)
 
     def best_at(self, sweep: Sweep, size: int) -> Between | None:
         """The best rate at a size, by the line through the optima, in multiples of the setup's own there.
 
-        None where there is no line, or an optimum of which one end is known cannot lie on it.
+        None if there is no line, or if an optimum with only one known end cannot lie on it.
         """
         return None if sweep.trend is None or sweep.contradicted else Between.of(sweep.trend.at(size))
 
     def own_rate(self, size: int) -> float | None:
-        """The setup's own rate at a size; None at one that was not built where each has a rate of its own."""
+        """The setup's own rate at a size; None if each size has its own and this one was not built."""
         return self.rates.get(size, None if self.scales_itself else self.today)
 
     # ------------------------------------------------------------------------------------------- sentences
@@ -162,7 +162,7 @@ class Transfer:
         return "; ".join(f"at {self._at(own)} {text}" for text, own in why.items())
 
     def lines(self) -> Iterator[str]:
-        """The sentence, the reason, what would decide, what limits it, and the same by weight decay."""
+        """The sentence, the reason, what would decide, its limits, and the same for each weight decay."""
         first = self.first
         yield f"{self.sentence}."
         yield from self._of_the_check()
@@ -182,7 +182,7 @@ class Transfer:
             yield f"With {sweep.decay.label}: {text[0].lower()}{text[1:]}{self._differs(sweep)}{more}."
 
     def _of_the_check(self) -> Iterator[str]:
-        """What the check finds, and whether that is why the rate does not carry, or why there is no check."""
+        """What the check finds, and whether that is why the rate does not carry; or why there is no check."""
         if self.reason:
             says, others = "says why" if self.explained else "finds", apart(self.coordinates)
             more = f", and {others} other{'s' * (others > 1)} that this does not explain" if others else ""
@@ -215,9 +215,9 @@ class Transfer:
 
     # ------------------------------------------------------------------------------------------------ plain
     def to_dict(self) -> dict[str, Any]:
-        """The same facts as plain values, with losses in nats a target where targets are known.
+        """The same facts as plain values, with losses in nats per target if targets are known.
 
-        Under ``multiple`` stand multiples of the setup's own rate at the same size; other rates are those of
+        ``multiple`` holds multiples of the setup's own rate at the same size; other rates are those of
         trials, and None at a target whose own rate is not known.
         """
         names = ("title", "axis", "target", "steps", "seeds", "today", "plan", "cut", "seconds", "facts")

@@ -1,4 +1,4 @@
-"""The coordinate check of a family within its share of a budget, kept in the journal of the trials."""
+"""The coordinate check of a family, within its share of a budget; the trials' journal keeps it."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from normlab.trials.journal import Journal
 STEPS: Final = 10
 SEEDS: Final = 3
 SHARE: Final = 0.1
-"""The most of the budget that the check may take."""
+"""The check may take at most this share of the budget."""
 
 
 def check_of(family: SetupFamily, seed: int = FIRST_SEED) -> Check:
-    """The check that ``transfer`` makes of a family, of which nothing is measured yet."""
+    """The check that ``transfer`` makes of a family, with nothing measured yet."""
     seeds = range(seed, seed + SEEDS)
     return Check(family.build, family.sizes, family.axis, seeds, STEPS, family.parametrisation)
 
 
 @dataclass
 class BudgetCheck:
-    """A check that ends in time; what the budget does not hold, or what raises, is left out with why."""
+    """A check that ends in time; what the budget does not hold, or what raises, is left out with a reason."""
 
     family: SetupFamily
     seed: int
     budget_s: float
     journal: Journal
     answer: dict[str, Any] = field(default_factory=dict, init=False)
-    """What it shows as plain values, or why it was ``left_out``; empty until one is known."""
+    """What it shows, as plain values, or why it was ``left_out``; empty until that is known."""
     seconds: float = field(default=0.0, init=False)
-    """What it will take."""
+    """How long it will take."""
 
     @cached_property
     def check(self) -> Check:
@@ -49,11 +49,11 @@ class BudgetCheck:
         return check
 
     def _built(self, size: int, seed: int) -> Setup:
-        self.journal.mark()  # before each unit, since a process may be killed in it
+        self.journal.mark()  # before each unit, during which the process may be killed
         return self.family.build(size, seed)
 
     def plan(self) -> None:
-        """Take the check that is kept of these sizes, or see how many of its seeds the budget holds."""
+        """Use the check that is kept for these sizes, or find out for how many seeds the budget lasts."""
         for row in self.journal.rows:
             answer = row.get("answer", {})
             if row.get("check") == "coordinates" and [*answer.get("sizes", ())] == [*self.family.sizes]:
@@ -86,20 +86,20 @@ class BudgetCheck:
             self.journal.append({"check": "coordinates", "answer": self.answer, "seconds": seconds})
 
     def _until(self) -> float:
-        """When the check ends that begins now, on the monotonic clock."""
+        """When a check that begins now must end, on the monotonic clock."""
         return time.monotonic() + min(SHARE * self.budget_s, self.budget_s - self.journal.seconds)
 
     def _try(self, part: Callable[[], None]) -> None:
-        """Run a part of the check, which the trials do not need, or keep why it failed."""
+        """Run a part of the check; if it fails, which does not matter to the trials, keep the reason."""
         try:
             part()
         except UserError as error:
             self.answer = {"left_out": str(error)}
-        except Exception as error:  # of any model
+        except Exception as error:  # any model may raise anything
             self.answer = {"left_out": f"it raised {type(error).__name__}: {error}"}
 
     def _leave_out(self, need: float) -> None:
-        """Say how much longer it takes than the budget holds; 0 where no time was left to see that."""
+        """Say what time it needs, and what budget that takes; ``need`` is 0 if no time was left for it."""
         why, more = "no time is left for it", ""
         if need:
             whole = duration(max(need / SHARE, self.journal.seconds + need))

@@ -1,4 +1,4 @@
-"""The coordinate check: how starts, rates, activations and updates go with the width or depth of a model."""
+"""The coordinate check: how starts, rates, activations and updates change with a model's width or depth."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Build = Callable[[int, int], Setup]
 
 @dataclass(frozen=True)
 class Coordinates:
-    """How a model's quantities go with its size, and the first that is not as it is meant.
+    """How a model's quantities change with its size, and the first that does not change as intended.
 
-    It says whether every part of the model starts, and is changed by its updates, alike at every size. It
-    decides nothing about the best learning rate, which may move all the same.
+    It says whether every part of the model starts alike at every size, and is changed alike by its updates.
+    It decides nothing about the best learning rate, which may move all the same.
     """
 
     axis: Axis
@@ -38,19 +38,19 @@ class Coordinates:
     seeds: tuple[int, ...]
     steps: int
     parametrisation: str
-    """The one that was declared, or that the model brings; empty: none."""
+    """The one that was declared, or that the model brings with it; empty if there is none."""
     rows: tuple[Row, ...]
 
     @property
     def fault(self) -> Row | None:
-        """The first row that is not as it is meant, in order of cause, with a module of the largest model."""
+        """The first row that is not as intended, causes first, with a module of the largest model."""
         wrong = [row for row in self.rows if row.right is False and row.module != ALL]
         facts = [row for row in wrong if row.quantity in FACTS and self.parametrisation]
         first = next(iter(facts or sorted(wrong, key=lambda row: row.step)), None)
         return None if first is None else replace(first, module=first.path)
 
     def sentence(self) -> str:
-        """The reason why a rate would not carry, and what to do; or that nothing speaks against it."""
+        """Why a rate would not carry, and what to do; or that nothing suggests that it would not."""
         row = self.fault
         if row is None:
             judged = sum(row.right is not None for row in self.rows)
@@ -62,7 +62,7 @@ class Coordinates:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is legitimate, and worth knowing: references differ on it."""
+        """What is legitimate but worth knowing, because references differ on it."""
         rates = {r.parameter: r.slope for r in self.rows if r.quantity == "rate" and r.parameter}
         both = {
             row.role: row.slope + rates[row.parameter]
@@ -89,14 +89,14 @@ class Coordinates:
 
 
 LEAST_SEEDS: Final = 2
-"""Below them no slope that is measured has an interval."""
+"""With fewer, no measured slope has an interval."""
 
 
 @dataclass
 class Check:
-    """A coordinate check in units, a size with a seed each: all sizes with one seed, then with the next.
+    """A coordinate check in units of one size and one seed: all sizes with one seed, then with the next.
 
-    Raises UserError for sizes, seeds or steps that tell nothing, and for a parametrisation that is not known.
+    Raises UserError for sizes, seeds or steps that tell nothing, and for an unknown parametrisation.
     """
 
     build: Build
@@ -106,8 +106,8 @@ class Check:
     steps: int = 10
     parametrisation: str = ""
     unit_s: dict[int, float] = field(default_factory=dict, init=False)
-    """By size, the seconds of a unit: the model's making, what is read off it, and each step with what is
-    looked at behind it.
+    """By size, the seconds of a unit: to make the model, to read it, and for each step with the look that
+    follows it.
     """
     _kind: type[Parametrisation] | None = field(default=None, init=False)
     _measured: dict[tuple[int, int], Measured] = field(default_factory=dict, init=False)
@@ -119,14 +119,14 @@ class Check:
 
     @property
     def seed_s(self) -> float:
-        """Seconds of all sizes with one seed: at least that, as long as not every size was timed."""
+        """Seconds of all sizes with one seed: a lower bound until every size was timed."""
         return sum(self.unit_s.values()) + max(self.unit_s.values(), default=0.0) * (
             len(self.sizes) - len(self.unit_s)
         )
 
     def estimate(self, until: float = math.inf) -> None:
-        """Time a unit of each size by one step of it, from the smallest on, as long as ``LEAST_SEEDS`` may
-        end by then on the monotonic clock.
+        """Time a unit of each size by one step of it, from the smallest size on, as long as ``LEAST_SEEDS``
+        could still end by ``until`` on the monotonic clock.
         """
         for size in self.sizes:
             start = time.monotonic()
@@ -136,7 +136,7 @@ class Check:
             self.unit_s[size] = time.monotonic() - start + (self.steps - 1) * step_s
 
     def run(self, until: float = math.inf) -> None:
-        """Measure, and begin nothing of a seed of which the rest would not end by then."""
+        """Measure; do not begin a part of a seed if the rest of that seed would not end by ``until``."""
         for seed in self.seeds:
             for i, size in enumerate(self.sizes):
                 start = time.monotonic()
@@ -159,7 +159,7 @@ class Check:
         return tuple(s for s in self.seeds if all((size, s) in self._measured for size in self.sizes))
 
     def answer(self) -> Coordinates:
-        """What the seeds show that are done."""
+        """What the finished seeds show."""
         seeds, own = self.done, "" if self._kind is None else self._kind.name
         whole = {key: one for key, one in self._measured.items() if key[1] in seeds}
         rows = tuple(rows_of(whole, self.axis, self._kind))
@@ -175,17 +175,17 @@ def coordinates(
     steps: int = 10,
     parametrisation: str = "",
 ) -> Coordinates:
-    r"""Measure how a model goes with its width or depth in its first steps, and judge it.
+    r"""Measure how a model's first steps change with its width or depth, and judge that.
 
     ``build(size, seed)`` returns a ``Setup``. Each is trained for ``steps`` steps by its own step at its peak
-    rates, on copies. Measured are root mean squares: of every parameter at the start; of what modules put
-    out, of the scores of attention and of the logits, before the first step and after each; and of what the
-    updates :math:`W_t - W_0` of each parameter change: :math:`(W_t - W_0) x_t` of a matrix, the stream of a
-    table, the logits of the head. With them the rate, decay, eps and betas of each parameter's group.
+    rates, on copies. What is measured are root mean squares: of every parameter at the start; of the outputs
+    of modules, the scores of attention and the logits, before the first step and after each; and of what the
+    updates :math:`W_t - W_0` of each parameter change: :math:`(W_t - W_0) x_t` for a matrix, the stream for a
+    table, the logits for the head. The rate, decay, eps and betas of each parameter's group are recorded too.
 
     ``parametrisation``, or what the setup declares, names one of ``nn.Parametrisation.registry``, whose
-    exponents the starts and groups then must have; normlab's own models bring theirs. Without one only what a
-    rate needs to carry is judged.
+    exponents the starts and groups then must have; normlab's own models bring theirs. Without one, only what
+    a rate needs to carry is judged.
 
     Raises UserError for sizes, seeds or steps that tell nothing, and for a setup that cannot be trained.
     """
@@ -205,8 +205,8 @@ def _named(parametrisation: str) -> type[Parametrisation] | None:
 def _refuse(sizes: Sequence[int], seeds: Sequence[int], steps: int, axis: str) -> None:
     refuse_unknown(axis, ["width", "depth"], "axis")
     if len(set(sizes)) < 2 or len(set(sizes)) < len(sizes) or min(sizes) < 1:
-        some = f"two different {axis}s at least, as in (64, 256)"
-        raise UserError(f"sizes is {shown(sizes)}, and must be {some}")
+        some = f"at least two different {axis}s, as in (64, 256)"
+        raise UserError(f"sizes is {shown(sizes)}, but must be {some}")
     if not seeds or steps < 1:
         what = ("seeds", seeds) if not seeds else ("steps", steps)
-        raise UserError(f"{what[0]} is {shown(what[1])}, and must be one at least")
+        raise UserError(f"{what[0]} is {shown(what[1])}, but must be at least one")

@@ -1,4 +1,4 @@
-"""How weight decay goes with the learning rate that is swept."""
+"""How weight decay depends on the learning rate that is swept."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ INDEPENDENT: Final = "independent"
 class Decay:
     r"""A factor on the setup's own weight decay :math:`\lambda`.
 
-    An optimizer such as torch's AdamW shrinks weights by :math:`\eta \lambda` a step, which grows with the
-    rate :math:`\eta` while that is swept: *coupled*. *Independent* decay keeps :math:`\eta \lambda` as it is
-    at today's rate, so that :math:`\lambda` falls as the rate rises. Both are the same at today's rate.
+    An optimizer such as torch's AdamW shrinks weights by :math:`\eta \lambda` per step, which grows with the
+    rate :math:`\eta` while that is swept: decay is *coupled*. *Independent* decay keeps :math:`\eta \lambda`
+    as it is at today's rate, so that :math:`\lambda` falls as the rate rises. At today's rate both are equal.
     """
 
     factor: float = 1.0
@@ -35,7 +35,7 @@ class Decay:
             value = float(factor)
         if kind not in ("", INDEPENDENT) or not 0 <= value < math.inf:
             raise UserError(
-                f"decays has {word!r}, and must hold factors on the weight decay, such as 0 1 4, or "
+                f"decays has {word!r}, but must hold factors on the weight decay, such as 0 1 4, or "
                 "independent, or independent:4"
             )
         return cls(value, kind == INDEPENDENT)
@@ -46,7 +46,7 @@ class Decay:
 
     @property
     def label(self) -> str:
-        """What people call it."""
+        """Its usual name."""
         if not self.factor:
             return "no weight decay"
         times = "" if self.factor == 1 else f"{self.factor:g}x the "

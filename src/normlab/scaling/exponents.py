@@ -1,4 +1,4 @@
-"""Which exponents of the size are meant: by a declared parametrisation, and for a learning rate to carry."""
+"""Which exponents of the size are intended, by a declared parametrisation or for a learning rate to carry."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from normlab.scaling.measured import Key, Place
 
 Axis = Literal["width", "depth"]
 HALF: Final = 0.5
-"""Exponents are multiples of it. Yang and Hu 2021 (2011.14522); Yang et al. 2022 (2203.03466)."""
+"""Exponents are multiples of this. Yang and Hu 2021 (2011.14522); Yang et al. 2022 (2203.03466)."""
 NEAR: Final = HALF / 2
-"""How far a measured slope may be from a multiple of a half, and still be nearest to it."""
+"""How far a measured slope may be from a multiple of a half and still count as that."""
 EXACT: Final = 1e-3
-"""How far an exponent may be that is read off an optimizer's own numbers: rates are typed in four digits."""
+"""How far off an exponent read off an optimizer's own numbers may be: rates are typed with four digits."""
 FACTS: Final = ("start", "rate", "decay", "eps", "attention scale")
-"""What a declared parametrisation says, in the order of cause."""
+"""What a declared parametrisation prescribes, causes first."""
 STARTING: Final = ("activation", "entry", "logits")
 """What must not grow with the width before the first step."""
 HELD: Final = ("rate", "decay", "eps", "beta1", "beta2", "attention scale", "head width")
-"""What is exact: numbers that an optimizer or a model holds."""
+"""What is exact: the numbers that an optimizer or a model holds."""
 
 
 @dataclass(frozen=True)
 class Meant:
-    """The exponent that is meant, and from where to where it may be."""
+    """The intended exponent, and the range that is allowed."""
 
     exponent: float
     low: float
@@ -35,7 +35,7 @@ class Meant:
     exact: bool = False
 
     def holds(self, low: float, high: float) -> bool:
-        """Whether some exponent of an interval is nearest to one that is meant."""
+        """Whether some exponent in an interval is nearest to an intended one."""
         slack = EXACT if self.exact else NEAR
         if self.exact:
             return low >= self.low - slack and high <= self.high + slack
@@ -43,15 +43,15 @@ class Meant:
 
 
 def meant(exponent: float, *, falls: float = 0.0, exact: bool = False) -> Meant:
-    """One exponent, or also what is lower by up to ``falls``."""
+    """One exponent, or anything lower by up to ``falls``."""
     return Meant(exponent, exponent - falls, exponent, exact)
 
 
 def by_table(kind: type[Parametrisation] | None, axis: Axis, key: Key, place: Place) -> Meant | None:
-    """What a declared parametrisation means for a start, a rate, a decay, an eps, or a branch.
+    """What a declared parametrisation prescribes for a start, a rate, a decay, an eps, or a branch.
 
-    A role that a table of decays, or of starts, leaves out is not judged, nor is an eps that it leaves as it
-    is: the public µP references differ on both. Decay of vectors is left out, too.
+    A role that the table of decays, or of starts, leaves out is not judged, nor is an eps that it does not
+    change: the public µP references differ on both. Decay of vectors is not judged either.
     """
     if kind is None:
         return None
@@ -86,17 +86,17 @@ def attention_power(kind: type[Parametrisation], narrow: float, wide: float) -> 
 
 
 def to_carry(axis: Axis, key: Key, step: int, place: Place) -> Meant | None:
-    r"""What is meant for a learning rate to carry: that updates change everything by the same amount at every
-    size, neither growing nor vanishing, and that nothing grows at the start.
+    r"""What a learning rate needs to carry: updates change everything by the same amount at every size,
+    neither growing nor vanishing, and nothing grows at the start.
 
     A change that is a sum over features may fall by a root of the width: its terms align fully, as the theory
-    has it, or not at all. Everett et al. 2024, section 3 (2407.05872). With depth the updates of all layers
-    add up in the stream, in which the change counts, and not that of a layer; nor that of the logits, which
-    is relative to a stream whose own start approaches that of the embeddings.
+    has it, or not at all. Everett et al. 2024, section 3 (2407.05872). With depth, the updates of all layers
+    add up in the stream; the change there counts, not that of a layer, nor that of the logits, which is
+    relative to a stream whose own start approaches that of the embeddings.
     """
     wide, quantity = axis == "width", key.quantity
     if quantity == "activation" and key.role in ("embedding", "head"):
-        return None  # a multiplier may follow: what enters the first block counts, and the logits
+        return None  # a multiplier may follow: what counts is what enters the first block, and the logits
     if quantity == "stream change" or (not step and quantity in ("stream", *(STARTING if wide else ()))):
         return Meant(0.0, -math.inf, 0.0)
     if quantity == "logits change" and wide:
@@ -107,10 +107,10 @@ def to_carry(axis: Axis, key: Key, step: int, place: Place) -> Meant | None:
 
 
 def kind_of(key: Key, start: float, rate: float) -> str:
-    """What is wrong where this quantity is, with the exponents of the start and the rate of the parameter at
-    its place: start, rate, decay, eps, multiplier, attention scale or branch.
+    """What is wrong if this quantity is, given the exponents of its parameter's start and rate: start, rate,
+    decay, eps, multiplier, attention scale or branch.
 
-    Where start, or rate, is as it has to be, the multiplier is not. Yang et al. 2022, Table 8 (2203.03466).
+    If the start, or the rate, is right, the multiplier is wrong. Yang et al. 2022, Table 8 (2203.03466).
     """
     match key.quantity:
         case "start" | "rate" | "decay" | "eps" | "attention scale":

@@ -32,11 +32,11 @@ class SetupFamily:
     """From the smallest on."""
     make: Callable[[int, int], Setup]
     parametrisation: str = ""
-    """The one that a recipe names; empty where it is not known."""
+    """The one that a recipe names; empty if it is not known."""
     facts: Mapping[str, str] = field(default_factory=dict)
 
     def build(self, size: int, seed: int) -> Setup:
-        """The setup of a size, drawn from a seed. Raises UserError for one without an optimizer."""
+        """The setup of a size, drawn from a seed. Raises UserError if it has no optimizer."""
         with same_random_state(seed), self.named(size):
             setup = with_step(self.make(size, seed))
         if setup.optimizer is None:
@@ -48,7 +48,7 @@ class SetupFamily:
 
     @contextmanager
     def named(self, size: int) -> Iterator[None]:
-        """Say at which size a model is refused inside this block. Raises UserError for what it raises."""
+        """Add the size to a UserError that is raised inside this block."""
         try:
             yield
         except UserError as error:
@@ -65,16 +65,16 @@ def family_of(
 ) -> SetupFamily:
     """The family of a function ``setup(width=, seed=)`` or ``setup(depth=, seed=)``, or of a configuration.
 
-    Raises UserError for anything else, and unless one of both lists holds two sizes or more.
+    Raises UserError for anything else, and unless just one of both lists holds two sizes or more.
     """
     if bool(widths) == bool(depths):
         raise UserError("give widths or depths, such as widths 64 128 256 512, and not both")
     axis: Axis = "width" if widths else "depth"
     sizes = widths or depths
     if wrong := [n for n in sizes if not isinstance(n, int) or isinstance(n, bool) or n < 1]:
-        raise UserError(f"{AXES[axis]} has {shown(wrong[0])}, and must hold whole numbers above 0")
+        raise UserError(f"{AXES[axis]} has {shown(wrong[0])}, but must hold whole numbers above 0")
     if len(set(sizes)) < 2:
-        raise UserError(f"{AXES[axis]} has {shown(list(sizes))}, and must hold two sizes at least")
+        raise UserError(f"{AXES[axis]} has {shown(list(sizes))}, but must hold at least two sizes")
     every = tuple(sorted(set(sizes)))
     if isinstance(what, Config):
         return _of_config(what, title, axis, every, root)
@@ -82,7 +82,7 @@ def family_of(
 
 
 def _of_config(config: Config, title: str, axis: Axis, sizes: tuple[int, ...], root: Path) -> SetupFamily:
-    """A recipe's family, whose base is its smallest size, unless it has a base of its own."""
+    """A recipe's family. Its base is its smallest size, unless it has a base of its own."""
 
     def make(size: int, seed: int) -> Setup:
         model = resized(config.model, axis, size, sizes[0])
@@ -95,8 +95,8 @@ def _of_config(config: Config, title: str, axis: Axis, sizes: tuple[int, ...], r
 def resized(model: ModelConfig, axis: Axis, size: int, base: int) -> ModelConfig:
     """A model in another width or depth, whose parametrisation changes nothing at the size ``base``.
 
-    The feed-forward's width keeps its ratio to the stream's. The number of heads stays, so that they become
-    wider; where ``head_dim`` fixes their width, there are more of them.
+    The feed-forward's width keeps its ratio to the stream's. The number of heads stays, so heads become
+    wider; if ``head_dim`` fixes their width, there are more of them.
     """
     if axis == "depth":
         layers: dict[str, Any] = {

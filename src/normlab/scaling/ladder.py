@@ -29,11 +29,11 @@ from normlab.trials.search import FARTHEST
 from normlab.trials.trials import INTERRUPTED, Trial
 
 SEARCHED: Final = 2
-"""Rates that finding the best one takes beside these at the smallest size; at others half as many."""
+"""So many more rates are tried to find the best one at the smallest size; at others half as many."""
 SHORTEST: Final = 4
-"""The steps of a trial may be divided by so much for a budget; then sizes are left out."""
+"""To fit a budget, the steps of a trial are divided by up to this; after that, sizes are left out."""
 Key = tuple[int, int, float, float]
-"""Size, seed, octave of the rate, and factor on the weight decay: what tells a trial apart."""
+"""What identifies a trial: size, seed, octave of the rate, and factor on the weight decay."""
 
 
 @dataclass
@@ -44,14 +44,14 @@ class Ladder:
     request: Request
     journal: Journal = field(init=False)
     own: dict[int, Attempts] = field(default_factory=dict, init=False)
-    """By size, the attempts of the first seed, which were measured."""
+    """By size, the attempts of the first seed, whose first steps were measured."""
     parameters: dict[int, int] = field(default_factory=dict, init=False)
     built_s: dict[int, float] = field(default_factory=dict, init=False)
-    """By size, the seconds in which a setup is built."""
+    """By size, the seconds that building a setup takes."""
     tried: dict[Key, Trial] = field(default_factory=dict, init=False)
     batches: dict[int, Callable[[int], list[Any]]] = field(default_factory=dict, init=False)
     held: tuple[tuple[int, int], Setup] | None = field(default=None, init=False)
-    """The last setup that was built: one at a time is kept."""
+    """The last setup that was built: only one is kept at a time."""
     check: BudgetCheck = field(init=False)
     decays: bool = field(default=False, init=False)
     """Whether the optimizer has a weight decay."""
@@ -101,7 +101,7 @@ class Ladder:
         for size in self.family.sizes:
             own = self._attempts(size, first, 1.0)
             with self.family.named(size):
-                own.measured  # noqa: B018 (it is computed here, before the first trial)
+                own.measured  # noqa: B018 (computes it now, before the first trial)
             self.own[size] = own
         self.journal.mark()
         self.check = BudgetCheck(self.family, first, request.budget_s, self.journal)
@@ -124,7 +124,7 @@ class Ladder:
         self.decays = any(group.get("weight_decay") for group in self._groups())
         if not self.decays and self.request.ways != [Decay()]:
             raise UserError(
-                "decays is for an optimizer with weight decay, and this one has none; leave it out"
+                "decays is for an optimizer with weight decay, but this one has none; leave it out"
             )
 
     def _groups(self) -> list[dict[str, Any]]:
@@ -138,13 +138,13 @@ class Ladder:
         return self.held[1]
 
     def _batches(self, seed: int) -> Callable[[int], list[Any]]:
-        """Those of the smallest size, which all sizes see."""
+        """The batches of the smallest size, which all sizes see."""
         if seed not in self.batches:
             self.batches[seed] = batches_of(self._setup(self.family.sizes[0], seed), seed)
         return self.batches[seed]
 
     def _attempts(self, size: int, seed: int, decay: float) -> Attempts:
-        """The attempts of one model. Those of the first seed are measured, and the others take that over."""
+        """The attempts of one model. Those of the first seed are measured; the others reuse that."""
         request, batches, options = self.request, self._batches(seed), dict[str, Any]()
         if decay != 1:
             options["weight_decay"] = lambda own: own * decay
@@ -156,13 +156,13 @@ class Ladder:
         return made
 
     def _name(self, size: int, seed: int, decay: float) -> str:
-        """That of trials in the journal."""
+        """The name of the trials in the journal."""
         return f"{self.family.axis} {size}, seed {seed}" + (f", decay x{decay:g}" if decay != 1 else "")
 
     # -------------------------------------------------------------------------------------------- planning
     def _planned(self) -> tuple[tuple[int, ...], int, str]:
-        """The sizes and the steps that the budget holds, and a sentence that says so. Of trials that were
-        begun the steps stay, and no size is left out.
+        """The sizes and the steps for which the budget lasts, and a sentence that says so. Once trials have
+        begun, their steps stay, and no size that has some is left out.
         """
         asked, sizes, axis = self.request.steps, self.family.sizes, self.family.axis
         row, left = self.journal.row(planned=asked), self.request.budget_s - self.journal.seconds
@@ -204,13 +204,13 @@ class Ladder:
 
     @property
     def _unswept(self) -> str:
-        """What to type where the weight decay stays as it is."""
+        """What to type to sweep the weight decay as well; empty if it is swept, or there is none."""
         if self.request.ways != [Decay()] or not self.decays:
             return ""
-        return f"; the weight decay is not swept: decays 1 {INDEPENDENT} would do that, too"
+        return f"; the weight decay is not swept: decays 1 {INDEPENDENT} would do that as well"
 
     def _cost(self, sizes: Sequence[int], steps: int) -> float:
-        """Seconds of the trials that are missing, with their setups, and of the coordinate check."""
+        """Seconds of the missing trials, with their setups, and of the coordinate check."""
         total = self.check.seconds
         for size in sizes:
             if missing := self._missing(size, steps):
@@ -219,7 +219,7 @@ class Ladder:
         return total
 
     def _missing(self, size: int, steps: int) -> float:
-        """How many trials a size still takes, about."""
+        """About how many trials a size still takes."""
         wanted = self._rates(size) * self.request.seeds * self._ways()
         return max(wanted - self._number_kept(size, steps), 0.0)
 
@@ -231,7 +231,7 @@ class Ladder:
         return sum(row.get("trial") in names and row["steps"] == steps for row in self.journal.rows)
 
     def _all_kept(self, sizes: Sequence[int], steps: int) -> bool:
-        """Take over what the journal holds of the next trials; return whether none is missing."""
+        """Take the next trials from the journal; return whether it has them all."""
         for key in self._wanted(sizes, steps):
             if (trial := self._kept(key, steps)) is None:
                 return False
@@ -239,19 +239,19 @@ class Ladder:
         return True
 
     def _rates(self, size: int) -> float:
-        """How many rates a size takes."""
+        """How many rates are tried at a size."""
         if self.request.rates:
             return len(self.request.rates)
         return RATES + (SEARCHED if size == self.family.sizes[0] else SEARCHED / 2)
 
     def _ways(self) -> float:
-        """How many times the trials are done: weight decays share those in which they are the same."""
+        """How many times the trials are done: weight decays share the trials in which they are equal."""
         octaves = [k - WINDOW for k in range(RATES)]
         return len({(k, way.at(k)) for k in octaves for way in self.request.ways}) / RATES
 
     # ---------------------------------------------------------------------------------------------- trials
     def _wanted(self, sizes: Sequence[int], steps: int) -> Iterator[Key]:
-        """What is to be tried next, by what was tried so far: all sizes with one seed, then with another."""
+        """What to try next, given what was tried so far: all sizes with one seed, then with another."""
         for way in self.request.ways if steps else ():
             for n in range(1, self.request.seeds + 1):
                 for size in sizes:
@@ -262,7 +262,7 @@ class Ladder:
                                 yield key
 
     def _octaves(self, size: int, way: Decay, seeds: int) -> Iterator[float]:
-        """The rates to try with so many seeds: five about the best, which moves as they are tried."""
+        """The rates to try with so many seeds: five around the best, which moves as they are tried."""
         if self.request.rates:
             yield from self._given()
             return
@@ -284,7 +284,7 @@ class Ladder:
         return [math.log2(rate / self._today()) for rate in sorted(self.request.rates)]
 
     def _start(self, size: int, way: Decay, seeds: int) -> float:
-        """Where to begin: at the best rate with fewer seeds, or at that of a smaller size, or at today's."""
+        """Where to begin: at the best rate with fewer seeds, else at a smaller size's, else at today's."""
         sizes = self.family.sizes
         smaller = reversed(sizes[: sizes.index(size)])
         for known, number in ((size, seeds - 1), *((s, seeds) for s in smaller)):
@@ -303,7 +303,7 @@ class Ladder:
         }
 
     def _kept(self, key: Key, steps: int) -> Trial | None:
-        """What the journal holds of a trial."""
+        """The trial that the journal holds, if any."""
         size, seed, octave, decay = key
         rate = self.own[size].measured.course.rate * 2.0**octave
         return kept_trial(self.journal, self._name(size, seed, decay), rate, steps)

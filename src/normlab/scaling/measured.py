@@ -45,21 +45,21 @@ class Key(NamedTuple):
 
     quantity: str
     role: str
-    """Of the parameter; or attention, stream, logits."""
+    """The role of the parameter; or attention, stream, logits."""
     module: str
     parameter: str = ""
 
 
 class Place(NamedTuple):
-    """Where the first layer has it."""
+    """Where the first layer has what is measured."""
 
     path: str
     """A module."""
     time: int
-    """When a pass comes to it."""
+    """When a pass reaches it."""
     in_block: bool = False
     product: bool = False
-    """Whether the parameter is multiplied with features, over which the product sums."""
+    """Whether the parameter is multiplied with features in a product that sums over them."""
 
 
 @dataclass
@@ -67,18 +67,18 @@ class Measured:
     """What a model of one size and seed showed."""
 
     values: dict[tuple[Key, int], float] = field(default_factory=dict)
-    """Root mean squares, and the optimizer's numbers, by the steps taken before."""
+    """Root mean squares, and the optimizer's numbers, by the number of steps taken before."""
     places: dict[Key, Place] = field(default_factory=dict)
     step_s: float = 0.0
-    """Seconds of the last step, with what is looked at behind it."""
+    """Seconds of the last step, with the look that follows it."""
 
 
 Nth = tuple[str, int]
-"""A parameter, and how many readings of it come before in a pass."""
+"""A parameter, and how many times a pass has read it before."""
 
 
 class WatchedModel:
-    """A model at its start, of which later states are looked at on one batch."""
+    """A model at its start, whose later states are looked at on one batch."""
 
     def __init__(self, setup: Setup, batch: Any) -> None:
         self.model = copy.deepcopy(unwrap(setup.model))
@@ -89,7 +89,7 @@ class WatchedModel:
         self.entries = {blocks[0].path for blocks in self.facts.stacks.values()}
         self.last = {blocks[-1].path for blocks in self.facts.stacks.values()}
         self.scores: dict[str, Scores] = {}
-        with suppress(Exception):  # of any model
+        with suppress(Exception):  # any model may raise anything
             self.scores = {s.module: s for s in read_wiring(self.trace, list(self.blocks)).scores}
         own = isinstance(self.model, TokenModel)
         self.roles = {n: r.role for n, r in parameter_roles(self.model).items()} if own else self.facts.roles
@@ -102,7 +102,7 @@ class WatchedModel:
         self._read_roles()
 
     def look(self, model: nn.Module) -> WholePass:
-        """Run one pass of a state of the model."""
+        """Run one pass of the model in some state."""
         seen = WholePass(self)
         functions = Functions(wanted=lambda n: n in (*ATTENDED, *SCORED), see=seen.call)
         watches = forward_hooks(dict(model.named_modules()), seen.module), functions
@@ -110,7 +110,7 @@ class WatchedModel:
         return seen
 
     def logits_with(self, model: nn.Module, first: Iterable[Nth]) -> Tensor | None:
-        """The logits of a state of the model in which these readings are of the weights at the start."""
+        """The logits of the model in some state, when these readings get the weights of the start."""
         seen, path = Ends(self), getattr(self.logits, "module", None)
         functions = Functions(wanted=lambda n: n in SCORED, see=seen.call)
         modules = {} if path is None else {path: model.get_submodule(path)}
@@ -118,7 +118,7 @@ class WatchedModel:
         return seen.scored
 
     def entries_with(self, model: nn.Module, first: Iterable[Nth]) -> list[Tensor]:
-        """What enters the stacks in such a state. The pass ends there."""
+        """What enters the stacks under the same condition. The pass ends there."""
         seen = Ends(self)
 
         def enter(path: str, side: Side, values: Any) -> None:
@@ -169,8 +169,8 @@ class WatchedModel:
         self.head_module = modules[self.head] if self.head else ""
 
     def role(self, path: str) -> tuple[str, str]:
-        """The role of the only matrix of a module, and its name; empty where it has none, or several. What
-        holds the head has its role.
+        """The role of a module's only matrix, and its name; empty if it has none, or several. A module that
+        holds the head has the head's role.
         """
         if self.head is not None and (not path or within(self.head_module, path)):
             return "head", self.head[0]
@@ -190,10 +190,10 @@ class WatchedModel:
 
 def measure(setup: Setup, steps: int, seed: int) -> Measured:
     """Train a copy of the setup's model for some steps at its peak rates, and measure it after each, on the
-    first batch. The setup is left as it was. Raises UserError for one that cannot be trained.
+    first batch. The setup stays as it was. Raises UserError if it cannot be trained.
     """
     if setup.optimizer is None:
-        raise UserError("no optimizer was handed over: pass optimizer=, as in torch.optim.AdamW(…, lr=1e-3)")
+        raise UserError("there is no optimizer: pass optimizer=, as in torch.optim.AdamW(…, lr=1e-3)")
     with untouched(replace(setup, batches=())):
         batches = batches_of(setup, seed)(steps)
         subject, course = WatchedModel(setup, batches[0]), _course(setup, batches, seed)
@@ -238,7 +238,7 @@ class _Gauge:
         return key
 
     def hold(self, setup: Setup, course: Course) -> None:
-        """Take the starts of the parameters, what their groups hold, and the scales of attention."""
+        """Record the starts of the parameters, what their groups hold, and the scales of attention."""
         model, optimizers, _ = copied(setup, hollow=True)
         peaks = {id(g): peak for g, peak in zip(groups_of(optimizers), course.peaks, strict=True)}
         values: dict[Key, list[float]] = defaultdict(list)
@@ -266,7 +266,7 @@ class _Gauge:
         self._add(1, scales)
 
     def see(self, seen: WholePass, model: nn.Module, step: int) -> None:
-        """Take what a pass shows, and what the updates until then change."""
+        """Record what a pass shows, and what the updates so far change."""
         subject, first = self.subject, self.subject.first
         values: dict[Key, list[float]] = defaultdict(list)
         for (kind, path, x, when), (_, _, x0, _) in zip(seen.shown, first.shown, strict=False):
@@ -293,8 +293,8 @@ class _Gauge:
         self._add(step, values)
 
     def _updates(self, seen: WholePass, model: nn.Module, step: int, values: dict[Key, list[float]]) -> None:
-        """What the updates of each parameter change: of a table in the stream, of the head in the logits, of
-        the others in what the function that reads them returns.
+        """What the updates of each parameter change: a table's in the stream, the head's in the logits, and
+        the others' in what the function that reads them returns.
         """
         subject = self.subject
         for reading, path, when in seen.readings:

@@ -6,16 +6,16 @@ Let :math:`x = \log_2` of a rate. Near its minimum at :math:`x_s`, the loss of s
    h_\kappa(u) = 2 (e^{\kappa u} - 1 - \kappa u) / \kappa^2 \to u^2
 
 a quadratic with a skew :math:`\kappa_s`, since too high a rate costs more than too low a one: without it the
-optimum is off by more than its interval. Every size has a skew of its own: were one shared by all, a skew
-that goes with the size would be taken for an optimum that does. Five rates say little of it, so that it comes
-from a normal distribution with the mean and deviation of real curves, ``SKEWS``. The interval of an optimum
-holds each :math:`x_s` that an F test does not refuse, with the other parameters at their best (a profile
-likelihood); it is open where it goes beyond the rates that were tried. Seeds have intercepts of their own,
-and the noise is pooled over sizes. Where losses are farther from the curve than seeds are from each other, by
-the F test for lack of fit, the form does not describe them, and the interval reaches at least to the
-neighbours of the best rate. The slope over :math:`\log_2` of the size is a regression weighted by these
-intervals, with the one of Hartung and Knapp (2001), never narrower than the fixed-effect one. tests/scaling
-holds all of them to their coverage by simulation.
+optimum is off by more than its interval. Every size has a skew of its own: if all shared one, a skew that
+changes with the size would be taken for an optimum that does. Five rates say little about it, so it gets a
+normal prior with the mean and deviation of real curves, ``SKEWS``. The interval of an optimum holds each
+:math:`x_s` that an F test does not reject, with the other parameters at their best (a profile likelihood); it
+is open if it goes beyond the rates that were tried. Seeds have intercepts of their own, and the noise is
+pooled over sizes. If losses are farther from the curve than seeds are from each other, by the F test for lack
+of fit, the form does not describe them, and the interval reaches at least to the neighbours of the best rate.
+The slope over :math:`\log_2` of the size is a regression weighted by these intervals, with the interval of
+Hartung and Knapp (2001), but never narrower than the fixed-effect one. tests/scaling checks the coverage of
+all these intervals by simulation.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from normlab.scaling import LEVEL
 
 Array = NDArray[np.float64]
 Losses = Mapping[tuple[float, int], float]
-"""Those of one size by octave of the rate and seed; infinite where a trial diverged."""
+"""The losses of one size by octave of the rate and seed; infinite if a trial diverged."""
 WINDOW: Final = 2.0
 """Octaves on each side of the best rate within which rates are tried and fitted."""
 RATES: Final = int(2 * WINDOW) + 1
-"""Rates about the best that are tried at each size."""
+"""The number of rates around the best that are tried at each size."""
 FEWEST: Final = 3
-"""Rates that train, below which a curve is not fitted."""
+"""A curve is fitted only if at least so many rates train."""
 SKEWS: Final = (0.5, 0.5)
 """Mean and standard deviation of the skew: 0.6 and 0.45 on 11 curves of small language models, rounded."""
 SKEWEST: Final = 2.0
@@ -59,8 +59,8 @@ Lack = Literal["", "trials", "steps", "rates", "seeds"]
 
 @dataclass(frozen=True)
 class Optimum:
-    """The best rate of one size, in octaves; an end is None where the interval is open, and so is the value
-    where nothing but the ends is known.
+    """The best rate of one size, in octaves. An end is None if the interval is open there; the value is None
+    if nothing but the ends is known.
     """
 
     size: int
@@ -70,7 +70,7 @@ class Optimum:
     why: str = ""
     """Why the interval is open, or why there is none."""
     lack: Lack = ""
-    """What there must be more of to know it."""
+    """What more of is needed to know it."""
     rates: tuple[float, ...] = ()
     """Octaves at which trials would show more."""
 
@@ -82,7 +82,7 @@ class Optimum:
 
 @dataclass(frozen=True)
 class Trend:
-    r"""The optimum over :math:`\log_2` of the size: a regression on those that are closed, in octaves."""
+    r"""The optimum over :math:`\log_2` of the size, in octaves: a regression on the closed optima."""
 
     middle: float
     r"""Where the line is best known, in :math:`\log_2` of the size."""
@@ -91,9 +91,9 @@ class Trend:
     height_error: float
     slope_error: float
     factor: float
-    """By which errors are multiplied for an interval."""
+    """What errors are multiplied by to get an interval."""
     fixed_factor: float
-    """The same, were the optima on a line but for the noise of their trials."""
+    """The same, if only the noise of trials kept the optima off a line."""
 
     def at(self, size: float) -> tuple[float, float, float]:
         """The optimum at a size, with the ends of its interval."""
@@ -119,17 +119,17 @@ class Fit:
     """Whether losses are farther from their curves than seeds are from each other."""
     trend: Trend | None = None
     curves: Mapping[int, Sequence[tuple[float, float]]] = field(default_factory=dict)
-    """By size, octaves and losses of the fitted curve, for a picture."""
+    """By size, octaves and losses of the fitted curve, to draw it."""
 
 
 def best_of(losses: Losses) -> float | None:
-    """The octave with the lowest mean loss over the seeds that all have; None where each diverged."""
+    """The octave with the lowest mean loss over seeds, of those that every seed has; None if all diverged."""
     means = means_of(losses)
     return min((x for x in means if math.isfinite(means[x])), key=lambda x: means[x], default=None)
 
 
 def means_of(losses: Losses) -> dict[float, float]:
-    """By octave, the mean over seeds, of octaves that every seed has."""
+    """The mean over seeds by octave, for the octaves that every seed has."""
     seeds = {seed for _, seed in losses}
     shared = [x for x in sorted({x for x, _ in losses}) if all((x, seed) in losses for seed in seeds)]
     return {x: sum(losses[x, seed] for seed in seeds) / len(seeds) for x in shared}
@@ -145,7 +145,7 @@ class _Minimum(NamedTuple):
 
 @dataclass(frozen=True)
 class _Curve:
-    """The trials of one size that are fitted, with octaves from their middle."""
+    """The trials of one size that are fitted, with octaves counted from their middle."""
 
     size: int
     x: Array
@@ -154,43 +154,43 @@ class _Curve:
     centre: float
     low: float
     high: float
-    """The lowest and the highest rate that the optimum may have, from the centre."""
+    """The lowest and the highest rate that the optimum may have, counted from the centre."""
     capped: bool
-    """Whether the highest is one that diverged."""
+    """Whether the highest rate diverged."""
 
     @cached_property
     def within(self) -> Array:
-        """`[N, N]`: takes values less their means by seed."""
+        """`[N, N]`: subtracts from values their means by seed."""
         same = (self.seed[:, None] == self.seed).astype(float)
         return np.eye(self.x.size) - same / same.sum(0)
 
     @cached_property
     def spread(self) -> Array:
-        """`[R, N]`: from values by rate to those of every trial, less their means by seed."""
+        """`[R, N]`: turns values by rate into those of every trial, minus their means by seed."""
         return (np.unique(self.x)[:, None] == self.x).astype(float) @ self.within
 
     @cached_property
     def losses(self) -> Array:
-        """`[N]`: less their means by seed."""
+        """`[N]`: the losses minus their means by seed."""
         return self.within @ self.y
 
     @property
     def parameters(self) -> int:
-        """Of the curve, beside the intercepts: as many as the rates show."""
+        """The curve's number of parameters, besides the intercepts: as many as the rates can determine."""
         return min(3, len(self.spread) - 1)
 
     @property
     def freedom(self) -> int:
-        """Degrees of freedom of what the curve leaves."""
+        """The degrees of freedom of the residuals."""
         return self.x.size - np.unique(self.seed).size - self.parameters
 
     def rise(self, best: Array, skew: Array) -> Array:
-        """`[..., R]`: by rate, the loss above its minimum, of curves with a curvature of 1."""
+        """`[..., R]`: by rate, the loss above the minimum for curves with a curvature of 1."""
         return bent(np.unique(self.x) - best[..., None], skew[..., None])
 
     def cost(self, best: Array, skew: Array, noise: float) -> Array:
-        """The least sum of squares that curves with these minima and skews leave, together with what their
-        skews cost at this noise.
+        """The least residual sum of squares of curves with these minima and skews, plus what their skews cost
+        at this noise.
         """
         rise = self.rise(best, skew)
         size = np.maximum(((rise @ (self.spread @ self.spread.T)) * rise).sum(-1), _TINY)
@@ -199,7 +199,7 @@ class _Curve:
         return np.asarray(left + (noise * (skew - SKEWS[0]) / SKEWS[1]) ** 2, np.float64)
 
     def profile(self, best: Array, noise: float) -> tuple[Array, Array]:
-        """By optimum, the least cost of all skews, and the skew that has it."""
+        """By optimum, the least cost over all skews, and the skew that has it."""
         skew, reach = np.zeros((best.size, 1)), SKEWEST
         for _ in range(_ZOOMS):
             near = np.clip(skew + reach * _SKEWS, -SKEWEST, SKEWEST)
@@ -208,7 +208,7 @@ class _Curve:
         return self.cost(best, skew[:, 0], noise), skew[:, 0]
 
     def minimum(self, noise: float) -> _Minimum:
-        """That of the curve with the least cost."""
+        """The minimum of the curve with the least cost."""
         grid = self.grid(_COARSE)
         before, _, after = _lowest(grid, self.profile(grid, noise)[0])
         grid = np.linspace(before, after, _COARSE)
@@ -217,7 +217,7 @@ class _Curve:
         return _Minimum(x, float(skew[0]), max(float(cost[0]), 0.0))
 
     def grid(self, points: int) -> Array:
-        """Where the optimum is looked for: also beyond the rates that were tried, where it may lie."""
+        """Where to look for the optimum, which may lie beyond the rates that were tried."""
         return np.linspace(self.low - WINDOW, self.high + WINDOW, points)
 
     def fitted(self, of: _Minimum) -> tuple[float, Array]:
@@ -227,8 +227,8 @@ class _Curve:
         return curvature, self.losses - curvature * rise
 
     def of_means(self, rest: Array) -> tuple[float, int, float, int]:
-        """The squares that the means over seeds are off the curve, and that seeds are off these means, each
-        with its degrees of freedom, of the rates that every seed has.
+        """The squared deviations of the means over seeds from the curve, and of the seeds from these means,
+        each with its degrees of freedom, for the rates that every seed has.
         """
         rates, seeds = np.unique(self.x), np.unique(self.seed).size
         shared = [self.x == x for x in rates if np.count_nonzero(self.x == x) == seeds]
@@ -237,7 +237,7 @@ class _Curve:
         return off, max(len(shared) - 1 - self.parameters, 0), within, (len(shared) - 1) * (seeds - 1)
 
     def drawn(self, of: _Minimum) -> list[tuple[float, float]]:
-        """Points of the fitted curve, at the mean of its seeds."""
+        """Points on the fitted curve, with the mean intercept of its seeds."""
         curvature, skew = self.fitted(of)[0], np.array(of.skew)
         level = float(np.mean(self.y - curvature * bent(self.x - of.x, skew)))
         x = np.linspace(self.low, float(self.x.max()), _DRAWN)
@@ -246,7 +246,7 @@ class _Curve:
 
 
 def _lowest(x: Array, y: Array) -> tuple[float, float, float]:
-    """Where y is lowest, by a parabola through the least value and those beside it, and the ends of these."""
+    """Where y is lowest, by a parabola through its least value and both neighbours, and where these lie."""
     i = int(np.clip(y.argmin(), 1, y.size - 2))
     left, right = y[i - 1] - y[i], y[i + 1] - y[i]
     step = (left - right) / (2 * (left + right)) if left + right > 0 else 0.0
@@ -289,7 +289,7 @@ def fit(curves: Mapping[int, Losses]) -> Fit:
 
 
 def _prepared(size: int, losses: Losses) -> _Curve | Optimum:
-    """The trials to fit: those that train, near the best. A diverged one is above all others."""
+    """The trials to fit: those that train, near the best. A diverged one counts as worse than all others."""
     best = best_of(losses)
     if best is None:
         lowest = min((x for x, _ in losses), default=0.0)
@@ -307,7 +307,7 @@ def _prepared(size: int, losses: Losses) -> _Curve | Optimum:
 
 
 def _misfit(ready: Sequence[_Curve], minima: Sequence[_Minimum], rounding: float) -> bool:
-    """Whether the means over seeds are farther from their curves than chance has it, by an F test."""
+    """Whether the means over seeds are farther from their curves than chance explains, by an F test."""
     every = [c.of_means(c.fitted(of)[1]) for c, of in zip(ready, minima, strict=True)]
     off, more, within, freedom = (sum(own) for own in zip(*every, strict=True))
     if more < 1 or freedom < 1:
@@ -326,7 +326,7 @@ def _between_neighbours(one: Optimum, curve: _Curve) -> Optimum:
 
 
 def _optimum(curve: _Curve, of: _Minimum, noise: float, freedom: int) -> Optimum:
-    """The optimum of one curve, and where it may be, within the rates tried."""
+    """The optimum of one curve, and where it may lie within the rates tried."""
     grid = np.sort(np.append(curve.grid(_FINE), of.x))
     cost = curve.profile(grid, noise)[0]
     root = np.sign(grid - of.x) * np.sqrt(np.maximum(cost - of.cost, 0.0)) / noise  # almost a line
@@ -360,12 +360,12 @@ def _optimum(curve: _Curve, of: _Minimum, noise: float, freedom: int) -> Optimum
 
 
 def _beyond(end: float, side: int) -> tuple[float, ...]:
-    """The next octaves on one side of those that were tried."""
+    """The next octaves beyond those that were tried, on one side."""
     return tuple(sorted(end + side * k for k in range(1, int(WINDOW) + 1)))
 
 
 def _flat(curve: _Curve) -> bool:
-    """Whether means over seeds differ between rates by no more than seeds do from them, by an F test."""
+    """Whether the means over seeds differ between rates no more than seeds do from them, by an F test."""
     means = curve.spread.T @ np.linalg.lstsq(curve.spread.T, curve.losses, rcond=None)[0]
     rest, more = curve.losses - means, len(curve.spread) - 1
     freedom = curve.freedom + curve.parameters - more

@@ -1,4 +1,4 @@
-"""What one pass of a model shows, in its order, or at its ends alone."""
+"""What one pass of a model shows, throughout in its order, or only at its ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class EnoughError(Exception):
-    """Ends a pass of which the rest is not needed."""
+    """Ends a pass when the rest of it is not needed."""
 
 
 class Ends:
@@ -37,7 +37,7 @@ class Ends:
             if path in self.subject.blocks and x is not None and path not in self.entering:
                 self.entering[path] = x.detach().clone()
         elif x is not None and getattr(where, "module", None) == path:
-            with suppress(Exception):  # another call of the module puts out something else
+            with suppress(Exception):  # another call of the module may return something else
                 self._tapped = at(values, where.place).detach().clone()
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
@@ -67,7 +67,7 @@ class WholePass(Ends):
         self.time = 0
         self._running: list[str] = []
         self.shown: list[tuple[str, str, Tensor, int]] = []
-        """Outputs of modules and scores of attention, the module, and when it was."""
+        """Outputs of modules and scores of attention, each with its module and its time."""
         self.readings: list[tuple[ParameterReading, str, int]] = []
 
     def module(self, path: str, side: Side, values: Any) -> None:
@@ -100,7 +100,7 @@ class WholePass(Ends):
 
 
 def _scores_of(call: FunctionCall) -> Tensor:
-    """The scores before the softmax; 0 where they are masked."""
+    """The scores before the softmax, with 0 for masked ones."""
     if call.name == "softmax":
         x = call.argument(0, "input").detach()
         return x.masked_fill(call.result == 0, 0.0)

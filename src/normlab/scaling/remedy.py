@@ -1,4 +1,4 @@
-"""What more trials would tell where they cannot say, and how long these take."""
+"""What more trials would tell if the trials so far cannot say, and how long they take."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from normlab.scaling.answer import Transfer
 
 LONGER: Final = 4
-"""How many times as many steps are advised where nothing is learnt."""
+"""If nothing is learnt, so many times as many steps are advised."""
 
 
 class Remedy(NamedTuple):
@@ -23,13 +23,13 @@ class Remedy(NamedTuple):
     value: Any
     """How much of it in all: seconds, steps, multiples of the setup's own rate, seeds, or sizes."""
     seconds: float
-    """What it takes beside what was spent."""
+    """What it takes besides what was spent."""
     sentence: str
 
 
 def remedy_of(of: Transfer, sweep: Sweep) -> Remedy | None:
-    """What would tell more with one weight decay; None where the answer is known, or nothing was tried: then
-    the reason has the budget.
+    """What would tell more with one weight decay; None if the answer is known, or if nothing was tried: then
+    the reason names the budget.
     """
     if sweep.verdict != UNDECIDED or not any(sweep.trials.values()):
         return None
@@ -41,7 +41,7 @@ def remedy_of(of: Transfer, sweep: Sweep) -> Remedy | None:
 
 
 def _of_optima(of: Transfer, sweep: Sweep) -> Remedy:
-    """Where best rates are not known: what most of these sizes lack."""
+    """If some best rates are not known: what most of these sizes lack."""
     unknown = [sweep.optimum(size) for size in sweep.unknown]
     lacks = [str(own.lack) for own in unknown]
     match max(("steps", "rates", "seeds"), key=lacks.count):
@@ -53,7 +53,7 @@ def _of_optima(of: Transfer, sweep: Sweep) -> Remedy:
 
 
 def _of_line(of: Transfer, sweep: Sweep) -> Remedy:
-    """Where they are known, and the interval of their shift is too wide."""
+    """If they are known, but the interval of their shift is too wide."""
     if sweep.fit.misfit:
         best = (sweep.optimum(size).value or 0.0 for size in sweep.known)
         halves = {round(x) + side / 2 for x in best for side in (-1, 1)}
@@ -70,7 +70,7 @@ def _cost(of: Transfer, size: int, trials: float) -> float:
 
 
 def _left(of: Transfer, sweep: Sweep, size: int) -> float:
-    """Seconds of the trials that are missing at a size, about."""
+    """About how many seconds the trials missing at a size take."""
     own = sweep.trials.get(size, {})
     every = [x for x in {x for x, _ in own} if sum(y == x for y, _ in own) >= of.seeds]
     return _cost(of, size, of.seeds * max(RATES - len(every), 0))
@@ -112,7 +112,7 @@ def _seeds(of: Transfer, sweep: Sweep, seeds: int, what: str, about: str = "") -
 def _sizes(of: Transfer, sweep: Sweep) -> Remedy:
     seconds = of.seeds * _each(of, sweep)
     sentence = (
-        f"The best rates scatter about their line by more than their errors, so that more {of.axis}s would "
-        f"tell more than seeds; twice as many take about {duration(seconds)} more"
+        f"The best rates scatter about their line by more than their errors, so more {of.axis}s would tell "
+        f"more than seeds; twice as many take about {duration(seconds)} more"
     )
     return Remedy("sizes", 2 * len(of.sizes), seconds, sentence)

@@ -1,4 +1,4 @@
-"""Slopes of what was measured over the sizes, each beside the exponent that is meant."""
+"""Slopes over the sizes of what was measured, each beside the intended exponent."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ Sizes = Mapping[tuple[int, int], Measured]
 
 @dataclass(frozen=True)
 class Row:
-    """One quantity at one place: the exponent of the size in it, and which is meant.
+    """One quantity at one place: its exponent of the size, and the intended one.
 
     ``slope`` is that of log quantity over log size, the mean over seeds, with a 95% t interval of the seeds'
-    slopes. For what an optimizer's groups hold, and the scale of attention, ``low`` and ``high`` are the
-    smallest and largest slope from one size to the next. NaN where the quantity is 0 or not finite.
+    slopes. For what an optimizer's groups hold, and for the scale of attention, ``low`` and ``high`` are the
+    smallest and largest slope from one size to the next. NaN if the quantity is 0 or not finite.
     """
 
     role: str
@@ -46,21 +46,21 @@ class Row:
     """Layers of a stack are one place, with ``*`` for their number."""
     quantity: str
     step: int
-    """The steps of the optimizer before."""
+    """How many steps the optimizer has taken before."""
     slope: float
     low: float
     high: float
     expected: float | None = None
     expected_low: float | None = None
-    """Where less than ``expected`` is right, too: down to which exponent. Minus infinity, which is None among
-    plain values: any.
+    """The least exponent that is right, if less than ``expected`` is right, too. Minus infinity, which is
+    None among plain values, allows any.
     """
     right: bool | None = None
-    """Whether an exponent of the interval is nearest to one that is meant; None where none is, or it is not
-    known.
+    """Whether an exponent in the interval is nearest to an intended one; None if none is intended, or this is
+    not known.
     """
     kind: str = ""
-    """What is wrong where the row is: start, rate, decay, eps, multiplier, attention scale or branch."""
+    """What is wrong if the row is: start, rate, decay, eps, multiplier, attention scale or branch."""
     parameter: str = ""
     path: str = ""
     """A module that has it, in the first layer of the largest model."""
@@ -68,7 +68,7 @@ class Row:
     """By size, means over seeds."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain values, None for what is not finite."""
+        """The same as plain values, with None for what is not finite."""
         return {name: _plain(value) for name, value in vars(self).items()}
 
 
@@ -155,8 +155,8 @@ def _slope(measured: Sizes, sizes: Sequence[int], keys: Sequence[Key], step: int
 
 
 def _of_attention(kind: type[Parametrisation] | None, axis: Axis, widths: _Slope) -> Meant | None:
-    """What is meant for the scale of attention: the declared exponent of the width of a head, else that
-    products of queries and keys do not grow which point the same way, as in training they come to.
+    """What is intended for the scale of attention: the declared exponent of a head's width, else that
+    products of queries and keys that point the same way, as they come to do in training, do not grow.
 
     Yang et al. 2022, definition 4.1 (2203.03466).
     """
@@ -167,10 +167,10 @@ def _of_attention(kind: type[Parametrisation] | None, axis: Axis, widths: _Slope
 
 
 def _equivalent(rows: Sequence[Row]) -> list[Row]:
-    r"""The rows, of which a start and a rate that are off by the same exponent are not judged.
+    r"""The rows; a start and a rate that are off by the same exponent are not judged.
 
-    Under Adam a factor :math:`m^\theta` on both is one on the parameter's multiplier, and the update shows
-    whether that makes up for it. Yang et al. 2022, Lemma J.1 (2203.03466).
+    Under Adam, a factor :math:`m^\theta` on both amounts to one on the parameter's multiplier, and the update
+    shows whether the multiplier makes up for it. Yang et al. 2022, Lemma J.1 (2203.03466).
     """
     wrong = {
         (r.quantity, r.parameter): r.slope - (r.expected or 0.0)

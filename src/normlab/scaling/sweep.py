@@ -18,7 +18,7 @@ CARRIES: Final = "carries"
 SHIFTS: Final = "shifts"
 UNDECIDED: Final = "cannot say"
 LEAST_SIZES: Final = 3
-"""Sizes at which a best rate is known, of more than two that were asked for, below which nothing is said."""
+"""If more than two sizes were asked for, nothing is said unless the best rate is known at so many of them."""
 
 
 class Between(NamedTuple):
@@ -30,12 +30,12 @@ class Between(NamedTuple):
 
     @classmethod
     def of(cls, octaves: Sequence[float], unit: float = 1.0) -> Between:
-        """From octaves, as multiples of a unit."""
+        """The number and its ends from octaves, as multiples of a unit."""
         return cls(*(unit * 2.0**x for x in octaves))
 
     @property
     def inverse(self) -> Between:
-        """One over each of them."""
+        """One over the number, with its ends."""
         return Between(1 / self.value, 1 / self.high, 1 / self.low)
 
     @property
@@ -58,7 +58,7 @@ class Sweep:
     factor: float = FACTOR
 
     def losses(self, size: int) -> Losses:
-        """By octave and seed, in nats a target where targets are known; infinite where a trial diverged."""
+        """By octave and seed, in nats per target if targets are known; infinite if a trial diverged."""
         return {key: self.scales[size].nats(t.loss) for key, t in self.trials.get(size, {}).items()}
 
     def learns(self, size: int) -> bool:
@@ -76,7 +76,7 @@ class Sweep:
         return fit(learnt)
 
     def optimum(self, size: int) -> Optimum:
-        """That of a size, or why there is none."""
+        """The optimum of a size, or why there is none."""
         if (known := self.fit.optima.get(size)) is not None:
             return known
         if self.trials.get(size):
@@ -85,7 +85,7 @@ class Sweep:
 
     @property
     def doublings(self) -> float:
-        """Of the size, from the smallest to the largest whose optimum is known."""
+        """How often the size doubles from the smallest to the largest whose optimum is known."""
         known = self.known
         return math.log2(known[-1] / known[0]) if known else 0.0
 
@@ -96,7 +96,7 @@ class Sweep:
 
     @property
     def unknown(self) -> list[int]:
-        """The other ones that were asked for."""
+        """The other sizes that were asked for."""
         return [size for size in self.scales if not self.optimum(size).closed]
 
     @property
@@ -106,12 +106,12 @@ class Sweep:
 
     @property
     def trend(self) -> Trend | None:
-        """The line through the optima; None where too few of those that were asked for are known."""
+        """The line through the optima; None if too few of those that were asked for are known."""
         return self.fit.trend if len(self.known) >= min(LEAST_SIZES, len(self.scales)) else None
 
     @property
     def contradicted(self) -> list[int]:
-        """Sizes of whose optimum one end is known, which is beyond the line with its interval."""
+        """Sizes whose optimum has just one known end, and that end lies beyond the line and its interval."""
         if self.trend is None:
             return []
         found = list[int]()
@@ -128,7 +128,7 @@ class Sweep:
 
     @property
     def shift(self) -> Between | None:
-        """By what factor it moves over the sizes at which it is known."""
+        """By what factor the best rate moves over the sizes at which it is known."""
         return Between.of(self.trend.shift(self.doublings)) if self.trend else None
 
     @property
@@ -139,8 +139,8 @@ class Sweep:
 
     @property
     def verdict(self) -> str:
-        """Whether the shift lies within the factor, over all that was asked for; if not, whether it is one at
-        all. Nothing is said against a size at which only one end of the optimum is known.
+        """Whether the shift lies within the factor, over all that was asked for; if not, whether there is a
+        shift at all. Nothing is said that contradicts a size at which only one end of the optimum is known.
         """
         shift = self.shift
         if shift is None or self.contradicted:
@@ -151,8 +151,8 @@ class Sweep:
 
     @property
     def shortage(self) -> float:
-        """How many times narrower the noise of trials alone must leave the interval of the shift to decide; 1
-        or less where it is narrow enough, and optima scatter about their line.
+        """How many times narrower the interval of the shift, as the noise of trials alone makes it, must be
+        to decide; 1 or less if it is narrow enough, and the optima scatter about their line.
         """
         trend = self.trend
         if trend is None:

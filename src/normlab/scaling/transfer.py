@@ -29,17 +29,17 @@ def transfer(
     the smallest is also the best at the largest.
 
     ``setup(width=, seed=)``, or ``setup(depth=, seed=)``, builds the model in any size and returns a
-    ``Setup``; a recipe's configuration, see ``resolve``, is built in each. A trial multiplies all rates of a
-    setup by one factor, so that what a parametrisation gives each group, or each size, stays. Rates are
-    octaves apart, five about the best one at each size, with ``seeds`` seeds from ``seed`` on; all sizes and
-    rates see the batches of the smallest one.
+    ``Setup``; a recipe's configuration (see ``resolve``) is built in every size. A trial multiplies all rates
+    of a setup by one factor, so that what a parametrisation gives each group, or each size, stays. Rates are
+    octaves apart, five around the best one at each size, with ``seeds`` seeds from ``seed`` on; all sizes and
+    rates see the batches of the smallest size.
 
-    ``rest``: ``factor``, by how much the best rate may move over all sizes; ``target``, a size to name the
-    best rate for, by default the largest; ``decays``, factors on the weight decay, of which the first gives
-    the answer, with ``"independent"`` or ``"independent:4"`` for one that does not go with the rate;
-    ``rates`` in place of the search; ``seed``, ``folder``, ``progress`` and ``announce`` as in ``trial``;
+    ``rest``: ``factor``, by how much the best rate may move over all sizes; ``target``, a size whose best
+    rate is wanted, by default the largest; ``decays``, factors on the weight decay, the first of which gives
+    the answer, with ``"independent"`` or ``"independent:4"`` for one that does not depend on the rate;
+    ``rates`` instead of the search; ``seed``, ``folder``, ``progress`` and ``announce`` as in ``trial``;
     ``since``, when the budget's clock began (``time.monotonic()``), by default at this call. With a
-    ``folder`` the same call, or one with more seeds, more sizes or a larger budget, goes on where it was.
+    ``folder`` the same call, or one with more seeds, more sizes or a larger budget, continues from there.
 
     Raises UserError for a setup that cannot be built in a size, or does not grow with it.
 

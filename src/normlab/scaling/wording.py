@@ -22,7 +22,7 @@ NAMES: Final = {
     "attention scale": "factor on products of queries and keys",
 }
 STEPPING: Final = ("rate", "attention scale", "branch", "update", "logits change", "stream change")
-"""What goes with how far a step of a given rate changes the outputs."""
+"""Quantities that change with how far a step of a given rate moves the outputs."""
 
 
 def reason(row: Row, of: Coordinates) -> str:
@@ -31,10 +31,10 @@ def reason(row: Row, of: Coordinates) -> str:
 
 
 def moves(fault: Mapping[str, Any]) -> int:
-    """Which way a row that is wrong moves the best rate as the size grows: -1 down, 1 up, 0 where that is not
-    known, as of a start or a decay.
+    """Which way a row that is wrong moves the best rate as the size grows: -1 down, 1 up, 0 if that is not
+    known, as for a start or a decay.
 
-    Where a step changes more than is meant, a lower rate makes up for it; a larger eps makes steps smaller.
+    If a step changes more than intended, a lower rate makes up for it; a larger eps makes steps smaller.
     """
     excess = (fault.get("slope") or 0.0) - (fault.get("expected") or 0.0)
     if fault["quantity"] in STEPPING:
@@ -43,8 +43,8 @@ def moves(fault: Mapping[str, Any]) -> int:
 
 
 def apart(check: Mapping[str, Any]) -> int:
-    """How many other facts of a check are wrong, which its fault does not explain: what a parameter starts
-    with, or a group holds, follows from nothing that was measured. A role counts once for each quantity.
+    """How many other facts of a check are wrong that its fault does not explain: what a parameter starts
+    with, or a group holds, does not follow from anything measured. A role counts once for each quantity.
     """
     fault = check["fault"]
     if fault["quantity"] not in FACTS:

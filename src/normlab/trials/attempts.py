@@ -24,12 +24,12 @@ from normlab.trials.trials import Trial
 
 LEAST_STEPS: Final = 2 * LAST
 SHOWN: Final = 16
-"""Batches in which the first steps of the optimizer must come."""
+"""The first steps of the optimizer must come within so many batches."""
 MEASURING: Final = 0.02
 """The share of the budget after which measuring ends."""
 LATE: Final = "late"
 Progress = Callable[[str, int, int], None]
-"""``progress(line, done, of)``, called after each step with the trials that are done, and about how many."""
+"""``progress(line, done, of)``, called after each step: how many trials are done, of about how many."""
 Tell = Callable[[str], None]
 
 
@@ -49,19 +49,19 @@ class Plan:
         whole = isinstance(self.steps, int) and not isinstance(self.steps, bool)
         if not whole or self.steps < LEAST_STEPS:
             raise UserError(
-                f"steps is {shown(self.steps)}, and must be a whole number of {LEAST_STEPS} at least: the "
+                f"steps is {shown(self.steps)}, but must be a whole number, at least {LEAST_STEPS}: the "
                 f"mean of {LAST} losses counts"
             )
         if not positive(self.budget_s):
-            raise UserError(f"budget_s is {shown(self.budget_s)}, and must be a number of seconds above 0")
+            raise UserError(f"budget_s is {shown(self.budget_s)}, but must be a number of seconds above 0")
         if wrong := [rate for rate in self.rates if not positive(rate)]:
-            raise UserError(f"rates has {shown(wrong[0])}, and must hold numbers above 0, as in 1e-4 1e-3")
+            raise UserError(f"rates has {shown(wrong[0])}, but must hold numbers above 0, as in 1e-4 1e-3")
 
 
 def batches_of(setup: Setup, seed: int) -> Callable[[int], list[Any]]:
-    """A function of a number to so many batches of a training, always from its start."""
+    """Return a function that gives the first so many batches of a training."""
 
-    @lru_cache(maxsize=2)  # of trials that grow, the last ones
+    @lru_cache(maxsize=2)  # keeps the last numbers when trials grow longer
     def first(number: int) -> list[Any]:
         with untouched(setup), same_random_state(seed):
             return list(islice(setup.stream(), number))
@@ -76,17 +76,17 @@ class FirstSteps:
     course: Course
     scale: Scale
     seconds: list[float]
-    """Of a step, when it was measured and in each trial."""
+    """The time of a step: as measured first, then in each trial."""
     took: float
 
     @property
     def step_s(self) -> float:
-        """The time of a step that is expected."""
+        """The expected time of a step."""
         return median(self.seconds)
 
 
 def kept_trial(journal: Journal, name: str, rate: float, steps: int) -> Trial | None:
-    """The trial at a rate that the journal holds of a variant of this name, if it does."""
+    """The trial at a rate that the journal holds for the variant of this name, if there is one."""
     if (row := journal.row(trial=name, rate=rate, steps=steps)) is None:
         return None
     return Trial(rate, steps, tuple(map(float, row["losses"])), row["stopped"], row["seconds"])
@@ -94,7 +94,7 @@ def kept_trial(journal: Journal, name: str, rate: float, steps: int) -> Trial | 
 
 @dataclass
 class Attempts:
-    """Trials of one variant, each done once: what the journal holds is read from there.
+    """Trials of one variant, each done only once: those in the journal are read from there.
 
     They end ``deadline`` seconds after the journal's clock began.
     """
@@ -107,7 +107,7 @@ class Attempts:
 
     @cached_property
     def measured(self) -> FirstSteps:
-        """Rates, targets and the time of a step. Raises UserError where no step trains the copy."""
+        """Rates, targets and the time of a step. Raises UserError if no step trains the copy."""
         name, setup, steps = self.variant.change, self.variant.setup, self.plan.steps
         if (row := self.journal.row(measured=name)) is None:
             start, limit = self.journal.seconds, MEASURING * self.plan.budget_s
@@ -127,8 +127,8 @@ class Attempts:
     def trial(
         self, rate: float, steps: int, leads: Sequence[float] = (), tell: Tell | None = None
     ) -> Trial | str:
-        """The trial at a rate, or why the budget does not hold it. It ends early where it is ``hopeless``
-        beside the losses of a leading one; ``tell`` is called with a line after each step.
+        """The trial at a rate, or why the budget does not hold it. It ends early if it is ``hopeless``
+        compared with the losses of the leading one; ``tell`` is called with a line after each step.
         """
         name = self.variant.change
         if (kept := kept_trial(self.journal, name, rate, steps)) is not None:
@@ -147,7 +147,7 @@ class Attempts:
         return trial
 
     def _trained(self, rate: float, steps: int, leads: Sequence[float], tell: Tell | None) -> Training:
-        """A training to its end, or until it is hopeless, or the budget ends."""
+        """A training to its end, or until it is hopeless or the budget is spent."""
         weight = self.measured.scale.weight
 
         def enough(seen: Training) -> str:

@@ -1,4 +1,4 @@
-"""One thing changed, to be tried beside the setup on the same batches."""
+"""One change, which is tried beside the setup on the same batches."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Variant:
     setup: Setup
     change: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of every group of the optimizers, as ``betas``."""
+    """Options for every group of the optimizers, such as ``betas``."""
     warmup_steps: int | None = None
 
 
 def variants(setup: Setup, change: Changes, steps: int) -> list[Variant]:
     """The setup, and each change of it: another setup by name, ``warmup=500``, or an option of the optimizer
-    as ``betas=0.9,0.95``. Raises UserError for what cannot be changed.
+    such as ``betas=0.9,0.95``. Raises UserError for what cannot be changed.
     """
     words = [change] if isinstance(change, str) else change
     named = words if isinstance(words, Mapping) else dict.fromkeys(words)
@@ -42,16 +42,16 @@ def _changed(setup: Setup, word: str, steps: int) -> Variant:
     name, equals, value = word.partition("=")
     if not equals:
         raise UserError(
-            f"change is {shown(word)}, and must be warmup=500, an option of the optimizer as betas=0.9,0.95, "
+            f"change is {shown(word)}, but must be warmup=500, an optimizer's option such as betas=0.9,0.95, "
             "or a dict that names another setup, as in {'narrow': normlab.Setup(…)}"
         )
     if name == "lr":
-        raise UserError(f"change is {shown(word)}: rates are what is tried anyway; type --rates for some")
+        raise UserError(f"change is {shown(word)}, but rates are tried anyway; name some with --rates")
     if name == "warmup":
         whole = setup.declare.steps or steps
         if not value.isdigit() or int(value) > whole:
             of = "the steps declared" if setup.declare.steps else "those of a trial; declare steps= for more"
-            raise UserError(f"change warmup is {value!r}, and must be a number of steps to {whole}, {of}")
+            raise UserError(f"change warmup is {value!r}, but must be a number of steps up to {whole}, {of}")
         return Variant(setup, word, warmup_steps=int(value))
     with untouched(setup):
         held = groups_of(copied(setup)[1])
@@ -64,7 +64,7 @@ def _changed(setup: Setup, word: str, steps: int) -> Variant:
     pair = isinstance(own, (tuple, list))
     alike = isinstance(new, (tuple, list)) == pair and isinstance(new, bool) == isinstance(own, bool)
     if not alike or not _plain(new) or (pair and len(new) != len(own)):
-        raise UserError(f"change is {shown(word)}, and must be of the kind of the optimizer's own, {own}")
+        raise UserError(f"change is {shown(word)}, but must be of the kind of the optimizer's own, {own}")
     return Variant(setup, word, options={name: new})
 
 

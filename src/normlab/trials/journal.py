@@ -1,4 +1,4 @@
-"""Trials on disk: one JSON line each, so that a stopped command goes on where it was."""
+"""Trials on disk: one JSON line each, so that a stopped command can continue where it stopped."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ FILE: Final = "trials.jsonl"
 
 
 MARK_S: Final = 10.0
-"""Of a trial that is killed, at most so many seconds are not counted."""
+"""If a trial is killed, at most so many of its seconds are not counted."""
 
 
 class Journal:
-    """Rows of trials, kept in a folder's file or else in memory. Some describe the setup: digests of its
-    parts by name, as in ``model``, or ``model at width 64`` where it has several sizes.
+    """Rows of trials, kept in a file of the folder, or in memory if there is none. Some describe the setup:
+    digests of its parts by name, such as ``model``, or ``model at width 64`` if it has several sizes.
 
     Each row holds the seconds that were ``spent`` when it was written.
     """
 
     def __init__(self, folder: str | Path | None, setup: dict[str, str], since: float | None = None) -> None:
-        """The clock runs from ``since`` on, by default from now. Raises UserError for a folder whose rows are
-        of another setup, or are not rows; sizes that only one of both has may differ.
+        """The clock runs from ``since``, by default from now. Raises UserError if the folder holds rows of
+        another setup, or something else than rows; sizes that only one of the two has may differ.
         """
         self.path = None if folder is None else Path(folder) / FILE
         self.rows = [] if self.path is None else _rows(self.path)
@@ -58,45 +58,45 @@ class Journal:
         if held and not both:
             sizes = ", ".join(dict.fromkeys(map(_size, held))) or "a setup of one size"
             raise UserError(
-                f"{folder} holds trials of {sizes}, and none of that is asked for, so that nothing shows "
-                "whether they are of the same setup; ask for one of them, too, or name another folder"
+                f"{folder} holds trials of {sizes}, but none of that is asked for, so nothing shows whether "
+                "they are of the same setup; ask for one of them, too, or name another folder"
             )
         every = {name: None for name in (*setup, *held) if _size(name) in both}
         if other := [name for name in every if setup.get(name) != held.get(name)]:
             raise UserError(
-                f"{folder} holds trials of another setup: {', '.join(other)} differ; draw the same from the "
-                "same seed to go on, or name another folder"
+                f"{folder} holds trials of another setup: {', '.join(other)} differ; to continue, draw the "
+                "same from the same seed, or name another folder"
             )
 
     @property
     def seconds(self) -> float:
-        """Seconds since the first call began, without the time between calls."""
+        """Seconds since the first call began, not counting the time between calls."""
         return time.monotonic() - self.began
 
     def row(self, **key: Any) -> dict[str, Any] | None:
-        """The row with these entries, if it is there."""
+        """The row with these entries, if there is one."""
         return next((r for r in self.rows if key.items() <= r.items()), None)
 
     def append(self, row: dict[str, Any]) -> None:
-        """Add a row, also to the file."""
+        """Add a row, to the file as well."""
         row = {**row, "spent": self.seconds}
         self.rows.append(row)
         if self.path is not None:
             append_rows(self.path, [row])
 
     def mark(self, every_s: float = MARK_S) -> None:
-        """Keep the seconds that were spent, unless that was done so shortly before."""
+        """Write down the seconds spent so far, unless that was done less than ``every_s`` ago."""
         if self.seconds - self.rows[-1].get("spent", 0.0) > every_s:
             self.append({})
 
 
 def _size(name: str) -> str:
-    """Of what size a part is, by its name."""
+    """The size in a part's name."""
     return name.partition(" at ")[2]
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    """The whole rows; what a killed process left of a last one is cut off."""
+    """The complete rows; a last one that a killed process left incomplete is cut off."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         return []
@@ -107,14 +107,14 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     try:
         rows = [parsed(line.decode()) for line in whole.splitlines()]
     except (UserError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is damaged: {error}; delete it to begin anew") from error
+        raise UserError(f"{path} is damaged: {error}; delete it to start again") from error
     if not all(isinstance(row, dict) for row in rows):
         raise UserError(f"{path} holds no trials; name another folder")
     return rows
 
 
 def fingerprint(setup: Setup, batches: Sequence[Any], **plan: Any) -> dict[str, str]:
-    """Digests of what changes the losses of trials, by name: weights, optimizer, code, batches, plan."""
+    """Digests, by name, of what changes the losses of trials: weights, optimizer, code, batches, plan."""
     with untouched(setup):
         model, optimizers, _ = copied(setup)
         state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -142,12 +142,12 @@ def _digest(parts: Sequence[bytes | str]) -> str:
 
 
 def _code(value: Any) -> str:
-    """The text of a function, and the plain values that it closes over; of an object, its class."""
+    """The source of a function, and the plain values that it closes over; for an object, of its class."""
     function = getattr(value, "__func__", value)
     if not inspect.isfunction(function):
         return type(value).__name__
     text = function.__code__.co_code.hex()
-    with suppress(OSError):  # of a function that was typed in, there is none
+    with suppress(OSError):  # a function that was typed in has no source
         text = inspect.getsource(function)
     held = [*inspect.getclosurevars(function).nonlocals.values(), *(function.__defaults__ or ())]
     return f"{text} {[x for x in held if isinstance(x, (bool, int, float, str))]!r}"

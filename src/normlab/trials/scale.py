@@ -21,18 +21,18 @@ from normlab.trace.trace import Trace, output_loss
 from normlab.trace.untouched import untouched
 
 LEARNT_NATS: Final = 0.15
-"""A loss that is not so far below the unigram entropy shows no use of the inputs."""
+"""A loss that is less than this below the unigram entropy does not show that the inputs are used."""
 
 BIAS_NATS: Final = 0.01
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How to read a loss: ``(loss - rest) / weight`` is in nats a target.
+    """How to read a loss: ``(loss - rest) / weight`` is in nats per target.
 
-    ``unigram`` is the entropy in nats of the targets' own frequencies (label smoothing included), so the loss
-    of the best model that ignores its inputs; ``uniform`` is that of equal logits. Both are None where the
-    loss is no cross-entropy whose targets can be read, for the reason ``unknown``.
+    ``unigram`` is the entropy in nats of the targets' own frequencies (label smoothing included), and so the
+    loss of the best model that ignores its inputs; ``uniform`` is the loss of equal logits. Both are None if
+    the loss is not a cross-entropy whose targets can be read, for the reason ``unknown``.
     """
 
     start: float
@@ -47,19 +47,19 @@ class Scale:
     unknown: str = ""
 
     def nats(self, loss: float) -> float:
-        """A loss in nats a target; the loss itself where no targets are known."""
+        """A loss in nats per target; the loss itself if no targets are known."""
         return (loss - self.rest) / self.weight
 
     @property
     def reference(self) -> float:
-        """The loss of a model that has learnt nothing yet: the lower of unigram entropy and start, since
-        weights that were trained before begin below the entropy.
+        """The loss of a model that has learnt nothing yet: the unigram entropy, or the loss at the start if
+        that is lower, since weights that were trained before begin below the entropy.
         """
         return self.start if self.unigram is None else min(self.unigram, self.start)
 
     def learns(self, loss: float, noise: float) -> bool:
-        """Whether a loss shows that something was learnt: 0.15 nats below the unigram entropy, where weights
-        began above that; else three standard errors below the start.
+        """Whether a loss shows that something was learnt: 0.15 nats below the unigram entropy if weights
+        began above that, else three standard errors below the start.
         """
         if self.unigram is not None and self.start > self.unigram - LEARNT_NATS:
             return loss < self.unigram - LEARNT_NATS
@@ -70,12 +70,12 @@ def read_scale(setup: Setup, batches: Sequence[Any], seconds: float, first: floa
     """Read the targets of the batches off the gradient at the logits; ``first`` is the loss that the step
     returned for the first batch, which must be that of the same targets.
 
-    As many are read as it takes for the bias of the entropy, (V - 1) / 2N of N targets in V classes, to fall
-    below ``BIAS_NATS``, and as ``seconds`` allow.
+    Targets are read until the bias of the entropy, (V - 1) / 2N for N targets in V classes, falls below
+    ``BIAS_NATS``, as far as ``seconds`` allow.
     """
     deadline, counted = time.monotonic() + seconds, 0
     losses, read = list[float](), list[list[tuple[float, Targets]]]()
-    with untouched(setup), suppress(UserError):  # a loss may be known to the step alone
+    with untouched(setup), suppress(UserError):  # the step alone may know the loss
         model = copy.deepcopy(unwrap(setup.model))
         for batch in {id(batch): batch for batch in batches}.values():
             trace = Trace(model, batch, setup.loss or output_loss)
@@ -88,12 +88,12 @@ def read_scale(setup: Setup, batches: Sequence[Any], seconds: float, first: floa
             enough = heads and (heads[0][1].classes - 1) / 2 <= BIAS_NATS * counted
             if enough or time.monotonic() > deadline:
                 break
-    if not losses or not 2 / 3 < first / losses[0] < 3 / 2:  # half of it, or twice, is another unit
+    if not losses or not 2 / 3 < first / losses[0] < 3 / 2:  # half or twice as much is another unit
         differs = f"the step returns {first:.4g} for a loss of {losses[0]:.4g}" if losses else ""
-        return Scale(first, unknown=differs or "no loss= was handed over")
+        return Scale(first, unknown=differs or "no loss= was passed")
     start = fmean(losses)
     if not all(read) or len({len(heads) for heads in read}) > 1:
-        return Scale(start, unknown="the gradient at no output is that of a cross-entropy")
+        return Scale(start, unknown="no output has the gradient of a cross-entropy")
     rest = start - fmean(sum(value for value, _ in heads) for heads in read)
     heads = [[asked for _, asked in one] for one in zip(*read, strict=True)]
     weights = [fmean(float(t.weight[t.counted].sum()) for t in head) for head in heads]
@@ -114,7 +114,7 @@ def read_scale(setup: Setup, batches: Sequence[Any], seconds: float, first: floa
 
 
 def _entropy(targets: Sequence[Targets]) -> float:
-    """The entropy of the classes that are asked for, each as often as the loss weighs it."""
+    """The entropy of the target classes, each counted as often as the loss weighs it."""
     counts = torch.zeros(targets[0].classes, dtype=torch.float64)
     for one in targets:
         counts.index_add_(0, one.ids[one.counted].reshape(-1), one.weight[one.counted].reshape(-1).double())

@@ -1,4 +1,4 @@
-"""The scan of one setup: try rates until it is clear which train, or a deadline."""
+"""The scan of one setup: try rates until it is clear which of them train, or until a deadline."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from normlab.trials.search import FARTHEST, next_octave
 from normlab.trials.trials import Trial, Trials
 
 LONGER: Final = 16
-"""How many times the steps of the first trials the longest may have, where nothing is learnt before."""
+"""If nothing is learnt before, trials may have up to so many times the steps of the first ones."""
 DIGITS: Final = 3
-"""Of losses that are compared: where rates differ by less, they move nothing, and higher ones are tried."""
+"""Losses are compared to so many digits: if rates differ by less, nothing moves; then try higher ones."""
 
 
 @dataclass
@@ -29,8 +29,8 @@ class Scan:
     def run(self, steps: int) -> Trials:
         """Try the rates of the plan, or scan from the setup's own.
 
-        While nothing is learnt, go on at twice the steps: with the rates that still fall, or, where each is
-        on a plateau, with the lowest, which may leave it as higher ones do not.
+        While nothing is learnt, continue with twice the steps: at the rates whose loss still falls or, if all
+        are on a plateau, at the lowest, which may leave it although higher ones do not.
         """
         first, planned = steps, self.attempts.variant.setup.declare.steps
         queue = [*self.attempts.plan.rates] or [self.attempts.measured.course.rate]
@@ -61,7 +61,7 @@ class Scan:
             progress(line, len(self.tried), max(self.about, len(self.tried) + 1))
 
     def _next(self, steps: int, *, longer: bool) -> list[float]:
-        """The rate that a scan tries next; none where it is done, or where going on would show nothing."""
+        """The rate that a scan tries next; none if it is done, or if going on would show nothing."""
         answer, first = self.answer(steps), self.attempts.measured.course.rate
         if self.attempts.plan.rates or (longer and not answer.learns):
             return []
@@ -71,11 +71,11 @@ class Scan:
         octave = next_octave(scores, answer.scale.reference, errors)
         stuck = not (answer.learns or answer.unmoved or answer.rates[0].falls)
         if octave is None and stuck and min(scores) > -FARTHEST:
-            octave = min(scores) - 2  # all are on a plateau: one that is still on its way there may leave it
+            octave = min(scores) - 2  # all are on a plateau, which a rate still on its way there may leave
         return [] if octave is None else [first * 2.0**octave]
 
     def answer(self, steps: int, cut: str = "") -> Trials:
-        """What the trials of so many steps say; of the longest, where there are none of these."""
+        """What the trials of so many steps say or, if there are none of these, the longest ones."""
         if self.tried and not any(t.steps == steps for t in self.tried):
             steps = self.tried[-1].steps
         attempts, measured = self.attempts, self.attempts.measured

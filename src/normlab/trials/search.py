@@ -1,4 +1,4 @@
-"""Which rate to try next, and when a trial need not go on."""
+"""Which rate to try next, and when to end a trial early."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ LAST: Final = 8
 """How many of the last losses are averaged to judge a trial at a step."""
 ABOVE_START_NATS: Final = 0.5
 BEHIND: Final = 0.1
-"""The share of the best trial's fall by which another may be behind it."""
+"""A trial may be behind the best one by this share of the best one's fall."""
 USABLE: Final = 0.05
-"""The share of what the best rate learns by which a usable one may be worse."""
+"""A usable rate may be worse than the best by this share of what the best one learns."""
 SURE: Final = 2.0
-"""Standard errors by which a rate must be worse than that before it counts as worse."""
+"""A rate counts as worse only if it is so many standard errors worse than that."""
 FARTHEST: Final = 12
-"""Octaves from the first rate within which others are tried."""
+"""Other rates are tried within so many octaves of the first."""
 Scores = Mapping[Any, float]
 """The losses of trials by their rate, or by their octave: the rate is 2^octave times the first one."""
 NONE: Final[Scores] = {}
@@ -29,12 +29,12 @@ def level(losses: Sequence[float]) -> float:
 
 
 def hopeless(losses: Sequence[float], steps: int, best: Sequence[float], nats: float) -> str:
-    """Why a trial of so many steps need not go on; empty where it must.
+    """Why a trial of n steps need not go on; empty if it must.
 
-    It ends at a loss that is not finite; from n/4 on, where the mean of its last eight losses is 0.5 nats
-    above its first loss; from n/2 on, where that mean is behind the best trial's at the same step by more
-    than a tenth of what the best has gained. ``best`` is empty where none has learnt anything yet: the
-    first on a plateau ends no other. ``nats`` is one nat a target in the unit of the losses.
+    It ends at a loss that is not finite; from n/4 on, if the mean of its last eight losses is 0.5 nats above
+    its first loss; from n/2 on, if that mean is behind the best trial's at the same step by more than a tenth
+    of what the best has gained. ``best`` is empty if none has learnt anything yet: the first one on a plateau
+    ends no other. ``nats`` is one nat per target in the unit of the losses.
     """
     now = len(losses)
     if not math.isfinite(losses[-1]):
@@ -49,10 +49,10 @@ def hopeless(losses: Sequence[float], steps: int, best: Sequence[float], nats: f
 
 
 def next_octave(scores: Scores, reference: float, errors: Scores = NONE) -> int | None:
-    """The octave to try next, None where the scan is done.
+    """The octave to try next, None if the scan is done.
 
-    From the first rate in steps of two octaves towards the lower loss, until both sides of the best are
-    worse; then its neighbours; then up, until the first rate that is not usable is next to one that is.
+    The scan goes from the first rate in steps of two octaves towards the lower loss, until both sides of the
+    best are worse; then to its neighbours; then up, until the first unusable rate is next to a usable one.
     """
     if not scores:
         return 0
@@ -71,12 +71,12 @@ def next_octave(scores: Scores, reference: float, errors: Scores = NONE) -> int 
 
 
 def best_of(scores: Scores) -> Any:
-    """The rate with the lowest loss: of equal ones the highest, of those that all fail the lowest."""
+    """The rate with the lowest loss: among equals the highest, or the lowest if all failed."""
     return min(scores, key=lambda k: (scores[k], k if math.isinf(scores[k]) else -k))
 
 
 def is_usable(scores: Scores, rate: Any, reference: float, errors: Scores = NONE) -> bool:
-    """Whether a rate is worse than the best by at most 5% of what the best has learnt, as far as can be seen:
+    """Whether a rate is at most 5% of what the best has learnt worse than the best, as far as can be seen:
     ``errors`` are the standard errors of the losses' differences from the best.
     """
     best = scores[best_of(scores)]
@@ -84,7 +84,7 @@ def is_usable(scores: Scores, rate: Any, reference: float, errors: Scores = NONE
 
 
 def highest_usable(scores: Scores, reference: float, errors: Scores = NONE) -> Any:
-    """The largest rate that is usable, with all that were tried between it and the best."""
+    """The largest rate that is usable, as are all that were tried between it and the best."""
     top = best_of(scores)
     for rate in sorted(k for k in scores if k > top):
         if not is_usable(scores, rate, reference, errors):

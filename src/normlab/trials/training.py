@@ -24,13 +24,13 @@ from normlab.trace.trace import output_loss
 from normlab.trace.untouched import same_random_state, untouched
 
 RateOf = Callable[[int, Sequence[float]], Sequence[float]]
-"""Step, counted from 1, and the rates that the groups have by themselves, to those that they are given."""
+"""From a step, counted from 1, and the groups' own rates, to the rates that they are given."""
 Enough = Callable[["Training"], str]
-"""A training so far to why it ends here; empty where it goes on."""
+"""From a training so far to the reason why it ends here; empty if it continues."""
 OWN_STEPS: Final = 4
-"""Steps of the optimizer at its own rates that show a warm-up, and the time of a step."""
+"""So many steps of the optimizer at its own rates show whether it warms up, and how long a step takes."""
 WARMUP: Final = 1 / 5
-"""The share of a trial in which its rate rises, where the setup's own does."""
+"""The share of a trial in which its rate rises, if the setup's own rate rises."""
 
 
 @dataclass
@@ -40,9 +40,9 @@ class Training:
     losses: list[float] = field(default_factory=list)
     stopped: str = ""
     seconds: list[float] = field(default_factory=list)
-    """Of each step."""
+    """Of every step."""
     rates: dict[int, list[float]] = field(default_factory=dict)
-    """By batch in which an optimizer was called, what the scheduler or the step had set, by group."""
+    """By batch in which an optimizer was called: each group's rate, as the scheduler or step had set it."""
     ran: bool = False
     """Whether any module of the copy ran."""
     model: nn.Module | None = None
@@ -58,16 +58,16 @@ def train(
     groups: Mapping[str, Any],
     enough: Enough,
 ) -> Training:
-    """Train copies of model, optimizers and scheduler by the user's own step, one batch a step.
+    """Train copies of model, optimizers and scheduler by the user's own step, one batch per step.
 
-    While an optimizer's ``step`` runs, its groups have the rates of ``rate_of``; before and after it those
-    that the scheduler or the step gave them, so that a schedule which multiplies the last rate stays right.
-    Without ``rate_of`` they keep their own. ``groups`` replaces options of every group, as ``betas``, a
-    function of its own value included. Model, optimizers, and all that ``untouched`` knows are put back;
-    random states begin at ``seed``.
+    While an optimizer's ``step`` runs, its groups have the rates of ``rate_of``; before and after it, those
+    that the scheduler or the step gave them, so that a schedule that multiplies the last rate stays right.
+    Without ``rate_of`` they keep their own. ``groups`` replaces options of every group, such as ``betas``, by
+    a value or by a function of the group's own value. Model, optimizers, and all that ``untouched`` knows are
+    put back; random states begin at ``seed``.
     """
     seen = Training()
-    kept = replace(setup, batches=())  # a step is handed copies of its batch
+    kept = replace(setup, batches=())  # each step gets a copy of its batch
     with untouched(kept), same_random_state(seed), eager():
         model, optimizers, scheduler = copied(setup)
         seen.model = model
@@ -86,7 +86,7 @@ def train(
             try:
                 with nullcontext() if seen.losses else watch:
                     value = step(model, own, steered, scheduler)
-            except Exception as error:  # as of a loop that refuses a loss that is not a number
+            except Exception as error:  # as when a loop refuses a loss that is not a number
                 if not seen.losses:
                     raise
                 seen.stopped = f"raised {type(error).__name__} at step {len(seen.losses) + 1}"
@@ -102,8 +102,8 @@ def train(
 def first_steps(
     setup: Setup, batches: Sequence[Any], *, seed: int, groups: Mapping[str, Any], limit_s: float = math.inf
 ) -> Training:
-    """Train a copy at the setup's own rates for ``OWN_STEPS`` steps of its optimizer, or after two of them
-    for at most so many seconds. Raises UserError where that does not train the copy.
+    """Train a copy at the setup's own rates for ``OWN_STEPS`` steps of its optimizer; after two of them, end
+    once ``limit_s`` seconds have passed. Raises UserError if that does not train the copy.
     """
 
     def enough(seen: Training) -> str:
@@ -118,27 +118,27 @@ def first_steps(
         who = "step" if setup.step is not None else "loss" if setup.loss is not None else "the model"
         raise UserError(refusal(who, setup.batch, error)) from error
     if not seen.ran:
-        raise UserError("loss, or step, runs another model than it is given: call the one that it receives")
+        raise UserError("loss, or step, does not run the model that it is given: call the one it receives")
     if not seen.rates:
         raise UserError(
-            f"step() of the optimizer is not called in {count(len(seen.losses), 'step')}: call that of "
+            f"the optimizer's step() is not called in {count(len(seen.losses), 'step')}: call that of "
             "the optimizer that step(model, batch, optimizer, scheduler) receives"
         )
     return seen
 
 
 def _number(value: Any) -> float:
-    """The loss that a step returns. Raises UserError where it is none."""
+    """The loss that a step returns. Raises UserError if that is not a loss."""
     if isinstance(value, (Tensor, int, float)) and torch.as_tensor(value).numel() == 1:
         return float(value)
     raise UserError(
-        f"step(model, batch, optimizer, scheduler) returns {shown(value)}, and must return the loss of its "
+        f"step(model, batch, optimizer, scheduler) returns {shown(value)}, but must return the loss of its "
         "batch; end it with: return loss"
     )
 
 
 def _give_rates(optimizers: Sequence[Optimizer], rate_of: RateOf | None, seen: Training) -> None:
-    """Let groups have their rates while an optimizer's ``step`` runs; write down those that they had."""
+    """Give groups their rates while an optimizer's ``step`` runs; record the rates that they had."""
     every = groups_of(optimizers)
 
     def stepped(own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -154,30 +154,30 @@ def _give_rates(optimizers: Sequence[Optimizer], rate_of: RateOf | None, seen: T
             for group, lr in zip(every, held, strict=True):
                 group["lr"] = lr
 
-    for optimizer in optimizers:  # as copies, they need not be put back
+    for optimizer in optimizers:  # these are copies, which need not be put back
         own = optimizer.step
         optimizer.step = functools.wraps(own)(functools.partial(stepped, own))  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)
 class Course:
-    r"""The rates that a setup gives its groups, of which a trial keeps the proportions and the warm-up.
+    r"""The rates that a setup gives its groups; a trial keeps their proportions and the warm-up.
 
     With the setup's own peaks :math:`p_g` by group, a trial at the rate :math:`\rho` over n steps gives group
     g at step t = 1, ..., n
 
     .. math:: p_g \frac{\rho}{\max_h p_h} \min(1, t / \min(w n, W))
 
-    where w is 1/5 if the setup warms up, that is, if its rates begin below their peak, and W the steps in
-    which they reach it, where a scheduler foretells them. Without a warm-up the last factor is 1.
-    What comes after the peak, a decay, is left out.
+    where w is 1/5 if the setup warms up, that is, if its rates begin below their peak, and W is the number of
+    steps in which they reach it, if a scheduler tells that in advance. Without a warm-up the last factor is
+    1. The decay that comes after the peak is left out.
     """
 
     peaks: Sequence[float]
     warmup: float
     """w, the share of a trial in which the rate rises; 0 for none."""
     longest: int = 0
-    """W, the steps in which it rises at most; 0 where they are not known."""
+    """W, the most steps in which it rises; 0 if that is not known."""
 
     @property
     def rate(self) -> float:
@@ -201,15 +201,15 @@ class Course:
 
 
 def read_course(setup: Setup, seen: Training) -> Course:
-    """The course that the scheduler foretells; without one, what the first steps show.
+    """The course that the scheduler tells in advance or, without one, that the first steps show.
 
-    Raises UserError where no rate is known: the step raises it by hand, and nothing says how far.
+    Raises UserError if no rate is known because the step raises it by hand, and nothing says how far.
     """
     steps, rows = range(len(seen.rates)), list(seen.rates.values())
     if setup.scheduler is not None:
         steps, rows, *_ = rates_of(setup)
     tops = [max(row, default=0.0) for row in rows]
-    if not setup.declare.steps:  # what follows an end that is not known may be odd
+    if not setup.declare.steps:  # after an end that is not known, rates may be odd
         end = next((i for i in range(1, len(tops)) if tops[i] < tops[i - 1]), len(tops))
         rows, tops = rows[:end], tops[:end]
     peaks, top = [max(column) for column in zip(*rows, strict=True)], max(tops)

@@ -20,11 +20,11 @@ from normlab.trials.scan import Scan
 from normlab.trials.trials import INTERRUPTED, Trials
 
 FEWEST: Final = 3
-"""Trials below which nothing is compared; where the budget does not hold them, they have fewer steps."""
+"""With fewer trials, nothing is compared; if the budget does not hold so many, they get fewer steps."""
 WHOLE: Final = 8
-"""Trials that a scan takes, with both sides and the upper edge."""
+"""A scan takes so many trials, with both sides of the best rate and the upper edge."""
 OPTIONS: Final = ("seed", "folder", "progress", "announce")
-"""Words of its own."""
+"""Arguments of ``trial`` itself, not of the setup."""
 
 
 def trial(
@@ -40,15 +40,15 @@ def trial(
 ) -> Trials:
     """Train copies of a setup at several learning rates, ``steps`` steps each, and say which of them train.
 
-    ``model`` and ``batch``, or one ``Setup``; ``rest`` are the setup's other fields (optimizer, scheduler,
-    step, make, lr, declare), and ``seed`` of the trials' random states, ``folder`` in which they are kept,
-    ``progress(name, done, of)``, and ``announce(sentence)``, called with the plan before the first trial.
+    Give ``model`` and ``batch``, or one ``Setup``. ``rest`` are the setup's other fields (optimizer,
+    scheduler, step, make, lr, declare), and ``seed`` for the trials' random states, ``folder`` to keep them
+    in, ``progress(name, done, of)``, and ``announce(sentence)``, called with the plan before the first trial.
 
     Every trial begins at the same weights, and sees the same batches and random numbers; ``Course`` says
-    which rates its groups have. The scan begins at the setup's own rate; ``rates`` replaces it. ``change``
-    repeats it with one thing changed. Where nothing is learnt in so few steps, trials at the rates that still
-    fall are twice as long, until the budget ends. Ctrl-C ends the scan, and gives the answer so far. With a
-    ``folder`` the same call goes on where it was stopped. Nothing of the setup changes.
+    which rates its groups have. The scan begins at the setup's own rate; ``rates`` replaces the scan.
+    ``change`` repeats it with one change. If nothing is learnt in so few steps, trials at the rates whose
+    loss still falls get twice as long, until the budget is spent. Ctrl-C ends the scan and gives the answer
+    so far. With a ``folder`` the same call continues where it stopped. The setup itself does not change.
 
     Raises UserError for a setup that cannot be trained, and for a folder that holds another one's trials.
 
@@ -60,7 +60,7 @@ def trial(
     options = {name: value for name, value in rest.items() if name in OPTIONS}
     plan = Plan(steps, budget_s, tuple(rates or ()), **options)
     if setup.optimizer is None:
-        raise UserError("no optimizer was handed over: pass optimizer=, as in torch.optim.AdamW(…, lr=1e-3)")
+        raise UserError("there is no optimizer: pass optimizer=, as in torch.optim.AdamW(…, lr=1e-3)")
     with same_globals():
         return _walk(variants(setup, change, steps), plan)
 
@@ -95,7 +95,7 @@ def _walk(every: Sequence[Variant], plan: Plan) -> Trials:
 
 
 def _planned(plan: Plan, scan: Scan) -> tuple[int, str]:
-    """The steps of a trial, and what the seconds that the first scan has left hold and can tell."""
+    """The steps of a trial, and the sentence about what the first scan's time holds and can tell."""
     own, share, asked = scan.attempts.measured, scan.attempts.deadline, plan.steps
     took, step_s, planned = own.took, own.seconds[0], scan.attempts.variant.setup.declare.steps
     left = share - took
@@ -104,7 +104,7 @@ def _planned(plan: Plan, scan: Scan) -> tuple[int, str]:
     if steps < LEAST_STEPS:
         need = duration(FEWEST * asked * step_s)
         return steps, (
-            f"too short to tell: {FEWEST} trials of {asked} steps take {need}, at {step_s:.2g} s a step, and "
+            f"too short to tell: {FEWEST} trials of {asked} steps take {need}, at {step_s:.2g} s a step, but "
             f"{duration(max(left, 0.0))} are left; a budget of {enough} would give a range"
         )
     scan.about = min(WHOLE, trials := int(left / (steps * step_s)))

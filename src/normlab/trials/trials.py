@@ -1,4 +1,4 @@
-"""What short trainings say of learning rates: one sentence, and the trials behind it."""
+"""What short trainings say about learning rates: one sentence, and the trials behind it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from normlab.trials.scale import LEARNT_NATS, Scale
 from normlab.trials.search import LAST, highest_usable, is_usable
 
 MODELS, USABLE_ENDS, NEAR_ENDS = 9, 7, 4
-"""Of so many models, how often the end that trials named was usable in a long training, and how often it was
-within 2x of the true one: the evaluation of docs/learning-rate.md, against which a test holds them.
+"""The number of models, for how many of them the upper end that trials named was usable in a long training,
+and for how many it was within 2x of the true one. A test compares these with docs/learning-rate.md.
 """
 SAME: Final = 1e-6
-"""The relative difference of losses on the same batch that rounding makes."""
+"""The relative difference that rounding makes between losses on the same batch."""
 EQUAL: Final = 1e-2
-"""The relative distance from ln V at which a mean of losses counts as that."""
+"""A mean of losses within this relative distance of ln V counts as equal to it."""
 INTERRUPTED: Final = "it was interrupted"
 
 
@@ -37,12 +37,12 @@ class Trial:
 
     @property
     def last(self) -> tuple[float, ...]:
-        """The losses that count: the last tenth, eight at least."""
+        """The losses that count: the last tenth, but at least eight."""
         return self.losses[-max(LAST, self.steps // 10) :]
 
     @property
     def loss(self) -> float:
-        """The mean of the last losses; infinite where it ended early."""
+        """The mean of the last losses; infinite if it ended early."""
         return math.inf if self.stopped else fmean(self.last)
 
     def error(self, other: Trial | None = None) -> float:
@@ -64,11 +64,11 @@ class Trial:
 
 @dataclass(frozen=True, repr=False)
 class Trials:
-    """Trials of one setup: which rates train, and how far up; the lower end is not claimed.
+    """Trials of one setup: which rates train, and how far up; nothing is claimed about the lower end.
 
-    ``tried`` holds all trials, ``rates`` those of the number of steps that the answer is of, in order of the
-    rate. ``usable`` is the lowest rate tried and the highest that is within 5% of the best; ``edge`` says
-    where the next rate is worse, or that none was. ``beside`` holds the same with one thing changed.
+    ``tried`` holds all trials, ``rates`` those with the number of steps that the answer is about, by rate.
+    ``usable`` is the lowest rate tried and the highest that is within 5% of the best; ``edge`` says where the
+    next rate is worse, or that none was. ``beside`` holds the same with one change.
     """
 
     model: str
@@ -79,7 +79,7 @@ class Trials:
     warmup: float = 0.0
     plan: str = ""
     cut: str = ""
-    """Why the scan ended before it was done; empty where it was."""
+    """Why the scan ended before it was done; empty if it was done."""
     change: str = ""
     beside: tuple[Trials, ...] = ()
     seconds: float = 0.0
@@ -98,12 +98,12 @@ class Trials:
 
     @property
     def best(self) -> Trial | None:
-        """The trial with the lowest loss; None where each ended early."""
+        """The trial with the lowest loss; None if all ended early."""
         return min(self.whole, key=lambda t: t.loss, default=None)
 
     @property
     def losses(self) -> dict[float, float]:
-        """By rate, in nats a target where targets are known; infinite where a trial ended early."""
+        """By rate, in nats per target if targets are known; infinite if a trial ended early."""
         return {t.rate: self.scale.nats(t.loss) for t in self.rates}
 
     @property
@@ -113,7 +113,7 @@ class Trials:
 
     @property
     def unigram(self) -> float | None:
-        """The entropy of the targets' frequencies in nats, None where no targets are known."""
+        """The entropy of the targets' frequencies in nats, None if no targets are known."""
         return self.scale.unigram
 
     @property
@@ -126,14 +126,14 @@ class Trials:
 
     @property
     def usable(self) -> tuple[float, float] | None:
-        """The lowest rate tried, and the highest that trains within 5% of the best, as all between do."""
+        """The lowest rate tried, and the highest that, like all between, trains within 5% of the best."""
         if not self.learns:
             return None
         return self.rates[0].rate, highest_usable(self.losses, self.scale.reference, self.errors)
 
     @property
     def above(self) -> float | None:
-        """The first rate above the usable ones; None where none was tried."""
+        """The first rate above the usable ones; None if none was tried."""
         top = self.usable[1] if self.usable else math.inf
         return next((t.rate for t in self.rates if t.rate > top), None)
 
@@ -154,7 +154,7 @@ class Trials:
         return any(one.cut == INTERRUPTED for one in (self, *self.beside))
 
     def is_usable(self, trial: Trial) -> bool:
-        """Whether a trial is within 5% of what the best has learnt, as far as its batches tell."""
+        """Whether a trial is within 5% of what the best has learnt, as far as its batches can tell."""
         return is_usable(self.losses, trial.rate, self.scale.reference, self.errors)
 
     # ------------------------------------------------------------------------------------------- sentences
@@ -200,14 +200,14 @@ class Trials:
 
     @property
     def unmoved(self) -> str:
-        """The sentence where no rate changes the loss, or none leaves that of equal logits; else empty."""
+        """The sentence if no rate changes the loss, or all stay at the loss of equal logits; else empty."""
         whole, uniform, unigram = self.whole, self.scale.uniform, self.unigram
         if not whole:
             return ""
         span = f"at every rate tried, from {short_rate(whole[0].rate)} to {short_rate(whole[-1].rate)}"
         far = uniform is not None and unigram is not None and unigram < uniform - LEARNT_NATS
         if far and all(abs(self.losses[t.rate] - uniform) <= EQUAL * uniform for t in whole):
-            why = "the outputs say nothing of the targets"
+            why = "the outputs say nothing about the targets"
             return f"The loss stays at ln V = {uniform:.3f} nats {span}: {why}; run normlab check"
         pairs = zip(*(t.losses for t in whole), strict=True)
         if len(whole) > 1 and all(max(row) - min(row) <= SAME * abs(row[0]) for row in pairs):
@@ -215,7 +215,7 @@ class Trials:
         return ""
 
     def lines(self) -> Iterator[str]:
-        """The sentence, what limits it, and the same with one thing changed."""
+        """The sentence, its limits, and the same with one change."""
         yield self.sentence + "."
         if self.usable:
             yield (
@@ -227,8 +227,8 @@ class Trials:
             yield f"The scan is not complete: {self.cut}."
         if self.scale.unknown:
             yield (
-                f"The targets are not known, as {self.scale.unknown}: losses are compared with that at the "
-                "start, so that they may have learnt averages alone."
+                f"The targets are not known, because {self.scale.unknown}: losses are compared with the one "
+                "at the start, so the trials may have learnt nothing but averages."
             )
         for one in self.beside:
             yield f"With {one.change}: {one.sentence[0].lower()}{one.sentence[1:]}."
@@ -243,7 +243,7 @@ class Trials:
         return "<br>".join(escape(line) for line in self.lines())
 
     def to_dict(self) -> dict[str, Any]:
-        """The same facts as plain values, with losses in nats a target where targets are known."""
+        """The same facts as plain values, with losses in nats per target if targets are known."""
         names = ("model", "steps", "today", "warmup", "plan", "cut", "change", "seconds", "facts", "sentence")
         return {
             **{name: getattr(self, name) for name in (*names, "usable", "edge", "unigram")},

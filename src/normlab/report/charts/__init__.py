@@ -1,1 +1,1 @@
-"""Table -> chart. Pure functions of polars frames; nothing here reads a file or imports torch."""
+"""Charts from tables: pure functions of polars frames, which read no file and do not import torch."""

@@ -1,4 +1,4 @@
-"""The charts of a reproduction: lines, bars and cells from the rows of its tables."""
+"""The charts of a reproduction: lines, bars and cells, drawn from the rows of its tables."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from normlab.report.charts.theme import (
 
 HEIGHT: Final = 240
 DOTTED: Final = 60
-"""Points of a line, at most, that are marked by dots."""
+"""Lines with at most so many points have a dot at each."""
 LOW, HIGH = "low", "high"
-"""Columns of an interval, drawn where they enclose what is measured in every row."""
+"""Columns of an interval, which is drawn if it encloses the measured value in every row."""
 
 
 def colours(drawing: Drawing, frame: pl.DataFrame) -> list[str]:
-    """Return the values that colours stand for, in the table's order."""
+    """Return the values that have a colour each, in the table's order."""
     if not drawing.colour or drawing.kind == "cells":
         return []
     return list(dict.fromkeys(frame.select(_named(frame, drawing.colour)).to_series()))
@@ -43,11 +43,11 @@ def _named(frame: pl.DataFrame, column: str) -> pl.Expr:
 
 
 def panels(drawing: Drawing, frame: pl.DataFrame, legend: Sequence[str]) -> dict[str, Drawn]:
-    """Return a chart for each value of ``drawing.panel``, all on one scale, or one under "" if it is empty.
+    """Return a chart for each value of ``drawing.panel``, all on one scale; without a panel one chart, "".
 
-    ``legend`` gives each colour its place; a page's charts share one. Rows of the same x and colour are
-    drawn as their mean, with a band from the lowest to the highest. Numbers that are not
-    finite are left out, and on a logarithmic axis those that are not positive.
+    ``legend`` gives each colour its place; a page's charts share one. Rows with the same x and colour are
+    drawn as their mean, with a band from the lowest to the highest. Numbers that are not finite are left out,
+    and on a logarithmic axis those that are not positive.
 
     Raises UserError naming a column that the table lacks.
     """
@@ -55,7 +55,7 @@ def panels(drawing: Drawing, frame: pl.DataFrame, legend: Sequence[str]) -> dict
     missing = [name for name in wanted if name and name not in frame.columns]
     if missing:
         raise UserError(
-            f"the drawing {drawing.title!r} wants {', '.join(missing)} of the table {drawing.table!r}, which "
+            f"the drawing {drawing.title!r} needs {', '.join(missing)} of the table {drawing.table!r}, which "
             f"has {', '.join(frame.columns)}; name one of these"
         )
     tidy = _tidy(drawing, frame)
@@ -70,7 +70,7 @@ def panels(drawing: Drawing, frame: pl.DataFrame, legend: Sequence[str]) -> dict
 
 
 def _tidy(drawing: Drawing, frame: pl.DataFrame) -> pl.DataFrame:
-    """Return the drawn columns, renamed by their channel, with ``lower`` and ``upper`` of intervals."""
+    """Return the drawn columns, each named after its channel, with ``lower`` and ``upper`` of intervals."""
     wanted = {"x": drawing.x, "y": drawing.y, "shade": drawing.shade, "theory": drawing.theory}
     told = {"recipe": drawing.colour, "panel": drawing.panel}
     shown = frame.select(
@@ -95,7 +95,7 @@ def _has_place(column: str, *, log: bool) -> pl.Expr:
 
 
 def _values(drawing: Drawing, tidy: pl.DataFrame) -> tuple[float, float]:
-    """Return the range of the value axis of every panel; for cells, that of the shades."""
+    """Return the range of the value axis that all panels share; for cells, that of the shades."""
     if drawing.kind == "cells":
         return _ends(tidy["shade"])
     columns = [c for c in ("y", "theory", "lower", "upper") if c in tidy.columns]
@@ -131,7 +131,7 @@ def _lines(drawing: Drawing, part: pl.DataFrame, ends: Sequence[float], legend: 
         )
     y = alt.Y("mean:Q", title=drawing.y_title, scale=scale, axis=axis)
     line = base.mark_line(clip=True).encode(y=y, opacity=_opacity(drawing, 0.95))
-    dashes = drawing.colour and not drawing.theory  # a dashed line beside theory's would be taken for it
+    dashes = drawing.colour and not drawing.theory  # a dashed line would be taken for the theory's
     layers.append(line.encode(strokeDash=recipe_dash(legend)) if dashes else line)
     if len(drawn) <= DOTTED * max(1, drawn["recipe"].n_unique()):
         dots = base.mark_circle(size=34, clip=True)

@@ -1,8 +1,8 @@
 """Curves over training steps: one line per recipe, its spread over seeds, and the runs that went wrong.
 
 Frames have one row per point: ``recipe``, ``run``, ``seed``, ``outcome``, ``step`` and the value. The mean
-and the band are over runs that trained; a run with another outcome is drawn by itself, thin, and ends in a
-mark where it ended. It is neither averaged in nor left out.
+and the band are over runs that trained. A run with another outcome is neither averaged in nor left out: it
+has a thin line of its own, with a mark where it ended.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ASTRAY: Final = ("stuck", "diverged", IGNORES_SOURCE, "failed")
 """Outcomes that are drawn run by run instead of being averaged."""
 
 FEW_POINTS: Final = 30
-"""Lines with no more points than this show them: between two validations nothing was measured."""
+"""Lines with at most so many points show each: between two validations nothing was measured."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class CurveAxis:
     title: str
     log: bool = False
     extremes: bool = False
-    """The band shows single spikes, not only the spread of smoothed curves."""
+    """Whether the band shows single spikes, and not only the spread of smoothed curves."""
     zero: bool = False
-    """The axis begins at zero, not a little below the lowest value."""
+    """Whether the axis begins at zero instead of a little below the lowest value."""
     number: str = ".2f"
     """d3 format of a value in a tooltip."""
     height: int = 230
@@ -71,9 +71,9 @@ def curve(
     """Draw the mean line and band of each recipe against the step, with the runs that did not train.
 
     ``entropy_nats`` draws a horizontal line: the loss of a model that knows only token frequencies. The axis
-    reaches down to it, which a stuck run never does.
-    A linear axis ends a little above the highest value at the start of a run, so that a diverging run
-    leaves the picture instead of flattening the others; its mark stays at the edge.
+    reaches down to it, although a stuck run never does. A linear axis ends a little above the highest value
+    at the start of a run, so that a diverging run leaves the picture instead of flattening the others; its
+    mark stays at the edge.
     """
     shown = frame.filter(pl.col(axis.column).is_finite() & ((pl.col(axis.column) > 0) | pl.lit(not axis.log)))
     astray = pl.col("outcome").is_in(ASTRAY)
@@ -134,7 +134,7 @@ def _means(
 def _strays(
     alone: pl.DataFrame, recipes: Sequence[str], axis: CurveAxis, x: alt.X, y: partial[alt.Y], top: float
 ) -> list[Any]:
-    leaves = (pl.col("mean") > top).cum_sum().over("run")  # from where a line is out of the picture
+    leaves = (pl.col("mean") > top).cum_sum().over("run")  # above 0 once a line has left the picture
     inside = alone.filter(leaves <= 1)
     ends = inside.group_by("run", maintain_order=True).last()
     ends = ends.with_columns(mean=pl.min_horizontal("mean", pl.lit(top))).drop("low", "high")

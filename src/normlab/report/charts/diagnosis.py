@@ -1,8 +1,8 @@
 """Charts of a diagnosis: the signals of a model from its input to its output.
 
-Frames have a row a point. ``depth`` is the layer, from 0 as in the paths of modules, with the sublayers of a
-layer between it and the next; ``recipe`` is the role of a sublayer, by which points are coloured and can be
-picked out, as recipes are on other pages.
+Frames have one row per point. ``depth`` is the layer, counted from 0 as in the paths of modules; a layer's
+sublayers stand between it and the next. ``recipe`` is the role of a sublayer: points are coloured and picked
+out by role, as by recipe on other pages.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from normlab.report.charts.theme import Drawn, finish, focused, log_or_linear, n
 
 HEIGHT: Final = 220
 CELLS: Final = 60
-"""Cells a side of a heat map, at most: a deeper stack is drawn in groups of sublayers."""
+"""A heat map has at most so many cells a side: a deeper stack is drawn in groups of sublayers."""
 LAWS: Final = {"log": "log N", "linear": "N", "power": "a power of N"}
-"""Laws of growth that are drawn, in words."""
+"""The laws of growth that are drawn, in words."""
 DASHES: Final = {"log N": (2, 3), "N": (7, 4), "a power of N": (1, 0)}
 
 
@@ -36,10 +36,10 @@ def by_depth(
 ) -> Drawn:
     """Draw a quantity at every sublayer: a point each, coloured by role, and a line through their means.
 
-    ``frame``: ``depth``, ``recipe``, ``module`` and the column ``y``; ``theory``, ``theory_low`` and
-    ``theory_high`` where there are any, drawn as a dashed line or bars. A log axis leaves out what is not
-    positive. ``by_role`` draws a line a role, for what does not flow from one to the next. ``domain`` is the
-    vertical axis, given so that stacks can be compared.
+    ``frame``: ``depth``, ``recipe``, ``module`` and the column ``y``; if there are any, also ``theory``,
+    ``theory_low`` and ``theory_high``, drawn as a dashed line or bars. A log axis leaves out what is not
+    positive. ``by_role`` draws a line per role, for what does not flow from one to the next. ``domain``, the
+    range of the vertical axis, is given so that stacks can be compared.
     """
     names = [n for n in (y, "theory", "theory_low", "theory_high") if n in frame.columns]
     shown = frame.with_columns(
@@ -84,7 +84,7 @@ def heat_map(frame: pl.DataFrame, x_axis: str, y_axis: str) -> Drawn:
         return nothing(HEIGHT)
     deepest = int(_most(frame["of"])) + 1
     size = -(-deepest // CELLS)
-    branch = pl.when(pl.col("on") < 0).then(-1).otherwise(pl.col("on") // size)  # the input by itself
+    branch = pl.when(pl.col("on") < 0).then(-1).otherwise(pl.col("on") // size)  # -1 is the input
     grouped = (
         frame.with_columns(of_group=pl.col("of") // size, on_group=branch)
         .group_by("of_group", "of", "on_group")
@@ -183,7 +183,7 @@ def strips(frame: pl.DataFrame, order: Sequence[str], quantities: Sequence[str],
 
 
 def lines(frame: pl.DataFrame, x_axis: str, y_axis: str, *, log: bool = False) -> Drawn:
-    """Draw ``y`` against ``x`` with a point per row, and a line per ``group`` if there is that column."""
+    """Draw ``y`` against ``x`` with a point per row, and a line per ``group`` if that column exists."""
     shown = frame.filter(pl.col("y").is_finite() & ((pl.col("y") > 0) | pl.lit(not log)))
     if shown.is_empty():
         return nothing(HEIGHT)

@@ -29,16 +29,16 @@ BEST: Final[dict[str, Any]] = {"shape": "diamond", "filled": True, "size": 140}
 INTERVAL: Final[dict[str, Any]] = {"strokeWidth": 4, "strokeCap": "round"}
 """The best rate, and its interval."""
 EDGE: Final = 0.08
-"""The share of the losses' range that is left free at the ends of their axis, and between marks there."""
+"""The share of the losses' range that stays free at the ends of their axis, and between the marks there."""
 
 
 def loss_by_rate(
     trials: pl.DataFrame, *, today: float, usable: tuple[float, float] | None, reference: float, words: str
 ) -> Drawn:
-    """Draw ``loss`` against ``rate``; a trial that ended early, without a loss, is a cross at the top.
+    """Draw ``loss`` against ``rate``; a trial that ended early has no loss and is a cross at the top.
 
     ``trials`` has ``rate``, ``loss`` (null: it ended early) and ``ended``. The band is the range that trains,
-    the dashed line today's rate; the dotted one is ``reference``, by its ``words``.
+    the dashed line today's rate, and the dotted line ``reference``, named by ``words``.
     """
     if trials.is_empty():
         return nothing(HEIGHT)
@@ -86,8 +86,8 @@ def loss_by_rate_and_size(
     ``trials`` has ``recipe``, ``rate``, ``loss`` (null: no seed ended), ``low``, ``high``, ``seeds``,
     ``shared`` (whether all seeds ended) and ``ended`` (why one did not). ``fits``: ``recipe``, ``rate``,
     ``loss`` of the fitted curve. ``best``: ``recipe``, ``rate``, ``low``, ``high`` and the ``loss`` there.
-    Dots are means over seeds with their range; one that not all seeds have is hollow. A seed that ended early
-    is a cross at the top, in a row for each size; a loss above ``reference`` stands at the upper edge.
+    Dots are means over seeds with their range, hollow if some seeds are missing. A seed that ended early is a
+    cross at the top, where each size has a row; a loss above ``reference`` is drawn at the upper edge.
     """
     known = trials.filter(pl.col("loss").is_not_null())
     highs = known["high"].to_list() or [reference]
@@ -128,7 +128,7 @@ def best_by_size(
 ) -> Drawn:
     """Draw the best ``rate`` of each ``size`` with its interval, and the line through them with its own.
 
-    ``best``: ``recipe`` among ``names``, ``size``, ``rate``, ``low``, ``high``; ``line`` the same but
+    ``best``: ``recipe`` among ``names``, ``size``, ``rate``, ``low``, ``high``; ``line``: the same without
     ``recipe``, at each size and at ``target``, whose rate is marked. Both axes are logarithmic.
     """
     columns = ("rate", "low", "high")

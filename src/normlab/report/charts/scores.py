@@ -25,26 +25,26 @@ from normlab.report.charts.theme import (
 )
 
 ROW = 38
-"""Height in px of a recipe in a chart of rows."""
+"""Height in px of each recipe's row in a chart of rows."""
 
 FAR = 2.0
-"""Where the best score is so many times as good, a score is not drawn to scale."""
+"""If the best score is so many times as good, a score is not drawn to scale."""
 
 WIDE = 3.0
-"""Where the worst of the dev losses is so many times the best, their axis is logarithmic."""
+"""If the worst dev loss is so many times the best, the axis of the losses is logarithmic."""
 
 REACH = 50.0
-"""So many times the best dev loss stand at the end of the axis instead of stretching it."""
+"""A dev loss so many times the best stands at the end of the axis instead of stretching it."""
 
 
 def score_dots(results: pl.DataFrame, seeds: pl.DataFrame, recipes: Sequence[str], metric: Metric) -> Drawn:
-    """Draw a test score by recipe, best first: dot, 95% interval, and a tick for each seed, a cross for one
-    that did not train.
+    """Draw a test score by recipe, best first: a dot, its 95% interval, and for each seed a tick, or a cross
+    if it did not train.
 
     ``results``: ``recipe``, ``value`` (null: no run trained), ``low``, ``high`` (null: too few did),
     ``note``; ``seeds``: ``recipe``, ``seed``, ``outcome``, ``value``. The axis covers the recipes whose score
-    is at least half as good as the best; one that lies beyond is written at the left edge, so that the
-    differences among those that learned can be seen.
+    is at least half as good as the best; the others are written at the left edge, so that the differences
+    among those that learned can be seen.
     """
     near = results.filter(_near(results["value"], metric))
     edges = [v for c in ("low", "high", "value") for v in near[c].drop_nulls()]
@@ -98,7 +98,7 @@ def score_dots(results: pl.DataFrame, seeds: pl.DataFrame, recipes: Sequence[str
 
 
 def _near(values: pl.Series, metric: Metric) -> pl.Series:
-    """Whether a score is at least half as good as the best one; false for none."""
+    """Whether each score is at least half as good as the best one; false if there is no score."""
     best = values.max() if metric.higher_is_better else values.min()
     if not isinstance(best, int | float):
         return values.is_not_null() & False
@@ -109,11 +109,11 @@ def _near(values: pl.Series, metric: Metric) -> pl.Series:
 def sensitivity(trials: pl.DataFrame, recipes: Sequence[str], lrs: Sequence[float], metric: Metric) -> Drawn:
     """Draw a dev score against the learning rate (log scale), one point per run, one line per recipe.
 
-    ``trials``: ``recipe``, ``lr``, ``dev`` (null: no score), ``outcome``, ``chosen``. Recipes stand
-    slightly beside each other, so that points at the same place can be told apart. A run that did not
-    train is hollow with its outcome's mark; without a score it stands at the bad end of the axis and its
-    line has a gap. If lower scores are better, a wide axis is logarithmic, and scores above ``REACH`` times
-    the best stand there as well.
+    ``trials``: ``recipe``, ``lr``, ``dev`` (null: no score), ``outcome``, ``chosen``. Recipes are drawn
+    slightly apart, so that points at the same place can be told apart. A run that did not train is a hollow
+    mark of its outcome; without a score it stands at the bad end of the axis, and its line has a gap. If
+    lower scores are better, a wide axis is logarithmic, and scores above ``REACH`` times the best also stand
+    at that end.
     """
     title = f"dev {metric.title}, seed of the sweep"
     trials, worst, scale, ticks = _on_scale(trials, metric)
@@ -165,7 +165,7 @@ def sensitivity(trials: pl.DataFrame, recipes: Sequence[str], lrs: Sequence[floa
 
 
 def _on_scale(trials: pl.DataFrame, metric: Metric) -> tuple[pl.DataFrame, float, Any, alt.Axis]:
-    """Return the trials without scores beyond all reach, the bad end of the axis, its scale and its ticks."""
+    """Return the trials, without scores that are out of reach, and the axis's bad end, scale and ticks."""
     if metric.higher_is_better:
         return trials, metric.bounded(0.0), alt.Undefined, alt.Axis(tickCount=5)
     found: list[float] = trials["dev"].drop_nulls().to_list() or [1.0]
@@ -185,7 +185,7 @@ def _on_scale(trials: pl.DataFrame, metric: Metric) -> tuple[pl.DataFrame, float
 def time_bars(results: pl.DataFrame, recipes: Sequence[str]) -> Drawn:
     """Draw the training time of one run at the chosen learning rate (median over seeds), in minutes.
 
-    ``results``: ``recipe``, ``minutes``, ``words`` (the same in words), ``note`` (why it was cut short).
+    ``results``: ``recipe``, ``minutes``, ``words`` (the minutes in words), ``note`` (why it was cut short).
     """
     y = _by_recipe(list(recipes))
     most = results["minutes"].max()
@@ -204,7 +204,7 @@ def time_bars(results: pl.DataFrame, recipes: Sequence[str]) -> Drawn:
 
 
 def _by_recipe(order: list[str]) -> alt.Y:
-    """Names down the left side; a long one goes on in a second line, after a ``+``, ``/`` or ``:``."""
+    """Names down the left side; a long one continues on a second line, after a ``+``, ``/`` or ``:``."""
     lines = r"split(replace(datum.label, /^(?=.{27})(.{1,25}[+\/:])/, '$1\n'), '\n')"
     axis = alt.Axis(ticks=False, domain=False, labelPadding=8, labelFontSize=12, labelExpr=lines)
     return alt.Y("recipe:N", sort=order, title=None, axis=axis)

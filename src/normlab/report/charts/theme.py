@@ -1,7 +1,7 @@
-"""Colours, dashes, fonts and axes of all charts, the highlighting of a recipe, and lines of few points.
+"""Colours, dashes, fonts and axes of all charts, the highlighting of a recipe, and the thinning of lines.
 
 A chart names no colour. It asks for the range ``category`` or for a style (``ink``, ``faint``,
-``alarm``), and ``theme`` fills these in, so that one definition serves screen, dark screen and paper.
+``alarm``), and ``theme`` fills these in, so that one definition serves light screens, dark ones and paper.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ PALETTE: Final[dict[Mode, tuple[str, ...]]] = {
     "light": ("#3663db", "#ee5e23", "#459c7a", "#64098e", "#7e5403", "#0aa0d2", "#672131", "#5f6772"),
     "dark": ("#5b8aff", "#e58212", "#5fe6b4", "#a968b8", "#fdc436", "#48d7fe", "#c4604f", "#979fab"),
 }
-"""Eight colours a mode, found by search: apart from each other by at least 0.08 in OKLab in normal
-sight, protanopia and deuteranopia (Machado et al. 2009), 3:1 or more against the background."""
+"""Eight colours for each mode, found by search: at least 0.08 apart from each other in OKLab in normal sight,
+protanopia and deuteranopia (Machado et al. 2009), with a contrast of 3:1 or more to the background."""
 
 MANY: Final = 8
-"""More recipes than this are drawn with thinner lines, and with the band of one that is in focus alone."""
+"""With more recipes than this, lines are thinner, and only the recipe in focus has a band."""
 
 DASHES: Final[tuple[tuple[int, ...], ...]] = ((1, 0), (7, 3), (2, 2), (8, 3, 2, 3), (14, 3, 2, 3, 2, 3))
-"""So that lines stay apart in black and white, too; colour and dash go round independently."""
+"""Dashes tell lines apart even in black and white; colours and dashes repeat independently."""
 
 INK: Final[dict[Mode, tuple[str, str, str, str, str]]] = {
     "light": ("#ffffff", "#1d2530", "#69727f", "#e4e7eb", "#b3261e"),
@@ -52,7 +52,7 @@ OUTCOMES: Final[dict[str, str]] = {
 
 
 def colour(index: int, mode: Mode = "light") -> str:
-    """Return the hex colour of the recipe at ``index``; after eight, colours repeat with another dash."""
+    """Return the hex colour of the recipe at ``index``; after eight, colours repeat with other dashes."""
     return PALETTE[mode][index % len(PALETTE[mode])]
 
 
@@ -82,14 +82,14 @@ def recipe_dash(recipes: Sequence[str]) -> alt.StrokeDash:
 def finish(layers: Sequence[Any], height: int) -> Drawn:
     """Return the layers as one chart, as wide as its container, ``height`` px high.
 
-    Its signal ``focus`` holds the name of the recipe to highlight; empty: none.
+    Its signal ``focus`` holds the name of the recipe to highlight, or "" for none.
     """
     focus = alt.VariableParameter(name="focus", value="")
     return alt.LayerChart(layer=layers, params=[focus], width="container", height=height)
 
 
 def focused(full: float, dimmed: float = 0.07, *, alone: float | None = None) -> Any:
-    """Return the opacity: ``full`` without a recipe in focus; else ``alone`` for it, ``dimmed`` for others.
+    """Return the opacity: ``full`` if no recipe is in focus; else ``alone`` for it, ``dimmed`` for others.
 
     ``alone`` is ``full`` unless it is given.
     """
@@ -163,7 +163,7 @@ def nothing(height: int) -> Drawn:
 
 
 POINTS: Final = 400
-"""Points a line may have in a chart; the full table lies beside the page as CSV."""
+"""Points that a line may have in a chart; the full table is a CSV file beside the page."""
 
 
 def downsample(
@@ -174,7 +174,7 @@ def downsample(
     Returns columns ``by``, ``x`` (the bin's last value), ``mean``, ``low``, ``high`` (minimum and maximum),
     sorted by group and ``x``, and the bin's last value of each column in ``keep``. The bins are the same
     for all groups, so that lines can be averaged. Values that are null or not finite are left out: a gap
-    stays a gap. When every ``x`` has its own bin, nothing changes but the column names.
+    stays a gap. If every ``x`` has a bin of its own, only the column names change.
     """
     groups = list(by)
     data = frame.filter(pl.col(y).is_finite()).select(*groups, x, y, *keep)
@@ -196,7 +196,7 @@ def downsample(
             high=pl.col(y).max(),
         )
     )
-    if len(distinct) > points:  # one x a bin, shared by all groups: its last
+    if len(distinct) > points:  # all groups share the bins, and each bin's last x
         summary = summary.with_columns(pl.col(x).max().over("_bin"))
     return summary.sort([*groups, x]).drop("_bin")
 
@@ -206,9 +206,9 @@ def spread(
 ) -> pl.DataFrame:
     """Return the mean of ``y`` over runs and the band between the lowest and the highest run, by group.
 
-    Each run is first brought to ``points`` bins. The band joins the runs' bin means, or with ``extremes``
-    the smallest and largest single value, for curves whose spikes matter. Columns ``by``, ``x``,
-    ``mean``, ``low``, ``high``, ``runs`` (how many runs reached this far).
+    Each run is first reduced to ``points`` bins. The band reaches from the lowest to the highest of the runs'
+    bin means, or with ``extremes``, for curves whose spikes matter, of their single values. Columns ``by``,
+    ``x``, ``mean``, ``low``, ``high``, ``runs`` (how many runs reached this far).
     """
     groups = list(by)
     one = downsample(frame, x, y, [*groups, "run"], points)
