@@ -1,7 +1,7 @@
-"""Named baselines: language models as they are published, which a recipe begins with as ``like:llama``.
+"""Named baselines: published language models, with which a recipe can begin, as in ``like:llama``.
 
 A baseline is a recipe and the fields that no part of a recipe sets. Sizes, lengths, the learning rate and the
-number of warm-up steps stay those of the base configuration, because they go with the size of the model.
+number of warm-up steps stay those of the base configuration, because they depend on the model's size.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from normlab.nn import Placement
 from normlab.nn.registry import Registered, Registry
 
 LIKE = "like:"
-"""Where the names of baselines begin, some of which are also names of placements."""
+"""The prefix of baselines' names, since some are also names of placements."""
 ADAMW: Mapping[str, Any] = {
     "betas": (0.9, 0.95),
     "eps": 1e-8,
@@ -32,7 +32,7 @@ ADAMW: Mapping[str, Any] = {
 
 
 PLAIN: Mapping[str, Any] = {"dropout": 0.0}
-"""What all baselines have."""
+"""Fields that all baselines set."""
 
 
 class NamedBaseline(Registered, ABC):
@@ -42,15 +42,15 @@ class NamedBaseline(Registered, ABC):
     recipe: ClassVar[str]
     """Its parts, as a recipe."""
     task: ClassVar[str] = "language_model"
-    """What it was published for."""
+    """The task that it was published for."""
     model: ClassVar[Mapping[str, Any]] = {}
-    """Fields of ``ModelConfig`` beside the parts."""
+    """Fields of ``ModelConfig`` besides the parts."""
     optim: ClassVar[Mapping[str, Any]] = ADAMW
-    """Fields of ``OptimConfig`` beside the parts."""
+    """Fields of ``OptimConfig`` besides the parts."""
 
     @classmethod
     def applied_to(cls, base: Config, kept: Collection[str] = ()) -> Config:
-        """Return the base with the baseline's fields, but for those in ``kept``, which are the user's own."""
+        """Return the base with the baseline's fields, except those in ``kept``, which the user has set."""
 
         def chosen(section: Mapping[str, Any]) -> dict[str, Any]:
             return {name: value for name, value in section.items() if name not in kept}
@@ -66,12 +66,12 @@ class NamedBaseline(Registered, ABC):
 
 
 def baseline_of(name: str) -> type[NamedBaseline] | None:
-    """Return the baseline that a recipe begins with, if it does with one."""
+    """Return the baseline that a recipe begins with, if any."""
     return _baseline(without_alias(name).split("+")[0])
 
 
 def _baseline(head: str) -> type[NamedBaseline] | None:
-    """Return the baseline that a recipe begins with: ``like:llama``, or ``llama`` where no placement is."""
+    """Return the baseline that a recipe begins with: ``like:llama``, or ``llama`` if no placement is."""
     name = head if head.startswith(LIKE) else LIKE + head
     if head.startswith(LIKE) or (name in NamedBaseline.registry and head not in Placement.registry):
         return NamedBaseline.registry[name]
@@ -84,7 +84,7 @@ def alias_of(name: str) -> str:
 
 
 def without_alias(name: str) -> str:
-    """Return a recipe without its short name. Raises UserError for one that is none."""
+    """Return a recipe without its short name. Raises UserError for an invalid one."""
     alias, equals, recipe = name.partition("=")
     if not equals:
         return name
