@@ -111,7 +111,7 @@ def test_a_bad_index_is_refused(tmp_path, content, sentence):
         ([-1, 3], "in their order"),
         ([[0, 1]], "one row of whole numbers"),
         ([0.0], "one row of whole numbers"),
-        (None, "no array of NumPy"),
+        (None, "not a NumPy array"),
     ],
 )
 def test_a_bad_list_of_documents_is_refused(tmp_path, starts, sentence):
