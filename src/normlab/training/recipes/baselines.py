@@ -115,7 +115,7 @@ class Llama(NamedBaseline, name="like:llama"):
 
     Touvron et al. 2023, Sections 2.2 and 2.3 (arXiv 2302.13971), without dropout; rates of 3e-4 and 1.5e-4,
     2,000 steps of warm-up. Its start is not published: this is Hugging Face's, and its epsilon of 1e-5 is
-    known from second hand. Llama 3 has ``--rope-theta 5e5``.
+    known only second-hand. Llama 3 has ``--rope-theta 5e5``.
     """
 
     recipe = "pre+rmsnorm+untied+noembedscale+normal002+rope+swiglu+nobias+adamw+cosine+warmup"
@@ -123,7 +123,7 @@ class Llama(NamedBaseline, name="like:llama"):
 
 
 class OLMo2(NamedBaseline, name="like:olmo2"):
-    """OLMo 2: RMSNorm behind every branch and on queries and keys, rope, SwiGLU, no biases, an output matrix
+    """OLMo 2: RMSNorm after every branch and on queries and keys, rope, SwiGLU, no biases, an output matrix
     of its own, AdamW, z-loss and a cosine to a tenth.
 
     OLMo et al. 2025, Sections 2 and 3 (arXiv 2501.00656), with the numbers of the authors' configurations:
@@ -137,7 +137,7 @@ class OLMo2(NamedBaseline, name="like:olmo2"):
 
 
 class Gemma3(NamedBaseline, name="like:gemma3"):
-    """Gemma 3: zero-centred RMSNorm before and behind every branch and on each head's queries and keys, rope,
+    """Gemma 3: zero-centred RMSNorm before and after every branch and on each head's queries and keys, rope,
     GeGLU, no biases, tied embeddings times the root of the width; five sliding layers, then a full one.
 
     Gemma Team 2025, Section 2 (arXiv 2503.19786). The window is 1,024 positions in the report and 4,096 in
@@ -155,7 +155,7 @@ class Gemma3(NamedBaseline, name="like:gemma3"):
 
 
 class Nanochat(NamedBaseline, name="like:nanochat"):
-    """nanochat: Pre-LN with x0 and residual lambdas, RMSNorm without gains, also on queries and keys behind
+    """nanochat: Pre-LN with x0 and residual lambdas, RMSNorm without gains, also on queries and keys after
     rope, ReLU², no biases, an output matrix of its own and soft-capped logits; Muon with AdamW by role, WSD.
 
     nanochat's code (gpt.py at 92d63d4); Muon is that of Jordan et al. 2024, as Liu et al. 2025, Section 2
