@@ -63,9 +63,9 @@ def bare(path: Path) -> None:
     [
         (objects, "Object arrays cannot be loaded when allow_pickle=False"),
         (bare, "This file contains pickled (object) data."),
-        (whole_file, "it is no array of 100 truth values"),
+        (whole_file, "it is not an array of 100 truth values"),
         (lambda path: path.write_bytes(b""), "No data left in file"),
-        (lambda path: np.save(path, np.ones(7, dtype=bool)), "it is no array of 100 truth values"),
+        (lambda path: np.save(path, np.ones(7, dtype=bool)), "it is not an array of 100 truth values"),
     ],
     ids=["array of objects", "bare pickle", "saved by torch", "empty", "of another vocabulary"],
 )

@@ -156,7 +156,7 @@ def test_what_is_not_typed_is_the_runs_own(run, reverse, standard_input):
 
 
 IDLE = (
-    "top_k is 5, which has an effect on samples alone; add --sample (decode.sample in a configuration), or "
+    "top_k is 5, which affects only samples; add --sample (decode.sample in a configuration), or "
     "leave top_k at 0"
 )
 DRAWN = "and weighs what a search finds, but outputs are sampled; leave it out, or search"

@@ -291,8 +291,8 @@ def test_an_array_of_numpy_is_a_shard_too(place):
     [
         (b"abc", "odd number"),
         (header(20240520, 1, 9), "says that it has 9 tokens"),
-        (header(20240520, 7, 0), "is no shard of tokens"),
-        (header(20240522, 1, 0), "is no shard of tokens"),
+        (header(20240520, 7, 0), "is not a token shard"),
+        (header(20240522, 1, 0), "is not a token shard"),
         (np.array([400], "<u2").tobytes(), "has the token 400, and the tokenizer has 329 entries"),
     ],
 )
@@ -309,7 +309,7 @@ def test_shards_need_their_tokenizer_and_no_text_beside_them(place):
     for name in ("bpe", "byte_bpe"):
         with pytest.raises(UserError, match=f"--tokenizer is {name}.*name its file"):
             prepare_text(config("a.bin", "a.bin", tokenizer=name), place / "data")
-    with pytest.raises(UserError, match="or none of them is"):
+    with pytest.raises(UserError, match="must be token shards, or none"):
         prepare_text(config("a.bin", "text"), place / "data")
     with pytest.raises(UserError, match="this task reads text"):
         BertPretraining.prepare(config("a.bin", "a.bin"), place / "data")

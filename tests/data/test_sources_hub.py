@@ -328,7 +328,7 @@ def test_a_column_for_each_language():
             "wmt14",
             "fr",
             (
-                "hf:@/wmt14 has the configurations cs-en, de-en, and none or several are of en and fr; type "
+                "hf:@/wmt14 has the configurations cs-en, de-en, and none or several fit en and fr; type "
                 "--dataset hf:@/wmt14:cs-en, for example"
             ),
         ),

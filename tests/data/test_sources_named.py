@@ -153,7 +153,7 @@ def test_a_file_is_no_data_set(root, monkeypatch):
 def test_one_side_alone_is_refused(root):
     fill(root, "set", both("train dev test"))
     assert refusal(dataset="set", test_src="mine.de") == (
-        "--test-src came beside --dataset set; give --test-tgt too, or neither"
+        "--test-src came with --dataset set; give --test-tgt too, or neither"
     )
 
 
@@ -193,7 +193,8 @@ def test_a_path_to_a_folder_without_the_languages_is_no_local_set(root, monkeypa
     }.items():
         path = str(root / name)
         assert refusal(dataset=path).startswith(
-            f"the folder {path} has not both de and en, {known}; hf:{path} was not found or cannot be read ("
+            f"the folder {path} does not have both de and en, {known}; hf:{path} was not found or cannot be "
+            "read ("
         )
 
 

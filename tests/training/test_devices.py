@@ -77,6 +77,6 @@ def test_fp16_is_for_a_gpu(device):
     with pytest.raises(ValueError, match="precision is fp16") as refused:
         resolved_precision(replace(config, machine=MachineConfig(device=device)))
     assert str(refused.value) == (
-        "precision is fp16, and a CPU has no fast products in fp16, whose gradients underflow besides; "
+        "precision is fp16, but a CPU has no fast products in fp16, and its gradients underflow; "
         "type --precision bf16 or fp32, or --device cuda"
     )

@@ -47,12 +47,12 @@ def test_nothing_to_import_changes_nothing(here):
         (
             None,
             "plugin_c",
-            r"^cannot import 'plugin_c' \(--import\): No module named 'plugin_c'; modules are searched",
+            r"^cannot import 'plugin_c' \(--import\): No module named 'plugin_c'; modules are looked for",
         ),
         (
             None,
             "pack.plugin",
-            r"No module named 'pack'; modules are searched in .* and among the installed packages$",
+            r"No module named 'pack'; modules are looked for in .* and among the installed packages$",
         ),
         (None, "./own/plugin_c.py", r"; give a module instead of a file: --import own\.plugin_c$"),
         ("import missing_d", "plugin_c", r"\(--import\): No module named 'missing_d'$"),

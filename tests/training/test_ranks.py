@@ -67,8 +67,8 @@ def test_micro_batches_that_the_ranks_cannot_share_are_refused(monkeypatch, grad
     with pytest.raises(ValueError, match="grad_accum_steps is") as refused:
         check_share(grad_accum_steps)
     assert str(refused.value) == (
-        f"grad_accum_steps is {grad_accum_steps}, and {count} processes cannot share so many micro-batches "
-        f"a step alike; type {typed}"
+        f"grad_accum_steps is {grad_accum_steps}, and {count} processes cannot share the micro-batches of "
+        f"a step equally; type {typed}"
     )
 
 

@@ -114,7 +114,7 @@ def reports(loop, folder):
 
 
 FAULTS = {
-    "never zeroed": ("step", "the gradient of the step before is still in", {}),
+    "never zeroed": ("step", "the last step's gradient is still in", {}),
     "clipped first": ("step", "after the clip, backward adds to the gradient of", {}),
     "clipped while scaled": ("step", "a clip leaves gradients of norm", {"amp": True}),
     "four a step": ("schedule", "the learning rate is 0 from step 15 on", {}),

@@ -1,1 +1,1 @@
-"""What people ask for and what comes out, as data: configurations, requests, results. No torch."""
+"""What users ask for and what they get, as data: configurations, requests, results. No torch."""

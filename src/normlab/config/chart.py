@@ -1,6 +1,6 @@
-"""Charts as data: a study says how its table is to be drawn, and a page draws it without knowing the study.
+"""Charts as data: a study says how to draw its table, and a page draws it without knowing the study.
 
-A chart is stored beside the tables, as a dict with its ``kind`` and its fields.
+A chart is stored with the tables, as a dict with its ``kind`` and its fields.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from normlab.errors import UserError
 
 @dataclass(frozen=True)
 class StudyChart:
-    """A chart of one table. Subclasses are the kinds of chart that there are."""
+    """A chart of one table. Each kind of chart is a subclass."""
 
     kinds: ClassVar[dict[str, type[StudyChart]]] = {}
 
@@ -31,7 +31,7 @@ class StudyChart:
 
     @staticmethod
     def from_plain(plain: Mapping[str, Any]) -> StudyChart:
-        """Rebuild the chart that ``to_plain`` returned. Raises UserError for a kind that does not exist."""
+        """Rebuild a chart from what ``to_plain`` returned. Raises UserError for an unknown kind."""
         fields = dict(plain)
         kind = fields.pop("kind", "")
         if kind not in StudyChart.kinds:
@@ -46,7 +46,7 @@ class ByDepth(StudyChart):
 
     ``where`` selects rows by their values. ``theory`` and ``bounds`` name columns with an expected value and
     with its lower and upper bound. ``by_role`` draws one line per role instead of one for the stack.
-    ``sum_squares`` takes the rows of a sublayer together, as the root of the sum of their squares.
+    ``sum_squares`` combines the rows of a sublayer into the root of the sum of their squares.
     """
 
     y: str
@@ -62,7 +62,7 @@ class ByDepth(StudyChart):
 @dataclass(frozen=True)
 class HeatMap(StudyChart):
     """A share between 0 and 1, ``value``, for each pair of a sublayer ``y`` and a branch ``x`` (-1: the
-    stack's input): one chart per stack. It stands for its table, which the page does not repeat.
+    stack's input): one chart per stack. It replaces its table, which the page does not repeat.
     """
 
     x: str
@@ -75,7 +75,7 @@ class HeatMap(StudyChart):
 @dataclass(frozen=True)
 class Growth(StudyChart):
     """The column ``change`` against ``depth`` on logarithmic axes, one chart per stack, with the laws of the
-    table ``fits``. ``words`` says what each ``kind`` of change is.
+    table ``fits``. ``words`` describes each ``kind`` of change.
     """
 
     fits: str

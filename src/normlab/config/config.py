@@ -31,13 +31,13 @@ from normlab.config.model import ModelConfig
 from normlab.errors import UserError
 
 SEMANTICS = 1
-"""Version of what the code computes. Raise it when the same config starts to give other numbers."""
+"""Version of what the code computes. Raise it when the same config starts to give different numbers."""
 REVISED = dict.fromkeys(
     ("derf", "dyt", "innernorm", "nanochat", "nanochatstart", "radam", "subln", "tfixup"), 2
 )
-"""Version of what one part of a recipe computes, if it has changed: no other run gets another id by it."""
+"""Versions of what single parts of a recipe compute, for those that changed: other runs keep their ids."""
 OWN_TASK: Final = "setup"
-"""The task of a run that trains a setup of the user's own; none is registered under it."""
+"""The task of a run that trains the user's own setup; no task is registered under this name."""
 PARALLEL_TEXTS = ("train_src", "train_tgt", "dev_src", "dev_tgt", "test_src", "test_tgt")
 """Fields of ``DataConfig`` that name the texts of a translation."""
 
@@ -45,7 +45,7 @@ PARALLEL_TEXTS = ("train_src", "train_tgt", "dev_src", "dev_tgt", "test_src", "t
 @validated
 @dataclass(frozen=True)
 class DataConfig:
-    """Parallel text, plain text for language models, or the built-in corpus where no text is given.
+    """Parallel text, plain text for language models, or the built-in corpus if no text is given.
 
     A text is a file (plain, .gz or .xz), a column of one (pairs.tsv#2, pairs.tsv#en) or a column of a Hugging
     Face data set (hf:wmt14:de-en#train.translation.de).
@@ -98,17 +98,15 @@ class DataConfig:
     (SentencePiece, tokenizer.json, .tiktoken), or tiktoken:gpt2; '' for that of the run that --init-from
     names. byte_bpe keeps white space and rare characters, as a language model needs for its bits per byte.
     """
-    # four special tokens and something to say; tokenizers crash at many times as many as any has
+    # Four special tokens and at least one other; tokenizers crash at many times the largest real size.
     vocab_size: Annotated[int, Ge(5), Lt(10**7)] = 4000
-    """Vocabulary entries of a tokenizer that is learned, shared by source and target."""
+    """Vocabulary entries of a learned tokenizer, shared by source and target."""
     max_len: Annotated[int, Ge(2), Lt(2**63)] = 128
     """Longest side of a training pair in tokens, end of sentence included; longer pairs are left out."""
     block_len: Size = 128
     """Context length of a language model in tokens, or longest input of a BERT."""
     document_mask: bool = since(False, introduced=False)
-    """Let the tokens of a language model attend to their own document alone, and count positions anew in
-    each.
-    """
+    """Let the tokens of a language model attend only to their own document, and restart positions in each."""
     word_dropout: Share = 0.0
     """Probability of replacing an input token by UNK in training."""
     whole_word_masking: bool = False
@@ -121,7 +119,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         if self.pretokenizer and not (self.source_lang and self.target_lang):
             raise UserError(
-                f"pretokenizer is {self.pretokenizer!r}, whose rules are those of languages; name both, "
+                f"pretokenizer is {self.pretokenizer!r}, whose rules depend on the languages; name both, "
                 f"for example --source-lang de --target-lang en"
             )
 
@@ -143,13 +141,13 @@ class OptimConfig:
     weight_decay: Amount = 0.0
     """Weight decay: added to the gradient by adam and sgd, decoupled from it in adamw and radam."""
     weight_decay_on: Literal["all", "matrices"] = "all"
-    """Parameters that decay: all, or matrices alone, without biases and norms, as in BERT."""
+    """Parameters that decay: all, or only matrices, without biases and norms, as in BERT."""
     max_grad_norm: Annotated[float, Ge(0)] = 0.0
     """Largest norm of the gradient, beyond which it is clipped; 0: no clipping."""
     clip_by: Literal["all", "role"] = since("all", introduced="all")
-    """What max_grad_norm bounds: the gradient of all parameters together, or that of each role by itself."""
+    """What max_grad_norm bounds: the gradient of all parameters together, or of each role separately."""
     roles: str = since("", introduced="")
-    """Optimizer settings by role of the parameters: jordan, nanochat, olmo2 or a table of yours; '': none."""
+    """Optimizer settings by role of the parameters: jordan, nanochat, olmo2 or your own table; '': none."""
     schedule: str = since("linear", introduced="inverse_sqrt", flag=False)
     warmup_steps: Count = 0
     """Length of the warm-up in steps, for recipes that warm up."""
@@ -183,7 +181,7 @@ class TrainConfig:
     steps: Size = 2000
     """Optimiser steps of a run."""
     max_tokens: Size = 4096
-    """Padded tokens of a micro-batch at most, source and target together."""
+    """Most padded tokens in a micro-batch, source and target together."""
     grad_accum_steps: Size = 1
     """Micro-batches whose gradients are accumulated in one step."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "fp32"
@@ -199,11 +197,11 @@ class TrainConfig:
     early_stopping_patience: Count = 0
     """Validations in a row without a new best dev score after which the run ends; 0: never."""
     average_last: Count = 0
-    """Number of last validations whose mean weights are tested as well; 0: only the best checkpoint is."""
+    """Number of last validations whose mean weights are also tested; 0: test only the best checkpoint."""
     ema_decay: Share = 0.0
     """Decay of a moving average of the weights, such as 0.999, to validate and keep; 0: no average."""
     init_from: str = machine("", flag=False)
-    """Folder of the run from whose weights this one starts; ``init_digest`` stands for it in the run id."""
+    """Folder of the run from whose weights this one starts; ``init_digest`` replaces it in the run id."""
     init_digest: str = no_flag("")
     """Digest of those weights, filled in by ``training.weights.with_start``."""
 
@@ -227,7 +225,7 @@ class DecodeConfig:
 
     beam: Size = 5
     """Beam width; 1 is greedy search."""
-    # 1,024 ** 100 is finite, and so is a quotient by the least temperature
+    # 1,024 ** 100 is finite, and so is a quotient by the lowest temperature
     length_penalty: Annotated[float, Ge(0), Lt(100)] = 1.0
     """The alpha of the length penalty; 0 sums log-probabilities."""
     max_len_ratio: Annotated[float, Ge(0), Lt(100)] = no_flag(1.5)
@@ -253,7 +251,7 @@ class DecodeConfig:
         if idle and not self.sample:
             name, value = idle[0].name, getattr(self, idle[0].name)
             raise UserError(
-                f"{name} is {value!r}, which has an effect on samples alone; add --sample "
+                f"{name} is {value!r}, which affects only samples; add --sample "
                 f"(decode.sample in a configuration), or leave {name} at {idle[0].default!r}"
             )
 
@@ -343,7 +341,7 @@ class Config:
 
 
 def numbers(config: Any) -> dict[str, Any]:
-    """Return the part of a config that changes numbers, without fields at their introduction's default."""
+    """Return the part of a config that changes numbers, without fields that have their first default."""
     kept: dict[str, Any] = {}
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
@@ -361,7 +359,7 @@ def numbers(config: Any) -> dict[str, Any]:
 def run_id(config: Config) -> str:
     """First 12 hex digits of the SHA-256 of what changes numbers, with the semantics version.
 
-    Raises UserError for precision ``auto``, which is another one on another machine.
+    Raises UserError for precision ``auto``, which differs between machines.
     """
     if config.train.precision == "auto":
         raise UserError(

@@ -14,19 +14,19 @@ class Cost:
 
     parameters: int
     without_embeddings: int
-    """Parameters that no embedding holds, tied heads left out with them."""
+    """Parameters outside the embeddings and without tied heads."""
     flops: int
     tokens: int = 0
-    """0: not known."""
+    """0 if not known."""
 
     @property
     def flops_per_token(self) -> float | None:
-        """FLOPs for each predicted token; None where tokens are not known."""
+        """FLOPs for each predicted token; None if the tokens are not known."""
         return self.flops / self.tokens if self.tokens else None
 
 
 def amount(number: float) -> str:
-    """A large number in three digits: ``12.6M``, ``1.04e+15``."""
+    """Return a large number in three digits: ``12.6M``, ``1.04e+15``."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if size <= number < 1000 * size:
             return f"{number / size:.3g}{letter}"
@@ -34,5 +34,5 @@ def amount(number: float) -> str:
 
 
 def ratio(a: float, b: float) -> str:
-    """How ``a`` stands to ``b``: ``+3.1%``, ``equal``."""
+    """Return how ``a`` compares with ``b``: ``+3.1%``, ``equal``."""
     return "equal" if a == b else f"{100 * (a - b) / b:+.2g}%" if b else "more than none"

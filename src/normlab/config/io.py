@@ -1,10 +1,10 @@
-"""The door: files and options are read strictly by pydantic; inside are plain frozen dataclasses.
+"""Read files and options strictly, with pydantic; everything inside is a plain frozen dataclass.
 
-Every field of a configuration changes numbers, enters the run id and is a flag of ``normlab train``, with its
-docstring as the help text, unless it is declared otherwise. Bounds stand in annotations. Text is no number, a
-bool is no number, and an option that does not exist is refused with the nearest that does. Numbers that are
-not finite, for which JSON has no word, are written as "nan", "inf" and "-inf". Pydantic is imported when
-something is read: ``--help`` needs none.
+Unless declared otherwise, every field of a configuration changes numbers, enters the run id and is a flag of
+``normlab train``, with its docstring as the help text. Annotations give the bounds. Neither text nor a bool
+counts as a number, and an unknown option is refused with the nearest known one. JSON has no numbers that are
+not finite, so these are written as "nan", "inf" and "-inf". Pydantic is imported only when something is read:
+``--help`` does not need it.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ if typing.TYPE_CHECKING:
 T = TypeVar("T")
 
 Count: TypeAlias = Annotated[int, Ge(0), Lt(2**63)]
-"""Whole numbers are below 2**63, because tensors cannot hold more."""
+"""Whole numbers must be below 2**63, because tensors cannot hold more."""
 Size: TypeAlias = Annotated[int, Ge(1), Lt(2**63)]
 Share: TypeAlias = Annotated[float, Ge(0), Lt(1)]
 Positive: TypeAlias = Annotated[float, Gt(0), Lt(inf)]
 Amount: TypeAlias = Annotated[float, Ge(0), Lt(inf)]
-"""A bound refuses NaN as well."""
+"""A bound also refuses NaN."""
 
 
 def machine(default: T, *, flag: bool = True) -> T:
-    """A field that does not change numbers (a path, a device, a cadence): it stays out of the run id."""
+    """Declare a field that does not change numbers (a path, a device, a cadence): it is not in the run id."""
     return field(default=default, metadata={"numbers": False, "flag": flag})
 
 
 def since(default: T, *, introduced: T, flag: bool = True) -> T:
-    """A field whose default was another one when it was introduced, so that the ids of old runs stay."""
+    """Declare a field whose default was different when it was introduced, so that old runs keep their ids."""
     return field(default=default, metadata={"introduced": introduced, "flag": flag})
 
 
 def no_flag(default: T) -> T:
-    """A field that the command line does not offer: a recipe, a configuration or another flag sets it."""
+    """Declare a field that the command line does not offer: a recipe, a configuration or a flag sets it."""
     return field(default=default, metadata={"flag": False})
 
 
@@ -69,7 +69,7 @@ def is_flag(declared: Field[Any]) -> bool:
 
 
 def flag_name(name: str) -> str:
-    """A field's name as it is typed: ``max_len`` is ``--max-len``."""
+    """Return a field's name as a flag: ``max_len`` becomes ``--max-len``."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -96,14 +96,14 @@ _WORDS: Final = {
     "Tuple should have ": "a list of ",
     "Field required": "a longer list",
 }
-"""Pydantic's words for what is allowed, and plain ones."""
+"""Pydantic's words for what is allowed, and plain words for the same."""
 
 
 def validated(target: C) -> C:
-    """Decorate a public function or dataclass, which then refuses what its annotations rule out.
+    """Decorate a public function or dataclass, which then refuses what its annotations do not allow.
 
     A tuple may be given as a list, a path as text and a fraction as a whole number; they are converted. The
-    decorated callable raises UserError for a wrong value, and for an option that does not exist.
+    decorated callable raises UserError for a wrong value, and for an unknown option.
     """
     function: Any = vars(target)["__init__"] if isinstance(target, type) else target
     signature = inspect.signature(function)
@@ -113,7 +113,7 @@ def validated(target: C) -> C:
     def checked(*args: Any, **options: Any) -> Any:
         for name in options.keys() - kinds().keys():
             raise UserError(f"unknown option {name!r}{nearest(name, kinds())}")
-        bound = signature.bind(*args, **options)  # whose TypeError says what is missing
+        bound = signature.bind(*args, **options)  # its TypeError says what is missing
         given = bound.arguments
         for name, value in given.items():
             if name in kinds():
@@ -129,7 +129,7 @@ def validated(target: C) -> C:
 
 
 def _kinds(function: Any, signature: inspect.Signature) -> dict[str, Any]:
-    """The annotation of every option: those of ``**options: Unpack[Options]`` are options as well."""
+    """Return the annotation of every option, including those of ``**options: Unpack[Options]``."""
     hints, kinds = typing.get_type_hints(function, include_extras=True), dict[str, Any]()
     for name, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
@@ -141,7 +141,7 @@ def _kinds(function: Any, signature: inspect.Signature) -> dict[str, Any]:
 
 
 def _argument(name: str, value: Any, kind: Any) -> Any:
-    """Return an argument as its annotation wants it: whatever has an order is a list."""
+    """Return an argument as its annotation wants it; anything with an order becomes a list."""
     if isinstance(value, str):
         if kind is Path:
             return Path(value)
@@ -151,7 +151,7 @@ def _argument(name: str, value: Any, kind: Any) -> Any:
             value = (tuple if tuple in shapes else list)(value)
     try:
         return _adapter(kind).validate_python((value,))[0]
-    except ValueError as error:  # pydantic is imported with the adapter, and not again for each argument
+    except ValueError as error:  # pydantic is imported with the adapter, not again for each argument
         wrong = typing.cast("ValidationError", error).errors(include_url=False)
     allowed = " or ".join(dict.fromkeys(map(_allowed, wrong)))
     advice = f"; type {name}=[{value!r}]" if "a list" in allowed and isinstance(value, str | float) else ""
@@ -187,9 +187,9 @@ def from_plain(kind: Any, content: Any, where: str = "") -> Any:
 
 @functools.cache
 def _adapter(kind: Any) -> Any:
-    """A validator of one value in a tuple: a dataclass alone would take no configuration.
+    """Return a validator of one value in a tuple: a dataclass by itself would ignore the configuration.
 
-    Text of limited length is text that UTF-8 can hold.
+    Text of limited length must be text that UTF-8 can hold.
     """
     from pydantic import ConfigDict, TypeAdapter
 
@@ -198,7 +198,7 @@ def _adapter(kind: Any) -> Any:
 
 
 def _refusal(wrong: Any, kind: Any, where: str) -> str:
-    """Say where content is wrong, what is allowed there and what was given."""
+    """Return where content is wrong, what is allowed there and what was given."""
     (_, *path), sort = wrong["loc"], wrong["type"]
     place = functools.reduce(_inside, path, where)
     if sort == _UNKNOWN:
@@ -216,16 +216,16 @@ def _inside(place: str, key: str | int) -> str:
 
 
 def _fields(kind: Any, path: Sequence[str | int]) -> Sequence[str]:
-    """The fields of the dataclass at a path below ``kind``."""
+    """Return the fields of the dataclass at a path below ``kind``."""
     for key in path:
-        kind = typing.get_type_hints(kind).get(str(key), kind)  # the places in a list and a dict are none
+        kind = typing.get_type_hints(kind).get(str(key), kind)  # keys of lists and dicts are no fields
         while inner := typing.get_args(kind):  # of a list, a dict or an optional value
             kind = next(k for k in reversed(inner) if k not in (..., types.NoneType))
     return [f.name for f in dataclasses.fields(kind)]
 
 
 def _allowed(wrong: Any) -> str:
-    """What is allowed in place of a wrong value, in plain words."""
+    """Return, in plain words, what is allowed in place of a wrong value."""
     for bound in _BOUNDS.keys() & wrong.get("ctx", {}).keys():
         limit = wrong["ctx"][bound]
         number = f"{limit:,}" if isinstance(limit, int) else f"{limit:g}"
@@ -245,7 +245,7 @@ def _shown(value: object) -> str:
 
 
 def from_json(kind: type[T], text: str) -> T:
-    """Read a dataclass that ``to_json`` wrote. Raises UserError as ``parsed`` and ``from_plain``."""
+    """Read a dataclass that ``to_json`` wrote. Raises UserError as ``parsed`` and ``from_plain`` do."""
     return typing.cast("T", from_plain(kind, parsed(text)))
 
 
@@ -272,7 +272,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """Return a dataclass, with all it contains, as JSON on one line or indented."""
+    """Return a dataclass, with everything in it, as JSON on one line or indented."""
     return json.dumps(to_plain(value), ensure_ascii=False, indent=indent, allow_nan=False)
 
 
@@ -290,5 +290,5 @@ def to_plain(value: Any) -> Any:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether UTF-8 can hold a text: halves of surrogate pairs, as file names can have them, it cannot."""
+    """Whether UTF-8 can hold a text: not if it has halves of surrogate pairs, as file names may."""
     return not re.search(r"[\ud800-\udfff]", text)

@@ -25,18 +25,18 @@ class Metric:
     """Decimals that are shown."""
     least: float | None = None
     most: float | None = None
-    """The ends of its scale, where it has any."""
+    """The ends of its scale, if it has any."""
     on_dev: bool = True
     """Whether validations compute it; only such a metric can decide which checkpoint is best."""
 
     def sort_key(self, value: float | None) -> float:
-        """A number that is larger for a better value; none and NaN sort below everything."""
+        """Return a number that is larger for a better value; None and NaN sort below everything."""
         if value is None or math.isnan(value):
             return -math.inf
         return value if self.higher_is_better else -value
 
     def better(self, a: float | None, b: float | None) -> bool:
-        """Whether ``a`` is better than ``b``; any value is better than none and than NaN."""
+        """Whether ``a`` is better than ``b``; any value is better than None or NaN."""
         return self.sort_key(a) > self.sort_key(b)
 
     @property
@@ -45,21 +45,21 @@ class Metric:
         return 10.0 ** (1 - self.digits)
 
     def bounded(self, value: float) -> float:
-        """The value, or the nearest end of the scale where it lies beyond."""
+        """Return the value, or the nearest end of the scale if it lies beyond."""
         low = value if self.least is None else max(self.least, value)
         return low if self.most is None else min(self.most, low)
 
     def shown(self, value: float | None) -> str:
-        """The value as a number; empty for none."""
+        """Return the value as text; empty for None."""
         return "" if value is None else f"{value:z,.{self.digits}f}"
 
     def signed(self, value: float) -> str:
-        """A difference with its sign, ``+1.3``; ``0.0`` where it rounds to nothing."""
+        """Return a difference with its sign, ``+1.3``; ``0.0`` if it rounds to zero."""
         text = f"{value:+,.{self.digits}f}"
         return text if float(text.replace(",", "")) else text[1:]
 
     def amount(self, value: float) -> str:
-        """``1.3 points``, without a sign, and never rounded to nothing."""
+        """Return ``1.3 points``, without a sign and never rounded to zero."""
         size = abs(value)
         small = size < 0.5 * 10.0**-self.digits
         return f"{size:.1g} {self.label}" if small and size else f"{self.shown(size)} {self.label}"
@@ -79,7 +79,7 @@ NLL = Metric("nll", "NLL", "nats per token", higher_is_better=False, digits=3, l
 
 
 def metric_named(name: str, metrics: Sequence[Metric], owner: str) -> Metric:
-    """The metric of that name. Raises UserError with the nearest name, saying whose metrics they are."""
+    """Return the metric with that name. Raises UserError with the nearest name and the metrics' owner."""
     by_name = {metric.name: metric for metric in metrics}
     if name not in by_name:
         raise UserError(f"{owner} has no metric {name!r}{nearest(name, by_name)}")
@@ -87,19 +87,19 @@ def metric_named(name: str, metrics: Sequence[Metric], owner: str) -> Metric:
 
 
 def selection_metric(metrics: Sequence[Metric], best_by: str) -> Metric:
-    """The metric called ``best_by``, or the headline where that is empty or none of these."""
+    """Return the metric called ``best_by``, or the headline if that is empty or not one of these."""
     return next((metric for metric in metrics if metric.name == best_by), metrics[0])
 
 
 def in_words(metrics: Sequence[Metric], scores: Mapping[str, object]) -> str:
-    """Those metrics that ``scores`` holds, in the order of the metrics: ``NLL 3.125, perplexity 22.8``."""
+    """Return those metrics that ``scores`` holds, in their order: ``NLL 3.125, perplexity 22.8``."""
     values = ((metric, scores.get(metric.name)) for metric in metrics)
     return ", ".join(metric.with_label(value) for metric, value in values if isinstance(value, int | float))
 
 
 IGNORES_SOURCE: Final = "ignores its source"
 MOSTLY: Final = 0.5
-"""A run has failed if one and the same output is more than this share of its outputs."""
+"""A run has failed if a single output makes up more than this share of its outputs."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,6 @@ class Outcome:
     ``ignores its source`` (the outputs hardly depend on the inputs).
     """
     step: int
-    """The step at which it was clear."""
+    """The step at which it became clear."""
     evidence: str
     """The numbers behind it, in a sentence without a full stop."""

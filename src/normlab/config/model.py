@@ -44,7 +44,7 @@ class ModelConfig:
     max_positions: Size = 1024
     """Number of positions that learned position encodings have; no input may be longer."""
     separate_source: bool = no_flag(False)
-    """Whether an encoder beside a decoder has embeddings and positions of its own, with one vocabulary."""
+    """Whether an encoder next to a decoder has its own embeddings and positions, with a shared vocabulary."""
     embedding_norm: bool = no_flag(False)
     """Normalise the sum of the embeddings, as BERT does."""
     activation: str = no_flag("relu")
@@ -65,7 +65,7 @@ class ModelConfig:
     rope_theta: Positive = since(10000.0, introduced=10000.0)
     """Base of the wavelengths of rope: Llama 2 has 1e4, Llama 3 and OLMo 2 5e5, Gemma 3 1e6."""
     sliding_window: Count = since(0, introduced=0)
-    """Positions, its own among them, that a token attends to in a sliding layer of a decoder; 0: all."""
+    """Positions, including its own, that a token attends to in a sliding layer of a decoder; 0: all."""
     layer_pattern: str = since("S", introduced="S")
     """S for a sliding layer and F for a full one, repeated over the layers."""
     sliding_rope_theta: Amount = since(0.0, introduced=0.0, flag=False)
@@ -73,7 +73,7 @@ class ModelConfig:
     residual_warmup_steps: Size = since(1000, introduced=1000)
     """Steps T in which prores opens the first layer's branches; layer l takes l times as many."""
     parametrisation: str = since("standard", introduced="standard", flag=False)
-    """How starts, rates, decay and multipliers go with width and depth."""
+    """How starts, rates, decay and multipliers scale with width and depth."""
     base_dim: Count = since(0, introduced=0)
     """Width at which a parametrisation such as mup changes nothing; 0: the model's own."""
     base_layers: Count = since(0, introduced=0)

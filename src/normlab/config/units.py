@@ -13,8 +13,8 @@ _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) i
 
 
 def printable(text: str) -> str:
-    """Return text that does nothing to a terminal: control characters, which can move its cursor or rename
-    its window, become their codes.
+    """Return text that is harmless in a terminal: control characters, which can move its cursor or rename its
+    window, become their codes.
     """
     return text.translate(_CONTROLS)
 
@@ -36,7 +36,7 @@ def duration(seconds: float) -> str:
 
 
 def perplexity(nll: float) -> float:
-    """Return the exponential of nats; infinite where it is too large for a float."""
+    """Return the exponential of nats; infinite if it is too large for a float."""
     return math.inf if nll > 700 else math.exp(nll)
 
 
@@ -59,14 +59,14 @@ def rate(lr: float) -> str:
 
 
 def short_rate(lr: float) -> str:
-    """A rate in two digits, as people type it: ``1.4e-2``."""
+    """Return a rate in two digits, as people type it: ``1.4e-2``."""
     return rate(float(f"{lr:.2g}"))
 
 
 def seconds_of(text: str, name: str) -> float | None:
     """Return a duration such as ``2h``, ``90min`` or ``1h 30min`` in seconds; None for an empty text.
 
-    Raises UserError, which calls it ``name``, for anything else.
+    Raises UserError, which refers to it as ``name``, for anything else.
     """
     if not text.strip():
         return None
@@ -82,7 +82,7 @@ def seconds_of(text: str, name: str) -> float | None:
 _MATH = re.compile(r":math:`([^`]*)`")
 _TOKEN = re.compile(r"\\[a-zA-Z]+|\\.|[{}^_]|\s+|[^\\{}^_\s]")
 _SIGNS = {"|": "‖", "left": "", "right": ""}
-"""Commands that pylatexenc has no sign for; it knows the others."""
+"""Commands for which pylatexenc has no sign; it knows the others."""
 _UPRIGHT = ("mathrm", "text", "operatorname")
 _ACCENTS = {"hat": "\N{COMBINING CIRCUMFLEX ACCENT}", "bar": "\N{COMBINING MACRON}"}
 _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")

@@ -1,6 +1,6 @@
-"""Padded batches of few shapes, in an order that depends on the seed and the epoch alone.
+"""Padded batches of few shapes, in an order that depends only on the seed and the epoch.
 
-Shapes are few, so that code can be compiled for each, and leave little padding.
+There are few shapes, so that code can be compiled for each, and they leave little padding.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def plan_shapes(pairs: TokenPairs, max_tokens: int, count: int = 16) -> list[Sha
 
     The first cut gives every shape an equal share of the tokens. Then each corner (S, T) in turn moves to the
     place between its neighbours that gives the fewest padded tokens, sum_k n_k (S_k + T_k) with n_k pairs
-    fitting shape k but not k - 1, until none can move. The last holds every pair. A shape has one row even if
-    that is more than ``max_tokens``. Memory does not grow with the text.
+    fitting shape k but not k - 1, until none can move. The last shape holds every pair. A shape has at least
+    one row, even if that exceeds ``max_tokens``. Memory does not grow with the text.
     """
     if len(pairs) == 0:
         raise ValueError("there is no pair to plan batch shapes for; pass at least one")
@@ -58,7 +58,7 @@ def plan_shapes(pairs: TokenPairs, max_tokens: int, count: int = 16) -> list[Sha
 
 
 class _Cells:
-    """The lengths (source, target) of each pair on a grid, coarser for long texts to keep tables small."""
+    """The lengths (source, target) of each pair on a grid, coarser for long ones, to keep tables small."""
 
     def __init__(self, pairs: TokenPairs) -> None:
         self._pairs = pairs
@@ -84,12 +84,12 @@ def _equal_shares(cells: _Cells, table: NDArray[np.int64], count: int) -> list[N
     """Return corners that each hold nine tenths of one of ``count`` parts with equally many tokens; the last
     holds all pairs.
 
-    The pairs are sorted by their tokens, equals in the order of the text, and then cut into the parts.
+    The pairs are sorted by number of tokens, equal ones in the order of the text, then cut into the parts.
     """
     totals = np.add.outer(np.arange(table.shape[0]), np.arange(table.shape[1]))
     held = np.zeros(totals.max() + 1, np.int64)
     np.add.at(held, totals, table)
-    first = held.cumsum() - held  # rank[t]: of the first pair of so many tokens
+    first = held.cumsum() - held  # rank of the first pair with t tokens
     cuts = _cuts(held, first, count)
     share_of = np.searchsorted(cuts, first, side="right")
     cut_through = np.flatnonzero(np.searchsorted(cuts, first + held - 1, side="right") > share_of)
@@ -128,7 +128,7 @@ def _nine_tenths(histogram: NDArray[np.int64]) -> int:
     beyond = histogram.cumsum()
     low, high = (int(np.searchsorted(beyond, i, side="right")) for i in (below, min(below + 1, last)))
     share = place - below
-    # In NumPy's own order of operations, or a whole number could end just below itself.
+    # In NumPy's own order of operations, or a whole number could come out slightly too small.
     return int(high - (high - low) * (1 - share) if share >= 0.5 else low + (high - low) * share)
 
 
@@ -153,7 +153,7 @@ def _move_corners(corners: list[NDArray[np.int64]], fit: NDArray[np.int64], swee
 
 @dataclass(frozen=True)
 class TensorBatch:
-    """A micro-batch of int64 tensors. Empty rows are PAD throughout and count no token."""
+    """A micro-batch of int64 tensors. Empty rows are all PAD and count no tokens."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors by the names of their fields."""
@@ -185,7 +185,7 @@ class Batch(TensorBatch):
         return self.source.numel() + self.target_in.numel()
 
     def recounted(self) -> Batch:
-        """The same with its own numbers of tokens, where it is a part or a change of another."""
+        """Return the batch with its tokens counted anew, after it was cut or changed from another."""
         target, source = (int((side != PAD).sum()) for side in (self.target_out, self.source))
         return replace(self, tokens=target, source_tokens=source)
 
@@ -195,7 +195,7 @@ class PairBatches:
 
     In every epoch each pair occurs once, in the smallest shape that holds it. Pairs that do not fill a batch
     of their shape go to the next shape, so only one batch of an epoch has empty rows. Every epoch has
-    ``steps_per_epoch`` batches. Memory is 5 bytes a pair, and 20 more while an epoch is planned.
+    ``steps_per_epoch`` batches. Memory is 5 bytes per pair, and 20 more while an epoch is planned.
     """
 
     def __init__(self, pairs: TokenPairs, shapes: Sequence[Shape], seed: int) -> None:
@@ -215,7 +215,7 @@ class PairBatches:
         return len(self._layout)
 
     def _plan_epoch(self, epoch: int) -> None:
-        # The old plan is dropped first: there is never room for two.
+        # The old plan is dropped first, so that memory never holds two.
         self._epoch, self._rows, self._order = -1, self._bucket[:0], self._bucket[:0]
         shuffled = permutation(len(self._pairs), derive(self._seed, "shuffle", epoch))
         buckets = self._bucket[shuffled]
@@ -264,7 +264,7 @@ def _buckets(pairs: TokenPairs, shapes: Sequence[Shape]) -> NDArray[np.uint8]:
 def _layout(sizes: Ints, shapes: Sequence[Shape]) -> NDArray[np.int64]:
     """Return ``[batches, 3]``: begin and end of each batch among the pairs grouped by bucket, and its shape.
 
-    Pairs that a shape leaves over come right before those of the next one, and so begin its first batch.
+    Pairs left over from a shape come right before those of the next one, so they begin its first batch.
     """
     batches = []
     start = stop = 0
@@ -279,7 +279,7 @@ def _layout(sizes: Ints, shapes: Sequence[Shape]) -> NDArray[np.int64]:
 
 
 def dev_batches(pairs: TokenPairs, max_tokens: int) -> list[Batch]:
-    """Every pair once, shortest first, in batches of at most ``max_tokens`` positions or of one pair."""
+    """Batch every pair once, shortest first, with at most ``max_tokens`` positions or one pair per batch."""
     source, target = (lengths + 1 for lengths in pairs.lengths)
     order = np.argsort(source + target, kind="stable")
     batches: list[Batch] = []
@@ -295,7 +295,7 @@ def dev_batches(pairs: TokenPairs, max_tokens: int) -> list[Batch]:
 
 
 def _collate(pairs: TokenPairs, rows: Ints, shape: Shape, drop: tuple[float, int] | None = None) -> Batch:
-    """Pads ``rows`` to ``shape``; ``drop`` is the probability and the seed of word dropout."""
+    """Pad ``rows`` to ``shape``; ``drop`` is the probability and the seed of word dropout."""
     source, source_lengths = pairs.source.padded(rows, shape.source)
     ids, target_lengths = pairs.target.padded(rows, shape.target)
     each = np.arange(len(rows))
@@ -321,16 +321,16 @@ def drop_words(inputs: Sequence[Ints], probability: float, seed: int) -> None:
         ids[(draw.reshape(ids.shape) < probability) & (ids > EOS)] = UNK
 
 
-# NumPy promises the bits of PCG64 for ever, but not what Generator's methods make of them.
+# NumPy guarantees the bits of PCG64 forever, but not what Generator's methods make of them.
 def uniform(seed: int, *shape: int) -> NDArray[np.float64]:
-    """Draw numbers from 0 to 1, without 1, that depend on the seed alone."""
+    """Draw numbers from 0 to 1, excluding 1, that depend only on the seed."""
     draws = np.random.PCG64(seed).random_raw(math.prod(shape))
     return ((draws >> np.uint64(11)).astype(np.float64) / 2**53).reshape(shape)
 
 
 def permutation(count: int, seed: int) -> Ints:
-    """Return the numbers below ``count`` in an order that depends on the seed alone, as uint32 if that holds
-    them: the order that sorts as many draws of 64 bits.
+    """Return the numbers below ``count`` in an order that depends only on the seed, as uint32 if that holds
+    them: the order that sorts ``count`` draws of 64 bits.
     """
     order = np.argsort(np.random.PCG64(seed).random_raw(count), kind="stable")
     return order.astype(np.uint32 if count <= 2**32 else np.int64)
@@ -346,8 +346,8 @@ class Prefetch(Generic[T]):
     """Return ``make(index)`` from ``at(index)``, computed in advance.
 
     The indices ``index + stride``, ``index + 2 stride`` … below ``stop`` are expected next; any other index
-    is computed when it is asked for. ``make`` must depend on the index alone and be safe to call from
-    ``workers`` threads at once; with 0 workers there is no thread. ``at`` raises the exceptions of ``make``.
+    is computed on request. ``make`` must depend only on the index and be safe to call from ``workers``
+    threads at once; with 0 workers there is no thread. ``at`` raises the exceptions of ``make``.
     """
 
     def __init__(self, make: Callable[[int], T], *, workers: int, stop: int, stride: int = 1) -> None:

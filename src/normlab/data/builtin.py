@@ -1,6 +1,6 @@
 """The built-in corpus: numbers, dates, times and amounts written out by num2words and Babel, then translated.
 
-It is real language, endless and seeded: small models can learn it, and can fail to.
+It is real language, endless and seeded: small models can learn it, and can fail to learn it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from normlab.data.text import Pairs
 from normlab.errors import UserError
 
 HELD_OUT = 500
-"""Number of pairs of dev text, and of test text."""
+"""Number of pairs in the dev text and in the test text."""
 LARGEST = 10_000_000
 CURRENCIES = ("EUR", "USD", "CHF", "JPY", "AUD", "CAD", "MXN", "KRW", "VND", "CNY")
 """Currencies whose names agree with "one" and "twenty-one" in the languages below."""
@@ -39,9 +39,9 @@ def generate(name: str, *, pairs: int, seed: int) -> Splits:
     """Generate ``pairs`` training pairs and 500 pairs each of dev and test of the corpus
     ``<kinds>-<source>-<target>``.
 
-    No source of dev or test occurs twice or in training, and both are the same for any ``pairs``. Training
-    text may repeat itself. The same arguments give the same text everywhere with the same versions of
-    num2words and Babel. Raises UserError for an unknown kind or language, with those that exist.
+    No source in dev or test occurs twice or in training, and both are the same for any ``pairs``. Training
+    text may repeat itself. With the same versions of num2words and Babel, the same arguments give the same
+    text everywhere. Raises UserError for an unknown kind or language, with those that exist.
     """
     kinds, source, target = parse(name)
     if pairs < 1:
@@ -89,7 +89,7 @@ def _pair(rng: Random, kinds: tuple[str, ...], source: str, target: str) -> tupl
 
 
 def _below(rng: Random, limit: int) -> int:
-    """Draw below ``limit``. Only ``random()`` is promised to give the same values in every Python."""
+    """Draw below ``limit``. Only ``random()`` is guaranteed to give the same values in every Python."""
     return int(rng.random() * limit)
 
 
@@ -103,7 +103,7 @@ def _converter(language: str) -> Any:
 
     converter: Any = copy.copy(CONVERTER_CLASSES[language])
     if hasattr(converter, "cards"):
-        # Words are looked up from 10**600 downwards; without the unused ones it takes a tenth of the time.
+        # Words are looked up from 10**600 downwards; without the unused ones this is ten times as fast.
         words = converter.cards.items()
         converter.cards = type(converter.cards)((n, word) for n, word in words if n <= LARGEST)
     return converter

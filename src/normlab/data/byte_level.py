@@ -1,4 +1,4 @@
-"""Byte-level byte-pair encoding: every text is a sequence of bytes, so that decoding gives it back."""
+"""Byte-level byte-pair encoding: every text is a sequence of bytes, so decoding gives it back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BYTE_OF: Final = {chr(b): b for b in _PRINTABLE} | {chr(256 + n): b for n, b in 
 
 
 class ByteLevel(Tokenizer):
-    """Base of tokenizers whose entries each stand for bytes, so that they take text as it is."""
+    """Base of tokenizers whose entries each stand for bytes, so that they take text verbatim."""
 
     verbatim: ClassVar[bool] = True
     pieces: Sequence[bytes]
@@ -31,8 +31,8 @@ class ByteLevel(Tokenizer):
         return np.array([len(piece) for piece in self.pieces])
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """Invert ``encode``, up to what the tokenizer normalises. What a model writes may be no UTF-8: U+FFFD
-        stands for such bytes.
+        """Invert ``encode``, up to what the tokenizer normalises. A model may write invalid UTF-8: U+FFFD
+        replaces such bytes.
         """
         return [b"".join(map(self.pieces.__getitem__, line)).decode("utf-8", "replace") for line in ids]
 
@@ -55,7 +55,7 @@ class BytePieces(ByteLevel):
     def train(cls, texts: Iterable[str], vocab_size: int) -> BytePieces:
         """Learn merges until there are ``vocab_size`` entries, special tokens and 256 bytes included.
 
-        There are fewer when the text has no more pairs to merge. Raises UserError if there is no room for the
+        There are fewer if the text has no more pairs to merge. Raises UserError if there is no room for the
         bytes.
         """
         least = len(SPECIALS) + len(BYTE_OF)
@@ -76,8 +76,8 @@ class BytePieces(ByteLevel):
 
     @classmethod
     def of_json(cls, fields: Mapping[str, Any]) -> BytePieces:
-        """Read a tokenizer from its JSON. Raises UserError as ``BytePairs.of_json``, and for pieces that are
-        no bytes.
+        """Read a tokenizer from its JSON. Raises UserError as ``BytePairs.of_json`` does, and for pieces that
+        are not bytes.
         """
         require_ours(fields, _untrained())
         with library_errors():

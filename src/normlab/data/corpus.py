@@ -1,5 +1,5 @@
-"""Prepared corpora: folders with a tokenizer, tokens and facts, each named after its text and written once
-as a whole.
+"""Prepared corpora: folders with a tokenizer, tokens and facts, each named after its text and written once as
+a whole.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ FORMAT = 3
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedCorpus:
-    """What every prepared corpus holds; its tokens stay on disk until they are read."""
+    """What every prepared corpus holds; its tokens stay on disk until needed."""
 
     folder: Path
     tokenizer: Tokenizer
     unigram_entropy_nats: float
-    """Entropy of what is predicted in training: the loss of a model that knows only how frequent each is."""
+    """Entropy of what training predicts: the loss of a model that knows only the frequencies."""
     target_vocab: NDArray[np.bool_]
     """``[V]``: vocabulary entries that training predicts, EOS included."""
     facts: dict[str, str]
     """Facts for the terminal and the page, by their labels."""
     overlap: dict[str, float] = field(default_factory=dict)
-    """The shares of sentences that stand in another text as well, see ``text.overlap_shares``."""
+    """The shares of sentences that also occur in another text, see ``text.overlap_shares``."""
     warning: str = ""
-    """What a user should know of the text before training, in a sentence; empty for nothing."""
+    """A sentence that the user should read about the text before training; empty if there is none."""
 
 
 def with_digest(config: DataConfig, texts: Iterable[bytes]) -> DataConfig:
     """Fill the digest of its texts and tokenizer into a configuration: SHA-256 over the SHA-256 of each, so
-    that no text can run into the next.
+    that one text cannot run into the next.
 
     Raises UserError if the configuration already has the digest of another text.
     """
@@ -66,11 +66,11 @@ def with_digest(config: DataConfig, texts: Iterable[bytes]) -> DataConfig:
 
 
 def prepare_folder(root: str | Path, key: Sequence[Any], fill: Callable[[Path], dict[str, Any]]) -> Path:
-    """Return the folder under ``root`` for a key that covers its content; ``fill`` writes it if it is
-    missing, or if a file in it is no longer the one that was written.
+    """Return the folder under ``root`` for a key that covers its content; ``fill`` writes it if it is missing
+    or if a file in it has changed since.
 
     ``fill`` receives an empty folder and returns its manifest. A folder is built under a temporary name and
-    then renamed, so that no half-written one is ever seen.
+    then renamed, so nobody ever sees a half-written one.
     """
     name = hashlib.sha256(json.dumps([*key, FORMAT]).encode()).hexdigest()[:12]
     folder = Path(root) / name
@@ -82,7 +82,7 @@ def prepare_folder(root: str | Path, key: Sequence[Any], fill: Callable[[Path], 
     except OSError as error:
         if type(error) is not OSError or error.filename is not None:
             raise
-        # NumPy only says how many bytes it could not write; a stream knows no name.
+        # NumPy says only how many bytes it could not write, and a stream knows no file name.
         code = error.errno or errno.ENOSPC
         raise OSError(code, os.strerror(code), str(folder)) from error
     return folder
@@ -104,7 +104,7 @@ def open_corpus(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def count_facts(counts: NDArray[np.int64]) -> dict[str, Any]:
-    """Return what a manifest says of how often each vocabulary entry occurs."""
+    """Return what a manifest says about how often each vocabulary entry occurs."""
     share = counts[counts > 0] / counts.sum()
     return {
         "vocab_size": len(counts),
@@ -114,21 +114,21 @@ def count_facts(counts: NDArray[np.int64]) -> dict[str, Any]:
 
 
 class Encoded:
-    """What is known of a text once it is encoded: how often each entry is predicted, its size and digest."""
+    """Facts about a text once it is encoded: how often each entry is predicted, its size and digest."""
 
     def __init__(self, vocab_size: int) -> None:
         self.counts = np.zeros(vocab_size, np.int64)
         self.words = self.bytes = 0
         self.digest = b""
         self.lost = ""
-        """The first part of the text that decoding did not give back; empty if there is none."""
+        """The first part of the text that decoding did not restore; empty if there is none."""
 
     @property
     def size(self) -> dict[str, int]:
         return {"words": self.words, "bytes": self.bytes}
 
     def compare(self, texts: Sequence[str], decoded: Sequence[str]) -> None:
-        """Note a loss in a part of the text, unless one is known already."""
+        """Record a loss in a part of the text, unless one is known already."""
         for text, back in zip(texts, decoded, strict=True):
             if not self.lost and text != back:
                 differs = map(str.__ne__, text, back)
@@ -138,7 +138,7 @@ class Encoded:
 
 
 _BEFORE, _AFTER = 12, 20
-"""Characters that are shown around a loss."""
+"""Characters shown around a loss."""
 
 
 def _read_manifest(folder: Path) -> dict[str, Any] | None:
@@ -176,20 +176,20 @@ def _write(folder: Path, fill: Callable[[Path], dict[str, Any]]) -> None:
                 shutil.rmtree(work / "broken")
             work.rename(folder)
         except OSError:
-            # Another process was first; the same text gives the same folder.
+            # Another process was faster; the same text gives the same folder.
             if not _whole(folder):
                 raise
 
 
 @contextmanager
 def _workplace(folder: Path) -> Generator[Path]:
-    """Make a folder beside another one, and delete those that killed processes of this host left there.
+    """Make a folder next to another one, and delete those that killed processes of this host left there.
 
-    A process locks its own, and the lock ends with it.
+    A process locks its own folder, and the lock ends with the process.
     """
     host = socket.gethostname()
     with ExitStack() as held:
-        with _locked(folder.parent.resolve()):  # nobody may look at a new folder that is not locked yet
+        with _locked(folder.parent.resolve()):  # nobody may see a new folder before it is locked
             for left in folder.parent.glob(f".*-{glob.escape(host)}-*"):
                 with suppress(OSError), _locked(left, fcntl.LOCK_NB):
                     shutil.rmtree(left)

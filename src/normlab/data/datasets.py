@@ -1,4 +1,4 @@
-"""Data sets by name, and which of their texts are train, dev and test."""
+"""Find data sets by name, and which of their texts are train, dev and test."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAMES = {
     "test": re.compile(r"test([._-].*|\d.*)?"),
 }
 _DATED = re.compile(r"tst\d*")
-"""Names of IWSLT's test sets by year; of two years the earlier is for development."""
+"""Names of IWSLT's test sets by year; with two years, the earlier is for development."""
 _BOTH_SIDES = "translation"
 """The column with both sides in iwslt2017, wmt14 and similar data sets."""
 
@@ -29,9 +29,9 @@ _BOTH_SIDES = "translation"
 def by_name(config: DataConfig) -> tuple[DataConfig, dict[str, str]]:
     """Fill the texts of a named data set into the configuration where none were given, and describe them.
 
-    The name is a folder of ``$NORMLAB_DATA``, or a folder's path, with ``<split>.<language>``, plain, ``.gz``
-    or ``.xz``; else a Hugging Face data set (``wmt14:de-en``; ``hf:`` before it skips the folders) with a
-    column ``translation`` or one for each language. Raises UserError or FileNotFoundError for an
+    The name is a folder in ``$NORMLAB_DATA``, or a folder's path, with files ``<split>.<language>``, plain,
+    ``.gz`` or ``.xz``; else a Hugging Face data set (``wmt14:de-en``; a prefix ``hf:`` skips the folders)
+    with a column ``translation`` or one for each language. Raises UserError or FileNotFoundError for an
     unknown data set, language or split, and if several texts could be meant, with those that were found.
     """
     if not config.dataset:
@@ -51,7 +51,7 @@ def by_name(config: DataConfig) -> tuple[DataConfig, dict[str, str]]:
 
 
 def _folder(name: str, languages: tuple[str, str], root: str) -> str:
-    """Return the folder that a name means, as the paths of its texts begin; empty if it means none."""
+    """Return the folder that a name refers to, as its texts' paths begin; empty if there is none."""
     path = Path(name)
     if name.startswith(HUB):
         return ""
@@ -66,7 +66,7 @@ def _folder(name: str, languages: tuple[str, str], root: str) -> str:
 
 
 def _splits(folder: Path) -> dict[str, set[str]]:
-    """Return for each language the splits that a folder has in it."""
+    """Return the splits that a folder has in each language."""
     splits: dict[str, set[str]] = {}
     for file in filter(Path.is_file, folder.iterdir()):
         split, _, language = re.sub(r"\.(gz|xz)$", "", file.name).rpartition(".")
@@ -80,8 +80,7 @@ def _given(config: DataConfig, role: str) -> bool:
     if len(given) == 1:
         other = "tgt" if given == ["src"] else "src"
         raise UserError(
-            f"--{role}-{given[0]} came beside --dataset {config.dataset}; give --{role}-{other} too, or "
-            f"neither"
+            f"--{role}-{given[0]} came with --dataset {config.dataset}; give --{role}-{other} too, or neither"
         )
     return bool(given)
 
@@ -102,7 +101,7 @@ def _languages(config: DataConfig) -> tuple[str, str]:
 
 
 def _starts_of_folder(where: str, languages: tuple[str, str]) -> tuple[str, dict[str, str]]:
-    """Return the folder, and each split's path of its texts up to the language."""
+    """Return the folder, and for each split the path of its texts up to the language."""
     by_language = _splits(Path(os.path.expandvars(where)))
     _require_languages(where, languages, sorted(by_language))
     splits = sorted(by_language[languages[0]] & by_language[languages[1]])
@@ -110,7 +109,7 @@ def _starts_of_folder(where: str, languages: tuple[str, str]) -> tuple[str, dict
 
 
 def _starts_of_hub(config: DataConfig, languages: tuple[str, str], root: str) -> tuple[str, dict[str, str]]:
-    """Return the data set, and each split's path of its texts up to the language."""
+    """Return the data set, and for each split the path of its texts up to the language."""
     try:
         of_set = _configured(HubSet.of(config.dataset), languages)
         splits = of_set.splits()
@@ -128,7 +127,7 @@ def _starts_of_hub(config: DataConfig, languages: tuple[str, str], root: str) ->
 
 
 def _configured(of_set: HubSet, languages: tuple[str, str]) -> HubSet:
-    """Return the data set with its only configuration, or that of the two languages."""
+    """Return the data set with its only configuration, or with the one for the two languages."""
     if of_set.config:
         return of_set
     configs = of_set.configs()
@@ -137,7 +136,7 @@ def _configured(of_set: HubSet, languages: tuple[str, str]) -> HubSet:
         if len(suiting) == 1:
             return replace(of_set, config=suiting[0])
     raise UserError(
-        f"{of_set} has the configurations {', '.join(configs)}, and none or several are of {languages[0]} "
+        f"{of_set} has the configurations {', '.join(configs)}, and none or several fit {languages[0]} "
         f"and {languages[1]}; type --dataset {of_set}:{configs[0]}, for example"
     )
 
@@ -145,8 +144,8 @@ def _configured(of_set: HubSet, languages: tuple[str, str]) -> HubSet:
 def _choose(
     where: str, starts: Mapping[str, str], roles: Sequence[str], languages: tuple[str, str]
 ) -> dict[str, str]:
-    """Return the start of the paths of each role's texts. Raises UserError for a role that no split could
-    have, or several.
+    """Return the start of the paths of each role's texts. Raises UserError unless exactly one split fits each
+    role.
     """
     candidates = _candidates(sorted(starts))
     for role in roles:
@@ -163,7 +162,7 @@ def _choose(
 
 
 def _candidates(splits: Sequence[str]) -> dict[str, list[str]]:
-    """Return the splits that could be train, dev and test; one of just that name is the only one."""
+    """Return the splits that could be train, dev and test; an exact ``train`` or ``test`` excludes others."""
     candidates = {role: [s for s in splits if name.fullmatch(s)] for role, name in _NAMES.items()}
     candidates = {
         role: [role] if role in names and role != "dev" else names for role, names in candidates.items()
@@ -189,7 +188,7 @@ def _no_folder(name: str, languages: tuple[str, str], root: str) -> str:
     if Path(name).is_dir():
         known = ", ".join(sorted(_splits(Path(name))))
         there = f"there is text in {known}" if known else "no file is called <split>.<language>"
-        return f"the folder {name} has not both {languages[0]} and {languages[1]}, {there}"
+        return f"the folder {name} does not have both {languages[0]} and {languages[1]}, {there}"
     if not root:
         return "NORMLAB_DATA is not set (type: export NORMLAB_DATA=/folder/of/data/sets)"
     if not Path(root).is_dir():

@@ -1,4 +1,4 @@
-"""Texts of several files: folders and patterns of text files, tables of Parquet, and shards of tokens."""
+"""Texts of several files: folders and patterns of text files, Parquet tables, and token shards."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Folder:
 @final
 @dataclass(frozen=True)
 class Parquet:
-    """The column ``text`` of tables of Parquet; each row is a document. Needs the package pyarrow."""
+    """The column ``text`` of Parquet tables; each row is a document. Needs the package pyarrow."""
 
     name: str
     files: tuple[Path, ...]
@@ -51,7 +51,7 @@ class Parquet:
         return (line for text, _ in self.units() for line in text.split("\n"))
 
     def units(self) -> Iterator[Unit]:
-        """Yield the rows. Raises UserError for a file that is no such table, and a row without text."""
+        """Yield the rows. Raises UserError for a file that is no such table, and for a row without text."""
         try:
             from pyarrow import ArrowException, parquet
         except ImportError as error:
@@ -74,34 +74,34 @@ class Parquet:
 
 @dataclass(frozen=True)
 class Layout:
-    """How the tokens of a shard lie in its file: ``count`` of them from the byte ``offset`` on."""
+    """How the tokens of a shard are stored in its file: ``count`` of them from the byte ``offset`` on."""
 
     dtype: str
     offset: int
     count: int
     starts: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    """The first token of each document, where a file beside the shard has them."""
+    """The first token of each document, if a file next to the shard lists them."""
 
 
 _HEADER_BYTES: Final = 1024
 _MAGIC: Final = {20240520: (1, "<u2"), 20240801: (7, "<u4"), 20240522: (0, "")}
-"""Version and type of tokens by the first number of llm.c's header: of GPT-2, of Llama 3, of evaluations."""
+"""Version and token type by the first number of llm.c's header: for GPT-2, Llama 3 and evaluations."""
 
 
 _MEGATRON: Final = struct.Struct("<9sQBQQ")
-"""The beginning of Megatron's index: mark, version, type of the tokens, and the lengths of its lists, one of
-sequences and one of those that documents begin with (megatron/core/datasets/indexed_dataset.py).
+"""The beginning of Megatron's index: mark, version, token type, and the lengths of its two lists, of
+sequences and of those that begin documents (megatron/core/datasets/indexed_dataset.py).
 """
 _MARK: Final = b"MMIDIDX\0\0"
 _TYPES: Final = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
 
 def layout_of(file: Path) -> Layout:
-    """Return the layout of a shard: ``.npy``; a ``.bin`` with Megatron's index, ``.idx``, beside it, with
-    llm.c's header (modded-nanogpt has the same), or of uint16 alone, as nanoGPT writes it. Documents may be
-    in a file beside it, ``.idx.npy``, the numbers of their first tokens.
+    """Return the layout of a shard: ``.npy``; or ``.bin``, with Megatron's index ``.idx`` next to it, with
+    llm.c's header (the same as modded-nanogpt's), or with uint16 tokens alone, as nanoGPT writes it. A file
+    ``.idx.npy`` next to it may list the numbers of the documents' first tokens.
 
-    Raises UserError for a file whose size does not fit, and for other numbers at its beginning.
+    Raises UserError for a file of the wrong size, and for other numbers at its beginning.
     """
     if file.suffix != ".npy" and (index := file.with_suffix(".idx")).exists():
         layout = _megatron(file, index)
@@ -125,7 +125,7 @@ def _whole_numbers(file: Path) -> np.memmap[Any, Any]:
     try:
         mapped = np.load(file, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
-        raise UserError(f"{file} is no array of NumPy ({error})") from error
+        raise UserError(f"{file} is not a NumPy array ({error})") from error
     if not isinstance(mapped, np.memmap) or mapped.ndim != 1 or mapped.dtype.kind not in "ui":
         raise UserError(f"{file} is not one row of whole numbers; write it as such")
     return mapped
@@ -138,34 +138,32 @@ def _raw(file: Path) -> Layout:
     if magic in _MAGIC:
         known, dtype = _MAGIC[magic]
         if version != known or not dtype:
-            raise UserError(
-                f"{file} has llm.c's header {magic}, version {version}, and is no shard of tokens"
-            )
+            raise UserError(f"{file} has llm.c's header {magic}, version {version}, but is not a token shard")
         _require_size(file, count, dtype, _HEADER_BYTES)
         return Layout(dtype, _HEADER_BYTES, count)
     if size % 2:
-        raise UserError(f"{file} has {size:,} bytes, an odd number, and tokens in a .bin have two each")
+        raise UserError(f"{file} has {size:,} bytes, an odd number, but tokens in a .bin have two each")
     return Layout("<u2", 0, size // 2)
 
 
 def _require_size(file: Path, count: int, dtype: str, header: int = 0) -> None:
     if (size := file.stat().st_size) != header + count * np.dtype(dtype).itemsize:
-        raise UserError(f"{file} says that it has {count:,} tokens, and has {size:,} bytes; copy it again")
+        raise UserError(f"{file} says that it has {count:,} tokens, but has {size:,} bytes; copy it again")
 
 
 def _megatron(file: Path, index: Path) -> Layout:
-    """Return the layout that Megatron's index says."""
+    """Return the layout that Megatron's index describes."""
     content = np.fromfile(index, np.uint8)
     head = content[: _MEGATRON.size].tobytes().ljust(_MEGATRON.size, b"\0")
     mark, version, kind, sequences, documents = _MEGATRON.unpack(head)
     if (mark, version) != (_MARK, 1) or kind not in _TYPES:
         raise UserError(
-            f"{index} is no index of Megatron's, version 1, with tokens of whole numbers; move it away, if "
+            f"{index} is not a Megatron index, version 1, with tokens of whole numbers; move it away if "
             f"{file} is a shard of another kind"
         )
     edges = list(accumulate((_MEGATRON.size, 4 * sequences, 8 * sequences, 8 * documents)))
     if len(content) not in (edges[-1], edges[-1] + sequences):
-        raise UserError(f"{index} has {len(content):,} bytes, and not as many as it says; copy it again")
+        raise UserError(f"{index} has {len(content):,} bytes, not as many as it says; copy it again")
     parts = zip(pairwise(edges), ("<i4", "<i8", "<i8"), strict=True)
     lengths, places, firsts = (content[a:b].view(dtype) for (a, b), dtype in parts)
     ends = np.cumsum(lengths, dtype=np.int64)
@@ -181,24 +179,24 @@ def _megatron(file: Path, index: Path) -> Layout:
 @final
 @dataclass(frozen=True)
 class Shards:
-    """Tokens that others wrote, in files one after the other; see ``layout_of``. Special tokens separate
-    documents, or the files beside them say where these begin; a document may go on in the next file.
+    """Tokens that others wrote, in consecutive files; see ``layout_of``. Special tokens separate documents,
+    or files next to the shards say where they begin; a document may continue in the next file.
     """
 
     name: str
     files: tuple[Path, ...]
 
     def tokens(self, ours: Ints) -> ShardTokens:
-        """Map the files; ``ours`` is our entry for each of theirs."""
+        """Map the files; ``ours`` is our entry for each of their tokens."""
         return ShardTokens(self.files, ours)
 
 
 @final
 class ShardTokens:
-    """The tokens of shards, after an EOS, in our numbers; they stay on disk until they are read.
+    """The tokens of shards, after an EOS, in our numbers; they stay on disk until needed.
 
-    Documents that a file beside a shard names begin behind an EOS, which is added where no special token
-    stands.
+    A document that a file next to a shard lists begins after an EOS, which is added if there is no special
+    token.
     """
 
     def __init__(self, files: Sequence[Path], ours: Ints) -> None:
@@ -228,7 +226,7 @@ class ShardTokens:
         return np.insert(found, self._breaks[first:last] - (start - first), EOS)
 
     def _written(self, start: int, stop: int) -> Ints:
-        """Return tokens as the files have them, the first EOS among them."""
+        """Return tokens as the files have them, including the first EOS."""
         found = [np.full(max(0, min(1, stop) - start), EOS, self._ours.dtype)]
         for number in range(np.searchsorted(self._starts, start, side="right") - 1, len(self._parts)):
             begin = self._starts[number] if number >= 0 else 1
@@ -240,7 +238,7 @@ class ShardTokens:
         return np.concatenate(found)
 
     def _unmarked(self, layouts: Sequence[Layout]) -> Iterator[Ints]:
-        """Yield the starts of a file's documents that are no EOS and stand behind none."""
+        """Yield the starts of a file's documents that are not an EOS and do not follow one."""
         last = np.int64(EOS)
         for begin, part, layout in zip(self._starts, self._parts, layouts, strict=False):
             starts = layout.starts
@@ -275,11 +273,11 @@ _KINDS: Final[dict[str, Callable[[str, tuple[Path, ...]], Files]]] = {
 
 
 def open_files(spec: str) -> AnyText:
-    """Return the text that a path of a language model's configuration means.
+    """Return the text that a path in a language model's configuration refers to.
 
-    A folder, all files in it whose names begin with no dot, and a pattern (``shards/train_*.bin``,
-    ``src/**/*.py``) are ``Files`` by the ending of their names, as is one such file; everything else is as
-    ``sources.open_text`` has it. Raises UserError if there is no file, or endings differ in kind.
+    A folder (all its files whose names do not begin with a dot), a pattern (``shards/train_*.bin``,
+    ``src/**/*.py``) and a single such file give ``Files`` of the kind that the names' endings tell; all else
+    is up to ``sources.open_text``. Raises UserError if there is no file, or endings differ in kind.
     """
     path = Path(filled_in(spec))
     if path.is_dir():
@@ -306,7 +304,7 @@ def open_files(spec: str) -> AnyText:
 
 
 def _is_index(file: Path) -> bool:
-    """Whether a file says where the documents of a shard beside it begin, as ``layout_of`` reads it."""
+    """Whether a file says where the documents of the shard next to it begin, as ``layout_of`` reads it."""
     own = Path(file.name.removesuffix(".npy"))
     return own.suffix == ".idx" and any(file.with_name(own.stem + kind).exists() for kind in (".bin", ".npy"))
 
@@ -316,7 +314,7 @@ def _hidden(path: Path) -> bool:
 
 
 def apart(texts: Mapping[str, AnyText]) -> dict[str, AnyText]:
-    """Return the texts, those of several files without the files of another text that has fewer of them.
+    """Return the texts, without those files of a text that also form another, smaller text.
 
     Raises UserError if none is left.
     """
@@ -329,7 +327,7 @@ def apart(texts: Mapping[str, AnyText]) -> dict[str, AnyText]:
         others = set[Path]().union(*(own for own in files.values() if own < files[name]))
         kept = tuple(file for file in text.files if file.resolve() not in others)
         if not kept:
-            raise UserError(f"every file of {text.name} is one of another text as well; name other files")
+            raise UserError(f"every file of {text.name} also belongs to another text; name other files")
         left[name] = replace(text, files=kept)
     return left
 

@@ -1,7 +1,7 @@
-"""Tokenizers that others made: a ``tokenizer.json`` of Hugging Face of any kind, or tiktoken's ranks.
+"""Tokenizers that others made: any Hugging Face ``tokenizer.json``, or tiktoken's ranks.
 
-The library ``tokenizers`` runs them as they are. Nothing in them is executed, and a regular expression that
-would take exponential time ends after 10 million steps, as an error of the library.
+The library ``tokenizers`` runs them unchanged. Nothing in them is executed, and a regular expression that
+would take exponential time ends after 10 million steps with an error of the library.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ GPT4O: Final = (
 
 @dataclass(frozen=True)
 class Encoding:
-    """What a file of tiktoken leaves out."""
+    """What a tiktoken file does not contain."""
 
     name: str
     words: str
@@ -64,17 +64,17 @@ ENCODINGS: Final = {
 
 
 class ForeignTokenizer(Tokenizer):
-    """A tokenizer of others behind our special tokens: its entry i is our entry i + 4, and its entry for
+    """A tokenizer made by others, after our special tokens: its entry i is our entry i + 4, and its entry for
     unknown characters is UNK.
 
-    Its special tokens stay unused in text; as parts of token shards they are our EOS. Templates, padding and
-    truncation are left out: they add to a text, or cut it.
+    Its special tokens are not used for text; in token shards they become our EOS. Templates, padding and
+    truncation are left out, since they add to a text or cut it.
     """
 
     def __init__(
         self, backend: Backend, fields: Mapping[str, Any], special: NDArray[np.bool_], unknown: int | None
     ) -> None:
-        """``special`` are its numbers that stand for no text, `[entries]`: special tokens and gaps."""
+        """``special`` marks the entries that stand for no text, `[entries]`: special tokens and gaps."""
         self._backend, self._fields, self._special = backend, fields, special
         self._entries = np.arange(_OFFSET, len(special) + _OFFSET, dtype=np.int32)
         if unknown is not None:
@@ -89,7 +89,7 @@ class ForeignTokenizer(Tokenizer):
         return f"{self._fields['model'].get('type', 'BPE')} of others"
 
     def ours(self) -> NDArray[np.int32]:
-        """Return our entry for each of theirs, as parts of token shards."""
+        """Return our entry for each of theirs, as in token shards."""
         return np.where(self._special & (self._entries != UNK), np.int32(EOS), self._entries)
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
@@ -108,7 +108,7 @@ class ForeignTokenizer(Tokenizer):
     def exported(self) -> tuple[Backend, NDArray[np.int32]]:
         """Return the library's tokenizer in its own numbers, and our entry for each of them.
 
-        EOS takes the number of its special token, where it has just one, and is added otherwise. Raises
+        EOS takes the number of its special token if there is exactly one, and is added otherwise. Raises
         UserError if the library would add it under the number of another entry.
         """
         backend, size = Backend.from_str(self._backend.to_str()), len(self._entries)
@@ -125,17 +125,17 @@ class ForeignTokenizer(Tokenizer):
 
 @final
 class ForeignPieces(ByteLevel, ForeignTokenizer):
-    """A tokenizer of others whose entries each stand for bytes; it has no unknown characters."""
+    """A tokenizer made by others whose entries each stand for bytes; it has no unknown characters."""
 
     def __init__(self, backend: Backend, fields: Mapping[str, Any], pieces: Sequence[bytes]) -> None:
-        """``pieces`` are the bytes of its entries, none for special tokens and gaps."""
+        """``pieces`` are the bytes of its entries, empty for special tokens and gaps."""
         super().__init__(backend, fields, np.array([not piece for piece in pieces]), None)
         self.pieces = [b""] * _OFFSET + list(pieces)
 
 
 def of_json(fields: Mapping[str, Any]) -> ForeignTokenizer:
-    """Read a ``tokenizer.json``. Raises UserError if the library can read none from it, if two entries have
-    the same number or one has a number that is too large, and for a dropout.
+    """Read a ``tokenizer.json``. Raises UserError if the library cannot read it, if two entries have the same
+    number or one has too large a number, and for a dropout.
     """
     with library_errors():
         backend = Backend.from_str(json.dumps({"version": "1.0", **fields}))
@@ -161,12 +161,12 @@ def of_json(fields: Mapping[str, Any]) -> ForeignTokenizer:
 
 
 _SAMPLE: Final = "one two\n\n\tthree"
-"""A text that comes back from the bytes of its entries if these do not depend on what is beside them."""
+"""A text that the bytes of its entries restore if they do not depend on their neighbours."""
 _BYTE: Final = re.compile("<0x([0-9A-F]{2})>")
 
 
 def _pieces(backend: Backend, fields: Mapping[str, Any], texts: Mapping[str, int]) -> dict[int, bytes]:
-    """Return the bytes that each entry would stand for alone; none where a name has no bytes."""
+    """Return the bytes that each entry would stand for alone; empty if any name stands for no bytes."""
     steps = json.dumps([fields.get(name) for name in ("normalizer", "pre_tokenizer", "decoder")])
     added = backend.get_added_tokens_decoder()
     if '"type": "ByteLevel"' in steps:
@@ -183,8 +183,8 @@ def _pieces(backend: Backend, fields: Mapping[str, Any], texts: Mapping[str, int
 
 
 def of_ranks(content: bytes) -> ForeignTokenizer:
-    """Read tiktoken's ranks, in each line a piece in base 64 and its rank. Raises UserError for any other
-    file, and for ranks of none of ``ENCODINGS``, which say how text is split and are not in the file.
+    """Read tiktoken's ranks, on each line a piece in base 64 and its rank. Raises UserError for any other
+    file, and for ranks of none of the ``ENCODINGS``, which say what the file does not: how text is split.
     """
     ranks = dict(_ranks(content))
     encoding = ENCODINGS.get(len(ranks))
@@ -220,7 +220,7 @@ def _ranks(content: bytes) -> Iterator[tuple[bytes, int]]:
 
 
 def _merges(ranks: Mapping[bytes, int]) -> list[tuple[str, str]]:
-    """Return the pair that makes each piece of several bytes, in the order of the ranks."""
+    """Return the pair that forms each piece of several bytes, in the order of the ranks."""
     pairs = []
     for piece, rank in sorted(ranks.items(), key=lambda entry: entry[1]):
         if len(piece) > 1 and len(parts := _encoded(piece, ranks, below=rank)) == 2:
@@ -229,7 +229,7 @@ def _merges(ranks: Mapping[bytes, int]) -> list[tuple[str, str]]:
 
 
 def _encoded(piece: bytes, ranks: Mapping[bytes, int], *, below: int) -> list[bytes]:
-    """Join the bytes of a piece, always the pair with the lowest rank first, as far as ranks ``below`` go."""
+    """Join the bytes of a piece, always the pair with the lowest rank first, using only ranks ``below``."""
     parts = [piece[i : i + 1] for i in range(len(piece))]
     while True:
         joint = [ranks.get(a + b, below) for a, b in pairwise(parts)]

@@ -25,12 +25,12 @@ from normlab.data.vocabulary import vocabulary
 from normlab.errors import UserError
 
 LONGEST_SENTENCE: Final = 4096
-"""Most tokens of a sentence that is translated, its end included: time and memory grow with their square."""
+"""Most tokens, including the end, of a sentence to translate: time and memory grow with their square."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus(PreparedCorpus):
-    """A prepared parallel text; what it says of predicted tokens is of the target side."""
+    """A prepared parallel text; its predicted tokens are those of the target side."""
 
     train: TokenPairs
     dev: TokenPairs
@@ -52,17 +52,16 @@ class Corpus(PreparedCorpus):
 
 
 def prepare(config: DataConfig, root: str | Path) -> tuple[DataConfig, Corpus]:
-    """Read or generate the text and prepare it under ``root``, unless the same text is prepared there
-    already.
+    """Read or generate the text and prepare it under ``root``, unless this was already done.
 
-    Training text is never in memory as a whole: it is read once for its digest, and twice more if it is not
-    prepared yet, for the tokenizer and for its tokens. A unigram model is the exception: it is learned from
-    the whole text in memory.
+    Training text is never in memory as a whole: it is read once for its digest and, if it is not prepared
+    yet, twice more, for the tokenizer and for its tokens. The exception is a unigram model, which is learned
+    from the whole text in memory.
 
     Returns the config with ``digest`` and the texts of its data set filled in. Raises UserError if the text
     does not have the given digest, if files are missing from the config, if the sides of a text differ in
-    their number of lines, if dev or test text has no word, if no training pair is left, or if the text
-    changes meanwhile.
+    their number of lines, if dev or test text has no words, if no training pair is left, or if the text
+    changes in the meantime.
     """
     config, dataset = by_name(config)
     texts, origin = _read(config)
@@ -80,7 +79,7 @@ def prepare(config: DataConfig, root: str | Path) -> tuple[DataConfig, Corpus]:
 
 
 def _read(config: DataConfig) -> tuple[dict[str, Iterable[str]], dict[str, str]]:
-    """Return the six texts, which can be iterated repeatedly, and facts about their origin."""
+    """Return the six texts, which can be iterated again and again, and facts about their origin."""
     given = [name for name in PARALLEL_TEXTS if getattr(config, name)]
     if not given:
         splits = generate(config.builtin, pairs=config.builtin_pairs, seed=config.builtin_seed)
@@ -160,13 +159,13 @@ def _fill(
 
 @dataclass(frozen=True)
 class _Tally:
-    """Counts of a training text that is encoded."""
+    """Counts of a training text while it is encoded."""
 
     read: int
     kept: int
     left_out: dict[str, int]
     tokens: tuple[int, int]
-    """Source and target tokens of the pairs that are kept."""
+    """Source and target tokens in the pairs that are kept."""
     target_counts: NDArray[np.int64]
     """``[V]``: how often each vocabulary entry occurs on the target side, EOS included."""
     digests: list[bytes]
@@ -179,7 +178,7 @@ def _encode_train(
     max_len: int,
     again: Mapping[str, text.Overlap],
 ) -> _Tally:
-    """Write the tokens of all pairs whose sides have 1 to ``max_len`` - 1 tokens; ``again`` sees them."""
+    """Write the tokens of all pairs whose sides have 1 to ``max_len`` - 1 tokens; ``again`` sees all."""
     dtype = id_type(tokenizer.vocab_size)
     read = kept = empty = 0
     counts = np.zeros(tokenizer.vocab_size, np.int64)
@@ -211,9 +210,9 @@ def _encode_train(
 
 def require_lengths(corpus: Corpus, data: DataConfig, *, max_tokens: int, max_positions: int | None) -> None:
     """Raise UserError at the first sentence that is too long for a batch of ``max_tokens``, or for a model
-    with ``max_positions``, None for one without a limit.
+    with ``max_positions`` (None: no limit).
 
-    Of a test text only the source is checked.
+    Only the source of a test text is checked.
     """
     longest = [0, 0]
     for source, target in corpus.train.lengths_in_parts():

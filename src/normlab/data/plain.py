@@ -1,4 +1,4 @@
-"""Plain text: one memory-mapped stream of tokens for each of train, dev and test, and its blocks for language
+"""Plain text: a memory-mapped token stream for each of train, dev and test, and its blocks for language
 models.
 """
 
@@ -34,10 +34,10 @@ _DOCUMENTS = "test.documents.npy"
 
 @dataclass(frozen=True)
 class Stream:
-    """A text as one array of tokens: each document after an EOS, where the tokenizer takes text as it is.
+    """A text as one array of tokens: each document after an EOS, if the tokenizer takes text verbatim.
 
-    With other tokenizers EOS, and then the tokens of each line with EOS at its end; an empty line is an EOS
-    of its own.
+    With other tokenizers: an EOS, then the tokens of each line with an EOS at its end; an empty line is just
+    an EOS.
     """
 
     tokens: TokenArray
@@ -62,7 +62,7 @@ class TextCorpus(PreparedCorpus):
     documents: NDArray[np.int64]
     """Predicted tokens, words and bytes of each document of the test text, `[documents, 3]`."""
     lost: str = ""
-    """Why bits per byte are not known: what decoding does not give back of the dev or test text."""
+    """Why bits per byte are not known: what decoding does not restore of the dev or test text."""
 
     @property
     def by_line(self) -> bool:
@@ -71,7 +71,7 @@ class TextCorpus(PreparedCorpus):
 
     @classmethod
     def load(cls, folder: str | Path, tokens: Callable[[str], TokenArray] | None = None) -> TextCorpus:
-        """Load a prepared text; ``tokens`` maps those of a split that do not lie in the folder. Raises
+        """Load a prepared text; ``tokens`` maps the tokens of a split that are not in the folder. Raises
         FileNotFoundError if the folder is missing or incomplete.
         """
         folder = Path(folder)
@@ -86,13 +86,12 @@ class TextCorpus(PreparedCorpus):
 def prepare_text(
     config: DataConfig, root: str | Path, reading: TextReading | None = None
 ) -> tuple[DataConfig, TextCorpus]:
-    """Read or generate the text and prepare it under ``root``, unless the same text is prepared there
-    already.
+    """Read or generate the text and prepare it under ``root``, unless this was already done.
 
     Returns the config with ``digest`` filled in. Without files the text is the target side of the built-in
     corpus; without test text, dev text is the test text. Raises UserError if the text does not have the given
-    digest, if train or dev text is missing from the config, if a text has no word, or if one changes
-    meanwhile. No text is in memory as a whole.
+    digest, if train or dev text is missing from the config, if a text has no words, or if one changes in the
+    meantime. No text is in memory as a whole.
     """
     texts, origin = _read(config)
     reading = reading or reading_of(config, texts.values())
@@ -114,7 +113,7 @@ def _tokens(folder: Path, reading: TextReading, texts: Mapping[str, AnyText], na
 
 
 def _read(config: DataConfig) -> tuple[dict[str, AnyText], dict[str, str]]:
-    """Return train, dev and test, which can be iterated repeatedly, and facts about their origin."""
+    """Return train, dev and test, which can be iterated again and again, and facts about their origin."""
     paths = {name: getattr(config, f"{name}_text") for name in SPLITS}
     given = [name for name in SPLITS if paths[name]]
     texts: dict[str, AnyText]
@@ -187,21 +186,21 @@ class TextBatch(TensorBatch):
     target: Tensor
     """Targets: at each place the token that comes next."""
     tokens: int
-    """Tokens of ``target``, PAD not counted."""
+    """Tokens of ``target`` without PAD."""
 
     @property
     def padded_tokens(self) -> int:
         return self.ids.numel()
 
     def recounted(self) -> TextBatch:
-        """The same with its own number of tokens, where it is a part or a change of another."""
+        """Return the batch with its tokens counted anew, after it was cut or changed from another."""
         return replace(self, tokens=int((self.target != PAD).sum()))
 
 
 class Blocks:
     """Endless training batches: index i is the i-th micro-batch over all epochs, so resuming needs only i.
 
-    Block k has the tokens k L + 1 to (k + 1) L of the stream as targets; token 0 is an input alone. In every
+    Block k has the tokens k L + 1 to (k + 1) L of the stream as targets; token 0 is only an input. In every
     epoch each block occurs once, so each token is predicted once; the end of the stream is padded. All
     batches have ``rows`` rows, and only the last one of an epoch has empty ones.
     """
@@ -240,7 +239,7 @@ def blocks_in_order(stream: TokenArray, *, block_len: int, rows: int) -> Iterato
 
 
 def require_block_len(data: DataConfig, max_positions: int | None) -> None:
-    """Raise UserError for blocks that are longer than a model with ``max_positions``, None for no limit."""
+    """Raise UserError for blocks that are longer than a model's ``max_positions`` (None: no limit)."""
     if max_positions is not None and data.block_len > max_positions:
         raise UserError(
             f"a block has {data.block_len} tokens, and the model has learned {max_positions} positions; "
@@ -254,7 +253,7 @@ def block_count(stream: TokenArray, block_len: int) -> int:
 
 
 def _cut(read: Read, length: int, chosen: Ints, block_len: int) -> tuple[Ints, Ints]:
-    """Return ``[B, L]`` inputs and targets of chosen blocks; after the stream's ``length`` tokens is PAD."""
+    """Return ``[B, L]`` inputs and targets of chosen blocks; PAD follows the stream's ``length`` tokens."""
     window = np.full((len(chosen), block_len + 1), PAD, np.int64)
     for line, start in zip(window, (chosen * block_len).tolist(), strict=True):
         part = read(start, min(start + block_len + 1, length))

@@ -1,4 +1,4 @@
-"""NumPy files that are written part by part, and ranges of large files that are read without mapping them."""
+"""Write NumPy files part by part, and read ranges of large files without mapping them."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class TokenArray(Protocol):
 Read: TypeAlias = Callable[[int, int], Ints]
 
 TOKENS_AT_A_TIME = 2**20
-"""Tokens that are read, counted or hashed together, so that memory stays bounded."""
+"""Tokens that are read, counted or hashed at a time, so that memory stays bounded."""
 LARGE_BYTES = 2**25
-"""Mapped files of at least this size are read in ranges; a smaller one may stay in memory as a whole."""
+"""Mapped files of at least this size are read in ranges; a smaller one may stay in memory entirely."""
 
 
 class ArrayWriter:
@@ -50,14 +50,14 @@ class ArrayWriter:
             writer = cls(stream, dtype)
             writer._write_header()
             yield writer
-            # NumPy leaves room in a header for the longest length there can be, so it keeps its size.
+            # NumPy leaves room in a header for the longest possible length, so its size stays.
             stream.seek(0)
             writer._write_header()
 
     def append(self, values: Ints) -> None:
         """Append values. Raises TypeError for signed values if the file's type is unsigned."""
         part = values.astype(self._dtype, casting="same_kind", copy=False)
-        # Through the stream, not ndarray.tofile, so that a full disk is told with its errno.
+        # Through the stream, not ndarray.tofile, so that a full disk is reported with its errno.
         self._stream.write(np.ascontiguousarray(part).data)
         self.length += len(values)
 
@@ -67,10 +67,10 @@ class ArrayWriter:
 
 
 def reader_of(array: TokenArray) -> Read:
-    """Return a function that reads ``array[start:stop]``, of a large mapped array without the mapping.
+    """Return a function that reads ``array[start:stop]``, bypassing the mapping of a large mapped array.
 
-    Mapped pages count as memory of this process, and a system with huge pages in its file cache maps some MiB
-    for every sentence that is read.
+    Mapped pages count as memory of this process, and a system with huge pages in its file cache maps several
+    MiB for every sentence that is read.
     """
     if not isinstance(array, np.memmap) or array.nbytes < LARGE_BYTES or not hasattr(os, "pread"):
         return lambda start, stop: np.asarray(array[start:stop])
@@ -105,7 +105,7 @@ class Ragged:
 
     @classmethod
     def mapped(cls, path: Path) -> Ragged:
-        """Map the files of a ``RaggedWriter``; tokens stay on disk until they are read."""
+        """Map the files of a ``RaggedWriter``; tokens stay on disk until needed."""
         tokens, offsets = (np.load(file, mmap_mode="r", allow_pickle=False) for file in _files(path))
         return cls(tokens, offsets)
 
@@ -125,7 +125,7 @@ class Ragged:
         return Ragged(self.tokens[np.repeat(chosen, lengths)], offsets)
 
     def shifted(self) -> Ragged:
-        """Return the same sentences, each in the place of the next, the last in that of the first."""
+        """Return the same sentences, each moved to the place of the next, the last to that of the first."""
         last = self.offsets[-2]
         tokens = np.concatenate([self.tokens[last:], self.tokens[:last]])
         return Ragged(tokens, np.append(0, np.roll(self.lengths, 1)).cumsum())
@@ -140,7 +140,7 @@ class Ragged:
 
     @cached_property
     def bounds(self) -> Read:
-        """A function that returns ``offsets[start:stop]``; of a large file only that part is read."""
+        """A function that returns ``offsets[start:stop]``, reading only that part of a large file."""
         return reader_of(self.offsets)
 
     @cached_property
@@ -167,7 +167,7 @@ class TokenPairs:
         return self.source.lengths, self.target.lengths
 
     def lengths_in_parts(self) -> Iterator[tuple[Ints, Ints]]:
-        """Yield ``lengths`` in parts of bounded size; those of a large text are never all in memory."""
+        """Yield ``lengths`` in parts of bounded size; memory never holds all of a large text's."""
         for start in range(0, len(self), _PAIRS_AT_A_TIME):
             stop = min(start + _PAIRS_AT_A_TIME, len(self)) + 1
             source, target = (np.diff(side.bounds(start, stop)) for side in (self.source, self.target))

@@ -1,4 +1,4 @@
-"""How a text becomes one stream of tokens: line by line, as it is, or as shards that hold tokens already."""
+"""How a text becomes one stream of tokens: line by line, verbatim, or as shards that already hold tokens."""
 
 from __future__ import annotations
 
@@ -44,26 +44,26 @@ class TextReading(ABC):
 
     @abstractmethod
     def content(self, text: AnyText) -> Iterable[str]:
-        """Return what a tokenizer learns from."""
+        """Return the text from which a tokenizer learns."""
 
     @abstractmethod
     def survey(self, text: AnyText, name: str) -> Survey:
-        """Read a text once, and return the facts about it."""
+        """Read a text once and return facts about it."""
 
     @abstractmethod
     def encode(self, path: Path, tokenizer: Tokenizer, text: AnyText) -> Encoded:
-        """Write the tokens of a text, unless they are there already."""
+        """Write the tokens of a text, unless they already exist."""
 
     @abstractmethod
     def documents(self, text: AnyText, tokens: TokenArray, tokenizer: Tokenizer) -> NDArray[np.int64]:
         """Return predicted tokens, words and bytes of each document, `[documents, 3]`."""
 
     def tokens(self, path: Path, text: AnyText) -> TokenArray:
-        """Return the tokens of a text that was encoded."""
+        """Return the tokens of an encoded text."""
         return mapped_tokens(path)
 
     def overlap(self, texts: Mapping[str, AnyText]) -> dict[str, float]:
-        """Return the shares of lines that stand in another text as well, see ``text.overlap_shares``."""
+        """Return the shares of lines that also occur in another text, see ``text.overlap_shares``."""
         lines = cast("Mapping[str, Iterable[str]]", texts)
         again = {name: Overlap(lines[name]) for name in ("dev", "test")}
         for part in parts(lines["train"]):
@@ -78,14 +78,14 @@ def mapped_tokens(path: Path) -> TokenArray:
 
 
 def reading_of(config: DataConfig, texts: Iterable[AnyText]) -> TextReading:
-    """Return how a language model reads these texts. Raises UserError if some are shards and others are not,
-    and for shards without a tokenizer that others made.
+    """Return how a language model reads these texts. Raises UserError if only some of them are shards, and
+    for shards without a tokenizer made by others.
     """
     shards = [isinstance(text, Shards) for text in texts]
     if not any(shards):
         return AsItIs() if is_verbatim(config) else ByLine()
     if not all(shards):
-        raise UserError("train, dev and test are token shards, or none of them is; name the shards of each")
+        raise UserError("all of train, dev and test must be token shards, or none; name the shards of each")
     if config.tokenizer in LEARNED:
         raise UserError(
             f"--tokenizer is {config.tokenizer}, and shards hold the tokens of another one; name its file, a "
@@ -101,7 +101,7 @@ def reading_of(config: DataConfig, texts: Iterable[AnyText]) -> TextReading:
 
 @final
 class ByLine(TextReading):
-    """Line by line, an EOS at the end of each; the tokenizer may lose white space and rare characters."""
+    """Line by line, each ending with an EOS; the tokenizer may lose white space and rare characters."""
 
     key = "plain, tokens of documents"
 
@@ -112,7 +112,7 @@ class ByLine(TextReading):
         return survey(_readable(text), name)
 
     def encode(self, path: Path, tokenizer: Tokenizer, text: AnyText) -> Encoded:
-        """Write EOS, and then each line with EOS at its end; dev and test are decoded and compared."""
+        """Write an EOS, then each line with an EOS at its end; dev and test are decoded and compared."""
         text = _readable(text)
         encoded, whole = Encoded(tokenizer.vocab_size), hashlib.sha256()
         dtype = id_type(tokenizer.vocab_size)
@@ -148,7 +148,7 @@ class ByLine(TextReading):
 
 @final
 class AsItIs(TextReading):
-    """Byte for byte, an EOS before each document."""
+    """Byte for byte, with an EOS before each document."""
 
     key = "verbatim"
 

@@ -1,4 +1,4 @@
-"""Pairs of sentences: of plain text, consecutive or of two documents, and labelled ones of a table."""
+"""Pairs of sentences: from plain text, consecutive or from two documents, and labelled ones from a table."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Tokens: TypeAlias = Sequence[int] | Ints
 class Shuffled:
     """Endless micro-batches of ``rows`` of ``count`` examples; in each epoch every example occurs once.
 
-    The order depends on the seed and the epoch alone. A micro-batch may hold the end of one epoch and the
+    The order depends only on the seed and the epoch. A micro-batch may hold the end of one epoch and the
     beginning of the next, so that all have the same size.
     """
 
@@ -58,15 +58,15 @@ class SegmentPairs:
     segments: Ints
     """`[B, W]`: 1 in B and the [SEP] after it, else 0."""
     random: Ints
-    """`[B]`: 1 where B comes from another document, 0 where it follows A."""
+    """`[B]`: 1 if B comes from another document, 0 if it follows A."""
 
 
 @dataclass(frozen=True)
 class Spans:
     """A text cut into spans of at most ``span_len`` tokens, each within one document.
 
-    Each span is cut in two at the beginning of one of its lines, or anywhere if it has a part of one line
-    only: A and the B that follows it. Ends of lines are left out.
+    Each span is cut into A and the following B at the beginning of one of its lines, or anywhere if it is
+    part of a single line. Ends of lines are left out.
     """
 
     text: Ints
@@ -81,8 +81,8 @@ class Spans:
 
     @classmethod
     def of(cls, stream: TokenArray, *, span_len: int) -> Spans:
-        """Cut a ``Stream`` of tokens; documents are those of ``text.document_sizes``, and a remainder of one
-        token is left out.
+        """Cut a ``Stream`` of tokens into the documents of ``text.document_sizes`` and their spans; a
+        remainder of one token is left out.
 
         Raises UserError for a text of one document, which has no other to draw a random segment from.
         """
@@ -108,10 +108,10 @@ class Spans:
         return len(self.bounds)
 
     def pairs(self, chosen: Ints, seed: int) -> SegmentPairs:
-        """Return A of the chosen spans `[B]` and, with a probability of one half each, what follows or as
-        many tokens from the cut of a span of another document on.
+        """Return A of the chosen spans `[B]` and, with a probability of one half each, either its B or as
+        many tokens after the cut of a span in another document.
 
-        Devlin et al. 2019, Section 3.1 (arXiv 1810.04805). The draws depend on the seed alone.
+        Devlin et al. 2019, Section 3.1 (arXiv 1810.04805). The draws depend only on the seed.
         """
         where, follows, other, elsewhere = uniform(seed, 4, len(chosen))
         cut = self._cuts(chosen, where)
@@ -127,14 +127,14 @@ class Spans:
         return SegmentPairs(ids, segments, random.astype(np.int64))
 
     def _cuts(self, chosen: Ints, draw: NDArray[np.float64]) -> Ints:
-        """The first token of B in each span."""
+        """Return the first token of B in each span."""
         start, stop = self.bounds[chosen].T
         low, high = np.searchsorted(self.lines, start, "right"), np.searchsorted(self.lines, stop, "left")
         line = self.lines[np.minimum(low + (draw * (high - low)).astype(np.int64), len(self.lines) - 1)]
         return np.where(high > low, line, start + 1 + (draw * (stop - start - 1)).astype(np.int64))
 
     def _of_another_document(self, chosen: Ints, draw: NDArray[np.float64]) -> Ints:
-        """A span of another document for each, all alike likely."""
+        """Return a span of another document for each, all equally likely."""
         first = np.searchsorted(self.document, self.document[chosen], "left")
         own = np.searchsorted(self.document, self.document[chosen], "right") - first
         index = (draw * (len(self) - own)).astype(np.int64)
@@ -158,8 +158,8 @@ def joined(pairs: Sequence[tuple[Tokens, Tokens]], *, most: int) -> tuple[Ints, 
 SHARE: Final = 0.15
 """The share of the tokens that are predicted."""
 MASKED: Final = 0.8
-"""Of these, the share that the mask replaces in training. Of the others, random vocabulary entries replace
-one half, and the other half stays as it is.
+"""The share of these that the mask replaces in training. Random vocabulary entries replace half of the
+others, and the rest stays as it is.
 """
 
 
@@ -176,7 +176,7 @@ class Masked:
 
 
 def predictions(tokens: int) -> int:
-    """Return how many of so many tokens are predicted: 15%, rounded, and at least one."""
+    """Return how many of ``tokens`` tokens are predicted: 15%, rounded, and at least one."""
     return max(1, round(SHARE * tokens))
 
 
@@ -187,9 +187,9 @@ def mask_tokens(
     ``mask``, and half of the others by random vocabulary entries.
 
     Devlin et al. 2019, Section 3.1 and Appendix A.1 (arXiv 1810.04805). Special and unknown tokens are never
-    chosen and replace none. With ``begins`` `[V]`, which entries begin a word, the tokens of a word are all
-    chosen or none, as in the authors' later code; a word that would exceed the number is passed over.
-    ``mask`` is the number of vocabulary entries, the first that is none. The draws depend on the seed alone.
+    chosen, nor used as replacements. With ``begins`` `[V]`, which marks the entries that begin a word, all
+    tokens of a word are chosen or none, as in the authors' later code; a word that would exceed the number is
+    skipped. ``mask`` is the number of vocabulary entries. The draws depend only on the seed.
     """
     order, kind, entry = uniform(seed, 3, *ids.shape)
     words = EOS + 1 + (entry * (mask - EOS - 1)).astype(np.int64)
@@ -205,13 +205,13 @@ def mask_tokens(
 
 
 def _chosen(ids: Ints, order: NDArray[np.float64], begins: NDArray[np.bool_] | None) -> list[int]:
-    """The places of a row that are predicted, words in the order of the draws of their first tokens."""
+    """Return the predicted places of a row, choosing words in the order of their first tokens' draws."""
     places = np.flatnonzero(ids > EOS)
     if not len(places):
         return []
     first = np.ones(len(places), bool) if begins is None else begins[ids[places]].copy()
     first[0] = True
-    first[1:] |= np.diff(places) > 1  # nothing goes on over a special token
+    first[1:] |= np.diff(places) > 1  # no word continues across a special token
     edges = np.flatnonzero(first)
     ends = np.append(edges[1:], len(places))
     wanted, chosen = predictions(len(places)), list[int]()
@@ -224,7 +224,7 @@ def _chosen(ids: Ints, order: NDArray[np.float64], begins: NDArray[np.bool_] | N
 
 
 def word_beginnings(tokenizer: Tokenizer) -> NDArray[np.bool_]:
-    """Return which vocabulary entries begin a word, `[V]`: those that a space precedes after another one."""
+    """Return which entries begin a word, `[V]`: those that decode with a space before them after another."""
     entries = range(EOS + 1, tokenizer.vocab_size)
     alone = tokenizer.decode([[entry] for entry in entries])
     before = next(entry for entry, text in zip(entries, alone, strict=True) if text.strip())
@@ -235,12 +235,12 @@ def word_beginnings(tokenizer: Tokenizer) -> NDArray[np.bool_]:
 
 _SIDES = ("first", "second")
 HELD_OUT = 0.1
-"""The share of the training pairs that are dev if no other is given."""
+"""The share of the training pairs that becomes dev if no dev pairs are given."""
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """Pairs of sentences as ids without special tokens, and the number of each one's label."""
+    """Pairs of sentences as ids without special tokens, and the number of each pair's label."""
 
     pairs: TokenPairs
     labels: NDArray[np.int64]
@@ -288,11 +288,11 @@ class _LabelledRows:
 
 
 def prepare_labelled(config: DataConfig, root: str | Path) -> tuple[DataConfig, LabelledCorpus]:
-    """Read the pairs and prepare them under ``root``, unless the same ones are prepared there already.
+    """Read the pairs and prepare them under ``root``, unless this was already done.
 
-    Returns the config with ``digest`` filled in. Without dev pairs, a tenth of the training pairs is dev,
-    the same whatever the seeds; without test pairs, dev is the test. Raises UserError for columns that are
-    not three or differ in length, for a label that no training pair has, and for a single label.
+    Returns the config with ``digest`` filled in. Without dev pairs, a tenth of the training pairs becomes
+    dev, the same for all seeds; without test pairs, dev is also the test. Raises UserError unless there are
+    three columns of one length, for a label that no training pair has, and if there is only one label.
     """
     rows, origin = _read(config)
     surveys = [survey(column, name) for name, split in rows.items() for column in vars(split).values()]
@@ -303,7 +303,7 @@ def prepare_labelled(config: DataConfig, root: str | Path) -> tuple[DataConfig, 
 
 
 def columns_of(spec: str) -> _LabelledRows:
-    """Read the three columns that a path of pairs names, such as ``pairs.tsv#first,second,label``."""
+    """Read the three columns that the path of pairs names, as in ``pairs.tsv#first,second,label``."""
     all_three = open_text(spec)
     texts: list[Column | HubColumn] = []
     if isinstance(all_three, Column):

@@ -1,6 +1,6 @@
 """Texts from a file, a column of a table, or a column of a Hugging Face data set.
 
-Data sets are read by the library ``datasets``; no code of a data set is executed.
+The library ``datasets`` reads data sets; no code from a data set is executed.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Text: TypeAlias = "TextFile | Column | HubColumn | LineRange | LineList"
 
 
 def open_lines(spec: str | Path) -> Text:
-    """Return the text that a path of the configuration means; it is read when it is iterated.
+    """Return the text that a path in the configuration refers to; it is read when it is iterated.
 
     ``corpus.de``, a file; ``pairs.tsv#2`` and ``pairs.tsv#en``, a ``Column``;
     ``hf:wmt14:de-en#train.translation.de``, a ``HubColumn``; ``corpus.de[:1000]``, a ``LineRange`` of any of
-    these. A file whose own name has a ``#`` or a part is a file. Raises UserError for a path of none of these
-    forms.
+    these. A file whose own name contains a ``#`` or ``[:1000]`` is a file. Raises UserError for a path of any
+    other form.
     """
     text = str(spec)
     part = _PART.fullmatch(text)
@@ -49,7 +49,7 @@ def open_lines(spec: str | Path) -> Text:
 
 
 def open_text(spec: str | Path) -> Text:
-    """Return the text as ``open_lines`` does, for those who iterate it more than once.
+    """Return the text as ``open_lines`` does, for callers that iterate it more than once.
 
     Raises UserError for a pipe or a device, whose lines can be read only once.
     """
@@ -76,8 +76,8 @@ class Column:
     r"""A column of a table: a text file (plain, ``.gz`` or ``.xz``) with columns between tabs.
 
     A tab always ends a column and ``\n`` a row: quotation marks are ordinary characters and nothing is
-    escaped, as in the tables of GLUE. Columns have numbers from 1 on, and then every row is text; or names,
-    and then the first row holds these.
+    escaped, as in the tables of GLUE. A column is given by its number, from 1 on, if every row is text, or by
+    its name if the first row holds names.
     """
 
     path: str
@@ -90,7 +90,7 @@ class Column:
 
     def __iter__(self) -> Iterator[str]:
         """Yield the cells. Raises UserError for an unknown column and for a row with more or fewer columns
-        than the first, and the errors of ``TextFile``.
+        than the first, as well as the errors of ``TextFile``.
         """
         rows = iter(TextFile(self.path))
         first = next(rows, None)
@@ -135,7 +135,7 @@ class Column:
 @final
 @dataclass(frozen=True)
 class LineRange:
-    """The lines of a text from one on up to another one, counted from 0 as in Python: ``[start:stop]``."""
+    """The lines of a text from ``start`` up to ``stop``, counted from 0 as in Python: ``[start:stop]``."""
 
     text: Text
     start: int
@@ -160,7 +160,7 @@ class LineRange:
 @final
 @dataclass(frozen=True)
 class HubSet:
-    """A data set of the Hub, or a folder of parquet, JSON lines or CSV files in the same layout."""
+    """A data set on the Hub, or a folder of parquet, JSON lines or CSV files in the same layout."""
 
     path: str
     """``wmt14``, ``IWSLT/iwslt2017``, ``./folder``, ``$NORMLAB_DATA/folder``."""
@@ -259,7 +259,7 @@ class HubColumn:
         return (re.sub(r"\r\n|\n|\r", " ", text) for text in self._texts())
 
     def units(self) -> Iterator[Unit]:
-        """Yield the texts as they are; each is a document."""
+        """Yield the texts unchanged; each is a document."""
         return ((text, True) for text in self._texts())
 
     def _texts(self) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Text, read line by line as often as needed, in constant memory: files, parts of them, facts about them."""
+"""Text, read line by line as often as needed in constant memory: files, parts of them, facts about them."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from normlab.config.units import count
 from normlab.errors import UserError
 
 LINES_AT_A_TIME = 8192
-"""The most lines of a part of a text: few enough that a part's memory does not matter."""
+"""The most lines in a part of a text, few enough that a part's memory does not matter."""
 CHARACTERS_AT_A_TIME = 2**21
-"""The most characters of a part, for texts with long lines; a line is never cut."""
+"""The most characters in a part, for texts with long lines; a line is never cut."""
 LONGEST_WORD = 2**15
 """The most characters without white space between them: tokenizers take minutes over many more."""
 FEWEST_DOCUMENTS = 20
-"""Blank lines separate documents only where at least so many result."""
+"""Blank lines separate documents only if this gives at least so many."""
 _OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 _DATA_FOLDER = re.compile(r"\$(NORMLAB_DATA\b|\{NORMLAB_DATA\})")
 
 T = TypeVar("T")
 Unit: TypeAlias = tuple[str, bool]
-"""A part of a text as it is, and whether a document begins with it."""
+"""A part of a text, unchanged, and whether a document begins with it."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class TextFile:
-    r"""The lines of a file without their ends; only a line of it is in memory at a time.
+    r"""The lines of a file without their ends; only one of them is in memory at a time.
 
     Only ``\n`` ends a line (U+2028, form feeds and the like stay inside one); a ``\r`` before it and a
     byte-order mark at the start of the file are dropped. Iteration raises ``FileNotFoundError``, or
@@ -59,7 +59,7 @@ class TextFile:
 
     path: str | Path
     in_rows: ClassVar[bool] = False
-    """Whether each unit is a row, a document whose end is no character of the text."""
+    """Whether each unit is a row, a document whose end is not a character of the text."""
 
     @property
     def name(self) -> str:
@@ -68,7 +68,7 @@ class TextFile:
     def __iter__(self) -> Iterator[str]:
         for number, content in enumerate(self._raw(), 1):
             line = content.removeprefix("\ufeff") if number == 1 else content
-            if line:  # a mark alone is none
+            if line:  # a byte-order mark alone is no line
                 yield line.removesuffix("\n").rstrip("\r")
 
     def units(self) -> Iterator[Unit]:
@@ -118,7 +118,7 @@ def lines_as_units(lines: Iterable[str]) -> Iterator[Unit]:
 
 
 def filled_in(path: str | Path) -> str:
-    """Fill the environment variables into a path.
+    """Fill in the environment variables of a path.
 
     Raises FileNotFoundError if the path has ``$NORMLAB_DATA`` and that is not set.
     """
@@ -131,8 +131,8 @@ def filled_in(path: str | Path) -> str:
 
 
 def located(path: str | Path) -> Path:
-    """Return the file that a path means: variables are ``filled_in``, and ``x`` is ``x.gz`` or ``x.xz`` if
-    only that exists. Raises as ``filled_in``.
+    """Return the file that a path refers to: variables are ``filled_in``, and ``x`` is ``x.gz`` or ``x.xz``
+    if only that exists. Raises what ``filled_in`` raises.
     """
     plain = Path(filled_in(path))
     packed = (plain.with_name(plain.name + ending) for ending in _OPENERS)
@@ -146,7 +146,7 @@ def read_lines(path: str | Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Survey:
-    """The number of lines of a text, whether all are white space, and the SHA-256 of its ``raw``."""
+    """The number of lines of a text, whether all of it is white space, and the SHA-256 of its ``raw``."""
 
     lines: int
     blank: bool
@@ -154,7 +154,7 @@ class Survey:
 
 
 def survey(lines: Iterable[str], name: str) -> Survey:
-    """Read a text once, in constant memory, and return the facts about it. Raises as ``require_words``."""
+    """Read a text once, in constant memory, and return facts about it. Raises as ``require_words`` does."""
     whole, count, blank = hashlib.sha256(), 0, True
     for part in parts(lines):
         require_words(part, name, first=count + 1)
@@ -175,7 +175,7 @@ def parts(lines: Iterable[str]) -> Iterator[list[str]]:
 
 
 def paired_parts(source: Iterable[str], target: Iterable[str]) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield both sides of a parallel text in lists of bounded size, line n beside line n.
+    """Yield both sides of a parallel text in lists of bounded size, line n with line n.
 
     The iteration ends with the shorter side.
     """
@@ -237,7 +237,7 @@ def require_unchanged(name: str, before: bytes, now: bytes) -> None:
 
 @final
 class Overlap:
-    """Counts how many sentences of one text, empty ones left out, were seen in another, read part by part."""
+    """Counts how many non-empty sentences of one text were seen in another, read part by part."""
 
     def __init__(self, sentences: Iterable[str]) -> None:
         self._wanted = Counter(filter(None, map(_plain, sentences)))
@@ -255,7 +255,7 @@ class Overlap:
 
 
 def overlap_shares(train: Mapping[str, Overlap], dev: Iterable[str], test: Iterable[str]) -> dict[str, float]:
-    """Return the shares of dev and test that stand in training, in ``train``, and that of test in dev."""
+    """Return the shares of dev and test that occur in training, from ``train``, and that of test in dev."""
     in_training = {f"{name} in training": overlap.share for name, overlap in train.items()}
     return {**in_training, "test in dev": Overlap(test).see(dev).share}
 
@@ -270,12 +270,12 @@ def _plain(sentence: str) -> str:
 
 
 def document_sizes(lines: Iterable[Unit]) -> NDArray[np.int64]:
-    """Lines, words and bytes of each document, `[documents, 3]`; they add up to those of the text.
+    """Return lines, words and bytes of each document, `[documents, 3]`; they add up to those of the text.
 
-    Documents are those of the text itself, or what blank lines separate where these are fewer than
-    ``FEWEST_DOCUMENTS``, or lines where also those are fewer. Blank lines belong to the document before them,
-    leading ones to the first. The end of a line counts as a word. ``lines`` have their ends, if they have
-    any, and say with which of them a document of the text begins.
+    Documents are those of the text itself; if these are fewer than ``FEWEST_DOCUMENTS``, what blank lines
+    separate; and if those are still too few, the lines. Blank lines belong to the document before them,
+    leading ones to the first. The end of a line counts as a word. ``lines`` include their ends, if they have
+    any, and say which of them begin a document of the text.
     """
     rows = ((1, count_words(line), len(line.encode()), bool(line.strip()), begins) for line, begins in lines)
     table = np.array(list(rows), np.int64)

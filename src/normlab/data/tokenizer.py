@@ -1,4 +1,4 @@
-"""The interface of tokenizers, and joint byte-pair encoding, the default."""
+"""The interface of tokenizers, and the default one: joint byte-pair encoding."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Tokenizer(ABC):
     """Turns text into ids and back; PAD = 0, UNK = 1, BOS = 2 and EOS = 3 in every tokenizer."""
 
     verbatim: ClassVar[bool] = False
-    """Whether a language model's text reaches it as it is; if not, line by line, without ends of lines."""
+    """Whether a language model's text reaches it verbatim; if not, line by line, without ends of lines."""
 
     @property
     @abstractmethod
@@ -73,7 +73,7 @@ class BytePairs(Tokenizer):
     """
 
     def __init__(self, backend: Backend) -> None:
-        # Text that happens to spell a special token is text.
+        # Text that happens to spell a special token stays text.
         backend.encode_special_tokens = True
         self._backend, self._encode = backend, WordCache(self._whole, _SPACE)
 
@@ -81,7 +81,7 @@ class BytePairs(Tokenizer):
     def train(cls, lines: Iterable[str], vocab_size: int) -> BytePairs:
         """Learn merges until there are ``vocab_size`` entries, special tokens and single characters included.
 
-        There are fewer when the text has no more pairs to merge. Raises UserError if the characters alone are
+        There are fewer if the text has no more pairs to merge. Raises UserError if the characters alone are
         more.
         """
         backend = _untrained()
@@ -94,9 +94,9 @@ class BytePairs(Tokenizer):
 
     @classmethod
     def of_json(cls, fields: Mapping[str, Any]) -> BytePairs:
-        """Read a tokenizer from its JSON. Raises UserError if it is none, has other special tokens or differs
-        from ours in more than its pieces: it could ask the library for regular expressions that take
-        exponential time, or for more memory than there is.
+        """Read a tokenizer from its JSON. Raises UserError if it is not one, has other special tokens or
+        differs from ours in more than its pieces: it could make the library run regular expressions that take
+        exponential time, or ask for more memory than there is.
         """
         require_ours(fields, _untrained())
         with library_errors():
@@ -156,8 +156,8 @@ def require_ours(fields: Mapping[str, Any], untrained: Backend) -> None:
 
 
 def _first_difference(fields: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """Return the name of a field that ours does not have like that; empty if there is none. A field that is
-    not given is as the library has it, so that files of its earlier versions can be read.
+    """Return the name of a field that differs from ours; empty if there is none. A missing field has the
+    library's default, so that files of its earlier versions can be read.
     """
     for name, value in fields.items():
         mine = ours.get(name)
@@ -171,15 +171,15 @@ def _first_difference(fields: Mapping[str, Any], ours: Mapping[str, Any]) -> str
 
 @contextmanager
 def library_errors() -> Iterator[None]:
-    """Raise UserError for errors of the library; its panics are no ``Exception``."""
+    """Raise UserError for errors of the library; its panics are not an ``Exception``."""
     try:
         yield
-    except Exception as error:  # the library raises no narrower one
+    except Exception as error:  # the library raises nothing narrower
         raise UserError(f"the library tokenizers cannot read it: {error}") from error
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise UserError(f"the library tokenizers gave it up: {error}") from error
+        raise UserError(f"the library tokenizers gave up on it: {error}") from error
 
 
 def require_room_for_characters(vocab_size: int, *, least: int) -> None:
@@ -194,15 +194,15 @@ def require_room_for_characters(vocab_size: int, *, least: int) -> None:
 Encode = Callable[[Sequence[str]], list[list[int]]]
 
 MOST_WORDS = 2**17
-"""The cache is emptied when it would hold more words, some 30 MB; frequent words are soon there again."""
+"""The cache is emptied before it holds more words, some 30 MB; frequent words are soon back."""
 
 
 class WordCache:
     """Encode lines as ``whole`` does, an encoder that splits at white space and sees each word alone.
 
     Only lines whose white space is U+0020 are split here: printable ones, in the sense of
-    ``str.isprintable``. Other lines go to ``whole`` as they are, and so do those with ``mark``, the character
-    that stands for a space inside it. Safe to call from several threads.
+    ``str.isprintable``. Other lines go to ``whole`` unchanged, and so do lines with ``mark``, the character
+    that ``whole`` uses for a space. Safe to call from several threads.
     """
 
     def __init__(self, whole: Encode, mark: str) -> None:

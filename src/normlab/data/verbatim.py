@@ -1,4 +1,4 @@
-"""Text byte for byte, for tokenizers that take it so: its pieces of bounded size, and its tokens."""
+"""Verbatim text, for tokenizers that take it: its pieces of bounded size, and its tokens."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from normlab.data.text import Survey, Unit, count_words, document_sizes
 from normlab.data.tokenizer import EOS, Tokenizer
 
 PIECE_CHARACTERS: Final = 2**16
-"""Documents are cut into pieces of at most so many characters, which a tokenizer sees each on its own."""
+"""Documents are cut into pieces of at most this many characters, which a tokenizer sees one by one."""
 _PIECES_AT_A_TIME: Final = 32
 _BREAK: Final = b"\xff"
-"""Stands between documents in a digest; no UTF-8 has it."""
+"""Separates documents in a digest; it never occurs in UTF-8."""
 
 
 def pieces(units: Iterable[Unit]) -> Iterator[Unit]:
-    """Yield a text in pieces of bounded size, none of them empty; no piece has parts of two documents.
+    """Yield a text in non-empty pieces of bounded size; no piece has parts of two documents.
 
-    A document is cut before white space that follows a letter or a digit. There the words of every common
-    tokenizer end as well, so that its tokens are those of the whole document.
+    A document is cut before white space that follows a letter or a digit. Every common tokenizer also ends a
+    word there, so the tokens are those of the whole document.
     """
     parts: list[str] = []
     size, first = 0, True
@@ -52,8 +52,8 @@ def pieces(units: Iterable[Unit]) -> Iterator[Unit]:
 
 
 def _cut(text: str, start: int, stop: int) -> int:
-    """Return where to cut ``text[start:stop]``: behind its last line, or at its end, where no place is as
-    ``pieces`` wants it.
+    """Return where to cut ``text[start:stop]``: at the last place that ``pieces`` wants, else after its last
+    line, else at its end.
     """
     for place in range(stop - 1, start, -1):
         if text[place] in " \n\r\t" and text[place - 1].isalnum():
@@ -73,7 +73,7 @@ def lines(units: Iterable[Unit]) -> Iterator[Unit]:
 
 
 def survey(units: Iterable[Unit]) -> Survey:
-    """Read a text once, in constant memory, and return the facts about it."""
+    """Read a text once, in constant memory, and return facts about it."""
     whole, count, blank = hashlib.sha256(), 0, True
     for number, (text, begins) in enumerate(pieces(units)):
         whole.update(_BREAK + text.encode() if begins and number else text.encode())
@@ -105,16 +105,16 @@ def encode(path: Path, tokenizer: Tokenizer, units: Iterable[Unit]) -> Encoded:
             encoded.compare(texts, tokenizer.decode(ids))
             encoded.counts += np.bincount(stream, minlength=tokenizer.vocab_size)
             file.append(stream)
-    encoded.counts[EOS] -= 1  # nothing predicts the first
+    encoded.counts[EOS] -= 1  # the first is not predicted
     encoded.digest = whole.digest()
     return encoded
 
 
 def documents(units: Iterable[Unit], tokens: TokenArray, tokenizer: Tokenizer) -> NDArray[np.int64]:
-    """Predicted tokens, words and bytes of each document of a text and its stream, `[documents, 3]`.
+    """Return predicted tokens, words and bytes of each document of a text and its stream, `[documents, 3]`.
 
-    Documents are those of ``text.document_sizes``. A token belongs to the document with its first byte, and
-    an EOS to the one that it ends.
+    Documents are those of ``text.document_sizes``. A token belongs to the document that contains its first
+    byte, and an EOS to the one that it ends.
     """
     _, words, size = document_sizes(lines(units)).T
     begins = np.cumsum(size) - size

@@ -1,9 +1,9 @@
 """The tokenizer that a configuration asks for: learned or from a file, with or without a pretokenizer.
 
-A pretokenizer splits text into words before a tokenizer sees it, and joins the words again after it.
-Punctuation and contractions are split off by the rules of the language (English ones where Moses has none, as
-in Moses). Nothing is escaped: ``&`` stays ``&`` and an apostrophe an apostrophe. Hyphens stay inside words
-(the default of ``tokenizer.perl``, without ``-a``).
+A pretokenizer splits text into words before a tokenizer sees it, and joins the words again afterwards.
+Punctuation and contractions are split off by the rules of the language (like Moses itself, by the English
+ones if Moses has none). Nothing is escaped: ``&`` stays ``&`` and an apostrophe an apostrophe. Hyphens stay
+inside words (the default of ``tokenizer.perl``, without ``-a``).
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _PIECES = "sentencepiece"
 
 @final
 class SentencePieces(Tokenizer):
-    """A SentencePiece model (Kudo and Richardson 2018, arXiv 1808.06226) behind our special tokens.
+    """A SentencePiece model (Kudo and Richardson 2018, arXiv 1808.06226) after our special tokens.
 
     Our special tokens replace the model's unknown and control pieces (``<unk>``, ``<s>``, ``</s>``, ``<pad>``
-    …); its other pieces follow from 4 on, in the order of the model. The model normalises text as it was
-    trained to, and decoding cannot undo that.
+    …); its other pieces follow from 4 on, in the model's order. The model normalises text as in its training,
+    and decoding cannot undo that.
     """
 
     def __init__(self, model: bytes) -> None:
-        """Raises UserError if the bytes are no SentencePiece model. No byte of them is executed."""
+        """Raises UserError if the bytes are not a SentencePiece model. None of them is executed."""
         self._model = model
         self._backend: Any = _processor(model)
         kept = [
@@ -61,7 +61,7 @@ class SentencePieces(Tokenizer):
     @classmethod
     def train(cls, lines: Iterable[str], vocab_size: int) -> SentencePieces:
         """Learn a unigram model (Kudo 2018, Section 3, arXiv 1804.10959) of ``vocab_size`` entries, special
-        tokens and single characters included; fewer when the text gives no more.
+        tokens and single characters included; fewer if the text does not yield as many.
 
         Normalisation (``nmt_nfkc``) and defaults are SentencePiece's own, but every line and every character
         is used; the text is held in memory. Raises UserError if the characters alone are more.
@@ -93,7 +93,7 @@ class SentencePieces(Tokenizer):
 
     @classmethod
     def of_json(cls, content: dict[str, Any]) -> SentencePieces:
-        """Raises UserError if the value is not base 64 or no SentencePiece model."""
+        """Raises UserError if the value is not base 64 or not a SentencePiece model."""
         value = content[_PIECES]
         try:
             model = base64.b64decode(value if isinstance(value, str) else "", validate=True)
@@ -138,7 +138,7 @@ def _processor(model: bytes) -> Any:
 
 
 _TRAINER, _NORMALISER = 2, 3
-"""Numbers of the fields that follow the pieces of a model."""
+"""Numbers of the fields that follow a model's pieces."""
 
 
 def _fields(message: bytes) -> Iterator[int]:
@@ -178,13 +178,13 @@ LEARNED: Mapping[str, type[BytePairs | SentencePieces | BytePieces]] = {
 _PRETOKENIZER = "pretokenizer"
 """Key of the pretokenizer in the JSON of a tokenizer that has one."""
 TIKTOKEN = "tiktoken:"
-"""Before the name of an encoding of the package tiktoken, in place of a file's path."""
+"""The prefix for the name of a tiktoken encoding, in place of a file's path."""
 _FORMS = "--tokenizer bpe, unigram or byte_bpe to learn one from the text, or name the file of a model"
 
 
 @final
 class Moses:
-    """The words of the Moses tokenizer (Koehn et al. 2007, P07-2045), by sacremoses."""
+    """The words of the Moses tokenizer (Koehn et al. 2007, P07-2045), from sacremoses."""
 
     def __init__(self, language: str) -> None:
         from sacremoses import MosesDetokenizer, MosesTokenizer
@@ -220,7 +220,7 @@ class _PretokenizerEntry:
 
 @final
 class PretokenizerChain(Tokenizer):
-    """A tokenizer behind a pretokenizer: lines are split into words before it, and joined again after it."""
+    """A tokenizer after a pretokenizer: lines are split into words before it and joined again afterwards."""
 
     def __init__(self, inner: Tokenizer, name: str, languages: tuple[str, str]) -> None:
         """``languages`` are source and target. Raises UserError for an unknown pretokenizer."""
@@ -272,14 +272,14 @@ def vocabulary(config: DataConfig, source: Iterable[str], target: Iterable[str])
 
 
 def is_verbatim(config: DataConfig) -> bool:
-    """Whether the tokenizer of a configuration takes text as it is, see ``Tokenizer.verbatim``. Raises as
-    ``vocabulary`` for a file that is no tokenizer.
+    """Whether the tokenizer of a configuration takes text verbatim, see ``Tokenizer.verbatim``. Raises what
+    ``vocabulary`` raises for a file that is not a tokenizer.
     """
     return (LEARNED.get(config.tokenizer) or _from_file(config)).verbatim
 
 
 def digests(config: DataConfig) -> list[bytes]:
-    """Return digests of the tokenizer: none for the default, of the name if it is learned, or of its file."""
+    """Return digests of the tokenizer: none for the default, else of its name if learned, or of its file."""
     if config.tokenizer == "bpe":
         return []
     learned = config.tokenizer in LEARNED
@@ -288,10 +288,10 @@ def digests(config: DataConfig) -> list[bytes]:
 
 
 def _from_file(config: DataConfig) -> Tokenizer:
-    """Return the tokenizer of a file that a user names, without its pretokenizer.
+    """Return the tokenizer in a file that a user names, without its pretokenizer.
 
-    Raises FileNotFoundError if there is no such file, and UserError if it is no tokenizer or has another
-    pretokenizer than the configuration.
+    Raises FileNotFoundError if there is no such file, and UserError if it is not a tokenizer or has a
+    different pretokenizer from the configuration.
     """
     path, content = config.tokenizer, _content(config.tokenizer)
     try:
@@ -310,7 +310,7 @@ def _from_file(config: DataConfig) -> Tokenizer:
 
 
 def load(path: str | Path) -> Tokenizer:
-    """Read the tokenizer of a run or a prepared corpus; its content shows of which kind it is."""
+    """Read the tokenizer of a run or a prepared corpus; its content shows which kind it is."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no tokenizer file {path}; prepare the data again")
     try:
@@ -323,10 +323,10 @@ def load(path: str | Path) -> Tokenizer:
 
 @lru_cache(1)
 def parse(content: bytes) -> Tokenizer:
-    """Read a tokenizer: our JSON, a ``tokenizer.json`` of others, tiktoken's ranks or a SentencePiece model.
-    The last is kept, since a run asks for it several times, and large ones take seconds.
+    """Read a tokenizer: our JSON, another ``tokenizer.json``, tiktoken's ranks or a SentencePiece model. The
+    most recent one is kept, since a run asks for it several times, and large ones take seconds.
 
-    Nothing is executed, whatever the bytes are. Raises UserError with the reason if they are no tokenizer.
+    Nothing is executed, whatever the bytes are. Raises UserError, with the reason, if they are no tokenizer.
     """
     if re.match(rb"[A-Za-z0-9+/]+=* \d+\r?\n", content):
         return foreign.of_ranks(content)
@@ -346,7 +346,7 @@ def parse(content: bytes) -> Tokenizer:
 
 
 def _from_library(fields: dict[str, Any]) -> Tokenizer:
-    """Read a ``tokenizer.json`` of the library: one of others, unless it has a special token of ours."""
+    """Read a ``tokenizer.json`` of the library: made by others, unless it has one of our special tokens."""
     model, words = (
         part if isinstance(part := fields.get(key), dict) else {} for key in ("model", "pre_tokenizer")
     )
@@ -356,8 +356,8 @@ def _from_library(fields: dict[str, Any]) -> Tokenizer:
 
 
 def _ranks_of_tiktoken(name: str) -> bytes:
-    """Return the ranks of an encoding of the package tiktoken, as its files have them. The package looks for
-    its file in its cache first.
+    """Return the ranks of a tiktoken encoding, as in tiktoken's files. The package first looks for the file
+    in its cache.
     """
     try:
         tiktoken: Any = import_module("tiktoken")

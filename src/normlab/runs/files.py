@@ -1,4 +1,4 @@
-"""Regular files that no reader sees half written, and locks that keep a run folder to one process."""
+"""Regular files that no reader sees half-written, and locks that reserve a run folder for one process."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 def regular(path: str | Path, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file, as an ``opener`` of ``open``; a symlink is followed for reading alone.
+    """Open a regular file, as an ``opener`` of ``open``; a symlink is followed only for reading.
 
-    A folder from elsewhere may hold a pipe, which never opens, or a symlink to a file outside of it. Raises
+    A folder from elsewhere may hold a pipe, which never opens, or a symlink to a file outside it. Raises
     UserError for these.
     """
     nofollow = os.O_NOFOLLOW if flags & os.O_ACCMODE != os.O_RDONLY else 0
@@ -47,7 +47,7 @@ def regular(path: str | Path, flags: int = os.O_RDONLY) -> int:
 
 
 def own(path: Path) -> Path:
-    """Return a path that nobody typed. Raises UserError if it is there and no regular file."""
+    """Return a path that nobody typed. Raises UserError if it exists and is not a regular file."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise _irregular(path)
     return path
@@ -71,14 +71,14 @@ def read_json(path: Path) -> Any:
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file's content."""
+    """Return the SHA-256 of a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
 def name_in_errors(path: Path) -> Generator[None]:
-    """Name a file in the errors of the operating system: that of a full disk names none."""
+    """Name a file in errors of the operating system: the one for a full disk names none."""
     try:
         yield
     except OSError as error:
@@ -89,7 +89,7 @@ def name_in_errors(path: Path) -> Generator[None]:
 
 @contextmanager
 def blame(path: Path) -> Generator[None]:
-    """Name a file in what is raised as UserError about its content."""
+    """Name a file in any UserError about its content."""
     try:
         yield
     except UserError as error:
@@ -97,7 +97,7 @@ def blame(path: Path) -> Generator[None]:
 
 
 def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Append rows, one a line, in a single write."""
+    """Append rows, one per line, in a single write."""
     with name_in_errors(path), open(path, "a", encoding="utf-8", opener=regular) as file:
         file.write("".join(map(row_line, rows)))
 
@@ -114,18 +114,18 @@ _BREAK: Final = re.compile(r"\s*\n\s*")
 def write_json_atomic(path: Path, content: Any, *, flat: bool = False) -> None:
     """Write dataclasses, dicts, lists and scalars; numbers that are not finite as in ``row_line``.
 
-    ``flat`` writes the innermost objects, such as the rows of tables, on a line each.
+    ``flat`` writes each innermost object, such as a row of a table, on one line.
     """
     text = json.dumps(to_plain(content), ensure_ascii=False, indent=1, allow_nan=False)
-    if flat:  # newlines are between values alone: inside a string they are escaped
+    if flat:  # newlines occur only between values: inside a string they are escaped
         text = _INNERMOST.sub(lambda match: _BREAK.sub(" ", match[0]), text)
     write_text_atomic(path, text + "\n")
 
 
 def write_output(path: Path, text: str) -> None:
-    """Write text to a path that a person named: to a symlink's target, and into a device or a pipe.
+    """Write text to a path that the user named: to a symlink's target, or into a device or a pipe.
 
-    A regular file is replaced as ``write_text_atomic`` does it, unless it is where this process prints.
+    A regular file is replaced as by ``write_text_atomic``, unless this process prints into it.
     """
     stream = next((stream for stream in (1, 2) if _is_open_as(path, stream)), None)
     if stream is None and (path.is_file() or not path.exists()):
@@ -145,12 +145,12 @@ def _is_open_as(path: Path, descriptor: int) -> bool:
 
 
 def write_text_atomic(path: Path, text: str) -> None:
-    """Write beside the file, sync and rename: a reader sees the old text or the new one, never a part."""
+    """Write a new file, sync and rename it: a reader sees the old text or the new one, never a part."""
     _write_bytes_atomic(path, text.encode())
 
 
 def _write_bytes_atomic(path: Path, content: bytes) -> None:
-    """Write bytes as ``write_text_atomic`` writes text; a file that was there gives the new one its mode."""
+    """Write bytes as ``write_text_atomic`` writes text; the new file keeps the mode of the old one."""
     new = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     with name_in_errors(path):
         try:
@@ -170,7 +170,7 @@ def _write_bytes_atomic(path: Path, content: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the list of a folder's names, is on the disk."""
+    """Wait until a file, or a folder's list of names, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         with name_in_errors(path):
@@ -180,8 +180,8 @@ def sync(path: Path) -> None:
 
 
 def write_examples(path: Path, examples: Mapping[str, NDArray[np.float64]]) -> None:
-    """Write the statistics `[n, k]` of single test examples under every metric, so that a comparison can draw
-    examples again.
+    """Write the statistics `[n, k]` of single test examples under every metric, so that a comparison can
+    resample examples.
     """
     import numpy as np
     from safetensors.numpy import save
@@ -190,7 +190,7 @@ def write_examples(path: Path, examples: Mapping[str, NDArray[np.float64]]) -> N
 
 
 def read_examples(path: Path) -> dict[str, NDArray[np.float64]]:
-    """Return what ``write_examples`` wrote. Raises UserError where the file is damaged."""
+    """Return what ``write_examples`` wrote. Raises UserError if the file is damaged."""
     import numpy as np
     from safetensors import SafetensorError
     from safetensors.numpy import load
@@ -202,9 +202,9 @@ def read_examples(path: Path) -> dict[str, NDArray[np.float64]]:
 
 
 _TRIES, _PAUSE_SECONDS = 5, 0.02
-"""A reader that asks whether a run is alive holds the lock for microseconds; a trainer waits for that."""
+"""A reader that checks whether a run is alive holds the lock for microseconds; a trainer waits for that."""
 _BEAT_SECONDS, _WATCH_SECONDS = 5.0, 16.0
-"""How often a holder touches its lock, and how long another host watches whether it still does."""
+"""How often a holder touches its lock, and how long another host watches for that."""
 
 
 class RunBusyError(UserError):
@@ -216,7 +216,7 @@ def hold(folder: Path) -> Generator[None]:
     """Keep other processes out of a folder; the file ``lock`` in it names the holder.
 
     A lock ends with its process, but some network file systems do not show it to other hosts: if the file
-    names a holder on another host, it is watched for a while. Clocks are not compared, so they may differ or
+    names a holder on another host, we watch it for a while. Clocks are not compared, so they may differ or
     be set back. Raises RunBusyError if a process is in the folder.
     """
     path = folder / "lock"
@@ -234,7 +234,7 @@ def hold(folder: Path) -> Generator[None]:
         finally:
             ended.set()
             beating.join()
-            with suppress(OSError):  # a full disk keeps nobody from leaving
+            with suppress(OSError):  # even with a full disk, a process can leave
                 _write(file, "")
 
 
@@ -253,7 +253,7 @@ def held(folder: Path) -> bool:
 def other_host(folder: Path) -> str:
     """Return the other host whose process has just touched the folder's lock; empty if there is none.
 
-    It is also empty if the two clocks are further apart than a holder may be silent.
+    It is also empty if the two clocks differ by more than the time that a holder may be silent.
     """
     lock = folder / "lock"
     with suppress(FileNotFoundError):

@@ -45,19 +45,19 @@ class Status:
     best_dev: dict[str, float] = field(default_factory=dict)
     """The dev scores at ``best_step``, by metric name."""
     train_seconds: float = 0.0
-    """Seconds since the first step with validations, without pauses between resumptions."""
+    """Seconds since the first step, including validations, without pauses before resumptions."""
     error: str = ""
     hardware: str = ""
     stopped: str = ""
-    """Why a run ended before its last step although its outcome did not end it."""
+    """Why a run ended before its last step, if its outcome was not the reason."""
     phase: str = ""
-    """The work beside training: ``validating``, ``testing`` or the task's own name of a part; else empty."""
+    """Work besides training: ``validating``, ``testing`` or the task's own name for a part; else empty."""
     phase_done: float | None = None
-    """The share of it that is done, 0 to 1, where that is known."""
+    """The share of it that is done, 0 to 1, if known."""
 
     @property
     def ended_as(self) -> str:
-        """The outcome, or the state of a run that has none."""
+        """The outcome, or the state of a run without one."""
         return self.outcome.state if self.outcome else self.state
 
 
@@ -65,8 +65,8 @@ class RunFolder:
     """``runs/<id>/``: configuration, metrics, status, checkpoints, outputs and scores of one run.
 
     ``config.json`` holds the resolved ``config`` with the ``id`` and ``semantics`` it was made under,
-    ``metrics.jsonl`` a row a line, ``probes.jsonl`` a measurement of a module a line, ``flight.json`` what
-    the flight recorder reported, ``status.json`` how far the run is. Everything else is a path here.
+    ``metrics.jsonl`` a row per line, ``probes.jsonl`` a measurement of a module per line, ``flight.json`` the
+    flight recorder's reports, and ``status.json`` how far the run is. Everything else is a path here.
 
     >>> normlab.RunFolder(run).config().recipe
     'pre'
@@ -78,7 +78,7 @@ class RunFolder:
         self.last = self.path / "last"
         """The last checkpoint, from which the run continues."""
         self.previous = self.path / "previous"
-        """The checkpoint before ``last``, in case that turns out to be damaged."""
+        """The checkpoint before ``last``, in case ``last`` turns out to be damaged."""
         self.best = self.path / "best"
         """Weights with the best dev score."""
         self.average = self.path / "average"
@@ -86,13 +86,13 @@ class RunFolder:
         self.steps = self.path / "steps"
         """Weights after some steps, a folder for each."""
         self.start = self.path / "start.json"
-        """The tensors that the run took from the weights of another run, if it began with these."""
+        """The names of the tensors that the run took from another run's weights, if it began with these."""
         self.tensorboard = self.path / "tensorboard"
         self.tokenizer = self.path / "tokenizer.json"
         self.target_vocab = self.path / "target_vocab.npy"
         self.log = self.path / "log.txt"
         self.outputs = self.path / "test.hyp.txt"
-        """The model's outputs on the test text, one line an example, where the task writes any."""
+        """The model's outputs on the test text, one line per example, if the task writes any."""
         self.scores = self.path / "scores.json"
         self.examples = self.path / "test.examples.safetensors"
         """The statistics of each test example, by metric, as ``files.read_examples`` reads them."""
@@ -101,7 +101,7 @@ class RunFolder:
             self.path / "probes.jsonl",
         )
         self.lost = self.path / "rows.lost"
-        """With this file in it the run continues although rows are lost."""
+        """If this file exists, the run continues although rows are lost."""
         self.best_outputs = self.path / "test-best.hyp.txt"
         """The outputs of ``best``, if ``outputs`` and ``scores`` belong to ``average``."""
         self.best_scores = self.path / "scores-best.json"
@@ -119,7 +119,7 @@ class RunFolder:
         """Make the run folder of a resolved configuration; files in it stay.
 
         ``metrics`` are those of its task, ``imports`` the modules that were imported for it, ``repeat`` the
-        command that trains it again, where the configuration is not enough.
+        command that trains it again, if the configuration is not enough.
         """
         folder = cls(path)
         folder.path.mkdir(parents=True, exist_ok=True)
@@ -138,7 +138,7 @@ class RunFolder:
         return self.config_file.exists()
 
     def _recorded(self, name: str) -> Any:
-        """An entry of ``config.json`` beside the configuration; None without it."""
+        """Return an entry of ``config.json`` other than the configuration; None if it is missing."""
         content = read_json(self.config_file)
         return content.get(name) if isinstance(content, dict) else None
 
@@ -147,13 +147,13 @@ class RunFolder:
         return str(self._recorded("id") or "")
 
     def task_metrics(self) -> tuple[Metric, ...]:
-        """The metrics of the run's task, the headline first; NLL alone where the folder does not say."""
+        """Return the metrics of the run's task, the headline first; only NLL if the folder does not say."""
         recorded = self._recorded("metrics")
         with blame(self.config_file):
             return from_plain(tuple[Metric, ...], recorded, "metrics") if recorded else (NLL,)
 
     def repeat_command(self) -> str:
-        """The command that trains the run again, into the folder ``again`` of the current directory."""
+        """Return the command that trains the run again, into the folder ``again`` here."""
         if command := self._recorded("repeat"):
             return str(command)
         file, here = self.config_file.absolute(), Path.cwd()
@@ -163,14 +163,14 @@ class RunFolder:
         return shlex.join([*words, *imports])
 
     def stale(self) -> bool:
-        """Whether this version would give other numbers: the run's id is no longer that of its config."""
+        """Whether this version would give other numbers: the run's id no longer matches its config."""
         return self.id() != run_id(self.config())
 
     def status(self) -> Status:
         """Return how far the run is; ``new`` if nothing has been written yet.
 
-        A run whose process is gone without a word (killed, out of memory) reads as ``interrupted``. That of
-        another host counts as there while ``elsewhere`` names it.
+        A run whose process is gone without notice (killed, out of memory) reads as ``interrupted``. A process
+        on another host counts as alive while ``elsewhere`` names the host.
         """
         path = self.path / "status.json"
         try:
@@ -195,9 +195,9 @@ class RunFolder:
         append_rows(self._metrics, [row])
 
     def metrics(self) -> list[Row]:
-        """Read all rows; a last line that a crash cut off is left out.
+        """Read all rows, except a last line that a crash cut off.
 
-        Raises UserError naming the line where anything but the last one is damaged.
+        Raises UserError, naming the line, if any line but the last is damaged.
         """
         return _rows(self._metrics)
 
@@ -210,13 +210,13 @@ class RunFolder:
         return _rows(self._probes)
 
     def add_flight(self, report: Mapping[str, Any]) -> None:
-        """Add a report of the flight recorder, which has its ``step``."""
+        """Add a report of the flight recorder; its ``step`` is among its keys."""
         self._write_flights([*self.flights(), report])
 
     def flights(self) -> list[Row]:
         """Read the flight recorder's reports, the oldest first.
 
-        Raises UserError where the file is damaged.
+        Raises UserError if the file is damaged.
         """
         path = self.path / "flight.json"
         if not path.exists():
@@ -228,7 +228,7 @@ class RunFolder:
         return reports
 
     def cut_rows(self, step: int) -> None:
-        """Drop the rows after a step, and a line that was cut off, which a resumed run writes again."""
+        """Drop the rows after a step and any line that was cut off; a resumed run writes them again."""
         for path in self._row_files:
             if path.exists() or path.name == "metrics.jsonl":
                 kept = [row for row in _rows(path) if row["step"] <= step]
@@ -243,11 +243,11 @@ class RunFolder:
                 sync(path)
 
     def row_sizes(self) -> dict[str, int]:
-        """Return the bytes of each file of rows, for a checkpoint to keep."""
+        """Return the size in bytes of each file of rows, for a checkpoint to keep."""
         return {path.name: path.stat().st_size for path in self._row_files if path.exists()}
 
     def require_rows(self, sizes: Mapping[str, int], checkpoint: Path) -> None:
-        """Raise CheckpointError if rows are lost that were there when a checkpoint kept ``row_sizes``."""
+        """Raise CheckpointError if rows are lost that existed when a checkpoint kept ``row_sizes``."""
         for path in self._row_files:
             size = sizes.get(path.name, 0)
             if size > 0 and not self.lost.exists() and (gone := _gone(path, size)):
@@ -287,7 +287,7 @@ class Runs:
     def find(self, prefix: str) -> RunFolder:
         """Return the one run whose id begins with ``prefix``.
 
-        Raises UserError with the candidates if several do, FileNotFoundError with what there is if none.
+        Raises UserError with the candidates if several do, FileNotFoundError with all ids if none does.
         """
         ids = [folder.path.name for folder in self]
         candidates = [prefix] if prefix in ids else [i for i in ids if i.startswith(prefix)]
@@ -305,15 +305,15 @@ class Runs:
 
 
 def find_run(name: str, root: Path) -> RunFolder:
-    """Find a run by its folder, or by the beginning of its id under ``root``. Raises as ``Runs.find``."""
+    """Find a run by its folder, or by the start of its id under ``root``. Raises as ``Runs.find`` does."""
     return RunFolder(name) if (Path(name) / "config.json").is_file() else Runs(root).find(name)
 
 
 def named_output(path: Path, inputs: Iterable[Path] = ()) -> Path:
-    """Return a path that a person named for output.
+    """Return a path that the user named for output.
 
-    Raises UserError if it is one of the regular files in ``inputs``, or lies in a run folder: whatever is
-    written there replaces a part of the run.
+    Raises UserError if it is one of the regular files in ``inputs``, or lies in a run folder, where it would
+    replace a part of the run.
     """
     for given in inputs:
         if given.is_file() and path.exists() and path.samefile(given):
@@ -336,7 +336,7 @@ def read_config(path: Path) -> Config:
         content = read_json(path)
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            f"there is no {path}; name a run's config.json, normlab run list lists them"
+            f"there is no {path}; name a run's config.json; normlab run list lists all runs"
         ) from error
     wrapped = isinstance(content, dict) and "config" in content
     try:
@@ -347,7 +347,7 @@ def read_config(path: Path) -> Config:
 
 
 def read_scores(path: Path) -> dict[str, float]:
-    """Read a test's scores by metric; none if there is no such file. Raises UserError if one is no number."""
+    """Read a test's scores by metric; empty without the file. Raises UserError if one is not a number."""
     content = read_json(path) if path.exists() else {}
     if isinstance(content, dict):
         content.pop("signatures", None)
@@ -356,7 +356,7 @@ def read_scores(path: Path) -> dict[str, float]:
 
 
 def _gone(path: Path, size: int) -> str:
-    """Say what happened to a file that had at least ``size`` bytes; empty if it still has its rows."""
+    """Return what happened to a file that had at least ``size`` bytes; empty if it still has its rows."""
     if not path.exists():
         return "is missing"
     if path.stat().st_size < size:
@@ -365,7 +365,7 @@ def _gone(path: Path, size: int) -> str:
         file.seek(size - 1)
         if file.read(1) == b"\n":
             return ""
-    _rows(path)  # a damaged line is named
+    _rows(path)  # its error names a damaged line
     return "is not what it was"
 
 

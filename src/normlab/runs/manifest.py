@@ -1,8 +1,7 @@
-"""Checkpoint folders that are replaced as a whole and can tell whether they are as they were written.
+"""Checkpoint folders that are replaced as a whole and can tell whether they have changed since.
 
-``state.json`` is written last. Its manifest holds the size and the SHA-256 of each file beside it. A new
-folder is called ``<name>.new`` until it has taken the place of the old one; it counts as soon as it has a
-``state.json``.
+``state.json`` is written last. Its manifest holds the size and the SHA-256 of every other file. A new folder
+is called ``<name>.new`` until it has replaced the old one; it counts as soon as it has a ``state.json``.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class _Manifest:
 
 
 class CheckpointError(UserError):
-    """A checkpoint is damaged, or belongs to another run: the reason, and the command to type."""
+    """A checkpoint is damaged or belongs to another run: the reason, and the command to type."""
 
     def __init__(self, folder: Path, why: str, todo: str = "") -> None:
         self.why, self.todo = why, todo or train_anew(folder)
@@ -61,16 +60,16 @@ def train_anew(folder: Path) -> str:
 def commit(
     folder: Path, state: Mapping[str, Any], *, run: str = "", keep: Path | None = None
 ) -> Generator[Path]:
-    """Yield an empty folder to fill, then put it in the place of ``folder``; the old one becomes ``keep``.
+    """Yield an empty folder to fill, then replace ``folder`` by it; the old one becomes ``keep``.
 
-    ``committed(folder)`` is whole whenever the process may end. ``run`` is the id of the run that writes.
+    ``committed(folder)`` is whole whenever the process ends. ``run`` is the id of the run that writes.
     """
     recover(folder, keep=keep)
     new = _new(folder)
     if new.exists():
         shutil.rmtree(new)
     try:
-        new.parent.mkdir(exist_ok=True)  # but not the run's folder, should that have been removed
+        new.parent.mkdir(exist_ok=True)  # but not the run's folder, in case that was removed
         new.mkdir()
         yield new
         for path in (*new.iterdir(), new):
@@ -78,13 +77,13 @@ def commit(
         _write_state(new, state, run)
         sync(folder.parent)
     except BaseException:
-        shutil.rmtree(new, ignore_errors=True)  # a full disk has no room for what nobody can use
+        shutil.rmtree(new, ignore_errors=True)  # a full disk has no room for useless files
         raise
     recover(folder, keep=keep)
 
 
 def recover(folder: Path, *, keep: Path | None = None) -> None:
-    """Put a finished new folder in its place, also if the process that wrote it ended before it could."""
+    """Move a finished new folder into place, in case the process that wrote it ended before it could."""
     new = _new(folder)
     if not (new / STATE).exists():
         return
@@ -98,7 +97,7 @@ def recover(folder: Path, *, keep: Path | None = None) -> None:
 
 
 def move(folder: Path, to: Path) -> None:
-    """Rename a folder, in place of any that has the name already."""
+    """Rename a folder, replacing any that already has the name."""
     if to.exists():
         shutil.rmtree(to)
     folder.rename(to)
@@ -111,9 +110,9 @@ def committed(folder: Path) -> Path:
 
 
 def read_state(folder: Path, *, run: str = "") -> dict[str, Any]:
-    """Return a checkpoint's state once every file agrees with the manifest, and the run with ``run``.
+    """Return a checkpoint's state if every file matches the manifest, and the run matches ``run``.
 
-    Raises CheckpointError with what is wrong.
+    Raises CheckpointError, with what is wrong, otherwise.
     """
     path = folder / STATE
     if not path.exists():

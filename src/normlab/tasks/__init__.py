@@ -1,6 +1,6 @@
 """What models are trained for: each task's batches, loss and scores.
 
-A task of your own is registered when the module of its class is imported.
+Your own task is registered when the module with its class is imported.
 """
 
 from normlab.tasks.bert import BertPretraining

@@ -42,15 +42,15 @@ class BertBatch(TensorBatch):
     positions: Tensor
     """`[B, P]`: the places to predict."""
     targets: Tensor
-    """`[B, P]`: the tokens there, PAD where fewer are predicted."""
+    """`[B, P]`: the tokens there, then PAD if fewer are predicted."""
     random: Tensor
-    """`[B]`: 1 where B comes from another document."""
+    """`[B]`: 1 if B comes from another document."""
     tokens: int
     """The number of tokens to predict."""
 
     @classmethod
     def of(cls, pairs: sentence_pairs.SegmentPairs, rows: sentence_pairs.Masked) -> Self:
-        """Make a batch of pairs and of their masked rows."""
+        """Make a batch from pairs and their masked rows."""
         arrays = (rows.ids, pairs.segments, rows.positions, rows.targets, pairs.random)
         return cls(*map(torch.from_numpy, arrays), tokens=int((rows.targets != PAD).sum()))
 
@@ -59,12 +59,12 @@ class BertBatch(TensorBatch):
         return self.ids.numel()
 
     def parts(self, rows: int) -> Iterator[BertBatch]:
-        """Yield the batch in batches of so many rows."""
+        """Yield the batch in batches of ``rows`` rows."""
         for part in zip(*(tensor.split(rows) for tensor in self.tensors().values()), strict=True):
             yield BertBatch(*part, tokens=0).recounted()
 
     def recounted(self) -> BertBatch:
-        """The same with its own number of tokens, where it is a part or a change of another."""
+        """Return the batch with its tokens counted anew, after it was cut or changed from another."""
         return replace(self, tokens=int((self.targets != PAD).sum()))
 
 
@@ -72,12 +72,12 @@ class BertPretraining(Task[TextCorpus, Encoder, BertBatch], name="bert_pretraini
     r""":math:`\frac{1}{M} \sum_{i \in M} -\log p(t_i \mid \tilde t, B) + \frac{1}{R} \sum_r -\log p(n_r \mid
     \tilde t)`: the mean over the M masked tokens of a batch and the mean over its R pairs of segments.
 
-    Devlin et al. 2019, Section 3.1 (arXiv 1810.04805). The loss is summed over masked tokens, as everywhere:
-    the mean over the pairs enters a micro-batch's sum once for each of its masked tokens. So both are means,
-    also over several micro-batches, where each weighs by its masked tokens. Masks and pairs are drawn anew
-    at every step, from (seed, purpose, step), and once and for all on dev and test. There every token to
-    predict is masked: of those that training leaves as they are, a model that knows no context but copies
-    gets half right. Ends of lines are no tokens here. Scores are resampled by document, see
+    Devlin et al. 2019, Section 3.1 (arXiv 1810.04805). As everywhere, the loss is a sum over (masked) tokens:
+    the mean over the pairs enters a micro-batch's sum once for each of its masked tokens. Both are therefore
+    means, even over several micro-batches, which are weighted by their masked tokens. Masks and pairs are
+    drawn anew at every step, from (seed, purpose, step), but only once for dev and test. There, every token
+    to predict is masked: training leaves some unchanged, and a model that ignores the context but copies gets
+    half of those right. Ends of lines are not tokens here. Scores are resampled by document, see
     ``text.document_sizes``.
     """
 
@@ -107,7 +107,7 @@ class BertPretraining(Task[TextCorpus, Encoder, BertBatch], name="bert_pretraini
         data, max_tokens = config.data, config.train.max_tokens
         if data.block_len < sentence_pairs.SPECIAL_TOKENS + 2:
             raise UserError(
-                f"block_len is {data.block_len}, and two segments with their special tokens have at least "
+                f"block_len is {data.block_len}, but two segments with their special tokens have at least "
                 f"{sentence_pairs.SPECIAL_TOKENS + 2} tokens; raise --block-len"
             )
         if max_tokens < data.block_len:
@@ -137,7 +137,7 @@ class BertPretraining(Task[TextCorpus, Encoder, BertBatch], name="bert_pretraini
 
     def build(self) -> Encoder:
         """Build the initialised model, with data-dependent initialisation on the first batch. Its vocabulary
-        has one more entry, the mask.
+        has one extra entry, the mask.
         """
         first = self.batch(0)
         return self.initialised(Encoder, self.corpus.tokenizer.vocab_size + 1, first.ids, first.segments)
@@ -184,7 +184,7 @@ class BertPretraining(Task[TextCorpus, Encoder, BertBatch], name="bert_pretraini
         )
 
     def _fixed(self, spans: sentence_pairs.Spans) -> BertBatch:
-        """All spans of a held-out text, the same whatever the seeds of a run."""
+        """Return all spans of a held-out text, the same for all seeds of a run."""
         every: Ints = np.arange(len(spans))
         pairs = spans.pairs(every, derive(0, "held-out segments"))
         return self._masked(pairs, derive(0, "held-out masking"), masked=1.0)
@@ -195,7 +195,7 @@ class BertPretraining(Task[TextCorpus, Encoder, BertBatch], name="bert_pretraini
 
     @torch.inference_mode()
     def _examples(self, model: Encoder, whole: BertBatch) -> dict[str, Array]:
-        """The sum and the weight of each score in each row, `[rows, 2]`."""
+        """Return the sum and the weight of each score in each row, `[rows, 2]`."""
         rows: list[Tensor] = []
         with evaluating(model):
             for batch in whole.parts(2 * rows_of(self.config)):

@@ -50,8 +50,8 @@ class Classification(Task[sentence_pairs.LabelledCorpus, PairClassifier, PairBat
 
     Devlin et al. 2019, Section 4.1 and Appendix A.3 (arXiv 1810.04805). A pair of more than
     ``data.block_len`` tokens loses the last ones of its longer sentence. A run begins with the weights of a
-    run of ``bert_pretraining``, all but that run's heads, and with a new classifier. F1 is that of the last
-    label in alphabetical order, as 1 in MRPC.
+    ``bert_pretraining`` run, except its heads, and with a new classifier. F1 is that of the last label in
+    alphabetical order, such as 1 in MRPC.
     """
 
     texts = ("train_pairs", "dev_pairs", "test_pairs")
@@ -151,7 +151,7 @@ class Classification(Task[sentence_pairs.LabelledCorpus, PairClassifier, PairBat
 
     @torch.inference_mode()
     def _log_p(self, model: PairClassifier, split: sentence_pairs.Labelled) -> Array:
-        """The log-probability of each label of each pair, `[pairs, labels]`."""
+        """Return the log-probability of each label for each pair, `[pairs, labels]`."""
         rows = 2 * rows_of(self.config)
         numbers = (np.arange(start, min(start + rows, len(split))) for start in range(0, len(split), rows))
         batches = (self._batch(split, chosen).to(self.device) for chosen in numbers)
@@ -161,7 +161,7 @@ class Classification(Task[sentence_pairs.LabelledCorpus, PairClassifier, PairBat
 
 
 def cut(first: list[int], second: list[int], most: int) -> tuple[list[int], list[int]]:
-    """Return both sentences with at most so many tokens together; the longer one loses its last ones."""
+    """Return both sentences, cut to at most ``most`` tokens in total; the longer one loses its last ones."""
     while len(first) + len(second) > most:
         (first if len(first) > len(second) else second).pop()
     return first, second

@@ -32,7 +32,7 @@ Array = NDArray[np.float64]
 
 BITS_PER_BYTE: Final = "bits_per_byte"
 PROMPTS = 6
-"""Test documents that are continued, to be shown as samples."""
+"""Number of test documents that are continued and shown as samples."""
 PROMPT_TOKENS = 16
 CONTINUATION_TOKENS = 48
 
@@ -41,11 +41,11 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
     r""":math:`-\sum_i \log p(t_i \mid t_{i-L+1} \dots t_{i-1})`, within blocks of L tokens.
 
     Radford et al. 2018, Section 3.1 (Improving Language Understanding by Generative Pre-Training). A block's
-    first token is predicted from the one before it alone, in training as on dev and test, so that a
-    perplexity belongs to its ``data.block_len``.
+    first token is predicted only from the one before it, in training and on dev and test, so a perplexity
+    belongs to its ``data.block_len``.
 
-    Scores are resampled by document, see ``text.document_sizes``. Bits per byte are computed where decoding
-    gives back the text, byte for byte; the tokens that end documents count, and stand for no byte.
+    Scores are resampled by document, see ``text.document_sizes``. Bits per byte are computed if decoding
+    restores the text byte for byte; the tokens that end documents count, but stand for no bytes.
     """
 
     texts = ("train_text", "dev_text", "test_text")
@@ -80,7 +80,7 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
         if config.data.pretokenizer:
             raise UserError(
                 f"data.pretokenizer is {config.data.pretokenizer!r}, and a language model reads its text as "
-                f"it is, or its perplexity would be of another text; leave out --pretokenizer"
+                f"it is, or its perplexity would be that of another text; leave out --pretokenizer"
             )
         if config.data.target_vocab_mask:
             raise UserError(
@@ -97,8 +97,8 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
         super().check_text(config, corpus)
         if config.data.document_mask and corpus.by_line:
             raise UserError(
-                f"--document-mask keeps documents apart, and with {corpus.tokenizer.kind} every line ends as "
-                f"a document does; type --tokenizer byte_bpe"
+                f"--document-mask keeps documents apart, but {corpus.tokenizer.kind} ends every line as it "
+                f"ends a document; type --tokenizer byte_bpe"
             )
         if corpus.lost and config.train.best_by == BITS_PER_BYTE:
             raise UserError(
@@ -107,7 +107,7 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
 
     @staticmethod
     def prepare(config: DataConfig, root: str | Path) -> tuple[DataConfig, plain.TextCorpus]:
-        """Prepare the text, and say among its facts where bits per byte are not computed, and why."""
+        """Prepare the text; if bits per byte are not computed, its facts say why."""
         config, corpus = plain.prepare_text(config, root)
         if not corpus.lost:
             return config, corpus
@@ -161,7 +161,7 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
         return mean if metric == NLL.name else np.exp(mean)
 
     def _by_document(self, nats: Array) -> dict[str, Array]:
-        """The nats of each test document and its size in the metric's unit, by metric, `[documents, 2]`."""
+        """Return, by metric, the nats of each test document and its size in the unit, `[documents, 2]`."""
         tokens, words, size = self.corpus.documents.T
         of_documents = np.add.reduceat(nats, np.cumsum(tokens) - tokens)
         sizes = {BITS_PER_BYTE: size, "perplexity": tokens, "word_perplexity": words, NLL.name: tokens}
@@ -171,7 +171,7 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
         }
 
     def rehearse(self, model: Decoder) -> tuple[float, float]:
-        """Time the scores of dev as in a validation and as in a test, and the continuation of one prompt."""
+        """Time dev scores as in a validation and as in a test, and the continuation of one prompt."""
         start = time.perf_counter()
         self.dev_scores(model)
         validated = time.perf_counter()
@@ -184,7 +184,7 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
         return validated - start, test + continued * len(prompts)
 
     def _continuations(self, model: Decoder, prompts: Sequence[Sequence[int]]) -> list[str]:
-        """Sample a continuation of each prompt; it depends on the sampling seed and its number alone."""
+        """Sample a continuation of each prompt; only the sampling seed and the prompt's number affect it."""
         decode, length = self.config.decode, self.config.data.block_len
         how = {"temperature": decode.temperature, "top_k": decode.top_k, "top_p": decode.top_p}
         seeds = [derive(decode.sample_seed, "continue", i) for i in range(len(prompts))]
@@ -201,8 +201,8 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
         self, model: Decoder, text: plain.Stream, of_tokens: list[Array] | None = None
     ) -> dict[str, float]:
         """Compute ``nll`` and ``perplexity`` per token, and ``word_perplexity`` and ``bits_per_byte``, which
-        do not depend on the tokenizer; the last where nothing of the text is lost. The nats of every token
-        are appended to ``of_tokens``.
+        do not depend on the tokenizer; the last only if none of the text is lost. The nats of every token are
+        appended to ``of_tokens``.
         """
         nll = torch.zeros((), dtype=torch.float64, device=self.device)
         length, rows = self.config.data.block_len, 2 * rows_of(self.config)
@@ -232,7 +232,7 @@ def _no_bits(corpus: plain.TextCorpus) -> str:
 
 
 def _prompts(corpus: plain.TextCorpus, block_len: int) -> list[list[int]]:
-    """The beginnings of a few test documents, evenly spread, each after the token that stands before it."""
+    """Return the beginnings of a few evenly spread test documents, each after the token before it."""
     sizes = corpus.documents[:, 0]
     chosen = np.unique(np.linspace(0, len(sizes) - 1, PROMPTS).astype(int))
     starts = (np.cumsum(sizes) - sizes)[chosen]

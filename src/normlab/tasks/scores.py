@@ -1,4 +1,4 @@
-"""Scores of translations, computed by sacreBLEU."""
+"""Score translations with sacreBLEU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TranslationScores:
     chrf: float
     """chrF2 of characters up to 6-grams, Popović 2015 (W15-3049)."""
     bleu_tokenised: float
-    """BLEU as the papers measured it (``multi-bleu.perl``): on tokenised text, cased, not smoothed."""
+    """BLEU as papers measured it (``multi-bleu.perl``): on tokenised text, cased, not smoothed."""
     signature: str
     """sacreBLEU's signature of ``bleu``."""
     signature_chrf: str
@@ -75,12 +75,12 @@ def score(
 ) -> TranslationScores:
     """Compute the corpus scores of one translation against one reference.
 
-    ``target_lang`` decides on the tokens of ``bleu``, and of ``bleu_tokenised`` for a language written
+    ``target_lang`` determines the tokens of ``bleu``, and of ``bleu_tokenised`` for a language written
     without spaces; chrF needs none.
 
-    ``tokenised``: the text is already split into tokens by spaces (by Moses, say), and ``bleu_tokenised``
-    takes it as it is (``tok:none``). Raw text is split for it at punctuation and symbols (``tok:intl``); this
-    is close to the Moses tokeniser of ``multi-bleu.perl``, but differs in abbreviations and apostrophes.
+    ``tokenised``: spaces already split the text into tokens (from Moses, say), and ``bleu_tokenised`` uses
+    these (``tok:none``). Raw text is split for it at punctuation and symbols (``tok:intl``); this is close to
+    the Moses tokeniser of ``multi-bleu.perl``, but differs in abbreviations and apostrophes.
 
     Raises UserError if there is nothing to score, if the two differ in length, or if a package for the
     language is missing.
@@ -102,7 +102,7 @@ def score(
 
 
 def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str], *, target_lang: str = "") -> float:
-    """Compute ``TranslationScores.bleu`` alone, as validations need it."""
+    """Compute only ``TranslationScores.bleu``, which validations need."""
     check_lengths(hypotheses, references)
     metric = BLEU(force=True, tokenize=bleu_tokens(target_lang))
     return float(metric.corpus_score(list(hypotheses), [list(references)]).score)
@@ -111,13 +111,13 @@ def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str], *, target_
 def sentence_statistics(
     hypotheses: Sequence[str], references: Sequence[str], *, target_lang: str = ""
 ) -> Array:
-    """Return the statistics of each sentence of which corpus BLEU is a function, `[sentences, 10]`.
+    """Return the statistics of each sentence that determine corpus BLEU, `[sentences, 10]`.
 
     In order: tokens of the translation, of the reference, matching 1- to 4-grams, and 1- to 4-grams of the
     translation; sacreBLEU's tokens for the language (13a for most). ``bleu_of_sums`` of their sums is BLEU.
     """
     check_lengths(hypotheses, references)
-    # effective_order concerns sentence scores alone, which nobody looks at
+    # effective_order affects only sentence scores, which are not used
     metric = BLEU(effective_order=True, tokenize=bleu_tokens(target_lang))
     scores = [metric.sentence_score(h, [r]) for h, r in zip(hypotheses, references, strict=True)]
     return np.array([[s.sys_len, s.ref_len, *s.counts, *s.totals] for s in scores], dtype=np.float64)
@@ -126,7 +126,7 @@ def sentence_statistics(
 def bleu_of_sums(sums: Array) -> Array:
     """Compute BLEU `[...]`, 0 to 100, from summed statistics `[..., 10]`, as sacreBLEU's ``smooth:exp`` does.
 
-    The k-th order without a match counts as 2**-k matches; no match at all, or no 4-gram, is 0.
+    The k-th order without a match counts as 2**-k matches; BLEU is 0 without any match or any 4-gram.
     """
     lengths, wanted, correct, total = sums[..., 0], sums[..., 1], sums[..., 2:6], sums[..., 6:10]
     none = correct == 0
@@ -147,7 +147,7 @@ def against(
     """
     check_lengths(hypotheses, references)
     check_lengths(baseline, references)
-    if list(hypotheses) == list(baseline):  # sacreBLEU's p would be the least that there is
+    if list(hypotheses) == list(baseline):  # sacreBLEU's p would be the smallest possible
         return "nothing, the translations are the same"
     systems: list[tuple[str, Sequence[str]]] = [("baseline", list(baseline)), ("these", list(hypotheses))]
     tests = []

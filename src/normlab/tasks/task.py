@@ -1,4 +1,4 @@
-"""The interface between the trainer and a task; the trainer knows no task by name."""
+"""The interface between the trainer and a task; the trainer does not know any task by name."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def label_smoothed(
     r""":math:`(1 - \epsilon)(-\log p_y) + \epsilon \cdot \mathrm{mean}_v(-\log p_v)`, summed over tokens.
 
     Szegedy et al. 2016, Section 7 (arXiv 1512.00567). ``logits`` `[B, T, V]`, ``target`` `[B, T]` with
-    ``pad`` where nothing is predicted. ``allowed`` `[V]`: vocabulary entries that are False get the logit
-    minus infinity and no share of the smoothing.
+    ``pad`` where nothing is predicted. ``allowed`` `[V]`: vocabulary entries marked False get the logit minus
+    infinity and no share of the smoothing.
     """
     if allowed is not None:
         logits = logits.masked_fill(~allowed, float("-inf"))
@@ -72,7 +72,7 @@ def z_loss(logits: Tensor, target: Tensor, pad: int) -> Tensor:
 
 
 class Prepared(Protocol):
-    """What a task needs of a corpus, see ``data.corpus.PreparedCorpus``."""
+    """What a task needs from a corpus, see ``data.corpus.PreparedCorpus``."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...
@@ -95,10 +95,10 @@ class _MicroBatch(Protocol):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of a model on the test text."""
+    """A model's results on the test text."""
 
     scores: Mapping[str, float]
-    """The scores by metric name, and any other numbers that the task keeps."""
+    """The scores by metric name, and other numbers that the task keeps."""
     outputs: list[str] | None = None
     """The model's outputs, one line per example; None for a task without outputs."""
     examples: Mapping[str, NDArray[float64]] = field(default_factory=dict)
@@ -106,11 +106,11 @@ class Evaluation:
     into the score. A metric without them gets no interval.
     """
     signatures: Mapping[str, str] = field(default_factory=dict)
-    """The signatures that a library gives its scores, by metric name."""
+    """The signatures that a library gives to its scores, by metric name."""
 
 
 def ignore_progress(phase: str, done: float | None) -> None:
-    """Take no notice of progress."""
+    """Ignore progress."""
 
 
 CorpusT = TypeVar("CorpusT", bound=Prepared)
@@ -131,17 +131,17 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
     stacks: ClassVar[tuple[str, ...]]
     """The stacks of its model: ``encoder``, ``decoder`` or both."""
     metrics: ClassVar[tuple[Metric, ...]]
-    """The task's scores. The first is the headline; ``nll`` is always among those of dev."""
+    """The task's scores. The first is the headline; those on dev always include ``nll``."""
     rate_metric: ClassVar[Metric] = NLL
     """The dev loss by which learning rates are chosen."""
     has_source: ClassVar[bool] = False
     """Whether each example has a source that a model could ignore; ``dev_scores`` tells whether it does."""
     new_parameters: ClassVar[tuple[str, ...] | None] = None
-    """Beginnings of the names of the parameters that a run of the task does not take from that of
-    ``train.init_from``; all others it takes. None: whatever fits is taken.
+    """Prefixes of the parameters that a run of the task does not take from the run ``train.init_from``; it
+    takes all others. None: it takes whatever fits.
     """
     dropped_parameters: ClassVar[tuple[str, ...]] = ()
-    """With ``new_parameters``, beginnings of the names of that run's parameters that are left out."""
+    """With ``new_parameters``, prefixes of that run's parameters that are left out."""
     example_labels: ClassVar[tuple[str, str]] = ("source", "reference")
     """The names of the two texts of ``test_examples``."""
 
@@ -154,7 +154,7 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
     def __init__(self, config: Config, corpus: CorpusT, device: torch.device) -> None:
         self.config, self.corpus, self.device = config, corpus, device
         self.advance: Callable[[str, float | None], None] = ignore_progress
-        """Called during long work with its name, such as ``translating``, and the share that is done."""
+        """Called during long work with its name, such as ``translating``, and the share done so far."""
 
     @classmethod
     def selection_metric(cls, config: Config) -> Metric:
@@ -187,7 +187,7 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
 
     @classmethod
     def check_lengths(cls, config: Config, corpus: CorpusT, max_positions: int | None) -> None:
-        """Raise as ``check_text``; a model without a limit of its positions has None."""
+        """Raise as ``check_text`` does; ``max_positions`` is None for a model without a limit."""
 
     @staticmethod
     @abstractmethod
@@ -200,7 +200,7 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
 
     @abstractmethod
     def batch(self, index: int) -> BatchT:
-        """Return the ``index``-th micro-batch of training on the device; it depends on seed and index alone.
+        """Return training micro-batch ``index`` on the device; it depends only on the seed and the index.
 
         Several threads may call this at once.
         """
@@ -213,8 +213,8 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
     def dev_scores(self, model: ModelT) -> dict[str, float]:
         """Return the scores on dev by metric name, with ``nll``, the negative log-likelihood in nats.
 
-        A task whose examples have a source adds ``nll_exchanged``, the same plus what it costs to exchange
-        the sources among examples, and ``repeated_share`` of its outputs: a run's outcome rests on them.
+        A task whose examples have a source adds ``nll_exchanged``, the same plus the cost of exchanging the
+        sources among examples, and ``repeated_share`` of its outputs: a run's outcome depends on them.
         """
 
     @abstractmethod
@@ -258,8 +258,8 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
     def initialised(
         self, kind: Callable[[ModelConfig, int], ModelT], vocab_size: int, *inputs: Tensor
     ) -> ModelT:
-        """Build the initialised model on the device; where a part is initialised from data, it is from what
-        ``hidden`` computes of the inputs.
+        """Build the initialised model on the device; parts that are initialised from data use what ``hidden``
+        computes from the inputs.
         """
         model: Any = build_model(kind, self.config.model, vocab_size, self.config.seeds.init).to(self.device)
         profile_(model, lambda: model.hidden(*(tensor.to(self.device) for tensor in inputs)))
@@ -272,7 +272,7 @@ def rows_of(config: Config) -> int:
 
 
 def repeated_share(outputs: Sequence[str], references: Sequence[str]) -> float:
-    """Return the share of the commonest output, 0 to 1; 0 where a reference is repeated as often."""
+    """Return the share of the commonest output, 0 to 1; 0 if a reference is repeated as often."""
     commonest, allowed = (max(Counter(lines).values()) / len(lines) for lines in (outputs, references))
     return commonest if commonest > allowed else 0.0
 
@@ -289,7 +289,7 @@ def _check_stacks(task: type[Task[Any, Any, Any]], config: Config) -> None:
             )
     if len(task.stacks) == 1 and model.encoder_placement != model.decoder_placement:
         raise UserError(
-            f"a model of the task {task.name} has one stack, and the placements are two, encoder "
+            f"a model of the task {task.name} has one stack, but there are two placements, encoder "
             f"{model.encoder_placement} and decoder {model.decoder_placement}; name one placement for both"
         )
 
@@ -316,7 +316,7 @@ def build_model(
 ) -> Model:
     """Build an initialised model. An initialisation that needs data is set afterwards, by ``init.profile_``.
 
-    Parameters that no scheme initialises, such as those of a head of your own, depend on the seed as well.
+    Parameters that no scheme initialises, such as those of your own head, also depend on the seed.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "build"))

@@ -1,4 +1,4 @@
-"""Translation: batches of sentence pairs, a label-smoothed loss, BLEU of beam search."""
+"""Translation: batches of sentence pairs, a label-smoothed loss, BLEU with beam search."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from normlab.tasks.scores import bleu_of_sums, corpus_bleu, require_bleu_tokens,
 from normlab.tasks.task import Evaluation, LossSum, Task, label_smoothed, repeated_share
 
 _SEARCHED_SENTENCES = 200
-"""About one batch of the search at full size: fewer sentences would each seem dearer than they are."""
+"""About one full batch of the search: with fewer, each sentence would seem to cost more than it does."""
 SEARCH_POSITIONS = 4096
-"""Source positions of a batch of the search, those of its beams together."""
+"""Source positions in a batch of the search, summed over its beams."""
 
 
 class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
-    """Sentence pairs, a label-smoothed loss, BLEU of beam search."""
+    """Sentence pairs, a label-smoothed loss, BLEU with beam search."""
 
     texts = (*PARALLEL_TEXTS, "dataset")
     stacks = ("encoder", "decoder")
@@ -86,7 +86,7 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
     def dev_nlls(self, model: Seq2Seq) -> tuple[float, float]:
         """Return dev's negative log-likelihood in nats per token, without label smoothing, and the cost of
         giving each of the first ``train.dev_decode_sentences`` sentences the source of the one before it; NaN
-        where there is no other sentence.
+        if there is no other sentence.
         """
         dev, count = self.corpus.dev, self.config.train.dev_decode_sentences
         first = np.arange(len(dev)) < max(count, 2)
@@ -100,10 +100,10 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
 
     @torch.inference_mode()
     def _sums(self, model: Seq2Seq, pairs: TokenPairs, smoothing: float = 0.0) -> NDArray[np.float64]:
-        """Return the negative log-likelihood and the label-smoothed loss, summed over the target tokens and
-        in nats, and the number of these tokens.
+        """Return the negative log-likelihood and the label-smoothed loss, in nats summed over the target
+        tokens, and the number of these tokens.
 
-        Tokens that the mask rules out are left out: they would make both infinite for every model.
+        Tokens that the mask excludes are left out: they would make both infinite for every model.
         """
         nll, loss = (torch.zeros((), device=self.device) for _ in range(2))
         tokens = torch.zeros((), dtype=torch.int64, device=self.device)
@@ -125,14 +125,14 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         return self._translate(model, source, DecodeConfig(beam=1))
 
     def dev_bleu(self, outputs: Sequence[str]) -> float:
-        """Return sacreBLEU of translations of the first dev sentences."""
+        """Return sacreBLEU for translations of the first dev sentences."""
         references = self.corpus.dev_text.target[: len(outputs)]
         return corpus_bleu(outputs, references, target_lang=self.config.data.target_lang)
 
     def dev_scores(self, model: Seq2Seq) -> dict[str, float]:
         (nll, exchange_cost), outputs = self.dev_nlls(model), self.dev_outputs(model)
         scores = {"nll": nll, "bleu": self.dev_bleu(outputs)}
-        if len(self.corpus.dev) > 1:  # or there is no other source
+        if len(self.corpus.dev) > 1:  # else there is no other source
             scores["nll_exchanged"] = nll + exchange_cost
         references = self.corpus.dev_text.target[: len(outputs)]
         return {**scores, "repeated_share": repeated_share(outputs, references)}
@@ -182,9 +182,9 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         return {"nll": nll, "perplexity": perplexity(nll), "perplexity_smoothed": perplexity(loss)}
 
     def rehearse(self, model: Seq2Seq) -> tuple[float, float]:
-        """Measure the dev losses in full and greedy search on some dev sentences, scaled to all of them, and
-        from the largest lengths, which this model's outputs have, to those of the references. The test is
-        estimated to take the same time per sentence and beam.
+        """Time the dev losses in full, and greedy search on some dev sentences, scaled to all of them and
+        from the maximal lengths of this model's outputs to those of the references. The test is assumed to
+        take the same time per sentence and beam.
         """
         searched = min(self.config.train.dev_decode_sentences, len(self.corpus.dev_text))
         few = min(searched, _SEARCHED_SENTENCES)
@@ -200,7 +200,7 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
 
 
 def allowed_types(config: Config, target_vocab: np.ndarray, device: torch.device) -> Tensor | None:
-    """The vocabulary entries that may be produced `[V]`, or None if the configuration masks nothing."""
+    """Return the vocabulary entries that may be produced `[V]`, or None if the configuration masks none."""
     if not config.data.target_vocab_mask:
         return None
     return torch.from_numpy(np.array(target_vocab)).to(device)
@@ -217,7 +217,7 @@ def translate_lines(
 ) -> list[str]:
     """Translate raw lines, in their order. An empty line stays empty.
 
-    ``on_done`` is called with the share of the lines that are translated, after each batch.
+    ``on_done`` is called after each batch with the share of the lines translated so far.
     """
     best = n_best_lines(model, tokenizer, lines, decode, count=1, allowed=allowed, on_done=on_done)
     return [candidates[0].text for candidates in best]
@@ -225,7 +225,7 @@ def translate_lines(
 
 @dataclass(frozen=True)
 class Candidate:
-    """A translation and its score: its log-probability, which beam search divides by the length penalty."""
+    """A translation with its score: its log-probability, which beam search divides by the length penalty."""
 
     text: str
     score: float
@@ -244,9 +244,9 @@ def n_best_lines(
 ) -> list[list[Candidate]]:
     """Return ``count`` translations of each raw line: the best of a search, best first, or samples.
 
-    Each begins with its line's prefix. A line without a word has one empty translation, as has a line for
-    which a diverged model finds none. Samples depend on ``sample_seed``, the line's number and the sample's
-    alone.
+    Each begins with its line's prefix. A line without words has one empty translation, and so does a line for
+    which a diverged model finds none. Samples depend only on ``sample_seed``, the line's number and the
+    sample's.
 
     Raises UserError for a count that the search cannot give, for prefixes that cannot be produced, and for
     lines that are too long.
@@ -288,7 +288,7 @@ def _require_short(sentences: Sequence[Sequence[int]], where: str) -> None:
 
 
 def _width(decode: DecodeConfig, count: int) -> int:
-    """Return how many hypotheses of a sentence are computed side by side.
+    """Return how many hypotheses of a sentence are computed in parallel.
 
     Raises UserError for an impossible count.
     """
@@ -318,7 +318,7 @@ def _search(
 
 
 def _prefix_ids(tokenizer: Tokenizer, prefixes: Sequence[str], allowed: Tensor | None) -> list[list[int]]:
-    """Return the ids of the prefixes. Raises UserError for a prefix that no output can spell."""
+    """Return the ids of the prefixes. Raises UserError for a prefix that no output can produce."""
     known: dict[str, list[int]] = {}
     for text in dict.fromkeys(prefixes):
         (ids,) = tokenizer.encode_target([text])
@@ -337,7 +337,7 @@ def _prefix_ids(tokenizer: Tokenizer, prefixes: Sequence[str], allowed: Tensor |
 
 
 def _prefix(ids: list[list[int]], device: torch.device) -> Tensor | None:
-    """The prefixes `[B, P]`, padded with ``FREE``; None if all are empty."""
+    """Return the prefixes `[B, P]`, padded with ``FREE``; None if all are empty."""
     width = max(map(len, ids))
     if not width:
         return None

@@ -23,7 +23,7 @@ BACKENDS: Final[Mapping[str, Callable[[], Backend]]] = {"local": Backend, "ray":
 
 
 def backend(name: str) -> Backend:
-    """Return the backend of that name. Raises UserError for an unknown one, or where a library is missing."""
+    """Return the backend of that name. Raises UserError for an unknown one, or if a library is missing."""
     if name not in BACKENDS:
         raise UserError(f"--on is {name!r}{nearest(name, BACKENDS)}")
     return BACKENDS[name]()

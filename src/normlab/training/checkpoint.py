@@ -35,7 +35,7 @@ State = Mapping[str, Mapping[str, Any]]
 
 
 def save_checkpoint(folder: Path, state: State, *, run: str = "", previous: Path | None = None) -> None:
-    """Write a checkpoint and put it in its place. Whenever the process is killed, a whole one is left.
+    """Write a checkpoint and move it into place. If the process is killed at any time, a whole one is left.
 
     ``run`` is the id of the run that it belongs to. The checkpoint that it replaces is kept as ``previous``.
     """
@@ -53,7 +53,7 @@ def save_checkpoint(folder: Path, state: State, *, run: str = "", previous: Path
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose files are all as they were written."""
+    """A checkpoint whose files are all unchanged since they were written."""
 
     folder: Path
     values: Mapping[str, Any]
@@ -85,14 +85,14 @@ class Checkpoint:
         return progress
 
     def averaged(self) -> tuple[int, ...]:
-        """The steps whose weights an average is of. Raises CheckpointError."""
+        """The steps whose weights were averaged. Raises CheckpointError."""
         steps = self._part("average").get("steps", [])
         with self.loading():
             return from_plain(tuple[int, ...], steps, "average.steps")
 
     @contextmanager
     def loading(self) -> Generator[None]:
-        """Turn a UserError of a part that refuses its state into a CheckpointError with the file."""
+        """Turn the UserError of a part that refuses its state into a CheckpointError that names the file."""
         try:
             yield
         except CheckpointError:
@@ -103,15 +103,15 @@ class Checkpoint:
     def _part(self, name: str) -> dict[str, Any]:
         path, values = self.folder / f"{name}.safetensors", self.values.get(name, {})
         if not isinstance(values, dict):
-            raise CheckpointError(self.folder, f"{self.folder / STATE}: {name} is no object, got {values!r}")
+            raise CheckpointError(self.folder, f"{self.folder / STATE}: {name} is no object but {values!r}")
         return {**values, **(_load(path) if path.exists() else {})}
 
 
 def open_checkpoint(folder: Path, *, run: str = "") -> Checkpoint:
-    """Open a checkpoint and check its files; with ``run`` also that it belongs to the run of this id.
+    """Open a checkpoint and check its files and, with ``run``, that it belongs to the run with this id.
 
-    Raises FileNotFoundError where there is none. Raises CheckpointError, which names the file and the fault,
-    where a file is cut off, edited or missing, and where the checkpoint has another format.
+    Raises FileNotFoundError if there is none. Raises CheckpointError, which names the file and the fault,
+    if a file is cut off, edited or missing, and if the checkpoint has another format.
     """
     folder = committed(folder)
     if not folder.exists():
@@ -129,8 +129,8 @@ def load_checkpoint(
 ) -> Checkpoint:
     """Load the weights of a checkpoint into a model, and the optimiser's tensors into an optimiser.
 
-    Raises as ``open_checkpoint``, and CheckpointError where the checkpoint belongs to another model; then
-    nothing is loaded.
+    Raises what ``open_checkpoint`` raises, and CheckpointError if the checkpoint belongs to another model; in
+    that case nothing is loaded.
     """
     checkpoint, target = open_checkpoint(folder, run=run), SingleProcess(model)
     if optimiser is None:
@@ -141,7 +141,7 @@ def load_checkpoint(
 
 
 def weights_state(model: nn.Module, step: int) -> dict[str, dict[str, Any]]:
-    """The state of weights alone. A parameter that two sublayers share is stored once."""
+    """Return a state of weights alone. A parameter that two sublayers share is stored once."""
     weights = {name: p.detach() for name, p in model.named_parameters()} | saved_buffers(model)
     return {"model": weights, "progress": {"step": step}}
 
@@ -155,8 +155,8 @@ def resume(last: Path, previous: Path, load: Callable[[Path], int]) -> str:
     """Call ``load``, which returns the step, with the last checkpoint, or with the one before it if the last
     one is refused; return a sentence about the refusal, if any. Without a checkpoint nothing is called.
 
-    The refused one is kept as ``last.refused``, and the other takes its place. Raises CheckpointError where
-    there is no other, and one that names both where the other is refused, too.
+    The refused one is kept as ``last.refused``, and the other takes its place. Raises CheckpointError if
+    there is no other; if the other is refused too, the error names both.
     """
     recover(last, keep=previous)
     if not last.exists() and not previous.exists():
@@ -220,8 +220,8 @@ def _check_weights(stored: Mapping[str, Tensor], shapes: Mapping[str, Size], fol
 
 
 def _check_optimiser(stored: Mapping[str, Tensor], shapes: Mapping[str, Size], path: Path) -> None:
-    """Check that each parameter's tensors have its shape or one entry, and that none lacks some of the keys
-    that another has; parameters that different rules step have different ones.
+    """Check that each parameter's tensors have its shape or one entry, and that no parameter has only some of
+    another's keys; parameters stepped by different rules have different keys.
     """
     keys: dict[str, set[str]] = {}
     for full_name, tensor in stored.items():

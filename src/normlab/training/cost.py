@@ -19,9 +19,9 @@ from normlab.trace.untouched import undisturbed
 def cost_of(model: nn.Module, loss: Callable[[nn.Module], Tensor], tokens: int = 0) -> Cost:
     """Count a model, and one forward and backward pass of ``loss``, in which ``tokens`` are predicted.
 
-    By ``torch.utils.flop_counter``, which counts matrix products and convolutions alone; attention counts in
-    full, as if nothing were masked. The pass runs on a copy of the model, on plain paths: fused kernels are
-    not counted by torch.
+    ``torch.utils.flop_counter`` counts only matrix products and convolutions, and attention in full, as if
+    nothing were masked. The pass runs on a copy of the model without fused kernels, which torch does not
+    count.
     """
     model = copy.deepcopy(unwrap(model))
     held = {id(p): p.numel() for p in model.parameters()}

@@ -1,5 +1,5 @@
-"""What is declared of a model: in a file or by a recipe, how its parameters are meant to start; and another
-version of it, from which its parameters must not differ.
+"""Declarations about a model: how its parameters should start, from a file or a recipe, and a baseline, an
+earlier version from which its parameters must not differ.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from normlab.training.recipes.grammar import MODELS, resolve
 
 DEPTHS: Final = ("none", "total", "layer")
 ROLES: Final = tuple("embedding query key value output ffn_in ffn_gate ffn_out head norm".split())
-"""Roles of matrices; ``norm`` is that of gains. A gate is also of ``ffn_in``."""
+"""Roles of matrices; gains have the role ``norm``. A gate also has the role ``ffn_in``."""
 ENTRY: Final = ("std", "value", "depth", "truncated_at")
 FORM: Final = (
     "a table has a role or a glob of paths for its name, and std or value, depth and truncated_at: "
@@ -52,7 +52,7 @@ Entries = Mapping[str, Mapping[str, Any]]
 def declared(given: str, setup: Setup) -> Setup:
     """Return the setup with what a TOML file declares, or with a recipe as the declaration of its starts.
 
-    Raises UserError for a name that is neither, and for a file that says something else.
+    Raises UserError for a name that is neither, and for a file that declares anything else.
     """
     if not given.endswith(".toml") and not Path(given).is_file():
         return replace(setup, declare=replace(setup.declare, init=_starts_of_recipe(given, setup)))
@@ -65,8 +65,8 @@ def declared(given: str, setup: Setup) -> Setup:
 
 
 def resolved_init(setup: Setup) -> Setup:
-    """Return the setup with a start for each parameter, where ``declare["init"]`` names a file or a recipe,
-    or maps roles and globs to what is declared of them.
+    """Return the setup with a start for each parameter if ``declare["init"]`` names a file or a recipe, or
+    maps roles and globs to declarations.
     """
     init = setup.declare.init
     if isinstance(init, Mapping):
@@ -79,7 +79,7 @@ def resolved_init(setup: Setup) -> Setup:
 
 
 def _read_declaration(path: Path) -> tuple[dict[str, Any], Entries]:
-    """Read the words of a ``Declaration``, and a table for each role or glob of parameters, from TOML."""
+    """Read from TOML the fields of a ``Declaration``, and a table for each role or glob of parameters."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -107,7 +107,7 @@ class _Place:
     index: int | None
     layer: int | None
     layers: int
-    """Of the stack."""
+    """Number of layers in the stack."""
 
     @property
     def matrix(self) -> bool:
@@ -119,7 +119,7 @@ class _Place:
 
 
 def _read(setup: Setup, *, stream: bool = False) -> tuple[Structure, list[_Place]]:
-    """Read the residual stream, without which ``stream`` gives up, and the parts of all parameters."""
+    """Read the residual stream and the parts of all parameters; with ``stream``, the former must work."""
     model, batch, structure = deepcopy(unwrap(setup.model)), setup.batch, Structure((), ("nothing was read",))
     call = setup.loss or call_model
     with torch.enable_grad():
@@ -145,7 +145,7 @@ def _read(setup: Setup, *, stream: bool = False) -> tuple[Structure, list[_Place
 
 
 def _resolve_starts(entries: Entries, setup: Setup, where: str) -> tuple[Start, ...]:
-    """Return the start of every parameter that an entry fits; the last that does decides.
+    """Return the start of every parameter that an entry fits; the last entry that fits decides.
 
     A name is a role of matrices (``norm``: of gains), a glob of paths, or both: ``value in *.c_attn.weight``.
     Raises UserError for an entry that says nothing, and for one that fits no parameter.
@@ -199,8 +199,8 @@ def _start(entry: Mapping[str, Any], place: _Place) -> Start | None:
 
 
 def _starts_of_recipe(recipe: str, setup: Setup) -> tuple[Start, ...]:
-    """Return the starts of a model's matrices, were it initialised as a recipe with the model's layers,
-    widths and vocabulary. Raises UserError for a recipe that does not exist, and where these cannot be read.
+    """Return the starts of a model's matrices if it were initialised as a recipe with its layers, widths and
+    vocabulary. Raises UserError for a recipe that does not exist, and if these sizes cannot be read.
     """
     try:
         resolve(recipe, Config())
@@ -223,7 +223,7 @@ def _starts_of_recipe(recipe: str, setup: Setup) -> tuple[Start, ...]:
 
 
 def _draws(model: TokenModel) -> Iterator[tuple[tuple[str, int | None, str], tuple[float, int]]]:
-    """Yield the size and the entries of the matrices of a model of ours by stack, sublayer and role."""
+    """Yield size and number of entries of each matrix of one of our models, by stack, sublayer and role."""
     for m in model.modules():
         if isinstance(m, Sublayer) and isinstance(f := m.f, Branch):
             for name, weight in f.matrices().items():
@@ -248,7 +248,7 @@ class _Sizes:
 
     @cached_property
     def stacks(self) -> dict[str, str]:
-        """Our name of each stack: one alone is a decoder without an encoder."""
+        """Our name of each stack; a single stack is a decoder."""
         names = ["decoder"] if len(self.structure.stacks) == 1 else ["encoder", "decoder"]
         wanted = {"encoder": ENCODER_LAYER, "decoder": DECODER_LAYER if len(names) == 2 else ENCODER_LAYER}
         stacks = dict(zip((s.name for s in self.structure.stacks), names, strict=False))
@@ -275,7 +275,7 @@ class _Sizes:
 
     @property
     def config(self) -> ModelConfig:
-        """The widths and the layers. As many heads as of keys and values are one, which changes no shape."""
+        """The widths and the layers. Keys and values get one head, which changes no shape."""
         dim = min(self.embedding.shape)
         query, key = (self._width(role, dim) for role in ("query", "key"))
         layers = {self.stacks[s.name]: s.sublayers[-1].layer + 1 for s in self.structure.stacks}
@@ -301,13 +301,13 @@ class _Sizes:
 
 
 Baseline = Mapping[str, Mapping[str, Any]]
-"""What is kept of each parameter, by path."""
+"""What a baseline keeps of each parameter, by path."""
 KEPT: Final = ("shape", "dtype", "trainable", "tied")
 ADVICE: Final = "if this is meant, write a new baseline: --json > baseline.json"
 
 
 def parameters_of(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """Return shape, type, size and tie of every parameter; ``tied`` is the path at which it stands first."""
+    """Return shape, type, size and tie of every parameter; ``tied`` is the first path at which it occurs."""
     first: dict[int, str] = {}
     return {
         path: {
@@ -323,7 +323,7 @@ def parameters_of(model: nn.Module) -> dict[str, dict[str, Any]]:
 
 
 def read_baseline(path: Path) -> Baseline:
-    """Read the parameters from the JSON of a check. Raises UserError where it has none."""
+    """Read the parameters from the JSON of a check. Raises UserError if it has none."""
     content = read_json(path)
     rows = content.get("parameters") if isinstance(content, dict) else None
     form = isinstance(rows, dict) and all(
@@ -338,8 +338,8 @@ def read_baseline(path: Path) -> Baseline:
 
 
 def changed_parameters(model: nn.Module, before: Baseline) -> Iterator[Violation]:
-    """Name what differs from a baseline, parameters that differ in the same way together. Draws of another
-    seed do not differ.
+    """Name what differs from a baseline, grouping parameters that differ in the same way. Draws from another
+    seed do not count as different.
     """
     groups: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
     for path, what, how in _differences(model, before):

@@ -32,34 +32,34 @@ def prepare_process(machine: MachineConfig) -> torch.device:
     try:
         device = torch.device(machine.device)
         if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index):
-            raise RuntimeError(f"runs train on no {device}")
+            raise RuntimeError(f"runs cannot train on {device}")
     except RuntimeError:
         raise UserError(f"there is no device {machine.device!r}; use cpu, cuda or cuda:1") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("the device cuda was asked for, and torch sees none; use --device cpu")
     if machine.threads:
         torch.set_num_threads(machine.threads)
-        # The tokenizers' pool of threads reads it when it first works.
+        # The thread pool of the tokenizers library reads it on first use.
         os.environ["RAYON_NUM_THREADS"] = str(machine.threads)
     _keep_freed_memory()
     return device
 
 
 def compiled(function: Callable[P, R], device: torch.device) -> Callable[P, R]:
-    """Return a function as torch.compile runs it, compiled for each shape of its arguments.
+    """Return a function compiled by torch.compile, once for each shape of its arguments.
 
-    Raises UserError where nothing can be compiled, as on a CPU without a C++ compiler.
+    Raises UserError if nothing can be compiled, as on a CPU without a C++ compiler.
     """
     import torch._dynamo.config as dynamo
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's own, about itself
+            warnings.simplefilter("ignore")  # torch's warnings about its own code
             torch.compile(lambda x: x + 1)(torch.zeros(1, device=device))
     except Exception as error:
         why = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UserError(
-            f"torch.compile compiles nothing for {device.type} here: {why}; install what it needs (on a CPU "
+            f"torch.compile does not work for {device.type} here: {why}; install what it needs (on a CPU "
             "a C++ compiler such as g++), or leave out --compile"
         ) from error
     dynamo.recompile_limit = max(dynamo.recompile_limit, dynamo.accumulated_recompile_limit)
@@ -69,7 +69,7 @@ def compiled(function: Callable[P, R], device: torch.device) -> Callable[P, R]:
 def _keep_freed_memory() -> None:
     """Make glibc reuse large freed blocks.
 
-    By default it maps every large tensor anew and the kernel zeroes its pages each time: a cross-entropy over
+    By default it maps every large tensor anew, and the kernel zeroes its pages: a cross-entropy over
     2000 x 5000 logits then takes five times as long (docs/lab-book/speed.md).
     """
     if sys.platform != "linux":
@@ -81,7 +81,7 @@ def _keep_freed_memory() -> None:
 
 
 def best_precision(device: str) -> Literal["bf16", "fp32"]:
-    """``bf16`` where the hardware multiplies bf16 matrices, else ``fp32``."""
+    """Return ``bf16`` if the hardware multiplies bf16 matrices, else ``fp32``."""
     if device.startswith("cuda"):
         return "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "fp32"
     try:
@@ -98,7 +98,7 @@ def resolved_precision(config: Config) -> Config:
     """
     if config.train.precision == "fp16" and config.machine.device.startswith("cpu"):
         raise UserError(
-            "precision is fp16, and a CPU has no fast products in fp16, whose gradients underflow besides; "
+            "precision is fp16, but a CPU has no fast products in fp16, and its gradients underflow; "
             "type --precision bf16 or fp32, or --device cuda"
         )
     if config.train.precision != "auto":
@@ -117,7 +117,7 @@ class Scaling:
     r""":math:`g = \nabla(s L) / s`, and no step where g is not finite.
 
     s halves at such a step, and doubles after 2000 steps without one. Micikevicius et al. 2018, Section 3.2
-    (arXiv 1710.03740). Without scaling, every method passes its argument on.
+    (arXiv 1710.03740). Without scaling, every method passes its argument through.
     """
 
     def __init__(self, scaler: torch.amp.GradScaler, device: torch.device) -> None:
@@ -129,14 +129,14 @@ class Scaling:
         return scaled
 
     def unscale(self, optimiser: torch.optim.Optimizer) -> None:
-        """Divide the gradients of the optimiser's parameters, once a step."""
+        """Divide the gradients of the optimiser's parameters by the scale, once a step."""
         self._scaler.unscale_(optimiser)
         if self._scaler.is_enabled():
             for infinite in self._scaler._found_inf_per_device(optimiser).values():
-                infinite.squeeze_()  # that of shards has an axis, which no fused optimiser takes
+                infinite.squeeze_()  # with shards it has an axis, which fused optimisers refuse
 
     def step(self, optimiser: torch.optim.Optimizer, norm: Tensor) -> Tensor:
-        """Let the optimiser step, or skip it; return the gradient's norm, 0 where the step was skipped."""
+        """Let the optimiser step, or skip it; return the gradient's norm, or 0 for a skipped step."""
         self._scaler.step(optimiser)
         self._scaler.update()
         if not self._scaler.is_enabled():
@@ -151,7 +151,7 @@ class Scaling:
         return {**state, _SKIPPED: int(self._skipped)} if state else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state_dict()``; an empty one, of a run in another precision, changes nothing.
+        """Go on from ``state_dict()``; an empty one, from a run in another precision, changes nothing.
 
         Raises UserError for anything else.
         """
@@ -187,7 +187,7 @@ def hardware_so_far(before: str, now: str, step: int) -> tuple[str, str]:
     if last == now:
         return before, ""
     changed = (
-        f"the run goes on from step {step:,} on {now}, and was made on {last} so far; the two machines round "
+        f"the run goes on from step {step:,} on {now}, after training on {last}; the two machines round "
         "differently, so rerunning on either one will not reproduce this run bit for bit"
     )
     return f"{before}; from step {step + 1:,} on {now}", changed

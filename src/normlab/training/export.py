@@ -1,4 +1,4 @@
-"""A run's language model as a folder of Hugging Face's, with the difference measured."""
+"""Export a run's language model as a Hugging Face folder, and measure the difference."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from normlab.training.recipes.grammar import require_known
 from normlab.training.sampling import decoder_of
 
 BOUND: Final = 1e-5
-"""The largest difference of logits in float32 that is allowed, relative to the largest logit."""
+"""The largest allowed difference of logits in float32, relative to the largest logit."""
 ROWS: Final = 4
 POSITIONS: Final = 64
-"""Random tokens of a row on which logits are compared."""
+"""Random tokens in each row on which logits are compared."""
 
 
 def family_of(config: Config) -> Family:
-    """The family that a run fits. Raises UserError with the reasons where there is none."""
+    """The family that a run fits. Raises UserError, with the reasons, if it fits none."""
     if config.task != LanguageModel.name:
         raise UserError(f"only language models are exported, and the task of the run is {config.task}")
     reasons = {family: family.misfits(config.model) for family in FAMILIES}
@@ -96,12 +96,12 @@ def export(folder: RunFolder, out: Path, *, weights: str | int = "") -> Exported
     return Exported(family.kind, chosen.description, apart, largest, written)
 
 
-_NONE: Final = "none: it is no tokenizer of the library tokenizers; the run's own file is tokenizer.json"
+_NONE: Final = "none: it is not from the library tokenizers; the run's own file is tokenizer.json"
 
 
 def entries_of(tokenizer: Tokenizer) -> tuple[Backend | None, Tensor]:
-    """The tokenizer as the library has it, None for one of another library, and our entry for each entry of
-    the exported model: those of a tokenizer of others keep the numbers that they have there.
+    """Return the library's tokenizer, or None for one of another library, and our entry for each entry of the
+    exported model. A tokenizer made by others keeps its own numbering.
     """
     if isinstance(tokenizer, ForeignTokenizer):
         backend, rows = tokenizer.exported()
@@ -112,7 +112,7 @@ def entries_of(tokenizer: Tokenizer) -> tuple[Backend | None, Tensor]:
 
 
 def _numbers(rows: Tensor) -> tuple[int, int]:
-    """The numbers of EOS and of PAD in the exported model; a tokenizer of others has EOS for both."""
+    """The ids of EOS and PAD in the exported model; a tokenizer made by others uses EOS for both."""
     numbers = {int(entry): number for number, entry in enumerate(rows)}
     return numbers[EOS], numbers.get(PAD, numbers[EOS])
 
@@ -156,7 +156,7 @@ def difference(model: Decoder, other: Any, config: Config, rows: Tensor) -> tupl
 
 
 def write_tokenizer(backend: Backend, rows: Tensor, out: Path) -> str:
-    """Write a tokenizer for ``AutoTokenizer``, with an EOS before each text; say what it has."""
+    """Write a tokenizer for ``AutoTokenizer``, with an EOS before each text; return a description of it."""
     import transformers
 
     numbers = _numbers(rows)

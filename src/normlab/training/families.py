@@ -1,7 +1,7 @@
-"""Classes of Hugging Face's as families: which parts each has, and a decoder's weights under its names.
+"""Hugging Face classes as families: which parts each has, and a decoder's weights under its names.
 
-A recipe fits where each of its parts is among those of a family. What the weights mean is read from the
-modules, not from their names.
+A recipe fits a family that has each of its parts. What the weights mean is read from the modules, not from
+their names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WEIGHTS_ALONE: Final = (
     *("scheme", "dropout", "attention_dropout", "ffn_dropout", "embedding", "embedding_scale"),
     *("encoder_placement", "separate_source", "residual_warmup_steps"),
 )
-"""Parts whose choice changes the weights, or training alone: the exported model is the same."""
+"""Parts whose choice changes only the weights or the training: the exported model is the same."""
 RMS: Final = ("rmsnorm", "rmsnorm1p", "rmsnorm_nogain")
 GATED: Final = {"swiglu": "silu", "geglu": "gelu_pytorch_tanh"}
 TABLES: Final = ("model.embed_tokens.weight", "transformer.wte.weight", "lm_head.weight")
@@ -36,22 +36,22 @@ Weights = dict[str, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """A class of Hugging Face's: the parts that it has, its configuration, and its weights by name."""
+    """A Hugging Face class: the parts that it has, its configuration, and its weights by name."""
 
     kind: str
     """Its ``model_type``."""
     parts: Mapping[str, Sequence[str]]
-    """For each part of a model that the family restricts, the names that it has; first the usual one."""
+    """For each part of a model that the family restricts, the names that it allows, the usual one first."""
     configuration: Callable[[ModelConfig, Decoder], Mapping[str, Any]]
-    """What of its configuration is not common to all families."""
+    """The part of its configuration that is not common to all families."""
     weights: Callable[[Decoder, int], Weights]
-    """Given the model and the number of its positions."""
+    """Return its weights, given the model and the number of positions."""
     has_kv_heads: bool = True
     slides: bool = False
     """Whether its layers may have sliding windows."""
 
     def misfits(self, config: ModelConfig) -> list[str]:
-        """Why a model does not fit, one reason for each part; none where it does."""
+        """Return why a model does not fit, one reason for each part; empty if it fits."""
         config = Placement.registry[config.decoder_placement].complete(config)
         reasons = []
         for declared in fields(config):
@@ -74,8 +74,8 @@ def layers_of(model: Decoder) -> list[tuple[Any, Attention, Any, FeedForward]]:
 
 
 def tables(model: Decoder, own_factor: float = 1.0) -> Weights:
-    """The tables at the input and at the output, `[V, D]`, for a family that has a factor of its own on the
-    embeddings.
+    """The tables at the input and at the output, `[V, D]`, for a family that multiplies the embeddings by
+    ``own_factor`` itself.
     """
     embedding = model.embedding
     unit = torch.eye(embedding.weight.shape[1], dtype=embedding.weight.dtype)
@@ -111,15 +111,15 @@ def attention_rows(f: Attention) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def halved(rows: Tensor, width: int) -> Tensor:
-    """Rows `[heads x width, …]` of queries or keys with the first of each plane of rope before all second
-    ones: Hugging Face rotates (i, i + width/2), normlab (2i, 2i + 1).
+    """Rows `[heads x width, …]` of queries or keys, reordered so that the first rows of all rope planes come
+    before the second ones: Hugging Face rotates (i, i + width/2), normlab (2i, 2i + 1).
     """
     return rows.unflatten(0, (-1, width // 2, 2)).transpose(1, 2).flatten(0, 2)
 
 
 # --------------------------------------------------------------------------------------------------- families
 def gpt2_configuration(config: ModelConfig, model: Decoder) -> Mapping[str, Any]:
-    """What GPT-2's configuration says beside the sizes."""
+    """What GPT-2's configuration holds besides the sizes."""
     end: Any = model.decoder.end
     names = {"gelu_tanh": "gelu_new"}
     return {
@@ -150,7 +150,7 @@ def gpt2_weights(model: Decoder, positions: int) -> Weights:
 
 
 def llama_configuration(config: ModelConfig, model: Decoder) -> Mapping[str, Any]:
-    """What the configurations of Llama and its descendants say beside the sizes."""
+    """What the configurations of Llama and its descendants hold besides the sizes."""
     end: Any = model.decoder.end
     _, first, _, _ = layers_of(model)[0]
     biased = first.out.bias is not None
@@ -171,7 +171,7 @@ def rotary_weights(
 ) -> Weights:
     """The weights that Llama and its descendants share; ``norms`` are the names of a layer's norms in order.
 
-    A family may have a factor of its own on the embeddings, and a number that it adds to the gains of norms.
+    A family may multiply the embeddings by ``own_factor`` itself, and add ``own_gain`` to the gains of norms.
     """
     own = tables(model, own_factor)
     own["model.embed_tokens.weight"] = own.pop("input")
@@ -202,13 +202,13 @@ OLMO2_NORMS: Final = ("post_attention_layernorm", "post_feedforward_layernorm")
 
 
 def gemma3_weights(model: Decoder, positions: int) -> Weights:
-    """Those of Gemma 3, which multiplies embeddings by the root of the width, and adds 1 to gains."""
+    """The weights of Gemma 3, which multiplies embeddings by the root of the width and adds 1 to gains."""
     factor = model.embedding.weight.shape[1] ** 0.5
     return rotary_weights(model, positions, norms=GEMMA3_NORMS, own_factor=factor, own_gain=1.0)
 
 
 def gemma3_configuration(config: ModelConfig, model: Decoder) -> Mapping[str, Any]:
-    """What Gemma 3's configuration says beside the sizes."""
+    """What Gemma 3's configuration holds besides the sizes."""
     slides = [bool(config.sliding_window) and config.slides(i) for i in range(config.decoder_layers)]
     rope = {
         "full_attention": {"rope_type": "default", "rope_theta": config.rope_theta},

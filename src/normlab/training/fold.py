@@ -1,4 +1,4 @@
-"""A run's model as a plainer one in a run folder of its own, with the difference measured."""
+"""Rewrite a run's model as a plainer one in a run folder of its own, and measure the difference."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from normlab.training.trainer import load_task
 from normlab.training.weights import digest, weights_of
 
 BOUND: Final = 1e-5
-"""The largest difference of logits in float32 that is allowed, relative to the largest logit."""
+"""The largest allowed difference of logits in float32, relative to the largest logit."""
 BATCHES: Final = 8
 """Number of dev batches whose logits are compared."""
 FOLDED: Final = "fold.json"
@@ -86,8 +86,8 @@ def fold(
 ) -> FoldResult:
     """Write the plainest equal model of a finished run as a run folder, and return what was measured.
 
-    ``weights`` are those of ``training.weights.checkpoint_of``, by default the tested ones. A factor on the
-    embeddings makes their positions a table of ``max_positions``, by default those of the configuration.
+    ``weights`` names weights as in ``training.weights.checkpoint_of``, by default the tested ones. A factor
+    on the embeddings turns their positions into a table of ``max_positions``, by default the configuration's.
 
     Nothing is written unless the logits differ by at most ``BOUND`` times the largest. Raises UserError for a
     run that is not done or has nothing to fold, for a larger difference, and for a folder that exists.
@@ -232,7 +232,7 @@ class _Rewritten:
     kept: tuple[str, ...]
     """A sentence for each part that is not plain and stays as it is, with the reason."""
     changed: bool
-    """Whether anything but the name of the init scheme, which has done its work, is another."""
+    """Whether anything has changed except the name of the init scheme, which no longer matters."""
 
 
 @torch.no_grad()
@@ -262,7 +262,7 @@ def rewrite(model: TokenModel, config: ModelConfig) -> _Rewritten:
 
 
 def _attempt(part: Part, fold: Callable[[Part], None], kept: list[str]) -> Part:
-    """Return a folded copy; where nothing is exact, the part as it is, with the reason among ``kept``."""
+    """Return a folded copy, or, if no exact one exists, the part as it is, adding the reason to ``kept``."""
     folded = deepcopy(part)
     try:
         fold(folded)
@@ -273,7 +273,7 @@ def _attempt(part: Part, fold: Callable[[Part], None], kept: list[str]) -> Part:
 
 
 def _fold_parts(model: nn.Module, kept: list[str]) -> None:
-    """Put the plain form of every norm, embedding and linear map that has one in its place."""
+    """Replace every norm, embedding and linear map that has a plain form by that form."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             fold = getattr(child, "fold", None)
@@ -292,7 +292,7 @@ def _fold_heads(model: nn.Module) -> None:
 def _fold_stack(stack: Stack) -> tuple[str, Tensor]:
     """Fold every sublayer in place; return the placement, and the factor `[D]` on the stack's input.
 
-    Raises UserError, perhaps halfway, where nothing is exact.
+    Raises UserError, perhaps halfway, if no exact form exists.
     """
     placement, first, norm = "", torch.ones(()), None
     for sublayer in stack:
@@ -309,7 +309,7 @@ def _fold_stack(stack: Stack) -> tuple[str, Tensor]:
 
 
 def _fold_sublayer(sublayer: Sublayer, plain: Plain) -> Tensor:
-    """Give a sublayer its plain placement and put the factors into its branch; return that on the stream."""
+    """Give a sublayer its plain placement and fold the factors into its branch; return the stream's."""
     dim, name, f = sublayer.site.dim, sublayer.place.name, sublayer.f
     stream, branch, read = (
         torch.as_tensor(factor, dtype=torch.float64).detach().expand(dim).clone()
@@ -335,7 +335,7 @@ def _fold_sublayer(sublayer: Sublayer, plain: Plain) -> Tensor:
 
 
 def _plain_config(config: ModelConfig, placements: Mapping[str, str], *, heads_folded: bool) -> ModelConfig:
-    """Return the config of the rewritten model, but for its embeddings. Raises UserError if there is none."""
+    """Return the rewritten model's config, except its embeddings. Raises UserError if there is none."""
     there = [stack for stack in STACKS if getattr(config, f"{stack}_layers")]
     was = {stack: Placement.registry[getattr(config, f"{stack}_placement")] for stack in there}
     now = {stack: Placement.registry[placements.get(stack, place.name)] for stack, place in was.items()}

@@ -45,8 +45,8 @@ class Worker(Protocol):
 class Process:
     """A ``normlab.training.worker`` process.
 
-    It imports nothing from its directory (``-P``) but the modules that ``--import`` names, and runs the files
-    of ``setups``, if there are any.
+    It imports nothing from its directory (``-P``) except the modules that ``--import`` names, and runs the
+    files of ``setups``, if there are any.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ Watch = Callable[[Sequence[RunFolder]], None]
 """Called at least twice a second with the folders of all runs that were added so far, finished or not."""
 _POLL_SECONDS = 0.5
 _DEATHS = 3
-"""A run has failed once so many workers have died in it at the same step."""
+"""A run has failed once this many workers have died in it at the same step."""
 
 
 class Queue:
@@ -157,7 +157,7 @@ class Queue:
             threads.shutdown()
 
     def _startable(self, running: Sequence[Config]) -> list[Config]:
-        """Take what may start now from ``waiting``, never a run that is running: it may be added twice."""
+        """Take what may start now from ``waiting``, but no run that is running: it may be added twice."""
         if time.monotonic() > self.until:
             self.waiting.clear()
         busy, chosen = {run_id(config) for config in running}, list[Config]()
@@ -227,17 +227,17 @@ def usable_cores() -> int:
 
 
 def threads_each(jobs: int) -> int:
-    """Return the threads of each of so many processes side by side: an equal share of the usable cores."""
+    """Return the threads for each of ``jobs`` parallel processes: an equal share of the usable cores."""
     return max(1, usable_cores() // jobs)
 
 
 class Backend:
-    """Where runs are trained side by side: on this machine, unless a subclass names others."""
+    """Where runs are trained in parallel: on this machine, unless a subclass says otherwise."""
 
     def share(self, jobs: int, machine: MachineConfig) -> tuple[int, int]:
-        """Return how many runs are trained at the same time, and the threads of each; what is given stays.
+        """Return how many runs train at the same time, and the threads of each; given numbers stay.
 
-        Here one run for each usable core, or a single one on a GPU, with an equal share of the cores each.
+        Here: one run for each usable core, or a single one on a GPU, with an equal share of the cores each.
         """
         jobs = jobs or (usable_cores() if machine.device == "cpu" else 1)
         return jobs, machine.threads or threads_each(jobs)

@@ -1,4 +1,4 @@
-"""What a run says while it goes: its log, with the facts that are needed to repeat it, and TensorBoard."""
+"""What a run reports as it trains: its log, with the facts needed to repeat it, and TensorBoard."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ VARIABLES: Final = (
 class Log(RunPart):
     """Writes to ``log.txt`` of one run folder.
 
-    The log names paths and the machine. It stays where the run was made: ``tools/keep.py`` leaves it behind.
+    The log names paths and the machine, so it stays where the run was made: ``tools/keep.py`` skips it.
     """
 
     def on_start(self, run: Run) -> None:
@@ -78,7 +78,7 @@ class Log(RunPart):
 
 
 def notice(folder: RunFolder, sentence: str) -> None:
-    """Write a sentence to standard error and to the run's log, which are one file in a queue's worker."""
+    """Write a sentence to standard error and to the run's log; in a queue's worker, both are one file."""
     line = f"normlab: {printable(sentence)}\n"
     with contextlib.suppress(OSError):  # the terminal may be gone
         sys.stderr.write(line)
@@ -89,7 +89,7 @@ def notice(folder: RunFolder, sentence: str) -> None:
 
 
 def facts(folder: RunFolder, config: Config, model: nn.Module, device: torch.device) -> list[str]:
-    """The facts that are needed to repeat a run, one a line."""
+    """Return the facts needed to repeat a run, one per line."""
     seeds, data = config.seeds, config.data
     texts = {field: spec for field in TASKS[config.task].texts if (spec := getattr(data, field))}
     packages = (*PACKAGES, *(["datasets"] if any(spec.startswith(HUB) for spec in texts.values()) else []))
@@ -119,7 +119,7 @@ def facts(folder: RunFolder, config: Config, model: nn.Module, device: torch.dev
 
 
 def _file(spec: str) -> str:
-    """The location of a text, with size and SHA-256 of the file that holds it."""
+    """Return the location of a text, with size and SHA-256 of the file that holds it."""
     path = file_of(open_lines(spec))
     if path is None or not path.is_file():
         return spec
@@ -127,7 +127,7 @@ def _file(spec: str) -> str:
 
 
 def _commit() -> str:
-    """The commit of these sources, and whether they were changed since; empty outside a repository."""
+    """Return the commit of these sources and whether they have changed since; empty outside a repository."""
     package = Path(__file__).parents[1]
 
     def git(*words: str) -> str:
@@ -146,7 +146,7 @@ def _now() -> str:
 
 
 def require_tensorboard() -> None:
-    """Raise UserError with what to type where the package is missing."""
+    """Raise UserError, with what to type, if the package is missing."""
     if find_spec("tensorboard") is None:
         raise UserError(
             "--tensorboard needs the package tensorboard, which is not installed; type: "
@@ -159,7 +159,7 @@ class TensorBoard(RunPart):
     """Writes scalars under ``runs/<id>/tensorboard``, at their steps: ``train/loss``, ``dev/nll`` and so on,
     and those of probes as ``<signal>.<statistic>/<module>``.
 
-    A run that goes on from a step begins a new file, which replaces the later scalars of the old one.
+    A run that continues from a step begins a new file, which replaces the later scalars of the old one.
     """
 
     _writer: SummaryWriter | None = None

@@ -12,7 +12,7 @@ from normlab.runs.folder import Row
 
 WINDOW = 0.1
 """Share of the steps over which the median NLL is taken: batches of short and of long sentences differ by
-tenths of a nat, and a spike of a few batches is no divergence."""
+tenths of a nat, and a spike over a few batches is not a divergence."""
 WINDOW_ROWS = 3
 """The least number of rows in a window, however short the run."""
 STUCK_ABOVE = 0.93
@@ -20,12 +20,12 @@ STUCK_ABOVE = 0.93
 JUDGE_FROM = 0.5
 """Share of the steps before which no run is called stuck: some sit at the unigram entropy and then learn."""
 FALLING_BY = 0.005
-"""Share of the unigram entropy. A run whose last two windows reach lower than all before by more than this is
-still falling. A slower one would need more steps than it has left to come clear of ``STUCK_ABOVE``."""
+"""Share of the unigram entropy. A run is still falling if its last two windows reach lower than all earlier
+ones by more than this. A slower one would not get below ``STUCK_ABOVE`` in the steps it has left."""
 DIVERGED_ABOVE = 0.5
-"""Nats above the first step's loss: far more than batches differ by at the start."""
+"""Nats above the first step's loss, far more than the difference between batches at the start."""
 READS_BY = 0.05
-"""Nats per token. By so much at least, the loss rises with sources exchanged where a model reads its own."""
+"""Nats per token. If a model reads its source, exchanging sources raises the loss by at least this much."""
 _NAMES = {"loss": "loss", "nll": "NLL", "grad_norm_l2": "gradient norm"}
 
 
@@ -42,18 +42,18 @@ def outcome(
 
     NLLs are without label smoothing, in nats per target token. A run *diverged* if a loss or a gradient norm
     is not finite, or if every loss of the last ``WINDOW`` of the steps is above the first step's by
-    ``DIVERGED_ABOVE``; while it goes on, it must not be falling either. Before its end it is *stuck* from
-    ``JUDGE_FROM`` of the steps on if no median of a window and no dev NLL was below ``STUCK_ABOVE`` of the
-    unigram entropy and it is not falling. Nothing else is decided before the end.
+    ``DIVERGED_ABOVE``; before the end, it must also not be falling. From ``JUDGE_FROM`` of the steps on, a
+    run is *stuck* if no window's median and no dev NLL was ever below ``STUCK_ABOVE`` of the unigram entropy
+    and it is not falling. Nothing else is decided before the end.
 
-    Once ``final``, the dev row of ``best_step`` decides, which was measured without dropout. These weights
-    are kept, tested and compared; a worse end of the training, which the evidence then states, does not
-    change them. Divergence is final, even if the run had learned something first.
+    Once ``final``, the dev row of ``best_step``, measured without dropout, decides. These weights are kept,
+    tested and compared; if the training ended worse, the evidence says so, and the verdict stays. Divergence
+    is final, even if the run had learned something first.
 
     - *diverged*: the dev NLL is above the start by ``DIVERGED_ABOVE``
     - *stuck*: it is above ``STUCK_ABOVE`` of the unigram entropy, unless the loss has fallen all the time
     - *ignores its source*: ``nll_exchanged``, with sources exchanged among the examples, is higher than the
-      NLL by less than ``READS_BY``; or one output has more than ``MOSTLY`` of all, by ``repeated_share``
+      NLL by less than ``READS_BY``; or one output makes up more than ``MOSTLY`` of all (``repeated_share``)
     - *trained*: the rest
     """
     rows = [row for row in metrics if row["kind"] == "train"]
@@ -73,7 +73,7 @@ def outcome(
 
 
 class _Course:
-    """The course of the loss in training, by window, the last one first."""
+    """The course of the training loss by window, the last window first."""
 
     def __init__(self, rows: Sequence[Row], entropy: float, total_steps: int) -> None:
         self.step, self.start, self.entropy = rows[-1]["step"], rows[0]["nll"], entropy
@@ -98,17 +98,17 @@ class _Course:
 
     @property
     def trend(self) -> str:
-        """The end of a sentence where the loss is known to fall."""
+        """The end of a sentence if the loss is known to be falling, else empty."""
         return "; still falling" if self.falling and len(self.middles) >= 3 else ""
 
     @property
     def always_fell(self) -> bool:
-        """Whether the loss is known to fall, and has done so ever since a run can be called stuck."""
+        """Whether the loss is known to be falling, and has been ever since a run can be called stuck."""
         return bool(self.trend) and all(self._fell(back) for back in range(self._late))
 
 
 def _ended(course: _Course, best: Row, *, has_source: bool) -> Outcome:
-    """Judge a run that is over and has not diverged in training by the dev row of the weights it keeps."""
+    """Judge a run that ended without diverging in training, by the dev row of the weights it keeps."""
     nll, reached = best["nll"], f"dev NLL {best['nll']:.2f}"
     if nll > course.start + DIVERGED_ABOVE:
         return Outcome("diverged", course.step, _above(reached, course.start))
@@ -138,7 +138,7 @@ def _stuck(reached: str, entropy: float) -> str:
 
 
 def _not_finite(metrics: Sequence[Row]) -> Outcome | None:
-    """Return *diverged* for the first row, of training or of dev, that holds a value that is not finite."""
+    """Return *diverged* for the first row, of training or dev, with a value that is not finite."""
     for row in metrics:
         for name, label in _NAMES.items():
             if not math.isfinite(row.get(name, 0.0)):
@@ -150,9 +150,9 @@ def _not_finite(metrics: Sequence[Row]) -> Outcome | None:
 
 
 def _windows(rows: Sequence[Row], total_steps: int) -> list[list[Row]]:
-    """Return the rows by window, the last one first; the first row is the start and belongs to none.
+    """Return the rows by window, the last window first; the first row is the start and belongs to none.
 
-    Windows are counted back from the last row, so that they do not jump as a run goes on.
+    Windows are counted back from the last row, so they do not jump as a run goes on.
     """
     first, last = rows[0]["step"], rows[-1]["step"]
     cadence = (last - first) / max(1, len(rows) - 1)
@@ -164,14 +164,14 @@ def _windows(rows: Sequence[Row], total_steps: int) -> list[list[Row]]:
 
 
 def why_stop(config: Config, *, step: int, waited: int, next_lr: float) -> str:
-    """Return the reason to end the run after this step although nothing went wrong; empty if there is none.
+    """Return the reason to end the run after this step although nothing is wrong; empty if there is none.
 
     The run ends once ``waited``, the number of validations since the best one, reaches
     ``train.early_stopping_patience``, or, after the warm-up, once ``next_lr``, the learning rate of the next
     step, is below ``optim.stop_lr``.
 
-    Both are rules of Nguyen and Salazar 2019, Appendix A (arXiv 1910.05895), whose limit is 1e-6 and whose
-    patience is 20 validations, 50 for their smallest pair.
+    Both rules are from Nguyen and Salazar 2019, Appendix A (arXiv 1910.05895), who use a limit of 1e-6 and a
+    patience of 20 validations, or 50 for their smallest pair.
     """
     patience, least = config.train.early_stopping_patience, config.optim.stop_lr
     if patience and waited >= patience:

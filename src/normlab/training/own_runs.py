@@ -1,6 +1,6 @@
-"""Runs of setups of the user's own: training by their code, at rates that a comparison chooses.
+"""Runs of the user's own setups, trained by their code at rates that a comparison chooses.
 
-A configuration holds no path: the files that a run needs are named on the command line alone.
+A configuration holds no paths: only the command line names the files that a run needs.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from normlab.trials.scale import Scale, read_scale
 from normlab.trials.training import Course, Training, first_steps, read_course, train
 
 LOSS: Final = Metric(NLL.name, "loss", higher_is_better=False, digits=NLL.digits)
-"""The loss as the step returns it, where it is not known to be a cross-entropy and no more."""
+"""The loss as the step returns it, if it is not known to be a pure cross-entropy."""
 HELD_OUT: Final = 128
-"""Batches of ``Setup.dev`` that are read at most."""
+"""The most batches of ``Setup.dev`` that are read."""
 FIRST: Final = 16
 """Batches from which rates and targets are read."""
 ENDS: Final = 0.1
-"""Without ``Setup.dev``, the share of the steps whose losses count, each before its step."""
+"""Without ``Setup.dev``, the share of the steps, at the end, whose losses count, each before its step."""
 PURE: Final = 1e-4
-"""The share of a loss that may be no cross-entropy, for rounding, in a loss that is called NLL."""
+"""A loss counts as NLL if at most this share of it, as from rounding, is not cross-entropy."""
 
 
 @dataclass(frozen=True)
@@ -61,22 +61,22 @@ class SetupFacts:
     course: Course
     scale: Scale
     digest: str
-    """Of the files that the setup came from, and after a dot of its weights, optimizer and batches."""
+    """A digest of the files that the setup came from and, after a dot, of its weights, optimizer, batches."""
     batches: str
-    """Of the batches of the first setup."""
+    """A digest of the first setup's batches."""
     cost: Cost
     held_out: int
-    """Batches of ``Setup.dev``."""
+    """The number of batches of ``Setup.dev``."""
     kind: str
     """The classes of the model and of its optimizers."""
     device: str
     planned_steps: int | None
     compiled: bool
-    """Whether the model is a compiled one, which is trained as it is written."""
+    """Whether the model is a compiled one, which is trained uncompiled."""
 
     @property
     def metric(self) -> Metric:
-        """NLL where the loss is a cross-entropy of known targets; else the loss as it is."""
+        """NLL if the loss is a cross-entropy of known targets; else the loss as it is."""
         return metric_of(self.scale)
 
 
@@ -87,7 +87,7 @@ def metric_of(scale: Scale) -> Metric:
 
 
 def batch_stream(setup: Setup, seed: int) -> Iterator[Any]:
-    """The batches of a training, each drawn from random states of its own: they depend on no model."""
+    """Yield the batches of a training, each drawn from its own random state, whatever the model."""
     stream = setup.stream()
     for index in range(sys.maxsize):
         with same_random_state(derive(seed, "batch", index) >> 31):  # numpy takes 32 bits
@@ -131,8 +131,8 @@ def read(setups: Mapping[str, Any], name: str, seed: int) -> SetupFacts:
 
 
 def rehearse(config: Config, setups: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Seconds of a step, of a validation and of a whole run of a setup, measured on its parts: opening it, a
-    few steps, the held-out loss.
+    """Return the seconds of a step, a validation and a whole run of a setup, measured on its parts: opening
+    it, a few steps, the held-out loss.
     """
     prepare_process(config.machine)
     times, seed = [time.perf_counter()], config.seeds.init
@@ -157,7 +157,7 @@ def rehearse(config: Config, setups: Mapping[str, Any]) -> tuple[float, float, f
 
 
 def _first_steps(own: Setup, batches: Sequence[Any], seed: int) -> tuple[Training, Course, Scale]:
-    """Train a copy for a few steps at its own rates, and read rates and targets."""
+    """Train a copy for a few steps at its own rates to read rates and targets."""
     if own.optimizer is None:
         raise UserError("setup() has no optimizer; return one, as in optimizer=torch.optim.AdamW(…, lr=1e-3)")
     seen = first_steps(own, batches, seed=seed, groups={})
@@ -188,7 +188,7 @@ class OwnRun:
         """Train to the last step, or until a loss is not finite; leave the run done."""
         self.chosen_by = dev[::2]
         self.reported = dev[1::2] or dev
-        """Held-out batches: every second one chooses rates, the others are reported."""
+        """Held-out batches: every second one helps to choose rates, the others are reported."""
         seen = train(
             self.own,
             islice(batches, self.config.train.steps),
@@ -205,8 +205,8 @@ class OwnRun:
         self._report("done", seen, self._outcome(final=True), {NLL.name: chosen_by})
 
     def _after(self, seen: Training) -> str:
-        """Write rows after a step; say why the training ends here. Raises KeyboardInterrupt once it is asked
-        to stop.
+        """Write rows after a step; return why the training ends here, if it does. Raises KeyboardInterrupt
+        once asked to stop.
         """
         if self.stop.is_set():
             raise KeyboardInterrupt
@@ -236,7 +236,7 @@ class OwnRun:
         self.folder.append_metrics(row)
 
     def _scores(self, seen: Training) -> tuple[float, float]:
-        """The loss that chooses a rate and the one that is reported, in nats where targets are known."""
+        """The loss that chooses a rate and the one that is reported, in nats if targets are known."""
         assert seen.model is not None
         if not self.chosen_by:
             last = seen.losses[-max(2, math.ceil(ENDS * self.config.train.steps)) :]
@@ -245,7 +245,7 @@ class OwnRun:
         return self.scale.nats(losses[0]), self.scale.nats(losses[1])
 
     def _outcome(self, *, final: bool) -> Outcome | None:
-        """How the run ended; where no entropy is known, no run counts as stuck."""
+        """How the run ended; if no entropy is known, no run counts as stuck."""
         return outcome(
             self.rows,
             unigram_entropy_nats=math.inf if self.scale.unigram is None else self.scale.unigram,
@@ -276,8 +276,8 @@ def train_own(
 ) -> RunFolder:
     """Train the setup that ``config.recipe`` names among ``setups``, see ``opened``; return the run's folder.
 
-    A run that is done is returned as it is; one that was interrupted begins anew. Raises UserError for code
-    that is not the one of ``config.own_code``.
+    A run that is done is returned as it is; one that was interrupted starts over. Raises UserError for code
+    whose digest is not ``config.own_code``.
     """
     folder = RunFolder(root / run_id(config))
     if folder.there() and folder.status().state == "done":
@@ -311,7 +311,7 @@ def train_own(
 
 
 def repeat_command(config: Config, setups: Mapping[str, Any]) -> str:
-    """The command that trains the run again, beside those that it is compared with."""
+    """Return the command that trains the run again, alongside those that it is compared with."""
     if not all(isinstance(value, str) for value in setups.values()):
         return f"normlab.compare(request, setups=…) in Python, with {config.recipe} among the setups"
     rest = f"--steps {config.train.steps} --validate-every-steps {config.train.validate_every_steps}"
@@ -339,4 +339,4 @@ class Here:
         self._stop.set()
 
     def close(self) -> None:
-        """There is nothing to wait for: the queue does."""
+        """Do nothing: the queue waits."""

@@ -1,4 +1,4 @@
-"""Setups of the user's own, made anew from a seed: from files, from functions, or from what a Setup holds."""
+"""The user's own setups, made anew from a seed: from files, from functions, or from what a Setup holds."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from normlab.training.setups import called, setup_from_file
 
 
 def files_of(names: Iterable[str]) -> dict[str, str]:
-    """The file that each name stands for: ``change.py`` of ``A=change.py``.
+    """Return the file that each name refers to: ``change.py`` for ``A=change.py``.
 
-    Raises UserError for a short name that is none.
+    Raises UserError for an invalid short name.
     """
     return {name: name if Path(name).is_file() else without_alias(name) for name in names}
 
 
 @contextmanager
 def opened(setups: Mapping[str, Any], name: str, seed: int) -> Iterator[tuple[Setup, Setup, str]]:
-    """Yield the setup of ``name`` made from a seed, the first one made from the same, whose batches all
-    share, and the digest of the user's files that the former came from.
+    """Yield the setup of ``name`` made from a seed, the first setup made from the same seed, whose batches
+    all share, and the digest of the user's files that the former came from.
 
     ``setups`` holds for each name a file, a function, or a Setup that can be made anew. Modules that a file
-    imports from beside it are its own: another file finds others of the same name.
+    imports from its own folder stay its own: another file may have others of the same name.
     """
     before, first = set(sys.modules), next(iter(setups))
     try:
@@ -72,8 +72,8 @@ def _made(value: Any, name: str, seed: int) -> Iterator[Setup]:
 
 
 def with_step(setup: Setup) -> Setup:
-    """The setup with a step, if it has none and the plain one would leave out its scheduler, or the norm that
-    it declares gradients to be clipped to.
+    """Return the setup with a step, if it has none and the plain step would ignore its scheduler or the norm
+    to which it declares that gradients are clipped.
     """
     norm, loss_of = setup.declare.max_grad_norm, setup.loss or output_loss
     if setup.step is not None or (setup.scheduler is None and norm is None):
@@ -91,7 +91,7 @@ def with_step(setup: Setup) -> Setup:
 
 
 def _code(setup: Setup, value: Any, files: Mapping[str, Path]) -> str:
-    """The digest of the user's files: those of its modules, or those that define what was handed over."""
+    """Return the digest of the user's files: those of its modules, or those that define what was given."""
     if isinstance(value, str):
         return code_of(files)
     parts = [value, setup.loss, setup.step, *map(type, setup.model.modules())]
@@ -101,7 +101,7 @@ def _code(setup: Setup, value: Any, files: Mapping[str, Path]) -> str:
 
 
 def own_files(modules: Iterable[str]) -> dict[str, Path]:
-    """The files of those modules that belong to no installed package."""
+    """Return the files of those modules that belong to no installed package."""
     places = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     installed = [Path(place).resolve() for place in places] + [Path(__file__).resolve().parents[1]]
     named = {name: getattr(sys.modules[name], "__file__", None) for name in modules}

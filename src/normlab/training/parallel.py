@@ -1,4 +1,4 @@
-"""The model on the ranks: on a single one, whole on each, or a part on each.
+"""The model on the ranks: on a single one, a whole copy on each, or a part on each.
 
 Every rank calls every method, in the same order.
 """
@@ -52,7 +52,7 @@ def _matrix_views(model: nn.Module) -> Iterator[_MatrixView]:
 
 
 class Parallel(ABC):
-    """A model in training. The methods that are not abstract are for ranks that hold whole parameters."""
+    """A model in training. The concrete methods are for ranks that hold whole parameters."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -65,8 +65,8 @@ class Parallel(ABC):
 
     @abstractmethod
     def passing(self, *, last: bool) -> AbstractContextManager[None]:
-        """Surround the forward and backward pass of a micro-batch. After the rank's last one of a step the
-        parts have the gradient, summed over the ranks.
+        """Surround the forward and backward pass of a micro-batch. After the rank's last micro-batch of a
+        step, the parts have the gradient, summed over the ranks.
         """
 
     def norms(self, parts: Sequence[Tensor]) -> Tensor:
@@ -77,7 +77,7 @@ class Parallel(ABC):
         return {name: tensor.shape for name, tensor in {**self.parts, **self.buffers}.items()}
 
     def whole(self, name: str, part: Tensor) -> Tensor:
-        """Return a tensor that belongs to the parameter ``name`` whole, given this rank's part of it."""
+        """Return the whole of a tensor that belongs to the parameter ``name``, given this rank's part."""
         return part
 
     def part(self, name: str, whole: Tensor) -> Tensor:
@@ -85,12 +85,12 @@ class Parallel(ABC):
         return whole
 
     def plain(self) -> nn.Module:
-        """Return the model as a single process has it."""
+        """Return the model as a single process would have it."""
         return self.model
 
     @torch.no_grad()
     def state_dict(self, optimiser: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
-        """Whole weights by name, and the optimiser's tensors as ``<name>/<key>``, as one process has them."""
+        """Whole weights by name, and the optimiser's tensors as ``<name>/<key>``, as in a single process."""
         weights, moments = {name: b.cpu() for name, b in self.buffers.items()}, dict[str, Tensor]()
         for name, part in self.parts.items():
             weights[name] = self.whole(name, part.detach()).cpu()
@@ -102,7 +102,7 @@ class Parallel(ABC):
     def load_state_dict(
         self, state: Mapping[str, Mapping[str, Tensor]], optimiser: torch.optim.Optimizer
     ) -> None:
-        """Take over weights and the optimiser's tensors; nothing that the optimiser held before is left."""
+        """Load weights and the optimiser's tensors, which replace everything the optimiser held before."""
         self.load_weights(state["model"])
         optimiser.state.clear()
         for full_name, tensor in state["optimiser"].items():
@@ -121,7 +121,7 @@ class Parallel(ABC):
                 buffer.copy_(weights[name])
 
     def scaler(self, device: torch.device, *, enabled: bool) -> torch.amp.GradScaler:
-        """A scaler of losses, so that gradients in fp16 do not underflow."""
+        """Return a scaler of losses that keeps fp16 gradients from underflowing."""
         return torch.amp.GradScaler(device.type, enabled=enabled)
 
 
@@ -135,8 +135,8 @@ class SingleProcess(Parallel):
 
 @final
 class DDP(Parallel):
-    """Data parallel: every rank has the model, and gradients are reduced once a step, while the last
-    micro-batch's backward pass goes on.
+    """Data parallel: every rank has the model, and gradients are reduced once a step, during the last
+    micro-batch's backward pass.
 
     Li et al. 2020, Section 3 (arXiv 2006.15704).
     """
@@ -145,7 +145,7 @@ class DDP(Parallel):
         super().__init__(model)
         self._plain = model
         ddp: Any = nn.parallel.DistributedDataParallel
-        # Buffers are tables, or count the steps of all: there is nothing to send. The older name warns.
+        # Buffers are tables, or count steps alike on all ranks: nothing to send. The older name warns.
         names = ("forward_sync_buffers", "broadcast_buffers")
         unsent = next(name for name in names if name in inspect.signature(ddp).parameters)
         self._ddp: nn.parallel.DistributedDataParallel = ddp(model, **{unsent: False})
@@ -161,10 +161,10 @@ class DDP(Parallel):
 
 @final
 class FSDP(Parallel):
-    """Fully sharded: weights, gradients and the optimiser's state are cut in ``count`` parts along the first
-    axis, and a sublayer's weights are whole while it computes.
+    """Fully sharded: weights, gradients and the optimiser's state are split into ``count`` parts along the
+    first axis, and a sublayer's weights are whole only while it computes.
 
-    Zhao et al. 2023, Section 3 (arXiv 2304.11277). An optimiser must treat every entry by itself.
+    Zhao et al. 2023, Section 3 (arXiv 2304.11277). The optimiser must treat every entry independently.
     """
 
     def __init__(self, model: nn.Module, optimiser: torch.optim.Optimizer, count: int) -> None:
@@ -192,8 +192,8 @@ class FSDP(Parallel):
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
-                module.set_force_sum_reduction_for_comms(True)  # gloo has no other
-        # Logits are a view; nothing is done to them in place.
+                module.set_force_sum_reduction_for_comms(True)  # gloo has no other reduction
+        # Logits are a view, but nothing changes them in place.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
         self._sharded: Any = model
         self._cut: dict[str, Any] = dict(model.named_parameters())
@@ -223,7 +223,7 @@ class FSDP(Parallel):
     def whole(self, name: str, part: Tensor) -> Tensor:
         from torch.distributed.tensor import DTensor
 
-        if part.shape != self.parts[name].shape:  # a count of steps belongs to every part
+        if part.shape != self.parts[name].shape:  # a step count is the same for every part
             return part
         cut = self._cut[name]
         return DTensor.from_local(
@@ -256,11 +256,11 @@ def _skeleton(model: nn.Module) -> tuple[nn.Module, dict[str, nn.Parameter]]:
         n: nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for n, p in parameters.items()
     }
     held = {id(p): hollow[name] for name, p in parameters.items()}
-    counted = {id(b): b for b in saved_buffers(model).values()}  # which go on in both
+    counted = {id(b): b for b in saved_buffers(model).values()}  # kept up to date in both
     return copy.deepcopy(model, held | counted), hollow
 
 
 def _sum(bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
-    """Sum a bucket over the ranks; DDP would take the mean, and the loss is divided already."""
+    """Sum a bucket over the ranks; DDP would take the mean, but the loss is divided already."""
     work = distributed.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda done: done.value()[0])

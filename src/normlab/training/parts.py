@@ -1,4 +1,4 @@
-"""The parts of a run: what it does with the steps that its trainer makes, and with the weights after them."""
+"""The parts of a run: what it does with its trainer's steps, and with the weights after them."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ _Steps = tuple[tuple[float, tuple[float, float, float]], ...]
 
 
 class RunPart:
-    """What a run does beside its steps, or an observer that a caller gives. An error that it raises ends the
-    run.
+    """Something that a run does besides its steps, or an observer that a caller gives. An error that it
+    raises ends the run.
 
-    Observers live in the main process alone and cannot change the run's numbers: the rows that they get are
-    copies, as is the model that ``run.trainer.snapshot()`` returns.
+    Observers live only in the main process and cannot change the run's numbers: they get copies of the rows,
+    and ``run.trainer.snapshot()`` returns a copy of the model.
     """
 
     key: ClassVar[str] = ""
     """The name of its state in a checkpoint, if it has any."""
 
     def on_start(self, run: Run) -> None:
-        """The run begins, or goes on, at ``run.progress.step``."""
+        """The run begins, or continues, at ``run.progress.step``."""
 
     def on_step(self, record: StepRecord) -> None:
-        """A step was made."""
+        """A step is done."""
 
     def on_row(self, row: Row) -> None:
-        """A row about the steps since the one before was written."""
+        """A row about the steps since the last row was written."""
 
     def on_probes(self, rows: list[Row]) -> None:
         """Measurements of modules were written."""
@@ -61,16 +61,16 @@ class RunPart:
         """A checkpoint is about to be saved."""
 
     def on_checkpoint(self, step: int) -> None:
-        """A checkpoint was saved: the run will not go back behind this step."""
+        """A checkpoint was saved: the run will not go back before this step."""
 
     def on_end(self) -> None:
         """The run is done, and scored on its test text."""
 
     def close(self) -> None:
-        """Let go of what is open; called once, however the run ends."""
+        """Release what is open; called once, however the run ends."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """What the part needs to go on."""
+        """Return what the part needs to continue."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -102,7 +102,7 @@ class MetricRows(RunPart):
         self.pending: list[tuple[float, Tensor]] = []
         """Learning rate, and `[3]` loss, NLL and gradient norm, of every step since the last row."""
         self.sizes: dict[str, int] = {}
-        """Those of the files of rows, in bytes, when the state that was loaded was saved."""
+        """Sizes in bytes that the files of rows had when the loaded state was saved."""
 
     def on_step(self, record: StepRecord) -> None:
         self.pending.append((record.lr, record.values))
@@ -110,8 +110,8 @@ class MetricRows(RunPart):
     def flush(self) -> None:
         """Fetch the pending steps from the device, and write a row for them.
 
-        Loss and NLL are means over the steps; the gradient norm is the last step's, or the first one that is
-        not finite.
+        Loss and NLL are means over the steps; the gradient norm is the last step's, or the first that is not
+        finite.
         """
         run, p = self._run, self._run.progress
         values = torch.stack([v for _, v in self.pending]).tolist()
@@ -143,7 +143,7 @@ class MetricRows(RunPart):
 
     @property
     def validated(self) -> bool:
-        """Whether the weights as they are were validated."""
+        """Whether the current weights have been validated."""
         return self._run.progress.step in self.validations()[-1:]
 
     def state_dict(self) -> dict[str, Any]:
@@ -183,7 +183,7 @@ class ProbeRows(RunPart):
     def _write(self) -> None:
         self._probing.flush()
         if self._rows:
-            self._rows.sort(key=lambda row: row["step"])  # whenever they are fetched, in one order
+            self._rows.sort(key=lambda row: row["step"])  # the same order whenever they are fetched
             self._run.ranks.on_main(self._run.folder.append_probes, self._rows)
             for part in self._run.parts:
                 part.on_probes([dict(row) for row in self._rows])
@@ -199,12 +199,12 @@ class StoppingRule(RunPart):
 
     @property
     def over(self) -> bool:
-        """Whether the last step is made, or a rule has stopped the run."""
+        """Whether the last step is done, or a rule has stopped the run."""
         return self._run.progress.step >= self._run.config.train.steps or bool(self._run.progress.stopped)
 
     @property
     def reached(self) -> bool:
-        """Whether the run makes no further step: it is over, or it failed and stops early."""
+        """Whether the run makes no more steps: it is over, or it failed and stops early."""
         failed = self.outcome is not None and self.outcome.state != "trained"
         return self.over or (failed and self._run.config.train.stop_early)
 
@@ -235,7 +235,7 @@ class StoppingRule(RunPart):
 
 
 class FlightRecorder(RunPart):
-    """The recorder of the last steps. The time of its replays is no training time."""
+    """The recorder of the last steps. Time spent on its replays does not count as training time."""
 
     key = "recorder"
 
@@ -325,7 +325,7 @@ class KeptWeights(RunPart):
     """``runs/<id>/steps/<n>/``: the weights after step n, as a validation there scores them.
 
     Those of ``machine.keep_checkpoints`` stay; those that only the average needs are deleted when it no
-    longer needs them. Weights that are there already are not written again.
+    longer needs them. Weights that already exist are not written again.
     """
 
     def __init__(self, run: Run) -> None:
@@ -343,7 +343,7 @@ class KeptWeights(RunPart):
             self._run.ranks.on_main(self._save, self._run.trainer.parallel.plain(), step)
 
     def before_checkpoint(self, *, interrupted: bool) -> None:
-        """Delete weights that no resumption from the checkpoint before or a later one can need again."""
+        """Delete weights that a run resumed from the previous or a later checkpoint cannot need again."""
         self._run.ranks.on_main(self._prune)
 
     def average(self, model: nn.Module) -> list[int]:

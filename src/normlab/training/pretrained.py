@@ -1,4 +1,4 @@
-"""Setups from configurations of Hugging Face: a model drawn anew, and a batch that fits its head."""
+"""Setups from Hugging Face configurations: a freshly drawn model, and a batch that fits its head."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from normlab.training.setups import NamedSetup, draw_seed
 
 ROWS: Final = 4
 POSITIONS: Final = 24
-"""Tokens of a row, fewer where the model has fewer positions."""
+"""Tokens in a row; fewer if the model has fewer positions."""
 IGNORED: Final = -100
-"""The label that Hugging Face's losses leave out."""
+"""The label that Hugging Face's losses ignore."""
 COPIES: Final = 8
-"""How many times a model's parameters lie in memory, in float32, while a check runs."""
+"""How many float32 copies of a model's parameters are in memory while a check runs."""
 Batch = dict[str, Tensor]
 
 
@@ -33,7 +33,7 @@ def setup_from_folder(folder: Path, *, seed: int, trust_remote_code: bool = Fals
 
     Nothing is downloaded and no weights are read. Raises UserError for a folder without a configuration, for
     one that names code of its own (``auto_map``) unless that is trusted, for an architecture without a loss,
-    and for a model that memory does not hold.
+    and for a model that does not fit in memory.
     """
     try:
         import transformers
@@ -87,14 +87,14 @@ def _read(folder: Path) -> Mapping[str, Any]:
 
 
 def _names_code(value: Any) -> bool:
-    """Whether a configuration, or one inside it, names code outside of the library."""
+    """Whether a configuration, or one inside it, names code outside the library."""
     if isinstance(value, Mapping):
         return "auto_map" in value or any(map(_names_code, value.values()))
     return isinstance(value, list) and any(map(_names_code, value))
 
 
 def _builder(library: Any, config: Any, *, trusted: bool) -> tuple[Callable[[], nn.Module], str]:
-    """Return what draws the model, and the kind of its head: that of its architecture, or of the first kind
+    """Return a function that draws the model, and the kind of its head: its architecture's, or the first kind
     that its type has.
     """
     architecture = next(iter(config.architectures or ()), "")
@@ -147,7 +147,7 @@ def _id(config: Any, name: str) -> int | None:
 
 
 def _text(config: Any, generator: torch.Generator) -> Batch:
-    """Ids of ``ROWS`` rows of different lengths, filled up on the right, with the mask that says so."""
+    """Ids of ``ROWS`` rows of different lengths, padded on the right, with the mask of the padding."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     vocabulary = int(text.vocab_size)
     longest = [
@@ -177,7 +177,7 @@ def _causal(config: Any, generator: torch.Generator) -> Batch:
 
 
 def _masked(config: Any, generator: torch.Generator) -> Batch:
-    """Every fifth token is to be told from the others; in its place stands the mask, or another word."""
+    """Make every fifth token a target; the mask token, or another word, replaces it in the input."""
     batch = _text(config, generator)
     ids, pick = batch["input_ids"], torch.arange(batch["input_ids"].shape[1]) % 5 == 1
     pick = pick & _real(batch)
@@ -228,5 +228,5 @@ HEADS: Final[dict[str, Callable[[Any, torch.Generator], Batch]]] = {
     "QuestionAnswering": _answers,
     "ImageClassification": _images,
 }
-"""By the end of an architecture's name, what makes a batch for it."""
+"""Functions that make a batch, by the end of an architecture's name."""
 _AUTO: Final = {"ConditionalGeneration": "Seq2SeqLM"}

@@ -18,11 +18,11 @@ from normlab.tasks.task import Task, ignore_progress
 
 @dataclass
 class RunProgress:
-    """How far a run is. Weights that are kept alone have the step and nothing else."""
+    """How far a run is. Weights that are kept on their own have only the step."""
 
     step: Count = 0
     tokens: Count = 0
-    """Target tokens that were trained on."""
+    """Target tokens trained on so far."""
     padded_tokens: Count = 0
     """Positions of all batches, padding included."""
     seconds: float = 0.0
@@ -46,13 +46,13 @@ class RunProgress:
 
 
 PAUSE_SECONDS: Final = 10.0
-"""The time without any running thread from which a process counts as stopped, by Ctrl-Z for example."""
+"""A process counts as stopped, for example by Ctrl-Z, once none of its threads has run for this long."""
 _BEAT_SECONDS: Final = 1.0
 
 
 class TrainingClock:
-    """Measures the seconds of training, without the pauses between resumptions, and without those in which
-    the process was stopped while it is ``watched``.
+    """Measures the seconds of training, without the pauses before resumptions and, while ``watched``, without
+    those in which the process is stopped.
     """
 
     def __init__(self, before: float = 0.0) -> None:
@@ -71,7 +71,7 @@ class TrainingClock:
 
     @contextmanager
     def watched(self) -> Generator[None]:
-        """Notice within this block when the process is stopped: a thread looks at the time every second."""
+        """Within this block, notice when the process is stopped: a thread checks the time every second."""
         ended = threading.Event()
 
         def watch() -> None:
@@ -111,7 +111,7 @@ class Phases:
 
     @contextmanager
     def during(self, task: Task[Any, Any, Any], phase: str) -> Generator[None]:
-        """Write the phases that the task names within this block, beginning with ``phase``."""
+        """Within this block, write the phases that the task names, beginning with ``phase``."""
         task.advance = self._advance
         try:
             self._advance(phase, None)
@@ -132,6 +132,6 @@ class Phases:
 
 
 def mark(folder: RunFolder, state: State, error: str = "") -> None:
-    """Write the state in which a run ends, where that can be written."""
-    with suppress(OSError, UserError):  # a full disk would hide what it stopped
+    """Write the state in which a run ends, if it can be written."""
+    with suppress(OSError, UserError):  # an error of a full disk would hide the first one
         folder.set_status(replace(folder.status(), state=state, phase="", phase_done=None, error=error))

@@ -1,8 +1,8 @@
 """The processes that share the steps of a run: a single one, or those that torchrun has started.
 
 A step has ``train.grad_accum_steps`` micro-batches, however many ranks compute them: of R ranks, rank r takes
-the micro-batches i with i mod R = r. Batches, dropout masks, loss and gradient are those of one process, but
-for the order of sums.
+the micro-batches i with i mod R = r. Batches, dropout masks, loss and gradient are those of a single process,
+except for the order of sums.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from normlab.training.parallel import DDP, FSDP, Parallel, SingleProcess
 T = TypeVar("T")
 
 STEP_TIMEOUT: Final = timedelta(minutes=15)
-"""How long a rank waits for the others within a step, where one of them may write a checkpoint."""
+"""How long a rank waits for the others within a step, in which one of them may write a checkpoint."""
 TASK_TIMEOUT: Final = timedelta(days=1)
-"""How long they wait for the work of the main rank alone: preparing data, a validation, the test."""
+"""How long they wait for work that only the main rank does: preparing data, a validation, the test."""
 
 
 class OtherRankError(RuntimeError):
-    """The main rank has failed, and so this one stops too."""
+    """The main rank has failed, so this one stops too."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Ranks:
         return range(self.index, micro_batches, self.count)
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum over the ranks, in place if there are several; on a GPU nothing waits."""
+        """Sum over the ranks, in place if there are several; on a GPU this does not block."""
         if self.count > 1:
             distributed.all_reduce(values)
         return values
@@ -79,9 +79,9 @@ class Ranks:
 
     @contextmanager
     def main_first(self) -> Generator[list[Any]]:
-        """Let the main rank go through this block before the others, which get the list that it has filled.
+        """Let the main rank run this block before the others, which then get the list that it has filled.
 
-        Raises as ``from_main`` does.
+        Raises what ``from_main`` raises.
         """
         results: list[Any] = []
         if not self.main:
@@ -98,7 +98,7 @@ class Ranks:
         self._shared(results)
 
     def parallel(self, model: nn.Module, optimiser: torch.optim.Optimizer, *, shard: bool) -> Parallel:
-        """Spread the model over the ranks: whole on each or, with ``shard``, a part on each."""
+        """Spread the model over the ranks: a whole copy on each or, with ``shard``, a part on each."""
         if self.count == 1:
             return SingleProcess(model)
         return FSDP(model, optimiser, self.count) if shard else DDP(model)
@@ -119,7 +119,7 @@ SINGLE_PROCESS: Final = Ranks()
 
 
 def _world() -> int:
-    """The number of processes that torchrun has started, 1 without it."""
+    """Return the number of processes that torchrun has started, or 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -136,17 +136,17 @@ def check_share(grad_accum_steps: int) -> None:
         fewer = max(n for n in range(1, min(count, grad_accum_steps) + 1) if grad_accum_steps % n == 0)
         raise UserError(
             f"grad_accum_steps is {grad_accum_steps}, and {count} processes cannot share "
-            f"so many micro-batches a step alike; type --grad-accum-steps {above}, or torchrun "
+            f"the micro-batches of a step equally; type --grad-accum-steps {above}, or torchrun "
             f"--nproc-per-node {fewer}"
         )
 
 
 @contextmanager
 def join_processes(device: torch.device) -> Generator[tuple[Ranks, torch.device]]:
-    """Join the processes that torchrun has started; give this process's ranks and its device. A process that
-    is in a group already stays in it.
+    """Join the processes that torchrun has started; yield this process's ranks and its device. A process that
+    is already in a group stays in it.
 
-    Raises UserError where the ranks of a machine have no GPU each.
+    Raises UserError if a machine has too few GPUs for its ranks.
     """
     count = _world()
     if count == 1:
@@ -162,7 +162,7 @@ def join_processes(device: torch.device) -> Generator[tuple[Ranks, torch.device]
     try:
         yield Ranks(distributed.get_rank(), distributed.get_world_size(), patient), device
     except Exception:
-        owner = False  # the others may be anywhere: to say goodbye to them could take for ever
+        owner = False  # the others may be anywhere: leaving the group could take forever
         raise
     finally:
         if owner:

@@ -30,16 +30,16 @@ from normlab.training.recipes.plugins import ENVIRONMENT
 
 _POLL_SECONDS, _REACH_SECONDS = 0.25, 10.0
 _SENT: Final = (ENVIRONMENT, "PYTHONPATH", "HF_HOME", "HF_HUB_OFFLINE", "NORMLAB_DATA")
-"""Variables that a run has from the process that asks for it; all others are its node's."""
+"""Variables that a run inherits from the process that asks for it; all others are its node's."""
 
 
 class Ray(Backend):
-    """The Ray cluster at ``RAY_ADDRESS``, or the one that runs on this machine, else one that is started here
-    for as long as this process lives.
+    """The Ray cluster at ``RAY_ADDRESS``, else the one running on this machine, else one that is started here
+    and ends with this process.
     """
 
     def share(self, jobs: int, machine: MachineConfig) -> tuple[int, int]:
-        """One thread for each run, and as many runs as the nodes have room for, by their CPUs or GPUs."""
+        """Return one thread for each run, and as many runs as the nodes' CPUs or GPUs have room for."""
         _connect()
         threads, on_gpu = machine.threads or 1, _gpus(machine) > 0
         living = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -53,7 +53,7 @@ class Ray(Backend):
 
 
 def _connect() -> None:
-    """Connect to a cluster, unless this process is connected. Raises UserError if there is none to be had."""
+    """Connect to a cluster, unless this process is connected. Raises UserError if that is impossible."""
     if ray.is_initialized():
         return
     address = os.environ.get("RAY_ADDRESS", "")
@@ -68,8 +68,8 @@ def _connect() -> None:
 
 
 def _join(address: str) -> None:
-    """Connect to the cluster; raise OSError at once where nobody answers at ``host:port``, which Ray would
-    try for many minutes.
+    """Connect to the cluster; raise OSError at once if nobody answers at ``host:port``, where Ray itself
+    would keep trying for many minutes.
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdigit():
@@ -80,7 +80,7 @@ def _join(address: str) -> None:
 
 @contextlib.contextmanager
 def _own_handler() -> Generator[None]:
-    """Keep this process's handler of SIGTERM, which Ray replaces by one that ends it."""
+    """Keep this process's SIGTERM handler, which Ray replaces by one that ends the process."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -94,15 +94,15 @@ def _gpus(machine: MachineConfig) -> float:
 
 
 class _OnRay:
-    """Trains each configuration in an actor of its own, so that Ray gives its CPUs and GPU to others between
-    two runs, and a run waits for room without keeping what it does not use.
+    """Trains each configuration in an actor of its own, so that between two runs Ray can give its CPUs and
+    GPU to others, and a run that waits for room does not hold resources.
     """
 
     def __init__(self, root: Path) -> None:
         self.root, self._stopped = root, threading.Event()
 
     def train(self, config: Config) -> str:
-        """As ``Worker``. Raises UserError if the node cannot train the run as this machine would."""
+        """Train as a ``Worker`` does. Raises UserError if the node cannot train as this machine would."""
         machine = config.machine
         wanted = {"num_cpus": machine.threads or 1, "num_gpus": _gpus(machine), "max_concurrency": 2}
         sent = {name: os.environ[name] for name in _SENT if name in os.environ}
@@ -130,7 +130,7 @@ class _OnRay:
         self._stopped.set()
 
     def close(self) -> None:
-        """Nothing is left between two runs, and whoever called ``train`` waits for its end."""
+        """Do nothing: nothing stays between two runs, and whoever called ``train`` waits for its end."""
 
     def _wait(self, answer: Any, stop: Callable[[], object]) -> Any:
         while not ray.wait([answer], timeout=_POLL_SECONDS)[0]:
@@ -143,9 +143,9 @@ class _OnRay:
 
 
 class Host:
-    """The end on a node: it starts a worker process there, and passes on what is asked and answered.
+    """The actor on a node: it starts a worker process there, and passes on requests and answers.
 
-    One method trains while another interrupts it.
+    One method trains while another can interrupt it.
     """
 
     def __init__(self, root: Path, cwd: Path, sent: Mapping[str, str]) -> None:
@@ -154,7 +154,7 @@ class Host:
         self._process: Process | None = None
 
     def refusal(self, mark: str, asked: str, run: str) -> str:
-        """Say why this node cannot train a run as the process that asks for it would; empty if it can."""
+        """Return why this node cannot train a run as the process that asks for it would; empty if it can."""
         node = f"the node {socket.gethostname()} of the Ray cluster"
         if not Path(mark).exists():
             return f"{node} does not see {self._root}; put the runs on a file system that all nodes share"
@@ -165,7 +165,7 @@ class Host:
         return ""
 
     def train(self, asked: str) -> tuple[bool, str]:
-        """Return whether the worker process answered, and the answer or how it ended."""
+        """Return whether the worker process answered, and its answer or how it ended."""
         with self._lock:
             environment = {**os.environ, **self._sent}
             process = self._process = Process(self._root, cwd=self._cwd, environment=environment)

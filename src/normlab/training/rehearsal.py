@@ -1,5 +1,5 @@
-"""How long a run will take: its own first steps, a validation and a test, timed in processes side by side, as
-a comparison trains them.
+"""How long a run will take: its own first steps, a validation and a test, timed in parallel processes, as in
+a comparison.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from normlab.training.trainer import Trainer, load_task
 @dataclass(frozen=True)
 class Seconds:
     """Seconds of one optimiser step, of one validation, of a whole run, and until a worker begins its first
-    one.
+    run.
     """
 
     step: float
@@ -46,14 +46,14 @@ class Seconds:
 
     @classmethod
     def mean(cls, every: Sequence[Seconds]) -> Seconds:
-        """The means of several."""
+        """Return the means of several measurements."""
         return cls(*map(statistics.mean, zip(*map(astuple, every), strict=True)))
 
 
 def measure(config: Config, corpus: Prepared, *, steps: int = 5) -> Seconds:
-    """Time the beginning of a run in a folder that is deleted, on ``machine.threads`` threads: after two
-    steps to warm up, the median of ``steps`` steps, one with its probes, a row and a checkpoint; and with the
-    task's rehearsal a validation and the test.
+    """Time the beginning of a run, in a folder that is then deleted, on ``machine.threads`` threads: after
+    two warm-up steps, the median of ``steps`` steps, one with its probes, a row and a checkpoint; and, with
+    the task's rehearsal, a validation and the test.
     """
     train, machine = config.train, config.machine
     device = prepare_process(machine)
@@ -94,11 +94,11 @@ def measure(config: Config, corpus: Prepared, *, steps: int = 5) -> Seconds:
 def measure_side_by_side(
     configs: Sequence[Config], root: Path, jobs: int, setups: Sequence[str] = ()
 ) -> Seconds:
-    """Measure each configuration, whose data is prepared below ``root``, or that trains one of the user's own
-    files ``setups``, in a process of its own, ``jobs`` at a time, and return the means.
+    """Measure each configuration in a process of its own, ``jobs`` at a time, and return the means. The data
+    is prepared below ``root``, or the configuration trains one of the user's own files ``setups``.
 
-    All processes are busy all the time, since they slow each other down: where configurations are left over,
-    the first ones are measured again. Raises UserError as a run does.
+    Processes slow each other down, so all are kept busy: if the last round is not full, the first
+    configurations are measured again. Raises UserError as a run does.
     """
     jobs = min(jobs, usable_cores())
     rounds = -(-len(configs) // jobs)
@@ -119,7 +119,7 @@ def _in_process(config: Config, root: Path, setups: Sequence[str]) -> Seconds:
 
 
 def main() -> None:
-    """Read a configuration from standard input and write its seconds, with the time at which this began."""
+    """Read a configuration from standard input and write its seconds, with the time at which this started."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     load_plugins()

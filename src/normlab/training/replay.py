@@ -1,4 +1,4 @@
-"""Probes of models of normlab's while they train, and replays: steps done again with every module watched."""
+"""Probes of normlab's models while they train, and replays: steps done again with every module watched."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ NO_PROBES: Final = _Preset((), kinds=False)
 def preset_of(name: str, model: nn.Module) -> _Preset:
     """Return what a preset of ``diagnosis.probes`` measures in this model; nothing for "".
 
-    Parameters are not probed, since the trainer has their norms: weights, gradients before clipping, and
-    updates relative to the weights, of each sublayer and, from ``standard`` on, of each kind of matrix.
+    Parameters are not probed, since the trainer has their norms: of weights, gradients before clipping, and
+    updates relative to the weights, for each sublayer and, from ``standard`` on, for each kind of matrix.
     """
     if not name:
         return NO_PROBES
@@ -69,10 +69,10 @@ def _sites(model: nn.Module) -> Iterator[SublayerSite]:
 
 
 class Probing:
-    """Measures one model in training: the steps of the cadence, in their first micro-batch.
+    """Measures one model in training, on the first micro-batch of every step that is ``due``.
 
-    In between there is no hook. A step that is measured waits for the device once, for what flows; what
-    belongs to parameters is fetched by ``flush``.
+    In between there are no hooks. A measured step waits for the device once, for activations and gradients;
+    ``flush`` fetches what belongs to parameters.
     """
 
     def __init__(self, model: nn.Module, preset: _Preset, every_steps: int, emit: Emit) -> None:
@@ -82,7 +82,7 @@ class Probing:
         self._late: list[tuple[int, list[Key], Tensor]] = []
 
     def due(self, step: int) -> bool:
-        """Whether a step is measured: the first one, and those that the cadence divides."""
+        """Whether a step is measured: the first one, and every multiple of the cadence."""
         return bool(self._probes) and (step == 1 or step % self._every_steps == 0)
 
     @contextmanager
@@ -114,7 +114,7 @@ _WHOLE: Final = (("grad", "l2"), ("weight", "l2"), ("update", "ratio"))
 
 
 class _Groups:
-    """Parameters by the sublayer that holds them, or by their module outside of all, and matrices by kind."""
+    """Parameters by the sublayer that holds them, or by module outside of sublayers, and matrices by kind."""
 
     def __init__(self, model: nn.Module, *, kinds: bool) -> None:
         parameters = dict(model.named_parameters())
@@ -154,7 +154,7 @@ def _place(module: str, sublayers: Sequence[str]) -> tuple[str | None, int | Non
 
 
 WATCHED: Final = 64
-"""Steps before the bad one in which a replay watches every module; those before are done again unwatched."""
+"""Steps before the bad one in which a replay watches every module; earlier steps run again unwatched."""
 LATER: Final = "ask normlab.training.replay"
 Row = Mapping[str, Any]
 
@@ -162,10 +162,10 @@ Row = Mapping[str, Any]
 def examine(path: str | Path, step: int | None = None, *, watched: int = WATCHED) -> dict[str, Any]:
     """Do a run's steps again up to ``step``, or to its last one, and say which module went wrong first.
 
-    It begins at the run's last checkpoint where that lies before ``step``, else at the start; every module is
-    watched in the last ``watched`` steps. Nothing of the run changes but its ``flight.json``, to which the
-    returned report is added. Where losses do not come out as they were, the report says so and blames nobody.
-    Raises UserError for a step that the run has not made, and where another process works at the run.
+    It begins at the run's last checkpoint if that lies before ``step``, else at the start; every module is
+    watched in the last ``watched`` steps. The run itself stays the same, except that the returned report is
+    added to its ``flight.json``. If losses differ from the first time, the report says so and blames nothing.
+    Raises UserError for a step that the run has not made, and if another process is working on the run.
     """
     folder = RunFolder(path)
     config, made = folder.config(), folder.status().step
@@ -197,11 +197,11 @@ def replay(
     losses: Mapping[int, float] | None = None,
     history: Sequence[Row] = (),
 ) -> Replayed:
-    """Do the steps from the run's last checkpoint, or from the start, up to ``stop`` again, if they are at
+    """Repeat the steps from the run's last checkpoint, or from the start, up to ``stop``, if there are at
     most ``most``.
 
-    ``losses`` by step and the rows ``history`` of the run's metrics are compared with those that come out;
-    what was validated then is not validated again.
+    The results are compared with the ``losses`` by step and with ``history``, the rows of the run's metrics;
+    validations are not repeated.
     """
     with closing(Trainer(task)) as trainer:
         checkpoint = _checkpoint(folder, stop)
@@ -220,7 +220,7 @@ def replay(
             )
         steps = list(_again(trainer, stop, watched, history))
     done = {one.step: one.values[0].item() for one in steps}
-    # what is watched runs uncompiled, and rounds otherwise
+    # watched modules run uncompiled, and round differently
     compared = [] if task.config.machine.compile else list(_compared(done, losses or {}, history))
     other = next((one for one in compared if not _same(*one[1:])), None)
     records = tuple(steps[-RING:])
@@ -231,7 +231,7 @@ def replay(
 
 
 def _checkpoint(folder: RunFolder, stop: int) -> Checkpoint | None:
-    """The run's last checkpoint, if it lies before the step or holds the fault already."""
+    """Return the run's last checkpoint, if it lies before the step or already holds the fault."""
     if not has_checkpoint(folder.last):
         return None
     checkpoint = open_checkpoint(folder.last, run=folder.id())
@@ -240,7 +240,7 @@ def _checkpoint(folder: RunFolder, stop: int) -> Checkpoint | None:
 
 
 def _not_finite(weights: Mapping[str, Tensor]) -> str:
-    """The name of the first parameter that is not finite; empty if there is none."""
+    """Return the name of the first parameter that is not finite; empty if there is none."""
     return next((name for name, w in weights.items() if not math.isfinite(w.abs().amax())), "")
 
 
@@ -262,24 +262,23 @@ def _again(trainer: Trainer, stop: int, watched: int, history: Sequence[Row]) ->
 def _compared(
     now: Mapping[int, float], then: Mapping[int, float], history: Sequence[Row]
 ) -> Iterator[tuple[int, float, float]]:
-    """Steps with their losses then and now: single ones, and rows (means) whose steps were all done again."""
+    """Yield steps with their losses then and now: single ones, and rows (means) whose steps all ran again."""
     yield from ((step, then[step], now[step]) for step in now if step in then)
     before = 0
     for row in history:
         if row["kind"] == "train":
             covered = range(before + 1, int(row["step"]) + 1)
-            # Several ranks add in another order, and a training makes such a difference larger.
+            # Several ranks add in another order, and training amplifies the difference.
             if all(s in now for s in covered) and "ranks" not in row:
                 yield covered[-1], float(row["loss"]), sum(now[s] for s in covered) / len(covered)
             before = int(row["step"])
 
 
 def _differs(step: int, then: float, now: float) -> Fault:
-    """The answer where a step comes out otherwise: nothing in the configuration is to blame."""
+    """Return the answer if a step comes out differently: nothing in the configuration is to blame."""
     return Fault(
-        f"done again, step {step} comes out otherwise: what went wrong is not in the configuration; look at "
-        "the hardware, at a device that does not repeat its sums, and at code from outside that touches the "
-        "model",
+        f"done again, step {step} comes out differently: what went wrong is not in the configuration; look "
+        "at the hardware, at a device that does not repeat its sums, and at outside code that uses the model",
         "none",
         step=step,
         evidence=(f"loss up to step {step}: {then:.6g} then, {now:.6g} now",),
@@ -287,5 +286,5 @@ def _differs(step: int, then: float, now: float) -> Fault:
 
 
 def _same(a: float, b: float) -> bool:
-    """Whether two losses are equal but for the last digit, which the order of a mean can change."""
+    """Whether two losses are equal except for the last digit, which the order of a mean can change."""
     return math.isclose(a, b, rel_tol=1e-12) or (math.isnan(a) and math.isnan(b))

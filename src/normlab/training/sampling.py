@@ -1,4 +1,4 @@
-"""Text that a run's language model continues."""
+"""Continue text with a run's language model."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def sample(
 
     Temperature, truncation and seed are those of ``decode``; ``top_k=1`` takes the likeliest token. Each
     token sees the ``window`` tokens before it, by default as many as in training. Raises UserError for a run
-    of another task, and for a window that the model has no positions for.
+    of another task, and for a window longer than the model's positions.
     """
     config = folder.config()
     if config.task != LanguageModel.name:
         raise UserError(
-            f"the run {folder.path.name} was trained on the task {config.task}, and only a language model "
-            "continues text; name a run of one, `normlab run list` lists them"
+            f"the run {folder.path.name} was trained on the task {config.task}, but only a language model "
+            "continues text; name the run of one: `normlab run list` lists all runs"
         )
     device = prepare_process(config.machine)
     model, tokenizer, _ = decoder_of(folder, weights)
@@ -62,7 +62,7 @@ def sample(
 
 
 def decoder_of(folder: RunFolder, weights: str | int = "") -> tuple[Decoder, Tokenizer, Weights]:
-    """Return a run's language model with those weights, its tokenizer, and which weights they are."""
+    """Return a run's language model with the given weights, its tokenizer, and which weights they are."""
     config, tokenizer, chosen = folder.config(), load(folder.tokenizer), weights_of(folder, weights)
     model = build_model(Decoder, config.model, tokenizer.vocab_size, config.seeds.init).eval()
     load_checkpoint(chosen.path, model, run=folder.id())
@@ -70,17 +70,17 @@ def decoder_of(folder: RunFolder, weights: str | int = "") -> tuple[Decoder, Tok
 
 
 def prompt_of(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The tokens of a text as those of the training text, after an EOS.
+    """Return the tokens of a text as in the training text, after an EOS.
 
-    A tokenizer that takes text as it is has the ends of lines among its entries; with any other an EOS stands
-    at the end of each line but the last, which goes on.
+    A tokenizer that takes text verbatim has tokens for the ends of lines; with any other, an EOS ends each
+    line but the last, which the model continues.
     """
     lines = tokenizer.encode([text] if tokenizer.verbatim else text.split("\n"))
     return [EOS, *chain.from_iterable([*line, EOS] for line in lines[:-1]), *lines[-1]]
 
 
 def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """The text of tokens, in which an EOS ends a line, or the text where it is taken as it is."""
+    """Return the text of tokens; an EOS ends a line or, if the tokenizer is verbatim, the text."""
     lines: list[list[int]] = [[]]
     for token in ids:
         if token == EOS:

@@ -1,4 +1,4 @@
-"""Setups from where people keep them: a function of a file, a configuration, or a run of normlab's."""
+"""Setups from where people keep them: a function in a file, a configuration, or a normlab run."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from normlab.training.weights import checkpoint_of, initial_weights, with_start
 FIRST: Final = 0
 """Index of the training batch that is examined."""
 ANEW: Final = ("seed", "width", "depth")
-"""Arguments that a function ``setup`` may declare."""
+"""Arguments that a ``setup`` function may declare."""
 SIZED: Final = {"width": (256, "n_embd"), "depth": (4, "n_layer")}
-"""Sizes, with what stands for them in the example of such a function."""
+"""Sizes, with the value and the argument that the example of such a function shows for them."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class NamedSetup:
     setup: Setup
     facts: Mapping[str, str] = field(default_factory=dict)
     name: str = ""
-    """Tells it apart from others of one command, as a run's checkpoint; empty where it is the only one."""
+    """Tells it apart from others in one command, such as a run's checkpoints; empty if it is the only one."""
 
 
 @contextmanager
 def setup_from_file(reference: str, *, seed: int) -> Iterator[NamedSetup]:
-    """The setup that the function behind the colon returns, see ``function_from_file``.
+    """Yield the setup that the function after the colon returns, see ``function_from_file``.
 
     The function may declare the arguments ``seed``, ``width`` and ``depth``; with ``seed`` the setup can draw
     its model anew. Raises UserError for a file that raises, and for a function that returns no setup.
@@ -70,10 +70,10 @@ def setup_from_file(reference: str, *, seed: int) -> Iterator[NamedSetup]:
 
 @contextmanager
 def function_from_file(reference: str, *, seed: int) -> Iterator[Any]:
-    """Run a file, or import a module, and yield what is behind the colon, ``setup`` without one.
+    """Run a file, or import a module, and yield what the name after the colon (default ``setup``) refers to.
 
     The file runs once, not as ``__main__``, with its folder first on ``sys.path`` and its own name as
-    ``sys.argv``, both of which are put back when the block ends; what it prints goes to standard error.
+    ``sys.argv``, both of which are restored when the block ends; what it prints goes to standard error.
     Raises UserError for a file that raises.
     """
     where, colon, name = reference.partition(":")
@@ -128,7 +128,7 @@ def called(value: Any, reference: str, seed: int, **size: int) -> Setup:
         _require_sizes(size, {}, reference)
         return Setup.of(cast("Any", value))
     parameters: Mapping[str, inspect.Parameter] = {}
-    with suppress(TypeError, ValueError):  # of what is written in C
+    with suppress(TypeError, ValueError):  # from functions written in C
         parameters = inspect.signature(value).parameters
     _require_sizes(size, parameters, reference)
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -146,7 +146,7 @@ def called(value: Any, reference: str, seed: int, **size: int) -> Setup:
 
 
 def _require_sizes(sizes: Iterable[str], parameters: Iterable[str], reference: str) -> None:
-    """Raise UserError, with what to write, where a function does not take a size by its name."""
+    """Raise UserError, with what to write, if a function does not take a size by its name."""
     for name in set(sizes) - set(parameters):
         size, argument = SIZED[name]
         raise UserError(
@@ -160,7 +160,7 @@ def _require_sizes(sizes: Iterable[str], parameters: Iterable[str], reference: s
 
 
 def _guard(run: Callable[[], Any], what: str) -> Any:
-    """Run the user's own code. Raises UserError with the exception, and the line of theirs that raised it."""
+    """Run the user's own code. Raises UserError with the exception and the user's line that raised it."""
     try:
         return run()
     except (KeyboardInterrupt, UserError):
@@ -170,23 +170,23 @@ def _guard(run: Callable[[], Any], what: str) -> Any:
         at = f" ({frames[-1].filename}:{frames[-1].lineno})" if len(frames) > 1 else ""
         hint = ""
         if isinstance(error, SystemExit):
-            hint = '; keep what trains under if __name__ == "__main__":'
+            hint = '; put the code that trains under if __name__ == "__main__":'
         elif isinstance(error, ImportError) and "relative import" in str(error):
             hint = "; name it as a module of its package, as in my_package.train:setup"
         raise UserError(f"{what} raised {type(error).__name__}: {error}{at}{hint}") from error
 
 
 def draw_seed() -> int:
-    """A seed that depends on torch's random state alone, whatever the device on which tensors are made."""
+    """Return a seed that depends only on torch's random state, whatever the default device."""
     return int(torch.randint(2**31, (), device="cpu"))
 
 
 def setup_from_config(config: Config, root: Path, *, tokens: int) -> NamedSetup:
-    """The setup of a resolved configuration, in float32 on ``tokens`` positions of its text, at its start:
-    drawn, or with the weights that ``train.init_from`` names.
+    """Return the setup of a resolved configuration, in float32 on ``tokens`` positions of its text, at its
+    start: freshly drawn, or with the weights that ``train.init_from`` names.
 
     The text is prepared under ``root``. Raises UserError for a configuration that cannot be trained, and
-    FileNotFoundError where there are no such weights.
+    FileNotFoundError if there are no such weights.
     """
     task = task_of(with_start(config, root), root, tokens)
     setup = _setup(task, task.build())
@@ -198,8 +198,8 @@ def setup_from_config(config: Config, root: Path, *, tokens: int) -> NamedSetup:
 
 
 def setup_from_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> NamedSetup:
-    """The setup of a run at a checkpoint of ``training.weights``. At the last one the optimizer has the run's
-    moments; the others keep none. Raises FileNotFoundError for a run without that checkpoint.
+    """Return the setup of a run at a checkpoint of ``training.weights``. At the last one the optimizer has
+    the run's moments; the others keep none. Raises FileNotFoundError for a run without that checkpoint.
     """
     task, model, optimizer, progress = load_run(folder, checkpoint, tokens=tokens)
     setup = _setup(task, model)
@@ -214,7 +214,7 @@ def setup_from_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> 
 def load_run(
     folder: RunFolder, checkpoint: str | int, *, tokens: int
 ) -> tuple[AnyTask, nn.Module, torch.optim.Optimizer | None, RunProgress]:
-    """Load a run's weights and, where they were kept, its optimizer's moments. Raises FileNotFoundError for a
+    """Load a run's weights and, if they were kept, its optimizer's moments. Raises FileNotFoundError for a
     run without that checkpoint.
     """
     path = committed(checkpoint_of(folder, checkpoint))
@@ -232,8 +232,8 @@ def label_of(checkpoint: str | int, progress: RunProgress) -> str:
 
 
 def checkpoints(folder: RunFolder, names: Sequence[str] = (), step: int | None = None) -> list[str | int]:
-    """Return the checkpoints to examine: those that are named, and the step; without any, ``last``, and
-    ``best`` if that is of another step, if they exist. Raises UserError for a run of an unknown recipe.
+    """Return the checkpoints to examine: those that are named, and the step; without any, ``last``, and also
+    ``best`` if it is from another step, if they exist. Raises UserError for a run of an unknown recipe.
     """
     require_known(folder.config())
     if names or step is not None:
@@ -258,7 +258,7 @@ def _facts(task: AnyTask) -> dict[str, str]:
 
 
 def task_of(config: Config, root: Path, tokens: int) -> AnyTask:
-    """Return the task of a configuration, in float32 with batches of so many positions."""
+    """Return the task of a configuration, in float32 with batches of ``tokens`` positions."""
     kind = TASKS[config.task]
     kind.check(config)
     device = prepare_process(config.machine)
@@ -268,7 +268,7 @@ def task_of(config: Config, root: Path, tokens: int) -> AnyTask:
 
 
 class _TrainingBatches:
-    """The training batches of a task, without end."""
+    """The training batches of a task, in an endless stream."""
 
     def __init__(self, task: AnyTask) -> None:
         self.task = task
@@ -308,7 +308,7 @@ def _setup(task: AnyTask, model: nn.Module) -> Setup:
 
     def make() -> nn.Module:
         seeds = replace(config.seeds, init=draw_seed())
-        with torch.device(task.device):  # the start may need numbers of a pass, which the meta device has not
+        with torch.device(task.device):  # the start may need a pass on real numbers, not on meta
             made = type(task)(replace(config, seeds=seeds), task.corpus, task.device).build()
         default = torch.get_default_device()
         return made.to(default) if default.type == "meta" else made
@@ -327,11 +327,11 @@ def _setup(task: AnyTask, model: nn.Module) -> Setup:
 
 
 class _EnoughError(Exception):
-    """All calls that were wanted have been seen."""
+    """All the calls that were wanted have been seen."""
 
 
 def calls_of(model: nn.Module, run: Callable[[], object], most: int | None = None) -> list[Mapping[str, Any]]:
-    """Return the arguments of a model's calls while a function runs, of the first ``most`` or of all."""
+    """Return the arguments of a model's calls while a function runs, for the first ``most`` calls or all."""
     calls: list[Mapping[str, Any]] = []
 
     def see(_: str, side: Side, values: Any) -> None:
@@ -349,8 +349,8 @@ def sources(setup: Setup, places: Iterable[str]) -> dict[str, dict[str, str | in
     """Return ``file`` and ``line`` of each place: of the function behind "loss", "step" and the like, or of
     the class of a module.
 
-    Of a class that is not in the current folder, such as ``nn.Linear``, those of the nearest module around it
-    whose class is; where there is none, of the model's own class, as a file below its package.
+    If a class is not in the current folder, as ``nn.Linear``, the nearest enclosing module whose class is
+    stands in for it; if there is none, the model's own class does, as a file below its package.
     """
     model = unwrap(setup.model)
     functions = {n: _line(getattr(setup, n)) for n in ("loss", "step", "optimizer", "scheduler")}
@@ -367,7 +367,7 @@ def _line_of_module(model: nn.Module, path: str) -> dict[str, str | int]:
 
 
 def _line(code: Any) -> dict[str, str | int] | None:
-    """The place of a function or class, if that is in a file of the current folder."""
+    """Return the place of a function or class if it is in a file in the current folder."""
     with suppress(OSError, TypeError):  # no source, or built in
         file, line = Path(inspect.getsourcefile(code) or "").resolve(), inspect.getsourcelines(code)[1]
         if file.is_relative_to(Path.cwd()):

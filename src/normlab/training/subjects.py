@@ -37,12 +37,12 @@ class Case:
     batch: Any
     loss: Callable[[nn.Module, Any], Tensor] | None = None
     lr: float | None = None
-    """Learning rate of an Adam, if no optimiser is given."""
+    """Learning rate of Adam, if no optimiser is given."""
     optimiser: torch.optim.Optimizer | OptimizerFactory | None = None
     batches: Sequence[Any] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
     plan: Options = field(default_factory=Options)
-    """The training to come, where a configuration says it."""
+    """The training to come, if a configuration describes it."""
 
     def diagnosed(
         self, preset: str, *, blocks: Sequence[str] = (), branches: Sequence[str] = ()
@@ -65,9 +65,9 @@ class Case:
 
 
 def _structure(model: nn.Module, batch: Any) -> Structure | None:
-    """Read a model that has sublayers of ours, or return None, so that a diagnosis says what is wrong.
+    """Read a model that has our sublayers, or return None, so that a diagnosis says what is wrong.
 
-    A sublayer that shows no sum, as of a placement that keeps its stream on a sphere, is read by its branch.
+    A sublayer that shows no sum, as if its placement keeps the stream on a sphere, is read by its branch.
     """
     ours = {path.rpartition(".")[0] for path, m in model.named_modules() if isinstance(m, Sublayer)}
     seen: dict[str, StackView] = {}
@@ -84,9 +84,9 @@ def _structure(model: nn.Module, batch: Any) -> Structure | None:
 
 
 def of_setup(source: setups.NamedSetup, lr: float | None = None) -> Case:
-    """Examine a setup, stepped by its optimizer or, if it has none, by an Adam at a rate.
+    """Examine a setup, stepped by its optimizer or, if it has none, by Adam at the rate ``lr``.
 
-    Raises UserError for several optimizers, and for a rate where the optimizer brings its own.
+    Raises UserError for several optimizers, and for a rate if the optimizer has its own.
     """
     setup = source.setup
     optimizer, rate = step_of(setup, lr)
@@ -108,8 +108,8 @@ def of_config(config: Config, root: Path, *, tokens: int) -> Case:
 def of_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> Case:
     """Examine a run on the first batch of its training text, at a checkpoint of ``training.weights``.
 
-    At the last checkpoint the optimiser makes the run's next step, with its moments and at its learning rate;
-    the others keep no moments, so that it starts afresh. Raises FileNotFoundError for a run without that
+    At the last checkpoint the optimiser takes the run's next step, with its moments and at its learning rate;
+    the others keep no moments, so there it starts afresh. Raises FileNotFoundError for a run without that
     checkpoint.
     """
     task, model, optimizer, progress = setups.load_run(folder, checkpoint, tokens=tokens)
@@ -121,7 +121,7 @@ def of_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> Case:
         facts["learning rate"] = f"0 by now, so that the peak of {rate(config.optim.lr)} is examined"
     which = label if isinstance(checkpoint, int) else f"{checkpoint} checkpoint"
     case = _case(f"{setups.title_of(config)}, {which}", task, model, facts)
-    case.plan.pop("warmup_steps", None)  # the rate is that of this step already
+    case.plan.pop("warmup_steps", None)  # the rate is already this step's
     lr = lr or config.optim.lr
     return replace(
         case, optimiser=set_rate(optimizer, lr) if optimizer else _factory(model, config.optim, lr)

@@ -54,7 +54,7 @@ _STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Run:
-    """One run in progress: the steps of a trainer, and what its parts do in between."""
+    """A run in progress: the steps of a trainer, and what its parts do in between."""
 
     def __init__(self, trainer: Trainer, folder: RunFolder, observers: Sequence[RunPart] = ()) -> None:
         self.trainer, self.folder = trainer, folder
@@ -67,11 +67,11 @@ class Run:
         self.parts: tuple[RunPart, ...] = (*(observers if self.ranks.main else ()), *own)
 
     def resume(self) -> Run:
-        """Go on from the newest checkpoint that can be used, or begin at the start; return the run."""
+        """Continue from the newest usable checkpoint, or begin at the start; return the run."""
         with self.ranks.main_first():
             if refused := resume(self.folder.last, self.folder.previous, self._load):
                 notice(self.folder, refused)
-            if self.progress.best_step is not None:  # or the run would find out when it is over
+            if self.progress.best_step is not None:  # else the run would only find out at its end
                 read_state(committed(self.folder.best), run=self.folder.id())
             self.ranks.on_main(self.folder.cut_rows, self.progress.step)
         self.rows.written = self.folder.metrics()
@@ -185,7 +185,7 @@ class Run:
 def _graceful_interrupt() -> Iterator[threading.Event]:
     """Let the first Ctrl-C, or a closed terminal, set an event, so that the step in progress is saved.
 
-    The second one interrupts at once. A signal that is ignored, as ``nohup`` has it, stays ignored.
+    The second one interrupts at once. A signal that is ignored, as under ``nohup``, stays ignored.
     """
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -197,7 +197,7 @@ def _graceful_interrupt() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         event.set()
         with contextlib.suppress(OSError, RuntimeError, AttributeError):  # gone, busy just now, or none
-            sys.stderr.write("\nsaving after this step; once more stops at once\n")
+            sys.stderr.write("\nsaving after this step; press Ctrl-C again to stop at once\n")
 
     before = {s: signal.signal(s, handle) for s in _STOPS if signal.getsignal(s) != signal.SIG_IGN}
     try:
@@ -217,12 +217,12 @@ def train(
 ) -> RunFolder:
     """Train one configuration under ``root`` and score it on its test text; return the run's folder.
 
-    A run that is done is returned as it is, or only scored if its scores are missing; an interrupted one goes
-    on from its last checkpoint. ``on_row`` is called with every metrics row as it is written; ``callbacks``
-    see all that happens. Ctrl-C saves a checkpoint and raises KeyboardInterrupt. Under torchrun the processes
-    share the micro-batches of a step, and the first one alone writes.
+    A run that is done is returned as it is, or only scored if its scores are missing; an interrupted one
+    continues from its last checkpoint. ``on_row`` is called with every metrics row as it is written;
+    ``callbacks`` see everything that happens. Ctrl-C saves a checkpoint and raises KeyboardInterrupt. Under
+    torchrun the processes share the micro-batches of a step, and only the first one writes.
 
-    Raises UserError for a task that nobody registered or that cannot do what the configuration asks for.
+    Raises UserError for a task that is not registered or cannot do what the configuration asks for.
 
     >>> run = normlab.train(normlab.resolve("pre+rmsnorm", config), "runs")
     >>> run.status().state
@@ -246,8 +246,8 @@ def train(
 
 @contextmanager
 def _open_run(root: Path, task: AnyTask, ranks: Ranks) -> Iterator[tuple[RunFolder, bool]]:
-    """Give a run's folder, and whether the run is finished; if not, the folder is complete, and locked within
-    this block. Raises UserError for a folder from which a part was removed.
+    """Yield a run's folder, and whether the run is finished; if not, the folder is complete, and locked
+    within this block. Raises UserError for a folder from which a part was removed.
     """
     folder = RunFolder(root / run_id(task.config))
     with ExitStack() as held:
@@ -255,7 +255,7 @@ def _open_run(root: Path, task: AnyTask, ranks: Ranks) -> Iterator[tuple[RunFold
 
 
 def _acquire_run(folder: RunFolder, task: AnyTask, held: ExitStack) -> bool:
-    """Lock a run and create its folder; return whether the run is still to be finished."""
+    """Lock a run and create its folder; return whether the run still has to be finished."""
     folder.path.mkdir(parents=True, exist_ok=True)
     held.enter_context(folder.lock())
     if _finished(folder):  # by another process, a moment ago
@@ -276,7 +276,7 @@ def _create_run_folder(folder: RunFolder, task: AnyTask) -> None:
     if not folder.there():
         with name_in_errors(folder.tokenizer):
             task.corpus.tokenizer.save(folder.tokenizer)
-        types = io.BytesIO()  # NumPy's own error of a full disk names no file
+        types = io.BytesIO()  # NumPy's own error for a full disk names no file
         np.save(types, task.corpus.target_vocab, allow_pickle=False)
         with name_in_errors(folder.target_vocab):
             folder.target_vocab.write_bytes(types.getbuffer())
@@ -290,13 +290,13 @@ def _no_config(folder: RunFolder) -> UserError:
     """Return the error for a run folder whose config.json is missing."""
     rest = f"remove the rest, rm -r {shlex.quote(str(folder.path))}; then " if folder.path.exists() else ""
     return UserError(
-        f"{folder.path / 'config.json'} was removed, and with it what the run needs; {rest}the same command "
-        "trains the run anew"
+        f"{folder.path / 'config.json'} was removed, and the run cannot be used without it; {rest}the same "
+        "command trains the run anew"
     )
 
 
 def _train_and_test(task: AnyTask, folder: RunFolder, observers: Sequence[RunPart], ranks: Ranks) -> None:
-    """Train a run and test it; one that is done is only tested again."""
+    """Train a run and test it; if it is done, only test it again."""
     if folder.status().state == "done":
         ranks.from_main(lambda: _test_again(task, folder))
         return
@@ -322,7 +322,7 @@ def _train_and_test(task: AnyTask, folder: RunFolder, observers: Sequence[RunPar
 def score_test(task: AnyTask, folder: RunFolder, model: nn.Module) -> None:
     """Test the run's weights: write ``scores.json``, the statistics of each example, and the outputs.
 
-    A run with an average is tested with that; the files of its best weights are written beside these.
+    A run with an average is tested with that; the files of its best weights are written next to these.
     """
     files = {checkpoint_of(folder): (folder.outputs, folder.examples, folder.scores)}
     files.setdefault(folder.best, (folder.best_outputs, folder.best_examples, folder.best_scores))

@@ -38,7 +38,7 @@ from normlab.watching.meter import Meter, StepRecord
 
 AnyTask = Task[Any, Any, Any]
 Watch = Callable[[int, int], AbstractContextManager[None]]
-"""Given a step and the number of a micro-batch, what surrounds its forward and backward pass."""
+"""Given a step and the number of a micro-batch, return the context of its forward and backward pass."""
 
 
 def no_hooks(step: int, micro_batch: int) -> AbstractContextManager[None]:
@@ -47,9 +47,9 @@ def no_hooks(step: int, micro_batch: int) -> AbstractContextManager[None]:
 
 
 def load_task(config: Config, root: Path, device: torch.device | None = None) -> AnyTask:
-    """Prepare a configuration's text below ``root``; return its task on a device, by default its own.
+    """Prepare a configuration's text below ``root``; return its task on a device, by default the configured.
 
-    Raises UserError for a task that cannot do what the configuration asks for, and for a sentence too long.
+    Raises UserError for a task that cannot do what the configuration asks for, and for too long a sentence.
     """
     kind = TASKS[config.task]
     kind.check(config)
@@ -61,7 +61,7 @@ def load_task(config: Config, root: Path, device: torch.device | None = None) ->
 
 
 class Trainer:
-    """The training of one configuration, which knows of no run folder.
+    """The training of one configuration, independent of any run folder.
 
     Every random draw is derived from (seed, purpose, step, micro-batch). Every rank calls every method, in
     the same order; no step waits for the device.
@@ -72,7 +72,7 @@ class Trainer:
         self.config, self.device = task.config, task.device
         self.model = task.build()
         self.compiled = self._compiled() if self.config.machine.compile else None
-        """The task's loss, compiled with all that it calls: the model itself stays as it is."""
+        """The task's loss, compiled with everything that it calls; the model itself stays as it is."""
         self.optimiser = build_optimiser(self.model, self.config.optim)
         self.clipped = clipped_together(self.model, self.config.optim)
         self.parallel = ranks.parallel(self.model, self.optimiser, shard=self.config.machine.shard)
@@ -124,7 +124,7 @@ class Trainer:
         return optim.lr * schedule_factor(p.step + ahead, schedule)
 
     def note_scores(self, scores: Mapping[str, float]) -> bool:
-        """Take note of dev scores; return whether they are the best so far."""
+        """Record dev scores; return whether they are the best so far."""
         p, best = self.progress, self._is_best(scores)
         p.val_decay = p.val_decay.after(p.step, self.config.optim, improved=best)
         p.waited = 0 if best else p.waited + 1
@@ -141,7 +141,7 @@ class Trainer:
     def snapshot(self) -> nn.Module:
         """Return a copy of the model as it is now.
 
-        Raises RuntimeError where the weights are spread over the ranks.
+        Raises RuntimeError if the weights are spread over the ranks.
         """
         if self.ranks.count > 1 and self.config.machine.shard:
             raise RuntimeError("the model is sharded, and no process has all of it; train without --shard")
@@ -155,7 +155,7 @@ class Trainer:
         return initial
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
-        """The state of every part, as a single process has it."""
+        """Return the state of every part, as a single process would have it."""
         return {
             **self.parallel.state_dict(self.optimiser),
             "progress": self.progress.state_dict(),
@@ -163,7 +163,7 @@ class Trainer:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from ``state_dict()``. Raises UserError for a part that is not what that part wrote."""
+        """Continue from ``state_dict()``. Raises UserError for a part whose state it did not write itself."""
         self.progress.load_state_dict(state.get("progress", {}))
         self.scaling.load_state_dict(state.get("scaling", {}))
         done = self.progress.step - self.scaling.row().get("skipped_steps", 0)
@@ -200,7 +200,7 @@ class Trainer:
         return norm
 
     def _is_best(self, scores: Mapping[str, float]) -> bool:
-        """By the metric that decides; where it is equal, by the negative log-likelihood."""
+        """Compare by the metric that decides; if it is equal, by the negative log-likelihood."""
         p = self.progress
         if p.best_step is None:
             return True

@@ -1,4 +1,4 @@
-"""Translating with a run's weights."""
+"""Translate with a run's weights."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def translate(
     weights: str | int = "",
     threads: int | None = None,
 ) -> list[str]:
-    """Translate raw lines with a run's weights, by its own tokenizer and search.
+    """Translate raw lines with a run's weights, using its own tokenizer and search.
 
-    Each translation begins with its line's prefix. ``weights`` are those of ``training.weights``, by default
-    the tested ones; ``threads`` is 0 for all cores, by default the run's own number. Raises FileNotFoundError
-    for weights that do not exist, UserError for a run of another task and a prefix that cannot be produced.
+    Each translation begins with its line's prefix. ``weights`` is a name in ``training.weights``, by default
+    the tested ones; ``threads`` is 0 for all cores, by default the run's number. Raises FileNotFoundError for
+    missing weights, and UserError for a run of another task and a prefix that cannot be produced.
 
     >>> len(normlab.translate(run, ["zwei", "drei"]))
     2
@@ -58,9 +58,9 @@ def n_best(
     weights: str | int = "",
     threads: int | None = None,
 ) -> list[list[Candidate]]:
-    """Return ``count`` translations of each line with their scores: the best, best first, or as many draws.
+    """Return ``count`` translations of each line with their scores: the best ones, best first, or draws.
 
-    Raises UserError as ``translate``, and for more than the search's beams.
+    Raises UserError as ``translate`` does, and for more translations than the search has beams.
     """
     folder = RunFolder(run)
     config = translation_of(folder)
@@ -81,7 +81,7 @@ def n_best(
 
 
 def translation_of(folder: RunFolder) -> Config:
-    """The configuration of a run. Raises UserError for one that was not trained to translate."""
+    """Return a run's configuration. Raises UserError if it was not trained to translate."""
     config = folder.config()
     if config.task != Translation.name:
         raise UserError(
@@ -103,8 +103,8 @@ def _require_finite(model: nn.Module, checkpoint: Path) -> None:
 
 
 def _target_vocab(path: Path, entries: int) -> Tensor:
-    """Read the mask `[V]` of the vocabulary entries that a target may have."""
-    why, types = f"it is no array of {entries} truth values", None
+    """Read the mask `[V]` of the vocabulary entries that a target may contain."""
+    why, types = f"it is not an array of {entries} truth values", None
     try:
         types = np.load(path, allow_pickle=False)
     except FileNotFoundError:

@@ -32,8 +32,8 @@ class Ema:
     d is ``train.ema_decay``; 0.999 remembers about the last thousand steps. The average is part of the
     optimiser's state, and is saved, loaded and sharded with it.
 
-    Polyak and Juditsky 1992, who weigh all steps alike; Popel and Bojar 2018 (arXiv 1804.00247) measure what
-    averages do for a Transformer.
+    Polyak and Juditsky 1992, who weight all steps equally; Popel and Bojar 2018 (arXiv 1804.00247) measure
+    what averages do for a Transformer.
     """
 
     def __init__(self, optimiser: torch.optim.Optimizer, decay: float) -> None:
@@ -43,7 +43,7 @@ class Ema:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Put the averages in the place of the model's weights within this block, if there is a decay."""
+        """Within this block, replace the model's weights by their averages, if there is a decay."""
         self._exchange()
         try:
             yield
@@ -75,20 +75,20 @@ class Ema:
 
 
 def kept_steps(folder: RunFolder) -> list[int]:
-    """The steps whose weights are there, in order."""
+    """Return the steps whose weights were kept, in order."""
     there = folder.steps.iterdir() if folder.steps.is_dir() else ()
     names = {path.name.removesuffix(".new") for path in there}
     return sorted(int(name) for name in names if name.isdecimal() and has_checkpoint(folder.steps / name))
 
 
 def _tested_name(folder: RunFolder) -> str:
-    """The name of the weights that a run is tested with: ``average`` where it has one, else ``best``."""
+    """The name of the weights that a run is tested with: ``average`` if it has one, else ``best``."""
     return "average" if has_checkpoint(folder.average) else "best"
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Some weights of a run."""
+    """A set of weights of a run."""
 
     name: str | int
     path: Path
@@ -98,7 +98,7 @@ class Weights:
 
 
 def weights_of(folder: RunFolder, name: str | int = "") -> Weights:
-    """Return the weights of that name, as ``checkpoint_of`` finds them. Raises as that does."""
+    """Return the weights with that name, as ``checkpoint_of`` finds them. Raises what that raises."""
     path = checkpoint_of(folder, name)
     checkpoint = open_checkpoint(path)
     step = checkpoint.progress().step
@@ -116,7 +116,7 @@ def weights_of(folder: RunFolder, name: str | int = "") -> Weights:
 def checkpoint_of(folder: RunFolder, weights: str | int = "") -> Path:
     """Return the checkpoint ``best``, ``last``, ``average``, of a step, or ``_tested_name`` if empty.
 
-    Raises FileNotFoundError, with what is there and what to type for others, and UserError for another name.
+    Raises FileNotFoundError, with what exists and how to get others, and UserError for an unknown name.
     """
     if isinstance(weights, int):
         steps = kept_steps(folder)
@@ -145,7 +145,7 @@ def checkpoint_of(folder: RunFolder, weights: str | int = "") -> Path:
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """The names of the parameters that a run took over from another run, and of those that differ."""
+    """The names of the parameters that a run took from another run, and of those that differ."""
 
     run: str
     """The other run's id."""
@@ -154,11 +154,11 @@ class InitialWeights:
     digest: str
     taken: tuple[str, ...]
     other_shape: tuple[str, ...]
-    """In both runs with different shapes. These, and those that are not there, are initialised anew."""
+    """In both runs, with different shapes. These, and those not in the other run, are initialised anew."""
     not_there: tuple[str, ...]
     """Not in the other run."""
     left_over: tuple[str, ...]
-    """In the other run alone."""
+    """Only in the other run."""
 
     def sentence(self) -> str:
         missed = {
@@ -176,8 +176,8 @@ def with_start(config: Config, root: Path) -> Config:
     """Add the digest of the weights that ``train.init_from`` names to a configuration; it enters the run id.
     An empty ``data.tokenizer`` becomes that run's.
 
-    A digest that is there already is kept, for ``initial_weights`` to check. Raises FileNotFoundError for a
-    run that does not exist or has no weights yet.
+    A digest that is already set is kept, for ``initial_weights`` to check. Raises FileNotFoundError for a run
+    that does not exist or has no weights yet.
     """
     train = config.train
     if not train.init_from or train.init_digest:
@@ -194,9 +194,8 @@ def initial_weights(
     """Return the weights of ``train.init_from`` that have the name and shape of one of ``shapes``, and what
     was taken.
 
-    Raises UserError where the tokenizers differ, where nothing matches, or something that the task needs does
-    not, and where the weights are no longer those of ``train.init_digest``; FileNotFoundError where they are
-    gone.
+    Raises UserError if the tokenizers differ, if nothing matches or something that the task needs does not,
+    and if the weights no longer have the digest ``train.init_digest``; FileNotFoundError if they are gone.
     """
     train = task.config.train
     folder = RunFolder(train.init_from)
@@ -230,7 +229,7 @@ def initial_weights(
 
 
 def _require_exact(about: InitialWeights, task: Task[Any, Any, Any], folder: RunFolder) -> None:
-    """Raise UserError unless exactly the parameters that the task declares are new and left out."""
+    """Raise UserError if shapes differ, or if parameters are new or left out that the task does not name."""
     new, dropped = task.new_parameters or (), task.dropped_parameters
     wrong = [f"{name} has another shape there" for name in about.other_shape]
     wrong += [f"{name} is not there" for name in about.not_there if not name.startswith(new)]

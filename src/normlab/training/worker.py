@@ -1,6 +1,6 @@
-"""The child process of a queue: it reads a configuration a line and answers each with a line.
+"""The child process of a queue: it reads one configuration per line and answers each with a line.
 
-Its arguments are the folder of the runs, and the files of setups of the user's own, if it trains these.
+Its arguments are the folder of the runs and, if it trains them, the files of the user's own setups.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WATCH_SECONDS = 0.5
 def main() -> int:
     """Train until standard input closes, or the queue sends SIGTERM or is gone; return the exit code.
 
-    SIGTERM is heard even where the queue's own process ignores it: here it is the queue that speaks.
+    SIGTERM counts even if the queue's own process ignores it, since here the queue is its sender.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     threading.Thread(target=_stop_with, args=(os.getppid(),), daemon=True).start()
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def _stop_with(parent: int) -> None:
-    """Send this process SIGTERM once the one that started it is gone: nobody might look for it here."""
+    """Send this process SIGTERM once its parent is gone: nobody might look for it here."""
     while os.getppid() == parent:
         time.sleep(_WATCH_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -55,7 +55,7 @@ def _serve() -> None:
         answer = _answer(from_json(Config, line), Path(root), references)
         try:
             os.write(answers, f"{answer}\n".encode(errors="backslashreplace"))
-        except BrokenPipeError:  # the queue's process is gone, and nobody waits for more
+        except BrokenPipeError:  # the queue's process is gone: nobody waits for answers
             return
 
 
@@ -68,7 +68,7 @@ def _print_into(log: Path) -> None:
 
 
 def _answer(config: Config, root: Path, references: Sequence[str]) -> str:
-    """Return "done" or the reason why not, in one line. Wait for a process that is training the same run."""
+    """Return "done" or, in one line, why not. Wait for any process that is training the same run."""
     while True:
         try:
             _print_into(RunFolder(root / run_id(config)).log)

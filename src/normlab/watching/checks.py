@@ -1,4 +1,4 @@
-"""The properties that a watched training shows: those of ``check`` on its first step, and of its loop."""
+"""The properties of a watched training: those of ``check`` on its first step, and those of its loop."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ Batch = tuple[tuple[Any, ...], dict[str, Any]]
 def _first_violations(
     model: nn.Module, batch: Batch, scored: Sequence[Scored], own: object
 ) -> list[Violation]:
-    """Test a copy of a model before its first step; ``own`` holds hooks on it, which the copy has not.
+    """Test a copy of a model before its first step; ``own`` holds hooks on the model that the copy lacks.
 
-    The loss asks of the outputs what backward asked. A parameter that backward reached in another way is no
-    violation. Empty for a model whose copy in float64 would take gigabytes, or of which ranks hold parts.
+    The loss gives the outputs the gradient that backward gave them. A parameter that backward reached some
+    other way is not a violation. Empty if a float64 copy would take gigabytes, or if ranks hold parts.
     """
     parameters = list(model.parameters())
     spread = any(hasattr(p, "to_local") for p in parameters)
@@ -69,14 +69,14 @@ def _loss_of(scored: Sequence[Scored], batch: Batch) -> Loss:
 
 
 def _size(scored: Scored) -> float:
-    """The sum of the weights of a cross-entropy, else the largest entry of the gradient."""
+    """Return the sum of the weights of a cross-entropy, else the largest entry of the gradient."""
     if scored.targets is not None:
         return float(scored.targets.weight.sum())
     return float(scored.gradient.abs().max())
 
 
 def _asked(scored: Scored, unit: float) -> Callable[[Tensor], Tensor]:
-    """A loss with the gradient that backward brought, in units: a cross-entropy, else a linear one."""
+    """Return a loss with the gradient that backward gave, in units: a cross-entropy, else a linear one."""
     targets, gradient = scored.targets, scored.gradient / unit
     if targets is None:
         return lambda x: (x * gradient.to(x)).sum()
@@ -91,7 +91,7 @@ def _asked(scored: Scored, unit: float) -> Callable[[Tensor], Tensor]:
 
 
 class WatchReports:
-    """Collects the reports of a watch, and warns about each that is more than a note."""
+    """Collects the reports of a watch, and warns about each one that is more than a note."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
@@ -109,9 +109,9 @@ class WatchReports:
 
 
 class Checks:
-    """The checks of one training, whose findings become reports, each once.
+    """The checks of one training; each finding becomes one report.
 
-    ``own`` is whose hooks a model has that is not to be copied with them.
+    ``own`` is the object whose hooks are on the model and must not be copied with it.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Checks:
         self.loop, self._rates = Loop(self._add), RateHistory(rates or {})
         self._begins = step == 0
         self._fresh = True
-        """Whether no step was taken yet."""
+        """Whether no step has been taken yet."""
         self._model: nn.Module | None = None
         self._taken: list[tuple[int, float]] = []
         self._advised: set[str] = set()
@@ -139,12 +139,12 @@ class Checks:
             self.loop.saw_output(output, map_tensors(given, lambda _, x: x.detach().clone()))
 
     def before(self, step: int, one: OptimizerSteps) -> None:
-        """Look at the gradients that an optimizer is given, and before the first step at the model."""
+        """Look at the gradients that an optimizer gets and, before the first step, at the model."""
         self.loop.before(step, one.parameters, one.optimizer)
         if not self._fresh:
             return
         self._fresh = False
-        if self._begins and not one.optimizer.state:  # else the optimizer goes on
+        if self._begins and not one.optimizer.state:  # else the optimizer was resumed
             self._rates = RateHistory({})
         scored, self.loop.scored = self.loop.scored, list[Scored]()
         if self._model is not None and scored:
@@ -156,7 +156,7 @@ class Checks:
         self.loop.end_step()
 
     def look(self, recorder: Recorder) -> None:
-        """Fetch the steps that are pending, and look at their rates, losses and norms."""
+        """Fetch the pending steps, and look at their rates, losses and norms."""
         recorder.fetch()
         taken, self._taken = self._taken, list[tuple[int, float]]()
         for step, lr in taken:

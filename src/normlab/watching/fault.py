@@ -1,4 +1,4 @@
-"""What went wrong first in the steps up to a bad one: a module where every one was seen, else a parameter."""
+"""Find what went wrong first in the steps up to a bad one: a module if all were seen, else a parameter."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from normlab.diagnosis.probes import Probe, Record
 from normlab.watching.meter import StepRecord
 
 LEFT: Final = 10.0
-"""A statistic has left its range at so many times its median over many steps before."""
+"""A statistic has left its range at this many times its median over the steps before, if these are many."""
 FEW: Final = 4.0
-"""After only n steps the limit is 1 + ``FEW`` / n times as high: what begins at zero grows fast at first."""
+"""After only n steps the limit is 1 + ``FEW`` / n times as high: values that begin at zero grow fast."""
 BEFORE: Final = 32
 """The largest number of steps in that median."""
 MODEL: Final = ""
@@ -27,13 +27,13 @@ EVERYTHING: Final = (
     Probe("*", "grad_output"),
     Probe("*", "weight", "max_abs", every_tensor=True),
 )
-"""The largest entries of every module, which show whether it is finite, and its rms, which shows its size."""
+"""The largest entries of every module, which show whether it is finite, and its rms, which is its size."""
 NOWHERE: Final = "no module left its range: look at the data, the labels or the loss"
 """The sentence about steps that went wrong without a module to blame."""
 NO_PARAMETER: Final = (
     "no gradient and no update of a parameter left its range: look at the learning rate, the data, the labels"
 )
-"""The same where only the norms of parameters were recorded."""
+"""The same if only the norms of parameters were recorded."""
 NOTHING: Final = "no module left its range in these steps, and the run trained"
 """The same about steps of a run that trained."""
 
@@ -57,8 +57,8 @@ def fault(steps: Sequence[StepRecord]) -> Fault:
     backward order, or update that is not finite; else the first statistic that left its range (``LEFT``,
     ``FEW``), within a step in the order of the stream; else nothing.
 
-    Steps in which no module was seen leave the rules about parameters. Of several in one step the one nearest
-    to the loss is named where they are not finite, and the farthest above its median.
+    For steps in which no module was seen, only the rules about parameters apply. Of several parameters in one
+    step, the one nearest to the loss is named if they are not finite, else the farthest above its median.
     """
     for at, record in enumerate(steps):
         if one := _forward(record) or _backward(record) or _parameters(record, steps[:at]):
@@ -68,7 +68,7 @@ def fault(steps: Sequence[StepRecord]) -> Fault:
 
 
 def _module_label(module: str) -> str:
-    """The name of a module in a sentence."""
+    """Return the name of a module for a sentence."""
     return module or "the model itself"
 
 
@@ -91,7 +91,7 @@ def _forward(record: StepRecord) -> Fault | None:
 
 
 def _broken_weight(record: StepRecord, module: str) -> str:
-    """The name of a parameter of the module, or of one inside it, that is not finite; or empty."""
+    """Return the name of a parameter in the module or one inside it that is not finite; else empty."""
     for r in record.seen:
         inside = r.module == module or f"{r.module}.".startswith(f"{module}.")
         if inside and _is(r, "weight", "max_abs") and not math.isfinite(r.value):
@@ -202,11 +202,11 @@ def _against_before(steps: Sequence[StepRecord]) -> Iterator[list[_Compared]]:
 
 
 def _sizes(record: StepRecord) -> Iterator[tuple[tuple[str, str], float]]:
-    """Give the sizes of outputs, gradients and updates of a step, each in the order of the stream.
+    """Yield the sizes of outputs, gradients and updates of a step, each in the order of the stream.
 
-    Gradients in outputs are relative to the loss's own in the model's output: where that grows, all grow with
-    it, and it is the model itself that is named. Updates are relative to the learning rate. The gradients of
-    parameters count where no module was seen.
+    Gradients in outputs are relative to the loss's gradient in the model's output: if that grows, they all
+    grow, and the model itself is named. Updates are relative to the learning rate. The gradients of
+    parameters count if no module was seen.
     """
     outputs = {r.module: r.value for r in record.seen if (r.signal, r.statistic) == ("output", "rms")}
     arrived = {r.module: r.value for r in record.seen if (r.signal, r.statistic) == ("grad_output", "rms")}
@@ -224,7 +224,7 @@ def _sizes(record: StepRecord) -> Iterator[tuple[tuple[str, str], float]]:
 
 
 def _nearest(steps: Sequence[StepRecord]) -> tuple[str, ...]:
-    """Say which statistic came nearest to leaving its range, and how the loss went."""
+    """Return which statistic came nearest to leaving its range, and how the loss went."""
     best = max((o for step in _against_before(steps) for o in step), key=lambda o: o.factor, default=None)
     if best is None:
         return ()

@@ -22,8 +22,8 @@ class HuggingFaceProbes(WatchingCallback, TrainerCallback):
     list of ``normlab.diagnosis.Probe``. For a model whose blocks are not found, give the ``structure`` that
     ``read_structure(model, batch, blocks=…)`` finds. Losses and weights are bit-identical with and without.
 
-    Steps count from 0, as those that are done before. Weights and gradients are those that the optimizer is
-    given, gradients after clipping; each micro-batch of an accumulated step gives rows of its own.
+    Steps count from 0: a step's number is that of the steps done before it. Weights and gradients are those
+    that the optimizer gets, with clipped gradients; each micro-batch of an accumulated step has its own rows.
     """
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **shown: Any) -> None:
@@ -32,11 +32,11 @@ class HuggingFaceProbes(WatchingCallback, TrainerCallback):
         self.watch.attach(shown["model"], optimizers, compiled=bool(args.torch_compile))
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **shown: Any) -> None:
-        # the trainer runs a compiled wrapper and shows callbacks what is inside
+        # the trainer runs a compiled wrapper but shows callbacks the model inside
         self.watch.begin(shown["model"], state.global_step, compiled=bool(args.torch_compile))
 
     def on_log(self, args: TrainingArguments, state: TrainerState, *_: Any, **shown: Any) -> None:
-        if "loss" in shown["logs"]:  # the only one that is seen where the model runs compiled
+        if "loss" in shown["logs"]:  # the only loss that is seen if the model runs compiled
             self.watch.logged_loss(float(shown["logs"]["loss"]))
 
     on_pre_optimizer_step = WatchingCallback.stepping

@@ -19,11 +19,11 @@ except ImportError as error:
 
 class LightningProbes(WatchingCallback, Callback):
     """``Trainer(..., callbacks=[LightningProbes("standard")])``, with the options of the callback for Hugging
-    Face; globs of probes are of paths in the LightningModule.
+    Face; globs of probes match paths in the LightningModule.
 
-    Steps are ``trainer.global_step`` before they are done. Weights and gradients are those of the first
-    optimizer that steps, gradients before clipping; each micro-batch of an accumulated step gives rows of its
-    own, and validation gives none.
+    A step's number is ``trainer.global_step`` before it. Weights and gradients are those of the first
+    optimizer that steps, with unclipped gradients; each micro-batch of an accumulated step has its own rows,
+    and validation has none.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -34,7 +34,7 @@ class LightningProbes(WatchingCallback, Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        # under data parallelism the trainer sends training_step through a call of the module
+        # under data parallelism the trainer routes training_step through a call of the module
         wrapped = trainer.strategy.model is not pl_module
         compiled = getattr(pl_module, "_compiler_ctx", None) is not None
         self.watch.begin(pl_module, trainer.global_step, compiled=compiled, own_calls=int(wrapped))

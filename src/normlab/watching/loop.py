@@ -1,7 +1,7 @@
 """Properties of a training loop, seen in the steps that it takes: gradients, clipping, accumulation, rates.
 
-Nothing is run again and nothing is changed: hooks compare what backward finds, what a clip leaves and what
-the optimizer is given. Numbers are equal or they are not; no limit is drawn.
+Nothing runs again and nothing changes: hooks compare what backward finds, what a clip leaves and what the
+optimizer gets. Numbers are either equal or not; there is no threshold.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from normlab.trace.tensors import Place, tensors_in
 from normlab.watching.meter import local_parts, stored
 
 FIRST: Final = 3
-"""Steps whose gradients are followed: a step's own, and what the next one finds of them, also where the first
-one began with something left."""
+"""Steps whose gradients are followed: a step's own and what the next step finds of them, even if the first
+step began with leftovers."""
 
 
 READ: Final = 2
-"""Passes of a step whose weights are read: where losses are averaged, two together have at most 1."""
+"""Passes of a step whose weights are read: if losses are averaged, two weights add up to at most 1."""
 
 
 @dataclass
@@ -40,9 +40,9 @@ class _Gradient:
     kept: Tensor | None = None
     """Its norm in the last step."""
     carried: Tensor | None = None
-    """Whether backward has added to that very gradient since."""
+    """Whether backward has since added to that same gradient."""
     left: Tensor | None = None
-    """Its norm after the last clip; where it had no gradient, 0."""
+    """Its norm after the last clip; 0 if it had no gradient."""
     clipped: bool = False
     late: bool = False
     """Whether backward has added to it since the clip."""
@@ -52,18 +52,18 @@ class Scored(NamedTuple):
     """What backward asked of an output of the model, on the arguments of a call."""
 
     number: int
-    """Of the backward pass."""
+    """The number of the backward pass."""
     batch: Any
     place: Place
     targets: Targets | None
-    """Those of a cross-entropy, if it is one."""
+    """The targets of a cross-entropy, if it is one."""
     gradient: Tensor
-    """Where it is none; else empty."""
+    """The gradient if it is not a cross-entropy; else empty."""
 
 
 @dataclass
 class _BackwardPass:
-    """A backward pass: the gradients that it adds to, and the weights of what was differentiated."""
+    """A backward pass: the gradients that it adds to, and the weights of what it differentiated."""
 
     number: int
     norms: list[Tensor] = field(default_factory=list)
@@ -73,7 +73,7 @@ class _BackwardPass:
 class Loop:
     """Follows the gradients of the first steps of a loop, from ``attach`` on.
 
-    ``report`` is given each property that does not hold, once.
+    ``report`` gets each property that does not hold, once.
     """
 
     def __init__(self, report: Callable[[int, Violation], None]) -> None:
@@ -81,10 +81,10 @@ class Loop:
         self._hooks = ExitStack()
         self._gradients: dict[int, _Gradient] = {}
         self._passes: list[_BackwardPass] = []
-        """Of the first step, since gradients were zero."""
+        """The passes of the first step since gradients were zero."""
         self._scaler: torch.amp.GradScaler | None = None
         self.scored: list[Scored] = []
-        """Every output of the first pass in which all is finite."""
+        """Every output of the first pass in which everything is finite."""
         self._refused = -1
         self.left = 0
         """Steps that are still followed."""
@@ -107,12 +107,12 @@ class Loop:
         self.left = 0
 
     def saw_loss(self, loss: Tensor, where: str) -> None:
-        """Note with which weight backward differentiates the loss of a micro-batch."""
+        """Record the weight with which backward differentiates the loss of a micro-batch."""
         if self.left == FIRST and loss.requires_grad:
             loss.register_hook(lambda g: self._pass.weights.setdefault(where, g.detach().sum()))
 
     def saw_output(self, output: Any, batch: Any) -> None:
-        """Note what backward asks of each output."""
+        """Record what backward asks of each output."""
         shown = ((at, x) for at, x in tensors_in(output) if x.requires_grad and not x.is_sparse)
         for at, x in shown if self.left == FIRST else ():
             x.register_hook(partial(self._ask, batch, at, x.detach()))
@@ -139,7 +139,7 @@ class Loop:
 
     @torch.no_grad()
     def _add(self, p: Tensor, one: _Gradient) -> None:
-        """Backward is about to add to a gradient."""
+        """Record that backward is about to add to a gradient."""
         one.late, norm = one.clipped, _norm(p)
         if norm is not None and self._passes:
             self._passes[-1].norms.append(norm)
@@ -151,7 +151,7 @@ class Loop:
 
     @torch.no_grad()
     def before(self, step: int, parameters: Iterable[Tensor], optimizer: Any) -> None:
-        """Look at the gradients that an optimizer is given."""
+        """Look at the gradients that an optimizer gets."""
         if not self.left:
             return
         held = [(p, self._gradients[id(p)]) for p in parameters if id(p) in self._gradients]
@@ -161,13 +161,13 @@ class Loop:
 
     @torch.no_grad()
     def after(self, parameters: Iterable[Tensor]) -> None:
-        """Keep what the gradients are after the step of an optimizer."""
+        """Keep the gradients' values after an optimizer's step."""
         for p in parameters if self.left else ():
             if (one := self._gradients.get(id(p))) is not None:
                 one.kept, one.carried, one.left, one.clipped, one.late = _norm(p), None, None, False, False
 
     def end_step(self) -> None:
-        """End a step; after the last one that is followed, take the hooks off."""
+        """End a step; after the last followed one, remove the hooks."""
         self._passes.clear()
         if self.left and not (left := self.left - 1):
             self.detach()
@@ -184,16 +184,16 @@ class Loop:
         self._scaler = scaler
 
     def _stale(self, held: Sequence[tuple[Tensor, _Gradient]], _: Any) -> Violation | None:
-        """The gradient of a step contains none of the last step's."""
+        """Check that a step's gradient contains none of the last step's."""
         known = [(one.name, one.carried) for _, one in held if one.carried is not None]
         stale = [n for (n, _), there in zip(known, _fetched([c for _, c in known]), strict=True) if there]
         if not stale:
             return None
-        words = f"the gradient of the step before is still in that of {_several(stale, len(held))}"
+        words = f"the last step's gradient is still in that of {_several(stale, len(held))}"
         return Violation("step", "", words, "call optimizer.zero_grad() once in each step, before backward")
 
     def _clips(self, held: Sequence[tuple[Tensor, _Gradient]], optimizer: Any) -> Violation | None:
-        """What a clip has left is what the optimizer gets."""
+        """Check that the optimizer gets what a clip has left."""
         clipped = [(p, one) for p, one in held if one.clipped]
         if late := [one.name for _, one in clipped if one.late]:
             words = f"after the clip, backward adds to the gradient of {_several(late, len(held))}"
@@ -209,8 +209,8 @@ class Loop:
         return Violation("step", "", words, "call scaler.unscale_(optimizer) before the clip; clip last")
 
     def _sums(self, _: Sequence[tuple[Tensor, _Gradient]], __: Any) -> Violation | None:
-        """The gradient of a step of several micro-batches is that of the mean of their losses."""
-        zeroed = [not any(_fetched(one.norms)) for one in self._passes]  # also where a step was skipped
+        """Check that the gradient of a step of several micro-batches is that of their mean loss."""
+        zeroed = [not any(_fetched(one.norms)) for one in self._passes]  # also after a skipped step
         own = self._passes[len(zeroed) - 1 - zeroed[::-1].index(True) :] if any(zeroed) else self._passes
         first = [one.weights for one in own[:READ]]
         known = ([w[at] for w in first if at in w] for at in ("logits", "output", "loop"))
@@ -218,20 +218,20 @@ class Loop:
         if pair is None:
             return None
         total = sum(_fetched(pair)) / (self._scaler.get_scale() if self._scaler is not None else 1.0)
-        if not math.isfinite(total) or round(total) != len(pair):  # each has the weight 1
+        if not math.isfinite(total) or round(total) != len(pair):  # else each has the weight 1
             return None
         count = len(own)
         words = f"the losses of {count} micro-batches are added: the gradient is {count} times too large"
-        return Violation("step", "", words, f"divide each by {count}; give watch.loss() what is not divided")
+        return Violation("step", "", words, f"divide each by {count}; give watch.loss() the undivided loss")
 
 
 _FOLLOWED: Final[WeakSet[Loop]] = WeakSet()
 _CALLS: Final = ExitStack()
-"""Puts torch's functions back."""
+"""Restores torch's functions."""
 
 
 def _follow(loop: Loop) -> None:
-    """Show a loop the calls of ``clip_grad_norm_`` and of mixed precision's scaler."""
+    """Show a loop the calls of ``clip_grad_norm_`` and of the scaler for mixed precision."""
     if not _FOLLOWED:
         _CALLS.close()
         clip, scale = clip_grad._clip_grads_with_norm_, torch.amp.GradScaler.scale
@@ -276,7 +276,7 @@ def _several(names: Sequence[str], count: int) -> str:
 
 
 class RateHistory:
-    """The rates of the steps that were taken, and those that an earlier part of the training left."""
+    """The rates of the steps taken so far, and those from an earlier part of the training."""
 
     def __init__(self, earlier: Mapping[int, float]) -> None:
         self._earlier = dict(sorted(earlier.items()))
@@ -298,7 +298,7 @@ class RateHistory:
         return self._begins_anew() if self.steps == 2 and self._earlier else None
 
     def _begins_anew(self) -> Violation | None:
-        """A training that goes on does not have the rate of its first step again, and another one at last."""
+        """Check that a resumed training does not return to the rate of step 0 after another one."""
         earlier = list(self._earlier.items())
         (begun, first), (until, last) = earlier[0], earlier[-1]
         same = self._own[0] == first != last and (first != 0 or self._own[1] != 0)

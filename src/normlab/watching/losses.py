@@ -1,4 +1,4 @@
-"""The loss of a step, and the curve of a training's: where it began, how high it rose and where it ended."""
+"""The loss of a step, and a training's loss curve: where it began, how high it rose and where it ended."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from normlab.config.metric import Outcome
 class Losses:
     """Collects the losses of the micro-batches of a step, on the device.
 
-    Those that a loop gives count before those in the model's output. Where the model is told over how many
-    tokens of all micro-batches it averages (``num_items_in_batch``, by Hugging Face's trainer), its losses
-    are shares that add up to that of the step; else the step's is their mean.
+    Those that a loop gives take precedence over those in the model's output. If the model is told over how
+    many tokens of all micro-batches to average (``num_items_in_batch``, by Hugging Face's trainer), its
+    losses are shares that add up to the step's loss; else the step's loss is their mean.
     """
 
     def __init__(self) -> None:
@@ -36,10 +36,10 @@ class Losses:
         self._given.append(torch.as_tensor(loss).detach().mean())
 
     def see(self, output: Any, kwargs: Mapping[str, Any]) -> Tensor | None:
-        """Take note of the loss in the model's output, if it has one; return it if it is no share.
+        """Record the loss in the model's output, if there is one; return it unless it is a share.
 
-        It is called ``loss``, as in those of Hugging Face, or it is the only tensor without dimensions, as
-        in the ``(logits, loss)`` of nanoGPT, and has a gradient.
+        It is called ``loss``, as in Hugging Face's outputs, or it is the only tensor without dimensions, as
+        in nanoGPT's ``(logits, loss)``; it must have a gradient.
         """
         if (loss := _loss_in(output)) is None or not loss.requires_grad:
             return None
@@ -48,7 +48,7 @@ class Losses:
         return None if self._shares else loss
 
     def of_step(self) -> Tensor | None:
-        """The loss of the step, or None if none was seen."""
+        """Return the loss of the step, or None if none was seen."""
         known = self._given or self._seen
         if not known:
             return None
@@ -71,31 +71,31 @@ def _loss_in(output: Any) -> Tensor | None:
 
 
 RECENT: Final = 5
-"""Losses whose median stands for one: one bad batch is no rise."""
+"""How many losses a median is taken over, so that one bad batch is not a rise."""
 LAST: Final = 16
-"""The losses at the end of which each must be above the start; half of all where there are fewer than twice
-as many."""
+"""The losses at the end that must all be above the start; half of all if there are fewer than twice as many.
+"""
 ENDED_ABOVE: Final = 0.05
-"""A loss is above its start from this share of it on."""
+"""A loss is above its start if it exceeds the start by this share."""
 SPIKE_ABOVE: Final = 0.2
 """A loss has risen when its running median is above the start by this share and by ``NOISE`` deviations."""
 NOISE: Final = 4.0
 """Deviations of single losses, estimated at the end by the median difference of neighbours."""
 AT_ONCE: Final = 2 * RECENT
-"""A loss has also risen when one of its first so many is above the start by twice ``SPIKE_ABOVE`` and twice
-``NOISE``: a training that diverges at once may be back before a median has seen it."""
+"""A loss has also risen when one of its first this many is above the start by twice ``SPIKE_ABOVE`` and twice
+``NOISE``: a training that diverges at once may be back before a median shows it."""
 BELOW: Final = 2.0
-"""After a rise a loss has come back when it is so many deviations and ``ENDED_ABOVE`` below its start."""
+"""After a rise, a loss has come back when it is this many deviations and ``ENDED_ABOVE`` below its start."""
 SIGMA: Final = 1.0 / (0.6744897501960817 * math.sqrt(2))
-"""The deviation of a normal variable by the median size of the differences of two draws."""
+"""The deviation of a normal variable, per median absolute difference of two draws."""
 
 
 @dataclass
 class LossCurve:
-    """The losses of a training, of which the first and the last ones are kept.
+    """The losses of a training, of which only the first and the last ones are kept.
 
-    The start is the median of the first ``RECENT``, or of those before the loss is twice as high as the
-    first one: a training that diverges at once began at its first loss.
+    The start is the median of the first ``RECENT``, or of those before the loss is twice as high as the first
+    one: a training that diverges at once began at its first loss.
     """
 
     count: int = 0
@@ -128,7 +128,7 @@ class LossCurve:
 
     @property
     def noise(self) -> float:
-        """The deviation of a single loss, by the differences of neighbours at the end."""
+        """The deviation of a single loss, from the differences of neighbours at the end."""
         steps = [abs(b - a) for a, b in pairwise(self._ended)]
         return SIGMA * statistics.median(steps) if steps else math.inf
 
@@ -144,7 +144,7 @@ class LossCurve:
 
     @property
     def diverged(self) -> bool:
-        """Whether the last losses are all above the start, or have risen and did not come back below it."""
+        """Whether the last losses are all above the start, or the loss rose and did not return below it."""
         if self.count < 2 * RECENT:
             return False
         margin = ENDED_ABOVE * abs(self.start)
@@ -158,7 +158,7 @@ class LossCurve:
 
     @property
     def fell(self) -> bool:
-        """Whether a loss at the end is more often below one at the start than not; True of too few losses."""
+        """Whether losses at the end are mostly below those at the start; True if there are too few losses."""
         pairs = [last < first for first in self._first for last in self._ended]
         return self.count < 2 * RECENT or 2 * sum(pairs) > len(pairs)
 

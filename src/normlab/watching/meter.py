@@ -19,28 +19,28 @@ class StepRecord(NamedTuple):
     step: int
     lr: float
     loss: Tensor | None
-    """None where nobody gave it."""
+    """None if nobody gave it."""
     names: tuple[str, ...]
     gradients: Tensor
     """`[P]`: the L2 norm of each named parameter's gradient."""
     updates: Tensor
     """`[P]`: the L2 norm of each named parameter's update."""
     seen: tuple[Record, ...] = ()
-    """What was measured of every module, in the order in which it was, where the step was observed."""
+    """If the step was observed, what was measured of every module, in the order of measurement."""
     nll: Tensor | None = None
     norm: Tensor | None = None
-    """The gradient's norm where it is not that of ``gradients``: 0 in a step that was skipped."""
+    """The gradient's norm if it is not that of ``gradients``: 0 in a skipped step."""
 
     @property
     def values(self) -> Tensor:
-        """`[3]`: loss, negative log-likelihood and gradient norm; not a number where it is not known."""
+        """`[3]`: loss, negative log-likelihood and gradient norm; NaN for what is not known."""
         norm = torch.linalg.vector_norm(self.gradients) if self.norm is None else self.norm
         unknown = torch.full_like(norm, torch.nan)
         loss, nll = (unknown if x is None else x.to(norm) for x in (self.loss, self.nll))
         return torch.stack([loss, nll, norm])
 
     def norms(self, what: str) -> dict[str, float]:
-        """The L2 norms of each ``gradient`` or ``update`` by parameter."""
+        """Return the L2 norm of each ``gradient`` or ``update``, by parameter."""
         norms = self.gradients if what == "gradient" else self.updates
         return dict(zip(self.names, norms.tolist(), strict=True))
 
@@ -48,9 +48,9 @@ class StepRecord(NamedTuple):
 class Meter:
     """Measures the norm of every parameter's gradient and of its update, in every step.
 
-    One copy of the weights is kept for the updates: about 1% of a step's time on a CPU, a quarter of what
-    Adam keeps anyway. ``parts`` are the parameters by name as this process holds them, of which ``norms``
-    gives those of the whole tensors.
+    For the updates it keeps a copy of the weights: about 1% of a step's time on a CPU, a quarter of what Adam
+    keeps anyway. ``parts`` are the parameters by name as this process holds them; ``norms`` gives the norms
+    of the whole tensors.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class Meter:
         self.weights = tuple(p.detach() for p in parts.values())
         self._parameters = tuple(parts.values())
         self.moved = [torch.empty_like(w) for w in self.weights]
-        """Each parameter before the last step minus itself after it."""
+        """Each parameter's value before the last step minus its value after it."""
         self._moved_here, self._weights_here = local_parts(self.moved), local_parts(self.weights)
 
     def gradients(self) -> Tensor:
-        """`[P]`: the L2 norm of each gradient, 0 where there is none."""
+        """`[P]`: the L2 norm of each gradient, 0 if there is none."""
         here = [(i, stored(p.grad)) for i, p in enumerate(self._parameters) if p.grad is not None]
         if not here:
             return torch.zeros(len(self.names), device=self.weights[0].device)
@@ -87,19 +87,19 @@ class Meter:
 
 
 def local_parts(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return what this process holds of each tensor, which shares its memory: all of it, or the part of one
-    that is spread over ranks.
+    """Return what this process holds of each tensor, sharing its memory: all of it, or a part if the tensor
+    is spread over ranks.
     """
     return [getattr(x, "to_local", lambda x=x: x)() for x in tensors]
 
 
 def stored(gradient: Tensor) -> Tensor:
-    """Return the numbers of a gradient, of a sparse one those that are not zero."""
+    """Return the numbers of a gradient; for a sparse one, those that are not zero."""
     return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
 class Grouping:
-    """Adds the norms of parameters up by what holds them: ``owners`` has a name for each parameter."""
+    """Combines the norms of parameters by what holds them: ``owners`` has a name for each parameter."""
 
     def __init__(self, owners: Sequence[str], device: torch.device) -> None:
         self.names = list(dict.fromkeys(owners))
@@ -112,12 +112,12 @@ class Grouping:
 
 
 def norms_of(tensors: Sequence[Tensor]) -> Tensor:
-    """`[P]`: the L2 norm of each, without a wait for the device."""
+    """`[P]`: the L2 norm of each tensor, without waiting for the device."""
     return torch.stack(torch._foreach_norm(list(tensors)))
 
 
 def _norms_over_ranks(parts: Sequence[Tensor]) -> Tensor:
-    """`[P]`: L2 norms of whole tensors, by one exchange for each way in which ranks share them."""
+    """`[P]`: L2 norms of whole tensors, with one exchange for each way in which ranks share them."""
     is_sum = (any(placed.is_partial() for placed in getattr(part, "placements", ())) for part in parts)
     parts = [whole(part) if summed else part for part, summed in zip(parts, is_sum, strict=True)]
     ways = [_sums_over(part) for part in parts]
@@ -132,7 +132,7 @@ def _norms_over_ranks(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _sums_over(tensor: Any) -> tuple[Any, ...]:
-    """Return the groups of ranks over which the parts of a tensor are spread, none if it is whole here."""
+    """Return the groups of ranks over which a tensor's parts are spread; empty if it is whole here."""
     placements = enumerate(getattr(tensor, "placements", ()))
     return tuple(tensor.device_mesh.get_group(dim) for dim, placed in placements if not placed.is_replicate())
 
@@ -150,7 +150,7 @@ class OptimizerSteps:
         self._gradients: Tensor | None = None
         self._updates: Tensor | None = None
         self.depth = 0
-        """Calls of ``step`` that have begun: one that calls that of its parent class begins two."""
+        """Calls of ``step`` in progress: one that calls its parent class's ``step`` counts as two."""
 
     @property
     def stepped(self) -> bool:
@@ -166,14 +166,14 @@ class OptimizerSteps:
         if self._meter is None or len(self._meter.names) != len(owned):
             names = {id(p): name for name, p in self._model.named_parameters()}
             by_name = {names.get(id(p), f"parameter {i} of the optimizer"): p for i, p in enumerate(owned)}
-            # in the order of the model, which is that of the stream as a rule
+            # in the order of the model, usually that of the stream
             order = {name: i for i, name in enumerate(names.values())}
             parts = dict(sorted(by_name.items(), key=lambda one: order.get(one[0], len(order))))
             self._meter = Meter(parts, _norms_over_ranks)
         return self._meter
 
     def before(self) -> None:
-        """Remember the weights before a step, and its rate, which a scheduler changes after it."""
+        """Remember the weights before a step, and its rate, which a scheduler changes afterwards."""
         self.meter.before()
         rates = (group.get("lr") for group in self.optimizer.param_groups)
         self._lr = max((float(rate) for rate in rates if rate is not None), default=math.nan)
@@ -182,7 +182,7 @@ class OptimizerSteps:
         self._gradients = self.meter.gradients()
 
     def after(self) -> None:
-        if self._gradients is None:  # the step ran a closure, whose gradients are still there
+        if self._gradients is None:  # the step ran a closure, whose gradients still exist
             self.measure_gradients()
         self._updates = self.meter.after()
 
@@ -194,7 +194,7 @@ class OptimizerSteps:
     def ratios(
         self, sites: Sequence[SublayerSite]
     ) -> Iterator[tuple[tuple[str | None, int | None, str], float]]:
-        """Yield stack, index and module of groups of parameters, and their updates relative to weights."""
+        """Yield stack, index and module of parameter groups, and their updates relative to the weights."""
         assert self._updates is not None
         homes = {path: site for site in reversed(sites) for path in site.modules}
         modules = [name.rpartition(".")[0] for name in self.meter.names]
@@ -213,7 +213,7 @@ class OptimizerSteps:
 
 
 def joined(records: Sequence[StepRecord]) -> StepRecord:
-    """Return the steps that several optimizers took as one, whose rate is the largest."""
+    """Merge the steps that several optimizers took into one, with the largest of their rates."""
     first, device = records[0], records[0].gradients.device
     gradients, updates = (
         torch.cat([norms.to(device) for norms in kind])

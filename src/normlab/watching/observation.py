@@ -1,4 +1,4 @@
-"""Observe one step of another trainer: its hooks, and what is recorded where a model cannot be read."""
+"""Observe one step of another trainer: its hooks, and what is recorded if a model cannot be read."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ HOW = 'name the modules, as in probes=[Probe("*.mlp", "output", "rms")]'
 
 
 class Observation:
-    """Observes a step of a model from ``begin`` to ``end``, and has no hook on the model outside of that.
+    """Observes a step of a model from ``begin`` to ``end``, and has no hooks on the model otherwise.
 
-    A preset is of what ``structure`` says; without it the model is read when it is first called, on the
-    arguments of that call, which draws no random number. Where that fails, ``warn`` is given a sentence and
-    weights and gradients are recorded alone. Raises UserError for a preset that does not exist.
+    A preset applies to ``structure``; without it the model is read at its first call, on the arguments of
+    that call, without drawing random numbers. If that fails, ``warn`` gets a sentence and only weights and
+    gradients are recorded. Raises UserError for a preset that does not exist.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class Observation:
         return self._step is not None
 
     def begin(self, model: nn.Module, step: int, *, compiled: bool = False, own_calls: int = 0) -> None:
-        """Start to observe a step, unless one is observed.
+        """Start to observe a step, unless one is already observed.
 
         ``compiled``: the trainer runs a compiled wrapper of this model. ``own_calls``: how many calls of the
-        model by the trainer come before the one that is the forward pass.
+        model the trainer makes before the one that is the forward pass.
         """
         if self._step is not None:
             return
@@ -69,8 +69,8 @@ class Observation:
         elif compiled or any(compiles(m) for m in model.modules()):
             self.weights_alone(
                 model,
-                f"the model runs compiled, so that of the preset {self.preset!r} only weights, gradients and "
-                "updates are recorded; for what flows through it, train some steps without torch.compile",
+                f"the model runs compiled: of the preset {self.preset!r} only weights, gradients and updates "
+                "are recorded; for what flows through it, train some steps without torch.compile",
                 compiled=compiled,
             )
         elif not _blocks(model):
@@ -87,7 +87,7 @@ class Observation:
             self.begin(model, step)
 
     def begin_uncalled(self, model: nn.Module, step: int, *, compiled: bool) -> None:
-        """Start to observe a step in which the optimizer is about to step and no call was seen."""
+        """Start to observe a step when the optimizer is about to step but no call was seen."""
         if self._probes or compiled:
             self.begin(model, step, compiled=compiled)
         elif self._step is None:
@@ -105,9 +105,9 @@ class Observation:
             self._open.close()
 
     def weights_alone(self, model: nn.Module, why: str, *, compiled: bool = False) -> None:
-        """Record weights and gradients of the blocks, or of the model's parts where it has none."""
+        """Record weights and gradients of the blocks, or of the model's parts if it has none."""
         if "compiled" not in why:
-            why = f"{why}: weights, gradients and updates are recorded by module, no stream. Or {HOW}"
+            why = f"{why}: weights, gradients and updates are recorded by module, but no stream. Or {HOW}"
         blocks = _blocks(model) or {"": list(_parts(model))}
         self.sites = [SublayerSite(name, None, tuple(m)) for name, those in blocks.items() for m in those]
         self._probes = weight_probes(self.sites)
@@ -133,13 +133,13 @@ class Observation:
         )
 
     def _failed(self, error: Exception) -> None:
-        """Say once that something cannot be measured; the model's pass goes on."""
+        """Warn once that something cannot be measured; the model's pass continues."""
         if not self._has_failed:
             self._has_failed = True
             self._warn(f"something is not measured ({type(error).__name__}: {error}); the training goes on")
 
     def _read_at_first_call(self, model: nn.Module, own_calls: int) -> None:
-        """Wait for the first call of a module that holds blocks, which may be any part of the model."""
+        """Wait for the first call of a module that holds blocks; it may be any part of the model."""
         modules = dict(model.named_modules())
         holders = dict.fromkeys(path for name in _blocks(model) for path in _ways_down(name))
         waiting = self._open.enter_context(ExitStack())
@@ -164,7 +164,7 @@ class Observation:
         try:
             return read_structure(module, given, call=call)
         finally:
-            torch.clear_autocast_cache()  # it keeps copies of weights, and those made here have no gradient
+            torch.clear_autocast_cache()  # it keeps copies of weights; those made here have no gradient
 
 
 def _blocks(model: nn.Module) -> dict[str, list[list[str]]]:

@@ -1,7 +1,7 @@
 """The flight recorder: the last steps of a training, and a report when it goes wrong.
 
-Where steps can be done again, as those of a run of normlab's, a replay with every module watched says which
-module went wrong first; else the norms of every parameter's gradient and update say which parameter did.
+If steps can be repeated, as in a normlab run, a replay with every module watched shows which module went
+wrong first; else the norms of every parameter's gradient and update show which parameter did.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ RING: Final = 32
 """The number of last steps that are kept."""
 SPIKE_NATS: Final = 0.5
 """A loss has spiked when the median of ``RECENT`` steps is above every kept step before them, of which there
-are as many, and so much above their median. One bad batch is not a spike."""
+must be as many, and this far above their median. One bad batch is not a spike."""
 
 Limit = Callable[[Sequence[float]], float]
-"""The largest value, given those before, that is no spike."""
+"""Return the largest value that is not a spike, given those before."""
 
 
 def above(margin: Callable[[float, int], float]) -> Limit:
-    """The largest value before, or one by the median before and the number of values, if that is higher."""
+    """Return a limit: the largest value before or, if higher, ``margin`` of the median and their number."""
     return lambda before: max(max(before), margin(statistics.median(before), len(before)))
 
 
@@ -44,12 +44,12 @@ ANY_UNIT: Final = {
     "gradient norm": above(lambda usual, n: LEFT * (1 + FEW / n) * usual),
     "update norm": None,
 }
-"""What must be finite, and where a spike is looked for."""
+"""What must be finite, with the limit above which it is a spike, if any."""
 
 
 @dataclass(frozen=True)
 class Trigger:
-    """The reason for a report, the first step that was bad, and the last one to look at."""
+    """The reason for a report, the first bad step, and the last step to look at."""
 
     kind: str
     """``not finite``, ``spike``, ``recovered``, ``diverged``, ``asked``, or a property of the loop."""
@@ -65,9 +65,9 @@ class _Spike:
     trigger: Trigger
     what: str
     limit: float
-    """The value below which it has."""
+    """The value below which it has recovered."""
     records: tuple[StepRecord, ...]
-    """The kept steps when it was seen."""
+    """The steps that were kept when it was seen."""
 
 
 @dataclass(frozen=True)
@@ -79,17 +79,17 @@ class Replayed:
     checkpoint: bool = False
     """Whether it began at a checkpoint, or at the first step."""
     agrees: bool | None = None
-    """Whether every loss came out as it had been, where they are known."""
+    """Whether every loss came out the same as before; None if none is known."""
     records: tuple[StepRecord, ...] = ()
-    """The last steps that were done again, ``RING`` at most."""
+    """The last steps that were repeated, at most ``RING``."""
 
 
 Replay = Callable[[int, Mapping[int, float]], Replayed]
-"""Given the step to replay up to and the losses by step, as far as they are known, does the steps again."""
+"""Repeat the steps, given the last one to replay and the losses by step, as far as they are known."""
 
 
 class Reports(Protocol):
-    """Keeps the reports of a training, as a run's folder does."""
+    """Keeps the reports of a training, like a run's folder."""
 
     def flights(self) -> Sequence[Mapping[str, Any]]: ...
 
@@ -99,7 +99,7 @@ class Reports(Protocol):
 def report_of(
     step: int, trigger: Trigger, answer: Replayed | Fault, records: Sequence[StepRecord]
 ) -> dict[str, Any]:
-    """An entry of ``flight.json``, made in a step by a replay or without one."""
+    """Return an entry of ``flight.json``, made in a step, with or without a replay."""
     replay = None
     if isinstance(answer, Replayed):
         replay = {"from_step": answer.start, "checkpoint": answer.checkpoint, "agrees": answer.agrees}
@@ -124,9 +124,9 @@ def _row(record: StepRecord, names: Sequence[str]) -> dict[str, Any]:
 class Recorder:
     """Keeps the last steps of a training, and writes a report when they went wrong.
 
-    One report for a spike and one for what ends a training: a replay costs as much as the steps since the
-    last checkpoint. A spike is given until the next checkpoint, behind which no replay can show how it began,
-    or until the end: one that training recovers from by then is a note, and nothing is replayed.
+    There is one report for a spike and one for what ends a training, since a replay costs as much as the
+    steps since the last checkpoint. A spike has until the next checkpoint, after which no replay can show how
+    it began, or until the end: if training recovers by then, there is only a note, and nothing is replayed.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Recorder:
         self._reports, self._limits, self._replay = reports, limits, replay
         self.ring: deque[StepRecord] = deque(maxlen=RING)
         self.curve = LossCurve()
-        """The losses that are finite."""
+        """The finite losses."""
         self.numbers: dict[int, dict[str, float]] = {}
         """Loss and norms of the kept steps and, for a replay, of those since the last checkpoint."""
         self._first: list[StepRecord] = []
@@ -159,7 +159,7 @@ class Recorder:
     def load_state_dict(
         self, state: Mapping[str, Tensor], names: Sequence[str], device: torch.device
     ) -> None:
-        """Go on from ``state_dict()``, with parameters of these names. Raises UserError for others."""
+        """Continue from ``state_dict()``, with parameters of these names. Raises UserError for others."""
         self.ring.clear()
         self.numbers.clear()
         self._waiting.clear()
@@ -198,11 +198,11 @@ class Recorder:
         self._waiting.clear()
 
     def saved(self, step: int) -> None:
-        """Take note of a checkpoint: no replay begins before it any more."""
+        """Record a checkpoint: no replay begins before it any more."""
         self._saved = step
 
     def check_steps(self, step: int, outcome: Outcome | None = None) -> None:
-        """Write a report if something went wrong since the last call, or came right."""
+        """Write a report if something went wrong, or recovered, since the last call."""
         self.fetch()
         self._spiked = self._spiked or self._spike()
         trigger, recent = self._trigger(outcome), {record.step for record in self.ring}
@@ -223,7 +223,7 @@ class Recorder:
             self._once(step, spike.trigger, spike.records)
 
     def close(self) -> None:
-        """Look at the last steps of a training whose outcome its losses alone show."""
+        """Look at the last steps of a training whose outcome only its losses show."""
         if not self.ring:
             return
         last = self.ring[-1].step
@@ -234,9 +234,9 @@ class Recorder:
             self._note(last, Trigger("recovered", last, last, self.curve.words))
 
     def report(self, step: int, trigger: Trigger, records: Sequence[StepRecord] = ()) -> None:
-        """Add a report with what went wrong first, by a replay up to the bad step where there is one.
+        """Add a report with what went wrong first, found by a replay up to the bad step if possible.
 
-        ``records`` are the last steps unless others are given.
+        ``records`` are by default the last steps.
         """
         records = records or tuple(self.ring)
         self._reports.add_flight(report_of(step, trigger, self._examine(trigger, records), records))
@@ -252,7 +252,7 @@ class Recorder:
             return Replayed(Fault(f"the replay failed: {type(error).__name__}: {error}", "none"))
 
     def _recover(self, step: int, spike: _Spike) -> None:
-        """Write a note if the loss, or the norm, is below the limit again."""
+        """Write a note if the loss or the norm is below the limit again."""
         later = [n[spike.what] for at, n in self.numbers.items() if at > spike.trigger.until][-RECENT:]
         if len(later) < RECENT or (now := statistics.median(later)) > spike.limit:
             return
@@ -273,7 +273,7 @@ class Recorder:
 
     @cached_property
     def _reported(self) -> set[str]:
-        """The kinds of triggers that the training has a report of."""
+        """Return the kinds of triggers that the training has reports of."""
         return {_covering(report.get("trigger", {}).get("kind", "")) for report in self._reports.flights()}
 
     def _trigger(self, outcome: Outcome | None) -> Trigger | None:
@@ -318,5 +318,5 @@ def _require_steps(state: Mapping[str, Tensor], parameters: int) -> None:
 
 
 def _covering(kind: str) -> str:
-    """The kind of trigger whose report covers this kind: one for all that end a training."""
+    """Return the kind of trigger whose report covers this kind: one for all that end a training."""
     return "diverged" if kind == "not finite" else kind

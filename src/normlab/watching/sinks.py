@@ -19,13 +19,13 @@ from normlab.runs.files import append_rows, write_json_atomic, write_text_atomic
 
 
 class Sink(Protocol):
-    """Receives the numbers of a watched step by name."""
+    """Receives the numbers of a watched step, by name."""
 
     def __call__(self, step: int, values: Mapping[str, float]) -> None: ...
 
 
 class WandbSink:
-    """Log to a run of wandb: ``WandbSink(wandb.init(...))``."""
+    """Log to a wandb run: ``WandbSink(wandb.init(...))``."""
 
     def __init__(self, run: Any) -> None:
         self._run = run
@@ -35,7 +35,7 @@ class WandbSink:
 
 
 class TrackioSink(WandbSink):
-    """Log to a run of trackio, whose ``log`` is that of wandb: ``TrackioSink(trackio.init(...))``."""
+    """Log to a trackio run, whose ``log`` is like wandb's: ``TrackioSink(trackio.init(...))``."""
 
 
 class TensorBoardSink:
@@ -58,16 +58,16 @@ _SINKS: Final[Mapping[str, tuple[str, Callable[[Any, Path], Sink]]]] = {
         lambda tensorboard, folder: TensorBoardSink(tensorboard.SummaryWriter(str(folder))),
     ),
 }
-"""Name to the module that is imported, and what opens the sink with it."""
+"""By name, the module to import, and the function that opens the sink with it."""
 
 
 def sink_of(given: str | Sink, folder: Path) -> Sink:
-    """Return a sink, or the one of this name, which is opened at the first watched step: by then the trainer
-    has begun its run. Raises UserError for a name or a library that is not there.
+    """Return a given sink, or the one with this name, which opens at the first watched step: by then the
+    trainer has begun its run. Raises UserError for an unknown name or a missing library.
     """
     if not isinstance(given, str):
         if not callable(given):
-            raise UserError(f"a sink is called with a step and its values, and {given!r} cannot be called")
+            raise UserError(f"a sink is called with a step and its values, but {given!r} cannot be called")
         return given
     if given not in _SINKS:
         raise UserError(f"there is no sink {given!r}; there are {', '.join(_SINKS)}, or pass a function")
@@ -79,9 +79,9 @@ def sink_of(given: str | Sink, folder: Path) -> Sink:
 
 
 class RecordFile:
-    """Writes records to ``path`` as JSON lines with the fields of ``Record``, and beside these the role and
-    the layer of a sublayer; numbers that are not finite are words. A rank above 0 writes a file of its own,
-    ``watch.rank1.jsonl`` beside ``watch.jsonl``.
+    """Writes records to ``path`` as JSON lines with the fields of ``Record`` and the role and layer of a
+    sublayer; numbers that are not finite are words. A rank above 0 writes a file of its own, such as
+    ``watch.rank1.jsonl`` next to ``watch.jsonl``.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -113,8 +113,8 @@ class RecordFile:
     def write_flight(
         self, path: Path, reports: Sequence[Mapping[str, Any]], notes: Sequence[str], *, losses: int
     ) -> None:
-        """Write the reports of the flight recorder, the notes and the number of losses that it was given,
-        which the page shows with the rows.
+        """Write the flight recorder's reports, the notes and the number of losses that it got, all of which
+        the page shows with the rows.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json_atomic(path, {"reports": reports, "notes": notes, "losses": losses}, flat=True)
@@ -127,10 +127,10 @@ class RecordFile:
         return place | record._asdict()
 
     def begin(self, step: int) -> dict[int, float]:
-        """Make place for a training that begins at ``step``; return the rates of the earlier one by step.
+        """Make room for a training that begins at ``step``; return the rates of the earlier one by step.
 
-        At step 0 the files of an earlier training are renamed to the first free number, as watch.1.jsonl; of
-        a resumed training the rows of ``step`` and later ones are removed, since these steps are repeated.
+        At step 0, the files of an earlier training are renamed to the first free number, as in watch.1.jsonl;
+        for a resumed training, the rows from ``step`` on are removed, since these steps are repeated.
         """
         path = self.path
         if not path.exists():

@@ -1,4 +1,4 @@
-"""What the watch of each trainer shares, and that of torchtitan's ``Trainer``."""
+"""What the watches of all trainers share, and the watch of torchtitan's ``Trainer``."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from normlab.watching.watch import OUT, Watch
 
 
 class WatchingCallback(ABC):  # noqa: B024 - each trainer names its hooks otherwise
-    """Base of the callbacks: it holds the ``Watch`` that their trainer's hooks drive, and takes its
-    options.
-    """
+    """Base of the callbacks: it takes the options of the ``Watch`` that it holds and the hooks drive."""
 
     def __init__(self, probes: str | Sequence[Probe] = "standard", **options: Any) -> None:
         self.watch = Watch(probes, **options)
@@ -43,20 +41,19 @@ def watched(
     probes: str | Sequence[Probe] = "standard",
     sinks: Sequence[Any] = (),
 ) -> Iterator[Watch]:
-    """Watch a trainer of torchtitan inside this block, in which ``trainer.train()`` is called.
+    """Watch a torchtitan trainer inside this block, in which you call ``trainer.train()``.
 
-    It is seen through attributes that torchtitan's trainer has: ``model_parts``, ``optimizers`` (a
-    container), ``forward_backward_step``, whose losses the recorder is given,
-    ``gradient_accumulation_steps``, by which these are divided, and ``step``, which counts from 1 and goes on
-    from a checkpoint. Raises UserError for a trainer without the first three, and for a model in several
-    parts.
+    It uses attributes of torchtitan's trainer: ``model_parts``, ``optimizers`` (a container),
+    ``forward_backward_step``, whose losses go to the recorder, ``gradient_accumulation_steps``, by which
+    these are divided, and ``step``, which counts from 1 and continues from a checkpoint. Raises UserError for
+    a trainer without the first three, and for a model in several parts.
     """
     names = ("model_parts", "optimizers", "forward_backward_step")
     parts, container, given = (getattr(trainer, name, None) for name in names)
     if parts is None or container is None or given is None:
         raise UserError(
-            f"{type(trainer).__name__} has no model_parts, optimizers and forward_backward_step; for a loop "
-            "of your own, call normlab.watch(model, optimizers)"
+            f"{type(trainer).__name__} has no model_parts, optimizers and forward_backward_step; for your "
+            "own loop, call normlab.watch(model, optimizers)"
         )
     if len(parts) != 1:
         raise UserError(f"the model has {len(parts)} parts; pipelines of several parts cannot be watched")

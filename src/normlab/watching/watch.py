@@ -1,4 +1,4 @@
-"""Watch a training of another trainer, or of a plain loop: what all of them share."""
+"""Watch a training by another trainer or a plain loop: what all of them share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from normlab.watching.sinks import RecordFile, Sink, sink_of
 
 OUT: Final = "watch"
 FETCH: Final = 16
-"""Steps after which they are fetched from the device, in one transfer, and looked at."""
+"""How many steps are fetched from the device in one transfer and then looked at."""
 
 
 @validated
@@ -37,8 +37,8 @@ class Watch:
     In its first steps the loop is checked, and a copy of the model by some properties of ``check``.
 
     ``out`` is a folder for ``watch.jsonl`` and the page ``watch.html``, or a path that ends in ``.jsonl``,
-    which has its page beside it. ``emit`` takes the records instead of the file. After construction nothing
-    here raises: what fails is a warning, once, and the training goes on.
+    which gets its page next to it. ``emit`` takes the records instead of the file. After construction nothing
+    here raises: a failure becomes one warning, and the training continues.
     Raises UserError for a preset or a sink that does not exist and for steps below 1.
     """
 
@@ -82,7 +82,7 @@ class Watch:
 
     @property
     def flight(self) -> Path:
-        """The file of the reports and of the notes about what could not be watched."""
+        """The file with the reports and with notes about what could not be watched."""
         return self.path.with_suffix(".flight.json")
 
     @property
@@ -91,8 +91,8 @@ class Watch:
         return self._reports.flights()
 
     def start(self, step: int) -> None:
-        """Begin a training at step 0, setting the files of an earlier one aside, or resume one at ``step``:
-        rows from there on will be written again. A process that ends without ``close`` closes.
+        """Begin a training at step 0, moving the files of an earlier one aside, or resume one at ``step``,
+        from where rows are written again. A process that ends without ``close`` closes the watch.
         """
         with self._guard("the watch cannot begin"):
             self._observation.reset()
@@ -106,7 +106,7 @@ class Watch:
             self._checks = Checks(self._reports, self, step, rates)
 
     def attach(self, model: nn.Module, optimizers: Sequence[Any], *, compiled: bool = False) -> None:
-        """See the losses that the model puts out and the steps that the optimizers take, until ``close``."""
+        """Watch the losses that the model returns and the steps that the optimizers take, until ``close``."""
         with self._guard("updates cannot be watched"):
             self._remove_hooks()
             self._model = inner = unwrap(model)
@@ -121,13 +121,13 @@ class Watch:
                 self._hooks.append(optimizer.register_step_post_hook(partial(self._after, one)))
 
     def count_steps(self) -> None:
-        """Count the steps here, by the optimizers' own, since no trainer does."""
+        """Count the steps here, by those of the optimizers, since no trainer does."""
         self._counts = True
         if self._model is not None and not self._compiled:
             self._hooks.append(self._model.register_forward_pre_hook(self._called, with_kwargs=True))
 
     def begin(self, model: nn.Module, step: int, *, compiled: bool = False, own_calls: int = 0) -> None:
-        """Begin a step, and observe it if it is its turn; see ``Observation.begin``."""
+        """Begin a step, and observe it if its turn has come; see ``Observation.begin``."""
         if step != self._step:
             self._finish_step()
         self._step = step
@@ -135,7 +135,7 @@ class Watch:
 
     def loss(self, loss: Tensor | float) -> None:
         """Give the recorder the loss of a batch, or of each micro-batch, not divided by their number.
-        Nothing waits for the device. What is given here counts, and not what is in the model's output.
+        Nothing waits for the device. A loss given here counts instead of the one in the model's output.
         """
         with self._guard("the loss cannot be recorded"):
             self._losses.give(loss)
@@ -162,7 +162,7 @@ class Watch:
         self._write_rows()
 
     def close(self) -> None:
-        """End: write what is left, report what went wrong, remove all hooks, draw the page."""
+        """Write what is left, report what went wrong, remove all hooks, and draw the page."""
         self._forget_exit()
         self.end()
         self._finish_step()
@@ -170,7 +170,7 @@ class Watch:
         with self._guard("the recorder failed"):
             self._checks.conclude(self._recorder)
             if self._recorder.ring and not self._recorder.curve.count and not self.reports:
-                self._note("no loss was seen, so that a divergence may not be: give it by watch.loss(loss)")
+                self._note("no loss was seen, so a divergence may go unseen: pass it to watch.loss(loss)")
         with self._guard("the page cannot be drawn"):
             if self._emit is None:
                 self._draw()
@@ -218,7 +218,7 @@ class Watch:
                 begin(model, self._step, *given, **options)
 
     def _called(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Begin a step with the first call of the model in training after a step of an optimizer."""
+        """Begin a step at the model's first call in training mode after an optimizer's step."""
         if not model.training or not torch.is_grad_enabled() or self._observation.running:
             return
         if self._stepped:
@@ -232,9 +232,9 @@ class Watch:
 
     def _before(self, one: OptimizerSteps, _: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         one.depth += 1
-        if one.depth > 1:  # the step of a class whose parent's step is called, too
+        if one.depth > 1:  # the parent class's step, called by the subclass's
             return
-        if one.stepped:  # the step before has ended without a call of the model that was seen
+        if one.stepped:  # the last step ended and no call of the model was seen since
             self._finish_step()
         if self._counts and self._model is not None and not self._observation.running and not self._stepped:
             self._observe(self._observation.begin_uncalled, self._model, compiled=self._compiled)
@@ -259,7 +259,7 @@ class Watch:
             self._checks.loop.after(one.parameters)
 
     def _finish_step(self) -> None:
-        """Give the recorder the step that the optimizers took, and emit its updates if it was its turn."""
+        """Give the recorder the step that the optimizers took, and emit its updates if its turn had come."""
         if done := self._stepped:
             with self._guard("updates cannot be recorded"):
                 self._take(done, due=self._due and bool(self._observation.preset))
@@ -319,7 +319,7 @@ class Watch:
 
     @contextmanager
     def _guard(self, what: str) -> Iterator[None]:
-        """Do something of ours inside this block; a failure is a note, because no training may end by it."""
+        """Run our own code in this block; a failure becomes a note, because it must not end a training."""
         try:
             yield
         except Exception as error:
@@ -333,12 +333,12 @@ class Watch:
         self._warn(sentence)
 
     def _warn(self, sentence: str) -> None:
-        """The one place through which a person is spoken to while a training runs."""
+        """Warn the user; this is the only place that does so while a training runs."""
         warnings.warn(f"normlab: {sentence}", stacklevel=2)
 
 
 def _innermost(optimizer: Any) -> Optimizer:
-    """Return the optimizer inside the wrappers of a trainer, whose steps are those that are taken."""
+    """Return the optimizer inside a trainer's wrappers, the one that takes the actual steps."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner
     if not callable(getattr(optimizer, "register_step_post_hook", None)):
@@ -362,13 +362,13 @@ def watch(
 ) -> Watch:
     """Watch a plain training loop: ``with normlab.watch(model, optimizer) as watch: …``.
 
-    A step is one call of the model in training mode, or several, and the step of the optimizer, or of each of
-    a list of them, that follows. ``watch.loss(loss)`` gives the recorder the loss, unless the model puts it
-    out: as ``loss``, or as the only number in a tuple. ``first_step`` is the number of steps that a resumed
-    training has done. At the end of the block, or by ``watch.close()``, the page is drawn. Where ranks hold
-    parts of the weights, as under ``fully_shard``, each of them has to watch, because their norms are added.
+    A step is one or more calls of the model in training mode, and the step of the optimizer, or of each in a
+    list, that follows. ``watch.loss(loss)`` gives the recorder the loss, unless the model returns it: as
+    ``loss``, or as the only number in a tuple. ``first_step`` is the number of steps that a resumed training
+    has done. The page is drawn at the end of the block, or by ``watch.close()``. If ranks hold parts of the
+    weights, as under ``fully_shard``, each of them has to watch, because their norms are added.
 
-    Raises UserError for what is no optimizer, an unknown preset or sink, steps below 1, a first step below 0.
+    Raises UserError for a wrong optimizer, an unknown preset or sink, steps below 1, a first step below 0.
 
     >>> with normlab.watch(model, optimizer, out="watch") as watch:
     ...     watch.loss(loss(model, batch))  # and the rest of your loop

@@ -209,7 +209,7 @@ def test_a_spike_is_replayed_before_a_checkpoint_that_would_hide_its_beginning(p
 def test_a_fault_that_does_not_come_again_is_none_of_the_configuration(prepared, tmp_path):
     (report,) = flown(started(prepared, tmp_path, plant=nan_at(FROM, often=False)))
     assert report["verdict"]["rule"] == "none"
-    assert report["verdict"]["sentence"].startswith(f"done again, step {FROM} comes out otherwise")
+    assert report["verdict"]["sentence"].startswith(f"done again, step {FROM} comes out differently")
     assert report["replay"]["agrees"] is False
     assert "nan then" in report["verdict"]["evidence"][0]
 

@@ -1,1 +1,1 @@
-"""Recipe names to configurations: the grammar, what a name resolves to, and parts from plug-ins."""
+"""From recipe names to configurations: the grammar, what a name resolves to, and parts from plug-ins."""

@@ -1,7 +1,7 @@
-"""Named baselines: language models as they are published, which a recipe begins with as ``like:llama``.
+"""Named baselines: published language models, with which a recipe can begin, as in ``like:llama``.
 
 A baseline is a recipe and the fields that no part of a recipe sets. Sizes, lengths, the learning rate and the
-number of warm-up steps stay those of the base configuration, because they go with the size of the model.
+number of warm-up steps stay those of the base configuration, because they depend on the model's size.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from normlab.nn import Placement
 from normlab.nn.registry import Registered, Registry
 
 LIKE = "like:"
-"""Where the names of baselines begin, some of which are also names of placements."""
+"""The prefix of baselines' names, since some are also names of placements."""
 ADAMW: Mapping[str, Any] = {
     "betas": (0.9, 0.95),
     "eps": 1e-8,
@@ -32,7 +32,7 @@ ADAMW: Mapping[str, Any] = {
 
 
 PLAIN: Mapping[str, Any] = {"dropout": 0.0}
-"""What all baselines have."""
+"""Fields that all baselines set."""
 
 
 class NamedBaseline(Registered, ABC):
@@ -42,15 +42,15 @@ class NamedBaseline(Registered, ABC):
     recipe: ClassVar[str]
     """Its parts, as a recipe."""
     task: ClassVar[str] = "language_model"
-    """What it was published for."""
+    """The task that it was published for."""
     model: ClassVar[Mapping[str, Any]] = {}
-    """Fields of ``ModelConfig`` beside the parts."""
+    """Fields of ``ModelConfig`` besides the parts."""
     optim: ClassVar[Mapping[str, Any]] = ADAMW
-    """Fields of ``OptimConfig`` beside the parts."""
+    """Fields of ``OptimConfig`` besides the parts."""
 
     @classmethod
     def applied_to(cls, base: Config, kept: Collection[str] = ()) -> Config:
-        """Return the base with the baseline's fields, but for those in ``kept``, which are the user's own."""
+        """Return the base with the baseline's fields, except those in ``kept``, which the user has set."""
 
         def chosen(section: Mapping[str, Any]) -> dict[str, Any]:
             return {name: value for name, value in section.items() if name not in kept}
@@ -66,12 +66,12 @@ class NamedBaseline(Registered, ABC):
 
 
 def baseline_of(name: str) -> type[NamedBaseline] | None:
-    """Return the baseline that a recipe begins with, if it does with one."""
+    """Return the baseline that a recipe begins with, if any."""
     return _baseline(without_alias(name).split("+")[0])
 
 
 def _baseline(head: str) -> type[NamedBaseline] | None:
-    """Return the baseline that a recipe begins with: ``like:llama``, or ``llama`` where no placement is."""
+    """Return the baseline that a recipe begins with: ``like:llama``, or ``llama`` if no placement is."""
     name = head if head.startswith(LIKE) else LIKE + head
     if head.startswith(LIKE) or (name in NamedBaseline.registry and head not in Placement.registry):
         return NamedBaseline.registry[name]
@@ -84,7 +84,7 @@ def alias_of(name: str) -> str:
 
 
 def without_alias(name: str) -> str:
-    """Return a recipe without its short name. Raises UserError for one that is none."""
+    """Return a recipe without its short name. Raises UserError for an invalid one."""
     alias, equals, recipe = name.partition("=")
     if not equals:
         return name
@@ -115,7 +115,7 @@ class Llama(NamedBaseline, name="like:llama"):
 
     Touvron et al. 2023, Sections 2.2 and 2.3 (arXiv 2302.13971), without dropout; rates of 3e-4 and 1.5e-4,
     2,000 steps of warm-up. Its start is not published: this is Hugging Face's, and its epsilon of 1e-5 is
-    known from second hand. Llama 3 has ``--rope-theta 5e5``.
+    known only second-hand. Llama 3 has ``--rope-theta 5e5``.
     """
 
     recipe = "pre+rmsnorm+untied+noembedscale+normal002+rope+swiglu+nobias+adamw+cosine+warmup"
@@ -123,7 +123,7 @@ class Llama(NamedBaseline, name="like:llama"):
 
 
 class OLMo2(NamedBaseline, name="like:olmo2"):
-    """OLMo 2: RMSNorm behind every branch and on queries and keys, rope, SwiGLU, no biases, an output matrix
+    """OLMo 2: RMSNorm after every branch and on queries and keys, rope, SwiGLU, no biases, an output matrix
     of its own, AdamW, z-loss and a cosine to a tenth.
 
     OLMo et al. 2025, Sections 2 and 3 (arXiv 2501.00656), with the numbers of the authors' configurations:
@@ -137,7 +137,7 @@ class OLMo2(NamedBaseline, name="like:olmo2"):
 
 
 class Gemma3(NamedBaseline, name="like:gemma3"):
-    """Gemma 3: zero-centred RMSNorm before and behind every branch and on each head's queries and keys, rope,
+    """Gemma 3: zero-centred RMSNorm before and after every branch and on each head's queries and keys, rope,
     GeGLU, no biases, tied embeddings times the root of the width; five sliding layers, then a full one.
 
     Gemma Team 2025, Section 2 (arXiv 2503.19786). The window is 1,024 positions in the report and 4,096 in
@@ -155,7 +155,7 @@ class Gemma3(NamedBaseline, name="like:gemma3"):
 
 
 class Nanochat(NamedBaseline, name="like:nanochat"):
-    """nanochat: Pre-LN with x0 and residual lambdas, RMSNorm without gains, also on queries and keys behind
+    """nanochat: Pre-LN with x0 and residual lambdas, RMSNorm without gains, also on queries and keys after
     rope, ReLU², no biases, an output matrix of its own and soft-capped logits; Muon with AdamW by role, WSD.
 
     nanochat's code (gpt.py at 92d63d4); Muon is that of Jordan et al. 2024, as Liu et al. 2025, Section 2

@@ -20,17 +20,17 @@ from normlab.training.recipes.baselines import baseline_of
 from normlab.training.recipes.sources import paragraphs
 
 DECODER: Final[dict[str, Any]] = {"encoder_layers": 0, "decoder_layers": 4, "dropout": 0.0}
-"""Sizes of a model for which nothing else is said."""
+"""The default sizes of a model."""
 ROWS, POSITIONS = 8, 32
-"""Shape of the random tokens from which a placement takes its initialisation, where that needs data."""
+"""Shape of the random tokens for placements whose initialisation needs data."""
 
 
 def build(recipe: str, vocab_size: int, *, seed: int = 1, force: bool = False, **sizes: Any) -> TokenModel:
     """Build an initialised model from a recipe: a decoder of 4 layers of width 256, unless ``sizes`` differ.
 
     ``sizes`` are fields of ``ModelConfig``: dim, ffn_dim, heads, encoder_layers, decoder_layers, dropout and
-    so on. A model with an encoder alone is a BERT, one with both translates. A decoder maps ids `[B, T]` to
-    logits `[B, T, V]`. Placements whose initialisation reads data (Admin) read random tokens; call
+    so on. A model with only an encoder is a BERT; one with both stacks translates. A decoder maps ids `[B,
+    T]` to logits `[B, T, V]`. Placements whose initialisation reads data (Admin) read random tokens; call
     ``normlab.nn.init.profile_`` to let them read yours.
 
     Raises UserError for a recipe or a size that does not exist, and, without ``force``, for a combination
@@ -57,8 +57,8 @@ def build(recipe: str, vocab_size: int, *, seed: int = 1, force: bool = False, *
 
 
 def explain(config: Config) -> dict[str, str]:
-    """Return labelled texts: equation and source of every choice that is not the plain one, the placement's
-    factors on the initialisation of each matrix, and the number of parameters.
+    """Return labelled texts: equation and source of every choice except plain ones, the placement's factors
+    on the initialisation of each matrix, and the number of parameters.
     """
     model = grammar.empty_model(config.model, config.data.vocab_size)
     texts = {"in short": grammar.describe(config)}
@@ -114,7 +114,7 @@ def _initialisation(model: TokenModel) -> Iterator[str]:
 def gains(model: TokenModel) -> dict[tuple[str, float], list[str]]:
     """Return the matrices whose initial standard deviation has a factor other than 1, by stack and factor.
 
-    A matrix that has another factor in another branch of the stack is named with its branch.
+    A matrix whose factor differs between branches of the stack is named with its branch.
     """
     roles: dict[tuple[str, str], dict[float, dict[str, None]]] = defaultdict(lambda: defaultdict(dict))
     for sublayer in model.modules():

@@ -22,7 +22,7 @@ from normlab.training.recipes.baselines import LIKE, NamedBaseline, baseline_of,
 from normlab.training.recipes.plugins import HINT, code_digest
 
 LONGEST = 300
-"""More characters than a recipe needs that names a part of each axis."""
+"""More characters than a recipe needs even if it names a part of each axis."""
 DEFAULTS = Config()
 MODELS: Mapping[tuple[bool, bool], type[nn.TokenModel]] = {
     (True, True): nn.Seq2Seq,
@@ -34,14 +34,14 @@ MODELS: Mapping[tuple[bool, bool], type[nn.TokenModel]] = {
 
 @dataclass(frozen=True)
 class Axis:
-    """One choice that a recipe makes: the names to choose from, and the field of ``Config`` for it."""
+    """One choice that a recipe makes: the names to choose from, and its field of ``Config``."""
 
     name: str
     names: Mapping[str, object]
     section: str
     field: str
     keeps: bool = False
-    """Whether a recipe that names none keeps the choice of the base instead of the default."""
+    """Whether a recipe that names no choice keeps the base's instead of the default."""
     always_said: bool = False
     """Whether a description names even the plain choice."""
     form: str = "{}"
@@ -83,7 +83,7 @@ AXES = (
     Axis("optimiser", OPTIMISERS, "optim", "optimiser", keeps=True),
     Axis("schedule", SCHEDULES, "optim", "schedule", keeps=True, always_said=True),
 )
-"""The choices that may follow the placement in a recipe, with at most one name for each."""
+"""The choices that may follow the placement in a recipe, at most one name for each."""
 WARM_UP: Mapping[str, object] = {"warmup": warmup}
 """The recipe part that switches on the warm-up of ``optim.warmup_steps``."""
 
@@ -112,7 +112,7 @@ def parts() -> list[RecipePart]:
 
 
 def listed() -> list[RecipePart]:
-    """Return ``parts`` with, after the placements, their composition, and the baselines at the end."""
+    """Return ``parts`` with the composition of placements after them, and the baselines at the end."""
     registered, end = parts(), len(PLACEMENT.names)
     both = RecipePart(PLACEMENT.name, "enc:A/dec:B", _placements)
     return [*registered[:end], both, *registered[end:], *baselines()]
@@ -128,17 +128,17 @@ def resolve(name: str, base: Config, *, force: bool = False, kept: Sequence[str]
     """Return the base configuration with a recipe's choices.
 
     A recipe is a placement (or ``enc:A/dec:B``) and then, joined by ``+``, at most one name from each axis,
-    and ``warmup``. One that begins with a baseline (``like:llama``, or ``llama`` if no placement is called
-    so) has all its choices that no later name replaces, a placement among them, and leaves the fields in
-    ``kept`` as they are in the base; a table of roles with rates goes with its optimiser. ``A=`` before a
-    recipe gives it a short name.
+    and ``warmup``. One that begins with a baseline (``like:llama``, or ``llama`` if no placement has that
+    name) has all of the baseline's choices, including the placement, except those that later names replace,
+    and leaves the fields in ``kept`` as they are in the base; a table of roles with rates goes with its optimiser.
+    ``A=`` before a recipe gives it a short name.
 
-    Without a name, norm, embedding and scheme are the defaults; query-key norm, bias, inner norm and head
-    gain follow the placement's source; position encoding, activation, optimiser and schedule stay those of
-    the base. Without ``warmup`` there are no warm-up steps.
+    If no name sets them, norm, embedding and scheme are the defaults; query-key norm, bias, inner norm and
+    head gain follow the placement's source; position encoding, activation, optimiser and schedule stay those
+    of the base. Without ``warmup`` there are no warm-up steps.
 
-    Raises UserError with the allowed names, or with the reason why a choice is not defined with another. The
-    latter can be overridden by ``force``; the reason is then stored as the configuration's ``forced``.
+    Raises UserError with the allowed names, or with the reason why a choice is not defined with another.
+    ``force`` overrides the latter; the reason is then stored as the configuration's ``forced``.
 
     >>> normlab.resolve("pre+rmsnorm", normlab.Config()).model.norm
     'rmsnorm'
@@ -189,7 +189,7 @@ def not_plain(axis: Axis, config: Config) -> dict[str, str]:
 
 
 def by_stack(axis: Axis, config: Config) -> dict[str, str]:
-    """Return each stack's choice on an axis, or a single one under an empty name if all are equal."""
+    """Return each stack's choice on an axis, or one choice under an empty name if all are equal."""
     placements, chosen = _stacks(config.model), axis.of(config)
     if axis is PLACEMENT:
         choices = placements
@@ -223,7 +223,7 @@ def require_known(config: Config) -> None:
     """Raise UserError if a configuration names something that is not registered in this process."""
     if config.task == OWN_TASK:
         raise UserError(
-            f"the run is of {config.recipe}, code of your own, of which no configuration can make a model; "
+            f"the run trained {config.recipe}, your own code, which no configuration can turn into a model; "
             "train it again with the command on its page, which normlab run report writes"
         )
     for axis in (PLACEMENT, *AXES):
@@ -282,7 +282,7 @@ class _Recipe:
 
     @property
     def own(self) -> Mapping[str, str]:
-        """What is named beside the baseline."""
+        """The names that differ from the baseline's."""
         before = self.start.named if self.start else {}
         return {axis: name for axis, name in self.named.items() if before.get(axis) != name}
 
@@ -302,7 +302,7 @@ class _Recipe:
             if axis.of_branch and all(
                 getattr(nn.Placement.registry[p], axis.field) == name for p in self.placements
             ):
-                name = ""  # the same numbers have the same id, named or not
+                name = ""  # the same numbers get the same id, named or not
             chosen[axis.section][axis.field] = name
         model = replace(base.model, encoder_placement=encoder, decoder_placement=decoder, **chosen["model"])
         if model.kv_heads == model.heads:
@@ -325,7 +325,7 @@ class _Recipe:
         return reasons + [why for why in (*reasons_of_parts, underived(config.optim, scaling)) if why]
 
     def without_conflict(self, base: Config) -> list[_Recipe]:
-        """Return defined recipes one change away: one without a part, and one with another part."""
+        """Return defined recipes one change away: without a part, and with another part."""
         defined: list[_Recipe] = []
         seen: list[Config] = []
         for kind in (self._without_one(), self._with_another()):

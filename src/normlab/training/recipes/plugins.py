@@ -1,6 +1,6 @@
 """Plug-ins: modules outside this package that register placements, norms, schemes and schedules.
 
-Only modules that the user names or has installed are imported, never one that a file names.
+Only modules that the user names or has installed are imported, never ones that a file names.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def load_plugins(*names: str) -> None:
     for installed in entry_points(group=GROUP):
         _import(installed.module, f"installed package's entry point {installed.name!r} in {GROUP!r}")
     if wanted and str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))  # last: no file in it stands in for a library
+        sys.path.append(str(Path.cwd()))  # last, so that no file in it shadows a library
     for name in wanted:
         _import(name, "--import" if name in names else f"${ENVIRONMENT}")
     if wanted:
@@ -78,10 +78,10 @@ def _import(name: str, asked_by: str) -> None:
             module = name.removesuffix(".py").strip("./").replace("/", ".")
             hint = f"; give a module instead of a file: --import {module}"
         elif missing and (name + ".").startswith(f"{getattr(error, 'name', '')}."):
-            hint = f"; modules are searched in {Path.cwd()} and among the installed packages"
+            hint = f"; modules are looked for in {Path.cwd()} and among the installed packages"
         reason = (
             str(error) if isinstance(error, (ImportError, UserError)) else f"{type(error).__name__}: {error}"
         )
         if not name or name.startswith("."):
-            reason = "it is no name of a module, such as my_package.my_module"
+            reason = "it is not the name of a module, such as my_package.my_module"
         raise UserError(f"cannot import {name!r} ({asked_by}): {reason}{hint}") from error

@@ -1,4 +1,4 @@
-"""What the docstring of a part says: its equation and its source."""
+"""Read the docstring of a part: its equation and its source."""
 
 from __future__ import annotations
 
