@@ -130,8 +130,8 @@ def resolve(name: str, base: Config, *, force: bool = False, kept: Sequence[str]
     A recipe is a placement (or ``enc:A/dec:B``) and then, joined by ``+``, at most one name from each axis,
     and ``warmup``. One that begins with a baseline (``like:llama``, or ``llama`` if no placement has that
     name) has all of the baseline's choices, including the placement, except those that later names replace,
-    and leaves the fields in ``kept`` as they are in the base; a table of roles with rates goes with its optimiser.
-    ``A=`` before a recipe gives it a short name.
+    and leaves the fields in ``kept`` as they are in the base; a table of roles with rates goes with its
+    optimiser. ``A=`` before a recipe gives it a short name.
 
     If no name sets them, norm, embedding and scheme are the defaults; query-key norm, bias, inner norm and
     head gain follow the placement's source; position encoding, activation, optimiser and schedule stay those
