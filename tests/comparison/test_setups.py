@@ -140,7 +140,7 @@ def test_a_file_is_compared_with_its_changed_copy(here, capsys, monkeypatch):
         "--first-seed 1 --seeds 1 --out again"
     )
     assert main(["train", "--config", str(done.config_file)]) == 2
-    assert "code of your own" in capsys.readouterr().err
+    assert "your own code" in capsys.readouterr().err
     before = (done.path / "metrics.jsonl").stat().st_mtime_ns
     assert train_own(done.config(), here, FILES).status().state == "done"
     assert (done.path / "metrics.jsonl").stat().st_mtime_ns == before
