@@ -57,7 +57,8 @@ def objections(artefact: Artefact, found: Reproduction, claim: Claim) -> Iterato
     measure, verdict = measures_of(artefact).get(claim.measure), claim.verdict(found.measures)
     if claim.check or measure is None or verdict not in ("agrees", "disagrees"):
         return
-    trainings, paper = artefact.trainings[found.scale], artefact.trainings["paper"]
+    trainings = artefact.trainings[found.scale]
+    paper = artefact.trainings.get("paper", trainings)
     read = [cell for cell in trainings.cells if cell in measure.reads()]
     configs = [changed(trainings.base, trainings.cells[cell]) for cell in read]
     if counts_failures(measure, claim, verdict) and min(c.train.steps for c in configs) < LASTS:
