@@ -114,7 +114,7 @@ def reports(loop, folder):
 
 
 FAULTS = {
-    "never zeroed": ("step", "the last step's gradient is still in", {}),
+    "never zeroed": ("step", "gradient is still in that of", {}),
     "clipped first": ("step", "after the clip, backward adds to the gradient of", {}),
     "clipped while scaled": ("step", "a clip leaves gradients of norm", {"amp": True}),
     "four a step": ("schedule", "the learning rate is 0 from step 15 on", {}),
