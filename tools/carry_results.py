@@ -1,49 +1,61 @@
-"""Carries kept results over to fingerprints that cover more of the same claims.
+"""Keeps the results of artefacts whose claims say less than before: a claim is gone, is a check, counts as a
+part of another, has a range in place of one bound, or is left to trainings that were not run.
 
-Run it after ``Artefact.fingerprint`` has changed and before ``tools/lock_claims.py``: a kept result that was
-measured for the claim as it is locked gets the claim's new fingerprint, the commit that locked the claim, and
-the date of the commit that first kept it: it began before that. Measures, tables and facts stay as they are.
-Pairs of new and old fingerprint go to ``tests/papers/carried.json``, so that the test of the lock finds the
-old one in that commit.
+    python tools/supersede.py ID ...      # before the claims are changed
+    python tools/lock_claims.py           # after that
+    python tools/carry_results.py ID ...
+
+The last earlier version of each artefact is kept for the new claims, without the measures that these leave
+out. The pair of fingerprints goes to ``tests/papers/carried.json``, so that the test of the lock finds the
+claim that the result was measured for. A claim with other bounds is refused: measure it anew.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import subprocess
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from lock_claims import LOCK
-from normlab.papers import ARTEFACTS
-from normlab.papers.results import KEPT, locked_in, read_reproduction
+from normlab.papers import find_artefact
+from normlab.papers.claim import Claim
+from normlab.papers.results import KEPT, superseded, write_reproduction
 
 CARRIED = LOCK.with_name("carried.json")
+LESS = "check", "part_of", "needs", "until"
+"""Fields that only take from what a claim says."""
 
 
-def kept_since(fingerprint: str, path: Path) -> str:
-    """The date of the first commit whose file has the fingerprint."""
-    log = ["git", "-C", str(KEPT), "log", "--reverse", "--format=%cI", "-S", fingerprint, "--", path.name]
-    return subprocess.run(log, capture_output=True, text=True, check=True).stdout.partition("\n")[0]
+def asserted(claim: Claim) -> dict[str, object]:
+    """What a claim says of its measure."""
+    return {name: value for name, value in claim.content().items() if name not in LESS}
+
+
+def new_in(now: Sequence[Claim], then: Sequence[Claim]) -> Iterator[Claim]:
+    """The claims that say what none said then, or say again what was a check, one part or a range."""
+    before = {claim.measure: claim for claim in then}
+    for claim in now:
+        old = before.get(claim.measure)
+        kept = old is not None and all(name in claim.content() for name in LESS if name in old.content())
+        if old is None or not kept or asserted(claim) != asserted(old):
+            yield claim
 
 
 def main() -> None:
-    """Carry every kept result over, or say why not."""
-    locked, carried = json.loads(LOCK.read_text(encoding="utf-8")), dict[str, str]()
-    for path in sorted(KEPT.glob("*.json")):
-        found = read_reproduction(path)
-        if found.fingerprint != locked.get(path.stem):
-            raise SystemExit(f"{path} was not measured for the claim that is locked; measure it anew")
-        carried[ARTEFACTS[found.id].fingerprint(found.scale)] = found.fingerprint
-    for path in sorted(KEPT.glob("*.json")):
-        old = read_reproduction(path).fingerprint
-        text = path.read_text(encoding="utf-8")
-        for new, before in carried.items():
-            text = text.replace(before, new)
-        own = {"lock": locked_in(old), "began": kept_since(old, path)}
-        added = "".join(f',\n "{name}": "{value}"' for name, value in own.items())
-        path.write_text(text.removesuffix("\n}\n") + added + "\n}\n", encoding="utf-8")
-        print(f"{path.stem}: {old} -> {read_reproduction(path).fingerprint}, locked in {own['lock'][:9]}")
-    CARRIED.write_text(json.dumps(carried, indent=1) + "\n", encoding="utf-8")
+    """Keep the last earlier result of every artefact that is named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("ids", nargs="+", help="artefacts whose claims say less than before")
+    for id_ in parser.parse_args().ids:
+        artefact, last = find_artefact(id_), superseded(id_)[-1]
+        if more := [claim.says for claim in new_in(artefact.claims, last.claims)]:
+            raise SystemExit(f"{id_} has claims that were not measured: {more}; measure it anew")
+        own = {claim.measure for claim in artefact.claims if not claim.needs}
+        measures = {name: value for name, value in last.found.measures.items() if name in own}
+        new = artefact.fingerprint(last.found.scale)
+        print(write_reproduction(replace(last.found, fingerprint=new, measures=measures), KEPT))
+        carried = json.loads(CARRIED.read_text(encoding="utf-8")) | {new: last.found.fingerprint}
+        CARRIED.write_text(json.dumps(carried, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -11,13 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from carry_results import new_in
 from cases import each
 from lock_claims import LOCK, fingerprints
+from normlab.papers import ARTEFACTS
 from normlab.papers.artefact import Reproduction
-from normlab.papers.results import KEPT, locked_in, read_reproduction, result_name
+from normlab.papers.claim import at_most
+from normlab.papers.results import KEPT, locked_in, read_reproduction, result_name, superseded
 
 CARRIED = json.loads(LOCK.with_name("carried.json").read_text(encoding="utf-8"))
-"""Fingerprint to the one that covered less of the same claims."""
+"""Fingerprint to the earlier one that its result was measured for."""
 
 
 def locked() -> dict[str, str]:
@@ -62,7 +65,9 @@ def git(*arguments: str) -> str:
 
 def early(found: Reproduction, lock: Mapping[str, str], date: str) -> bool:
     """Whether a result was measured before its claim was locked, by a lock of that date."""
-    held = {found.fingerprint, CARRIED.get(found.fingerprint)} & {*lock.values()}
+    held, fingerprint = False, found.fingerprint
+    while fingerprint and not held:
+        held, fingerprint = fingerprint in lock.values(), CARRIED.get(fingerprint)
     return not held or datetime.fromisoformat(found.began) < datetime.fromisoformat(date)
 
 
@@ -72,6 +77,35 @@ def test_no_result_was_measured_before_its_lock(path):
     assert found.lock, "no commit locked it; commit tests/papers/claims.json, and measure it anew"
     lock = json.loads(git("show", f"{found.lock}:tests/papers/claims.json"))
     assert not early(found, lock, git("show", "-s", "--format=%cI", found.lock).strip())
+
+
+NARROWED = [
+    (a, last)
+    for a in ARTEFACTS.values()
+    for last in superseded(a.id)
+    if last.found.fingerprint == CARRIED.get(a.fingerprint())
+]
+"""Artefacts that say less than when they were measured, with what they said then."""
+
+
+def test_some_results_are_carried():
+    assert NARROWED
+
+
+@each("artefact, last", NARROWED, ids=lambda one: getattr(one, "id", ""))
+def test_a_carried_result_is_the_earlier_one_without_what_is_no_longer_claimed(artefact, last):
+    found = read_reproduction(KEPT / f"{artefact.id}.json")
+    assert list(new_in(artefact.claims, last.claims)) == []
+    assert found.measures.items() <= last.found.measures.items()
+    assert {name: [*rows] for name, rows in found.tables.items()} == last.found.tables
+
+
+def test_only_a_claim_that_says_less_is_carried():
+    then = at_most("a", 0.5, convention="few"), at_most("b", 0.5, check="by construction")
+    assert list(new_in([at_most("a", 0.5, convention="few", part_of="both")], then)) == []
+    assert list(new_in([at_most("a", 0.5, convention="few", check="it must")], then)) == []
+    for claim in (at_most("a", 0.6, convention="few"), at_most("b", 0.5), at_most("c", 0.5)):
+        assert list(new_in([claim], then)) == [claim]
 
 
 def test_a_lock_that_came_later_or_holds_another_claim_is_seen():

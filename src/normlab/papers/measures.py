@@ -164,22 +164,24 @@ class ShareTrainedToTheEnd(ShareTrained):
 
 @dataclass(frozen=True)
 class ShareBetter(_ScoresOfTwo[str]):
-    """The share of seeds at which ``a`` has the better test score, with its exact interval. A run that does
-    not train to its end is worse than any that does, so how often and how well a recipe trains form one
-    order, and no failed run is in a mean; if neither does, ``a`` is not the better one.
+    """The share of seeds at which ``a`` has a better test score than ``times`` that of ``b``, with its exact
+    interval. A run that does not train to its end is worse than any that does, so how often and how well a
+    recipe trains form one order, and no failed run is in a mean; if neither does, ``a`` is no better.
     """
 
+    times: float = 1.0
     within_seeds = False
 
     def measure(self, runs: Trained) -> Measure:
         of = runs.metric(self.metric)
         sign = 1.0 if of.higher_is_better else -1.0
 
-        def ranks(cell: str) -> list[tuple[bool, float]]:
+        def ranks(cell: str, factor: float) -> list[tuple[bool, float]]:
             seeds = zip(runs.trained_to_the_end(cell), runs.scores(of, cell), strict=True)
-            return [(trained, sign * float(score) if trained else 0.0) for trained, score in seeds]
+            return [(trained, sign * factor * float(score) if trained else 0.0) for trained, score in seeds]
 
-        return runs.share([x > y for x, y in _by_seed(ranks, self)])
+        both = zip(ranks(self.a, 1.0), ranks(self.b, self.times), strict=True)
+        return runs.share([x > y for x, y in both])
 
 
 @dataclass(frozen=True)
@@ -365,8 +367,7 @@ class ConstantRatio(OfRuns):
     cell: str
 
     def measure(self, runs: Trained) -> Measure:
-        seeds = enumerate(runs.models(self.cell), 1)
-        return runs.mean_ratio(model.constant_ratio(seed) for seed, model in seeds)
+        return runs.mean_ratio(m.constant_ratio(seed) for seed, m in enumerate(runs.models(self.cell), 1))
 
 
 @dataclass(frozen=True)
@@ -389,7 +390,7 @@ class ScaleChange(_OfTwo[str]):
     where: str
 
     def measure(self, runs: Trained) -> Measure:
-        scales = _by_seed(lambda cell: [model.scale_at(self.where) for model in runs.models(cell)], self)
+        scales = _by_seed(lambda cell: (model.scale_at(self.where) for model in runs.models(cell)), self)
         return runs.mean(x - y for x, y in scales)
 
 

@@ -62,24 +62,32 @@ def _row(init: str, placement: str) -> tuple[str, ...]:
     return tuple(f"warm-up {k}k {init} {placement}" for k in _WARMUPS)
 
 
+_FAILS: Final = 28.62 / 5.76
+"""SmallInit's BLEU over Xavier's at a warm-up of 16k, the worst run that Table 2 prints as a number: one that
+the paper calls failed is at least as far behind.
+"""
+_FAILED: Final = "a failed run is at least as far behind as Table 2's worst number, 5.76 against 28.62"
+
 TABLE2: Final = declare(
     "nguyen2019.table2",
     measures={
         name: measure
         for k, xavier, small in zip(_WARMUPS, _row("Xavier", "Post"), _row("SmallInit", "Post"), strict=True)
         for name, measure in {
-            f"xavier_post_{k}k": ShareTrainedToTheEnd((xavier,)),
+            f"xavier_post_{k}k": ShareBetter("bleu", small, xavier, times=_FAILS),
             f"small_post_{k}k": ShareTrainedToTheEnd((small,)),
-            f"post_{k}k": ShareBetter("bleu", small, xavier),
         }.items()
     },
     gpu={"pre": Difference("bleu", _row("SmallInit", "Pre"), _row("Xavier", "Pre"))},
     trainings=for_each_scale(_table2, EDGE),
     claims=(
         *(
-            make(f"{part}_{k}k", part_of=part)
+            claim
             for k in _WARMUPS
-            for part, make in (("xavier_post", fails), ("small_post", trains), ("post", mostly))
+            for claim in (
+                at_least(f"xavier_post_{k}k", 0.5, derived=_FAILED, part_of="xavier_post"),
+                trains(f"small_post_{k}k", part_of="small_post"),
+            )
         ),
         within("pre", -1.0, 1.0, convention="no change: less than 1 BLEU either way"),
     ),
@@ -145,12 +153,21 @@ def _table5(s: Ted) -> Cells:
 TABLE5: Final = declare(
     "nguyen2019.table5",
     measures={
-        "post_deep": ShareTrainedToTheEnd(("5 layers Post", "6 layers Post")),
+        **{
+            f"post_{layers}": ShareBetter(
+                "bleu", f"{layers} layers Pre", f"{layers} layers Post", times=_FAILS
+            )
+            for layers in (5, 6)
+        },
         "pre": ShareTrainedToTheEnd(("4 layers Pre", "5 layers Pre", "6 layers Pre")),
         "four_layers": ShareBetter("bleu", "4 layers Pre", "4 layers Post"),
     },
     trainings=for_each_scale(_table5, EDGE),
-    claims=(fails("post_deep"), trains("pre"), mostly("four_layers")),
+    claims=(
+        *(at_least(f"post_{layers}", 0.5, derived=_FAILED, part_of="post_deep") for layers in (5, 6)),
+        trains("pre"),
+        mostly("four_layers"),
+    ),
 )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from normlab.papers import studies
 from normlab.papers.bases import TO_THE_END
 from normlab.papers.cells import declare
-from normlab.papers.claim import Claim, at_least, at_most, below_one, mostly, negative, positive, within
+from normlab.papers.claim import at_least, at_most, below_one, mostly, negative, positive, within
 from normlab.papers.measures import (
     BestDifference,
     BestScore,
@@ -19,7 +20,6 @@ from normlab.papers.measures import (
     Score,
     ShareBetter,
     ShareGap,
-    ShareTrainedToTheEnd,
     StepsRatio,
 )
 from normlab.papers.trainings import Cells, for_each_scale
@@ -68,36 +68,44 @@ def _small_rate(s: Iwslt) -> Cells:
     return {"fixed lr 1e-4": {"recipe": s.fixed, "optim.lr": s.adam * 1e-4, "optim.warmup_steps": 0}}
 
 
-def _longest_over(steps: int, rate: str, metric: str) -> OfRuns:
+def _longest_over(steps: int, rate: str, metric: str) -> ShareBetter:
     """Measure the share of seeds at which the longest warm-up beats one of this many of the paper's steps."""
     return ShareBetter(metric, f"lr {rate}, warm-up 4000", f"lr {rate}, warm-up {steps}")
 
 
-def _warmup_or_none(metric: str) -> dict[str, OfRuns]:
-    """Measure at each rate whether the longest warm-up beats none, and whether runs without one train."""
-    better = {f"needs_warmup_at_{rate}": _longest_over(1, rate, metric) for rate in _RATES}
-    without = {rate: ShareTrainedToTheEnd((f"lr {rate}, warm-up 1",)) for rate in _RATES}
-    return better | {f"trains_without_at_{rate}": share for rate, share in without.items()}
+def _needs_warmup(metric: str) -> dict[str, OfRuns]:
+    """Measure at each rate whether the longest warm-up beats none."""
+    return {f"needs_warmup_at_{rate}": _longest_over(1, rate, metric) for rate in _RATES}
 
 
-def _needs_warmup(rate: str) -> tuple[Claim, Claim]:
-    return (
-        mostly(f"needs_warmup_at_{rate}", part_of="needs_warmup"),
-        at_most(
-            f"trains_without_at_{rate}",
-            0.5,
-            convention="a setting fails if most of its runs do",
-            part_of="trains_without",
-        ),
-    )
-
+_FAILS_AT: Final = 8.45
+"""The best BLEU without warm-up in print, of runs that the paper says fail; about 34 with the longest."""
 
 FIG2A: Final = declare(
     "xiong2020.fig2a",
-    measures=_warmup_or_none("bleu")
-    | {f"longer_at_{rate}": _longest_over(500, rate, "bleu") for rate in _RATES},
+    measures={
+        **_needs_warmup("bleu"),
+        **{
+            f"fails_without_at_{rate}": replace(_longest_over(1, rate, "bleu"), times=34 / _FAILS_AT)
+            for rate in _RATES
+        },
+        **{f"longer_at_{rate}": _longest_over(500, rate, "bleu") for rate in _RATES},
+    },
     trainings=for_each_scale(_adam, EDGE),
-    claims=[claim for rate in _RATES for claim in (*_needs_warmup(rate), mostly(f"longer_at_{rate}"))],
+    claims=[
+        claim
+        for rate in _RATES
+        for claim in (
+            mostly(f"needs_warmup_at_{rate}", part_of="needs_warmup"),
+            at_least(
+                f"fails_without_at_{rate}",
+                0.5,
+                derived="a run fails if its BLEU is at most 8.45/34 of the longest warm-up's, as in print",
+                part_of="fails_without",
+            ),
+            mostly(f"longer_at_{rate}"),
+        )
+    ],
 )
 
 _SGD: Final = {
@@ -143,9 +151,9 @@ def _simplified(s: Iwslt) -> Cells:
 
 SIMPLIFIED: Final = declare(
     "xiong2020.simplified",
-    measures=_warmup_or_none("nll"),
+    measures=_needs_warmup("nll"),
     trainings=for_each_scale(_simplified, EDGE),
-    claims=[claim for rate in _RATES for claim in _needs_warmup(rate)],
+    claims=[mostly(f"needs_warmup_at_{rate}", part_of="needs_warmup") for rate in _RATES],
 )
 
 
