@@ -133,15 +133,8 @@ _END: Final = changed(
         "train.dev_decode_sentences": 100,
     },
 )
-_DEEP: Final = changed(
-    REAL,
-    {
-        "train.max_tokens": 1024,
-        "train.validate_every_steps": 300,
-        "model.encoder_layers": 18,
-        "model.decoder_layers": 18,
-    },
-)
+_DEPTH: Final = {"model.encoder_layers": 18, "model.decoder_layers": 18}
+_DEEP: Final = changed(REAL, {"train.max_tokens": 1024, "train.validate_every_steps": 300, **_DEPTH})
 """18+18 layers on the same text, 1,200 steps of 1,024 positions."""
 _VARIANT: Final = "pre+fixnorm+scalenorm+smallinit"
 _EDGE: Final = changed(DATES, {"train.stop_early": False})
@@ -213,6 +206,16 @@ BATCHES: Final[Mapping[str, Batch]] = {
         "Which of 18 layers fail for 1,200 steps of Multi30k, and does the rate decide it?",
         _DEEP,
         {**_peak("post", 2e-3, 240), **_peak("pre", 2e-3, 240)},
+    ),
+    "E-dates": Batch(
+        "Which of 18 layers fail for 1,200 steps of dates, and does a warm-up four times as long change it?",
+        changed(_EDGE, {"optim.schedule": "inverse_sqrt", **_DEPTH}),
+        {
+            **_edges("enc:post/dec:post", (2e-3,), (40, 160)),
+            **_edges("enc:post/dec:pre", (2e-3,), (40,)),
+            **_edges("enc:pre/dec:pre", (2e-3,), (40,)),
+            **_edges("admin", (2e-3,), (40,)),
+        },
     ),
     "G-noise": Batch(
         "How far do seeds of a small language model differ, alone and within a pair?",
