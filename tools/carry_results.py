@@ -6,7 +6,7 @@ part of another, has a range in place of one bound, or is left to trainings that
     python tools/carry_results.py ID ...
 
 The last earlier version of each artefact is kept for the new claims, without the measures that these leave
-out. The pair of fingerprints goes to ``tests/papers/carried.json``, so that the test of the lock finds the
+to other trainings. The pair of fingerprints goes to ``tests/papers/carried.json``, so that the test of the lock finds the
 claim that the result was measured for. A claim with other bounds is refused: measure it anew.
 """
 
@@ -33,12 +33,12 @@ def asserted(claim: Claim) -> dict[str, object]:
 
 
 def new_in(now: Sequence[Claim], then: Sequence[Claim]) -> Iterator[Claim]:
-    """The claims that say what none said then, or say again what was a check, one part or a range."""
-    before = {claim.measure: claim for claim in then}
-    for claim in now:
-        old = before.get(claim.measure)
-        kept = old is not None and all(name in claim.content() for name in LESS if name in old.content())
-        if old is None or not kept or asserted(claim) != asserted(old):
+    """The claims that can be decided here and say more than then: another thing, or one that was a check."""
+    for claim in (claim for claim in now if not claim.needs):
+        fields = claim.content()
+        if not any(
+            asserted(claim) == asserted(old) and {*LESS} & {*old.content()} <= {*fields} for old in then
+        ):
             yield claim
 
 
@@ -50,8 +50,8 @@ def main() -> None:
         artefact, last = find_artefact(id_), superseded(id_)[-1]
         if more := [claim.says for claim in new_in(artefact.claims, last.claims)]:
             raise SystemExit(f"{id_} has claims that were not measured: {more}; measure it anew")
-        own = {claim.measure for claim in artefact.claims if not claim.needs}
-        measures = {name: value for name, value in last.found.measures.items() if name in own}
+        left = {claim.measure for claim in artefact.claims if claim.needs}
+        measures = {name: value for name, value in last.found.measures.items() if name not in left}
         new = artefact.fingerprint(last.found.scale)
         print(write_reproduction(replace(last.found, fingerprint=new, measures=measures), KEPT))
         carried = json.loads(CARRIED.read_text(encoding="utf-8")) | {new: last.found.fingerprint}

@@ -58,6 +58,7 @@ CLAIMS = {
     "check": "e",
     "needs": "n",
     "part_of": "p",
+    "until": 0.3,
 }
 TRAINED = replace(
     ONE, trainings={"laptop": Trainings(LAPTOP, {"a": {"recipe": "post"}}, settings={"dims": (2,)})}

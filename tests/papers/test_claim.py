@@ -165,3 +165,28 @@ def test_the_runs_that_a_share_needs_decide_it_four_times_in_five():
         stats.binomtest(k, needed).proportion_ci(0.95, method="exact").low >= 0.5 for k in range(needed + 1)
     ]
     assert stats.binom.pmf(range(needed + 1), needed, 0.8)[decided].sum() >= 0.8
+
+
+@each(
+    ("claim", "verdict"),
+    [
+        (at_most("a", 0.1, until=0.5), "undecided"),
+        (at_most("a", 0.1, until=0.3), "disagrees"),
+        (at_most("a", 0.6, until=0.5), "agrees"),
+        (at_least("a", 0.1, until=0.5), "undecided"),
+        (at_least("a", 0.1, until=0.3), "agrees"),
+    ],
+)
+def test_a_word_is_decided_if_both_ends_of_its_range_say_the_same(claim, verdict):
+    assert claim.verdict({"a": Measure(0.44, 0.39, 0.49, 8)}) == verdict
+    assert claim.allowed().endswith(f"and so with {claim.until:g}")
+
+
+def test_two_runs_decide_nothing():
+    claim = at_least("a", 0.0)
+    assert [claim.verdict({"a": Measure(3.0, 1.0, 5.0, n)}) for n in (2, 3, 0)] == [
+        "undecided",
+        "agrees",
+        "agrees",
+    ]
+    assert claim.verdict({"a": Measure(1.0, 0.5, 1.0, 2, share=True)}) == "agrees"

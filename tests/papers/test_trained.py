@@ -148,6 +148,12 @@ def test_a_run_that_collapsed_later_has_not_trained_to_the_end(ends):
     assert ShareTrainedToTheEnd(("a",)).measure(some).value == 0.5
 
 
+def test_a_score_may_have_to_be_a_multiple_of_the_other(ends):
+    some = ends(a=[(50.0, True), (50.0, True), (0.0, True)], b=[(10.0, True), (11.0, True), (0.0, True)])
+    assert ShareBetter("bleu", "a", "b", times=4.9).measure(some).value == 1 / 3, "0 is no multiple of 0"
+    assert ShareBetter("bleu", "a", "b").measure(some).value == 2 / 3
+
+
 def test_a_failed_run_is_worse_than_any_that_trains_and_in_no_mean(ends):
     some = ends(
         a=[(1.0, True), (50.0, True), (9.0, False), (60.0, True)],

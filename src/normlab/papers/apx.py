@@ -42,7 +42,7 @@ CLAIMS: Final = declare(
             derived="an order is a step of the grid at least, and the smallest step is 5/4",
         ),
         at_least("peak", 0.5, convention="it wins if it wins most cells", needs=CONVERGED),
-        negative("warmup"),
+        negative("warmup", needs=CONVERGED),
     ),
     rests_on=tuple(dict.fromkeys(id_ for id_, _ in _ROWS.values())),
 )

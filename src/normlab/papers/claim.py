@@ -15,6 +15,8 @@ POWER: Final = 0.8
 """The probability that ``Claim.runs_to_decide`` runs decide a claim."""
 MOST_RUNS: Final = 1_000_000
 """A claim that needs more runs than this is too close to its bound for any number of runs."""
+LEAST_RUNS: Final = 3
+"""A mean over fewer runs decides nothing: two say nothing of their distribution."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +70,17 @@ class Claim:
 
     part_of: str = ""
     """A name shared by claims that are parts of one: they count once, when all of them are decided."""
+    until: float | None = None
+    """The other end of the range in which the one bound of a convention may reasonably lie: the claim is
+    decided if its verdict is the same at both ends.
+    """
 
     def content(self) -> dict[str, Any]:
         """Return what decides the verdict and whether it counts, as plain data: all but the words beside it
         and all default values, so a new field changes no claim that leaves it out.
         """
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("says", "published")}
-        return {name: value for name, value in own.items() if value not in ("", inf, -inf)}
+        return {name: value for name, value in own.items() if value not in ("", inf, -inf, None)}
 
     def __post_init__(self) -> None:
         if not (isfinite(self.at_least) or isfinite(self.at_most)) or self.at_least > self.at_most:
@@ -91,11 +97,17 @@ class Claim:
         if self.measure not in measures:
             return "undecided" if self.needs else "not run"
         found = measures[self.measure]
-        if self.at_least <= found.low and found.high <= self.at_most:
-            return "agrees"
-        if found.high < self.at_least or found.low > self.at_most:
-            return "disagrees"
-        return "undecided"
+        if 0 < found.runs < LEAST_RUNS and not found.share:
+            return "undecided"
+        at_both_ends = {_verdict(found, low, high) for low, high in self._bounds()}
+        return at_both_ends.pop() if len(at_both_ends) == 1 else "undecided"
+
+    def _bounds(self) -> list[tuple[float, float]]:
+        """Return the bounds, and those at the other end of their range."""
+        bounds = [(self.at_least, self.at_most)]
+        if self.until is not None:
+            bounds.append((-inf, self.until) if isfinite(self.at_most) else (self.until, inf))
+        return bounds
 
     def allowed(self) -> str:
         """Return the bounds in words."""
@@ -103,7 +115,8 @@ class Claim:
             return f"{self.at_least:g}"
         if isfinite(self.at_least) and isfinite(self.at_most):
             return f"{self.at_least:g} to {self.at_most:g}"
-        return f"at least {self.at_least:g}" if isfinite(self.at_least) else f"at most {self.at_most:g}"
+        one = f"at least {self.at_least:g}" if isfinite(self.at_least) else f"at most {self.at_most:g}"
+        return one if self.until is None else f"{one}, and so with {self.until:g}"
 
     def turning(self, found: Measure) -> str:
         """Say for which bounds the verdict on this measure would differ."""
@@ -149,6 +162,12 @@ mostly: Final = partial(at_least, bound=0.5, derived="one is better than the oth
 fails: Final = partial(at_most, bound=0.5, convention="it fails if most of its runs do")
 trains: Final = partial(at_least, bound=0.5, convention="it trains if most of its runs do")
 """Claims for papers that say which of two is better, or whether a model trains."""
+
+
+def _verdict(found: Measure, low: float, high: float) -> Verdict:
+    if low <= found.low and found.high <= high:
+        return "agrees"
+    return "disagrees" if found.high < low or found.low > high else "undecided"
 
 
 def _runs_to_tell(found: Measure, bound: float) -> int:

@@ -5,6 +5,7 @@ alone and in a step (Nguyen and Salazar 2019, Section 3.2).
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -23,7 +24,7 @@ from normlab.papers.claim import Measure
 from normlab.papers.intervals import exponential, geometric, lowest, mean_ratio, simultaneous
 from normlab.papers.lab import Lab, Row, apart, generator, size
 from normlab.papers.studies.lemmas import ROLES, TheoryNetwork
-from normlab.training.subjects import mean_loss
+from normlab.training.subjects import TaskInputs, mean_loss
 
 
 def table_1(lab: Lab, *, dim: int, layers: int, tokens: int, seeds: int) -> Measurement:
@@ -135,48 +136,57 @@ def parameter_counts(
 
 
 def attention_matrices(
-    lab: Lab, *, text: str, model: str, layers: int, tokens: int, steps: int, lr: float, seed: int
+    lab: Lab, *, text: str, model: str, layers: int, tokens: int, steps: int, lr: float, seeds: int
 ) -> Measurement:
     """Figures 5 and 11: norms of the gradients of self-attention matrices at initialisation, and of Adam's
     updates of them over some steps.
     """
-    network = lab.model(size(model, "pre", layers), text, seed=seed, tokens=tokens).eval()
-    batches = lab.batches(text, tokens, steps)
+    rows, ratios = list[Row](), defaultdict[str, list[float]](list)
+    for seed in range(1, seeds + 1):
+        network = lab.model(size(model, "pre", layers), text, seed=seed, tokens=tokens).eval()
+        own = _gradients_and_updates(network, lab.batches(text, tokens, steps), lr)
+        rows += [{"seed": seed, **row} for row in own]
+        spread = dict[str, float]()
+        for what in ("gradient", "update"):
+            by = {kind: geometric(r[what] for r in some) for kind, some in apart(own, "kind").items()}
+            ratio = (by["value"] * by["output"] / by["query"] / by["key"]) ** 0.5
+            ratios[f"{what}_values_over_queries"].append(ratio)
+            spread[what] = max(r[what] for r in own) / min(r[what] for r in own)
+            ratios[f"{what}_spread"].append(spread[what])
+        ratios["spread_ratio"].append(spread["gradient"] / spread["update"])
+        lab.log(f"model {seed} of {seeds}")
+    facts = {"text": lab.text(text), "update": f"{steps} steps of Adam on {tokens:,} positions, lr {lr:g}"}
+    return Measurement({name: mean_ratio(some) for name, some in ratios.items()}, {"matrices": rows}, facts)
+
+
+def _gradients_and_updates(
+    network: nn.Module, batches: Sequence[TaskInputs], lr: float
+) -> list[dict[str, Any]]:
+    """Return the norms of each matrix's gradient and of its update by a step of Adam on every batch."""
     matrices = dict(_self_attention(network))
-    weights = [weight for weight, _ in matrices.values()]
-    found = torch.autograd.grad(mean_loss(network, batches[0]), weights)
-    pairs = zip(matrices.items(), found, strict=True)
-    gradients = {key: gradient[part].norm().item() for (key, (_, part)), gradient in pairs}
-    before = {key: weight.detach()[rows].clone() for key, (weight, rows) in matrices.items()}
+    found = torch.autograd.grad(mean_loss(network, batches[0]), [weight for weight, _ in matrices.values()])
+    before = [weight.detach()[part].clone() for weight, part in matrices.values()]
     optimiser = torch.optim.Adam(network.parameters(), lr=lr, betas=(0.9, 0.98))
-    for i, batch in enumerate(batches):
+    for batch in batches:
         optimiser.zero_grad()
         mean_loss(network, batch).backward()
         optimiser.step()
-        lab.log(f"step {i + 1} of {steps}")
     rows: list[dict[str, Any]] = [
         {
             "stack": stack,
             "layer": layer,
             "kind": kind,
-            "gradient": gradients[stack, layer, kind],
-            "update": (weight.detach()[part] - before[stack, layer, kind]).norm().item(),
+            "gradient": gradient[part].norm().item(),
+            "update": (weight.detach()[part] - old).norm().item(),
         }
-        for (stack, layer, kind), (weight, part) in matrices.items()
+        for ((stack, layer, kind), (weight, part)), gradient, old in zip(
+            matrices.items(), found, before, strict=True
+        )
     ]
     for row in rows:
         for what in ("gradient", "update"):
             row[f"{what}_relative"] = row[what] / max(r[what] for r in rows)
-    measures: dict[str, Measure] = {}
-    for what in ("gradient", "update"):
-        by = {kind: geometric(r[what] for r in own) for kind, own in apart(rows, "kind").items()}
-        ratio = (by["value"] * by["output"] / by["query"] / by["key"]) ** 0.5
-        measures[f"{what}_values_over_queries"] = Measure.exact(ratio)
-        measures[f"{what}_spread"] = Measure.exact(max(r[what] for r in rows) / min(r[what] for r in rows))
-    spread = measures["gradient_spread"].value / measures["update_spread"].value
-    measures["spread_ratio"] = Measure.exact(spread)
-    facts = {"text": lab.text(text), "update": f"{steps} steps of Adam on {tokens:,} positions, lr {lr:g}"}
-    return Measurement(measures, {"matrices": rows}, facts)
+    return rows
 
 
 def _self_attention(network: nn.Module) -> Iterator[tuple[tuple[str, int, str], tuple[nn.Parameter, slice]]]:

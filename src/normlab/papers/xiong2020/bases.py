@@ -69,6 +69,7 @@ EDGE: Final = {
             adam=4.0,
             warmups=(0, 40, 300),
             fixed="post+constant",
+            epoch_8=641,
             seeds=6,
         ),
     ),
@@ -96,7 +97,15 @@ about 1,000 batches of 8192 on each of 16 GPUs.
 """
 WMT: Final = settings_of(
     "xiong2020.wmt",
-    laptop=LargeTraining(LAPTOP, rates=(1e-3, 2e-3), epoch_6=100),
+    laptop=LargeTraining(
+        replace(
+            DATES,
+            optim=replace(DATES.optim, warmup_steps=250),
+            train=replace(DATES.train, validate_every_steps=60),
+        ),
+        rates=(1e-3, 2e-3),
+        epoch_6=316,
+    ),
     gpu=LargeTraining(
         replace(
             _WMT,

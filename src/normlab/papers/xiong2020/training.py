@@ -162,22 +162,24 @@ def _figure4(s: Iwslt) -> Cells:
     recipes |= {f"{placement}, RAdam": f"{placement}+radam+linear" for placement in ("post", "pre")}
     cells = {cell: {"recipe": recipe, "optim.lr": s.figure4} for cell, recipe in recipes.items()}
     cells["pre, Adam"]["optim.decay_step"] = s.epoch_8
-    return {**cells, **_some(s, "lr 1e-3, warm-up 1")}
+    return {**cells, **_some(s, "lr 5e-4, warm-up 1")}
 
 
 FIG4AB: Final = declare(
     "xiong2020.fig4ab",
     measures={
-        "pre_over_post": Difference("bleu", "pre, Adam", "post, Adam, warm-up"),
         "steps_pre_over_post": StepsRatio("pre, Adam", "post, Adam, warm-up"),
-        "radam_trains_post": Difference("bleu", "post, RAdam", "lr 1e-3, warm-up 1"),
+        "radam_trains_post": ShareBetter("bleu", "post, RAdam", "lr 5e-4, warm-up 1"),
+    },
+    gpu={
+        "pre_over_post": Difference("bleu", "pre, Adam", "post, Adam, warm-up"),
         "radam_changes_pre": Difference("bleu", "pre, RAdam", "pre, Adam"),
     },
-    trainings=for_each_scale(_figure4, IWSLT),
+    trainings=for_each_scale(_figure4, EDGE),
     claims=(
         at_least("pre_over_post", -2.0, convention="comparable: at most 2 BLEU below"),
         below_one("steps_pre_over_post"),
-        positive("radam_trains_post"),
+        mostly("radam_trains_post"),
         within("radam_changes_pre", -2.0, 2.0, convention="little: less than 2 BLEU either way"),
     ),
 )
@@ -266,7 +268,6 @@ FIG5A: Final = declare(
         "sooner": StepsRatio(_PRE, _POST),
         "sooner_at_one_rate": StepsRatio("pre, lr 1e-4", _POST),
         "pre_more_often": ShareGap((_PRE,), ("post, lr 3e-4, warm-up",)),
-        "worse_at_3e-4": Difference("nll", "post, lr 3e-4, warm-up", _POST),
         "needs_warmup": Difference("nll", "post, lr 1e-4", _POST),
     },
     trainings=for_each_scale(_pretrainings, PRETRAINING),
@@ -274,7 +275,6 @@ FIG5A: Final = declare(
         below_one("sooner"),
         below_one("sooner_at_one_rate"),
         positive("pre_more_often"),
-        positive("worse_at_3e-4"),
         positive("needs_warmup"),
     ),
 )
