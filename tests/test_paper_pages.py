@@ -62,3 +62,16 @@ def test_artefacts_that_contradict_each_other_are_said(monkeypatch):
     assert findings.table().endswith(
         "| it holds | `a.b` agrees; `c.d` disagrees 1 of 2, undecided 1 of 2 | they disagree |"
     )
+
+
+def test_the_open_claims_are_those_that_count_and_are_not_decided():
+    rows = [line for line in written()[tool.OPEN].splitlines() if line.startswith("| `")]
+    every = [tool.standing(one, [tool.KEPT]) for one in ARTEFACTS.values()]
+    verdicts = [
+        claim.verdict(one.found.measures if one.fresh and one.found is not None else {})
+        for one in every
+        for claim in one.artefact.claims
+        if not claim.check
+    ]
+    assert len(rows) == sum(verdict in ("undecided", "not run") for verdict in verdicts) > 0
+    assert all(row.count("|") - row.count("\\|") == 4 for row in rows)

@@ -6,8 +6,8 @@ part of another, has a range in place of one bound, or is left to trainings that
     python tools/carry_results.py ID ...
 
 The last earlier version of each artefact is kept for the new claims, without the measures that these leave
-to other trainings. The pair of fingerprints goes to ``tests/papers/carried.json``, so that the test of the lock finds the
-claim that the result was measured for. A claim with other bounds is refused: measure it anew.
+to other trainings. The pair of fingerprints goes to ``tests/papers/carried.json``, so that the test of the
+lock finds the claim that the result was measured for. A claim with other bounds is refused: measure it anew.
 """
 
 from __future__ import annotations

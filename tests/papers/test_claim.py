@@ -190,3 +190,4 @@ def test_two_runs_decide_nothing():
         "agrees",
     ]
     assert claim.verdict({"a": Measure(1.0, 0.5, 1.0, 2, share=True)}) == "agrees"
+    assert claim.runs_to_decide({"a": Measure(3.0, 1.0, 5.0, 2)}) == 3

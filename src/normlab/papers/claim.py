@@ -135,7 +135,8 @@ class Claim:
         if found is None or found.runs < 2 or self.verdict(measures) != "undecided":
             return None
         inside = (b for b in (self.at_least, self.at_most) if found.low <= b <= found.high)
-        needed = max((_runs_to_tell(found, bound) for bound in inside), default=MOST_RUNS + 1)
+        fewest = LEAST_RUNS if found.runs < LEAST_RUNS else MOST_RUNS + 1
+        needed = max((_runs_to_tell(found, bound) for bound in inside), default=fewest)
         return needed if needed <= MOST_RUNS else None
 
 
