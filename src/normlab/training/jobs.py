@@ -112,7 +112,7 @@ class Queue:
     def __init__(
         self,
         root: Path,
-        jobs: int,
+        jobs: int = 1,
         watch: Watch = lambda folders: None,
         start: Callable[[Path], Worker] = Process,
         until: float = math.inf,
@@ -212,11 +212,6 @@ class Queue:
         before, count = self._deaths.get(run, (0, 0))
         self._deaths[run] = step, 1 if step > before else count + 1
         return self._deaths[run][1] < _DEATHS
-
-
-def one_at_a_time(root: Path) -> Queue:
-    """A queue that trains one run after the other on this machine."""
-    return Queue(root, 1)
 
 
 def usable_cores() -> int:
