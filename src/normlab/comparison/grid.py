@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from normlab.comparison.result import AROUND, CompareRequest, Sample, SweepRun, choose
 from normlab.config.config import OWN_TASK, Config, OptimConfig, SeedConfig, TrainConfig, run_id
-from normlab.config.cost import Cost
-from normlab.config.metric import NLL, Metric, selection_metric
+from normlab.config.metric import NLL, Cost, Metric, selection_metric
 from normlab.config.units import count, printable, short_rate
 from normlab.errors import UserError
 from normlab.runs.folder import RunFolder

@@ -21,8 +21,7 @@ from typing import Any, Final
 import torch
 
 from normlab.config.config import Config, run_id
-from normlab.config.cost import Cost
-from normlab.config.metric import NLL, Metric
+from normlab.config.metric import NLL, Cost, Metric
 from normlab.config.model import derive
 from normlab.config.units import rate
 from normlab.errors import UserError
