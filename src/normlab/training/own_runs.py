@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, final
 
 import torch
 
@@ -34,6 +34,7 @@ from normlab.trace.trace import output_loss
 from normlab.trace.untouched import same_globals, same_random_state, undisturbed
 from normlab.training.cost import cost_of
 from normlab.training.devices import hardware, prepare_process
+from normlab.training.jobs import Worker
 from normlab.training.outcome import outcome
 from normlab.training.own_setups import opened
 from normlab.training.progress import mark
@@ -315,7 +316,8 @@ def repeat_command(config: Config, setups: Mapping[str, Any]) -> str:
     return f"{shlex.join(['normlab', 'compare', '--setup', *setups])} {rest}"
 
 
-class Here:
+@final
+class Here(Worker):
     """A worker that trains setups in this process, one after the other."""
 
     def __init__(self, root: Path, setups: Mapping[str, Any]) -> None:
@@ -328,11 +330,5 @@ class Here:
             return " ".join(f"{type(error).__name__}: {error}".split())
         return "done"
 
-    def alive(self) -> bool:
-        return not self._stop.is_set()
-
     def interrupt(self) -> None:
         self._stop.set()
-
-    def close(self) -> None:
-        """Do nothing: the queue waits."""
