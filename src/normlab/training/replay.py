@@ -130,6 +130,10 @@ class Probing:
 WATCHED: Final = 64
 """Steps before the bad one in which a replay watches every module; earlier steps run again unwatched."""
 LATER: Final = "ask normlab.training.replay"
+DIFFERS: Final = (
+    "done again, step {step} comes out differently: what went wrong is not in the configuration; look at the "
+    "hardware, at a device that does not repeat its sums, and at outside code that uses the model"
+)
 Row = Mapping[str, Any]
 
 
@@ -196,10 +200,13 @@ def replay(
     done = {one.step: one.values[0].item() for one in steps}
     # watched modules run uncompiled, and round differently
     compared = [] if task.config.machine.compile else list(_compared(done, losses or {}, history))
-    other = next((one for one in compared if not _same(*one[1:])), None)
     records = tuple(steps[-RING:])
-    if other is not None:
-        return Replayed(_differs(*other), start, there, agrees=False, records=records)
+    for step, then, now in compared:
+        # the order of a mean can change the last digit
+        if not (math.isclose(then, now, rel_tol=1e-12) or (math.isnan(then) and math.isnan(now))):
+            evidence = f"loss up to step {step}: {then:.6g} then, {now:.6g} now"
+            other = Fault(DIFFERS.format(step=step), "none", step=step, evidence=(evidence,))
+            return Replayed(other, start, there, agrees=False, records=records)
     agrees = True if compared else None
     return Replayed(fault(steps[-watched:]), start, there, agrees=agrees, records=records)
 
@@ -249,19 +256,3 @@ def _compared(
             if all(s in now for s in covered) and "ranks" not in row:
                 yield covered[-1], float(row["loss"]), sum(now[s] for s in covered) / len(covered)
             before = int(row["step"])
-
-
-def _differs(step: int, then: float, now: float) -> Fault:
-    """Return the answer if a step comes out differently: nothing in the configuration is to blame."""
-    return Fault(
-        f"done again, step {step} comes out differently: what went wrong is not in the configuration; look "
-        "at the hardware, at a device that does not repeat its sums, and at outside code that uses the model",
-        "none",
-        step=step,
-        evidence=(f"loss up to step {step}: {then:.6g} then, {now:.6g} now",),
-    )
-
-
-def _same(a: float, b: float) -> bool:
-    """Whether two losses are equal except for the last digit, which the order of a mean can change."""
-    return math.isclose(a, b, rel_tol=1e-12) or (math.isnan(a) and math.isnan(b))
