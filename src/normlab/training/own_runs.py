@@ -74,14 +74,9 @@ class SetupFacts:
     compiled: bool
     """Whether the model is a compiled one, which is trained uncompiled."""
 
-    @property
-    def metric(self) -> Metric:
-        """NLL if the loss is a cross-entropy of known targets; else the loss as it is."""
-        return metric_of(self.scale)
-
 
 def metric_of(scale: Scale) -> Metric:
-    """NLL for a loss that is a cross-entropy; for any other the loss as it is."""
+    """NLL for a loss that is a cross-entropy of known targets; for any other the loss as it is."""
     pure = abs(scale.rest) <= PURE * abs(scale.weight * scale.start + scale.rest)
     return NLL if scale.unigram is not None and pure else LOSS
 
