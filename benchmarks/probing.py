@@ -24,7 +24,7 @@ from normlab.config.config import Config, DataConfig, MachineConfig, ModelConfig
 from normlab.diagnosis import PRESETS, Record
 from normlab.tasks import TASKS
 from normlab.training.devices import hardware, prepare_process
-from normlab.training.replay import Probing, preset_of
+from normlab.training.replay import Probing
 from normlab.training.trainer import Trainer
 from normlab.watching.meter import Meter
 
@@ -72,7 +72,7 @@ def timed(trainer: Trainer, way: Way, meter: Meter) -> float:
     """Seconds of the first step, once more."""
     records: list[Record] = []
     trainer.meter = meter if way.recorded else Blind(meter)  # pyrefly: ignore
-    probing = Probing(trainer.model, preset_of(way.preset, trainer.model), 1, records.append)
+    probing = Probing(trainer.model, way.preset, 1, records.append)
     trainer.progress.step = 0
     start = time.perf_counter()
     record = trainer.step(probing.passing)

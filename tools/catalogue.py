@@ -19,8 +19,8 @@ from pathlib import Path
 import hidden_scale
 from normlab.nn import Placement
 from normlab.training.recipes.baselines import NamedBaseline
+from normlab.training.recipes.build import paragraphs, summary
 from normlab.training.recipes.grammar import PLACEMENT, RecipePart, baselines, resolve
-from normlab.training.recipes.sources import paragraphs, summary
 from variant_facts import (
     BASE,
     MODEL_AXES,

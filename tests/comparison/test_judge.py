@@ -8,8 +8,7 @@ import pytest
 from normlab.comparison.compare import judge
 from normlab.comparison.result import Comparison, RecipeResult, SweepRun
 from normlab.config.config import Config
-from normlab.config.cost import Cost
-from normlab.config.metric import NLL, Metric, Outcome
+from normlab.config.metric import NLL, Cost, Metric, Outcome
 from normlab.runs import RunFolder, Status
 from normlab.runs.files import write_examples, write_json_atomic
 from normlab.tasks.translation import Translation

@@ -24,7 +24,7 @@ from normlab.data.tokenizer import EOS
 from normlab.data.vocabulary import LEARNED, load
 from normlab.errors import UserError
 from normlab.tasks.language_model import LanguageModel
-from normlab.training.sampling import prompt_of
+from normlab.training.translate import prompt_of
 from training.tiny import tiny_language_model
 
 PLAIN = "one day, one night\nand two days\n"

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from normlab.config.config import ModelConfig
-from normlab.config.cost import Cost, amount, ratio
+from normlab.config.metric import Cost, amount, ratio
 from normlab.nn import Decoder
 from normlab.tasks.task import build_model
 from normlab.training.cost import cost_of

@@ -20,8 +20,8 @@ from normlab.tasks.task import build_model
 from normlab.training.export import difference, entries_of, family_of, hugging_face, write_tokenizer
 from normlab.training.families import FAMILIES
 from normlab.training.recipes.grammar import resolve
-from normlab.training.sampling import decoder_of, prompt_of, sample, text_of
 from normlab.training.train import train
+from normlab.training.translate import model_of, prompt_of, sample, text_of
 from training.tiny import tiny_language_model, write_plain
 
 pytest.importorskip("transformers")
@@ -106,7 +106,7 @@ def test_a_trained_run_goes_on_in_the_other_library(recipe, tmp_path):
     assert main(["run", "export", str(trained.path), "--to", "huggingface", "--out", str(out)]) == 0
     other = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     tokens = transformers.AutoTokenizer.from_pretrained(out)("twenty one", return_tensors="pt")
-    model, tokenizer, _ = decoder_of(trained)
+    model, tokenizer, _ = model_of(Decoder, trained)
     prompt, rows = prompt_of(tokenizer, "twenty one"), entries_of(tokenizer)[1]
     assert tokens["input_ids"][0].tolist() == prompt
     apart, largest = difference(model, other, config, rows)

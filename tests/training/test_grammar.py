@@ -13,7 +13,7 @@ from normlab.config.config import Config, ModelConfig, OptimConfig, run_id
 from normlab.errors import UserError
 from normlab.nn import Norm, Placement, PreNorm
 from normlab.training.recipes.baselines import alias_of
-from normlab.training.recipes.build import explain
+from normlab.training.recipes.build import CITATION, explain, summary
 from normlab.training.recipes.grammar import (
     RecipePart,
     baselines,
@@ -23,7 +23,6 @@ from normlab.training.recipes.grammar import (
     require_known,
     resolve,
 )
-from normlab.training.recipes.sources import CITATION, summary
 
 BASE = Config(
     model=ModelConfig(dim=64, norm="rmsnorm", scheme="smallinit", embedding="fixnorm", bias="nobias"),

@@ -26,7 +26,7 @@ from normlab.cli.options import (
 from normlab.cli.run import FORCED, forced_lines
 from normlab.cli.terminal import STYLES, progress
 from normlab.comparison.result import AROUND, CompareRequest, Comparison, RecipeResult
-from normlab.config.cost import amount
+from normlab.config.metric import amount
 from normlab.config.units import count, duration, p_value, rate
 from normlab.errors import UserError
 from normlab.runs.files import own

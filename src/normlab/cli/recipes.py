@@ -47,8 +47,8 @@ class RecipesCommand:
 
 def _print_parts(axis: str = "") -> None:
     """Print all parts, or those of one axis. Raises UserError for an unknown axis."""
+    from normlab.training.recipes.build import summary
     from normlab.training.recipes.grammar import listed
-    from normlab.training.recipes.sources import summary
 
     parts = listed()
     axes = dict.fromkeys(part.axis for part in parts)

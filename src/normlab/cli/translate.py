@@ -150,7 +150,7 @@ class SampleCommand:
 
     def run(self) -> None:
         from normlab.training.recipes.grammar import require_known
-        from normlab.training.sampling import sample
+        from normlab.training.translate import sample
 
         folder = find_run(self.run_folder, self.runs)
         require_known(folder.config())

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from normlab.comparison.result import AROUND, CompareRequest, Sample, SweepRun, choose
 from normlab.config.config import OWN_TASK, Config, OptimConfig, SeedConfig, TrainConfig, run_id
-from normlab.config.cost import Cost
-from normlab.config.metric import NLL, Metric, selection_metric
+from normlab.config.metric import NLL, Cost, Metric, selection_metric
 from normlab.config.units import count, printable, short_rate
 from normlab.errors import UserError
 from normlab.runs.folder import RunFolder
@@ -274,7 +273,7 @@ class SetupGrid(Grid):
                 f"{next(iter(self.seen))} draws other batches each time from the same seed, but all runs of "
                 "a seed must see the same: take seed as an argument of setup(), and seed every generator"
             )
-        if len(metrics := {seen.metric.label for seen in self.seen.values()}) > 1:
+        if len(metrics := {own_runs.metric_of(seen.scale).label for seen in self.seen.values()}) > 1:
             raise UserError(
                 f"the losses have different units, {' and '.join(sorted(metrics))}: one is just a "
                 "cross-entropy, and another is not; let loss= return the same in each file"
@@ -282,7 +281,7 @@ class SetupGrid(Grid):
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        return (next(iter(self.seen.values())).metric,)
+        return (own_runs.metric_of(next(iter(self.seen.values())).scale),)
 
     @property
     def rate_metric(self) -> Metric:

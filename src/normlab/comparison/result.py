@@ -13,9 +13,8 @@ from typing import Annotated, Final
 from annotated_types import Ge, Lt
 
 from normlab.config.config import OWN_TASK, Config, OptimConfig, TrainConfig
-from normlab.config.cost import Cost
 from normlab.config.io import Amount, Count, Positive, Size, no_flag, validated
-from normlab.config.metric import NLL, Metric, selection_metric
+from normlab.config.metric import NLL, Cost, Metric, selection_metric
 from normlab.config.units import count
 from normlab.errors import UserError
 from normlab.runs.folder import Status

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from normlab.comparison.result import Comparison, RecipeDifference, RecipeResult
 from normlab.comparison.statistics import LEVEL, MOST_SEEDS, fisher
-from normlab.config.cost import ratio
-from normlab.config.metric import Metric
+from normlab.config.metric import Metric, ratio
 from normlab.config.units import count, p_value
 
 FEW = 4

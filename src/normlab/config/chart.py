@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from normlab.config.io import from_plain, to_plain
 from normlab.errors import UserError
@@ -17,14 +17,9 @@ from normlab.errors import UserError
 class StudyChart:
     """A chart of one table. Each kind of chart is a subclass."""
 
-    kinds: ClassVar[dict[str, type[StudyChart]]] = {}
-
     table: str
     title: str
     caption: str = field(default="", kw_only=True)
-
-    def __init_subclass__(cls) -> None:
-        StudyChart.kinds[cls.__name__] = cls
 
     def to_plain(self) -> dict[str, Any]:
         return {"kind": type(self).__name__, **to_plain(self)}
@@ -32,11 +27,11 @@ class StudyChart:
     @staticmethod
     def from_plain(plain: Mapping[str, Any]) -> StudyChart:
         """Rebuild a chart from what ``to_plain`` returned. Raises UserError for an unknown kind."""
-        fields = dict(plain)
+        fields, kinds = dict(plain), {cls.__name__: cls for cls in StudyChart.__subclasses__()}
         kind = fields.pop("kind", "")
-        if kind not in StudyChart.kinds:
-            raise UserError(f"there is no chart of kind {kind!r}; there are {', '.join(StudyChart.kinds)}")
-        return from_plain(StudyChart.kinds[kind], fields)
+        if kind not in kinds:
+            raise UserError(f"there is no chart of kind {kind!r}; there are {', '.join(kinds)}")
+        return from_plain(kinds[kind], fields)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from normlab.papers.trainings import LAPTOP, Scale
 from normlab.runs import RunFolder
 from normlab.tasks.translation import Translation
 from normlab.training.devices import prepare_process
-from normlab.training.jobs import Queue, one_at_a_time
+from normlab.training.jobs import Queue
 from normlab.training.subjects import TaskInputs, mean_loss
 
 Row: TypeAlias = Mapping[str, Any]
@@ -84,7 +84,7 @@ class Lab:
     """The artefact's finished trainings, by cell, in the order of their seeds."""
     scale: Scale = LAPTOP
     """The scale of these trainings."""
-    queue: Callable[[Path], Queue] = one_at_a_time
+    queue: Callable[[Path], Queue] = Queue
     """Makes the queue in which a study trains its own runs below a folder."""
     _tasks: dict[tuple[str, int], Translation] = field(default_factory=dict)
 

@@ -21,7 +21,7 @@ from normlab.papers.planning import Cells
 from normlab.papers.results import locked_in
 from normlab.papers.trainings import LAPTOP, Scale
 from normlab.training.devices import hardware
-from normlab.training.jobs import Queue, one_at_a_time, threads_each
+from normlab.training.jobs import Queue, threads_each
 from normlab.training.recipes.plugins import load_plugins
 
 
@@ -33,7 +33,7 @@ def reproduce(
     *,
     scale: Scale = LAPTOP,
     runs: Cells | None = None,
-    queue: Callable[[Path], Queue] = one_at_a_time,
+    queue: Callable[[Path], Queue] = Queue,
 ) -> Reproduction:
     """Run the study of an artefact with its settings. ``data`` is the folder of local data sets, else
     ``$NORMLAB_DATA``; text is prepared below ``root``; ``log`` gets each step as it is done; ``runs`` are its

@@ -10,9 +10,8 @@ from typing import Final
 from markupsafe import Markup
 
 from normlab.comparison.result import Comparison, RecipeResult, Sample, has_trained
-from normlab.config.cost import amount
 from normlab.config.io import validated
-from normlab.config.metric import Metric
+from normlab.config.metric import Metric, amount
 from normlab.config.units import count, duration, p_value, rate
 from normlab.report.charts.theme import POINTS
 from normlab.report.comparison_charts import all_runs, linked, names, notes, pictures, sentence, slug, words

@@ -96,10 +96,8 @@ class RunFolder:
         self.scores = self.path / "scores.json"
         self.examples = self.path / "test.examples.safetensors"
         """The statistics of each test example, by metric, as ``files.read_examples`` reads them."""
-        self._row_files = self._metrics, self._probes = (
-            self.path / "metrics.jsonl",
-            self.path / "probes.jsonl",
-        )
+        self._metrics, self._probes = self.path / "metrics.jsonl", self.path / "probes.jsonl"
+        self._row_files = (self._metrics, self._probes)
         self.lost = self.path / "rows.lost"
         """If this file exists, the run continues although rows are lost."""
         self.best_outputs = self.path / "test-best.hyp.txt"
@@ -376,22 +374,15 @@ def _rows(path: Path) -> list[Row]:
         *whole, _ = file.read().split("\n")
     rows: list[Row] = []
     for number, line in enumerate(whole, start=1):
-        row = _row(line)
-        if row is None and number == len(whole):
-            break
-        if row is None:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if isinstance(row, dict) and type(row.get("step")) is int:
+            rows.append({key: float(v) if v in NOT_FINITE else v for key, v in row.items()})
+        elif number < len(whole):
             raise UserError(f"{path} is damaged in line {number}; delete that line")
-        rows.append({key: float(v) if v in NOT_FINITE else v for key, v in row.items()})
     return rows
-
-
-def _row(line: str) -> Row | None:
-    """Parse a line; None if it holds no object with a step."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) and type(row.get("step")) is int else None
 
 
 def _some(ids: list[str], most: int = 8) -> str:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from normlab.config.cost import Cost
+from normlab.config.metric import Cost
 from normlab.nn import reference
 from normlab.nn.embedding import Embedding
 from normlab.trace.tensors import unwrap

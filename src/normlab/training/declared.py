@@ -7,12 +7,11 @@ from __future__ import annotations
 import math
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -209,14 +208,14 @@ def _starts_of_recipe(recipe: str, setup: Setup) -> tuple[Start, ...]:
             f"{recipe!r} declares nothing: it is neither a file nor a recipe that is defined: {error}"
         ) from error
     structure, places = _read(setup, stream=True)
-    sizes = _Sizes(structure, tuple(places))
-    config = resolve(recipe, replace(Config(), model=sizes.config)).model
+    sizes, stacks, table = _sizes(structure, places)
+    config = resolve(recipe, replace(Config(), model=sizes)).model
     kind = MODELS[bool(config.encoder_layers), bool(config.decoder_layers)]
-    drawn = dict(_draws(build_model(kind, config, sizes.vocabulary, 0)))
-    keys = [(p, (sizes.stacks.get(p.stack, ""), p.index, p.part.kind)) for p in sizes.matrices]
+    drawn = dict(_draws(build_model(kind, config, max(table.shape), 0)))
+    keys = [(p, (stacks[p.stack], p.index, p.part.kind)) for p in places if p.matrix and p.stack]
     return tuple(
         Start(p.path, std=size, entries=n, **p.slice)
-        for p, key in [*keys, (sizes.embedding, ("", 0, "embedding"))]
+        for p, key in [*keys, (table, ("", 0, "embedding"))]
         if key in drawn
         for size, n in [drawn[key]]
     )
@@ -235,69 +234,51 @@ def _size(x: Tensor) -> tuple[float, int]:
     return x.detach().double().square().mean().sqrt().item(), x.numel()
 
 
-@dataclass(frozen=True)
-class _Sizes:
-    """The sizes of any model, from its residual streams and the shapes of its matrices."""
+def _sizes(structure: Structure, places: Sequence[_Place]) -> tuple[ModelConfig, dict[str, str], _Place]:
+    """Return the widths and layers of any model, from its residual streams and the shapes of its matrices;
+    our name of each stack, where a single one is a decoder; and the largest table of embeddings.
 
-    structure: Structure
-    places: tuple[_Place, ...]
+    Keys and values get one head, which changes no shape.
+    """
+    tables = [p for p in places if p.part.kind == "embedding" and p.matrix]
+    if not tables:
+        raise UserError(f"the model has no embedding matrix, whose rows are the vocabulary; {FILE}")
+    table = max(tables, key=lambda p: max(p.shape))
+    dim, every = min(table.shape), sum(s.sublayers[-1].layer + 1 for s in structure.stacks)
 
-    @cached_property
-    def matrices(self) -> list[_Place]:
-        return [p for p in self.places if p.matrix and p.stack]
-
-    @cached_property
-    def stacks(self) -> dict[str, str]:
-        """Our name of each stack; a single stack is a decoder."""
-        names = ["decoder"] if len(self.structure.stacks) == 1 else ["encoder", "decoder"]
-        wanted = {"encoder": ENCODER_LAYER, "decoder": DECODER_LAYER if len(names) == 2 else ENCODER_LAYER}
-        stacks = dict(zip((s.name for s in self.structure.stacks), names, strict=False))
-        for stack in self.structure.stacks:
-            layers = stack.sublayers[-1].layer + 1
-            if stack.name not in stacks or len(stack.sublayers) != layers * len(wanted[stacks[stack.name]]):
-                raise UserError(
-                    f"the {len(stack.sublayers)} sublayers in {layers} layers of {stack.name!r} are not "
-                    f"those of an encoder, a decoder or both; {FILE}"
-                )
-        return stacks
-
-    @cached_property
-    def embedding(self) -> _Place:
-        """The largest table of embeddings."""
-        tables = [p for p in self.places if p.part.kind == "embedding" and p.matrix]
-        if not tables:
-            raise UserError(f"the model has no embedding matrix, whose rows are the vocabulary; {FILE}")
-        return max(tables, key=lambda p: max(p.shape))
-
-    @property
-    def vocabulary(self) -> int:
-        return max(self.embedding.shape)
-
-    @property
-    def config(self) -> ModelConfig:
-        """The widths and the layers. Keys and values get one head, which changes no shape."""
-        dim = min(self.embedding.shape)
-        query, key = (self._width(role, dim) for role in ("query", "key"))
-        layers = {self.stacks[s.name]: s.sublayers[-1].layer + 1 for s in self.structure.stacks}
-        return replace(
-            Config().model,
-            dim=dim,
-            ffn_dim=self._width("ffn_out", dim),
-            heads=query // key if query % key == 0 else 1,
-            kv_heads=1,
-            encoder_layers=layers.get("encoder", 0),
-            decoder_layers=layers.get("decoder", 0),
-        )
-
-    def _width(self, role: str, dim: int) -> int:
-        shapes = [p.shape for p in self.matrices if p.part.kind == role]
+    def width(role: str) -> int:
+        shapes = [p.shape for p in places if p.matrix and p.stack and p.part.kind == role]
         widths = {shape[shape[0] == dim] for shape in shapes if len(shape) == 2 and dim in shape}
-        if len(widths) != 1 or len(shapes) < sum(s.sublayers[-1].layer + 1 for s in self.structure.stacks):
+        if len(widths) != 1 or len(shapes) < every:
             raise UserError(
                 f"the model shows no {role} matrices of one width beside the stream's {dim}, but "
                 f"{', '.join(sorted({'×'.join(map(str, s)) for s in shapes})) or 'none'}; {FILE}"
             )
         return widths.pop()
+
+    query, key = width("query"), width("key")
+    names = ["decoder"] if len(structure.stacks) == 1 else ["encoder", "decoder"]
+    wanted = {"encoder": ENCODER_LAYER, "decoder": DECODER_LAYER if len(names) == 2 else ENCODER_LAYER}
+    stacks = dict(zip((s.name for s in structure.stacks), names, strict=False))
+    layers = dict.fromkeys(wanted, 0)
+    for stack in structure.stacks:
+        own, name = stack.sublayers[-1].layer + 1, stacks.get(stack.name)
+        if name is None or len(stack.sublayers) != own * len(wanted[name]):
+            raise UserError(
+                f"the {len(stack.sublayers)} sublayers in {own} layers of {stack.name!r} are not "
+                f"those of an encoder, a decoder or both; {FILE}"
+            )
+        layers[name] = own
+    config = replace(
+        Config().model,
+        dim=dim,
+        ffn_dim=width("ffn_out"),
+        heads=query // key if query % key == 0 else 1,
+        kv_heads=1,
+        encoder_layers=layers["encoder"],
+        decoder_layers=layers["decoder"],
+    )
+    return config, stacks, table
 
 
 Baseline = Mapping[str, Mapping[str, Any]]

@@ -23,7 +23,7 @@ from normlab.runs.folder import RunFolder
 from normlab.tasks.language_model import LanguageModel
 from normlab.training.families import FAMILIES, Family, chosen_rows, is_tied
 from normlab.training.recipes.grammar import require_known
-from normlab.training.sampling import decoder_of
+from normlab.training.translate import model_of
 
 BOUND: Final = 1e-5
 """The largest allowed difference of logits in float32, relative to the largest logit."""
@@ -78,7 +78,7 @@ def export(folder: RunFolder, out: Path, *, weights: str | int = "") -> Exported
     config = folder.config()
     require_known(config)
     family = family_of(config)
-    model, tokenizer, chosen = decoder_of(folder, weights)
+    model, tokenizer, chosen = model_of(Decoder, folder, weights)
     new = out.with_name(f"{out.name}.new")
     shutil.rmtree(new, ignore_errors=True)
     backend, rows = entries_of(tokenizer)

@@ -35,7 +35,7 @@ from normlab.runs.files import write_json_atomic
 from normlab.runs.folder import RunFolder
 from normlab.training.checkpoint import load_checkpoint, save_checkpoint, weights_state
 from normlab.training.devices import prepare_process
-from normlab.training.recipes.grammar import AXES, DEFAULTS, own_code
+from normlab.training.recipes.grammar import AXES, DEFAULTS, own_code, stack_placements
 from normlab.training.recipes.plugins import imported
 from normlab.training.setups import calls_of
 from normlab.training.trainer import load_task
@@ -209,11 +209,7 @@ def _outputs(model: nn.Module, call: Mapping[str, Any]) -> tuple[Tensor, ...]:
 
 def recipe_of(config: Config) -> str:
     """Return a recipe that resolves to a configuration's choices."""
-    model = config.model
-    stacks = {"encoder": model.encoder_layers, "decoder": model.decoder_layers}
-    heads = list(
-        dict.fromkeys(getattr(model, f"{stack}_placement") for stack, layers in stacks.items() if layers)
-    )
+    heads = list(dict.fromkeys(stack_placements(config.model).values()))
     head = heads[0] if len(heads) == 1 else "enc:{}/dec:{}".format(*heads)
     parts = [axis.of(config) for axis in AXES if axis.of(config) != axis.of(DEFAULTS)]
     return "+".join([head, *parts, *["warmup"] * bool(config.optim.warmup_steps)])
@@ -336,8 +332,7 @@ def _fold_sublayer(sublayer: Sublayer, plain: Plain) -> Tensor:
 
 def _plain_config(config: ModelConfig, placements: Mapping[str, str], *, heads_folded: bool) -> ModelConfig:
     """Return the rewritten model's config, except its embeddings. Raises UserError if there is none."""
-    there = [stack for stack in STACKS if getattr(config, f"{stack}_layers")]
-    was = {stack: Placement.registry[getattr(config, f"{stack}_placement")] for stack in there}
+    was = {stack: Placement.registry[name] for stack, name in stack_placements(config).items()}
     now = {stack: Placement.registry[placements.get(stack, place.name)] for stack, place in was.items()}
     completed = {stack: place.complete(config) for stack, place in was.items()}
     chosen: dict[str, Any] = {f"{stack}_placement": place.name for stack, place in now.items()}
@@ -347,7 +342,7 @@ def _plain_config(config: ModelConfig, placements: Mapping[str, str], *, heads_f
         if not axis.of_branch:
             chosen[axis.field] = _plain_name(axis.names, getattr(config, axis.field))
             continue
-        choices = {stack: getattr(completed[stack], axis.field) for stack in there}
+        choices = {stack: getattr(completed[stack], axis.field) for stack in was}
         if axis.field != "head_gain" or heads_folded:
             choices = {stack: _plain_name(axis.names, name) for stack, name in choices.items()}
         own = {stack: getattr(place, axis.field) for stack, place in now.items()}
@@ -356,7 +351,7 @@ def _plain_config(config: ModelConfig, placements: Mapping[str, str], *, heads_f
                 f"the plain encoder has the {axis.name} {choices['encoder']!r} and the decoder "
                 f"{choices['decoder']!r}, and a config has one for both; use the run as it is"
             )
-        chosen[axis.field] = "" if choices == own else choices[there[0]]
+        chosen[axis.field] = "" if choices == own else choices[next(iter(was))]
     return replace(config, **chosen)
 
 

@@ -12,12 +12,13 @@ import signal
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import final
 
 from normlab.config.config import Config, MachineConfig, run_id
 from normlab.config.io import to_json
@@ -29,20 +30,28 @@ class DiedError(Exception):
     """A worker ended before it had answered."""
 
 
-class Worker(Protocol):
-    """Trains one configuration after the other, somewhere, while it is ``alive``.
+class Worker(ABC):
+    """Trains one configuration after the other, somewhere."""
 
-    ``train`` returns "done" or the reason why not, and raises DiedError if the worker ends first.
-    ``interrupt`` asks it to save its run and end, without waiting; ``close`` waits until it has.
-    """
+    @abstractmethod
+    def train(self, config: Config) -> str:
+        """Return "done" or the reason why not. Raises DiedError if the worker ends first."""
 
-    def train(self, config: Config) -> str: ...
-    def alive(self) -> bool: ...
-    def interrupt(self) -> None: ...
-    def close(self) -> None: ...
+    @abstractmethod
+    def interrupt(self) -> None:
+        """Ask the worker to save its run and end, without waiting."""
+
+    def alive(self) -> bool:
+        """Whether it can train another one."""
+        return True
+
+    def close(self) -> None:
+        """End the worker once nothing more comes, and wait for that."""
+        self.interrupt()
 
 
-class Process:
+@final
+class Process(Worker):
     """A ``normlab.training.worker`` process.
 
     It imports nothing from its directory (``-P``) except the modules that ``--import`` names, and runs the
@@ -112,7 +121,7 @@ class Queue:
     def __init__(
         self,
         root: Path,
-        jobs: int,
+        jobs: int = 1,
         watch: Watch = lambda folders: None,
         start: Callable[[Path], Worker] = Process,
         until: float = math.inf,
@@ -212,11 +221,6 @@ class Queue:
         before, count = self._deaths.get(run, (0, 0))
         self._deaths[run] = step, 1 if step > before else count + 1
         return self._deaths[run][1] < _DEATHS
-
-
-def one_at_a_time(root: Path) -> Queue:
-    """A queue that trains one run after the other on this machine."""
-    return Queue(root, 1)
 
 
 def usable_cores() -> int:

@@ -86,25 +86,16 @@ class _Course:
         )
         rates = [row["lr"] for row in rows[-2:] if "lr" in row]
         self.warming = "; its learning rate still rose" if len(rates) == 2 and rates[1] > rates[0] else ""
-        self._late = sum(window[0]["step"] >= JUDGE_FROM * total_steps for window in windows)
+        self.falling = self._fell(0)
+        self.trend = "; still falling" if self.falling and len(self.middles) >= 3 else ""
+        """The end of a sentence if the loss is known to be falling, else empty."""
+        late = sum(window[0]["step"] >= JUDGE_FROM * total_steps for window in windows)
+        self.always_fell = bool(self.trend) and all(map(self._fell, range(late)))
+        """Whether the loss is known to be falling, and has been ever since a run can be called stuck."""
 
     def _fell(self, back: int) -> bool:
         seen = self.middles[back:]
         return len(seen) < 3 or min(seen[:2]) < min(seen[2:]) - FALLING_BY * self.entropy
-
-    @property
-    def falling(self) -> bool:
-        return self._fell(0)
-
-    @property
-    def trend(self) -> str:
-        """The end of a sentence if the loss is known to be falling, else empty."""
-        return "; still falling" if self.falling and len(self.middles) >= 3 else ""
-
-    @property
-    def always_fell(self) -> bool:
-        """Whether the loss is known to be falling, and has been ever since a run can be called stuck."""
-        return bool(self.trend) and all(self._fell(back) for back in range(self._late))
 
 
 def _ended(course: _Course, best: Row, *, has_source: bool) -> Outcome:

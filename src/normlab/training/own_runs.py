@@ -13,16 +13,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, final
 
 import torch
 
 from normlab.config.config import Config, run_id
-from normlab.config.cost import Cost
-from normlab.config.metric import NLL, Metric, Outcome
+from normlab.config.metric import NLL, Cost, Metric
 from normlab.config.model import derive
 from normlab.config.units import rate
 from normlab.errors import UserError
@@ -35,6 +34,7 @@ from normlab.trace.trace import output_loss
 from normlab.trace.untouched import same_globals, same_random_state, undisturbed
 from normlab.training.cost import cost_of
 from normlab.training.devices import hardware, prepare_process
+from normlab.training.jobs import Worker
 from normlab.training.outcome import outcome
 from normlab.training.own_setups import opened
 from normlab.training.progress import mark
@@ -74,14 +74,9 @@ class SetupFacts:
     compiled: bool
     """Whether the model is a compiled one, which is trained uncompiled."""
 
-    @property
-    def metric(self) -> Metric:
-        """NLL if the loss is a cross-entropy of known targets; else the loss as it is."""
-        return metric_of(self.scale)
-
 
 def metric_of(scale: Scale) -> Metric:
-    """NLL for a loss that is a cross-entropy; for any other the loss as it is."""
+    """NLL for a loss that is a cross-entropy of known targets; for any other the loss as it is."""
     pure = abs(scale.rest) <= PURE * abs(scale.weight * scale.start + scale.rest)
     return NLL if scale.unigram is not None and pure else LOSS
 
@@ -111,8 +106,7 @@ def read(setups: Mapping[str, Any], name: str, seed: int) -> SetupFacts:
         if dev and own.loss is None:
             _loss_of(own, own.model, dev[:1])
         loss = own.loss or output_loss
-        tokens = scale.targets // scale.batches if scale.batches else 0
-        cost = cost_of(own.model, lambda model: loss(model, batches[0]), tokens)
+        cost = cost_of(own.model, lambda model: loss(model, batches[0]), _tokens(scale))
         content = hashlib.sha256(" ".join(parts.values()).encode())
         for _, held in tensors_in(dev):
             content.update(bytes_of(held))
@@ -164,6 +158,11 @@ def _first_steps(own: Setup, batches: Sequence[Any], seed: int) -> tuple[Trainin
     return seen, read_course(own, seen), read_scale(own, batches[: FIRST // 2], math.inf, seen.losses[0])
 
 
+def _tokens(scale: Scale) -> int:
+    """The targets of a batch; 0 if they are not known."""
+    return scale.targets // scale.batches if scale.batches else 0
+
+
 def _loss_of(setup: Setup, model: torch.nn.Module, batches: Sequence[Any]) -> float:
     """The mean loss of batches, without training."""
     loss = setup.loss or output_loss
@@ -171,24 +170,25 @@ def _loss_of(setup: Setup, model: torch.nn.Module, batches: Sequence[Any]) -> fl
         return statistics.fmean(float(loss(model, batch)) for batch in batches)
 
 
+@dataclass
 class OwnRun:
     """One training in progress: rows while it goes, scores at its end."""
 
-    def __init__(
-        self, folder: RunFolder, own: Setup, course: Course, scale: Scale, stop: threading.Event
-    ) -> None:
-        self.folder, self.own, self.scale, self.stop = folder, own, scale, stop
-        self.config = folder.config()
-        self.factor = self.config.optim.lr / course.rate
-        self.rows: list[Row] = []
-        self.pending: list[float] = []
-        self.tokens = scale.targets // scale.batches if scale.batches else 0
+    folder: RunFolder
+    config: Config
+    own: Setup
+    scale: Scale
+    factor: float
+    """Of the setup's own rates, to have the largest one of the configuration."""
+    dev: Sequence[Any]
+    """Held-out batches: every second one helps to choose rates, the others are reported."""
+    stop: threading.Event
+    rows: list[Row] = field(default_factory=list)
+    pending: list[float] = field(default_factory=list)
+    """The losses since the last row."""
 
-    def train(self, batches: Iterator[Any], dev: Sequence[Any]) -> None:
+    def train(self, batches: Iterator[Any]) -> None:
         """Train to the last step, or until a loss is not finite; leave the run done."""
-        self.chosen_by = dev[::2]
-        self.reported = dev[1::2] or dev
-        """Held-out batches: every second one helps to choose rates, the others are reported."""
         seen = train(
             self.own,
             islice(batches, self.config.train.steps),
@@ -200,9 +200,18 @@ class OwnRun:
         if seen.stopped.startswith("raised"):
             raise RuntimeError(f"the step {seen.stopped}")
         chosen_by, reported = self._scores(seen)
-        self._write({"kind": "dev", "step": len(seen.losses), "nll": chosen_by, "seconds": sum(seen.seconds)})
+        self._write_dev(seen, chosen_by)
         write_json_atomic(self.folder.scores, {NLL.name: reported})
-        self._report("done", seen, self._outcome(final=True), {NLL.name: chosen_by})
+        unigram, step = self.scale.unigram, len(seen.losses)
+        ended = outcome(
+            self.rows,
+            unigram_entropy_nats=math.inf if unigram is None else unigram,  # then no run counts as stuck
+            total_steps=self.config.train.steps,
+            best_step=step,
+            has_source=False,
+            final=True,
+        )
+        self._report("done", seen, outcome=ended, best_step=step, best_dev={NLL.name: chosen_by})
 
     def _after(self, seen: Training) -> str:
         """Write rows after a step; return why the training ends here, if it does. Raises KeyboardInterrupt
@@ -216,11 +225,9 @@ class OwnRun:
         last = step == self.config.train.steps
         if step == 1 or step % every == 0 or last or broken:
             self._log(seen)
-            self._report("running", seen, None, {})
-        if self.chosen_by and not last and step % self.config.train.validate_every_steps == 0:
-            assert seen.model is not None
-            nll = self.scale.nats(_loss_of(self.own, seen.model, self.chosen_by))
-            self._write({"kind": "dev", "step": step, "nll": nll, "seconds": sum(seen.seconds)})
+            self._report("running", seen)
+        if self.dev and not last and step % self.config.train.validate_every_steps == 0:
+            self._write_dev(seen, self._nats(seen, self.dev[::2]))
         return "diverged" if broken else ""
 
     def _log(self, seen: Training) -> None:
@@ -228,8 +235,11 @@ class OwnRun:
         self.pending.clear()
         row = {"kind": "train", "step": step, "loss": loss, "nll": self.scale.nats(loss)}
         row["lr"] = self.factor * max(seen.rates.get(step - 1, [0.0]))
-        row |= {"tokens": step * self.tokens} if self.tokens else {}
+        row |= {"tokens": step * tokens} if (tokens := _tokens(self.scale)) else {}
         self._write({**row, "seconds": round(sum(seen.seconds), 3)})
+
+    def _write_dev(self, seen: Training, nll: float) -> None:
+        self._write({"kind": "dev", "step": len(seen.losses), "nll": nll, "seconds": sum(seen.seconds)})
 
     def _write(self, row: Row) -> None:
         self.rows.append(row)
@@ -237,38 +247,19 @@ class OwnRun:
 
     def _scores(self, seen: Training) -> tuple[float, float]:
         """The loss that chooses a rate and the one that is reported, in nats if targets are known."""
+        if self.dev:
+            return self._nats(seen, self.dev[::2]), self._nats(seen, self.dev[1::2] or self.dev)
+        last = seen.losses[-max(2, math.ceil(ENDS * self.config.train.steps)) :]
+        return self.scale.nats(statistics.fmean(last[::2])), self.scale.nats(statistics.fmean(last[1::2]))
+
+    def _nats(self, seen: Training, batches: Sequence[Any]) -> float:
         assert seen.model is not None
-        if not self.chosen_by:
-            last = seen.losses[-max(2, math.ceil(ENDS * self.config.train.steps)) :]
-            return self.scale.nats(statistics.fmean(last[::2])), self.scale.nats(statistics.fmean(last[1::2]))
-        losses = [_loss_of(self.own, seen.model, some) for some in (self.chosen_by, self.reported)]
-        return self.scale.nats(losses[0]), self.scale.nats(losses[1])
+        return self.scale.nats(_loss_of(self.own, seen.model, batches))
 
-    def _outcome(self, *, final: bool) -> Outcome | None:
-        """How the run ended; if no entropy is known, no run counts as stuck."""
-        return outcome(
-            self.rows,
-            unigram_entropy_nats=math.inf if self.scale.unigram is None else self.scale.unigram,
-            total_steps=self.config.train.steps,
-            best_step=self.rows[-1]["step"],
-            has_source=False,
-            final=final,
-        )
-
-    def _report(self, state: State, seen: Training, ended: Outcome | None, dev: Mapping[str, float]) -> None:
-        step = len(seen.losses)
+    def _report(self, state: State, seen: Training, **ended: Any) -> None:
         device = next((p.device for p in unwrap(self.own.model).parameters()), torch.device("cpu"))
-        self.folder.set_status(
-            Status(
-                state=state,
-                step=step,
-                outcome=ended,
-                best_step=step if dev else None,
-                best_dev=dict(dev),
-                train_seconds=sum(seen.seconds),
-                hardware=hardware(device),
-            )
-        )
+        so_far = {"step": len(seen.losses), "train_seconds": sum(seen.seconds)}
+        self.folder.set_status(Status(state, hardware=hardware(device), **so_far, **ended))
 
 
 def train_own(
@@ -299,8 +290,9 @@ def train_own(
                 again = repeat_command(config, setups)
                 RunFolder.create(folder.path, config, (metric_of(scale),), repeat=again)
                 folder.cut_rows(-1)
-                run = OwnRun(folder, own, course, scale, stop or threading.Event())
-                run.train(chain(first, batches), held_out(shared))
+                factor = config.optim.lr / course.rate
+                run = OwnRun(folder, config, own, scale, factor, held_out(shared), stop or threading.Event())
+                run.train(chain(first, batches))
         except KeyboardInterrupt:
             mark(folder, "interrupted")
             raise
@@ -319,7 +311,8 @@ def repeat_command(config: Config, setups: Mapping[str, Any]) -> str:
     return f"{shlex.join(['normlab', 'compare', '--setup', *setups])} {rest}"
 
 
-class Here:
+@final
+class Here(Worker):
     """A worker that trains setups in this process, one after the other."""
 
     def __init__(self, root: Path, setups: Mapping[str, Any]) -> None:
@@ -332,11 +325,5 @@ class Here:
             return " ".join(f"{type(error).__name__}: {error}".split())
         return "done"
 
-    def alive(self) -> bool:
-        return not self._stop.is_set()
-
     def interrupt(self) -> None:
         self._stop.set()
-
-    def close(self) -> None:
-        """Do nothing: the queue waits."""

@@ -91,13 +91,16 @@ def with_step(setup: Setup) -> Setup:
 
 
 def _code(setup: Setup, value: Any, files: Mapping[str, Path]) -> str:
-    """Return the digest of the user's files: those of its modules, or those that define what was given."""
-    if isinstance(value, str):
-        return code_of(files)
-    parts = [value, setup.loss, setup.step, *map(type, setup.model.modules())]
-    return code_of(
-        own_files({m for part in parts if (m := getattr(part, "__module__", None)) in sys.modules})
-    )
+    """Return the digest of the user's files: those of its modules, or those that define what was given. What
+    the modules are called does not matter.
+    """
+    if not isinstance(value, str):
+        parts = [value, setup.loss, setup.step, *map(type, setup.model.modules())]
+        files = own_files({m for part in parts if (m := getattr(part, "__module__", None)) in sys.modules})
+    digest = hashlib.sha256()
+    for content in sorted(file.read_bytes() for file in files.values()):
+        digest.update(hashlib.sha256(content).digest())
+    return digest.hexdigest()[:16]
 
 
 def own_files(modules: Iterable[str]) -> dict[str, Path]:
@@ -112,11 +115,3 @@ def own_files(modules: Iterable[str]) -> dict[str, Path]:
 def _forget(modules: Iterable[str]) -> None:
     for name in modules:
         del sys.modules[name]
-
-
-def code_of(files: Mapping[str, Path]) -> str:
-    """The digest of files, whatever their modules are called."""
-    digest = hashlib.sha256()
-    for content in sorted(file.read_bytes() for file in files.values()):
-        digest.update(hashlib.sha256(content).digest())
-    return digest.hexdigest()[:16]

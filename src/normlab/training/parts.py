@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from normlab.config.io import from_plain
 from normlab.config.metric import Outcome
+from normlab.diagnosis.probes import Record
 from normlab.runs.manifest import recover
 from normlab.training.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint, weights_state
 from normlab.training.outcome import Row, outcome, why_stop
 from normlab.training.progress import Phases
-from normlab.training.replay import LATER, Probing, preset_of, replay
+from normlab.training.replay import LATER, Probing, replay
 from normlab.training.weights import kept_steps
 from normlab.watching.fault import Fault
 from normlab.watching.meter import StepRecord
@@ -162,13 +163,8 @@ class ProbeRows(RunPart):
 
     def __init__(self, run: Run) -> None:
         self._run, machine, model = run, run.config.machine, run.trainer.model
-        self._rows: list[Row] = []
-        self._probing = Probing(
-            model,
-            preset_of(machine.probes, model),
-            machine.probe_every_steps,
-            lambda record: self._rows.append(record._asdict()),
-        )
+        self._records: list[Record] = []
+        self._probing = Probing(model, machine.probes, machine.probe_every_steps, self._records.append)
         self.passing = self._probing.passing
 
     def on_step(self, record: StepRecord) -> None:
@@ -182,12 +178,13 @@ class ProbeRows(RunPart):
 
     def _write(self) -> None:
         self._probing.flush()
-        if self._rows:
-            self._rows.sort(key=lambda row: row["step"])  # the same order whenever they are fetched
-            self._run.ranks.on_main(self._run.folder.append_probes, self._rows)
+        if self._records:
+            self._records.sort(key=lambda record: record.step)  # the same order whenever they are fetched
+            rows = [record._asdict() for record in self._records]
+            self._run.ranks.on_main(self._run.folder.append_probes, rows)
             for part in self._run.parts:
-                part.on_probes([dict(row) for row in self._rows])
-            self._rows.clear()
+                part.on_probes([dict(row) for row in rows])
+            self._records.clear()
 
 
 class StoppingRule(RunPart):

@@ -54,7 +54,10 @@ def setup_from_folder(folder: Path, *, seed: int, trust_remote_code: bool = Fals
     build, head = _builder(transformers, config, trusted=trust_remote_code)
     _require_memory(build, folder)
     with same_random_state(seed):
-        model = _build(build, folder)
+        try:
+            model = build()
+        except Exception as error:
+            raise UserError(f"no model can be built from {folder}/config.json: {_line(error)}") from error
         batch = HEADS[head](config, torch.Generator().manual_seed(seed))
     words = {name: _id(config, name) for name in ("pad_token_id", "eos_token_id")}
     declare = Declaration(
@@ -127,13 +130,6 @@ def _require_memory(build: Callable[[], nn.Module], folder: Path) -> None:
             f"GiB of memory, and {free / 2**30:.0f} are free; lower num_hidden_layers, the width or the "
             "vocabulary in a copy of its configuration"
         )
-
-
-def _build(build: Callable[[], nn.Module], folder: Path) -> nn.Module:
-    try:
-        return build()
-    except Exception as error:
-        raise UserError(f"no model can be built from {folder}/config.json: {_line(error)}") from error
 
 
 def _line(error: Exception) -> str:

@@ -14,7 +14,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, final
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a run without a GPU asks for none
@@ -93,7 +93,8 @@ def _gpus(machine: MachineConfig) -> float:
     return float(machine.device.startswith("cuda"))
 
 
-class _OnRay:
+@final
+class _OnRay(Worker):
     """Trains each configuration in an actor of its own, so that between two runs Ray can give its CPUs and
     GPU to others, and a run that waits for room does not hold resources.
     """
@@ -123,14 +124,8 @@ class _OnRay:
             raise DiedError(reply)
         return reply
 
-    def alive(self) -> bool:
-        return not self._stopped.is_set()
-
     def interrupt(self) -> None:
         self._stopped.set()
-
-    def close(self) -> None:
-        """Do nothing: nothing stays between two runs, and whoever called ``train`` waits for its end."""
 
     def _wait(self, answer: Any, stop: Callable[[], object]) -> Any:
         while not ray.wait([answer], timeout=_POLL_SECONDS)[0]:

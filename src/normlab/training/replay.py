@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -36,26 +36,13 @@ from normlab.watching.meter import Grouping, Meter, StepRecord, norms_of
 from normlab.watching.recorder import RING, Replayed, Trigger, report_of
 
 
-class _Preset(NamedTuple):
-    """Probes of activations, and whether updates are also measured by kind of matrix."""
+def activation_probes(model: nn.Module, preset: str) -> list[Probe]:
+    """Return the probes of a preset of ``diagnosis.probes`` in this model; none for "".
 
-    probes: tuple[Probe, ...]
-    kinds: bool
-
-
-NO_PROBES: Final = _Preset((), kinds=False)
-
-
-def preset_of(name: str, model: nn.Module) -> _Preset:
-    """Return what a preset of ``diagnosis.probes`` measures in this model; nothing for "".
-
-    Parameters are not probed, since the trainer has their norms: of weights, gradients before clipping, and
-    updates relative to the weights, for each sublayer and, from ``standard`` on, for each kind of matrix.
+    Parameters are not probed, since the trainer has their norms.
     """
-    if not name:
-        return NO_PROBES
-    probes = [p for p in preset_probes(_sites(model), name) if p.signal not in PARAMETERS]
-    return _Preset(tuple(probes), kinds=name != PRESETS[0])
+    probes = preset_probes(_sites(model), preset) if preset else []
+    return [probe for probe in probes if probe.signal not in PARAMETERS]
 
 
 def _sites(model: nn.Module) -> Iterator[SublayerSite]:
@@ -68,36 +55,62 @@ def _sites(model: nn.Module) -> Iterator[SublayerSite]:
             yield SublayerSite(stack, int(number), tuple(inside), taps)
 
 
-class Probing:
-    """Measures one model in training, on the first micro-batch of every step that is ``due``.
+@contextmanager
+def _probed(model: nn.Module, probes: Sequence[Probe], emit: Emit, step: int) -> Iterator[None]:
+    with eager(), observe(model, probes, emit) as observer:
+        yield
+        observer.flush(step)
 
-    In between there are no hooks. A measured step waits for the device once, for activations and gradients;
-    ``flush`` fetches what belongs to parameters.
+
+_WHOLE: Final = (("grad", "l2"), ("weight", "l2"), ("update", "ratio"))
+"""Signals and statistics of all parameters of a sublayer."""
+
+
+class Probing:
+    """Measures what a preset of ``diagnosis.probes`` names in one model in training, on the first micro-batch
+    of every step that is ``due``; nothing for "".
+
+    Gradients are measured before clipping, and updates relative to the weights, for each sublayer and, from
+    ``standard`` on, for each kind of matrix. Between the measured steps there are no hooks. A measured step
+    waits for the device once, for activations and gradients; ``flush`` fetches what belongs to parameters.
     """
 
-    def __init__(self, model: nn.Module, preset: _Preset, every_steps: int, emit: Emit) -> None:
+    def __init__(self, model: nn.Module, preset: str, every_steps: int, emit: Emit) -> None:
         self._model, self._emit, self._every_steps = model, emit, every_steps
-        self._probes = preset.probes
-        self._groups = _Groups(model, kinds=preset.kinds) if self._probes else None
+        self._probes = activation_probes(model, preset)
+        self._of_kinds = preset != PRESETS[0]
+        self._homes = homes = [path for path, module in model.named_modules() if isinstance(module, Sublayer)]
+        parameters = dict(model.named_parameters())
+        owners = [next((h for h in homes if n.startswith(f"{h}.")), n.rpartition(".")[0]) for n in parameters]
+        self._grouping = Grouping(owners, next(iter(parameters.values())).device)
         self._late: list[tuple[int, list[Key], Tensor]] = []
 
     def due(self, step: int) -> bool:
         """Whether a step is measured: the first one, and every multiple of the cadence."""
         return bool(self._probes) and (step == 1 or step % self._every_steps == 0)
 
-    @contextmanager
-    def passing(self, step: int, micro: int) -> Iterator[None]:
+    def passing(self, step: int, micro: int) -> AbstractContextManager[None]:
         if micro or not self.due(step):
-            yield
-            return
-        with eager(), observe(self._model, self._probes, self._emit) as observer:
-            yield
-            observer.flush(step)
+            return nullcontext()
+        return _probed(self._model, self._probes, self._emit, step)
 
+    @torch.no_grad()
     def measure_step(self, record: StepRecord, meter: Meter, parallel: Parallel) -> None:
         """Keep the norms of an optimiser step for ``flush`` to fetch."""
-        if self._groups is not None and self.due(record.step):
-            self._late.append((record.step, *self._groups.measured(record, meter, parallel)))
+        if not self.due(record.step):
+            return
+        groups, views = self._grouping, parallel.matrices if self._of_kinds else ()
+        keys: list[Key] = [(*self._place(m), m, signal, how) for signal, how in _WHOLE for m in groups.names]
+        keys += [(*self._place(v.module), v.module, f"update[{v.kind}]", "ratio") for v in views]
+        lengths = groups.together(meter.norms(meter.weights))
+        values = [groups.together(record.gradients), lengths, groups.together(record.updates) / lengths]
+        if views:
+            moved, weights = (
+                norms_of([v.of(parallel.whole(meter.names[v.index], tensors[v.index])) for v in views])
+                for tensors in (meter.moved, meter.weights)
+            )
+            values.append(moved / weights)
+        self._late.append((record.step, keys, torch.cat(values)))
 
     def flush(self) -> None:
         if not self._late:
@@ -108,54 +121,19 @@ class Probing:
                 self._emit(Record(step, *key, value))
         self._late.clear()
 
-
-_WHOLE: Final = (("grad", "l2"), ("weight", "l2"), ("update", "ratio"))
-"""Signals and statistics of all parameters of a sublayer."""
-
-
-class _Groups:
-    """Parameters by the sublayer that holds them, or by module outside of sublayers, and matrices by kind."""
-
-    def __init__(self, model: nn.Module, *, kinds: bool) -> None:
-        parameters = dict(model.named_parameters())
-        homes = [path for path, module in model.named_modules() if isinstance(module, Sublayer)]
-        owners = [next((h for h in homes if n.startswith(f"{h}.")), n.rpartition(".")[0]) for n in parameters]
-        self._grouping = Grouping(owners, next(iter(parameters.values())).device)
-        self._kinds, self._homes = kinds, homes
-
-    @torch.no_grad()
-    def measured(self, record: StepRecord, meter: Meter, parallel: Parallel) -> tuple[list[Key], Tensor]:
-        """Return keys and their values: norms of gradients and weights, and updates relative to weights."""
-        whole, views = parallel.whole, parallel.matrices if self._kinds else ()
-        keys: list[Key] = [
-            *(
-                (*_place(m, self._homes), m, signal, how)
-                for signal, how in _WHOLE
-                for m in self._grouping.names
-            ),
-            *((*_place(v.module, self._homes), v.module, f"update[{v.kind}]", "ratio") for v in views),
-        ]
-        together = self._grouping.together
-        lengths = together(meter.norms(meter.weights))
-        values = [together(record.gradients), lengths, together(record.updates) / lengths]
-        if views:
-            moved, weights = (
-                norms_of([v.of(whole(meter.names[v.index], tensors[v.index])) for v in views])
-                for tensors in (meter.moved, meter.weights)
-            )
-            values.append(moved / weights)
-        return keys, torch.cat(values)
-
-
-def _place(module: str, sublayers: Sequence[str]) -> tuple[str | None, int | None]:
-    """Return the stack and the index of a sublayer, None for any other module."""
-    stack, _, number = module.rpartition(".")
-    return (stack, int(number)) if module in sublayers else (None, None)
+    def _place(self, module: str) -> tuple[str | None, int | None]:
+        """Return the stack and the index of a sublayer, None for any other module."""
+        stack, _, number = module.rpartition(".")
+        return (stack, int(number)) if module in self._homes else (None, None)
 
 
 WATCHED: Final = 64
 """Steps before the bad one in which a replay watches every module; earlier steps run again unwatched."""
 LATER: Final = "ask normlab.training.replay"
+DIFFERS: Final = (
+    "done again, step {step} comes out differently: what went wrong is not in the configuration; look at the "
+    "hardware, at a device that does not repeat its sums, and at outside code that uses the model"
+)
 Row = Mapping[str, Any]
 
 
@@ -222,10 +200,13 @@ def replay(
     done = {one.step: one.values[0].item() for one in steps}
     # watched modules run uncompiled, and round differently
     compared = [] if task.config.machine.compile else list(_compared(done, losses or {}, history))
-    other = next((one for one in compared if not _same(*one[1:])), None)
     records = tuple(steps[-RING:])
-    if other is not None:
-        return Replayed(_differs(*other), start, there, agrees=False, records=records)
+    for step, then, now in compared:
+        # the order of a mean can change the last digit
+        if not (math.isclose(then, now, rel_tol=1e-12) or (math.isnan(then) and math.isnan(now))):
+            evidence = f"loss up to step {step}: {then:.6g} then, {now:.6g} now"
+            other = Fault(DIFFERS.format(step=step), "none", step=step, evidence=(evidence,))
+            return Replayed(other, start, there, agrees=False, records=records)
     agrees = True if compared else None
     return Replayed(fault(steps[-watched:]), start, there, agrees=agrees, records=records)
 
@@ -247,11 +228,14 @@ def _not_finite(weights: Mapping[str, Tensor]) -> str:
 def _again(trainer: Trainer, stop: int, watched: int, history: Sequence[Row]) -> Iterator[StepRecord]:
     """Do the steps up to ``stop``, or to one whose loss is not finite."""
     seen: list[Record] = []
-    probing = Probing(trainer.model, _Preset(EVERYTHING, kinds=False), 1, seen.append)
     validated = {int(row["step"]): row for row in history if row["kind"] == "dev"}
     finite = True
+
+    def watch(step: int, micro: int) -> AbstractContextManager[None]:
+        return nullcontext() if micro else _probed(trainer.model, EVERYTHING, seen.append, step)
+
     while trainer.progress.step < stop and finite:
-        record = trainer.step(probing.passing if trainer.progress.step >= stop - watched else no_hooks)
+        record = trainer.step(watch if trainer.progress.step >= stop - watched else no_hooks)
         finite = math.isfinite(record.values[0].item())
         yield record._replace(seen=tuple(seen))
         seen.clear()
@@ -272,19 +256,3 @@ def _compared(
             if all(s in now for s in covered) and "ranks" not in row:
                 yield covered[-1], float(row["loss"]), sum(now[s] for s in covered) / len(covered)
             before = int(row["step"])
-
-
-def _differs(step: int, then: float, now: float) -> Fault:
-    """Return the answer if a step comes out differently: nothing in the configuration is to blame."""
-    return Fault(
-        f"done again, step {step} comes out differently: what went wrong is not in the configuration; look "
-        "at the hardware, at a device that does not repeat its sums, and at outside code that uses the model",
-        "none",
-        step=step,
-        evidence=(f"loss up to step {step}: {then:.6g} then, {now:.6g} now",),
-    )
-
-
-def _same(a: float, b: float) -> bool:
-    """Whether two losses are equal except for the last digit, which the order of a mean can change."""
-    return math.isclose(a, b, rel_tol=1e-12) or (math.isnan(a) and math.isnan(b))

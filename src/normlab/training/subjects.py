@@ -41,14 +41,14 @@ class Case:
     optimiser: torch.optim.Optimizer | OptimizerFactory | None = None
     batches: Sequence[Any] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
-    plan: Options = field(default_factory=Options)
-    """The training to come, if a configuration describes it."""
+    warmup_steps: int = 0
+    """Steps over which the learning rate rises to its peak, in the training ahead, if that is known."""
 
     def diagnosed(
         self, preset: str, *, blocks: Sequence[str] = (), branches: Sequence[str] = ()
     ) -> Diagnosis:
         """Run the studies of a preset, see ``diagnosis.diagnose``. Raises UserError if that is impossible."""
-        options: Options = {**self.plan, "batches": self.batches}
+        options: Options = {"batches": self.batches, "warmup_steps": self.warmup_steps}
         if blocks or branches:
             options |= {"blocks": blocks, "branches": branches}
         elif (structure := _structure(self.model, self.batch)) is not None:
@@ -121,11 +121,9 @@ def of_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> Case:
         facts["learning rate"] = f"0 by now, so that the peak of {rate(config.optim.lr)} is examined"
     which = label if isinstance(checkpoint, int) else f"{checkpoint} checkpoint"
     case = _case(f"{setups.title_of(config)}, {which}", task, model, facts)
-    case.plan.pop("warmup_steps", None)  # the rate is already this step's
     lr = lr or config.optim.lr
-    return replace(
-        case, optimiser=set_rate(optimizer, lr) if optimizer else _factory(model, config.optim, lr)
-    )
+    own = set_rate(optimizer, lr) if optimizer else _factory(model, config.optim, lr)
+    return replace(case, optimiser=own, warmup_steps=0)  # the rate is already this step's
 
 
 def _case(title: str, task: AnyTask, model: nn.Module, facts: Mapping[str, str]) -> Case:
@@ -140,7 +138,7 @@ def _case(title: str, task: AnyTask, model: nn.Module, facts: Mapping[str, str])
         optimiser=_factory(model, task.config.optim, task.config.optim.lr),
         batches=[_task_inputs(small, model, small.batch(i)) for i in range(MINI_BATCHES)],
         facts=dict(facts) | {"tokens": f"{micro.tokens:,} predicted in {micro.padded_tokens:,} positions"},
-        plan=Options(warmup_steps=task.config.optim.warmup_steps),
+        warmup_steps=task.config.optim.warmup_steps,
     )
 
 

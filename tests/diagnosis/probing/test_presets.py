@@ -14,7 +14,7 @@ from normlab.diagnosis.probes import (
     stream_sites,
     weight_probes,
 )
-from normlab.training.replay import preset_of
+from normlab.training.replay import activation_probes
 
 X = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(1))
 UNSEEN = {"inside"}
@@ -92,7 +92,7 @@ def test_our_trainer_measures_the_same_numbers(preset):
         return labelled(model, batch)
 
     read = rows(model, preset_probes(stream_sites(read_structure(model, batch)), preset), loss)
-    known = rows(model, preset_of(preset, model).probes, loss)
+    known = rows(model, activation_probes(model, preset), loss)
     activations = [
         {(s, i, signal, how): v for (s, i, _, signal, how), v in found.items()
          if signal.removeprefix("grad_") in ("before", "branch", "after")}

@@ -10,7 +10,7 @@ from normlab.diagnosis import PRESETS, Record
 from normlab.runs import RunFolder
 from normlab.training import replay
 from normlab.training.parallel import SingleProcess
-from normlab.training.replay import NO_PROBES, Probing
+from normlab.training.replay import Probing
 from normlab.training.train import train
 from normlab.watching.meter import Meter
 from training.tiny import PowerCutError, run_of, tiny
@@ -156,7 +156,7 @@ def test_the_meter_counts_a_parameter_without_gradient_as_zero():
 
 def test_nothing_is_due_where_nothing_is_asked_for():
     model = torch.nn.Linear(2, 2)
-    idle = Probing(model, NO_PROBES, 1, lambda record: pytest.fail("nothing was asked for"))
+    idle = Probing(model, "", 1, lambda record: pytest.fail("nothing was asked for"))
     assert not idle.due(1)
     with idle.passing(1, 0):
         model(torch.ones(1, 2))

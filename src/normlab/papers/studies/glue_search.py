@@ -24,7 +24,7 @@ from normlab.papers.studies.trained import trainings
 from normlab.runs.folder import RunFolder, find_run, read_scores
 from normlab.tasks.classification import Classification
 from normlab.training.devices import resolved_precision
-from normlab.training.jobs import Queue, one_at_a_time
+from normlab.training.jobs import Queue
 from normlab.training.weights import with_start
 
 BATCHES: Final = (16, 32)
@@ -101,7 +101,7 @@ def fine_tuned(
     root: Path,
     *,
     seeds: int = SEEDS,
-    queue: Callable[[Path], Queue] = one_at_a_time,
+    queue: Callable[[Path], Queue] = Queue,
     **ranges: Unpack[_Ranges],
 ) -> FineTuned:
     """Fine-tune a pre-trained run in every cell of the search with a seed that is not reported, and in the

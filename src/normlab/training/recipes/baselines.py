@@ -66,16 +66,15 @@ class NamedBaseline(Registered, ABC):
 
 
 def baseline_of(name: str) -> type[NamedBaseline] | None:
-    """Return the baseline that a recipe begins with, if any."""
-    return _baseline(without_alias(name).split("+")[0])
-
-
-def _baseline(head: str) -> type[NamedBaseline] | None:
-    """Return the baseline that a recipe begins with: ``like:llama``, or ``llama`` if no placement is."""
-    name = head if head.startswith(LIKE) else LIKE + head
-    if head.startswith(LIKE) or (name in NamedBaseline.registry and head not in Placement.registry):
-        return NamedBaseline.registry[name]
-    return None
+    """Return the baseline that a recipe begins with, if any: ``like:llama``, or ``llama`` if no placement has
+    that name.
+    """
+    head, *_ = without_alias(name).split("+")
+    if head.startswith(LIKE):
+        return NamedBaseline.registry[head]
+    whole = LIKE + head
+    known = whole in NamedBaseline.registry and head not in Placement.registry
+    return NamedBaseline.registry[whole] if known else None
 
 
 def alias_of(name: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, Final
@@ -17,12 +19,17 @@ from normlab.nn.init import profile_
 from normlab.tasks.task import build_model
 from normlab.training.recipes import grammar
 from normlab.training.recipes.baselines import baseline_of
-from normlab.training.recipes.sources import paragraphs
 
 DECODER: Final[dict[str, Any]] = {"encoder_layers": 0, "decoder_layers": 4, "dropout": 0.0}
 """The default sizes of a model."""
 ROWS, POSITIONS = 8, 32
 """Shape of the random tokens for placements whose initialisation needs data."""
+CITATION = re.compile(
+    r"[A-Z][\w'-]+(?: and [A-Z][\w'-]+| et al\.| Team)? \d{4}[^()]*\((?:arXiv [\d.]+|[A-Z]{3,} \d{4})\)"
+)
+"""``Wang et al. 2022, Figure 2 (arXiv 2203.00555)``, or a conference with its year in the brackets; an older
+source may come before one on arXiv.
+"""
 
 
 def build(recipe: str, vocab_size: int, *, seed: int = 1, force: bool = False, **sizes: Any) -> TokenModel:
@@ -83,6 +90,22 @@ def explain(config: Config) -> dict[str, str]:
     if config.forced:
         texts["forced"] = config.forced
     return texts
+
+
+def summary(part: grammar.RecipePart) -> tuple[str, str]:
+    """Return equation and source of a part: the first paragraph of its docstring, and the citation after it.
+
+    A citation reads ``Author YEAR, Section (arXiv id)``; without one, the source is empty.
+    """
+    equation, rest = paragraphs(part.source)
+    citation = CITATION.search(rest)
+    return equation.rstrip("."), citation.group() if citation else ""
+
+
+def paragraphs(source: object) -> tuple[str, str]:
+    """Return the first paragraph of a docstring and everything after it, without line breaks."""
+    first, _, rest = inspect.cleandoc(source.__doc__ or "").partition("\n\n")
+    return " ".join(first.split()), " ".join(rest.split())
 
 
 def _part(axis: grammar.Axis, name: str) -> str:

@@ -190,7 +190,7 @@ def not_plain(axis: Axis, config: Config) -> dict[str, str]:
 
 def by_stack(axis: Axis, config: Config) -> dict[str, str]:
     """Return each stack's choice on an axis, or one choice under an empty name if all are equal."""
-    placements, chosen = _stacks(config.model), axis.of(config)
+    placements, chosen = stack_placements(config.model), axis.of(config)
     if axis is PLACEMENT:
         choices = placements
     elif axis.of_branch:
@@ -206,7 +206,7 @@ def by_stack(axis: Axis, config: Config) -> dict[str, str]:
 
 def uses_norm(model: ModelConfig) -> bool:
     """Whether a placement, a part of a branch or a head uses the model's norm."""
-    if any(nn.Placement.registry[name].normed for name in _stacks(model).values()):
+    if any(nn.Placement.registry[name].normed for name in stack_placements(model).values()):
         return True
     return any(isinstance(module, nn.Norm) for module in empty_model(_shallow(model), 1).modules())
 
@@ -227,7 +227,7 @@ def require_known(config: Config) -> None:
             "train it again with the command on its page, which normlab run report writes"
         )
     for axis in (PLACEMENT, *AXES):
-        for name in set(_stacks(config.model).values()) if axis is PLACEMENT else {axis.of(config)}:
+        for name in set(stack_placements(config.model).values()) if axis is PLACEMENT else {axis.of(config)}:
             if name and name not in axis.names:
                 raise UserError(f"unknown {axis.name} {name!r}{nearest(name, axis.names)}; {HINT}")
     _require_sizes(config.model)
@@ -254,17 +254,10 @@ def _labels(by_stack: Mapping[str, str]) -> list[str]:
     return [f"{stack} {name}".strip() for stack, name in by_stack.items()]
 
 
-def _stacks(model: ModelConfig) -> dict[str, str]:
+def stack_placements(model: ModelConfig) -> dict[str, str]:
     """Return the placement of each stack that the model has."""
-    stacks = {
-        stack: placement
-        for stack, layers, placement in (
-            ("encoder", model.encoder_layers, model.encoder_placement),
-            ("decoder", model.decoder_layers, model.decoder_placement),
-        )
-        if layers
-    }
-    return stacks or {"encoder": model.encoder_placement}
+    there = [stack for stack in ("encoder", "decoder") if getattr(model, f"{stack}_layers")] or ["encoder"]
+    return {stack: str(getattr(model, f"{stack}_placement")) for stack in there}
 
 
 @dataclass(frozen=True)
@@ -314,7 +307,7 @@ class _Recipe:
     def conflicts(self, config: Config) -> list[str]:
         """Return the reasons why a model of these choices is not defined."""
         model = config.model
-        placements = [nn.Placement.registry[name] for name in dict.fromkeys(_stacks(model).values())]
+        placements = [nn.Placement.registry[name] for name in dict.fromkeys(stack_placements(model).values())]
         reasons = []
         if "norm" in self.named and not uses_norm(model):
             without = " and ".join(placement.__name__ for placement in placements)

@@ -72,16 +72,13 @@ def _import(name: str, asked_by: str) -> None:
     try:
         import_module(name)
     except Exception as error:
-        missing = isinstance(error, ModuleNotFoundError) and error.name is not None
-        hint = ""
-        if "/" in name or name.endswith(".py"):
-            module = name.removesuffix(".py").strip("./").replace("/", ".")
-            hint = f"; give a module instead of a file: --import {module}"
-        elif missing and (name + ".").startswith(f"{getattr(error, 'name', '')}."):
-            hint = f"; modules are looked for in {Path.cwd()} and among the installed packages"
-        reason = (
-            str(error) if isinstance(error, (ImportError, UserError)) else f"{type(error).__name__}: {error}"
-        )
+        kind = "" if isinstance(error, (ImportError, UserError)) else f"{type(error).__name__}: "
+        reason = f"{kind}{error}"
         if not name or name.startswith("."):
             reason = "it is not the name of a module, such as my_package.my_module"
-        raise UserError(f"cannot import {name!r} ({asked_by}): {reason}{hint}") from error
+        if "/" in name or name.endswith(".py"):
+            module = name.removesuffix(".py").strip("./").replace("/", ".")
+            reason += f"; give a module instead of a file: --import {module}"
+        elif isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+            reason += f"; modules are looked for in {Path.cwd()} and among the installed packages"
+        raise UserError(f"cannot import {name!r} ({asked_by}): {reason}") from error
