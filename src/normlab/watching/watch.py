@@ -131,7 +131,7 @@ class Watch:
         if step != self._step:
             self._finish_step()
         self._step = step
-        self._observe(self._observation.begin, model, compiled=compiled, own_calls=own_calls)
+        self._observe(model, compiled=compiled, own_calls=own_calls)
 
     def loss(self, loss: Tensor | float) -> None:
         """Give the recorder the loss of a batch, or of each micro-batch, not divided by their number.
@@ -212,10 +212,10 @@ class Watch:
     def _due(self) -> bool:
         return self._step % self._every == 0
 
-    def _observe(self, begin: Callable[..., None], model: nn.Module, *given: Any, **options: Any) -> None:
+    def _observe(self, model: nn.Module, **how: Any) -> None:
         if self._due:
             with self._guard("the model cannot be observed"):
-                begin(model, self._step, *given, **options)
+                self._observation.begin(model, self._step, **how)
 
     def _called(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a step at the model's first call in training mode after an optimizer's step."""
@@ -223,7 +223,7 @@ class Watch:
             return
         if self._stepped:
             self._finish_step()
-        self._observe(self._observation.begin_in_call, model, (args, kwargs))
+        self._observe(model, given=(args, kwargs))
 
     def _answered(self, model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         if model.training and torch.is_grad_enabled():
@@ -237,7 +237,7 @@ class Watch:
         if one.stepped:  # the last step ended and no call of the model was seen since
             self._finish_step()
         if self._counts and self._model is not None and not self._observation.running and not self._stepped:
-            self._observe(self._observation.begin_uncalled, self._model, compiled=self._compiled)
+            self._observe(self._model, compiled=self._compiled, missed=True)
         with self._guard("updates cannot be watched"):
             one.before()
         given = (*args[1:], *kwargs.values())  # the optimizer itself comes first
