@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import atexit
 import warnings
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -70,7 +70,6 @@ class Watch:
         self._hooks: list[Any] = []
         self._model: nn.Module | None = None
         self._step, self._counts, self._compiled = 0, False, False
-        self._at_exit: Callable[[], None] | None = None
 
     @property
     def path(self) -> Path:
@@ -101,7 +100,9 @@ class Watch:
             self._recorder, self._step = Recorder(self._reports), step
             for kept in (self._once, self._notes, self._losses):
                 kept.clear()
-            self._close_at_exit()
+            _OPEN.add(self)
+            atexit.unregister(_close_open)
+            atexit.register(_close_open)  # anew, so that it comes before what a trainer has registered
             rates = self._rows.begin(step) if self._emit is None else None
             self._checks = Checks(self._reports, self, step, rates)
 
@@ -163,7 +164,7 @@ class Watch:
 
     def close(self) -> None:
         """Write what is left, report what went wrong, remove all hooks, and draw the page."""
-        self._forget_exit()
+        _OPEN.discard(self)
         self.end()
         self._finish_step()
         self._remove_hooks()
@@ -180,22 +181,6 @@ class Watch:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _close_at_exit(self) -> None:
-        """Let the end of the process close this watch, whose trainer may have raised."""
-        self._forget_exit()
-        closing = weakref.WeakMethod(self.close)
-
-        def close_if_alive() -> None:
-            if (close := closing()) is not None:
-                close()
-
-        self._at_exit = atexit.register(close_if_alive)
-
-    def _forget_exit(self) -> None:
-        if self._at_exit is not None:
-            atexit.unregister(self._at_exit)
-            self._at_exit = None
 
     def _remove_hooks(self) -> None:
         for hook in self._hooks:
@@ -340,6 +325,15 @@ class Watch:
 def _innermost(optimizer: Any) -> Optimizer:
     """Return the optimizer inside a trainer's wrappers, the one that takes the actual steps."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+_OPEN: Final[WeakSet[Watch]] = WeakSet()
+"""Watches that the end of the process closes, as when a trainer has raised."""
+
+
+def _close_open() -> None:
+    for one in list(_OPEN):
+        one.close()
+
+
         optimizer = inner
     if not callable(getattr(optimizer, "register_step_post_hook", None)):
         raise UserError(
