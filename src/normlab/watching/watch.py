@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from normlab.config.io import validated
 from normlab.diagnosis import Probe, Record, Structure
 from normlab.errors import UserError
+from normlab.runs.files import write_json_atomic
 from normlab.trace.tensors import compiles, unwrap
 from normlab.watching.checks import Checks, WatchReports
 from normlab.watching.losses import Losses
@@ -81,7 +82,7 @@ class Watch:
 
     @property
     def flight(self) -> Path:
-        """The file with the reports and with notes about what could not be watched."""
+        """The file with the reports, with notes about what could not be watched, and the number of losses."""
         return self.path.with_suffix(".flight.json")
 
     @property
@@ -292,7 +293,9 @@ class Watch:
     def _draw(self) -> None:
         if not self.path.exists() and not self.reports:
             return
-        self._rows.write_flight(self.flight, self.reports, self._notes, losses=self._recorder.curve.count)
+        self.flight.parent.mkdir(parents=True, exist_ok=True)
+        beside = {"reports": self.reports, "notes": self._notes, "losses": self._recorder.curve.count}
+        write_json_atomic(self.flight, beside, flat=True)
         if self._rows.rank:
             return
         try:
@@ -322,9 +325,6 @@ class Watch:
         warnings.warn(f"normlab: {sentence}", stacklevel=2)
 
 
-def _innermost(optimizer: Any) -> Optimizer:
-    """Return the optimizer inside a trainer's wrappers, the one that takes the actual steps."""
-    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
 _OPEN: Final[WeakSet[Watch]] = WeakSet()
 """Watches that the end of the process closes, as when a trainer has raised."""
 
@@ -334,6 +334,9 @@ def _close_open() -> None:
         one.close()
 
 
+def _innermost(optimizer: Any) -> Optimizer:
+    """Return the optimizer inside a trainer's wrappers, the one that takes the actual steps."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner
     if not callable(getattr(optimizer, "register_step_post_hook", None)):
         raise UserError(
