@@ -121,16 +121,13 @@ class Ladder:
                 f"{self.family.title} draws the same model from every seed: declare seed, as in "
                 f"def setup({axis}, seed=0), and call torch.manual_seed(seed) before the model is made"
             )
-        self.decays = any(group.get("weight_decay") for group in self._groups())
+        setup = self._setup(sizes[0], first)
+        with untouched(setup):
+            self.decays = any(group.get("weight_decay") for group in groups_of(copied(setup)[1]))
         if not self.decays and self.request.ways != [Decay()]:
             raise UserError(
                 "decays is for an optimizer with weight decay, but this one has none; leave it out"
             )
-
-    def _groups(self) -> list[dict[str, Any]]:
-        setup = self._setup(self.family.sizes[0], self.request.seed)
-        with untouched(setup):
-            return groups_of(copied(setup)[1])
 
     def _setup(self, size: int, seed: int) -> Setup:
         if self.held is None or self.held[0] != (size, seed):

@@ -29,9 +29,9 @@ class Between(NamedTuple):
     high: float
 
     @classmethod
-    def of(cls, octaves: Sequence[float], unit: float = 1.0) -> Between:
-        """The number and its ends from octaves, as multiples of a unit."""
-        return cls(*(unit * 2.0**x for x in octaves))
+    def of(cls, octaves: Sequence[float]) -> Between:
+        """The number and its ends from octaves."""
+        return cls(*(2.0**x for x in octaves))
 
     @property
     def inverse(self) -> Between:
@@ -157,9 +157,6 @@ class Sweep:
         trend = self.trend
         if trend is None:
             return math.inf
-        value, half = abs(trend.slope), trend.fixed_factor * trend.slope_error
-        return (
-            self.doublings
-            * half
-            / max(math.log2(self.factor) - self.doublings * value, self.doublings * value)
-        )
+        half = trend.fixed_factor * trend.slope_error
+        shift = self.doublings * abs(trend.slope)
+        return self.doublings * half / max(math.log2(self.factor) - shift, shift)
