@@ -8,16 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from normlab.config.units import duration
 from normlab.errors import UserError
-from normlab.scaling.answer import LEAST_SIZES, Sweep, Transfer
-from normlab.scaling.check import BudgetCheck
-from normlab.scaling.decay import INDEPENDENT, Decay
+from normlab.scaling.answer import Transfer
+from normlab.scaling.coordinates import BudgetCheck
 from normlab.scaling.family import SetupFamily
 from normlab.scaling.optimum import RATES, WINDOW, best_of
-from normlab.scaling.request import Request
+from normlab.scaling.sweep import INDEPENDENT, LEAST_SIZES, Decay, Sweep
 from normlab.trace.optimizers import copied
 from normlab.trace.rehearsal import groups_of
 from normlab.trace.setup import Setup
@@ -27,6 +26,9 @@ from normlab.trials.change import Variant
 from normlab.trials.journal import Journal, fingerprint
 from normlab.trials.search import FARTHEST
 from normlab.trials.trials import INTERRUPTED, Trial
+
+if TYPE_CHECKING:
+    from normlab.scaling.transfer import Request
 
 SEARCHED: Final = 2
 """So many more rates are tried to find the best one at the smallest size; at others half as many."""
