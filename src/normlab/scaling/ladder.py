@@ -280,7 +280,8 @@ class Ladder:
 
     def _given(self) -> list[float]:
         """The octaves of the rates that were asked for."""
-        return [math.log2(rate / self._today()) for rate in sorted(self.request.rates)]
+        today = self.own[self.family.sizes[0]].measured.course.rate
+        return [math.log2(rate / today) for rate in sorted(self.request.rates)]
 
     def _start(self, size: int, way: Decay, seeds: int) -> float:
         """Where to begin: at the best rate with fewer seeds, else at a smaller size's, else at today's."""
@@ -319,9 +320,6 @@ class Ladder:
 
         return attempts.trial(attempts.measured.course.rate * 2.0**octave, steps, tell=tell)
 
-    def _today(self) -> float:
-        return self.own[self.family.sizes[0]].measured.course.rate
-
     # ---------------------------------------------------------------------------------------------- answer
     def _answer(self, steps: int, plan: str, cut: str) -> Transfer:
         measured = {size: one.measured for size, one in self.own.items()}
@@ -347,5 +345,5 @@ class Ladder:
             plan=plan,
             cut=cut,
             seconds=self.journal.seconds,
-            facts={**self.family.facts, "warm-up": first.course.rising},
+            facts={"warm-up": first.course.rising},
         )
