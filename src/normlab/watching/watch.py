@@ -266,7 +266,7 @@ class Watch:
         loss = self._losses.of_step()
         record = joined([one.record(self._step, loss) for one in done])
         self._recorder.add(record)
-        self._checks.took(record.step, record.lr)
+        self._checks.loop.end_step()
         if due or self._recorder.pending >= FETCH:
             self._checks.look(self._recorder)
         if due:
