@@ -29,7 +29,7 @@ PARSERS = {
     "training/translate.py": "numpy.load",
     "trace/optimizers.py": "the content of an empty cell of a closure",
     "trials/change.py": "ast.literal_eval",
-    "scaling/decay.py": "float",
+    "scaling/sweep.py": "float",
 }
 """Files that catch ValueError, each around one call of the parser named here."""
 
@@ -69,7 +69,7 @@ OTHERS_CODE = {
     "training/recipes/plugins.py": "imports a module named by the user",
     **dict.fromkeys(("scaling/measured.py", "trials/training.py"), "runs a step that is anybody's"),
     "scaling/passes.py": "another call of a module puts out something else",
-    "scaling/check.py": "looks at a model that is anybody's, which its trials do not need",
+    "scaling/coordinates.py": "looks at a model that is anybody's, which its trials do not need",
     "training/devices.py": "a compiler that is missing or broken may raise anything; the error says what",
     "watching/observation.py": "a training elsewhere does not end by a model that cannot be read",
     "watching/recorder.py": "the recorder's own failure does not end a training; it is reported",

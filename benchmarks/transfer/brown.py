@@ -17,7 +17,7 @@ from typing import Final
 import normlab
 from normlab.cli.presets import language_model
 from normlab.config.config import Config
-from normlab.scaling.check import check_of
+from normlab.scaling.coordinates import check_of
 from normlab.scaling.family import SetupFamily, family_of
 from normlab.scaling.ladder import SEARCHED
 from normlab.scaling.optimum import RATES

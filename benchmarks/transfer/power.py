@@ -18,10 +18,9 @@ from typing import Final
 import numpy as np
 from placements import SEEDS, SIZES
 
-from normlab.scaling.decay import Decay
 from normlab.scaling.exponents import Axis
 from normlab.scaling.optimum import SKEWS, WINDOW, bent
-from normlab.scaling.sweep import Sweep
+from normlab.scaling.sweep import Decay, Sweep
 from normlab.trials.scale import Scale
 from normlab.trials.trials import Trial
 

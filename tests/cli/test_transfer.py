@@ -13,7 +13,7 @@ from normlab.cli.main import INTERRUPTED, main
 from normlab.cli.options import FAILS
 from normlab.cli.transfer import TransferCommand
 from normlab.scaling.family import family_of
-from normlab.scaling.request import Request
+from normlab.scaling.transfer import Request
 from normlab.training.setups import function_from_file
 from normlab.trials.training import first_steps, read_course
 

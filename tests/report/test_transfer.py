@@ -15,9 +15,8 @@ from normlab.report.page import Columns, Details, Notes, Section, whole
 from normlab.report.transfer import transfer_page
 from normlab.scaling.answer import Transfer
 from normlab.scaling.coordinates import Coordinates
-from normlab.scaling.decay import Decay
 from normlab.scaling.rows import Row
-from normlab.scaling.sweep import Sweep
+from normlab.scaling.sweep import Decay, Sweep
 from scaling.curves import draw, skewed
 from scaling.test_answer import SIZES, answer, edge, swept
 

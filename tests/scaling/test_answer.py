@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from normlab.scaling.answer import Transfer
-from normlab.scaling.decay import Decay
 from normlab.scaling.optimum import Losses
-from normlab.scaling.sweep import Sweep
+from normlab.scaling.sweep import Decay, Sweep
 from normlab.trials.scale import Scale
 from normlab.trials.trials import Trial
 from scaling.curves import draw, skewed

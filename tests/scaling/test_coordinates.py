@@ -18,7 +18,7 @@ import torch
 
 from normlab.errors import UserError
 from normlab.scaling import measured
-from normlab.scaling.check import STEPS as TRANSFERS
+from normlab.scaling.coordinates import STEPS as TRANSFERS
 from normlab.scaling.coordinates import coordinates
 from scaling.nanogpt import COMPLETEP, DEPTH_MUP, MUP, NONE, STANDARD, Table, own_setup, setup
 

@@ -14,7 +14,7 @@ import pytest
 
 import normlab
 from normlab.errors import UserError
-from normlab.scaling import check
+from normlab.scaling import coordinates
 from normlab.scaling.family import family_of
 from scaling.sums import STEPS, setup
 
@@ -102,7 +102,7 @@ def small(script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     for name, value in {**own, "RESULTS": tmp_path / "placements.json"}.items():
         monkeypatch.setattr(script, name, value)
     monkeypatch.setattr(script, "ROWS", script.ROWS[:2])
-    monkeypatch.setattr(check, "SHARE", 0.0)
+    monkeypatch.setattr(coordinates, "SHARE", 0.0)
     return script
 
 

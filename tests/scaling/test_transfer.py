@@ -16,7 +16,7 @@ import torch
 import normlab
 from normlab.config.config import Config, ModelConfig
 from normlab.errors import UserError
-from normlab.scaling import check
+from normlab.scaling import coordinates
 from normlab.scaling.answer import Transfer
 from normlab.scaling.family import family_of, resized
 from normlab.trials import journal
@@ -30,7 +30,7 @@ RATES = tuple(0.1 / 8 * 2.0**k for k in range(-2, 3))
 def _without_coordinates() -> Iterator[None]:
     """What the check says of a model is tested beside it; here it takes time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(check, "SHARE", 0.0)
+        patch.setattr(coordinates, "SHARE", 0.0)
         yield
 
 
@@ -125,7 +125,7 @@ def test_trials_that_are_kept_are_not_done_again_wherever_the_file_ends(tmp_path
         asked(scaled, folder=tmp_path)
 
 
-SCALING = [f"scaling.{name}" for name in ("ladder", "check", "coordinates", "measured")]
+SCALING = [f"scaling.{name}" for name in ("ladder", "coordinates", "measured")]
 
 
 class Clock:
@@ -223,7 +223,7 @@ def test_sizes_are_added_to_a_folder_that_has_one_of_them(tmp_path: Path):
 def test_the_coordinate_check_takes_a_tenth_of_the_budget_at_most(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    monkeypatch.setattr(check, "SHARE", 0.1)
+    monkeypatch.setattr(coordinates, "SHARE", 0.1)
     clock = Clock(monkeypatch)
 
     def watched(width: int = 8, seed: int = 0) -> normlab.Setup:
@@ -256,8 +256,8 @@ def test_a_check_that_fails_says_why_and_is_not_kept(monkeypatch: pytest.MonkeyP
     def fails(*_: Any) -> None:
         raise RuntimeError("no such layer")
 
-    monkeypatch.setattr(check, "SHARE", 0.1)
-    monkeypatch.setattr(check.Check, "run", fails)
+    monkeypatch.setattr(coordinates, "SHARE", 0.1)
+    monkeypatch.setattr(coordinates.Check, "run", fails)
     found = asked(widths=(4, 8), rates=RATES, folder=tmp_path)
     assert "The coordinate check was left out: it raised RuntimeError: no such layer." in str(found)
     assert "left out: it raised" in found.page(tmp_path / "page.html").read_text(encoding="utf-8")

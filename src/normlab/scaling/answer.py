@@ -99,10 +99,6 @@ class Transfer:
         """
         return None if sweep.trend is None or sweep.contradicted else Between.of(sweep.trend.at(size))
 
-    def own_rate(self, size: int) -> float | None:
-        """The setup's own rate at a size; None if each size has its own and this one was not built."""
-        return self.rates.get(size, None if self.scales_itself else self.today)
-
     # ------------------------------------------------------------------------------------------- sentences
     @property
     def sentence(self) -> str:
@@ -266,8 +262,10 @@ class Transfer:
         }
 
     def _rates(self, size: int, multiple: Between) -> dict[str, Any]:
-        """A rate at a size, with the ends of its interval, and as a multiple."""
-        own = self.own_rate(size)
+        """A rate at a size, with the ends of its interval, and as a multiple. It is None if each size has a
+        rate of its own, and this one was not built.
+        """
+        own = self.rates.get(size, None if self.scales_itself else self.today)
         ends = {name: None if own is None else own * x for name, x in multiple._asdict().items()}
         return {**ends, "multiple": multiple._asdict()}
 

@@ -27,24 +27,21 @@ HELD: Final = ("rate", "decay", "eps", "beta1", "beta2", "attention scale", "hea
 
 @dataclass(frozen=True)
 class Meant:
-    """The intended exponent, and the range that is allowed."""
+    """One exponent, or anything lower by up to ``falls``."""
 
     exponent: float
-    low: float
-    high: float
+    falls: float = 0.0
     exact: bool = False
+
+    @property
+    def low(self) -> float:
+        return self.exponent - self.falls
 
     def holds(self, low: float, high: float) -> bool:
         """Whether some exponent in an interval is nearest to an intended one."""
-        slack = EXACT if self.exact else NEAR
         if self.exact:
-            return low >= self.low - slack and high <= self.high + slack
-        return high >= self.low - slack and low <= self.high + slack
-
-
-def meant(exponent: float, *, falls: float = 0.0, exact: bool = False) -> Meant:
-    """One exponent, or anything lower by up to ``falls``."""
-    return Meant(exponent, exponent - falls, exponent, exact)
+            return low >= self.low - EXACT and high <= self.exponent + EXACT
+        return high >= self.low - NEAR and low <= self.exponent + NEAR
 
 
 def by_table(kind: type[Parametrisation] | None, axis: Axis, key: Key, place: Place) -> Meant | None:
@@ -67,12 +64,12 @@ def by_table(kind: type[Parametrisation] | None, axis: Axis, key: Key, place: Pl
     elif quantity == "eps" and kind.eps != ONE and (axis == "width" or place.in_block):
         power = along(kind.eps)
     if power is not None:
-        return meant(power, exact=True)
+        return Meant(power, exact=True)
     if quantity == "start" and axis == "width" and key.role in kind.starts:
-        return meant(kind.starts[key.role])
-    return (
-        meant(kind.branch.depth) if quantity == "branch" and axis == "depth" and kind.branch != ONE else None
-    )
+        return Meant(kind.starts[key.role])
+    if quantity == "branch" and axis == "depth" and kind.branch != ONE:
+        return Meant(kind.branch.depth)
+    return None
 
 
 def attention_power(kind: type[Parametrisation], narrow: float, wide: float) -> float | None:
@@ -98,11 +95,11 @@ def to_carry(axis: Axis, key: Key, step: int, place: Place) -> Meant | None:
     if quantity == "activation" and key.role in ("embedding", "head"):
         return None  # a multiplier may follow: what counts is what enters the first block, and the logits
     if quantity == "stream change" or (not step and quantity in ("stream", *(STARTING if wide else ()))):
-        return Meant(0.0, -math.inf, 0.0)
+        return Meant(0.0, falls=math.inf)
     if quantity == "logits change" and wide:
-        return meant(0.0, falls=HALF)
+        return Meant(0.0, falls=HALF)
     if quantity == "update" and (wide or not place.in_block):
-        return meant(0.0, falls=HALF if place.product and wide else 0.0)
+        return Meant(0.0, falls=HALF if place.product and wide else 0.0)
     return None
 
 

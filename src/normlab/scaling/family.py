@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,7 +33,6 @@ class SetupFamily:
     make: Callable[[int, int], Setup]
     parametrisation: str = ""
     """The one that a recipe names; empty if it is not known."""
-    facts: Mapping[str, str] = field(default_factory=dict)
 
     def build(self, size: int, seed: int) -> Setup:
         """The setup of a size, drawn from a seed. Raises UserError if it has no optimizer."""

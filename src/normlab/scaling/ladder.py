@@ -8,16 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from normlab.config.units import duration
 from normlab.errors import UserError
-from normlab.scaling.answer import LEAST_SIZES, Sweep, Transfer
-from normlab.scaling.check import BudgetCheck
-from normlab.scaling.decay import INDEPENDENT, Decay
+from normlab.scaling.answer import Transfer
+from normlab.scaling.coordinates import BudgetCheck
 from normlab.scaling.family import SetupFamily
 from normlab.scaling.optimum import RATES, WINDOW, best_of
-from normlab.scaling.request import Request
+from normlab.scaling.sweep import INDEPENDENT, LEAST_SIZES, Decay, Sweep
 from normlab.trace.optimizers import copied
 from normlab.trace.rehearsal import groups_of
 from normlab.trace.setup import Setup
@@ -27,6 +26,9 @@ from normlab.trials.change import Variant
 from normlab.trials.journal import Journal, fingerprint
 from normlab.trials.search import FARTHEST
 from normlab.trials.trials import INTERRUPTED, Trial
+
+if TYPE_CHECKING:
+    from normlab.scaling.transfer import Request
 
 SEARCHED: Final = 2
 """So many more rates are tried to find the best one at the smallest size; at others half as many."""
@@ -121,16 +123,13 @@ class Ladder:
                 f"{self.family.title} draws the same model from every seed: declare seed, as in "
                 f"def setup({axis}, seed=0), and call torch.manual_seed(seed) before the model is made"
             )
-        self.decays = any(group.get("weight_decay") for group in self._groups())
+        setup = self._setup(sizes[0], first)
+        with untouched(setup):
+            self.decays = any(group.get("weight_decay") for group in groups_of(copied(setup)[1]))
         if not self.decays and self.request.ways != [Decay()]:
             raise UserError(
                 "decays is for an optimizer with weight decay, but this one has none; leave it out"
             )
-
-    def _groups(self) -> list[dict[str, Any]]:
-        setup = self._setup(self.family.sizes[0], self.request.seed)
-        with untouched(setup):
-            return groups_of(copied(setup)[1])
 
     def _setup(self, size: int, seed: int) -> Setup:
         if self.held is None or self.held[0] != (size, seed):
@@ -281,7 +280,8 @@ class Ladder:
 
     def _given(self) -> list[float]:
         """The octaves of the rates that were asked for."""
-        return [math.log2(rate / self._today()) for rate in sorted(self.request.rates)]
+        today = self.own[self.family.sizes[0]].measured.course.rate
+        return [math.log2(rate / today) for rate in sorted(self.request.rates)]
 
     def _start(self, size: int, way: Decay, seeds: int) -> float:
         """Where to begin: at the best rate with fewer seeds, else at a smaller size's, else at today's."""
@@ -320,9 +320,6 @@ class Ladder:
 
         return attempts.trial(attempts.measured.course.rate * 2.0**octave, steps, tell=tell)
 
-    def _today(self) -> float:
-        return self.own[self.family.sizes[0]].measured.course.rate
-
     # ---------------------------------------------------------------------------------------------- answer
     def _answer(self, steps: int, plan: str, cut: str) -> Transfer:
         measured = {size: one.measured for size, one in self.own.items()}
@@ -348,5 +345,5 @@ class Ladder:
             plan=plan,
             cut=cut,
             seconds=self.journal.seconds,
-            facts={**self.family.facts, "warm-up": first.course.rising},
+            facts={"warm-up": first.course.rising},
         )

@@ -33,9 +33,11 @@ def remedy_of(of: Transfer, sweep: Sweep) -> Remedy | None:
     """
     if sweep.verdict != UNDECIDED or not any(sweep.trials.values()):
         return None
-    left = {size: _left(of, sweep, size) for size in of.sizes if of.cut or not sweep.trials.get(size)}
-    if any(left.values()):
-        return _budget(of, sum(left.values()))
+    left = sum(_left(of, sweep, size) for size in of.sizes if of.cut or not sweep.trials.get(size))
+    if left:
+        whole = of.seconds + left
+        finish = f"About {duration(left)} more would finish the trials, a budget of {duration(whole)} in all"
+        return Remedy("budget", whole, left, finish)
     line = sweep.trend is not None and sweep.spans and not sweep.contradicted
     return _of_line(of, sweep) if line else _of_optima(of, sweep)
 
@@ -46,7 +48,9 @@ def _of_optima(of: Transfer, sweep: Sweep) -> Remedy:
     lacks = [str(own.lack) for own in unknown]
     match max(("steps", "rates", "seeds"), key=lacks.count):
         case "steps":
-            return _steps(of, sweep)
+            steps, seconds = LONGER * of.steps, LONGER * of.seeds * _each(of, sweep)
+            instead = f"Trials of {steps:,} steps instead of {of.steps:,} may learn enough"
+            return Remedy("steps", steps, seconds, f"{instead}; they take {duration(seconds)}")
         case "rates":
             return _rates(of, sorted({x for own in unknown for x in own.rates}), "would show more")
     return _seeds(of, sweep, 2 * of.seeds, "would show more")
@@ -61,7 +65,10 @@ def _of_line(of: Transfer, sweep: Sweep) -> Remedy:
     if sweep.shortage > 1:
         seeds = max(math.ceil(of.seeds * sweep.shortage**2), of.seeds + 1)
         return _seeds(of, sweep, seeds, "would settle it", about="About ")
-    return _sizes(of, sweep)
+    seconds = of.seeds * _each(of, sweep)
+    scatter = f"The best rates scatter about their line by more than their errors, so more {of.axis}s"
+    sentence = f"{scatter} would tell more than seeds; twice as many take about {duration(seconds)} more"
+    return Remedy("sizes", 2 * len(of.sizes), seconds, sentence)
 
 
 def _cost(of: Transfer, size: int, trials: float) -> float:
@@ -81,20 +88,6 @@ def _each(of: Transfer, sweep: Sweep) -> float:
     return sum(_cost(of, size, len({x for x, _ in own})) for size, own in sweep.trials.items())
 
 
-def _budget(of: Transfer, seconds: float) -> Remedy:
-    whole = of.seconds + seconds
-    sentence = f"About {duration(seconds)} more would finish the trials, a budget of {duration(whole)} in all"
-    return Remedy("budget", whole, seconds, sentence)
-
-
-def _steps(of: Transfer, sweep: Sweep) -> Remedy:
-    steps, seconds = LONGER * of.steps, LONGER * of.seeds * _each(of, sweep)
-    sentence = (
-        f"Trials of {steps:,} steps instead of {of.steps:,} may learn enough; they take {duration(seconds)}"
-    )
-    return Remedy("steps", steps, seconds, sentence)
-
-
 def _rates(of: Transfer, octaves: list[float], what: str) -> Remedy:
     seconds = len(octaves) * of.seeds * sum(_cost(of, size, 1) for size in of.sizes)
     named = [short_rate(of.today * 2.0**x) for x in octaves]
@@ -107,12 +100,3 @@ def _seeds(of: Transfer, sweep: Sweep, seeds: int, what: str, about: str = "") -
     seconds = (seeds - of.seeds) * _each(of, sweep)
     sentence = f"{about}{seeds} seeds instead of {of.seeds} {what}, {duration(seconds)} more"
     return Remedy("seeds", seeds, seconds, sentence)
-
-
-def _sizes(of: Transfer, sweep: Sweep) -> Remedy:
-    seconds = of.seeds * _each(of, sweep)
-    sentence = (
-        f"The best rates scatter about their line by more than their errors, so more {of.axis}s would tell "
-        f"more than seeds; twice as many take about {duration(seconds)} more"
-    )
-    return Remedy("sizes", 2 * len(of.sizes), seconds, sentence)

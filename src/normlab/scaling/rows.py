@@ -13,17 +13,7 @@ from typing import Any, Final, NamedTuple
 from normlab.diagnosis.theory import half_width
 from normlab.nn.parametrisation import Parametrisation
 from normlab.scaling import ALL, LEVEL
-from normlab.scaling.exponents import (
-    HELD,
-    NEAR,
-    Axis,
-    Meant,
-    attention_power,
-    by_table,
-    kind_of,
-    meant,
-    to_carry,
-)
+from normlab.scaling.exponents import HELD, NEAR, Axis, Meant, attention_power, by_table, kind_of, to_carry
 from normlab.scaling.measured import Key, Measured
 
 SUMMED: Final = ("start", "rate", "decay", "eps", "activation", "update")
@@ -161,9 +151,9 @@ def _of_attention(kind: type[Parametrisation] | None, axis: Axis, widths: _Slope
     Yang et al. 2022, definition 4.1 (2203.03466).
     """
     if kind is None:
-        return Meant(-widths.mean, -math.inf, -widths.mean, exact=True) if axis == "width" else None
+        return Meant(-widths.mean, falls=math.inf, exact=True) if axis == "width" else None
     power = attention_power(kind, widths.values[0], widths.values[-1])
-    return None if power is None else meant(power * widths.mean, exact=True)
+    return None if power is None else Meant(power * widths.mean, exact=True)
 
 
 def _equivalent(rows: Sequence[Row]) -> list[Row]:

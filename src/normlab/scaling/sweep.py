@@ -4,21 +4,64 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
 
+from normlab.errors import UserError
 from normlab.scaling import FACTOR
-from normlab.scaling.decay import Decay
 from normlab.scaling.optimum import Fit, Losses, Optimum, Trend, best_of, fit, means_of
 from normlab.trials.scale import Scale
 from normlab.trials.trials import Trial
 
+INDEPENDENT: Final = "independent"
 CARRIES: Final = "carries"
 SHIFTS: Final = "shifts"
 UNDECIDED: Final = "cannot say"
 LEAST_SIZES: Final = 3
 """If more than two sizes were asked for, nothing is said unless the best rate is known at so many of them."""
+
+
+@dataclass(frozen=True)
+class Decay:
+    r"""A factor on the setup's own weight decay :math:`\lambda`.
+
+    An optimizer such as torch's AdamW shrinks weights by :math:`\eta \lambda` per step, which grows with the
+    rate :math:`\eta` while that is swept: decay is *coupled*. *Independent* decay keeps :math:`\eta \lambda`
+    as it is at today's rate, so that :math:`\lambda` falls as the rate rises. At today's rate both are equal.
+    """
+
+    factor: float = 1.0
+    independent: bool = False
+
+    @classmethod
+    def of(cls, word: str | float) -> Decay:
+        """Read a factor, or ``independent`` with or without one. Raises UserError for anything else."""
+        kind, _, factor = str(word).rpartition(":")
+        if factor == INDEPENDENT:
+            kind, factor = INDEPENDENT, "1"
+        value = math.nan
+        with suppress(ValueError):
+            value = float(factor)
+        if kind not in ("", INDEPENDENT) or not 0 <= value < math.inf:
+            raise UserError(
+                f"decays has {word!r}, but must hold factors on the weight decay, such as 0 1 4, or "
+                "independent, or independent:4"
+            )
+        return cls(value, kind == INDEPENDENT)
+
+    def at(self, octave: float) -> float:
+        """The factor on the setup's own decay at a rate so many octaves above today's."""
+        return self.factor * (2.0**-octave if self.independent else 1.0)
+
+    @property
+    def label(self) -> str:
+        """Its usual name."""
+        if not self.factor:
+            return "no weight decay"
+        times = "" if self.factor == 1 else f"{self.factor:g}x the "
+        return f"{times}weight decay, independent of the rate" if self.independent else f"{times}weight decay"
 
 
 class Between(NamedTuple):
@@ -29,9 +72,9 @@ class Between(NamedTuple):
     high: float
 
     @classmethod
-    def of(cls, octaves: Sequence[float], unit: float = 1.0) -> Between:
-        """The number and its ends from octaves, as multiples of a unit."""
-        return cls(*(unit * 2.0**x for x in octaves))
+    def of(cls, octaves: Sequence[float]) -> Between:
+        """The number and its ends from octaves."""
+        return cls(*(2.0**x for x in octaves))
 
     @property
     def inverse(self) -> Between:
@@ -157,9 +200,6 @@ class Sweep:
         trend = self.trend
         if trend is None:
             return math.inf
-        value, half = abs(trend.slope), trend.fixed_factor * trend.slope_error
-        return (
-            self.doublings
-            * half
-            / max(math.log2(self.factor) - self.doublings * value, self.doublings * value)
-        )
+        half = trend.fixed_factor * trend.slope_error
+        shift = self.doublings * abs(trend.slope)
+        return self.doublings * half / max(math.log2(self.factor) - shift, shift)

@@ -42,9 +42,6 @@ class Journal:
         self.rows = [] if self.path is None else _rows(self.path)
         spent = [sum(row.get("seconds", 0.0) for row in self.rows), *(r.get("spent", 0.0) for r in self.rows)]
         self.began = (time.monotonic() if since is None else since) - max(spent)
-        held = {
-            k: v for row in self.rows if isinstance(row.get("setup"), dict) for k, v in row["setup"].items()
-        }
         setups = [row["setup"] for row in self.rows if "setup" in row]
         if self.rows and ("setup" not in self.rows[0] or not all(isinstance(own, dict) for own in setups)):
             raise UserError(f"{self.path} holds no trials; name another folder")

@@ -120,9 +120,9 @@ class Trials:
     def learns(self) -> bool:
         """Whether the best trial shows that something was learnt."""
         best = self.best
-        return best is not None and self.scale.learns(
-            self.losses[best.rate], best.error() / self.scale.weight
-        )
+        if best is None:
+            return False
+        return self.scale.learns(self.losses[best.rate], best.error() / self.scale.weight)
 
     @property
     def usable(self) -> tuple[float, float] | None:
@@ -142,11 +142,9 @@ class Trials:
         """Where the usable rates end: "seen at" the first that is worse, or "not reached by" the last."""
         if self.usable is None:
             return ""
-        return (
-            f"seen at {short_rate(self.above)}"
-            if self.above
-            else f"not reached by {short_rate(self.usable[1])}"
-        )
+        if self.above:
+            return f"seen at {short_rate(self.above)}"
+        return f"not reached by {short_rate(self.usable[1])}"
 
     @property
     def interrupted(self) -> bool:

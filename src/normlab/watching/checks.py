@@ -123,7 +123,6 @@ class Checks:
         self._fresh = True
         """Whether no step has been taken yet."""
         self._model: nn.Module | None = None
-        self._taken: list[tuple[int, float]] = []
         self._advised: set[str] = set()
 
     def attach(self, model: nn.Module) -> None:
@@ -151,19 +150,14 @@ class Checks:
             for v in _first_violations(self._model, scored[0].batch, scored, self._own):
                 self._add(step, v)
 
-    def took(self, step: int, lr: float) -> None:
-        self._taken.append((step, lr))
-        self.loop.end_step()
-
     def look(self, recorder: Recorder) -> None:
         """Fetch the pending steps, and look at their rates, losses and norms."""
-        recorder.fetch()
-        taken, self._taken = self._taken, list[tuple[int, float]]()
-        for step, lr in taken:
+        taken = recorder.fetch()
+        for step, lr, *_ in taken:
             if (one := self._rates.add(step, lr, recorder.numbers[step]["update norm"])) is not None:
                 self._add(step, one)
         if taken:
-            recorder.check_steps(taken[-1][0])
+            recorder.check_steps(taken[-1].step)
 
     def conclude(self, recorder: Recorder) -> None:
         """Look at the last steps, and at the training as a whole."""

@@ -82,7 +82,7 @@ class Loop:
         self._gradients: dict[int, _Gradient] = {}
         self._passes: list[_BackwardPass] = []
         """The passes of the first step since gradients were zero."""
-        self._scaler: torch.amp.GradScaler | None = None
+        self.scaler: torch.amp.GradScaler | None = None
         self.scored: list[Scored] = []
         """Every output of the first pass in which everything is finite."""
         self._refused = -1
@@ -155,8 +155,8 @@ class Loop:
         if not self.left:
             return
         held = [(p, self._gradients[id(p)]) for p in parameters if id(p) in self._gradients]
-        for look in (self._stale, self._clips, self._sums):
-            if (one := look(held, optimizer)) is not None:
+        for one in (_stale(held), _clips(held, optimizer), self._sums()):
+            if one is not None:
                 self._report(step, one)
 
     @torch.no_grad()
@@ -169,10 +169,10 @@ class Loop:
     def end_step(self) -> None:
         """End a step; after the last followed one, remove the hooks."""
         self._passes.clear()
-        if self.left and not (left := self.left - 1):
+        if self.left == 1:
             self.detach()
         elif self.left:
-            self.left = left
+            self.left -= 1
 
     def clipped(self, parameters: Iterable[Tensor]) -> None:
         with torch.no_grad():
@@ -180,35 +180,7 @@ class Loop:
                 if (one := self._gradients.get(id(p))) is not None:
                     one.left, one.clipped, one.late = _norm(p), True, False
 
-    def scaled_by(self, scaler: torch.amp.GradScaler) -> None:
-        self._scaler = scaler
-
-    def _stale(self, held: Sequence[tuple[Tensor, _Gradient]], _: Any) -> Violation | None:
-        """Check that a step's gradient contains none of the last step's."""
-        known = [(one.name, one.carried) for _, one in held if one.carried is not None]
-        stale = [n for (n, _), there in zip(known, _fetched([c for _, c in known]), strict=True) if there]
-        if not stale:
-            return None
-        words = f"the last step's gradient is still in that of {_several(stale, len(held))}"
-        return Violation("step", "", words, "call optimizer.zero_grad() once in each step, before backward")
-
-    def _clips(self, held: Sequence[tuple[Tensor, _Gradient]], optimizer: Any) -> Violation | None:
-        """Check that the optimizer gets what a clip has left."""
-        clipped = [(p, one) for p, one in held if one.clipped]
-        if late := [one.name for _, one in clipped if one.late]:
-            words = f"after the clip, backward adds to the gradient of {_several(late, len(held))}"
-            return Violation("step", "", words, "clip after the last backward, right before the step")
-        pairs = [(one.left, _norm(p)) for p, one in clipped]
-        then = math.hypot(*_fetched([a for a, b in pairs if a is not None and b is not None]))
-        now = math.hypot(*_fetched([b for a, b in pairs if a is not None and b is not None]))
-        scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer divides by it in its step
-        now = now / float(scale) if scale is not None else now
-        if then == now or not math.isfinite(then + now):
-            return None
-        words = f"a clip leaves gradients of norm {then:.4g}, and the optimizer gets {now:.4g}"
-        return Violation("step", "", words, "call scaler.unscale_(optimizer) before the clip; clip last")
-
-    def _sums(self, _: Sequence[tuple[Tensor, _Gradient]], __: Any) -> Violation | None:
+    def _sums(self) -> Violation | None:
         """Check that the gradient of a step of several micro-batches is that of their mean loss."""
         zeroed = [not any(_fetched(one.norms)) for one in self._passes]  # also after a skipped step
         own = self._passes[len(zeroed) - 1 - zeroed[::-1].index(True) :] if any(zeroed) else self._passes
@@ -217,12 +189,39 @@ class Loop:
         pair = next((weights for weights in known if len(weights) == READ), None)
         if pair is None:
             return None
-        total = sum(_fetched(pair)) / (self._scaler.get_scale() if self._scaler is not None else 1.0)
+        total = sum(_fetched(pair)) / (self.scaler.get_scale() if self.scaler is not None else 1.0)
         if not math.isfinite(total) or round(total) != len(pair):  # else each has the weight 1
             return None
         count = len(own)
         words = f"the losses of {count} micro-batches are added: the gradient is {count} times too large"
         return Violation("step", "", words, f"divide each by {count}; give watch.loss() the undivided loss")
+
+
+def _stale(held: Sequence[tuple[Tensor, _Gradient]]) -> Violation | None:
+    """Check that a step's gradient contains none of the last step's."""
+    known = [(one.name, one.carried) for _, one in held if one.carried is not None]
+    stale = [n for (n, _), there in zip(known, _fetched([c for _, c in known]), strict=True) if there]
+    if not stale:
+        return None
+    words = f"the last step's gradient is still in that of {_several(stale, len(held))}"
+    return Violation("step", "", words, "call optimizer.zero_grad() once in each step, before backward")
+
+
+def _clips(held: Sequence[tuple[Tensor, _Gradient]], optimizer: Any) -> Violation | None:
+    """Check that the optimizer gets what a clip has left."""
+    clipped = [(p, one) for p, one in held if one.clipped]
+    if late := [one.name for _, one in clipped if one.late]:
+        words = f"after the clip, backward adds to the gradient of {_several(late, len(held))}"
+        return Violation("step", "", words, "clip after the last backward, right before the step")
+    pairs = [(one.left, _norm(p)) for p, one in clipped]
+    then = math.hypot(*_fetched([a for a, b in pairs if a is not None and b is not None]))
+    now = math.hypot(*_fetched([b for a, b in pairs if a is not None and b is not None]))
+    scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer divides by it in its step
+    now = now / float(scale) if scale is not None else now
+    if then == now or not math.isfinite(then + now):
+        return None
+    words = f"a clip leaves gradients of norm {then:.4g}, and the optimizer gets {now:.4g}"
+    return Violation("step", "", words, "call scaler.unscale_(optimizer) before the clip; clip last")
 
 
 _FOLLOWED: Final[WeakSet[Loop]] = WeakSet()
@@ -244,7 +243,7 @@ def _follow(loop: Loop) -> None:
 
         def scaled(scaler: torch.amp.GradScaler, outputs: Any) -> Any:
             for one in _FOLLOWED:
-                one.scaled_by(scaler)
+                one.scaler = scaler
             return scale(scaler, outputs)
 
         for owner, name, own, new in (

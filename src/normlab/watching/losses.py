@@ -139,10 +139,6 @@ class LossCurve:
         return self.top > self.start + limit or self.early > self.start + 2 * limit
 
     @property
-    def highest(self) -> float:
-        return max(self.top, self.early)
-
-    @property
     def diverged(self) -> bool:
         """Whether the last losses are all above the start, or the loss rose and did not return below it."""
         if self.count < 2 * RECENT:
@@ -166,7 +162,8 @@ class LossCurve:
     def words(self) -> str:
         if not self.rose:
             return f"the loss began at {self.start:.4g} and ended at {self.end:.4g}"
-        return f"the loss rose from {self.start:.4g} to {self.highest:.4g} and ended at {self.end:.4g}"
+        highest = max(self.top, self.early)
+        return f"the loss rose from {self.start:.4g} to {highest:.4g} and ended at {self.end:.4g}"
 
     def outcome(self, step: int) -> Outcome | None:
         return Outcome("diverged", step, self.words) if self.diverged else None

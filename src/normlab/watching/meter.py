@@ -215,10 +215,8 @@ class OptimizerSteps:
 def joined(records: Sequence[StepRecord]) -> StepRecord:
     """Merge the steps that several optimizers took into one, with the largest of their rates."""
     first, device = records[0], records[0].gradients.device
-    gradients, updates = (
-        torch.cat([norms.to(device) for norms in kind])
-        for kind in ([r.gradients for r in records], [r.updates for r in records])
-    )
+    gradients = torch.cat([record.gradients.to(device) for record in records])
+    updates = torch.cat([record.updates.to(device) for record in records])
     names = tuple(name for record in records for name in record.names)
     lr = max(record.lr for record in records)
     return first._replace(lr=lr, names=names, gradients=gradients, updates=updates)

@@ -54,11 +54,21 @@ class Observation:
     def running(self) -> bool:
         return self._step is not None
 
-    def begin(self, model: nn.Module, step: int, *, compiled: bool = False, own_calls: int = 0) -> None:
+    def begin(
+        self,
+        model: nn.Module,
+        step: int,
+        *,
+        compiled: bool = False,
+        own_calls: int = 0,
+        given: tuple[Any, Any] | None = None,
+        missed: bool = False,
+    ) -> None:
         """Start to observe a step, unless one is already observed.
 
         ``compiled``: the trainer runs a compiled wrapper of this model. ``own_calls``: how many calls of the
-        model the trainer makes before the one that is the forward pass.
+        model the trainer makes before the one that is the forward pass. ``given``: the arguments of the call
+        that begins here. ``missed``: the optimizer is about to step, but no call was seen.
         """
         if self._step is not None:
             return
@@ -73,26 +83,14 @@ class Observation:
                 "are recorded; for what flows through it, train some steps without torch.compile",
                 compiled=compiled,
             )
+        elif missed:
+            self.weights_alone(model, "no call of the model in training mode was seen")
         elif not _blocks(model):
             self.weights_alone(model, f"{type(model).__name__} has no repeated blocks")
-        else:
-            self._read_at_first_call(model, own_calls)
-
-    def begin_in_call(self, model: nn.Module, step: int, given: tuple[Any, Any]) -> None:
-        """Start to observe a step at the beginning of the model's call with these arguments."""
-        if self._step is None and not self._probes and _blocks(model):
-            self._step = step
+        elif given is not None:
             self._open_read(model, model, given, "")
         else:
-            self.begin(model, step)
-
-    def begin_uncalled(self, model: nn.Module, step: int, *, compiled: bool) -> None:
-        """Start to observe a step when the optimizer is about to step but no call was seen."""
-        if self._probes or compiled:
-            self.begin(model, step, compiled=compiled)
-        elif self._step is None:
-            self._step = step
-            self.weights_alone(model, "no call of the model in training mode was seen")
+            self._read_at_first_call(model, own_calls)
 
     def end(self) -> None:
         """Fetch and emit the measurements of the step, and remove the hooks."""

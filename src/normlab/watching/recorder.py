@@ -184,9 +184,10 @@ class Recorder:
     def pending(self) -> int:
         return len(self._waiting)
 
-    def fetch(self) -> None:
+    def fetch(self) -> list[StepRecord]:
+        """Fetch the numbers of the pending steps from the device, and return these steps."""
         if not self._waiting:
-            return
+            return []
         device = self._waiting[-1].gradients.device
         rows = [torch.stack([*r.values, torch.linalg.vector_norm(r.updates)]) for r in self._waiting]
         values = torch.stack([row.to(device) for row in rows]).tolist()
@@ -195,7 +196,8 @@ class Recorder:
             self.numbers[record.step] = {**known, "gradient norm": norm, "update norm": moved}
             if record.loss is not None and math.isfinite(loss):
                 self.curve.add(loss)
-        self._waiting.clear()
+        fetched, self._waiting = self._waiting, list[StepRecord]()
+        return fetched
 
     def saved(self, step: int) -> None:
         """Record a checkpoint: no replay begins before it any more."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -15,7 +15,7 @@ import torch
 
 from normlab.diagnosis.probes import Record, SublayerSite
 from normlab.errors import UserError
-from normlab.runs.files import append_rows, write_json_atomic, write_text_atomic
+from normlab.runs.files import append_rows, write_text_atomic
 
 
 class Sink(Protocol):
@@ -109,15 +109,6 @@ class RecordFile:
         if rows:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             append_rows(self.path, map(self._placed, rows))
-
-    def write_flight(
-        self, path: Path, reports: Sequence[Mapping[str, Any]], notes: Sequence[str], *, losses: int
-    ) -> None:
-        """Write the flight recorder's reports, the notes and the number of losses that it got, all of which
-        the page shows with the rows.
-        """
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json_atomic(path, {"reports": reports, "notes": notes, "losses": losses}, flat=True)
 
     def _placed(self, record: Record) -> dict[str, Any]:
         site = self.sites.get((record.stack, record.index))

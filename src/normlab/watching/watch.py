@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import atexit
 import warnings
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from normlab.config.io import validated
 from normlab.diagnosis import Probe, Record, Structure
 from normlab.errors import UserError
+from normlab.runs.files import write_json_atomic
 from normlab.trace.tensors import compiles, unwrap
 from normlab.watching.checks import Checks, WatchReports
 from normlab.watching.losses import Losses
@@ -70,7 +71,6 @@ class Watch:
         self._hooks: list[Any] = []
         self._model: nn.Module | None = None
         self._step, self._counts, self._compiled = 0, False, False
-        self._at_exit: Callable[[], None] | None = None
 
     @property
     def path(self) -> Path:
@@ -82,7 +82,7 @@ class Watch:
 
     @property
     def flight(self) -> Path:
-        """The file with the reports and with notes about what could not be watched."""
+        """The file with the reports, with notes about what could not be watched, and the number of losses."""
         return self.path.with_suffix(".flight.json")
 
     @property
@@ -101,7 +101,9 @@ class Watch:
             self._recorder, self._step = Recorder(self._reports), step
             for kept in (self._once, self._notes, self._losses):
                 kept.clear()
-            self._close_at_exit()
+            _OPEN.add(self)
+            atexit.unregister(_close_open)
+            atexit.register(_close_open)  # anew, so that it comes before what a trainer has registered
             rates = self._rows.begin(step) if self._emit is None else None
             self._checks = Checks(self._reports, self, step, rates)
 
@@ -131,7 +133,7 @@ class Watch:
         if step != self._step:
             self._finish_step()
         self._step = step
-        self._observe(self._observation.begin, model, compiled=compiled, own_calls=own_calls)
+        self._observe(model, compiled=compiled, own_calls=own_calls)
 
     def loss(self, loss: Tensor | float) -> None:
         """Give the recorder the loss of a batch, or of each micro-batch, not divided by their number.
@@ -163,7 +165,7 @@ class Watch:
 
     def close(self) -> None:
         """Write what is left, report what went wrong, remove all hooks, and draw the page."""
-        self._forget_exit()
+        _OPEN.discard(self)
         self.end()
         self._finish_step()
         self._remove_hooks()
@@ -181,22 +183,6 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _close_at_exit(self) -> None:
-        """Let the end of the process close this watch, whose trainer may have raised."""
-        self._forget_exit()
-        closing = weakref.WeakMethod(self.close)
-
-        def close_if_alive() -> None:
-            if (close := closing()) is not None:
-                close()
-
-        self._at_exit = atexit.register(close_if_alive)
-
-    def _forget_exit(self) -> None:
-        if self._at_exit is not None:
-            atexit.unregister(self._at_exit)
-            self._at_exit = None
-
     def _remove_hooks(self) -> None:
         for hook in self._hooks:
             hook.remove()
@@ -212,10 +198,10 @@ class Watch:
     def _due(self) -> bool:
         return self._step % self._every == 0
 
-    def _observe(self, begin: Callable[..., None], model: nn.Module, *given: Any, **options: Any) -> None:
+    def _observe(self, model: nn.Module, **how: Any) -> None:
         if self._due:
             with self._guard("the model cannot be observed"):
-                begin(model, self._step, *given, **options)
+                self._observation.begin(model, self._step, **how)
 
     def _called(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a step at the model's first call in training mode after an optimizer's step."""
@@ -223,7 +209,7 @@ class Watch:
             return
         if self._stepped:
             self._finish_step()
-        self._observe(self._observation.begin_in_call, model, (args, kwargs))
+        self._observe(model, given=(args, kwargs))
 
     def _answered(self, model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         if model.training and torch.is_grad_enabled():
@@ -237,7 +223,7 @@ class Watch:
         if one.stepped:  # the last step ended and no call of the model was seen since
             self._finish_step()
         if self._counts and self._model is not None and not self._observation.running and not self._stepped:
-            self._observe(self._observation.begin_uncalled, self._model, compiled=self._compiled)
+            self._observe(self._model, compiled=self._compiled, missed=True)
         with self._guard("updates cannot be watched"):
             one.before()
         given = (*args[1:], *kwargs.values())  # the optimizer itself comes first
@@ -280,7 +266,7 @@ class Watch:
         loss = self._losses.of_step()
         record = joined([one.record(self._step, loss) for one in done])
         self._recorder.add(record)
-        self._checks.took(record.step, record.lr)
+        self._checks.loop.end_step()
         if due or self._recorder.pending >= FETCH:
             self._checks.look(self._recorder)
         if due:
@@ -307,7 +293,9 @@ class Watch:
     def _draw(self) -> None:
         if not self.path.exists() and not self.reports:
             return
-        self._rows.write_flight(self.flight, self.reports, self._notes, losses=self._recorder.curve.count)
+        self.flight.parent.mkdir(parents=True, exist_ok=True)
+        beside = {"reports": self.reports, "notes": self._notes, "losses": self._recorder.curve.count}
+        write_json_atomic(self.flight, beside, flat=True)
         if self._rows.rank:
             return
         try:
@@ -335,6 +323,15 @@ class Watch:
     def _warn(self, sentence: str) -> None:
         """Warn the user; this is the only place that does so while a training runs."""
         warnings.warn(f"normlab: {sentence}", stacklevel=2)
+
+
+_OPEN: Final[WeakSet[Watch]] = WeakSet()
+"""Watches that the end of the process closes, as when a trainer has raised."""
+
+
+def _close_open() -> None:
+    for one in list(_OPEN):
+        one.close()
 
 
 def _innermost(optimizer: Any) -> Optimizer:
