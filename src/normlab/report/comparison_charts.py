@@ -16,8 +16,7 @@ from markupsafe import Markup
 from normlab.comparison.result import Comparison, choose, has_trained
 from normlab.config.metric import IGNORES_SOURCE, NLL, Metric
 from normlab.config.units import count, duration, rate
-from normlab.report.charts.curves import CurveAxis, curve
-from normlab.report.charts.scores import score_dots, sensitivity, time_bars
+from normlab.report.charts.comparison import CurveAxis, curve, score_dots, sensitivity, time_bars
 from normlab.report.charts.theme import POINTS
 from normlab.report.page import Chart, Columns, Notes, Section, Text, anchor, breakable
 from normlab.report.runs import RunView, metrics_frame

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ from markupsafe import Markup
 
 from normlab.config.units import count
 from normlab.errors import UserError
-from normlab.report.charts.theme import POINTS, Drawn, downsample, finish, log_or_linear, nothing, rows
+from normlab.report.charts.theme import POINTS, Drawn, downsample, finish, has_place, layer, log_or_linear
 from normlab.report.page import Block, Chart, Columns, Notes, Page, Section, Text, anchor, capital
 from normlab.watching import NOTES
 
@@ -196,11 +197,9 @@ def curves_by_depth(frame: pl.DataFrame, title: str, *, log: bool = True) -> Dra
     A line has at most 400 points, each the mean of a bin. Values that are not finite are left out, and on a
     log axis those that are not above 0.
     """
-    shown = frame.filter(pl.col("value").is_finite() & ((pl.col("value") > 0) | pl.lit(not log)))
-    if shown.is_empty():
-        return nothing(HEIGHT)
+    shown = frame.filter(has_place("value", log=log))
     lines = shown["module"].n_unique()
-    points = max(20, min(POINTS, POINTS_A_CHART // lines))
+    points = max(20, min(POINTS, POINTS_A_CHART // max(1, lines)))
     few = downsample(shown, "step", "value", ["module", "depth"], points).drop("low", "high")
     zero = "datum.value === 0 ? '0' : datum.label"
     x = alt.X("step:Q", title="step", axis=alt.Axis(format="~s", tickCount=5, grid=False, labelExpr=zero))
@@ -208,8 +207,8 @@ def curves_by_depth(frame: pl.DataFrame, title: str, *, log: bool = True) -> Dra
     y = alt.Y("mean:Q", title=title, scale=scale, axis=axis)
     shades = [min(0, lines - 2), lines - 1]
     colour = alt.Color("depth:Q", title="sublayer", scale=alt.Scale(range="ramp", domain=shades), legend=None)
-    base = alt.Chart(rows(few)).encode(x=x, y=y, color=colour, detail="module:N")
+    own = partial(layer, few, x=x, y=y, color=colour, detail="module:N")
     value = alt.Tooltip("mean:Q", title=title, format=".3g")
     told = [alt.Tooltip("module:N"), alt.Tooltip("step:Q", format=",.4~r"), value]
-    near = base.mark_point(size=50, opacity=0).encode(tooltip=told)
-    return finish([base.mark_line(strokeWidth=1.5, clip=True), near], HEIGHT)
+    line = own("line", {"strokeWidth": 1.5, "clip": True})
+    return finish(line + own("point", {"size": 50, "opacity": 0}, tooltip=told), HEIGHT)

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from normlab.config.metric import IGNORES_SOURCE, NLL
 from normlab.config.units import duration, rate
 from normlab.errors import UserError
-from normlab.report.charts.curves import CurveAxis
+from normlab.report.charts.comparison import CurveAxis
 from normlab.report.comparison_charts import LOSS, NORM, SPIKY_POINTS, curves, dev_axis
 from normlab.report.flight import flown, watched
 from normlab.report.page import Cell, Chart, Columns, Page, PageTable, Section

@@ -11,7 +11,7 @@ import polars as pl
 
 from normlab.config.io import validated
 from normlab.config.units import count, duration, short_rate
-from normlab.report.charts.curves import CurveAxis, curve
+from normlab.report.charts.comparison import CurveAxis, curve
 from normlab.report.charts.rates import loss_by_rate
 from normlab.report.page import (
     Block,
