@@ -99,16 +99,12 @@ def _facts(comparison: Comparison, views: Mapping[str, RunView]) -> list[str]:
     ]
 
 
-def _places(comparison: Comparison) -> dict[str, int]:
-    return {r.name: i for i, r in enumerate(comparison.recipes)}
-
-
 def _results(comparison: Comparison) -> Section:
     metrics = comparison.tested or comparison.metrics[:1]
     header = (comparison.noun, f"test {metrics[0].label}", "trained", "learning rate", "seeds")
     counted = ["parameters"] if any(r.cost for r in comparison.recipes) else []
     header += (*(metric.label for metric in metrics[1:]), *counted, "one run", "all runs")
-    place = _places(comparison)
+    place = {r.name: i for i, r in enumerate(comparison.recipes)}
     best = {m.name: max((m.sort_key(r.value(m)) for r in comparison.recipes), default=0.0) for m in metrics}
     rows = []
     for r in comparison.ranked:
@@ -180,12 +176,11 @@ ANSWERS: Final = {
 
 
 def _differences(comparison: Comparison) -> list[Section]:
-    rows = []
-    for d in comparison.differences:
-        word, tone = ANSWERS[d.answer]
-        rows.append(
-            [Cell(word, tone=tone), Cell(sentence(comparison, d.sentence), linked(comparison, d.costs))]
-        )
+    rows = [
+        [Cell(word, tone=tone), Cell(sentence(comparison, d.sentence), linked(comparison, d.costs))]
+        for d in comparison.differences
+        for word, tone in [ANSWERS[d.answer]]
+    ]
     if not rows:
         return []
     metric = comparison.headline
@@ -228,16 +223,15 @@ def _folded(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[Block
     blocks: list[Block] = [PageTable(header, rows[:ROWS_OPEN], text_columns=columns)]
     if rows[ROWS_OPEN:]:
         rest = PageTable(header, rows[ROWS_OPEN:], text_columns=columns)
-        blocks.append(
-            Details(f"{count(len(rows) - ROWS_OPEN, 'more pair')}", [rest], beside="comparison.json")
-        )
+        more = count(len(rows) - ROWS_OPEN, "more pair")
+        blocks.append(Details(more, [rest], beside="comparison.json"))
     return blocks
 
 
 def _samples(comparison: Comparison) -> list[Section]:
     if not comparison.samples:
         return []
-    place = _places(comparison)
+    place = {r.name: i for i, r in enumerate(comparison.recipes)}
     cards = [Html(_sample(sample, place, comparison.sample_labels)) for sample in comparison.samples]
     blocks: list[Block] = list(cards[:SAMPLES_OPEN])
     if cards[SAMPLES_OPEN:]:
@@ -288,12 +282,8 @@ def _runs(comparison: Comparison, views: Mapping[str, RunView]) -> Section:
         ids = [i for i in dict.fromkeys([*(t.run for t in r.trials), *r.runs]) if i in rest]
         inside: list[Block] = [run_details(views[i], common) for i in ids]
         if r.explained:
-            inside.insert(
-                0,
-                Details(
-                    "What the recipe resolves to", [settings_table(r.explained)], beside="comparison.json"
-                ),
-            )
+            table = settings_table(r.explained)
+            inside.insert(0, Details("What the recipe resolves to", [table], beside="comparison.json"))
         blocks.append(Section(breakable(r.name), inside, slug(r.name), r.resolves_to, listed=False))
         rest = [i for i in rest if i not in ids]
     if rest:
