@@ -294,7 +294,7 @@ def _plain(value: Any) -> str:
 
 def _how(standing: ArtefactStatus) -> Section:
     artefact, found, scale = standing.artefact, standing.found, standing.scale
-    facts = {"scale": scale} if scale in artefact.trainings else {}
+    facts: dict[str, str] = {"scale": scale} if scale in artefact.trainings else {}
     facts["claims' fingerprint"] = artefact.fingerprint(scale)
     if artefact.study:
         settings = {k: _plain(v) for k, v in artefact.settings_at(scale).items() if k != "measures"}

@@ -98,8 +98,9 @@ def finish(layers: Sequence[Any], height: int) -> Drawn:
     """
     focus = alt.VariableParameter(name="focus", value="")
     drawn = layers or layer({}, "text", {"text": "no finite value", "style": "faint"})
-    for one in drawn:
-        one.data = drawn[0].data if one.data == drawn[0].data else one.data  # altair stores one object once
+    for one in drawn[1:]:
+        if one.data == drawn[0].data:
+            one.data = drawn[0].data  # altair writes what all layers share only once
     return alt.LayerChart(layer=drawn, params=[focus], width="container", height=height)
 
 
