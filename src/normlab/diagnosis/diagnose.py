@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -40,9 +40,6 @@ from normlab.trace.step import made
 from normlab.trace.tensors import Call, call_model, tensors_in, unwrap
 from normlab.trace.trace import output_loss
 from normlab.trace.untouched import refuse_hollow, undisturbed, untouched
-
-if TYPE_CHECKING:
-    import polars as pl
 
 
 @dataclass(frozen=True, repr=False)
@@ -101,14 +98,6 @@ class Diagnosis:
             "peak_memory_bytes": self.peak_memory_bytes,
             "tables": {name: [dict(row) for row in table] for name, table in self.tables.items()},
         }
-
-    def to_polars(self) -> dict[str, pl.DataFrame]:
-        """Return the tables by name, and the findings as one more, as polars data frames."""
-        import polars as pl
-
-        tables = {name: [dict(row) for row in table] for name, table in self.tables.items()}
-        tables["findings"] = [{**vars(f), "numbers": f.evidence} for f in self.findings]
-        return {name: pl.DataFrame(rows, infer_schema_length=None) for name, rows in tables.items()}
 
     def page(self, path: str | Path) -> Path:
         """Draw the diagnosis as a page at this path, with its numbers as JSON beside it; return the path."""
@@ -205,6 +194,7 @@ def diagnose(
         begun = _loss(model, batch, loss) if begun is None else begun
         tables, failed, seconds, applied = _measure(studies, subject)
         findings = find(tables, rate if lr or optimizer else None)
+    made_with = f"{type(used).__name__}{' during its training' * bool(used.state)}, lr {rate:g}"
     unread = [Finding("unread", "note", why, "structure", {}) for why in structure.unread]
     return Diagnosis(
         model=type(model).__name__,
@@ -216,12 +206,8 @@ def diagnose(
         seconds=seconds,
         applied=applied,
         peak_memory_bytes=_peak_memory(_device(model)),
-        facts=_facts(subject) | {"loss": f"{begun:.4g}", "optimizer": _shown(used, rate)},
+        facts=_facts(subject) | {"loss": f"{begun:.4g}", "optimizer": made_with},
     )
-
-
-def _shown(used: torch.optim.Optimizer, rate: float) -> str:
-    return f"{type(used).__name__}{' during its training' * bool(used.state)}, lr {rate:g}"
 
 
 def step_of(setup: Setup, lr: float | None) -> tuple[torch.optim.Optimizer | None, float | None]:
