@@ -165,7 +165,6 @@ def _outputs(subject: Subject, stacks: Sequence[StackView], weights: Weights) ->
 
 
 def _growth_of_change(tables: Tables) -> Iterator[Finding]:
-    """Say how the output change grows with depth, and how far one step of the optimizer moves the output."""
     for stack, fits in tables.stacks("output_change_fit"):
         laws = {str(row["law"]): row for row in fits.where(kind="random")}
         if "power" in laws and as_float(laws["power"]["exponent"]) is not None:
