@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Final
@@ -74,11 +74,9 @@ def compare_page(comparison: Comparison, root: Path) -> Page:
         recipes=[r.name for r in comparison.recipes],
         legend="Setups" if comparison.noun == "setup" else "Recipes",
         blocks=[
-            *pictures(comparison, views, notes(comparison, missing, stale)),
+            *pictures(comparison, views, list(notes(comparison, missing, stale))),
             _results(comparison),
-            *_differences(comparison),
-            *_training(comparison),
-            *_models(comparison),
+            *_pairs(comparison),
             *_samples(comparison),
             _runs(comparison, views),
             _method(comparison),
@@ -175,34 +173,16 @@ ANSWERS: Final = {
 }
 
 
-def _differences(comparison: Comparison) -> list[Section]:
-    rows = [
+def _pairs(comparison: Comparison) -> Iterator[Section]:
+    """Yield what is known of pairs: which is better, which trains more often, which of these models is."""
+    metric, said, named = comparison.headline, words(comparison.noun), names(comparison)
+    better = [
         [Cell(word, tone=tone), Cell(sentence(comparison, d.sentence), linked(comparison, d.costs))]
         for d in comparison.differences
         for word, tone in [ANSWERS[d.answer]]
     ]
-    if not rows:
-        return []
-    metric = comparison.headline
-    intro = words(comparison.noun)["differences"].format(
-        title=metric.title, margin=metric.amount(comparison.margin)
-    )
-    intro += f" {comparison.noise_floor}." if comparison.noise_floor else ""
-    return [Section("Which differences are real?", _folded(("", "answer"), rows), "differences", intro)]
-
-
-def _training(comparison: Comparison) -> list[Section]:
-    said = [d.trains_sentence for d in comparison.differences if d.trains_sentence]
-    if not said:
-        return []
-    intro = "Fisher’s exact test on the numbers of seeds, p corrected for the number of pairs."
-    rows = [[Cell(sentence(comparison, one))] for one in said]
-    return [Section("Does one train more often than another?", _folded(("answer",), rows), "often", intro)]
-
-
-def _models(comparison: Comparison) -> list[Section]:
-    metric, named = comparison.headline, names(comparison)
-    rows = [
+    often = [d.trains_sentence for d in comparison.differences if d.trains_sentence]
+    models = [
         [
             Cell(Markup("{} minus {}").format(named[d.a], named[d.b])),
             Cell(metric.signed(d.models).replace("-", "−")),
@@ -211,10 +191,17 @@ def _models(comparison: Comparison) -> list[Section]:
         for d in comparison.differences
         if d.models is not None and d.p_models is not None
     ]
-    if not rows:
-        return []
-    table = _folded(("models", metric.label, "p"), rows)
-    return [Section("These very models", table, "models", words(comparison.noun)["models"])]
+    if better:
+        intro = said["differences"].format(title=metric.title, margin=metric.amount(comparison.margin))
+        intro += f" {comparison.noise_floor}." if comparison.noise_floor else ""
+        yield Section("Which differences are real?", _folded(("", "answer"), better), "differences", intro)
+    if often:
+        intro = "Fisher’s exact test on the numbers of seeds, p corrected for the number of pairs."
+        rows = [[Cell(sentence(comparison, one))] for one in often]
+        yield Section("Does one train more often than another?", _folded(("answer",), rows), "often", intro)
+    if models:
+        table = _folded(("models", metric.label, "p"), models)
+        yield Section("These very models", table, "models", said["models"])
 
 
 def _folded(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[Block]:

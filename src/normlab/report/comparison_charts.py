@@ -17,7 +17,7 @@ from normlab.comparison.result import Comparison, choose, has_trained
 from normlab.config.metric import IGNORES_SOURCE, NLL, Metric
 from normlab.config.units import count, duration, rate
 from normlab.report.charts.comparison import CurveAxis, curve, score_dots, sensitivity, time_bars
-from normlab.report.charts.theme import POINTS
+from normlab.report.charts.theme import POINTS, Drawn
 from normlab.report.page import Chart, Columns, Notes, Section, Text, anchor, breakable
 from normlab.report.runs import RunView, run_frame
 
@@ -166,13 +166,16 @@ def curves(
     frame: pl.DataFrame,
     lines: Sequence[str],
     axis: CurveAxis,
-    **how: Any,
+    *,
+    most: int = POINTS,
+    entropy_nats: float | None = None,
 ) -> Chart:
-    """Return the chart of a frame's curves, drawn by ``figures.curves``, with the frame as its table."""
-    most = how.pop("points", POINTS)
-    return Chart(
-        name, title, caption, lambda points: curve(frame, lines, axis, points=min(points, most), **how), frame
-    )
+    """Return the chart of a frame's curves, of at most so many points each, with the frame as its table."""
+
+    def drawn(points: int) -> Drawn:
+        return curve(frame, lines, axis, points=min(points, most), entropy_nats=entropy_nats)
+
+    return Chart(name, title, caption, drawn, frame)
 
 
 def pictures(comparison: Comparison, views: Mapping[str, RunView], known: Sequence[Text]) -> list[Section]:
@@ -207,7 +210,7 @@ def _seed_grid(comparison: Comparison, views: Mapping[str, RunView]) -> Columns:
         for m in comparison.validated
     ]
     loss = curves("train-nll", "Training loss", nll, train, recipes, LOSS, entropy_nats=nats)
-    spiky = curves("grad-norm", "Gradient norm", norm, train, recipes, NORM, points=SPIKY_POINTS)
+    spiky = curves("grad-norm", "Gradient norm", norm, train, recipes, NORM, most=SPIKY_POINTS)
     return Columns([*charts, loss, *([spiky] if train[NORM.column].count() else [])])
 
 
@@ -291,69 +294,59 @@ def sentence(comparison: Comparison, said: str) -> Markup:
     return linked(comparison, (said if begins else said[:1].upper() + said[1:]) + ".")
 
 
-def notes(comparison: Comparison, missing: Sequence[str] = (), stale: Sequence[str] = ()) -> list[Text]:
-    """List failures, choices at the edge of the sweep, and limits of the conclusion."""
-    found = [Text(f"{comparison.progress}; the others follow.", "alarm")] if comparison.progress else []
-    found += [*_trouble(comparison), *_edges(comparison)]
+def notes(comparison: Comparison, missing: Sequence[str] = (), stale: Sequence[str] = ()) -> Iterator[Text]:
+    """Yield failures, choices at the edge of the sweep, and limits of the conclusion."""
     called = names(comparison)
+    if comparison.progress:
+        yield Text(f"{comparison.progress}; the others follow.", "alarm")
+    yield from _trouble(comparison, called)
+    yield from _edges(comparison, called)
     for recipe in comparison.recipes:
-        name = called[recipe.name]
         if recipe.forced:
-            found.append(Text(Markup("{} was forced: {}.").format(name, recipe.forced), "alarm"))
+            yield Text(Markup("{} was forced: {}.").format(called[recipe.name], recipe.forced), "alarm")
     for entry in comparison.failed:
-        run, _, reason = entry.partition(":")
-        link = Markup('Run <a href="#run-{0}">{0}</a> ended in an error').format(run.strip())
-        found.append(Text(link + (Markup(": {}").format(reason.strip()) if reason.strip() else ""), "alarm"))
+        run, _, reason = map(str.strip, entry.partition(":"))
+        text = Markup('Run <a href="#run-{0}">{0}</a> ended in an error').format(run)
+        yield Text(text + Markup(": {}").format(reason) if reason else text, "alarm")
     if missing:
-        text = f"{count(len(missing), 'run folder')} could not be read, so their curves are missing: "
-        found.append(Text(Markup.escape(text) + listing(missing), "alarm"))
+        said = f"{count(len(missing), 'run folder')} could not be read, so their curves are missing: "
+        yield Text(Markup.escape(said) + listing(missing), "alarm")
     if stale:
-        text = f"{count(len(stale), 'stale run')}, made by older code; today's gives other numbers: "
+        said = f"{count(len(stale), 'stale run')}, made by older code; today's gives other numbers: "
         links = listing(Markup('<a href="#run-{0}">{0}</a>').format(run) for run in stale)
-        found.append(Text(Markup.escape(text) + links, "alarm"))
-    return found
+        yield Text(Markup.escape(said) + links, "alarm")
 
 
-def _trouble(comparison: Comparison) -> list[Text]:
-    """Write one note per recipe that did not train everywhere, and one for all the others."""
-    called = names(comparison)
-    found: list[Text] = []
+def _trouble(comparison: Comparison, called: Mapping[str, Markup]) -> Iterator[Text]:
+    """Yield a note for each recipe that did not train everywhere, and one for all the others."""
     fine = []
     for recipe in comparison.recipes:
-        parts = []
+        parts, name = [], called[recipe.name]
         for state in dict.fromkeys(t.outcome for t in recipe.trials if not has_trained(t.outcome)):
             rates = [rate(t.lr) for t in recipe.trials if t.outcome == state]
             parts.append(Markup("{} at {}").format(VERBS.get(state, state), listing(rates)))
         if recipe.trained < len(recipe.outcomes):
-            chosen = Markup(
-                "at the chosen {} its seeds ended so: {}" if recipe.trials else "at {} its seeds ended so: {}"
-            )
-            parts.append(chosen.format(rate(recipe.lr), recipe.states))
+            chosen = "at the chosen {}" if recipe.trials else "at {}"
+            form = Markup(f"{chosen} its seeds ended so: {{}}")
+            parts.append(form.format(rate(recipe.lr), recipe.states))
         if parts:
-            found.append(Text(Markup("{} {}.").format(called[recipe.name], listing(parts)), "alarm"))
+            yield Text(Markup("{} {}.").format(name, listing(parts)), "alarm")
         else:
-            fine.append(called[recipe.name])
+            fine.append(name)
         if recipe.trials and (best := choose(recipe.trials)) != recipe.lr:
-            form = "The rate of {} was chosen by dev {}; by dev loss it would have been {}."
-            by = comparison.rate_metric.label
-            found.append(Text(Markup(form).format(called[recipe.name], by, rate(best)), "alarm"))
+            form = Markup("The rate of {} was chosen by dev {}; by dev loss it would have been {}.")
+            yield Text(form.format(name, comparison.rate_metric.label, rate(best)), "alarm")
     if fine:
         number = len(comparison.lrs)
         several = "both" if number == 2 else f"all {number}"
         every = "the learning rate tried" if number == 1 else f"{several} learning rates"
-        found.append(Text(Markup("{} trained at {}, and with every seed.").format(listing(fine), every)))
-    return found
+        yield Text(Markup("{} trained at {}, and with every seed.").format(listing(fine), every))
 
 
-def _edges(comparison: Comparison) -> list[Text]:
-    called = names(comparison)
-    found: list[Text] = []
+def _edges(comparison: Comparison, called: Mapping[str, Markup]) -> Iterator[Text]:
+    tried = [r for r in comparison.ranked if r.trained and r.trials]
+    form = Markup("{} did best at the {} learning rate tried, {}; a {} one may be better still.")
     for edge, side, more in ((max, "largest", "larger"), (min, "smallest", "smaller")):
-        there = [
-            r for r in comparison.ranked if r.trained and r.trials and r.lr == edge(t.lr for t in r.trials)
-        ]
-        if there:
+        if there := [r for r in tried if r.lr == edge(t.lr for t in r.trials)]:
             rates = " and ".join(dict.fromkeys(rate(r.lr) for r in there))
-            form = "{} did best at the {} learning rate tried, {}; a {} one may be better still."
-            found.append(Text(Markup(form).format(listing(called[r.name] for r in there), side, rates, more)))
-    return found
+            yield Text(form.format(listing(called[r.name] for r in there), side, rates, more))

@@ -76,12 +76,13 @@ def reproduction_page(standing: ArtefactStatus) -> str:
     artefact, found = standing.artefact, standing.found
     name = result_name(artefact.id, standing.scale)
     tables = {} if found is None else {name: frame(rows) for name, rows in found.tables.items() if rows}
-    legend = [
+    drawn = [
         name
         for drawing in artefact.drawings
         if drawing.colour in (table := tables.get(drawing.table, pl.DataFrame())).columns
         for name in colours(drawing, table)
     ]
+    legend = list(dict.fromkeys(drawn))
     return Page(
         title=name,
         headline=f"{name}: {standing_in_words(standing)}",
@@ -89,15 +90,14 @@ def reproduction_page(standing: ArtefactStatus) -> str:
         lead=artefact.shows,
         blocks=[
             *_warnings(standing),
-            _claims(standing),
-            *_earlier(standing),
-            *_pictures(artefact, tables, list(dict.fromkeys(legend))),
+            *_claims(standing),
+            *_pictures(artefact, tables, legend),
             *_said(artefact),
             _published(artefact, found),
             *_tables(found),
             _how(standing),
         ],
-        recipes=list(dict.fromkeys(legend)),
+        recipes=legend,
     ).html()
 
 
@@ -130,34 +130,35 @@ def _warnings(standing: ArtefactStatus) -> Iterator[Block]:
         how = artefact.trainings[found.scale].differs, resolution(artefact, found.scale)
         yield Text(f"Measured at the {found.scale} scale: {' '.join(filter(None, how))}")
     if found is None and not standing.trouble:
-        how = (
-            f"To measure it: {command(artefact, standing.scale)}"
-            if artefact.study
-            else "No study decides it yet."
-        )
-        yield Text(f"Nothing was measured. {how}")
+        measure = f"To measure it: {command(artefact, standing.scale)}"
+        yield Text(f"Nothing was measured. {measure if artefact.study else 'No study decides it yet.'}")
 
 
-def _claims(standing: ArtefactStatus) -> Section:
+def _claims(standing: ArtefactStatus) -> Iterator[Section]:
+    """Yield the claims, and their earlier versions with what was found for them."""
     artefact, found = standing.artefact, standing.found
     changed = f"Version {artefact.version}, {artefact.date}. {artefact.reason}"
     blocks: list[Block] = [Text(artefact.asserts), *([Text(changed)] if artefact.version > 1 else [])]
     blocks += _judged(artefact.claims, {} if found is None else found.measures)
-    return Section("What is asserted", blocks, "claims")
+    yield Section("What is asserted", blocks, "claims")
+    before: list[Block] = []
+    for one in standing.before:
+        said = f"{earlier(one)}. Fingerprint {one.found.fingerprint}. {one.asserts}"
+        before += [Text(said), *_judged(one.claims, one.found.measures)]
+    if before:
+        intro = "Versions that were replaced, for the reason above, with their verdicts."
+        yield Section("Earlier claims", before, "earlier", intro)
 
 
 def _judged(claims: Sequence[Claim], measures: Mapping[str, Measure]) -> Iterator[Block]:
     """Yield the table of the claims that are verdicts, and that of the checks."""
-    groups = (
-        ("claim", "", [c for c in claims if not c.check]),
-        ("check", "Checks hold by construction or by a wide margin. They do not count among the verdicts.",
-         [c for c in claims if c.check]),
-    )  # fmt: skip
-    for name, note, some in groups:
-        if some:
-            rows = [_claim(claim, measures) for claim in some]
+    for name, note in (("claim", ""), ("check", CHECKS)):
+        if rows := [_claim(c, measures) for c in claims if bool(c.check) is bool(note)]:
             header = (name, "verdict", "measured [95%]", "allowed", "published")
-            yield PageTable(header, rows, text_columns=5, caption=note)
+            yield PageTable(header, rows, note, text_columns=5)
+
+
+CHECKS: Final = "Checks hold by construction or by a wide margin. They do not count among the verdicts."
 
 
 def _claim(claim: Claim, measures: Mapping[str, Measure]) -> list[Cell]:
@@ -169,16 +170,6 @@ def _claim(claim: Claim, measures: Mapping[str, Measure]) -> list[Cell]:
         Cell(claim.allowed(), small="; ".join(basis(claim, measures))),
         Cell(claim.published or "–"),
     ]
-
-
-def _earlier(standing: ArtefactStatus) -> Iterator[Section]:
-    blocks: list[Block] = []
-    for one in standing.before:
-        said = f"{earlier(one)}. Fingerprint {one.found.fingerprint}. {one.asserts}"
-        blocks += [Text(said), *_judged(one.claims, one.found.measures)]
-    if blocks:
-        intro = "Versions that were replaced, for the reason above, with their verdicts."
-        yield Section("Earlier claims", blocks, "earlier", intro)
 
 
 def _pictures(artefact: Artefact, tables: Mapping[str, pl.DataFrame], legend: list[str]) -> Iterator[Section]:
@@ -202,16 +193,14 @@ def _charts(
     caption = "Dashed line: theory." if drawing.theory and drawing.kind == "line" else ""
     caption = f"Shade: {drawing.shade.replace('_', ' ')}." if drawing.kind == "cells" else caption
     drawn = panels(drawing, table, legend)
-    return [
-        Chart(
-            f"{anchor(drawing.table)}-{number_}" + (f"-{anchor(name)}" if name else ""),
-            f"{drawing.title}, {name}" if name else drawing.title,
-            caption,
-            chart,
-            table,
+    place = f"{anchor(drawing.table)}-{number_}"
+    charts = list[Chart]()
+    for name, chart in drawn.items():
+        key, title = (
+            (f"{place}-{anchor(name)}", f"{drawing.title}, {name}") if name else (place, drawing.title)
         )
-        for name, chart in drawn.items()
-    ]
+        charts.append(Chart(key, title, caption, chart, table))
+    return charts
 
 
 def _said(artefact: Artefact) -> Iterator[Section]:

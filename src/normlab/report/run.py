@@ -16,6 +16,7 @@ import altair as alt
 import polars as pl
 from markupsafe import Markup
 
+from normlab.config.config import Config
 from normlab.config.metric import IGNORES_SOURCE, NLL
 from normlab.config.units import count, duration, rate
 from normlab.errors import UserError
@@ -36,7 +37,7 @@ from normlab.report.page import (
     capital,
 )
 from normlab.report.runs import RunView, marks, run_details, run_frame, seed_of, view
-from normlab.runs.folder import RunFolder, read_scores
+from normlab.runs.folder import RunFolder, Status, read_scores
 from normlab.watching import NOTES
 
 SIDES: Final = ("training", "dev", "dev, sources exchanged")
@@ -50,14 +51,14 @@ def run_page(folder: Path) -> str:
     """
     folder = folder.resolve()
     run = view(folder.parent, folder.name)
-    if run.config is None:
+    if run.config is None or run.status is None:
         raise UserError(f"{folder} holds no readable run ({run.problem}); `normlab run list` lists the runs")
     details, kept = run_details(run, {}), RunFolder(folder)
     return Page(
         title=f"{run.config.recipe}, run {run.id}",
-        headline=_headline(run),
-        facts=_facts(run),
-        lead=(run.status.outcome.evidence if run.status and run.status.outcome else ""),
+        headline=_headline(run, run.config, run.status),
+        facts=_facts(run, run.config, run.status),
+        lead=run.status.outcome.evidence if run.status.outcome else "",
         blocks=[
             Section("", [_pictures(run)], "pictures", listed=False),
             *flown(kept.flights()),
@@ -69,30 +70,26 @@ def run_page(folder: Path) -> str:
     ).html()
 
 
-def _headline(run: RunView) -> Markup:
-    assert run.config is not None
-    assert run.status is not None
-    name = Markup('{} at <span class="whole">{}</span>').format(run.config.recipe, rate(run.config.optim.lr))
+def _headline(run: RunView, config: Config, status: Status) -> Markup:
+    name = Markup('{} at <span class="whole">{}</span>').format(config.recipe, rate(config.optim.lr))
     score = f": {run.best} on dev" if run.best else ""
     if run.outcome in ("trained", IGNORES_SOURCE):
         return Markup("{} {}{}").format(name, run.outcome, score)
     if run.outcome in ("stuck", "diverged"):
         verb = "was stuck" if run.outcome == "stuck" else "diverged"
-        return Markup("{} {} at step {}").format(name, verb, f"{run.status.step:,}")
+        return Markup("{} {} at step {}").format(name, verb, f"{status.step:,}")
     state = {"new": "has not begun", "running": "is running", "interrupted": "was interrupted"}
     said = state.get(run.outcome, "ended in an error" if run.outcome == "failed" else run.outcome)
-    return Markup("{} {} (step {}){}").format(name, said, f"{run.status.step:,}", score)
+    return Markup("{} {} (step {}){}").format(name, said, f"{status.step:,}", score)
 
 
-def _facts(run: RunView) -> list[str]:
-    assert run.config is not None
-    assert run.status is not None
-    facts = [*marks(run), f"seed {seed_of(run)}", f"{run.status.step:,} of {run.config.train.steps:,} steps"]
-    facts.append(f"{duration(run.status.train_seconds)} of training")
+def _facts(run: RunView, config: Config, status: Status) -> list[str]:
+    facts = [*marks(run), f"seed {seed_of(run)}", f"{status.step:,} of {config.train.steps:,} steps"]
+    facts.append(f"{duration(status.train_seconds)} of training")
     ends = run_frame(run, "train", ("tokens", "seconds"), {}).tail(1).to_dicts()
     if ends and ends[0]["tokens"] and ends[0]["seconds"]:
         facts.append(f"{ends[0]['tokens'] / ends[0]['seconds']:,.0f} target tokens a second")
-    return [*facts, run.status.hardware] if run.status.hardware else facts
+    return [*facts, status.hardware] if status.hardware else facts
 
 
 def _pictures(run: RunView) -> Columns:
@@ -108,7 +105,7 @@ def _pictures(run: RunView) -> Columns:
     charts = [
         curves("loss", "Loss", nll, both, SIDES, loss),
         *_dev_charts(run),
-        curves("grad-norm", "Gradient norm", norm, train, SIDES, NORM, points=SPIKY_POINTS),
+        curves("grad-norm", "Gradient norm", norm, train, SIDES, NORM, most=SPIKY_POINTS),
         curves("lr", "Learning rate", "", train, SIDES, rates),
     ]
     return Columns(charts)
