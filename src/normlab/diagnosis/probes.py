@@ -43,8 +43,9 @@ STATISTICS: Final[dict[str, Statistic]] = {
 }
 r"""The statistics by the names that probes use. The variance is :math:`\frac{1}{n} \sum_i (x_i - \bar x)^2`,
 the mean square that of the entries: of rows of width d, their mean squared length over d. The entropy is the
-mean of :math:`-\sum_i p_i \ln p_i` in nats over rows p of probabilities `[..., n]`. The similarity of rows
-`[..., t, d]` is :math:`\frac{1}{t(t-1)} \sum_{i \ne j} \cos(x_i, x_j)`, not a number if t is 1.
+mean of :math:`-\sum_i p_i \ln p_i` in nats over rows p of probabilities `[..., n]`. The similarity of
+rows `[..., t, d]` is :math:`\frac{1}{t(t-1)} \sum_{i \ne j} \cos(x_i, x_j)`, the mean over sequences, and
+not a number if t is 1.
 """
 
 
@@ -164,7 +165,8 @@ class Observer:
         ``step``. Weights and their gradients are measured now.
         """
         rows = [
-            (self._flowing[s.want].key(s.tap.module, s.tap.place * bool(s.nth)), s.value) for s in self.seen
+            (self._flowing[s.want].key(s.tap.module, s.tap.place if s.nth else ()), s.value)
+            for s in self.seen
         ]
         self.seen.clear()
         with torch.no_grad():
@@ -185,7 +187,7 @@ class Observer:
             return
         tensors = self._tensors(path, probe.signal)
         for i, (place, x) in enumerate(tensors if probe.every_tensor else tensors[:1]):
-            yield probe.key(path, place * bool(i)), measure(probe.statistic, x)
+            yield probe.key(path, place if i else ()), measure(probe.statistic, x)
 
     def _tensors(self, path: str, signal: str, *, deep: bool = False) -> list[tuple[Place, Tensor]]:
         """Return a module's parameters or their gradients by name; if ``deep``, also those inside it."""

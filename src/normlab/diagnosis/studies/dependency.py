@@ -76,7 +76,7 @@ def residual_dependency(subject: Subject, dependencies: Table) -> Table:
     """
     total, own = defaultdict[tuple[Value, Value], float](float), dict[tuple[Value, Value], float]()
     for row in dependencies:
-        where, share = (row["stack"], row["of"]), float(row["beta_sq"] or 0)
+        where, share = (row["stack"], row["of"]), row["beta_sq"]
         total[where] += share
         if row["of"] == row["on"]:
             own[where] = share

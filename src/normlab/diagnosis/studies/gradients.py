@@ -146,7 +146,7 @@ def _gradients_of_sublayers(tables: Tables) -> Iterator[Finding]:
         if (ends := extremes(table, "relative")) is None:
             continue
         small, large = ends
-        least, most = float(small["relative"] or 0), float(large["relative"] or 1)
+        least, most = small["relative"], large["relative"]
         vanished = least / most < VANISHED
         if vanished:
             trend = f"{'vanish' if _small_below(table.rows) else 'grow'} towards the input of {stack}"
@@ -280,8 +280,8 @@ def _balance_of_updates(tables: Tables) -> Iterator[Finding]:
     if not gradients or not moves:
         return
     (weak, strong), (slow, fast) = gradients, moves
-    gradient = float(strong["grad_l2"] or 0) / float(weak["grad_l2"] or 1)
-    move = float(fast["update_over_weight"] or 0) / float(slow["update_over_weight"] or 1)
+    gradient = strong["grad_l2"] / weak["grad_l2"]
+    move = fast["update_over_weight"] / slow["update_over_weight"]
     yield Finding(
         "updates",
         "warning" if move > UNBALANCED else "note",
@@ -292,7 +292,7 @@ def _balance_of_updates(tables: Tables) -> Iterator[Finding]:
         {"gradient_ratio": gradient, "update_ratio": move},
         LIU.format("Section 3.2, Figure 5"),
     )
-    largest, steps = float(fast["update_over_weight"] or 0), tables.warmup_steps
+    largest, steps = fast["update_over_weight"], tables.warmup_steps
     if largest > LARGE_UPDATE:
         first = largest / max(steps, 1)
         begun = at_peak(format_share(first), steps)

@@ -139,7 +139,7 @@ def _hidden_scale(tables: Tables) -> Iterator[Finding]:
 def _theory(tables: Tables) -> Iterator[Finding]:
     for stack, table in tables.stacks("scales"):
         known = [row for row in table if as_float(row["mean_square"]) is not None and as_float(row["theory"])]
-        ratios = [float(row["mean_square"] or 0) / float(row["theory"] or 1) for row in known]
+        ratios = [row["mean_square"] / row["theory"] for row in known]
         if ratios:
             yield Finding(
                 "scale_theory",
