@@ -321,7 +321,7 @@ def _trouble(comparison: Comparison, called: Mapping[str, Markup]) -> Iterator[T
     """Yield a note for each recipe that did not train everywhere, and one for all the others."""
     fine = []
     for recipe in comparison.recipes:
-        parts, name = [], called[recipe.name]
+        parts, name = list[Markup](), called[recipe.name]
         for state in dict.fromkeys(t.outcome for t in recipe.trials if not has_trained(t.outcome)):
             rates = [rate(t.lr) for t in recipe.trials if t.outcome == state]
             parts.append(Markup("{} at {}").format(VERBS.get(state, state), listing(rates)))
