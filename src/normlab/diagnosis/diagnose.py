@@ -194,7 +194,6 @@ def diagnose(
         begun = _loss(model, batch, loss) if begun is None else begun
         tables, failed, seconds, applied = _measure(studies, subject)
         findings = find(tables, rate if lr or optimizer else None)
-    made_with = f"{type(used).__name__}{' during its training' * bool(used.state)}, lr {rate:g}"
     unread = [Finding("unread", "note", why, "structure", {}) for why in structure.unread]
     return Diagnosis(
         model=type(model).__name__,
@@ -206,7 +205,7 @@ def diagnose(
         seconds=seconds,
         applied=applied,
         peak_memory_bytes=_peak_memory(_device(model)),
-        facts=_facts(subject) | {"loss": f"{begun:.4g}", "optimizer": made_with},
+        facts=_facts(subject, begun, used, rate),
     )
 
 
@@ -324,10 +323,12 @@ def _peak_memory(device: torch.device) -> int:
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def _facts(subject: Subject) -> dict[str, str]:
+def _facts(subject: Subject, loss: float, used: torch.optim.Optimizer, rate: float) -> dict[str, str]:
     model, given = subject.model, [x for _, x in tensors_in(subject.batch)]
     parameters = list(model.parameters())
     frozen = sum(p.numel() for p in parameters if not p.requires_grad)
     count = f"{sum(p.numel() for p in parameters):,}" + (f", {frozen:,} of them frozen" if frozen else "")
     batch = ", ".join("×".join(map(str, x.shape)) for x in given)
-    return {"parameters": count, "batch": batch, "device": str(_device(model))}
+    optimizer = f"{type(used).__name__}{' during its training' * bool(used.state)}, lr {rate:g}"
+    facts = {"parameters": count, "batch": batch, "device": str(_device(model))}
+    return facts | {"loss": f"{loss:.4g}", "optimizer": optimizer}
