@@ -8,9 +8,8 @@ import pytest
 from normlab.cli.run import ReportCommand
 from normlab.config.config import Config
 from normlab.errors import UserError
-from normlab.report.flight import curves_by_depth, flown, watched, write_probes_page
 from normlab.report.page import Chart, Columns, Notes, Text
-from normlab.report.run import run_page
+from normlab.report.run import curves_by_depth, flown, run_page, watched, write_probes_page
 from normlab.runs.folder import RunFolder, Status
 
 OUTSIDE = {"step": 1, "stack": None, "index": None, "module": "embedding", "value": 1.0}

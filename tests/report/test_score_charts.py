@@ -5,7 +5,7 @@ import pytest
 import vl_convert
 
 from normlab.config.metric import Metric
-from normlab.report.charts.scores import score_dots, sensitivity, time_bars
+from normlab.report.charts.comparison import score_dots, sensitivity, time_bars
 from normlab.report.charts.theme import Drawn, theme
 
 RECIPES = ["post", "pre", "admin"]

@@ -1,3 +1,4 @@
+import dataclasses
 from pathlib import Path
 
 import polars as pl
@@ -31,15 +32,18 @@ def test_curves_of_missing_runs_are_empty(comparison: Comparison) -> None:
     assert frame.schema["nll"] == pl.Float64
 
 
-def test_minutes_keep_seeds_aligned() -> None:
-    frame = pl.DataFrame({"recipe": ["a"] * 4, "step": [10, 20, 10, 20], "seconds": [10.0, 20.0, 20.0, 40.0]})
-    assert tables._by_minutes(frame)["minutes"].to_list() == pytest.approx([0.25, 0.5, 0.25, 0.5])
-
-
-def test_tokens_are_counted_from_the_rows_of_training() -> None:
+def test_minutes_keep_seeds_aligned_and_tokens_are_counted_from_the_rows_of_training(
+    comparison: Comparison,
+) -> None:
     train = pl.DataFrame({"recipe": ["a", "a"], "step": [10, 20], "tokens": [1e6, 2e6]})
-    dev = pl.DataFrame({"recipe": ["a", "a"], "step": [5, 20]})
-    assert tables._by_tokens(dev, train)["seen"].to_list() == pytest.approx([0.5e6, 2e6])
+    seconds = [10.0, 20.0, 20.0, 40.0]
+    dev = pl.DataFrame({"recipe": ["a"] * 4, "step": [10, 20, 10, 20], "seconds": seconds})
+    first, *_ = comparison.recipes
+    one = dataclasses.replace(comparison, recipes=(dataclasses.replace(first, name="a"),))
+    cost = tables._against_cost(dev, train, one)
+    assert cost["minutes"].to_list() == pytest.approx([0.25, 0.5, 0.25, 0.5])
+    assert cost["seen"].to_list() == pytest.approx([1e6, 2e6, 1e6, 2e6])
+    assert cost["flops"].to_list() == [None] * 4
 
 
 def test_results_and_scores(comparison: Comparison) -> None:

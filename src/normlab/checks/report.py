@@ -65,9 +65,9 @@ class Report:
 
     def page(self, path: str | Path) -> Path:
         """Write the report as a page, one file that needs no network; return the path."""
-        from normlab.report.check import write_check_page
+        from normlab.report.check import check_page
 
-        return write_check_page(self.to_dict(), Path(path))
+        return check_page(self.to_dict()).write(Path(path))
 
     def _repr_html_(self) -> str:
         """The failures and counts, for a notebook; what could not be tested is shown on request."""

@@ -171,11 +171,11 @@ class CheckCommand(SourceFlags):
         return plain | {"sources": sources(setup, places), "parameters": to_plain(parameters_of(setup.model))}
 
     def _write_page(self, plain: Mapping[str, Any], suffix: str) -> None:
-        from normlab.report.check import write_check_page
+        from normlab.report.check import check_page
 
         page = self.out or Path("check.html")
         page = page.with_name(f"{page.stem}{suffix}{page.suffix or '.html'}")
-        self.print_page(write_check_page(plain, page))
+        self.print_page(check_page(plain).write(page))
 
     def _write_for_programs(self, reports: Sequence[Mapping[str, Any]]) -> None:
         from normlab.report.check import junit, sarif

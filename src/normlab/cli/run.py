@@ -55,7 +55,7 @@ class ReportCommand:
     def write(self) -> Path:
         """Write the page and return its path."""
         if self.of.endswith(".jsonl"):
-            from normlab.report.flight import write_probes_page
+            from normlab.report.run import write_probes_page
 
             probes = Path(self.of)
             return write_probes_page(probes, self._page(probes, probes.with_suffix(".html")))

@@ -106,9 +106,9 @@ class TransferCommand(SourceFlags):
         else:
             _print(plain)
         if self.out is not None:
-            from normlab.report.transfer import write_transfer_page
+            from normlab.report.transfer import transfer_page
 
-            self.print_page(write_transfer_page(plain, self.out))
+            self.print_page(transfer_page(plain).write(self.out))
         if answer.interrupted:
             raise interrupted(self.folder)
         if answer.verdict == SHIFTS:

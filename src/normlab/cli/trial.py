@@ -92,9 +92,9 @@ class TrialCommand(SourceFlags):
         else:
             _print(plain, answer)
         if self.out is not None:
-            from normlab.report.trial import write_trial_page
+            from normlab.report.trial import trial_page
 
-            self.print_page(write_trial_page(plain, self.out))
+            self.print_page(trial_page(plain).write(self.out))
         if answer.interrupted:
             raise interrupted(self.folder)
 

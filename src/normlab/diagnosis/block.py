@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from fnmatch import fnmatchcase
+from functools import cache
 from operator import ne
 from typing import NamedTuple
 
@@ -113,23 +114,34 @@ class BlockReader:
         self.norms: dict[int, list[_NormCall]] = {}
         for norm in inside:
             self.norms.setdefault(norm.given, []).append(norm)
-        self._walked: dict[int, list[StreamStep] | None] = {}
-        self._sums: Sums
-        self._goals: set[int]
 
     def steps(self) -> list[StreamStep]:
         sizes = self.recording.sizes
         for start in dict.fromkeys(self.events[0].seen.values()):
             ends = self.events[-1:] if self.called else self.events[-2:]
             goals = [n for e in ends for n in e.seen.values() if sizes[n] == sizes[start]]
-            if not goals:
-                continue
-            self._goals = set(goals[:1] if self.called else goals)
-            self._sums = self._sums_of(start)
-            self._walked = {}
-            if steps := self._walk(start):
+            if goals and (steps := self._walk(start, goals[:1] if self.called else goals)):
                 return steps
         return []
+
+    def _walk(self, start: int, goals: Sequence[int]) -> list[StreamStep] | None:
+        """Return the steps to the first goal that is met; the rest of a path shows whether a norm follows a
+        sum.
+        """
+        sums = self._sums_of(start)
+
+        @cache
+        def walk(stream: int) -> list[StreamStep] | None:
+            return [] if stream in goals else next(ways(stream), None)
+
+        def ways(stream: int) -> Iterator[list[StreamStep]]:
+            for one in sums.of(stream):
+                normed = [(n.output, n.path) for n in self.norms.get(one.total, ())]
+                for after, write in [(one.total, None), *normed]:
+                    if (rest := walk(after)) is not None:
+                        yield [StreamStep(stream, one, after, write), *rest]
+
+        return walk(start)
 
     def named_steps(self, branches: Sequence[str]) -> list[StreamStep]:
         """Return the steps of the stream for branches named by their paths in the block: from the tensor
@@ -155,22 +167,6 @@ class BlockReader:
         seen = [(n, side) for n, side in shown if self.recording.sizes[n] == size]
         numbers = list(dict.fromkeys(n for n, _ in seen))
         return Sums(numbers, {n for n, side in seen if side == "output"}, self.recording.samples)
-
-    def _walk(self, stream: int) -> list[StreamStep] | None:
-        """Return the steps to the block's output; the rest of the path shows whether a norm follows a sum."""
-        if stream in self._goals:
-            return []
-        if stream not in self._walked:
-            self._walked[stream] = next(self._ways(stream), None)
-        return self._walked[stream]
-
-    def _ways(self, stream: int) -> Iterator[list[StreamStep]]:
-        for one in self._sums.of(stream):
-            normed = [(n.output, n.path) for n in self.norms.get(one.total, ())]
-            for after, write in [(one.total, None), *normed]:
-                rest = self._walk(after)
-                if rest is not None:
-                    yield [StreamStep(stream, one, after, write), *rest]
 
     def first(self, number: int) -> int:
         return next(i for i, event in enumerate(self.events) if number in event.seen.values())

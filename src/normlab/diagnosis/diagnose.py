@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -40,9 +40,6 @@ from normlab.trace.step import made
 from normlab.trace.tensors import Call, call_model, tensors_in, unwrap
 from normlab.trace.trace import output_loss
 from normlab.trace.untouched import refuse_hollow, undisturbed, untouched
-
-if TYPE_CHECKING:
-    import polars as pl
 
 
 @dataclass(frozen=True, repr=False)
@@ -101,14 +98,6 @@ class Diagnosis:
             "peak_memory_bytes": self.peak_memory_bytes,
             "tables": {name: [dict(row) for row in table] for name, table in self.tables.items()},
         }
-
-    def to_polars(self) -> dict[str, pl.DataFrame]:
-        """Return the tables by name, and the findings as one more, as polars data frames."""
-        import polars as pl
-
-        tables = {name: [dict(row) for row in table] for name, table in self.tables.items()}
-        tables["findings"] = [{**vars(f), "numbers": f.evidence} for f in self.findings]
-        return {name: pl.DataFrame(rows, infer_schema_length=None) for name, rows in tables.items()}
 
     def page(self, path: str | Path) -> Path:
         """Draw the diagnosis as a page at this path, with its numbers as JSON beside it; return the path."""
@@ -216,12 +205,8 @@ def diagnose(
         seconds=seconds,
         applied=applied,
         peak_memory_bytes=_peak_memory(_device(model)),
-        facts=_facts(subject) | {"loss": f"{begun:.4g}", "optimizer": _shown(used, rate)},
+        facts=_facts(subject, begun, used, rate),
     )
-
-
-def _shown(used: torch.optim.Optimizer, rate: float) -> str:
-    return f"{type(used).__name__}{' during its training' * bool(used.state)}, lr {rate:g}"
 
 
 def step_of(setup: Setup, lr: float | None) -> tuple[torch.optim.Optimizer | None, float | None]:
@@ -338,10 +323,12 @@ def _peak_memory(device: torch.device) -> int:
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def _facts(subject: Subject) -> dict[str, str]:
+def _facts(subject: Subject, loss: float, used: torch.optim.Optimizer, rate: float) -> dict[str, str]:
     model, given = subject.model, [x for _, x in tensors_in(subject.batch)]
     parameters = list(model.parameters())
     frozen = sum(p.numel() for p in parameters if not p.requires_grad)
     count = f"{sum(p.numel() for p in parameters):,}" + (f", {frozen:,} of them frozen" if frozen else "")
     batch = ", ".join("×".join(map(str, x.shape)) for x in given)
-    return {"parameters": count, "batch": batch, "device": str(_device(model))}
+    optimizer = f"{type(used).__name__}{' during its training' * bool(used.state)}, lr {rate:g}"
+    facts = {"parameters": count, "batch": batch, "device": str(_device(model))}
+    return facts | {"loss": f"{loss:.4g}", "optimizer": optimizer}

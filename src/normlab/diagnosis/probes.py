@@ -4,6 +4,7 @@ what is measured along a residual stream.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,14 +23,10 @@ from normlab.trace.tensors import Place, Tap, compiles, unwrap, unwrapped
 Statistic = Callable[[Tensor], Tensor]
 
 
-def _similarity(x: Tensor) -> Tensor:
-    r"""Return :math:`\frac{1}{t(t-1)} \sum_{i \ne j} \cos(x_i, x_j)` of the t rows of `[..., t, d]`, the mean
-    over sequences. Not a number if t is 1.
-    """
-    rows = torch.nn.functional.normalize(x, dim=-1)
-    t = x.shape[-2]
-    together = rows.sum(-2).square().sum(-1) - rows.square().sum((-2, -1))
-    return together.mean() / (t * (t - 1) or float("nan"))
+def pair_cosines(x: Tensor) -> Tensor:
+    r"""Return :math:`\sum_{i \ne j} \cos(x_i, x_j)` of the rows of each sequence `[..., t, d]`, `[...]`."""
+    unit = torch.nn.functional.normalize(x, dim=-1)
+    return unit.sum(-2).square().sum(-1) - unit.square().sum((-2, -1))
 
 
 STATISTICS: Final[dict[str, Statistic]] = {
@@ -42,11 +39,13 @@ STATISTICS: Final[dict[str, Statistic]] = {
     "fraction_nonfinite": lambda x: 1 - x.isfinite().to(x.dtype).mean(),
     "fraction_zero": lambda x: (x == 0).to(x.dtype).mean(),
     "entropy": lambda x: torch.special.entr(x).sum(-1).mean(),
-    "similarity": _similarity,
+    "similarity": lambda x: pair_cosines(x).mean() / (x.shape[-2] * (x.shape[-2] - 1) or math.nan),
 }
 r"""The statistics by the names that probes use. The variance is :math:`\frac{1}{n} \sum_i (x_i - \bar x)^2`,
 the mean square that of the entries: of rows of width d, their mean squared length over d. The entropy is the
-mean of :math:`-\sum_i p_i \ln p_i` in nats over rows p of probabilities `[..., n]`.
+mean of :math:`-\sum_i p_i \ln p_i` in nats over rows p of probabilities `[..., n]`. The similarity of
+rows `[..., t, d]` is :math:`\frac{1}{t(t-1)} \sum_{i \ne j} \cos(x_i, x_j)`, the mean over sequences, and
+not a number if t is 1.
 """
 
 
@@ -120,7 +119,7 @@ class Probe:
         signal = "grad" if self.signal.startswith("grad") else "value"
         return Want(module, side, signal, partial(measure, self.statistic), first=not self.every_tensor)
 
-    def key(self, module: str, place: Place | None) -> Key:
+    def key(self, module: str, place: Place = ()) -> Key:
         """Return the fields of a record of this probe, except its step and value; ``place`` is that of a
         tensor after the first.
         """
@@ -166,32 +165,29 @@ class Observer:
         ``step``. Weights and their gradients are measured now.
         """
         rows = [
-            (self._flowing[s.want].key(s.tap.module, s.tap.place if s.nth else None), s.value)
+            (self._flowing[s.want].key(s.tap.module, s.tap.place if s.nth else ()), s.value)
             for s in self.seen
         ]
         self.seen.clear()
         with torch.no_grad():
             rows += [row for path, probe in self._probes for row in self._parameters(path, probe)]
-        self._step = step
-        values: list[float] = [0.0] * len(rows)
+        self._step, values = step, dict[int, float]()
         for device in {x.device for _, x in rows}:
             here = [i for i, (_, x) in enumerate(rows) if x.device == device]
             fetched = torch.stack([rows[i][1].float() for i in here]).tolist()
-            for i, value in zip(here, fetched, strict=True):
-                values[i] = value
-        for (key, _), value in zip(rows, values, strict=True):
-            self._emit(Record(step, *key, value))
+            values |= dict(zip(here, fetched, strict=True))
+        for i, (key, _) in enumerate(rows):
+            self._emit(Record(step, *key, values[i]))
 
     def _parameters(self, path: str, probe: Probe) -> Iterator[tuple[Key, Tensor]]:
         if probe.together:
-            pairs = (self._tensors(inner, probe.signal, deep=True) for inner in probe.together)
-            norms = [measure("l2", x) for x in {id(x): x for some in pairs for _, x in some}.values()]
-            if norms:
-                yield probe.key(path, None), measure(probe.statistic, torch.stack(norms))
+            held = [x for inner in probe.together for _, x in self._tensors(inner, probe.signal, deep=True)]
+            if norms := [measure("l2", x) for x in {id(x): x for x in held}.values()]:
+                yield probe.key(path), measure(probe.statistic, torch.stack(norms))
             return
         tensors = self._tensors(path, probe.signal)
         for i, (place, x) in enumerate(tensors if probe.every_tensor else tensors[:1]):
-            yield probe.key(path, place if i else None), measure(probe.statistic, x)
+            yield probe.key(path, place if i else ()), measure(probe.statistic, x)
 
     def _tensors(self, path: str, signal: str, *, deep: bool = False) -> list[tuple[Place, Tensor]]:
         """Return a module's parameters or their gradients by name; if ``deep``, also those inside it."""

@@ -175,11 +175,6 @@ class _StreamReader:
         self.recording = pass_on(awake(model))
 
     @cached_property
-    def _counted(self) -> bool:
-        """Whether the model counts steps, which set factors: the first recording has those of a late step."""
-        return bool(counts(self.model))
-
-    @cached_property
     def _own(self) -> Recording:
         """A pass with the model's own weights, which only factors need."""
         return self._pass_on({})
@@ -210,10 +205,8 @@ class _StreamReader:
 
     def gap(self, read: Sequence[tuple[BlockReader, list[StreamStep]]]) -> str:
         """Say in which block something that no module outputs changes the stream; empty if none."""
-        for block, steps in read:
-            if not all(block.branches(step) for step in steps):
-                return f"in {block.path} the stream is changed by what no module puts out"
-        return ""
+        paths = [block.path for block, steps in read if not all(block.branches(step) for step in steps)]
+        return f"in {paths[0]} the stream is changed by what no module puts out" if paths else ""
 
     def stack(self, name: str, read: Sequence[tuple[BlockReader, list[StreamStep]]]) -> StackView:
         views = [self._view(b, steps, s, y) for b, steps in read for s in steps for y in b.branches(s)]
@@ -263,8 +256,8 @@ class _StreamReader:
         return replace(view, relation=relation, placement=_placement(view, factor))
 
     def _with_own_factors(self, one: Sum, before: Tap, branch: Tap, total: Tap) -> Sum:
-        if (one.shortcut, one.scale) == (1.0, 1.0) and not self._counted:
-            return one
+        if (one.shortcut, one.scale) == (1.0, 1.0) and not counts(self.model):
+            return one  # a count of steps sets factors, and the first pass has those of a late step
         own = self._own
         return refit(one, stream=own.at(before), branch=own.at(branch), total=own.at(total))
 

@@ -15,7 +15,8 @@ from normlab.errors import UserError, nearest
 Value: TypeAlias = float | int | str | None
 
 
-Row: TypeAlias = Mapping[str, Value]
+Row: TypeAlias = Mapping[str, Any]
+"""Values by column, each of them a ``Value``."""
 
 
 @dataclass(frozen=True)
@@ -114,9 +115,7 @@ def floats(rows: Iterable[Row], column: str) -> list[float]:
 
 def extremes(rows: Iterable[Row], column: str) -> tuple[Row, Row] | None:
     """Return the rows with the smallest and the largest positive value, or None if there is no such row."""
-    ordered = sorted(
-        (r for r in rows if (as_float(r[column]) or 0.0) > 0), key=lambda r: float(r[column] or 0)
-    )
+    ordered = sorted((r for r in rows if (as_float(r[column]) or 0.0) > 0), key=lambda r: r[column])
     return (ordered[0], ordered[-1]) if ordered else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -163,15 +163,13 @@ class LawFit:
     aic: float
 
 
-def fits(
-    depths: Sequence[float], values: Sequence[float] | Array, *, level: float = 0.95
-) -> tuple[LawFit, ...]:
+def fits(depths: Sequence[float], values: Sequence[float] | Array) -> tuple[LawFit, ...]:
     r"""Fit :math:`y = b N^p,\quad y = a + b \ln N,\quad y = a + b N,\quad y = b`; with residuals r of n
     values and k parameters, :math:`R^2 = 1 - \sum r^2 / \sum (y - \bar y)^2` and :math:`\mathrm{AIC} = n
     \ln(\sum r^2 / n) + 2(k + 1)`.
 
     The power law is the least-squares fit of :math:`\ln y = \ln b + p \ln N`, and is left out if a value is
-    not positive. Intervals hold with probability ``level`` under Student's t with n - k degrees of freedom,
+    not positive. Intervals hold with probability 0.95 under Student's t with n - k degrees of freedom,
     which assumes independent values: those of several seeds are, those of the prefixes of one model are not.
     R² is 0 if all values are equal.
 
@@ -185,23 +183,26 @@ def fits(
     if not np.isfinite(y).all():
         worst = n[~np.isfinite(y)][0]
         raise UserError(f"the value at depth {worst:g} is not finite; fit depths below it, or lower the size")
-    laws = list[LawFit]()
+    from scipy import stats  # it takes a second, and a training that imports this module does not need it
+
+    lines = [("log", np.log(n), y), ("linear", n, y)]
     if (y > 0).all():
-        line, spread = _line(np.log(n), np.log(y), level)
-        b, p = math.exp(line.intercept), float(line.slope)
-        laws.append(LawFit("power", b, p, p - spread, p + spread, *_quality(y, b * n**p, parameters=2)))
-    for law, x in (("log", np.log(n)), ("linear", n)):
-        line, spread = _line(x, y, level)
-        b = float(line.slope)
-        fitted = line.intercept + b * x
-        laws.append(LawFit(law, b, None, b - spread, b + spread, *_quality(y, fitted, parameters=2)))
-    b, spread = float(y.mean()), half_width(y, level)
+        lines.insert(0, ("power", np.log(n), np.log(y)))
+    laws = list[LawFit]()
+    for law, x, target in lines:
+        line, power = stats.linregress(x, target), law == "power"
+        slope, spread = float(line.slope), _student(len(x) - 2) * float(line.stderr)
+        b = math.exp(line.intercept) if power else slope
+        fitted = b * n**slope if power else line.intercept + b * x
+        ends = slope - spread, slope + spread
+        laws.append(LawFit(law, b, slope if power else None, *ends, *_quality(y, fitted, parameters=2)))
+    b, spread = float(y.mean()), half_width(y)
     fitted = np.full_like(y, b)
     laws.append(LawFit("constant", b, None, b - spread, b + spread, *_quality(y, fitted, parameters=1)))
     return tuple(laws)
 
 
-def fits_of_curves(curves: Sequence[Curve], *, level: float = 0.95) -> tuple[LawFit, ...]:
+def fits_of_curves(curves: Sequence[Curve]) -> tuple[LawFit, ...]:
     r"""Fit laws to the mean curve, :math:`\bar y_N = \frac{1}{c} \sum_s y_{N,s}` over c curves s of the same
     depths, such as seeds; an interval is :math:`\pm t_{c-1} \, \mathrm{sd}_s / \sqrt c` of what is fitted to
     each curve alone.
@@ -215,13 +216,15 @@ def fits_of_curves(curves: Sequence[Curve], *, level: float = 0.95) -> tuple[Law
     if any(list(n) != depths for n, _ in curves):
         raise UserError("curves of different depths have no mean; give each seed the same depths")
     values = np.array([y for _, y in curves], float)
-    whole = fits(depths, values.mean(0), level=level)
+    whole = fits(depths, values.mean(0))
     if len(curves) == 1:
         return whole
-    alone = [{fit.law: fit for fit in fits(depths, row, level=level)} for row in values]
-    mean_curve = np.asarray(depths, float), values.mean(0)
-    averaged = (_averaged(fit, [f[fit.law] for f in alone if fit.law in f], mean_curve) for fit in whole)
-    return tuple(_spread_over(fit, [f[fit.law] for f in alone if fit.law in f], level) for fit in averaged)
+    alone = [{fit.law: fit for fit in fits(depths, row)} for row in values]
+    of_law = ([f[fit.law] for f in alone if fit.law in f] for fit in whole)
+    return tuple(
+        _over_curves(fit, own, (np.asarray(depths, float), values.mean(0)))
+        for fit, own in zip(whole, of_law, strict=True)
+    )
 
 
 def half_width(values: Sequence[float] | Array, level: float = 0.95) -> float:
@@ -231,39 +234,26 @@ def half_width(values: Sequence[float] | Array, level: float = 0.95) -> float:
     return float(_student(len(values) - 1, level) * stats.sem(values))
 
 
-def _student(degrees: int, level: float) -> float:
-    from scipy import stats  # it takes a second, and a training that imports this module does not need it
+def _student(degrees: int, level: float = 0.95) -> float:
+    from scipy import stats
 
     return float(stats.t.ppf((1 + level) / 2, degrees))
 
 
-def _line(x: Array, y: Array, level: float) -> tuple[Any, float]:
-    """Fit a line to the points; return it and the half-width of its slope's interval."""
-    from scipy import stats
-
-    line = stats.linregress(x, y)
-    return line, _student(len(x) - 2, level) * float(line.stderr)
-
-
-def _averaged(fit: LawFit, alone: Sequence[LawFit], curve: tuple[Array, Array]) -> LawFit:
-    """Average the power laws of single curves, and judge the result on the mean curve."""
+def _over_curves(fit: LawFit, alone: Sequence[LawFit], curve: tuple[Array, Array]) -> LawFit:
+    """Average the power laws of single curves, judged on the mean curve, and take any law's interval from
+    theirs; it is infinite if only one of them has the law.
+    """
     exponents = [one.exponent for one in alone if one.exponent is not None]
-    if fit.exponent is None or not exponents:
-        return fit
-    p = sum(exponents) / len(exponents)
-    b = math.exp(sum(math.log(one.coefficient) for one in alone) / len(alone))
-    n, y = curve
-    r2, aic = _quality(y, b * n**p, parameters=2)
-    return replace(fit, coefficient=b, exponent=p, r2=r2, aic=aic)
-
-
-def _spread_over(fit: LawFit, alone: Sequence[LawFit], level: float) -> LawFit:
-    """Take the interval of a fit from single curves; it is infinite if only one of them has the law."""
-    of = [one.coefficient if one.exponent is None else one.exponent for one in alone]
-    if len(of) < 2:
-        return replace(fit, low=-math.inf, high=math.inf)
+    if fit.exponent is not None and exponents:
+        p = sum(exponents) / len(exponents)
+        b = math.exp(sum(math.log(one.coefficient) for one in alone) / len(alone))
+        n, y = curve
+        r2, aic = _quality(y, b * n**p, parameters=2)
+        fit = replace(fit, coefficient=b, exponent=p, r2=r2, aic=aic)
+    own = [one.coefficient if one.exponent is None else one.exponent for one in alone]
     center = fit.coefficient if fit.exponent is None else fit.exponent
-    spread = half_width(of, level)
+    spread = half_width(own) if len(own) > 1 else math.inf
     return replace(fit, low=center - spread, high=center + spread)
 
 

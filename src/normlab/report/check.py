@@ -6,49 +6,26 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Final
 from xml.etree import ElementTree
 
-from normlab.config.io import validated
 from normlab.config.units import count, duration
-from normlab.report.page import (
-    Block,
-    Cell,
-    Code,
-    Details,
-    Page,
-    PageTable,
-    Section,
-    Text,
-    breakable,
-    capital,
-    require_parts,
-    write_page,
-)
-
-PARTS: Final = "model failures notes holds untestable statements seconds facts"
+from normlab.report.page import Block, Cell, Code, Details, Page, PageTable, Section, Text, breakable, capital
 
 
-@validated
-def write_check_page(report: Mapping[str, Any], path: Path) -> Path:
-    """Write the page of ``Report.to_dict()``, to which ``title`` and ``command`` may be added.
-
-    Raises UserError if a part of the report is missing.
-    """
-    require_parts(report, PARTS, "Report.to_dict()")
+def check_page(report: Mapping[str, Any]) -> Page:
+    """The page of ``Report.to_dict()``, to which ``title`` and ``command`` may be added."""
     failures, holds = report["failures"], report["holds"]
     first = failures[0] if failures else None
     kept = "property holds" if len(holds) == 1 else "properties hold"
     lead = f"{len(holds)} {kept}, {len(report['untestable'])} could not be tested."
-    page = Page(
+    return Page(
         title=str(report.get("title") or f"Check of {report['model']}"),
         headline=f"{_property(first)} fails at {_place(first)}" if first else "Nothing fails",
         facts=[f"{name} {value}" for name, value in report["facts"].items()],
         lead=f"{capital(first['evidence'])}. {lead}" if first else lead,
         blocks=list(_sections(report)),
     )
-    return write_page(path, page.html())
 
 
 def _sections(report: Mapping[str, Any]) -> Iterator[Section]:
@@ -112,18 +89,12 @@ def junit(reports: Sequence[Mapping[str, Any]]) -> str:
     root = ElementTree.Element("testsuites", name="normlab check")
     for one in reports:
         cases = list(_cases(one))
-        count = {kind: sum(k == kind for _, _, k, _ in cases) for kind in ("failure", "skipped")}
+        kinds = [kind for _, _, kind, _ in cases]
         name, seconds = str(one.get("title") or one["model"]), one["seconds"]
-        suite = ElementTree.SubElement(
-            root,
-            "testsuite",
-            name=name,
-            tests=str(len(cases)),
-            failures=str(count["failure"]),
-            errors="0",
-            skipped=str(count["skipped"]),
-            time=f"{sum(seconds.values()):.3f}",
-        )
+        counted = {"tests": len(kinds), "failures": kinds.count("failure"), "errors": 0}
+        counted["skipped"] = kinds.count("skipped")
+        facts = {"name": name, **{key: str(n) for key, n in counted.items()}}
+        suite = ElementTree.SubElement(root, "testsuite", facts, time=f"{sum(seconds.values()):.3f}")
         for tested, place, kind, said in cases:
             label = f"{tested}: {place}" if place else tested
             time = f"{seconds.get(tested, 0.0):.3f}"
@@ -131,9 +102,8 @@ def junit(reports: Sequence[Mapping[str, Any]]) -> str:
             if kind:
                 ElementTree.SubElement(case, kind, message=said).text = said
     ElementTree.indent(root)
-    return (
-        UNALLOWED.sub("\ufffd", ElementTree.tostring(root, encoding="unicode", xml_declaration=True)) + "\n"
-    )
+    text = ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
+    return UNALLOWED.sub("\ufffd", text) + "\n"
 
 
 def _cases(one: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
@@ -157,20 +127,15 @@ def sarif(reports: Sequence[Mapping[str, Any]]) -> str:
     """Write reports as SARIF 2.1.0: a run for each model, and a result for each failure and note. Its logical
     location is the module's path, its physical location the one in ``sources`` of the report.
     """
-    return json.dumps(
-        {"$schema": SARIF, "version": "2.1.0", "runs": [_run(one) for one in reports]},
-        ensure_ascii=False,
-        indent=1,
-        allow_nan=False,
-    )
+    log = {"$schema": SARIF, "version": "2.1.0", "runs": [_run(one) for one in reports]}
+    return json.dumps(log, ensure_ascii=False, indent=1, allow_nan=False)
 
 
 def _run(one: Mapping[str, Any]) -> dict[str, Any]:
     results = [*(("error", f) for f in one["failures"]), *(("note", n) for n in one["notes"])]
     names = list(dict.fromkeys(found["property"] for _, found in results))
-    rules = [
-        {"id": name, "shortDescription": {"text": one["statements"].get(name) or name}} for name in names
-    ]
+    states = one["statements"]
+    rules = [{"id": name, "shortDescription": {"text": states.get(name) or name}} for name in names]
     driver = {"name": "normlab", "version": version("normlab"), "rules": rules}
     return {"tool": {"driver": driver}, "results": [_result(level, f, names, one) for level, f in results]}
 

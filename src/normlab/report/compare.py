@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Final
@@ -73,11 +73,9 @@ def compare_page(comparison: Comparison, root: Path) -> Page:
         recipes=[r.name for r in comparison.recipes],
         legend="Setups" if comparison.noun == "setup" else "Recipes",
         blocks=[
-            *pictures(comparison, views, notes(comparison, missing, stale)),
+            *pictures(comparison, views, list(notes(comparison, missing, stale))),
             _results(comparison),
-            *_differences(comparison),
-            *_training(comparison),
-            *_models(comparison),
+            *_pairs(comparison),
             *_samples(comparison),
             _runs(comparison, views),
             _method(comparison),
@@ -98,16 +96,12 @@ def _facts(comparison: Comparison, views: Mapping[str, RunView]) -> list[str]:
     ]
 
 
-def _places(comparison: Comparison) -> dict[str, int]:
-    return {r.name: i for i, r in enumerate(comparison.recipes)}
-
-
 def _results(comparison: Comparison) -> Section:
     metrics = comparison.tested or comparison.metrics[:1]
     header = (comparison.noun, f"test {metrics[0].label}", "trained", "learning rate", "seeds")
     counted = ["parameters"] if any(r.cost for r in comparison.recipes) else []
     header += (*(metric.label for metric in metrics[1:]), *counted, "one run", "all runs")
-    place = _places(comparison)
+    place = {r.name: i for i, r in enumerate(comparison.recipes)}
     best = {m.name: max((m.sort_key(r.value(m)) for r in comparison.recipes), default=0.0) for m in metrics}
     rows = []
     for r in comparison.ranked:
@@ -178,35 +172,16 @@ ANSWERS: Final = {
 }
 
 
-def _differences(comparison: Comparison) -> list[Section]:
-    rows = []
-    for d in comparison.differences:
-        word, tone = ANSWERS[d.answer]
-        rows.append(
-            [Cell(word, tone=tone), Cell(sentence(comparison, d.sentence), linked(comparison, d.costs))]
-        )
-    if not rows:
-        return []
-    metric = comparison.headline
-    intro = words(comparison.noun)["differences"].format(
-        title=metric.title, margin=metric.amount(comparison.margin)
-    )
-    intro += f" {comparison.noise_floor}." if comparison.noise_floor else ""
-    return [Section("Which differences are real?", _folded(("", "answer"), rows), "differences", intro)]
-
-
-def _training(comparison: Comparison) -> list[Section]:
-    said = [d.trains_sentence for d in comparison.differences if d.trains_sentence]
-    if not said:
-        return []
-    intro = "Fisher’s exact test on the numbers of seeds, p corrected for the number of pairs."
-    rows = [[Cell(sentence(comparison, one))] for one in said]
-    return [Section("Does one train more often than another?", _folded(("answer",), rows), "often", intro)]
-
-
-def _models(comparison: Comparison) -> list[Section]:
-    metric, named = comparison.headline, names(comparison)
-    rows = [
+def _pairs(comparison: Comparison) -> Iterator[Section]:
+    """Yield what is known of pairs: which is better, which trains more often, which of these models is."""
+    metric, said, named = comparison.headline, words(comparison.noun), names(comparison)
+    better = [
+        [Cell(word, tone=tone), Cell(sentence(comparison, d.sentence), linked(comparison, d.costs))]
+        for d in comparison.differences
+        for word, tone in [ANSWERS[d.answer]]
+    ]
+    often = [d.trains_sentence for d in comparison.differences if d.trains_sentence]
+    models = [
         [
             Cell(Markup("{} minus {}").format(named[d.a], named[d.b])),
             Cell(metric.signed(d.models).replace("-", "−")),
@@ -215,10 +190,17 @@ def _models(comparison: Comparison) -> list[Section]:
         for d in comparison.differences
         if d.models is not None and d.p_models is not None
     ]
-    if not rows:
-        return []
-    table = _folded(("models", metric.label, "p"), rows)
-    return [Section("These very models", table, "models", words(comparison.noun)["models"])]
+    if better:
+        intro = said["differences"].format(title=metric.title, margin=metric.amount(comparison.margin))
+        intro += f" {comparison.noise_floor}." if comparison.noise_floor else ""
+        yield Section("Which differences are real?", _folded(("", "answer"), better), "differences", intro)
+    if often:
+        intro = "Fisher’s exact test on the numbers of seeds, p corrected for the number of pairs."
+        rows = [[Cell(sentence(comparison, one))] for one in often]
+        yield Section("Does one train more often than another?", _folded(("answer",), rows), "often", intro)
+    if models:
+        table = _folded(("models", metric.label, "p"), models)
+        yield Section("These very models", table, "models", said["models"])
 
 
 def _folded(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[Block]:
@@ -227,16 +209,15 @@ def _folded(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[Block
     blocks: list[Block] = [PageTable(header, rows[:ROWS_OPEN], text_columns=columns)]
     if rows[ROWS_OPEN:]:
         rest = PageTable(header, rows[ROWS_OPEN:], text_columns=columns)
-        blocks.append(
-            Details(f"{count(len(rows) - ROWS_OPEN, 'more pair')}", [rest], beside="comparison.json")
-        )
+        more = count(len(rows) - ROWS_OPEN, "more pair")
+        blocks.append(Details(more, [rest], beside="comparison.json"))
     return blocks
 
 
 def _samples(comparison: Comparison) -> list[Section]:
     if not comparison.samples:
         return []
-    place = _places(comparison)
+    place = {r.name: i for i, r in enumerate(comparison.recipes)}
     cards = [Html(_sample(sample, place, comparison.sample_labels)) for sample in comparison.samples]
     blocks: list[Block] = list(cards[:SAMPLES_OPEN])
     if cards[SAMPLES_OPEN:]:
@@ -287,12 +268,8 @@ def _runs(comparison: Comparison, views: Mapping[str, RunView]) -> Section:
         ids = [i for i in dict.fromkeys([*(t.run for t in r.trials), *r.runs]) if i in rest]
         inside: list[Block] = [run_details(views[i], common) for i in ids]
         if r.explained:
-            inside.insert(
-                0,
-                Details(
-                    "What the recipe resolves to", [settings_table(r.explained)], beside="comparison.json"
-                ),
-            )
+            table = settings_table(r.explained)
+            inside.insert(0, Details("What the recipe resolves to", [table], beside="comparison.json"))
         blocks.append(Section(breakable(r.name), inside, slug(r.name), r.resolves_to, listed=False))
         rest = [i for i in rest if i not in ids]
     if rest:

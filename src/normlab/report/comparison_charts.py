@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,14 +16,13 @@ from markupsafe import Markup
 from normlab.comparison.result import Comparison, choose, has_trained
 from normlab.config.metric import IGNORES_SOURCE, NLL, Metric
 from normlab.config.units import count, duration, rate
-from normlab.report.charts.curves import CurveAxis, curve
-from normlab.report.charts.scores import score_dots, sensitivity, time_bars
-from normlab.report.charts.theme import POINTS
+from normlab.report.charts.comparison import CurveAxis, curve, score_dots, sensitivity, time_bars
+from normlab.report.charts.theme import POINTS, Drawn
 from normlab.report.page import Chart, Columns, Notes, Section, Text, anchor, breakable
-from normlab.report.runs import RunView, metrics_frame
+from normlab.report.runs import RunView, run_frame
 
 TRAIN = ("nll", "grad_norm_l2", "tokens")
-WHO = {"recipe": pl.String, "run": pl.String, "seed": pl.String, "outcome": pl.String}
+WHO = ("recipe", "run", "seed", "outcome")
 
 
 def all_runs(comparison: Comparison) -> list[str]:
@@ -37,39 +36,49 @@ def _seed_curves(
     comparison: Comparison, views: Mapping[str, RunView], kind: str, columns: Sequence[str]
 ) -> pl.DataFrame:
     """Return the curves of each recipe at its chosen learning rate, one row per step and run."""
-    entries = [
+    runs = [
         (recipe.name, run, str(seed), outcome)
         for recipe in comparison.recipes
         for run, seed, outcome in zip(recipe.runs, comparison.seeds, recipe.outcomes, strict=False)
     ]
-    return _curves(entries, views, kind, columns)
+    return _curves(runs, views, kind, columns)
 
 
 def _trial_curves(comparison: Comparison, views: Mapping[str, RunView], lr: float) -> pl.DataFrame:
     """Return the training curves of every recipe at one learning rate, with the seed of the sweep."""
     seed = str(comparison.sweep_seed)
-    entries = [(r.name, t.run, seed, t.outcome) for r in comparison.recipes for t in r.trials if t.lr == lr]
-    return _curves(entries, views, "train", ("nll",))
+    runs = [(r.name, t.run, seed, t.outcome) for r in comparison.recipes for t in r.trials if t.lr == lr]
+    return _curves(runs, views, "train", ("nll",))
 
 
-def _by_minutes(curves: pl.DataFrame) -> pl.DataFrame:
-    """Add ``minutes`` of training: steps times the recipe's mean time per step, so its seeds stay aligned."""
-    pace = (pl.col("seconds").sum() / pl.col("step").sum()).over("recipe")
-    return curves.with_columns(minutes=pl.col("step") * pace / 60)
+def _curves(
+    runs: Iterable[tuple[str, str, str, str]], views: Mapping[str, RunView], kind: str, columns: Sequence[str]
+) -> pl.DataFrame:
+    return pl.concat(
+        [
+            run_frame(RunView(""), kind, columns, dict.fromkeys(WHO, "")),
+            *(
+                run_frame(views[who[1]], kind, columns, dict(zip(WHO, who, strict=True)))
+                for who in runs
+                if who[1] in views
+            ),
+        ]
+    )
 
 
-def _by_tokens(curves: pl.DataFrame, train: pl.DataFrame) -> pl.DataFrame:
-    """Add ``seen``, the number of training tokens predicted up to a step, from the training rows."""
-    pace = train.group_by("recipe").agg(pace=pl.col("tokens").sum() / pl.col("step").sum())
-    return curves.join(pace, on="recipe", how="left").with_columns(seen=pl.col("step") * pl.col("pace"))
-
-
-def _by_flops(curves: pl.DataFrame, comparison: Comparison) -> pl.DataFrame:
-    """Add ``flops`` of training up to a step; null if the recipe's are not known."""
-    each = {r.name: r.cost.flops_per_token if r.cost else None for r in comparison.recipes}
-    rows = pl.DataFrame(list(each.items()), schema={"recipe": pl.String, "each": pl.Float64}, orient="row")
-    by_token = curves.join(rows, on="recipe", how="left")
-    return by_token.with_columns(flops=pl.col("seen") * pl.col("each")).drop("each")
+def _against_cost(dev: pl.DataFrame, train: pl.DataFrame, comparison: Comparison) -> pl.DataFrame:
+    """Add what training up to a step took, at each recipe's mean pace, so that its seeds stay aligned:
+    ``minutes``, ``seen`` (the tokens that were predicted) and ``flops``, null if the recipe's are not known.
+    """
+    flops = {r.name: r.cost.flops_per_token if r.cost else None for r in comparison.recipes}
+    tokens = train.group_by("recipe").agg(tokens=pl.col("tokens").sum() / pl.col("step").sum())
+    seconds = (pl.col("seconds").sum() / pl.col("step").sum()).over("recipe")
+    seen = pl.col("step") * pl.col("tokens")
+    return dev.join(tokens, on="recipe", how="left").with_columns(
+        minutes=pl.col("step") * seconds / 60,
+        seen=seen,
+        flops=seen * pl.col("recipe").replace_strict(flops, return_dtype=pl.Float64),
+    )
 
 
 def _trials(comparison: Comparison) -> pl.DataFrame:
@@ -114,38 +123,17 @@ def _results(comparison: Comparison) -> pl.DataFrame:
 
 def _seed_scores(comparison: Comparison) -> pl.DataFrame:
     """Return the headline test score of each seed's run, if it has one."""
+    headline = comparison.headline.name
     rows = [
-        (recipe.name, str(seed), run, outcome, float(value))
-        for recipe in comparison.recipes
+        (r.name, str(seed), run, outcome, float(value))
+        for r in comparison.recipes
         for seed, run, outcome, value in zip(
-            comparison.seeds,
-            recipe.runs,
-            recipe.outcomes,
-            recipe.scores.get(comparison.headline.name, (None,) * len(recipe.runs)),
-            strict=False,
+            comparison.seeds, r.runs, r.outcomes, r.scores.get(headline, ()), strict=False
         )
         if value is not None
     ]
-    schema = {
-        "recipe": pl.String,
-        "seed": pl.String,
-        "run": pl.String,
-        "outcome": pl.String,
-        "value": pl.Float64,
-    }
+    schema = {**dict.fromkeys(("recipe", "seed", "run", "outcome"), pl.String), "value": pl.Float64}
     return pl.DataFrame(rows, schema=schema, orient="row")
-
-
-def _curves(
-    runs: Iterable[tuple[str, str, str, str]], views: Mapping[str, RunView], kind: str, columns: Sequence[str]
-) -> pl.DataFrame:
-    parts = [pl.DataFrame(schema=WHO | {"step": pl.Int64} | dict.fromkeys(columns, pl.Float64))]
-    for who in runs:
-        if who[1] in views:
-            constants = [pl.lit(value).alias(name) for name, value in zip(WHO, who, strict=True)]
-            frame = metrics_frame(views[who[1]], kind, columns)
-            parts.append(frame.select(*constants, "step", *columns))
-    return pl.concat(parts)
 
 
 @cache
@@ -178,42 +166,30 @@ def curves(
     frame: pl.DataFrame,
     lines: Sequence[str],
     axis: CurveAxis,
-    **how: Any,
+    *,
+    most: int = POINTS,
+    entropy_nats: float | None = None,
 ) -> Chart:
-    """Return the chart of a frame's curves, drawn by ``figures.curves``, with the frame as its table."""
-    most = how.pop("points", POINTS)
-    return Chart(
-        name, title, caption, lambda points: curve(frame, lines, axis, points=min(points, most), **how), frame
-    )
+    """Return the chart of a frame's curves, of at most so many points each, with the frame as its table."""
+
+    def drawn(points: int) -> Drawn:
+        return curve(frame, lines, axis, points=min(points, most), entropy_nats=entropy_nats)
+
+    return Chart(name, title, caption, drawn, frame)
 
 
 def pictures(comparison: Comparison, views: Mapping[str, RunView], known: Sequence[Text]) -> list[Section]:
     """Return the sections of charts, the most important first; ``known`` stands below the first two."""
     recipes = [r.name for r in comparison.recipes]
-    result, seeds = _results(comparison), _seed_scores(comparison)
-    headline, decides = comparison.headline, comparison.rate_metric
+    result, headline = _results(comparison), comparison.headline
     said = words(comparison.noun)
-    far = "below half" if headline.higher_is_better else "above twice"
-    first = [
-        Chart(
-            f"test-{headline.name}",
-            f"Test {headline.label}",
-            said["scores"].format(far=far),
-            score_dots(result, seeds, recipes, headline),
-            result,
-        )
-    ]
+    drawn = score_dots(result, _seed_scores(comparison), recipes, headline)
+    scores = said["scores"].format(far="below half" if headline.higher_is_better else "above twice")
+    first = [Chart(f"test-{headline.name}", f"Test {headline.label}", scores, drawn, result)]
     if len(comparison.lrs) > 1:
-        sweep = _trials(comparison)
-        first.append(
-            Chart(
-                "learning-rate",
-                "Sensitivity to the learning rate",
-                said["sweep"],
-                sensitivity(sweep, recipes, sorted(comparison.lrs), decides),
-                sweep,
-            )
-        )
+        sweep, title = _trials(comparison), "Sensitivity to the learning rate"
+        drawn = sensitivity(sweep, recipes, sorted(comparison.lrs), comparison.rate_metric)
+        first.append(Chart("learning-rate", title, said["sweep"], drawn, sweep))
     return [
         Section("", [Columns(first), Notes(known)], "glance", listed=False),
         Section("While training", [_seed_grid(comparison, views)], "training", said["training"]),
@@ -234,33 +210,29 @@ def _seed_grid(comparison: Comparison, views: Mapping[str, RunView]) -> Columns:
         for m in comparison.validated
     ]
     loss = curves("train-nll", "Training loss", nll, train, recipes, LOSS, entropy_nats=nats)
-    if train[NORM.column].count():
-        spiky = curves("grad-norm", "Gradient norm", norm, train, recipes, NORM, points=SPIKY_POINTS)
-        return Columns([*charts, loss, spiky])
-    return Columns([*charts, loss])
+    spiky = curves("grad-norm", "Gradient norm", norm, train, recipes, NORM, most=SPIKY_POINTS)
+    return Columns([*charts, loss, *([spiky] if train[NORM.column].count() else [])])
 
 
-def _sweep_section(comparison: Comparison, views: Mapping[str, RunView]) -> list[Section]:
+def _sweep_section(comparison: Comparison, views: Mapping[str, RunView]) -> Iterator[Section]:
     if len(comparison.lrs) < 2:
-        return []
-    recipes = [r.name for r in comparison.recipes]
-    axis = replace(LOSS, height=190)
-    entropy = comparison.unigram_entropy_nats
-    charts = []
+        return
+    recipes, axis = [r.name for r in comparison.recipes], replace(LOSS, height=190)
+    nats, charts = comparison.unigram_entropy_nats, list[Chart]()
     for lr in sorted(comparison.lrs):
         frame, name = _trial_curves(comparison, views, lr), f"train-nll-lr-{rate(lr)}"
         title = f"Learning rate {rate(lr)}"
-        charts.append(curves(name, title, "", frame, recipes, axis, entropy_nats=entropy))
+        charts.append(curves(name, title, "", frame, recipes, axis, entropy_nats=nats))
     intro = f"Training loss of every {comparison.noun} at every learning rate, seed {comparison.sweep_seed}."
-    return [Section("The sweep, run by run", [Columns(charts, wide=310)], "sweep", intro)]
+    yield Section("The sweep, run by run", [Columns(charts, wide=310)], "sweep", intro)
 
 
 def _time_section(comparison: Comparison, views: Mapping[str, RunView]) -> Section:
     recipes = [r.name for r in comparison.recipes]
     result = _results(comparison)
     metric = comparison.dev_metric
-    dev = _by_minutes(_seed_curves(comparison, views, "dev", (metric.name, "seconds")))
-    dev = _by_flops(_by_tokens(dev, _seed_curves(comparison, views, "train", TRAIN)), comparison)
+    dev = _seed_curves(comparison, views, "dev", (metric.name, "seconds"))
+    dev = _against_cost(dev, _seed_curves(comparison, views, "train", TRAIN), comparison)
     bars = Chart(
         "time",
         "Training time of a run",
@@ -268,20 +240,21 @@ def _time_section(comparison: Comparison, views: Mapping[str, RunView]) -> Secti
         time_bars(result, recipes),
         result.select("recipe", "minutes", "total_minutes", "note"),
     )
-    axis = replace(dev_axis(metric), height=260)
-    minutes = replace(axis, x="minutes", x_title="training time, minutes", x_number="~r")
-    seen = replace(axis, x="seen", x_title="training tokens")
-    flops = replace(axis, x="flops", x_title="training FLOPs", x_number="~e")
-    name, title = f"dev-{metric.name}", f"Dev {metric.label} against"
-    pace = f"At each {comparison.noun}'s mean speed over its seeds."
-    by_time = curves(f"{name}-by-time", f"{title} time", pace, dev, recipes, minutes)
+    at = f"At each {comparison.noun}'s mean speed over its seeds."
     told = "Tokens that were predicted in training."
-    by_seen = curves(f"{name}-by-tokens", f"{title} tokens", told, dev, recipes, seen)
     counted = "Of matrix products in the forward and backward passes."
-    by_flops = curves(f"{name}-by-flops", f"{title} FLOPs", counted, dev, recipes, flops)
-    known = [by_seen] if dev["seen"].sum() else []
-    known += [by_flops] if dev["flops"].sum() else []
-    return Section("Cost", [Columns([by_time, *known, bars])], "cost")
+    axes = {
+        "time": (at, "minutes", "training time, minutes", "~r"),
+        "tokens": (told, "seen", "training tokens", "~s"),
+        "FLOPs": (counted, "flops", "training FLOPs", "~e"),
+    }
+    drawn = list[Chart]()
+    for against, (caption, x, x_title, x_number) in axes.items():
+        axis = replace(dev_axis(metric), height=260, x=x, x_title=x_title, x_number=x_number)
+        name, title = f"dev-{metric.name}-by-{against.lower()}", f"Dev {metric.label} against {against}"
+        if x == "minutes" or dev[x].sum():
+            drawn.append(curves(name, title, caption, dev, recipes, axis))
+    return Section("Cost", [Columns([*drawn, bars])], "cost")
 
 
 VERBS: Final = {"stuck": "was stuck", IGNORES_SOURCE: "ignored its source"}
@@ -321,69 +294,59 @@ def sentence(comparison: Comparison, said: str) -> Markup:
     return linked(comparison, (said if begins else said[:1].upper() + said[1:]) + ".")
 
 
-def notes(comparison: Comparison, missing: Sequence[str] = (), stale: Sequence[str] = ()) -> list[Text]:
-    """List failures, choices at the edge of the sweep, and limits of the conclusion."""
-    found = [Text(f"{comparison.progress}; the others follow.", "alarm")] if comparison.progress else []
-    found += [*_trouble(comparison), *_edges(comparison)]
+def notes(comparison: Comparison, missing: Sequence[str] = (), stale: Sequence[str] = ()) -> Iterator[Text]:
+    """Yield failures, choices at the edge of the sweep, and limits of the conclusion."""
     called = names(comparison)
+    if comparison.progress:
+        yield Text(f"{comparison.progress}; the others follow.", "alarm")
+    yield from _trouble(comparison, called)
+    yield from _edges(comparison, called)
     for recipe in comparison.recipes:
-        name = called[recipe.name]
         if recipe.forced:
-            found.append(Text(Markup("{} was forced: {}.").format(name, recipe.forced), "alarm"))
+            yield Text(Markup("{} was forced: {}.").format(called[recipe.name], recipe.forced), "alarm")
     for entry in comparison.failed:
-        run, _, reason = entry.partition(":")
-        link = Markup('Run <a href="#run-{0}">{0}</a> ended in an error').format(run.strip())
-        found.append(Text(link + (Markup(": {}").format(reason.strip()) if reason.strip() else ""), "alarm"))
+        run, _, reason = map(str.strip, entry.partition(":"))
+        text = Markup('Run <a href="#run-{0}">{0}</a> ended in an error').format(run)
+        yield Text(text + Markup(": {}").format(reason) if reason else text, "alarm")
     if missing:
-        text = f"{count(len(missing), 'run folder')} could not be read, so their curves are missing: "
-        found.append(Text(Markup.escape(text) + listing(missing), "alarm"))
+        said = f"{count(len(missing), 'run folder')} could not be read, so their curves are missing: "
+        yield Text(Markup.escape(said) + listing(missing), "alarm")
     if stale:
-        text = f"{count(len(stale), 'stale run')}, made by older code; today's gives other numbers: "
+        said = f"{count(len(stale), 'stale run')}, made by older code; today's gives other numbers: "
         links = listing(Markup('<a href="#run-{0}">{0}</a>').format(run) for run in stale)
-        found.append(Text(Markup.escape(text) + links, "alarm"))
-    return found
+        yield Text(Markup.escape(said) + links, "alarm")
 
 
-def _trouble(comparison: Comparison) -> list[Text]:
-    """Write one note per recipe that did not train everywhere, and one for all the others."""
-    called = names(comparison)
-    found: list[Text] = []
+def _trouble(comparison: Comparison, called: Mapping[str, Markup]) -> Iterator[Text]:
+    """Yield a note for each recipe that did not train everywhere, and one for all the others."""
     fine = []
     for recipe in comparison.recipes:
-        parts = []
+        parts, name = list[Markup](), called[recipe.name]
         for state in dict.fromkeys(t.outcome for t in recipe.trials if not has_trained(t.outcome)):
             rates = [rate(t.lr) for t in recipe.trials if t.outcome == state]
             parts.append(Markup("{} at {}").format(VERBS.get(state, state), listing(rates)))
         if recipe.trained < len(recipe.outcomes):
-            chosen = Markup(
-                "at the chosen {} its seeds ended so: {}" if recipe.trials else "at {} its seeds ended so: {}"
-            )
-            parts.append(chosen.format(rate(recipe.lr), recipe.states))
+            chosen = "at the chosen {}" if recipe.trials else "at {}"
+            form = Markup(f"{chosen} its seeds ended so: {{}}")
+            parts.append(form.format(rate(recipe.lr), recipe.states))
         if parts:
-            found.append(Text(Markup("{} {}.").format(called[recipe.name], listing(parts)), "alarm"))
+            yield Text(Markup("{} {}.").format(name, listing(parts)), "alarm")
         else:
-            fine.append(called[recipe.name])
+            fine.append(name)
         if recipe.trials and (best := choose(recipe.trials)) != recipe.lr:
-            form = "The rate of {} was chosen by dev {}; by dev loss it would have been {}."
-            by = comparison.rate_metric.label
-            found.append(Text(Markup(form).format(called[recipe.name], by, rate(best)), "alarm"))
+            form = Markup("The rate of {} was chosen by dev {}; by dev loss it would have been {}.")
+            yield Text(form.format(name, comparison.rate_metric.label, rate(best)), "alarm")
     if fine:
         number = len(comparison.lrs)
         several = "both" if number == 2 else f"all {number}"
         every = "the learning rate tried" if number == 1 else f"{several} learning rates"
-        found.append(Text(Markup("{} trained at {}, and with every seed.").format(listing(fine), every)))
-    return found
+        yield Text(Markup("{} trained at {}, and with every seed.").format(listing(fine), every))
 
 
-def _edges(comparison: Comparison) -> list[Text]:
-    called = names(comparison)
-    found: list[Text] = []
+def _edges(comparison: Comparison, called: Mapping[str, Markup]) -> Iterator[Text]:
+    tried = [r for r in comparison.ranked if r.trained and r.trials]
+    form = Markup("{} did best at the {} learning rate tried, {}; a {} one may be better still.")
     for edge, side, more in ((max, "largest", "larger"), (min, "smallest", "smaller")):
-        there = [
-            r for r in comparison.ranked if r.trained and r.trials and r.lr == edge(t.lr for t in r.trials)
-        ]
-        if there:
+        if there := [r for r in tried if r.lr == edge(t.lr for t in r.trials)]:
             rates = " and ".join(dict.fromkeys(rate(r.lr) for r in there))
-            form = "{} did best at the {} learning rate tried, {}; a {} one may be better still."
-            found.append(Text(Markup(form).format(listing(called[r.name] for r in there), side, rates, more)))
-    return found
+            yield Text(form.format(listing(called[r.name] for r in there), side, rates, more))

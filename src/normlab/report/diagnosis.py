@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -15,9 +15,7 @@ from normlab.config.units import count, duration
 from normlab.report.page import (
     Block,
     Cell,
-    Chart,
     Code,
-    Columns,
     Details,
     Html,
     Page,
@@ -26,15 +24,13 @@ from normlab.report.page import (
     Text,
     anchor,
     capital,
-    require_parts,
+    charts_in,
 )
 from normlab.report.studies import DiagnosisView, Row, folded, number_cell, pictured, pictures, rows_table
 from normlab.runs.folder import write_text_atomic
 
 TOP: Final = "scales"
 """The study whose charts come first: the scale of the stream by layer."""
-
-PARTS: Final = "model preset facts structure stacks cause findings seconds tables peak_memory_bytes"
 
 
 @validated
@@ -53,11 +49,10 @@ def write_diagnosis(diagnosis: Mapping[str, Any], folder: Path, name: str = "dia
 
 
 def diagnosis_page(diagnosis: Mapping[str, Any]) -> Page:
-    """The page for what ``write_diagnosis`` receives. Raises UserError if a part is missing."""
-    require_parts(diagnosis, PARTS, "Diagnosis.to_plain()")
+    """The page for what ``write_diagnosis`` receives."""
     view = DiagnosisView(diagnosis)
     first, rest = _first([*pictures(view)])
-    charts = [chart.name for section in (*first, *rest) for chart in _charts(section)]
+    charts = [c.name for section in (*first, *rest) for c in charts_in(section.blocks)]
     return Page(
         title=f"Diagnosis of {diagnosis.get('title') or diagnosis['model']}",
         headline=_cause(diagnosis),
@@ -82,17 +77,7 @@ def _first(sections: Sequence[Section]) -> tuple[list[Section], list[Section]]:
     return said, [section for section in sections if section not in top]
 
 
-def _charts(section: Section) -> Iterator[Chart]:
-    for block in section.blocks:
-        yield from (
-            inner
-            for inner in (block.blocks if isinstance(block, Columns) else ())
-            if isinstance(inner, Chart)
-        )
-
-
 def _cause(diagnosis: Mapping[str, Any]) -> Markup:
-    """State the cause, or that there is none."""
     cause = diagnosis.get("cause")
     if not cause:
         return Markup("{}").format(capital(diagnosis.get("verdict", "nothing found")))
@@ -121,8 +106,7 @@ def _findings(diagnosis: Mapping[str, Any], charts: Sequence[str]) -> list[Block
     cause = diagnosis.get("cause") or {}
     named = [f for f in diagnosis["findings"] if f.items() <= cause.items()]
     others = [f for f in diagnosis["findings"] if f not in named]
-    grave = [f for f in others if f["severity"] != "note"]
-    notes = [f for f in others if f["severity"] == "note"]
+    grave, notes = ([f for f in others if (f["severity"] == "note") is note] for note in (False, True))
     blocks: list[Block] = [Html(_listed(grave, charts))] if grave else []
     if named:
         why = Html(Markup('<ul class="findings">{}</ul>').format(_evidence(named[0], charts)))

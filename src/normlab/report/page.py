@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -152,7 +152,7 @@ class Page:
 
     def charts(self) -> list[Chart]:
         """Return all charts in the page's order."""
-        return [block for block in _walk(self.blocks) if isinstance(block, Chart)]
+        return list(charts_in(self.blocks))
 
     def html(self) -> str:
         """Return the page as one HTML document, in the first of the forms ``SHORTER`` that is small enough.
@@ -178,6 +178,12 @@ class Page:
             "show fewer runs on it"
         )
 
+    def write(self, path: Path) -> Path:
+        """Write the page to a path that a person named, make its folders if necessary; return the path."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_output(path, self.html())
+        return path
+
     def _drawn(self, points: int, blocks: Sequence[Block]) -> str:
         charts = {c.name: c.chart(points) if callable(c.chart) else c.chart for c in self.charts()}
         # the parts of a chart are validated when they are made, and the tests validate whole charts
@@ -198,19 +204,16 @@ class Page:
 
 def swatch(index: int) -> Markup:
     """Return a sample of the recipe's line, in its colour and dash."""
-    pattern = " ".join(map(str, dash(index)))
-    return Markup(
-        '<svg class="swatch" viewBox="0 0 22 8" aria-hidden="true"><line x1="0" y1="4" x2="22" y2="4" '
-        'stroke="var(--recipe-{})" stroke-width="3" stroke-dasharray="{}"/></svg>'
-    ).format(index, pattern)
+    stroke = 'stroke="var(--recipe-{})" stroke-width="3" stroke-dasharray="{}"'
+    line = Markup(f'<line x1="0" y1="4" x2="22" y2="4" {stroke}/>')
+    return _SAMPLE.format(line.format(index, " ".join(map(str, dash(index)))))
 
 
 def _dot(index: int) -> Markup:
-    """Return a sample of the role's points."""
-    return Markup(
-        '<svg class="swatch" viewBox="0 0 22 8" aria-hidden="true"><circle cx="11" cy="4" r="4" '
-        'fill="var(--recipe-{})"/></svg>'
-    ).format(index)
+    return _SAMPLE.format(Markup('<circle cx="11" cy="4" r="4" fill="var(--recipe-{})"/>').format(index))
+
+
+_SAMPLE: Final = Markup('<svg class="swatch" viewBox="0 0 22 8" aria-hidden="true">{}</svg>')
 
 
 def _short(blocks: Iterable[Block]) -> list[Block]:
@@ -227,11 +230,13 @@ def _short(blocks: Iterable[Block]) -> list[Block]:
     return short
 
 
-def _walk(blocks: Iterable[Block]) -> Iterator[Block]:
+def charts_in(blocks: Iterable[Block]) -> Iterator[Chart]:
+    """Yield the charts in these blocks, in their order."""
     for block in blocks:
-        yield block
-        if isinstance(block, Columns | Details | Section):
-            yield from _walk(block.blocks)
+        if isinstance(block, Chart):
+            yield block
+        elif isinstance(block, Columns | Details | Section):
+            yield from charts_in(block.blocks)
 
 
 def _json(value: object) -> Markup:
@@ -245,11 +250,8 @@ def _vega() -> Markup:
     import vl_convert
 
     version = ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
-    return Markup(
-        vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=version).replace(
-            "</script", "<\\/script"
-        )
-    )
+    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=version)
+    return Markup(bundle.replace("</script", "<\\/script"))
 
 
 @cache
@@ -263,12 +265,6 @@ def _template() -> jinja2.Template:
     )
     environment.tests["kind"] = lambda block, name: type(block).__name__ == name
     return environment.get_template("page.html.j2")
-
-
-def require_parts(data: Mapping[str, object], parts: str, what: str) -> None:
-    """Raise UserError, naming ``what`` to give, if a part that the page needs is missing."""
-    if missing := [part for part in parts.split() if part not in data]:
-        raise UserError(f"there is no {', '.join(missing)}; pass what comes from {what}")
 
 
 def capital(sentence: str) -> str:
@@ -290,10 +286,3 @@ def breakable(name: str, after: str = "._+/:") -> Markup:
 def anchor(text: str) -> str:
     """Return a name for charts and links, unique to the text: ``pre+fixnorm`` -> ``pre-2b-fixnorm``."""
     return "".join(c if c.isalnum() and c.isascii() else f"-{ord(c):x}-" for c in text)
-
-
-def write_page(path: Path, html: str) -> Path:
-    """Write a page to the path that a person named, make its folders if necessary, and return the path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_output(path, html)
-    return path

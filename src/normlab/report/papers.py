@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import polars as pl
-from markupsafe import Markup
 
 from normlab.config.units import count, duration
 from normlab.errors import UserError
@@ -75,26 +74,23 @@ def write_reproduction_page(standing: ArtefactStatus, folder: Path) -> Path:
 def reproduction_page(standing: ArtefactStatus) -> str:
     """Return an artefact and its measurements as one self-contained HTML page."""
     artefact, found = standing.artefact, standing.found
+    name = result_name(artefact.id, standing.scale)
     tables = {} if found is None else {name: frame(rows) for name, rows in found.tables.items() if rows}
-    legend = list(
-        dict.fromkeys(
-            name
-            for drawing in artefact.drawings
-            if drawing.colour in (table := tables.get(drawing.table, pl.DataFrame())).columns
-            for name in colours(drawing, table)
-        )
-    )
+    drawn = [
+        name
+        for drawing in artefact.drawings
+        if drawing.colour in (table := tables.get(drawing.table, pl.DataFrame())).columns
+        for name in colours(drawing, table)
+    ]
+    legend = list(dict.fromkeys(drawn))
     return Page(
-        title=result_name(artefact.id, standing.scale),
-        headline=Markup("{}: {}").format(
-            result_name(artefact.id, standing.scale), standing_in_words(standing)
-        ),
+        title=name,
+        headline=f"{name}: {standing_in_words(standing)}",
         facts=_facts(standing),
         lead=artefact.shows,
         blocks=[
             *_warnings(standing),
-            _claims(standing),
-            *_earlier(standing),
+            *_claims(standing),
             *_pictures(artefact, tables, legend),
             *_said(artefact),
             _published(artefact, found),
@@ -105,24 +101,16 @@ def reproduction_page(standing: ArtefactStatus) -> str:
     ).html()
 
 
-def _state_cell(state: State, words: str = "", small: str = "") -> Cell:
-    """Return the cell of a verdict or of the reason why there is none, named by ``words`` if given."""
-    return Cell(words or state, small=small, tone=TONES.get(state, ""))
-
-
 def _facts(standing: ArtefactStatus) -> list[str]:
     artefact, found = standing.artefact, standing.found
     version = f"version {artefact.version} of the claims, {artefact.date}" if artefact.version > 1 else ""
-    seconds = "" if found is None else f"{duration(found.seconds)} of measuring"
-    runs = "" if found is None else _runs(found)
-    return [fact for fact in (artefact.paper, version, runs, seconds) if fact]
-
-
-def _runs(found: Reproduction) -> str:
-    """The number of trainings, their size and their time."""
-    seconds = {row["run"]: row["seconds"] for row in found.tables.get("runs", ())}
-    trained = f"{count(len(seconds), 'run')}, {duration(sum(seconds.values()))} of training"
-    return f"{found.scale} scale, {trained}" if seconds else ""
+    facts = [artefact.paper, version]
+    if found is not None:
+        seconds = {row["run"]: row["seconds"] for row in found.tables.get("runs", ())}
+        trained = f"{count(len(seconds), 'run')}, {duration(sum(seconds.values()))} of training"
+        facts += [f"{found.scale} scale, {trained}" if seconds else ""]
+        facts += [f"{duration(found.seconds)} of measuring"]
+    return [fact for fact in facts if fact]
 
 
 def _warnings(standing: ArtefactStatus) -> Iterator[Block]:
@@ -142,55 +130,46 @@ def _warnings(standing: ArtefactStatus) -> Iterator[Block]:
         how = artefact.trainings[found.scale].differs, resolution(artefact, found.scale)
         yield Text(f"Measured at the {found.scale} scale: {' '.join(filter(None, how))}")
     if found is None and not standing.trouble:
-        how = (
-            f"To measure it: {command(artefact, standing.scale)}"
-            if artefact.study
-            else "No study decides it yet."
-        )
-        yield Text(f"Nothing was measured. {how}")
+        measure = f"To measure it: {command(artefact, standing.scale)}"
+        yield Text(f"Nothing was measured. {measure if artefact.study else 'No study decides it yet.'}")
 
 
-def _claims(standing: ArtefactStatus) -> Section:
+def _claims(standing: ArtefactStatus) -> Iterator[Section]:
+    """Yield the claims, and their earlier versions with what was found for them."""
     artefact, found = standing.artefact, standing.found
     changed = f"Version {artefact.version}, {artefact.date}. {artefact.reason}"
     blocks: list[Block] = [Text(artefact.asserts), *([Text(changed)] if artefact.version > 1 else [])]
     blocks += _judged(artefact.claims, {} if found is None else found.measures)
-    return Section("What is asserted", blocks, "claims")
+    yield Section("What is asserted", blocks, "claims")
+    before: list[Block] = []
+    for one in standing.before:
+        said = f"{earlier(one)}. Fingerprint {one.found.fingerprint}. {one.asserts}"
+        before += [Text(said), *_judged(one.claims, one.found.measures)]
+    if before:
+        intro = "Versions that were replaced, for the reason above, with their verdicts."
+        yield Section("Earlier claims", before, "earlier", intro)
 
 
 def _judged(claims: Sequence[Claim], measures: Mapping[str, Measure]) -> Iterator[Block]:
     """Yield the table of the claims that are verdicts, and that of the checks."""
-    groups = (
-        ("claim", "", [c for c in claims if not c.check]),
-        ("check", "Checks hold by construction or by a wide margin. They do not count among the verdicts.",
-         [c for c in claims if c.check]),
-    )  # fmt: skip
-    for name, note, some in groups:
-        if some:
-            rows = [_claim(claim, measures) for claim in some]
+    for name, note in (("claim", ""), ("check", CHECKS)):
+        if rows := [_claim(c, measures) for c in claims if bool(c.check) is bool(note)]:
             header = (name, "verdict", "measured [95%]", "allowed", "published")
-            yield PageTable(header, rows, text_columns=5, caption=note)
+            yield PageTable(header, rows, note, text_columns=5)
+
+
+CHECKS: Final = "Checks hold by construction or by a wide margin. They do not count among the verdicts."
 
 
 def _claim(claim: Claim, measures: Mapping[str, Measure]) -> list[Cell]:
+    verdict = claim.verdict(measures)
     return [
         Cell(claim.says, small=claim.measure.replace("_", " ")),
-        _state_cell(claim.verdict(measures), small=undecided(claim, measures)),
+        Cell(verdict, small=undecided(claim, measures), tone=TONES.get(verdict, "")),
         Cell(measured(measures.get(claim.measure)) or "–"),
         Cell(claim.allowed(), small="; ".join(basis(claim, measures))),
         Cell(claim.published or "–"),
     ]
-
-
-def _earlier(standing: ArtefactStatus) -> Iterator[Section]:
-    """Yield the earlier versions of the claims, with what was found for them."""
-    blocks: list[Block] = []
-    for one in standing.before:
-        said = f"{earlier(one)}. Fingerprint {one.found.fingerprint}. {one.asserts}"
-        blocks += [Text(said), *_judged(one.claims, one.found.measures)]
-    if blocks:
-        intro = "Versions that were replaced, for the reason above, with their verdicts."
-        yield Section("Earlier claims", blocks, "earlier", intro)
 
 
 def _pictures(artefact: Artefact, tables: Mapping[str, pl.DataFrame], legend: list[str]) -> Iterator[Section]:
@@ -214,16 +193,14 @@ def _charts(
     caption = "Dashed line: theory." if drawing.theory and drawing.kind == "line" else ""
     caption = f"Shade: {drawing.shade.replace('_', ' ')}." if drawing.kind == "cells" else caption
     drawn = panels(drawing, table, legend)
-    return [
-        Chart(
-            f"{anchor(drawing.table)}-{number_}" + (f"-{anchor(name)}" if name else ""),
-            f"{drawing.title}, {name}" if name else drawing.title,
-            caption,
-            chart,
-            table,
+    place = f"{anchor(drawing.table)}-{number_}"
+    charts = list[Chart]()
+    for name, chart in drawn.items():
+        key, title = (
+            (f"{place}-{anchor(name)}", f"{drawing.title}, {name}") if name else (place, drawing.title)
         )
-        for name, chart in drawn.items()
-    ]
+        charts.append(Chart(key, title, caption, chart, table))
+    return charts
 
 
 def _said(artefact: Artefact) -> Iterator[Section]:
@@ -239,14 +216,11 @@ def _published(artefact: Artefact, found: Reproduction | None) -> Section:
     ours = {str(row["cell"]): row for row in (found.tables.get(CELL_TABLE, ()) if found else ())}
     published, metric = artefact.published, _metric(ours)
     printed = published if isinstance(published, PrintedTable) else None
-    names = [
-        name
-        for name in dict.fromkeys([*published, *ours])
-        if printed is None or name not in (*printed.names.values(), *printed.rows)
-    ]
+    shown = {*printed.names.values(), *printed.rows} if printed else set()
     rows = [
         [Cell(name), Cell(number_cell(published.get(name))), *(_ours(ours.get(name), metric) if ours else ())]
-        for name in names
+        for name in dict.fromkeys([*published, *ours])
+        if name not in shown
     ]
     header = ("", "published", f"here, {metric} [95%]", "seeds", "trained") if ours else ("", "published")
     table = PageTable(header, rows, text_columns=len(header))
@@ -302,7 +276,6 @@ def _tables(found: Reproduction | None) -> Iterator[Section]:
 
 
 def _plain(value: Any) -> str:
-    """Return a setting in words."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_plain(own)}" for name, own in value.items())
     return ", ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
@@ -310,20 +283,16 @@ def _plain(value: Any) -> str:
 
 def _how(standing: ArtefactStatus) -> Section:
     artefact, found, scale = standing.artefact, standing.found, standing.scale
-    facts = {"claims' fingerprint": artefact.fingerprint(scale)}
-    if scale in artefact.trainings:
-        facts = {"scale": scale, **facts}
+    facts: dict[str, str] = {"scale": scale} if scale in artefact.trainings else {}
+    facts["claims' fingerprint"] = artefact.fingerprint(scale)
     if artefact.study:
-        facts = {
-            "study": artefact.study_name,
-            **{k: _plain(v) for k, v in artefact.settings_at(scale).items() if k != "measures"},
-            **facts,
-        }
+        settings = {k: _plain(v) for k, v in artefact.settings_at(scale).items() if k != "measures"}
+        facts = {"study": artefact.study_name, **settings, **facts}
     if found is not None:
         facts = {**facts, **found.facts, "measured for": found.fingerprint}
     rows = [[Cell(name.replace("_", " ")), Cell(value)] for name, value in facts.items()]
-    blocks: list[Block] = [PageTable(("", ""), rows, text_columns=2)]
-    return Section("How", [*([Code(command(artefact, scale))] if artefact.study else []), *blocks], "how")
+    code = [Code(command(artefact, scale))] if artefact.study else []
+    return Section("How", [*code, PageTable(("", ""), rows, text_columns=2)], "how")
 
 
 def write_papers_page(
@@ -370,7 +339,7 @@ def _overview(standings: Sequence[ArtefactStatus], linked: set[str], seconds: fl
     rows = [
         [
             Cell(breakable(name), href=f"{name}.html" if name in linked else ""),
-            _state_cell(s.state, standing_in_words(s)),
+            Cell(standing_in_words(s), tone=TONES.get(s.state, "")),
             Cell(s.artefact.shows, small=s.artefact.paper),
             Cell(in_short(s, seconds)),
         ]

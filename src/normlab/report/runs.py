@@ -85,24 +85,26 @@ def _read_by_the_run(config: Config) -> str:
     return json.dumps(own, indent=1, ensure_ascii=False)
 
 
-def metrics_frame(run: RunView, kind: str, columns: Sequence[str]) -> pl.DataFrame:
-    """Return the run's rows of one kind: ``step`` and ``columns``, as floats; missing values are null."""
+def run_frame(run: RunView, kind: str, columns: Sequence[str], constants: Mapping[str, str]) -> pl.DataFrame:
+    """Return the run's rows of one kind: ``constants``, ``step`` and ``columns``, as floats; missing values
+    are null.
+    """
     rows = [row for row in run.metrics if row.get("kind") == kind]
     data = {"step": [row.get("step") for row in rows]} | {c: [row.get(c) for row in rows] for c in columns}
     schema = {"step": pl.Int64} | dict.fromkeys(columns, pl.Float64)
-    return pl.DataFrame(data, schema=schema, strict=False)
+    frame = pl.DataFrame(data, schema=schema, strict=False)
+    return frame.select(*[pl.lit(value).alias(name) for name, value in constants.items()], "step", *columns)
 
 
 def flat(config: Config) -> dict[str, str]:
     """Return the settings by name, such as ``optim.lr``, without those of the machine and the recipe's name;
     for a setup of the user's own only the few that its run reads.
     """
-    found: dict[str, str] = {}
     if config.task == OWN_TASK:
-        of_train = {
-            f"train.{name}": getattr(config.train, name) for name in ("steps", "validate_every_steps")
-        }
-        return {name: str(value) for name, value in {"optim.lr": config.optim.lr, **of_train}.items()}
+        train = config.train
+        own = {"steps": train.steps, "validate_every_steps": train.validate_every_steps}
+        return {"optim.lr": str(config.optim.lr), **{f"train.{name}": str(n) for name, n in own.items()}}
+    found: dict[str, str] = {}
 
     def walk(value: Any, prefix: str) -> None:
         for field in dataclasses.fields(value):

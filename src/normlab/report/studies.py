@@ -15,6 +15,7 @@ from normlab.config.chart import ByDepth, Growth, HeatMap, Lines, Strips, StudyC
 from normlab.config.io import NOT_FINITE
 from normlab.config.units import count
 from normlab.report.charts.diagnosis import by_depth, growth, heat_map, lines, strips
+from normlab.report.charts.theme import Drawn
 from normlab.report.page import Cell, Chart, Columns, Details, PageTable, Section, Text, anchor
 
 ROLES: Final = {
@@ -165,17 +166,17 @@ def _by_depth(view: DiagnosisView, chart: ByDepth) -> list[Chart]:
         return []
     low, high = min(values), max(values)
     foot = min(0.0, low)
-    pad = (low / 1.4, high * 1.4) if chart.log else (foot, high + 0.05 * (high - foot or 1.0))
+    ends = (low / 1.4, high * 1.4) if chart.log else (foot, high + 0.05 * (high - foot or 1.0))
     return [
-        Chart(
-            f"{chart.table}-{chart.y}-{anchor(label)}",
-            f"{chart.title}, {label}",
-            chart.caption,
-            by_depth(one, chart.y, chart.axis, view.roles, log=chart.log, by_role=chart.by_role, domain=pad),
-            one,
-        )
+        _chart(f"{chart.table}-{chart.y}", chart, by_depth(one, chart, view.roles, ends), one, label)
         for label, one in frames.items()
     ]
+
+
+def _chart(name: str, chart: StudyChart, drawn: Drawn, table: pl.DataFrame, label: str = "") -> Chart:
+    """Return a study's chart, named after a stack if there is one for each."""
+    name, title = (f"{name}-{anchor(label)}", f"{chart.title}, {label}") if label else (name, chart.title)
+    return Chart(name, title, chart.caption, drawn, table)
 
 
 def _points(view: DiagnosisView, chart: ByDepth, rows: Sequence[Row]) -> Iterator[Row]:
@@ -193,18 +194,11 @@ def _points(view: DiagnosisView, chart: ByDepth, rows: Sequence[Row]) -> Iterato
         yield {**view.where(row), **expected, chart.y: row[chart.y]}
 
 
-def _heat_map(view: DiagnosisView, chart: HeatMap) -> list[Chart]:
+def _heat_map(view: DiagnosisView, chart: HeatMap) -> Iterator[Chart]:
     names = {chart.x: "on", chart.y: "of", chart.value: "value"}
-    return [
-        Chart(
-            f"{chart.table}-{anchor(label)}",
-            f"{chart.title}, {label}",
-            chart.caption,
-            heat_map(frame(rows).rename(names), chart.x_axis, chart.y_axis),
-            frame(rows),
-        )
-        for label, rows in view.of(chart.table)
-    ]
+    for label, rows in view.of(chart.table):
+        table = frame(rows)
+        yield _chart(chart.table, chart, heat_map(table.rename(names), chart), table, label)
 
 
 def _growth(view: DiagnosisView, chart: Growth) -> Iterator[Chart]:
@@ -218,8 +212,7 @@ def _growth(view: DiagnosisView, chart: Growth) -> Iterator[Chart]:
         ]
         schema = {"recipe": pl.String, "law": pl.String, "depth": pl.Int64, "value": pl.Float64}
         drawn = growth(points, pl.DataFrame(laws, schema=schema))
-        name = f"{chart.table}-{anchor(label)}"
-        yield Chart(name, f"{chart.title}, {label}", chart.caption, drawn, points)
+        yield _chart(chart.table, chart, drawn, points, label)
 
 
 def _law(fit: Row, rows: Sequence[Row]) -> Iterator[Row]:
@@ -253,16 +246,13 @@ def _strips(view: DiagnosisView, chart: Strips) -> list[Chart]:
     )  # fmt: skip
     if found.is_empty():
         return []
-    order = [category.replace("_", "-") for category in chart.order]
-    drawn = strips(found, order, list(chart.quantities), chart.axis)
-    return [Chart(chart.table, chart.title, chart.caption, drawn, found)]
+    return [_chart(chart.table, chart, strips(found, chart), found)]
 
 
 def _lines(view: DiagnosisView, chart: Lines) -> list[Chart]:
     columns = {"x": chart.x, "y": chart.y} | ({"group": chart.group} if chart.group else {})
     found = frame([{n: row[column] for n, column in columns.items()} for row in view.tables[chart.table]])
-    drawn = lines(found, chart.x_axis, chart.y_axis, log=chart.log)
-    return [Chart(f"{chart.table}-{chart.y}", chart.title, chart.caption, drawn, found)]
+    return [_chart(f"{chart.table}-{chart.y}", chart, lines(found, chart), found)]
 
 
 DRAW: Final[Mapping[type[StudyChart], Callable[[DiagnosisView, Any], Iterator[Chart] | list[Chart]]]] = {

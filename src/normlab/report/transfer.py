@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
 import polars as pl
 
-from normlab.config.io import validated
 from normlab.config.units import count, duration, short_rate
 from normlab.report.charts.rates import best_by_size, loss_by_rate_and_size
 from normlab.report.page import (
@@ -27,29 +25,13 @@ from normlab.report.page import (
     Text,
     breakable,
     capital,
-    require_parts,
     whole,
-    write_page,
 )
 from normlab.scaling import ALL
 
-PARTS: Final = (
-    "title axis sizes sentence lines plan decays cost steps facts models seeds target today coordinates"
-)
-
-
-@validated
-def write_transfer_page(transfer: Mapping[str, Any], path: Path) -> Path:
-    """Write the page of ``Transfer.to_dict()``, to which ``command`` may be added.
-
-    Raises UserError if a part is missing.
-    """
-    return write_page(path, transfer_page(transfer).html())
-
 
 def transfer_page(transfer: Mapping[str, Any]) -> Page:
-    """The page of what ``write_transfer_page`` receives."""
-    require_parts(transfer, PARTS, "Transfer.to_dict()")
+    """The page of ``Transfer.to_dict()``, to which ``command`` may be added."""
     cost, view = transfer["cost"], _View(transfer)
     facts = [f"{name} {value}" for name, value in transfer["facts"].items()]
     return Page(
@@ -117,23 +99,22 @@ class _View:
         """A rate on the line through the best ones, with its interval."""
         return found["multiple"] if self.multiples else found
 
-    def between(self, one: Mapping[str, Any]) -> Cell:
+    # ------------------------------------------------------------------------------------------------ tables
+    def losses(self, sweep: Mapping[str, Any]) -> PageTable:
+        """A row per rate, a column per size: the mean loss over seeds; the first row has the best rates."""
+        by_size = [{t[self.kind]: t for t in one["rates"]} for one in sweep["sizes"]]
+        rows = [[Cell("best rate", "with its 95% interval"), *map(self._between, sweep["sizes"])]]
+        for rate in sorted({rate for trials in by_size for rate in trials}):
+            rows.append([Cell(self.shown(rate)), *(self._loss(trials.get(rate)) for trials in by_size)])
+        return PageTable([self.rate, *self.names], rows)
+
+    def _between(self, one: Mapping[str, Any]) -> Cell:
         """The best rate of a size with its interval."""
         found = self.best(one)
         if found["value"] is None:
             return Cell("–", "not known", tone="faint", title=one["optimum"]["why"])
         value, low, high = (self.shown(found[end]) for end in ENDS)
         return Cell(value, f"{low} to {high}", tone="best")
-
-    # ------------------------------------------------------------------------------------------------ tables
-    def losses(self, sweep: Mapping[str, Any]) -> PageTable:
-        """A row per rate, a column per size: the mean loss over seeds; the first row has the best rates."""
-        by_size = [{t[self.kind]: t for t in one["rates"]} for one in sweep["sizes"]]
-        best = [self.between(one) for one in sweep["sizes"]]
-        rows = [[Cell("best rate", "with its 95% interval"), *best]]
-        for rate in sorted({rate for trials in by_size for rate in trials}):
-            rows.append([Cell(self.shown(rate)), *(self._loss(trials.get(rate)) for trials in by_size)])
-        return PageTable([self.rate, *self.names], rows)
 
     def _loss(self, trial: Mapping[str, Any] | None) -> Cell:
         if trial is None:
@@ -247,7 +228,12 @@ def _check(check: Mapping[str, Any]) -> Iterator[Block]:
     if right:
         yield Details(f"Right: {count(len(right), 'slope')}", [PageTable(_HEADER, right, text_columns=2)])
     together = {(row["role"], row["quantity"]): row for row in check["rows"] if row["module"] == ALL}
-    if by_role := [_of_role(row) for row in together.values() if row["slope"] is not None]:
+    by_role = [
+        [Cell(row["role"] or "no matrix"), Cell(row["quantity"]), _step(row), _slope(row)]
+        for row in together.values()
+        if row["slope"] is not None
+    ]
+    if by_role:
         table = PageTable(("role", "quantity", "step", "slope"), by_role, text_columns=2)
         yield Details("By role, over all layers", [table])
     if check["notes"]:
@@ -262,9 +248,8 @@ def _same(row: Mapping[str, Any], fault: Mapping[str, Any] | None) -> bool:
     return {**row, "module": row["path"]} == fault
 
 
-def _of_role(row: Mapping[str, Any]) -> list[Cell]:
-    step = Cell(str(row["step"] or "start"))
-    return [Cell(row["role"] or "no matrix"), Cell(row["quantity"]), step, _slope(row)]
+def _step(row: Mapping[str, Any]) -> Cell:
+    return Cell(str(row["step"] or "start"))
 
 
 def _slope(row: Mapping[str, Any]) -> Cell:
@@ -279,7 +264,7 @@ def _row(row: Mapping[str, Any], fault: Mapping[str, Any] | None) -> list[Cell]:
     cells = [
         Cell(breakable(row["module"] or "the model"), row["role"], title=row["parameter"]),
         Cell(row["quantity"]),
-        Cell(str(row["step"] or "start")),
+        _step(row),
         _slope(row),
         Cell(wanted),
         Cell("right") if row["right"] else Cell("wrong", tone="alarm"),

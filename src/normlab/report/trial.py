@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
 import polars as pl
 
-from normlab.config.io import validated
 from normlab.config.units import count, duration, short_rate
-from normlab.report.charts.curves import CurveAxis, curve
+from normlab.report.charts.comparison import CurveAxis, curve
 from normlab.report.charts.rates import loss_by_rate
 from normlab.report.page import (
-    Block,
     Cell,
     Chart,
     Code,
@@ -25,28 +22,15 @@ from normlab.report.page import (
     Section,
     Text,
     capital,
-    require_parts,
     whole,
-    write_page,
 )
 
-PARTS: Final = "model trials sentence lines plan today usable unigram reference facts"
 SMOOTH: Final = 8
 """Steps over which the losses of a curve are averaged, because batches differ by more than rates."""
 
 
-@validated
-def write_trial_page(trials: Mapping[str, Any], path: Path) -> Path:
-    """Write the page of ``Trials.to_dict()``, to which ``title`` and ``command`` may be added.
-
-    Raises UserError if a part is missing.
-    """
-    return write_page(path, trial_page(trials))
-
-
-def trial_page(trials: Mapping[str, Any]) -> str:
-    """Draw what ``write_trial_page`` receives as one self-contained HTML page."""
-    require_parts(trials, PARTS, "Trials.to_dict()")
+def trial_page(trials: Mapping[str, Any]) -> Page:
+    """The page of ``Trials.to_dict()``, to which ``title`` and ``command`` may be added."""
     every = [trials, *trials["beside"]]
     rates = sorted({t["rate"] for one in every for t in one["trials"]})
     facts = [f"{name} {value}" for name, value in trials["facts"].items()]
@@ -59,22 +43,20 @@ def trial_page(trials: Mapping[str, Any]) -> str:
         lead=f"{capital(rest)}." if rest else "",
         blocks=list(_sections(trials, every, list(map(short_rate, rates)))),
         recipes=list(map(short_rate, rates)),
-    ).html()
+    )
 
 
 def _sections(
     trials: Mapping[str, Any], every: Sequence[Mapping[str, Any]], rates: Sequence[str]
 ) -> Iterator[Section]:
-    notes = [Text(line) for line in trials["lines"][1:]]
-    notes += [Text(f"The plan: {trials['plan']}.")] if trials["plan"] else []
-    notes += [
-        Text(f"{short_rate(t['rate'])} ended early: {t['stopped']}.") for t in _own(trials) if t["stopped"]
+    ended = [t for t in _own(trials) if t["stopped"]]
+    notes = [
+        *trials["lines"][1:],
+        *([f"The plan: {trials['plan']}."] if trials["plan"] else []),
+        *(f"{short_rate(t['rate'])} ended early: {t['stopped']}." for t in ended),
     ]
-    charts: list[Block] = [
-        chart for i, one in enumerate(every) for chart in (_by_rate(one, i), _by_step(one, i, rates))
-    ]
-    blocks: list[Block] = [Columns(charts), Notes(notes)]
-    yield Section("", blocks, "glance", listed=False)
+    charts = [chart for i, one in enumerate(every) for chart in (_by_rate(one, i), _by_step(one, i, rates))]
+    yield Section("", [Columns(charts), Notes([Text(note) for note in notes])], "glance", listed=False)
     yield Section("Each trial", [_table(every)], "trials", _MEANING)
     if trials.get("command"):
         yield Section("How it was made", [Code(str(trials["command"]))], "how")
@@ -92,18 +74,17 @@ def _own(trials: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _by_rate(trials: Mapping[str, Any], i: int) -> Chart:
-    rows = [{"rate": t["rate"], "loss": t["loss"], "ended": t["stopped"]} for t in _own(trials)]
+    rows = [(t["rate"], t["loss"], t["stopped"]) for t in _own(trials)]
     schema = {"rate": pl.Float64, "loss": pl.Float64, "ended": pl.String}
-    table = pl.DataFrame(rows, schema=schema)
+    table = pl.DataFrame(rows, schema=schema, orient="row")
     inside = [t["rate"] for t in _own(trials) if t["usable"] and t["rate"] <= trials["usable"][1]]
     entropy = trials["unigram"] is not None and trials["unigram"] <= trials["reference"]
-    words = "unigram entropy" if entropy else "loss at the start"
     picture = loss_by_rate(
         table,
         today=trials["today"],
         usable=(min(inside), max(inside)) if inside else None,
         reference=trials["reference"],
-        words=words,
+        words="unigram entropy" if entropy else "loss at the start",
     )
     caption = (
         "Band: within 5% of the best here, up to the highest such rate; a long training may use lower ones. "
@@ -114,15 +95,14 @@ def _by_rate(trials: Mapping[str, Any], i: int) -> Chart:
 
 def _by_step(trials: Mapping[str, Any], i: int, rates: Sequence[str]) -> Chart:
     rows = [
-        {"recipe": name, "run": name, "seed": 0, "outcome": outcome, "step": step, "loss": loss}
+        (name, name, outcome, 0, step, loss)
         for t in _own(trials)
         for name, outcome in [(short_rate(t["rate"]), "diverged" if t["stopped"] else "trained")]
         for step, loss in enumerate(_smooth([float(x) for x in t["losses"]]), start=1)
     ]
-    table = pl.DataFrame(rows, schema=_CURVES)
-    axis = CurveAxis(
-        "loss", "nats a target" if trials["unigram"] is not None else "loss", number=".3f", height=260
-    )
+    table = pl.DataFrame(rows, schema=_CURVES, orient="row")
+    title = "loss" if trials["unigram"] is None else "nats a target"
+    axis = CurveAxis("loss", title, number=".3f", height=260)
     caption = f"Means of {SMOOTH} steps. A cross ends the line of a trial that ended early."
     entropy = trials["unigram"]
     return Chart(
@@ -148,13 +128,12 @@ def _smooth(losses: Sequence[float]) -> list[float]:
 
 def _table(every: Sequence[Mapping[str, Any]]) -> PageTable:
     """A row per rate; for each setup its loss, and how far that is behind the best."""
-    rates = sorted({t["rate"] for one in every for t in _own(one)})
     rows = [
         [
             Cell(short_rate(value), "today" if value == every[0]["today"] else ""),
             *(_cell(one, value) for one in every),
         ]
-        for value in rates
+        for value in sorted({t["rate"] for one in every for t in _own(one)})
     ]
     header = ["learning rate", *(f"with {one['change']}" if one["change"] else "loss" for one in every)]
     return PageTable(header, rows)

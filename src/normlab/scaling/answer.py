@@ -300,6 +300,6 @@ class Transfer:
 
     def page(self, path: str | Path) -> Path:
         """Write the answer as a page, one file that needs no network; return the path."""
-        from normlab.report.transfer import write_transfer_page
+        from normlab.report.transfer import transfer_page
 
-        return write_transfer_page(self.to_dict(), Path(path))
+        return transfer_page(self.to_dict()).write(Path(path))

@@ -263,6 +263,6 @@ class Trials:
 
     def page(self, path: str | Path) -> Path:
         """Write the answer as a page, one file that needs no network; return the path."""
-        from normlab.report.trial import write_trial_page
+        from normlab.report.trial import trial_page
 
-        return write_trial_page(self.to_dict(), Path(path))
+        return trial_page(self.to_dict()).write(Path(path))

@@ -299,7 +299,7 @@ class Watch:
         if self._rows.rank:
             return
         try:
-            from normlab.report.flight import write_probes_page
+            from normlab.report.run import write_probes_page
 
             write_probes_page(self.path, self.page)
         except ImportError as error:

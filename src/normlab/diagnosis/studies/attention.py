@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from normlab.config.chart import ByDepth
+from normlab.diagnosis.probes import pair_cosines
 from normlab.diagnosis.structure import StackView
 from normlab.diagnosis.study import (
     Finding,
@@ -95,26 +96,25 @@ class _SoftmaxRecorder(TorchDispatchMode):
         modules = dict(subject.model.named_modules())
         self.watched = {tap.module: modules[tap.module] for tap in self._taps}
         self.softmaxes: list[_Softmax] = []
-        self.moments: dict[tuple[str, Side, int], int] = {}
+        self.moments: dict[Tap, int] = {}
         self.shapes: dict[Tap, torch.Size] = {}
+        self._moment = 0
         self._calls: Counter[tuple[str, Side]] = Counter()
 
     def see(self, path: str, side: Side, values: Any) -> None:
         call = self._calls[path, side]
         self._calls[path, side] += 1
-        self.moments[path, side, call] = len(self.moments)
-        here = (tap for tap in self._taps if (tap.module, tap.side, tap.call) == (path, side, call))
-        self.shapes |= {tap: at(values, tap.place).shape for tap in here}
-
-    def moment(self, tap: Tap) -> int:
-        return self.moments[tap.module, tap.side, tap.call]
+        for tap in self._taps:
+            if (tap.module, tap.side, tap.call) == (path, side, call):
+                self.moments[tap], self.shapes[tap] = self._moment, at(values, tap.place).shape
+        self._moment += 1
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         output = func(*args, **(kwargs or {}))
         if func.overloadpacket in SOFTMAXES and args[0].ndim > 2 and args[1] in (-1, args[0].ndim - 1):
-            self.softmaxes.append(_summary(len(self.moments) - 1, args[0], output))
+            self.softmaxes.append(_summary(self._moment - 1, args[0], output))
         return output
 
 
@@ -133,7 +133,7 @@ def _rows(stack: StackView, seen: _SoftmaxRecorder, mask: Tensor, *, sequence_fi
     for view in stack.sublayers:
         if view.role == "ffn":
             continue
-        start, end = seen.moment(view.before), seen.moment(view.total)
+        start, end = seen.moments[view.before], seen.moments[view.total]
         inside = [i for i, s in enumerate(seen.softmaxes) if start <= s.moment < end and i not in taken]
         taken.update(inside)
         tokens = seen.shapes[view.before][:-1].numel()
@@ -171,15 +171,14 @@ def _is_sequence_first(model: nn.Module) -> bool:
 def _entropy_of_heads(tables: Tables) -> Iterator[Finding]:
     """Count heads that attend to only one key or to all alike, and report logits that saturate softmax."""
     for stack, table in tables.stacks("attention"):
-        known = [
-            (e, as_float(row.get("uniform"))) for row in table if (e := as_float(row["entropy"])) is not None
-        ]
-        entropies = [entropy for entropy, _ in known]
-        if not entropies:
+        rows = [row for row in table if as_float(row["entropy"]) is not None]
+        if not rows:
             continue
+        entropies, known = floats(rows, "entropy"), [as_float(row.get("uniform")) for row in rows]
         # a head that may attend to only one key has no choice
-        sharp = sum(e < COLLAPSED_NATS for e, uniform in known if uniform is None or uniform > COLLAPSED_NATS)
-        flat = sum(e / uniform > UNIFORM for e, uniform in known if uniform)
+        pairs = list(zip(entropies, known, strict=True))
+        sharp = sum(e < COLLAPSED_NATS for e, most in pairs if most is None or most > COLLAPSED_NATS)
+        flat = sum(e / most > UNIFORM for e, most in pairs if most)
         yield Finding(
             "attention",
             "warning" if sharp else "note",
@@ -250,8 +249,7 @@ def _alike(x: Tensor, mask: Tensor) -> Row:
         return {"cosine": None, "effective_rank": None}
     tokens = mask.reshape(-1, x.shape[-2]).sum(-1)
     pairs = (tokens * (tokens - 1))[tokens > 1]
-    unit = nn.functional.normalize(sequences, dim=-1)
-    together = unit.sum(-2).square().sum(-1) - unit.square().sum((-2, -1))
+    together = pair_cosines(sequences)
     means = {"cosine": (together / pairs).mean(), "effective_rank": effective_rank(sequences).mean()}
     return {name: value.item() if value.isfinite() else None for name, value in means.items()}
 
@@ -272,12 +270,11 @@ def effective_rank(x: Tensor) -> Tensor:
 
 
 def _similarity_of_tokens(tables: Tables) -> Iterator[Finding]:
-    """Say whether depth makes tokens alike."""
     for stack, table in tables.stacks("similarity"):
         rows = [row for row in table if as_float(row["cosine"]) is not None]
         if not rows:
             continue
-        first, last = float(rows[0]["cosine"] or 0), float(rows[-1]["cosine"] or 0)
+        first, *_, last = floats([rows[0], rows[-1]], "cosine")
         rank = as_float(rows[-1]["effective_rank"])
         yield Finding(
             "similarity",

@@ -181,8 +181,8 @@ def preconditioned_sharpness(
     small, used = subject.cropped(tokens)
     hessian = Hessian(small)
     diagonal = -hessian.update(optimizer) / hessian.gradient
-    preconditioned = _Preconditioned(hessian, diagonal)
-    pair = largest_eigenvalue(preconditioned, products=products, tolerance=TOLERANCE, seed=seed)
+    root = diagonal.nan_to_num(0.0, 0.0, 0.0).clamp(min=0.0).sqrt()
+    pair = largest_eigenvalue(hessian, scale=root, products=products, tolerance=TOLERANCE, seed=seed)
     return Table("curvature", (_row("preconditioned_sharpness", pair.value, pair.detail(used)),))
 
 
@@ -249,17 +249,6 @@ class Hessian:
         return torch.dot(unit, self @ unit).item()
 
 
-class _Preconditioned(Hessian):
-    """:math:`D^{1/2} H D^{1/2}` of a Hessian and a diagonal `[P]`, whose entries below 0 count as 0."""
-
-    def __init__(self, hessian: Hessian, diagonal: Tensor) -> None:
-        vars(self).update(vars(hessian))
-        self._root = diagonal.nan_to_num(0.0, 0.0, 0.0).clamp(min=0.0).sqrt()
-
-    def __matmul__(self, vector: Tensor) -> Tensor:
-        return self._root * super().__matmul__(self._root * vector)
-
-
 class _Eigenvalue(NamedTuple):
     r"""An estimate, its residual :math:`\|Hx - \lambda x\|`, and the number of products that it took."""
 
@@ -272,9 +261,11 @@ class _Eigenvalue(NamedTuple):
 
 
 @torch.no_grad()
-def largest_eigenvalue(hessian: Hessian, *, products: int, tolerance: float, seed: int) -> _Eigenvalue:
-    r"""Find :math:`\max_x x^\top H x / x^\top x` by power iteration with a memory: the next x is the best in
-    the span of x, Hx and the previous step.
+def largest_eigenvalue(
+    hessian: Hessian, *, scale: Tensor | float = 1.0, products: int, tolerance: float, seed: int
+) -> _Eigenvalue:
+    r"""Find :math:`\max_x x^\top S H S x / x^\top x`, S being diagonal with ``scale``, by power iteration
+    with a memory: the next x is the best in the span of x, SHSx and the previous step.
 
     Plain power iteration finds the largest in magnitude, and two of opposite sign stall it; this finds the
     largest, in fewer products. Knyazev 2001, Section 4 (SIAM Journal on Scientific Computing 23).
@@ -283,7 +274,7 @@ def largest_eigenvalue(hessian: Hessian, *, products: int, tolerance: float, see
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(like.numel(), generator=generator, dtype=like.dtype).to(like.device)
     basis = [x / torch.linalg.vector_norm(x)]
-    images = [hessian @ basis[0]]
+    images = [scale * (hessian @ (scale * basis[0]))]
     for used in range(1, products + 1):
         value = torch.dot(basis[0], images[0])
         rest = images[0] - value * basis[0]
@@ -292,7 +283,7 @@ def largest_eigenvalue(hessian: Hessian, *, products: int, tolerance: float, see
             return _Eigenvalue(value.item(), residual.item(), used)
         rest = rest / residual
         basis.insert(1, rest)
-        images.insert(1, hessian @ rest)
+        images.insert(1, scale * (hessian @ (scale * rest)))
         basis, images = _best(basis, images)
     raise UserError(f"products is at least 1, got {products}")
 

@@ -76,7 +76,7 @@ def residual_dependency(subject: Subject, dependencies: Table) -> Table:
     """
     total, own = defaultdict[tuple[Value, Value], float](float), dict[tuple[Value, Value], float]()
     for row in dependencies:
-        where, share = (row["stack"], row["of"]), float(row["beta_sq"] or 0)
+        where, share = (row["stack"], row["of"]), row["beta_sq"]
         total[where] += share
         if row["of"] == row["on"]:
             own[where] = share
@@ -124,45 +124,29 @@ def _apply(norm: nn.Module, x: Tensor) -> Tensor:
 
 
 class _Parts:
-    """The parts of the stream: r first, then the input, then each branch, with the variance of each."""
+    """The parts of the stream: r first, then the input, then each branch."""
 
     def __init__(self, stream: Tensor, branches: int) -> None:
         self.parts = stream.new_zeros(branches + 2, *stream.shape)
-        self.variances = stream.new_zeros(branches + 2, len(stream))
         self.parts[1] = stream
         self.known = 2
-        self._measure(slice(0, 2))
-
-    def _measure(self, which: slice) -> None:
-        self.variances[which] = self.parts[which].var(-1, correction=0)
 
     def whole(self) -> Tensor:
         return self.parts[: self.known].sum(0)
 
-    def scale(self, factor: Tensor) -> None:
-        if factor.ndim or factor != 1:
-            self.parts[: self.known] *= factor
-            self._measure(slice(0, self.known))
-
     def add(self, branch: int, y: Tensor) -> None:
         self.known = branch + 3
         self.parts[branch + 2] = y
-        self._measure(slice(branch + 2, branch + 3))
-
-    def add_state(self, other: Tensor) -> None:
-        """Add the parts `[P, T, D]` of an older state of the stream, which come first among this one's."""
-        self.parts[: len(other)] += other
-        self._measure(slice(0, len(other)))
 
     def pass_through(self, norm: FrozenNorm) -> None:
         self.parts[: self.known] = norm(self.parts[: self.known])
         self.parts[0] += norm.offset
-        self._measure(slice(0, self.known))
 
     def shares(self) -> list[float]:
         """Return the shares of the input and of each branch in the variance of the stream."""
         variance = self.whole().var(-1, correction=0).clamp(min=torch.finfo(self.parts.dtype).tiny)
-        return (self.variances[1 : self.known] / variance).mean(-1).tolist()
+        own = self.parts[1 : self.known].var(-1, correction=0)
+        return (own / variance).mean(-1).tolist()
 
 
 class _Sample:
@@ -222,18 +206,17 @@ def _add(
 ) -> None:
     """Add branches and older states to the stream; a term of unknown origin goes to r."""
     stream = parts.parts
-    parts.scale(torch.as_tensor(group[0].shortcut, dtype=stream.dtype, device=stream.device))
+    stream *= torch.as_tensor(group[0].shortcut, dtype=stream.dtype, device=stream.device)
     for view in group:
         scale = torch.as_tensor(view.scale, dtype=stream.dtype, device=stream.device)
         parts.add(view.index, scale * seen[view.branch])
     for tap in group[0].beside:
-        if tap in [view.branch for view in group]:
-            continue
-        parts.add_state(next((p for state, p in states if torch.equal(state, seen[tap])), seen[tap][None]))
+        if tap not in [view.branch for view in group]:
+            older = next((p for state, p in states if torch.equal(state, seen[tap])), seen[tap][None])
+            stream[: len(older)] += older  # its parts come first among this state's
 
 
 def _dependency_on_branches(tables: Tables) -> Iterator[Finding]:
-    """Compare how strongly each sublayer's output depends on its residual branch with 1/i."""
     for stack, table in tables.stacks("residual_dependency"):
         shares = floats(table, "beta_sq")
         if len(shares) < 2:
@@ -255,7 +238,6 @@ def _dependency_on_branches(tables: Tables) -> Iterator[Finding]:
 
 
 def _harmonic(n: int) -> float:
-    """Return the sum of 1/i for i from 1 to n."""
     return sum(1 / i for i in range(1, n + 1))
 
 

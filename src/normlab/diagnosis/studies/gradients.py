@@ -55,14 +55,18 @@ def sublayer_gradients(subject: Subject) -> Table:
     views, gradients = subject.structure.sublayers, subject.backward.stream
     if not gradients:
         raise UserError(FROZEN)
-    kept = [None if (g := gradients.get(v.after)) is None else subject.tokens(s, g) for s, v in views]
+    kept = [subject.tokens(s, gradients[v.after]) if v.after in gradients else None for s, v in views]
     lengths = [None if g is None else g.norm().item() for g in kept]
     largest = max((x for x in lengths if x is not None), default=0.0) or 1.0
-    rows = list[Row]()
-    for (stack, view), g, length in zip(views, kept, lengths, strict=True):
-        relative = None if length is None else length / largest
-        variance = None if g is None else g.var(correction=0).item()
-        rows.append({**place(stack, view), "grad_l2": length, "relative": relative, "variance": variance})
+    rows = [
+        {
+            **place(stack, view),
+            "grad_l2": length,
+            "relative": None if length is None else length / largest,
+            "variance": None if g is None else g.var(correction=0).item(),
+        }
+        for (stack, view), g, length in zip(views, kept, lengths, strict=True)
+    ]
     return Table("sublayer_gradients", tuple(rows))
 
 
@@ -137,13 +141,12 @@ def _gain(before: Tensor, branch: Tensor, mask: Tensor, generator: torch.Generat
 
 
 def _gradients_of_sublayers(tables: Tables) -> Iterator[Finding]:
-    """Say whether gradients of sublayer outputs vanish or grow on their way to the input."""
     for stack, table in tables.stacks("sublayer_gradients"):
         silent = sum(value == 0 for value in table.column("relative"))
         if (ends := extremes(table, "relative")) is None:
             continue
         small, large = ends
-        least, most = float(small["relative"] or 0), float(large["relative"] or 1)
+        least, most = small["relative"], large["relative"]
         vanished = least / most < VANISHED
         if vanished:
             trend = f"{'vanish' if _small_below(table.rows) else 'grow'} towards the input of {stack}"
@@ -168,7 +171,6 @@ def _small_below(rows: Sequence[Row]) -> bool:
 
 
 def _gradients_of_parameters(tables: Tables) -> Iterator[Finding]:
-    """Compare the gradients of the feed-forward matrices in the last layer and in the first."""
     for stack, table in tables.stacks("parameter_gradients"):
         squares: dict[int, float] = defaultdict(float)
         for row in table.where(role="ffn"):
@@ -272,15 +274,14 @@ def updates(subject: Subject, optimizer: AnyOptimizer) -> Table:
 
 
 def _balance_of_updates(tables: Tables) -> Iterator[Finding]:
-    """Compare gradients with updates, and updates with weights, over the matrices of all layers."""
     weights = (row for row in tables.table("updates") if row["kind"] in MATRICES)
     rows = [row for row in weights if not str(row["parameter"]).endswith("bias")]  # which move differently
     gradients, moves = extremes(rows, "grad_l2"), extremes(rows, "update_over_weight")
     if not gradients or not moves:
         return
     (weak, strong), (slow, fast) = gradients, moves
-    gradient = float(strong["grad_l2"] or 0) / float(weak["grad_l2"] or 1)
-    move = float(fast["update_over_weight"] or 0) / float(slow["update_over_weight"] or 1)
+    gradient = strong["grad_l2"] / weak["grad_l2"]
+    move = fast["update_over_weight"] / slow["update_over_weight"]
     yield Finding(
         "updates",
         "warning" if move > UNBALANCED else "note",
@@ -291,7 +292,7 @@ def _balance_of_updates(tables: Tables) -> Iterator[Finding]:
         {"gradient_ratio": gradient, "update_ratio": move},
         LIU.format("Section 3.2, Figure 5"),
     )
-    largest, steps = float(fast["update_over_weight"] or 0), tables.warmup_steps
+    largest, steps = fast["update_over_weight"], tables.warmup_steps
     if largest > LARGE_UPDATE:
         first = largest / max(steps, 1)
         begun = at_peak(format_share(first), steps)
@@ -308,14 +309,13 @@ def _balance_of_updates(tables: Tables) -> Iterator[Finding]:
 
 def _no_gradient(tables: Tables) -> Iterator[Finding]:
     """Report parameters that the loss does not reach; for a packed matrix, the parts that it does not."""
-    parts: dict[str, dict[str, bool]] = {}
+    parts: dict[str, dict[str, bool]] = defaultdict(dict)
     for row in tables.table("updates"):
-        parts.setdefault(str(row["parameter"]), {})[str(row["kind"])] = row["grad_l2"] == 0
-    still = {path: [kind for kind, zero in own.items() if zero] for path, own in parts.items()}
+        parts[str(row["parameter"])][str(row["kind"])] = row["grad_l2"] == 0
     silent = [
-        path if len(kinds) == len(parts[path]) else f"{path} ({', '.join(kinds)})"
-        for path, kinds in still.items()
-        if kinds
+        path if all(own.values()) else f"{path} ({', '.join(kind for kind, zero in own.items() if zero)})"
+        for path, own in parts.items()
+        if any(own.values())
     ]
     if silent:
         some = ", ".join(silent[:3]) + (" …" if len(silent) > 3 else "")

@@ -181,7 +181,7 @@ def _scaling_of_gradients(tables: Tables) -> Iterator[Finding]:
     if not ends or not ratios:
         return
     (small, large), off = ends, max(ratios, key=lambda r: abs(log(r)))
-    low, high = float(small["spectral"] or 0), float(large["spectral"] or 0)
+    low, high = small["spectral"], large["spectral"]
     yield Finding(
         "jacobian",
         "note",

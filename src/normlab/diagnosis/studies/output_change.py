@@ -165,14 +165,13 @@ def _outputs(subject: Subject, stacks: Sequence[StackView], weights: Weights) ->
 
 
 def _growth_of_change(tables: Tables) -> Iterator[Finding]:
-    """Say how the output change grows with depth, and how far one step of the optimizer moves the output."""
     for stack, fits in tables.stacks("output_change_fit"):
         laws = {str(row["law"]): row for row in fits.where(kind="random")}
         if "power" in laws and as_float(laws["power"]["exponent"]) is not None:
             yield _law(stack, laws, strong=depends_strongly(tables, fits.rows[0]["stack"]))
     for stack, changes in tables.stacks("output_change"):
         ends = {
-            kind: max(rows, key=lambda row: as_float(row["depth"]) or 0.0)
+            kind: max(rows, key=lambda row: row["depth"])
             for kind in ("update", "first")
             if (rows := [r for r in changes.where(kind=kind) if as_float(r["change"]) is not None])
         }
@@ -182,7 +181,7 @@ def _growth_of_change(tables: Tables) -> Iterator[Finding]:
 
 def _law(stack: str, laws: Mapping[str, Row], *, strong: bool) -> Finding:
     power = laws["power"]
-    exponent, low, high = float(power["exponent"] or 0), as_float(power["low"]), as_float(power["high"])
+    exponent, low, high = power["exponent"], as_float(power["low"]), as_float(power["high"])
     interval = "" if low is None or high is None else f" (95% interval {low:.2f} to {high:.2f})"
     aic = {law: as_float(laws[law]["aic"]) for law in ("log", "linear") if law in laws}
     log_aic, linear_aic = aic.get("log"), aic.get("linear")
@@ -213,7 +212,7 @@ def _one_step(stack: str, deepest: Row, first: Row, tables: Tables) -> Finding:
     scales = tables.table("scales").where(stack=deepest["stack"], signal="after").rows
     normed = not own or own[-1]["norm_write"] is not None or own[-1]["final_norm"] is not None
     size = 1.0 if normed or not scales else as_float(scales[-1]["mean_square"]) or 1.0
-    share, begun = ((as_float(row["change"]) or 0.0) / size for row in (deepest, first))
+    share, begun = (row["change"] / size for row in (deepest, first))
     replaced, steps = begun > REPLACED, tables.warmup_steps if first is not deepest else 0
     peak = at_peak(format_number(begun), steps)
     advice = f"; use a lower learning rate or a {'longer ' if steps else ''}warm-up" if replaced else ""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
 from normlab.config.chart import ByDepth
 from normlab.diagnosis.structure import StackView, Structure
-from normlab.diagnosis.study import XIONG, Finding, Row, Study, Table, Tables, as_float, format_number
+from normlab.diagnosis.study import XIONG, Finding, Row, Study, Table, Tables, as_float, floats, format_number
 from normlab.diagnosis.subject import Subject, place
 from normlab.diagnosis.theory import LEMMA_2, bounded_fraction, ffn_gain, hidden_scales
 
@@ -27,7 +27,6 @@ the mean square grows with their number; ten times that means that branches grow
 
 
 def _structure(read: Structure) -> Table:
-    """Tabulate each sublayer with its role, its placement, its norms and the module of its branch."""
     rows = (
         {"stack": stack.name}
         | {name: getattr(view, name) for name in COLUMNS}
@@ -39,7 +38,6 @@ def _structure(read: Structure) -> Table:
 
 
 def _placement(tables: Tables) -> Iterator[Finding]:
-    """Name the placement of each stack, and how many of its sublayers follow it."""
     for stack, table in tables.stacks("structure"):
         counted = Counter(str(row["placement"]) for row in table)
         kind, count = counted.most_common(1)[0]
@@ -116,24 +114,23 @@ def _ffn_widths(subject: Subject) -> dict[tuple[str, int | None], int]:
 
 
 def _hidden_scale(tables: Tables) -> Iterator[Finding]:
-    """Say how the mean square of the stream changes with depth, and how close it is to theory."""
     for stack, table in tables.stacks("scales"):
-        rows = [row for row in table.where(signal="after") if (as_float(row["mean_square"]) or 0) > 0]
-        if len(rows) < 2:
+        after = [x for x in floats(table.where(signal="after"), "mean_square") if x > 0]
+        if len(after) < 2:
             continue
-        first, last = float(rows[0]["mean_square"] or 1), float(rows[-1]["mean_square"] or 1)
+        first, *_, last = after
         factor = last / first
-        fast = factor > GROWN * len(rows)
+        fast = factor > GROWN * len(after)
         change = f"{'grows' if factor > 1 else 'shrinks'} {format_number(max(factor, 1 / factor))}-fold"
         change = "keeps its scale" if 0.5 < factor < 2 else change
         yield Finding(
             "hidden_scale",
             "warning" if fast else "note",
             f"the hidden state of {stack} {change} in mean square, from {format_number(first)} after the "
-            f"first of its {len(rows)} sublayers to {format_number(last)} after the last"
+            f"first of its {len(after)} sublayers to {format_number(last)} after the last"
             + ("; that is faster than branches of similar size add up" if fast else ""),
             "scales",
-            {"first": first, "last": last, "factor": factor, "sublayers": len(rows)},
+            {"first": first, "last": last, "factor": factor, "sublayers": len(after)},
             XIONG.format("Lemma 2"),
         )
     yield from _theory(tables)
@@ -141,12 +138,9 @@ def _hidden_scale(tables: Tables) -> Iterator[Finding]:
 
 def _theory(tables: Tables) -> Iterator[Finding]:
     for stack, table in tables.stacks("scales"):
-        known: dict[str, list[float]] = defaultdict(list)
-        for row in table:
-            measured, theory = as_float(row["mean_square"]), as_float(row["theory"])
-            if measured is not None and theory:
-                known[str(row["source"])].append(measured / theory)
-        for source, ratios in known.items():
+        known = [row for row in table if as_float(row["mean_square"]) is not None and as_float(row["theory"])]
+        ratios = [row["mean_square"] / row["theory"] for row in known]
+        if ratios:
             yield Finding(
                 "scale_theory",
                 "note",
@@ -154,7 +148,7 @@ def _theory(tables: Tables) -> Iterator[Finding]:
                 f"{format_number(max(ratios))} times those that theory predicts for a Xavier initialisation",
                 "scales",
                 {"lowest": min(ratios), "highest": max(ratios), "places": len(ratios)},
-                source,
+                str(known[0]["source"]),
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 import altair as alt
@@ -15,11 +16,11 @@ from normlab.report.charts.theme import (
     downsample,
     finish,
     focused,
+    has_place,
+    layer,
     log_or_linear,
-    nothing,
     recipe_colour,
     recipe_dash,
-    rows,
 )
 
 HEIGHT: Final = 240
@@ -60,7 +61,7 @@ def panels(drawing: Drawing, frame: pl.DataFrame, legend: Sequence[str]) -> dict
         )
     tidy = _tidy(drawing, frame)
     if tidy.is_empty():
-        return {"": nothing(HEIGHT)}
+        return {"": finish([], HEIGHT)}
     draw = {"line": _lines, "bar": _bars, "cells": _cells}[drawing.kind]
     values = _values(drawing, tidy)
     return {
@@ -80,9 +81,9 @@ def _tidy(drawing: Drawing, frame: pl.DataFrame) -> pl.DataFrame:
     )
     if drawing.kind == "cells":
         return shown.filter(pl.col("shade").is_finite())
-    shown = shown.filter(_has_place("y", log=drawing.log_y))
+    shown = shown.filter(has_place("y", log=drawing.log_y))
     if drawing.kind == "line" and shown["x"].dtype.is_numeric():
-        shown = shown.filter(_has_place("x", log=drawing.log_x))
+        shown = shown.filter(has_place("x", log=drawing.log_x))
     if not {"lower", "upper"} <= set(shown.columns):
         return shown
     enclosed = shown.select((pl.col("lower") <= pl.col("y")) & (pl.col("y") <= pl.col("upper"))).to_series()
@@ -90,16 +91,12 @@ def _tidy(drawing: Drawing, frame: pl.DataFrame) -> pl.DataFrame:
     return shown if enclosed.all() and positive else shown.drop("lower", "upper")
 
 
-def _has_place(column: str, *, log: bool) -> pl.Expr:
-    return pl.col(column).is_finite() & ((pl.col(column) > 0) | pl.lit(not log))
-
-
 def _values(drawing: Drawing, tidy: pl.DataFrame) -> tuple[float, float]:
     """Return the range of the value axis that all panels share; for cells, that of the shades."""
     if drawing.kind == "cells":
         return _ends(tidy["shade"])
     columns = [c for c in ("y", "theory", "lower", "upper") if c in tidy.columns]
-    drawn = pl.concat([tidy.filter(_has_place(c, log=drawing.log_y))[c].cast(pl.Float64) for c in columns])
+    drawn = pl.concat([tidy.filter(has_place(c, log=drawing.log_y))[c].cast(pl.Float64) for c in columns])
     low, high = _ends(drawn)
     if drawing.log_y:
         return low / 1.3, high * 1.3
@@ -118,36 +115,29 @@ def _lines(drawing: Drawing, part: pl.DataFrame, ends: Sequence[float], legend: 
     drawn = _means(part)
     scale, axis = log_or_linear(ends, log=drawing.log_y, fixed=True)
     x = _across(drawing, part)
-    base = alt.Chart(rows(drawn)).encode(x=x, color=recipe_colour(legend or [""]))
+    own, few = partial(layer, drawn, x=x, color=recipe_colour(legend or [""])), len(drawn) <= DOTTED
+    y = partial(alt.Y, type="quantitative", title=drawing.y_title, scale=scale, axis=axis)
     layers: list[Any] = []
     if bool((drawn["low"] < drawn["high"]).any()):
-        band = base.mark_rule(strokeWidth=1.5) if len(drawn) <= DOTTED else base.mark_area(strokeWidth=0)
-        layers.append(
-            band.encode(
-                y=alt.Y("low:Q", scale=scale, axis=axis, title=drawing.y_title),
-                y2="high:Q",
-                opacity=_opacity(drawing, 0.5 if len(drawn) <= DOTTED else 0.2),
-            )
-        )
-    y = alt.Y("mean:Q", title=drawing.y_title, scale=scale, axis=axis)
-    line = base.mark_line(clip=True).encode(y=y, opacity=_opacity(drawing, 0.95))
+        mark, style = ("rule", {"strokeWidth": 1.5}) if few else ("area", {"strokeWidth": 0})
+        layers += own(mark, style, y=y("low"), y2="high:Q", opacity=_opacity(drawing, 0.5 if few else 0.2))
+    strong = {"y": y("mean"), "opacity": _opacity(drawing, 0.95)}
     dashes = drawing.colour and not drawing.theory  # a dashed line would be taken for the theory's
-    layers.append(line.encode(strokeDash=recipe_dash(legend)) if dashes else line)
+    layers += own("line", {"clip": True}, **strong, **({"strokeDash": recipe_dash(legend)} if dashes else {}))
     if len(drawn) <= DOTTED * max(1, drawn["recipe"].n_unique()):
-        dots = base.mark_circle(size=34, clip=True)
-        layers.append(dots.encode(y=y, opacity=_opacity(drawing, 0.95), tooltip=_told(drawing, "mean")))
+        layers += own("circle", {"size": 34, "clip": True}, **strong, tooltip=_told(drawing, "mean"))
     if drawing.theory:
-        layers.append(_theory(drawing, part, x, y))
+        layers += _theory(drawing, part, x, y("mean"))
     return finish(layers, HEIGHT)
 
 
-def _theory(drawing: Drawing, part: pl.DataFrame, x: alt.X, y: alt.Y) -> Any:
+def _theory(drawing: Drawing, part: pl.DataFrame, x: alt.X, y: alt.Y) -> list[Any]:
     """Return a thin dashed line for each colour, or a single one if all are the same."""
-    given = _means(part.filter(_has_place("theory", log=drawing.log_y)), y="theory")
+    given = _means(part.filter(has_place("theory", log=drawing.log_y)), y="theory")
     one = given.group_by("x").agg(pl.col("mean").n_unique() == 1)["mean"].all()
-    dashed = alt.Chart(rows(given)).mark_line(strokeDash=[3, 3], strokeWidth=1.3, style="ink", clip=True)
+    dashed = {"strokeDash": [3, 3], "strokeWidth": 1.3, "style": "ink", "clip": True}
     told = [alt.Tooltip("mean:Q", title="theory", format=".4g")]
-    return dashed.encode(x=x, y=y, tooltip=told, **({} if one else {"detail": "recipe:N"}))
+    return layer(given, "line", dashed, x=x, y=y, tooltip=told, **({} if one else {"detail": "recipe:N"}))
 
 
 def _means(part: pl.DataFrame, y: str = "y") -> pl.DataFrame:
@@ -185,38 +175,33 @@ def _bars(drawing: Drawing, part: pl.DataFrame, ends: Sequence[float], legend: S
     order = list(dict.fromkeys(drawn["x"]))
     colours = [name for name in legend if name in set(drawn["recipe"])]
     y = alt.Y("x:N", sort=order, title=drawing.x_title, axis=alt.Axis(ticks=False, grid=False))
-    base = alt.Chart(rows(drawn.with_columns(foot=pl.lit(ends[0] if drawing.log_y else 0.0)))).encode(y=y)
     several = len(drawn) > len(order)
-    base = base.encode(yOffset=alt.YOffset("recipe:N", sort=colours)) if several else base
-    x = alt.X("mean:Q", title=drawing.y_title, scale=scale, axis=axis)
-    bars = base.mark_bar(clip=True).encode(
-        x=x,
-        x2="foot:Q",
-        color=recipe_colour(legend or [""]),
-        opacity=_opacity(drawing, 0.8),
-        tooltip=_told(drawing, "mean"),
-    )
-    span = base.mark_rule(style="ink", strokeWidth=1.3).encode(
-        x=alt.X("low:Q", scale=scale, axis=axis, title=drawing.y_title), x2="high:Q"
-    )
-    layers = [bars, span] if bool((drawn["low"] < drawn["high"]).any()) else [bars]
+    apart = {"yOffset": alt.YOffset("recipe:N", sort=colours)} if several else {}
+    foot = drawn.with_columns(foot=pl.lit(ends[0] if drawing.log_y else 0.0))
+    own = partial(layer, foot, y=y, **apart)
+    x = partial(alt.X, type="quantitative", title=drawing.y_title, scale=scale, axis=axis)
+    shown = {"color": recipe_colour(legend or [""]), "opacity": _opacity(drawing, 0.8)}
+    layers = own("bar", {"clip": True}, x=x("mean"), x2="foot:Q", tooltip=_told(drawing, "mean"), **shown)
+    if bool((drawn["low"] < drawn["high"]).any()):
+        layers += own("rule", {"style": "ink", "strokeWidth": 1.3}, x=x("low"), x2="high:Q")
     return finish(layers, 40 + len(order) * (12 + 14 * (len(colours) if several else 1)))
 
 
 def _cells(drawing: Drawing, part: pl.DataFrame, ends: Sequence[float], legend: Sequence[str]) -> Drawn:
     scale = alt.Scale(range="heatmap", domain=list(ends))
     bar = alt.Legend(orient="top", gradientLength=160, gradientThickness=8)
-    shade = alt.Color("shade:Q", scale=scale, title=None, legend=bar)
     axis = alt.Axis(grid=False, ticks=False, labelAngle=0, labelOverlap=True)
     told = [alt.Tooltip("x:N", title=drawing.x_title), alt.Tooltip("y:N", title=drawing.y_title)]
-    cells = alt.Chart(rows(part.select("x", "y", "shade"))).mark_rect(strokeWidth=0)
-    drawn = cells.encode(
+    cells = layer(
+        part.select("x", "y", "shade"),
+        "rect",
+        {"strokeWidth": 0},
         x=alt.X("x:O", title=drawing.x_title, axis=axis, sort=_order(part["x"])),
         y=alt.Y("y:O", title=drawing.y_title, axis=axis, sort=_order(part["y"])),
-        color=shade,
+        color=alt.Color("shade:Q", scale=scale, title=None, legend=bar),
         tooltip=[*told, alt.Tooltip("shade:Q", title=drawing.shade, format=".3g")],
     )
-    return finish([drawn], 320)
+    return finish(cells, 320)
 
 
 def _order(column: pl.Series) -> list[Any] | str:

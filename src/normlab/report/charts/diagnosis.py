@@ -9,79 +9,69 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 import altair as alt
 import polars as pl
 
-from normlab.report.charts.theme import Drawn, finish, focused, log_or_linear, nothing, recipe_colour, rows
+from normlab.config.chart import ByDepth, HeatMap, Lines, Strips
+from normlab.report.charts.theme import Drawn, finish, focused, has_place, layer, log_or_linear, recipe_colour
 
 HEIGHT: Final = 220
 CELLS: Final = 60
 """A heat map has at most so many cells a side: a deeper stack is drawn in groups of sublayers."""
+THEORY: Final = ("theory", "theory_low", "theory_high")
 LAWS: Final = {"log": "log N", "linear": "N", "power": "a power of N"}
 """The laws of growth that are drawn, in words."""
 DASHES: Final = {"log N": (2, 3), "N": (7, 4), "a power of N": (1, 0)}
 
 
-def by_depth(
-    frame: pl.DataFrame,
-    y: str,
-    title: str,
-    roles: Sequence[str],
-    *,
-    log: bool = False,
-    by_role: bool = False,
-    domain: Sequence[float] | None = None,
-) -> Drawn:
+def by_depth(frame: pl.DataFrame, chart: ByDepth, roles: Sequence[str], ends: Sequence[float]) -> Drawn:
     """Draw a quantity at every sublayer: a point each, coloured by role, and a line through their means.
 
-    ``frame``: ``depth``, ``recipe``, ``module`` and the column ``y``; if there are any, also ``theory``,
-    ``theory_low`` and ``theory_high``, drawn as a dashed line or bars. A log axis leaves out what is not
-    positive. ``by_role`` draws a line per role, for what does not flow from one to the next. ``domain``, the
-    range of the vertical axis, is given so that stacks can be compared.
+    ``frame``: ``depth``, ``recipe``, ``module`` and the column ``chart.y``; if there are any, also
+    ``theory``, ``theory_low`` and ``theory_high``, drawn as a dashed line or bars. A log axis leaves out what
+    is not positive. ``ends`` of the vertical axis are given so that stacks can be compared.
     """
-    names = [n for n in (y, "theory", "theory_low", "theory_high") if n in frame.columns]
-    shown = frame.with_columns(
-        pl.when(pl.col(n).is_finite() & ((pl.col(n) > 0) | pl.lit(not log))).then(pl.col(n)).alias(n)
-        for n in names
+    names = [n for n in (chart.y, *THEORY) if n in frame.columns]
+    places = [pl.when(has_place(n, log=chart.log)).then(pl.col(n)).alias(n) for n in names]
+    shown = frame.with_columns(places)
+    points, theory, bounds = (
+        shown.filter(pl.col(n).is_not_null()) if n in names else shown.clear() for n in (chart.y, *THEORY[:2])
     )
-    points = shown.filter(pl.col(y).is_not_null())
     if points.is_empty():
-        return nothing(HEIGHT)
-    values = points[y].to_list() if domain is None else domain
-    scale, axis = log_or_linear(values, log=log, fixed=domain is not None)
+        return finish([], HEIGHT)
+    scale, axis = log_or_linear(ends, log=chart.log, fixed=True)
     x = alt.X("depth:Q", title="layer", axis=_whole(int(_most(points["depth"])), first=0), scale=_snug())
-    base = alt.Chart(rows(points)).encode(x=x)
-    up = alt.Y(f"{y}:Q", title=title, scale=scale, axis=axis)
+    up = partial(alt.Y, type="quantitative", title=chart.axis, scale=scale)
     told = [alt.Tooltip(n) for n in ("module:N", "recipe:N")]
     told += [alt.Tooltip(f"{n}:Q", format=".3g") for n in names]
-    layers: list[Any] = []
-    theory = shown.filter(pl.col("theory").is_not_null()) if "theory" in names else shown.clear()
-    band = shown.filter(pl.col("theory_low").is_not_null()) if "theory_low" in names else shown.clear()
-    if len(band):
-        bar = alt.Chart(rows(band)).mark_rule(opacity=0.35, strokeWidth=4, style="faint", clip=True)
-        layers.append(bar.encode(x=x, y=alt.Y("theory_low:Q", scale=scale, title=title), y2="theory_high:Q"))
-    line = base.mark_line(strokeWidth=1, style="faint", opacity=0.7, clip=True)
-    line = line.encode(detail="recipe:N") if by_role else line
-    layers.append(line.encode(y=alt.Y(f"mean({y}):Q", title=title, scale=scale, axis=axis)))
-    if len(theory):
-        dashed = alt.Chart(rows(theory)).mark_line(strokeDash=[5, 4], strokeWidth=1.5, style="ink", clip=True)
-        dashed = dashed.encode(x=x, y=alt.Y("theory:Q", scale=scale, title=title))
-        layers.append(dashed.encode(detail="recipe:N") if by_role else dashed)
-    dots = base.mark_circle(size=42 if len(points) < 120 else 20, clip=True, opacity=1)
-    layers.append(dots.encode(y=up, color=recipe_colour(roles), opacity=focused(0.95, 0.08), tooltip=told))
-    return finish(layers, HEIGHT)
+    apart: dict[str, Any] = {"detail": "recipe:N"} if chart.by_role else {}
+    bar = {"opacity": 0.35, "strokeWidth": 4, "style": "faint", "clip": True}
+    line = {"strokeWidth": 1, "style": "faint", "opacity": 0.7, "clip": True}
+    dashed = {"strokeDash": [5, 4], "strokeWidth": 1.5, "style": "ink", "clip": True}
+    dots = {"size": 42 if len(points) < 120 else 20, "clip": True, "opacity": 1}
+    picked = {"color": recipe_colour(roles), "opacity": focused(0.95, 0.08)}
+    return finish(
+        [
+            *layer(bounds, "rule", bar, x=x, y=up("theory_low"), y2="theory_high:Q"),
+            *layer(points, "line", line, x=x, y=up(chart.y, aggregate="mean", axis=axis), **apart),
+            *layer(theory, "line", dashed, x=x, y=up("theory"), **apart),
+            *layer(points, "circle", dots, x=x, y=up(chart.y, axis=axis), tooltip=told, **picked),
+        ],
+        HEIGHT,
+    )
 
 
-def heat_map(frame: pl.DataFrame, x_axis: str, y_axis: str) -> Drawn:
+def heat_map(frame: pl.DataFrame, chart: HeatMap) -> Drawn:
     """Draw the shares ``value`` of branch ``on`` (-1: the input) in the output of sublayer ``of``, light to
     dark.
 
     Deep stacks are drawn in groups: shares of the branches of a group are added, those of sublayers averaged.
     """
     if frame.is_empty():
-        return nothing(HEIGHT)
+        return finish([], HEIGHT)
     deepest = int(_most(frame["of"])) + 1
     size = -(-deepest // CELLS)
     branch = pl.when(pl.col("on") < 0).then(-1).otherwise(pl.col("on") // size)  # -1 is the input
@@ -97,19 +87,20 @@ def heat_map(frame: pl.DataFrame, x_axis: str, y_axis: str) -> Drawn:
         .drop("of_group", "on_group")
     )
     top, axis = deepest + 0.5, _whole(deepest)
-    cells = alt.Chart(rows(grouped)).mark_rect(clip=True, strokeWidth=0)
+    down = alt.Scale(domain=[0.5, top], nice=False, reverse=True)
     share = alt.Tooltip("value:Q", title="share", format=".3f")
-    told = [alt.Tooltip("y:Q", title=y_axis), alt.Tooltip("x:Q", title=x_axis), share]
-    drawn = cells.encode(
-        x=alt.X("x:Q", title=x_axis, axis=axis, scale=alt.Scale(domain=[0.5 - size, top], nice=False)),
+    cells = layer(
+        grouped,
+        "rect",
+        {"clip": True, "strokeWidth": 0},
+        x=alt.X("x:Q", title=chart.x_axis, axis=axis, scale=alt.Scale(domain=[0.5 - size, top], nice=False)),
         x2="x2:Q",
-        y=alt.Y("y:Q", title=y_axis, axis=axis,
-                scale=alt.Scale(domain=[0.5, top], nice=False, reverse=True)),
+        y=alt.Y("y:Q", title=chart.y_axis, axis=axis, scale=down),
         y2="y2:Q",
         color=alt.Color("value:Q", scale=alt.Scale(range="heatmap", domain=[0, 1]), legend=None),
-        tooltip=told,
-    )  # fmt: skip
-    return finish([drawn], 320)
+        tooltip=[alt.Tooltip("y:Q", title=chart.y_axis), alt.Tooltip("x:Q", title=chart.x_axis), share],
+    )
+    return finish(cells, 320)
 
 
 def growth(changes: pl.DataFrame, fits: pl.DataFrame) -> Drawn:
@@ -118,90 +109,81 @@ def growth(changes: pl.DataFrame, fits: pl.DataFrame) -> Drawn:
     ``changes``: ``depth``, ``change``, ``recipe`` (what was changed), ``seed``; ``fits``: ``recipe``,
     ``law``, ``depth``, ``value``. Both axes are logarithmic: a power of N is a straight line.
     """
-    shown = changes.filter(pl.col("change").is_finite() & (pl.col("change") > 0))
-    if shown.is_empty():
-        return nothing(HEIGHT)
+    shown = changes.filter(has_place("change", log=True))
     scale, axis = log_or_linear(shown["change"].to_list(), log=True)
     deepest = int(_most(shown["depth"]))
     ticks = [n for n in (1, 2, 3, 5, 10, 20, 30, 50, 100, 200, 500) if n <= deepest]
     across = alt.Axis(values=ticks, grid=False, format="d")
     x = alt.X("depth:Q", title="sublayers N", scale=alt.Scale(type="log", nice=False), axis=across)
-    kinds = list(dict.fromkeys(shown["recipe"].to_list()))
-    scales = alt.Scale(domain=kinds, range="category")
+    up = partial(alt.Y, type="quantitative", title="mean square change", scale=scale)
+    scales = alt.Scale(domain=list(dict.fromkeys(shown["recipe"].to_list())), range="category")
     legend = alt.Legend(orient="top", direction="vertical", symbolType="circle", labelLimit=400)
     colour = alt.Color("recipe:N", scale=scales, title=None, legend=legend)
-    dots = alt.Chart(rows(shown)).mark_circle(size=30, opacity=0.7, clip=True)
     told = [alt.Tooltip("recipe:N", title="changed"), alt.Tooltip("depth:Q")]
-    layers: list[Any] = [
-        dots.encode(
-            x=x,
-            y=alt.Y("change:Q", title="mean square change", scale=scale, axis=axis),
-            color=colour,
-            tooltip=[*told, alt.Tooltip("change:Q", format=".3g"), alt.Tooltip("seed:Q")],
-        )
-    ]
+    measured = [*told, alt.Tooltip("change:Q", format=".3g"), alt.Tooltip("seed:Q")]
+    fitted = [*told, alt.Tooltip("law:N"), alt.Tooltip("value:Q", format=".3g")]
     lines = fits.filter((pl.col("value") > 0) & pl.col("law").is_in(list(LAWS)))
-    if len(lines):
-        known = [words for law, words in LAWS.items() if law in set(lines["law"])]
-        dash = alt.Scale(domain=known, range=[list(DASHES[words]) for words in known])
-        lines = lines.with_columns(pl.col("law").replace(LAWS))
-        strokes = alt.Legend(orient="bottom", symbolType="stroke")
-        line = alt.Chart(rows(lines)).mark_line(strokeWidth=1.5, clip=True)
-        layers.append(
-            line.encode(
-                x=x,
-                y=alt.Y("value:Q", scale=scale, title="mean square change"),
-                color=colour,
-                strokeDash=alt.StrokeDash("law:N", scale=dash, title=None, legend=strokes),
-                tooltip=[*told, alt.Tooltip("law:N"), alt.Tooltip("value:Q", format=".3g")],
-            )
+    known = [words for law, words in LAWS.items() if law in set(lines["law"])]
+    dashes = alt.Scale(domain=known, range=[list(DASHES[words]) for words in known])
+    strokes = alt.Legend(orient="bottom", symbolType="stroke")
+    dash = alt.StrokeDash("law:N", scale=dashes, title=None, legend=strokes)
+    dots, line = {"size": 30, "opacity": 0.7, "clip": True}, {"strokeWidth": 1.5, "clip": True}
+    layers = layer(shown, "circle", dots, x=x, y=up("change", axis=axis), color=colour, tooltip=measured)
+    if layers:
+        named = lines.with_columns(pl.col("law").replace(LAWS))
+        layers += layer(
+            named, "line", line, x=x, y=up("value"), color=colour, strokeDash=dash, tooltip=fitted
         )
     return finish(layers, HEIGHT)
 
 
-def strips(frame: pl.DataFrame, order: Sequence[str], quantities: Sequence[str], axis_title: str) -> Drawn:
+def strips(frame: pl.DataFrame, chart: Strips) -> Drawn:
     """Draw a strip for each category and quantity, with a tick per row.
 
     ``frame``: ``category``, ``what`` (the quantity), ``label`` and ``value``, which is positive.
     """
-    shown = frame.filter(pl.col("value").is_finite() & (pl.col("value") > 0))
-    if shown.is_empty():
-        return nothing(HEIGHT)
+    shown = frame.filter(has_place("value", log=True))
     scale, axis = log_or_linear(shown["value"].to_list(), log=True)
     named = shown.with_columns(row=pl.col("category") + ", " + pl.col("what"))
     present = set(named["row"].to_list())
+    order = [category.replace("_", "-") for category in chart.order]
     categories = dict.fromkeys([*order, *shown["category"].to_list()])
-    sort = [n for category in categories for what in quantities if (n := f"{category}, {what}") in present]
-    ticks = alt.Chart(rows(named)).mark_tick(thickness=1.5, size=13, opacity=0.55)
-    drawn = ticks.encode(
-        x=alt.X("value:Q", title=axis_title, scale=scale, axis=axis),
+    sort = [
+        n for category in categories for what in chart.quantities if (n := f"{category}, {what}") in present
+    ]
+    colours = alt.Scale(domain=list(chart.quantities), range="category")
+    ticks = layer(
+        named,
+        "tick",
+        {"thickness": 1.5, "size": 13, "opacity": 0.55},
+        x=alt.X("value:Q", title=chart.axis, scale=scale, axis=axis),
         y=alt.Y("row:N", sort=sort, title=None, axis=alt.Axis(ticks=False, grid=False)),
-        color=alt.Color("what:N", scale=alt.Scale(domain=list(quantities), range="category"), title=None),
+        color=alt.Color("what:N", scale=colours, title=None),
         tooltip=[alt.Tooltip("label:N"), alt.Tooltip("what:N"), alt.Tooltip("value:Q", format=".3g")],
     )
-    return finish([drawn], 20 * len(present))
+    return finish(ticks, 20 * len(present) or HEIGHT)
 
 
-def lines(frame: pl.DataFrame, x_axis: str, y_axis: str, *, log: bool = False) -> Drawn:
+def lines(frame: pl.DataFrame, chart: Lines) -> Drawn:
     """Draw ``y`` against ``x`` with a point per row, and a line per ``group`` if that column exists."""
-    shown = frame.filter(pl.col("y").is_finite() & ((pl.col("y") > 0) | pl.lit(not log)))
-    if shown.is_empty():
-        return nothing(HEIGHT)
-    scale, axis = log_or_linear(shown["y"].to_list(), log=log)
-    told = [alt.Tooltip("x:Q", title=x_axis), alt.Tooltip("y:Q", title=y_axis, format=".3g")]
+    shown = frame.filter(has_place("y", log=chart.log))
+    scale, axis = log_or_linear(shown["y"].to_list(), log=chart.log)
+    told = [alt.Tooltip("x:Q", title=chart.x_axis), alt.Tooltip("y:Q", title=chart.y_axis, format=".3g")]
     whole = shown["x"].dtype.is_integer()
     ticks = alt.Axis(grid=False, format="d", tickMinStep=1) if whole else alt.Axis(grid=False)
-    base = alt.Chart(rows(shown)).encode(
-        x=alt.X("x:Q", title=x_axis, scale=_snug(), axis=ticks),
-        y=alt.Y("y:Q", title=y_axis, scale=scale, axis=axis),
-    )
+    channels: dict[str, Any] = {
+        "x": alt.X("x:Q", title=chart.x_axis, scale=_snug(), axis=ticks),
+        "y": alt.Y("y:Q", title=chart.y_axis, scale=scale, axis=axis),
+    }
     if "group" in shown.columns:
         groups = list(dict.fromkeys(shown["group"].to_list()))
         legend = alt.Legend(orient="top", title=None, symbolType="stroke")
-        colour = alt.Color("group:N", scale=alt.Scale(domain=groups, range="category"), legend=legend)
-        base, told = base.encode(color=colour), [alt.Tooltip("group:N", title="line"), *told]
-    line = base.mark_line(strokeWidth=1.5, clip=True)
-    return finish([line, base.mark_circle(size=36, clip=True).encode(tooltip=told)], HEIGHT)
+        colours = alt.Scale(domain=groups, range="category")
+        channels["color"] = alt.Color("group:N", scale=colours, legend=legend)
+        told = [alt.Tooltip("group:N", title="line"), *told]
+    drawn = layer(shown, "line", {"strokeWidth": 1.5, "clip": True}, **channels)
+    drawn += layer(shown, "circle", {"size": 36, "clip": True}, **channels, tooltip=told)
+    return finish(drawn, HEIGHT)
 
 
 def _whole(most: int, first: int = 1) -> alt.Axis:

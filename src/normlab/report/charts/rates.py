@@ -13,12 +13,11 @@ from normlab.report.charts.theme import (
     Drawn,
     finish,
     focused,
+    layer,
     log_or_linear,
-    nothing,
     recipe_colour,
     recipe_dash,
     recipe_name,
-    rows,
 )
 
 HEIGHT: Final = 260
@@ -41,33 +40,26 @@ def loss_by_rate(
     the dashed line today's rate, and the dotted line ``reference``, named by ``words``.
     """
     if trials.is_empty():
-        return nothing(HEIGHT)
+        return finish([], HEIGHT)
     whole = trials.filter(pl.col("loss").is_finite())
-    low = min([reference, *whole["loss"].to_list()])
-    top = max([reference, *whole["loss"].to_list()])
+    low, top = (end([reference, *whole["loss"].to_list()]) for end in (min, max))
     edge = max(top - low, 1e-9) * EDGE
-    rate, up = (
-        _rate_axis([*trials["rate"].to_list(), today], "learning rate"),
-        _loss_axis(low - edge, top + 2 * edge),
-    )
-    x, y = rate("rate"), up("loss")
+    rate = _rate_axis([*trials["rate"].to_list(), today], "learning rate")
+    x, y = rate("rate"), _loss_axis(low - edge, top + 2 * edge)("loss")
     tips = [alt.Tooltip("rate:Q", format=".2~e"), alt.Tooltip("loss:Q", format=".3f"), "ended:N"]
     layers: list[Any] = []
     if usable is not None:
-        band = alt.Chart(alt.InlineData(values=[{"rate": usable[0], "end": usable[1]}]))
-        layers.append(band.mark_rect(opacity=0.12, style="ink").encode(x=x, x2="end:Q"))
-    level = alt.Chart(alt.InlineData(values=[{"loss": reference, "words": words}]))
-    layers.append(level.mark_rule(strokeDash=[2, 3], style="faint").encode(y=y))
-    text = level.mark_text(align="right", baseline="top", dx=-4, dy=4, style="faint")
-    layers.append(text.encode(y=y, x=alt.value("width"), text="words:N"))
+        band = {"rate": usable[0], "end": usable[1]}
+        layers += layer(band, "rect", {"opacity": 0.12, "style": "ink"}, x=x, x2="end:Q")
+    level = {"loss": reference, "words": words}
+    named = {"align": "right", "baseline": "top", "dx": -4, "dy": 4, "style": "faint"}
+    layers += layer(level, "rule", {"strokeDash": [2, 3], "style": "faint"}, y=y)
+    layers += layer(level, "text", named, y=y, x=alt.value("width"), text="words:N")
     layers += _today(today, rate, "height")
-    if len(whole):
-        line = alt.Chart(rows(whole)).encode(x=x, y=y, tooltip=tips)
-        layers.append(line.mark_line(point=alt.OverlayMarkDef(size=50, filled=True)))
+    dots = alt.OverlayMarkDef(size=50, filled=True)
+    layers += layer(whole, "line", {"point": dots}, x=x, y=y, tooltip=tips)
     early = trials.filter(pl.col("ended") != "").with_columns(loss=pl.col("loss").fill_null(top + edge))
-    if len(early):
-        cross = alt.Chart(rows(early)).mark_point(style="alarm", **CROSS)
-        layers.append(cross.encode(x=x, y=y, tooltip=[tips[0], tips[2]]))
+    layers += layer(early, "point", {"style": "alarm", **CROSS}, x=x, y=y, tooltip=[tips[0], tips[2]])
     return finish(layers, HEIGHT)
 
 
@@ -99,27 +91,22 @@ def loss_by_rate_and_size(
     tips = [recipe_name(), alt.Tooltip("rate:Q", format=".2~e")]
     losses = [alt.Tooltip(f"{n}:Q", format=".4~g") for n in ("loss", "low", "high", "seeds")]
     strong, layers = focused(1.0, 0.1), _today(today, x, 12)
-
-    def layer(table: pl.DataFrame, mark: str, style: dict[str, Any], **places: Any) -> None:
-        if len(table):
-            base = getattr(alt.Chart(rows(table)), f"mark_{mark}")(**style)
-            layers.append(base.encode(**{"color": recipe_colour(names), "opacity": strong, **places}))
-
+    own = partial(layer, color=recipe_colour(names), opacity=strong)
     dash, shared = recipe_dash(names), pl.col("shared")
     known = known.with_columns(at=pl.min_horizontal("loss", pl.lit(top + edge)))
     thin, wide = ({"clip": True, "strokeWidth": w} for w in (1, 2))
-    faint = focused(0.45, 0.05)
-    layer(known.filter(shared), "line", thin, x=x("rate"), y=y("at"), strokeDash=dash, opacity=faint)
-    layer(fits, "line", wide, x=x("rate"), y=y("loss"), strokeDash=dash)
-    layer(known, "rule", thin, x=x("rate"), y=y("low"), y2="high:Q")
-    for filled, table in ((True, known.filter(shared)), (False, known.filter(~shared))):
+    tried, faint = known.filter(shared), focused(0.45, 0.05)
+    layers += own(tried, "line", thin, x=x("rate"), y=y("at"), strokeDash=dash, opacity=faint)
+    layers += own(fits, "line", wide, x=x("rate"), y=y("loss"), strokeDash=dash)
+    layers += own(known, "rule", thin, x=x("rate"), y=y("low"), y2="high:Q")
+    for filled, some in ((True, tried), (False, known.filter(~shared))):
         dot = {"filled": filled, "size": 36}
-        layer(table, "point", dot, x=x("rate"), y=y("at"), tooltip=[*tips, *losses])
-    layer(best, "rule", INTERVAL, x=x("low"), x2="high:Q", y=y("loss"))
-    layer(best, "point", BEST, x=x("rate"), y=y("loss"), tooltip=[*tips, *losses[1:3]])
+        layers += own(some, "point", dot, x=x("rate"), y=y("at"), tooltip=[*tips, *losses])
+    layers += own(best, "rule", INTERVAL, x=x("low"), x2="high:Q", y=y("loss"))
+    layers += own(best, "point", BEST, x=x("rate"), y=y("loss"), tooltip=[*tips, *losses[1:3]])
     row = {name: top + (2 + i) * edge for i, name in enumerate(names)}
     early = early.with_columns(at=pl.col("recipe").replace_strict(row, return_dtype=pl.Float64))
-    layer(early, "point", CROSS, x=x("rate"), y=y("at"), tooltip=[*tips, "ended:N"])
+    layers += own(early, "point", CROSS, x=x("rate"), y=y("at"), tooltip=[*tips, "ended:N"])
     return finish(layers, HIGHER)
 
 
@@ -136,37 +123,37 @@ def best_by_size(
     sizes = sorted({*best["size"].to_list(), *line["size"].to_list()})
     along = log_or_linear(sizes, log=True)[0]
     x = alt.X("size:Q", scale=along, title=axis, axis=alt.Axis(values=sizes, format="d", grid=False))
-    scale, ticks = log_or_linear(every, log=True)
-    y = partial(alt.Y, type="quantitative", scale=scale, axis=ticks, title=title)
+    y = _quantity(alt.Y, title, log_or_linear(every, log=True))
     tips = [alt.Tooltip("size:Q", title=axis), *(alt.Tooltip(f"{n}:Q", format=".2~e") for n in columns)]
-    layers: list[Any] = []
-    if len(line):
-        base = alt.Chart(rows(line)).encode(x=x)
-        band = base.mark_area(opacity=0.12, strokeWidth=0, style="ink").encode(y=y("low"), y2="high:Q")
-        layers += [band, base.mark_line(strokeDash=[6, 4], strokeWidth=1.5, style="ink").encode(y=y("rate"))]
-    own = alt.Chart(rows(best)).encode(color=recipe_colour(names), opacity=focused(1.0, 0.15))
-    marked = [(own, INTERVAL, BEST)]
-    if len(asked := line.filter(pl.col("size").eq_missing(target))):
-        marked.append((alt.Chart(rows(asked)), {"style": "ink"}, {"style": "ink", "size": 90}))
-    for base, bar, dot in marked:
-        layers.append(base.mark_rule(**bar).encode(x=x, y=y("low"), y2="high:Q"))
-        layers.append(base.mark_point(**dot).encode(x=x, y=y("rate"), tooltip=tips))
+    band = {"opacity": 0.12, "strokeWidth": 0, "style": "ink"}
+    dashed = {"strokeDash": [6, 4], "strokeWidth": 1.5, "style": "ink"}
+    layers = layer(line, "area", band, x=x, y=y("low"), y2="high:Q")
+    layers += layer(line, "line", dashed, x=x, y=y("rate"))
+    asked, ink = line.filter(pl.col("size").eq_missing(target)), {"style": "ink"}
+    own = partial(layer, color=recipe_colour(names), opacity=focused(1.0, 0.15))
+    for draw, table, bar, dot in ((own, best, INTERVAL, BEST), (layer, asked, ink, {**ink, "size": 90})):
+        layers += draw(table, "rule", bar, x=x, y=y("low"), y2="high:Q")
+        layers += draw(table, "point", dot, x=x, y=y("rate"), tooltip=tips)
     return finish(layers, HIGHER)
 
 
+def _quantity(channel: type[Any], title: str, scale_and_axis: tuple[alt.Scale, alt.Axis]) -> partial[Any]:
+    scale, axis = scale_and_axis
+    return partial(channel, type="quantitative", scale=scale, axis=axis, title=title)
+
+
 def _rate_axis(rates: Sequence[float], title: str) -> partial[alt.X]:
-    scale, axis = log_or_linear(rates, log=True)
-    return partial(alt.X, type="quantitative", scale=scale, axis=axis, title=title)
+    return _quantity(alt.X, title, log_or_linear(rates, log=True))
 
 
 def _loss_axis(low: float, high: float) -> partial[alt.Y]:
-    scale, axis = alt.Scale(domain=[low, high], nice=False, zero=False), alt.Axis(tickCount=5)
-    return partial(alt.Y, type="quantitative", scale=scale, axis=axis, title="loss at the end")
+    scale = alt.Scale(domain=[low, high], nice=False, zero=False)
+    return _quantity(alt.Y, "loss at the end", (scale, alt.Axis(tickCount=5)))
 
 
 def _today(today: float, x: partial[alt.X], y: float | str) -> list[Any]:
     """A dashed line at today's rate, and its name at ``y`` px."""
-    now = alt.Chart(alt.InlineData(values=[{"rate": today, "words": "today"}])).encode(x=x("rate"))
-    rule = now.mark_rule(strokeDash=[6, 4], style="ink")
-    name = now.mark_text(align="left", baseline="bottom", dx=4, dy=-4, style="ink", fontSize=11)
-    return [rule, name.encode(y=alt.value(y), text="words:N")]
+    now, dashed = {"rate": today, "words": "today"}, {"strokeDash": [6, 4], "style": "ink"}
+    named = {"align": "left", "baseline": "bottom", "dx": 4, "dy": -4, "style": "ink", "fontSize": 11}
+    rule = layer(now, "rule", dashed, x=x("rate"))
+    return rule + layer(now, "text", named, x=x("rate"), y=alt.value(y), text="words:N")

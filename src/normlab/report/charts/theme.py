@@ -7,7 +7,7 @@ A chart names no colour. It asks for the range ``category`` or for a style (``in
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 import altair as alt
@@ -79,13 +79,29 @@ def recipe_dash(recipes: Sequence[str]) -> alt.StrokeDash:
     return alt.StrokeDash(field="recipe", type="nominal", scale=scale, title=None)
 
 
+def layer(
+    table: pl.DataFrame | Mapping[str, Any], mark: str, style: Mapping[str, Any], **channels: Any
+) -> list[Any]:
+    """Return a layer that draws the rows of a table, or the one row given, with a mark; none without rows."""
+    if isinstance(table, pl.DataFrame) and table.is_empty():
+        return []
+    data = rows(table) if isinstance(table, pl.DataFrame) else alt.InlineData(values=[dict(table)])
+    drawn = getattr(alt.Chart(data), f"mark_{mark}")(**style)
+    return [drawn.encode(**channels) if channels else drawn]
+
+
 def finish(layers: Sequence[Any], height: int) -> Drawn:
-    """Return the layers as one chart, as wide as its container, ``height`` px high.
+    """Return the layers as one chart, as wide as its container, ``height`` px high; without layers, a chart
+    that says so.
 
     Its signal ``focus`` holds the name of the recipe to highlight, or "" for none.
     """
     focus = alt.VariableParameter(name="focus", value="")
-    return alt.LayerChart(layer=layers, params=[focus], width="container", height=height)
+    drawn = layers or layer({}, "text", {"text": "no finite value", "style": "faint"})
+    for one in drawn[1:]:
+        if one.data == drawn[0].data:
+            one.data = drawn[0].data  # altair writes what all layers share only once
+    return alt.LayerChart(layer=drawn, params=[focus], width="container", height=height)
 
 
 def focused(full: float, dimmed: float = 0.07, *, alone: float | None = None) -> Any:
@@ -139,9 +155,14 @@ def rows(frame: pl.DataFrame) -> alt.InlineData:
     return alt.InlineData(values=short.write_csv(), format=alt.CsvDataFormat(type="csv", parse=kinds))
 
 
+def has_place(column: str, *, log: bool) -> pl.Expr:
+    """Whether a number can be drawn: it is finite and, on a logarithmic axis, above 0."""
+    return pl.col(column).is_finite() & ((pl.col(column) > 0) | pl.lit(not log))
+
+
 def log_or_linear(values: Sequence[float], *, log: bool, fixed: bool = False) -> tuple[alt.Scale, alt.Axis]:
     """Return a scale that covers the values, with round ticks."""
-    low, high = min(values), max(values)
+    low, high = min(values, default=1.0), max(values, default=1.0)
     if not log:
         free = alt.Scale(zero=low >= 0)
         return alt.Scale(domain=[low, high], nice=False) if fixed else free, alt.Axis(tickCount=5)
@@ -154,12 +175,6 @@ def log_or_linear(values: Sequence[float], *, log: bool, fixed: bool = False) ->
     scale = alt.Scale(type="log", domain=[low, high], nice=False)
     format_ = "~e" if len(decades) > 5 or low < 1e-3 else "~g"
     return scale, alt.Axis(values=[t for t in ticks if low <= t <= high], format=format_)
-
-
-def nothing(height: int) -> Drawn:
-    """Return the placeholder of a chart without finite values."""
-    empty = alt.Chart(alt.InlineData(values=[{}]))
-    return finish([empty.mark_text(text="no finite value", style="faint")], height)
 
 
 POINTS: Final = 400
