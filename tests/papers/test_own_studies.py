@@ -4,6 +4,7 @@ columns, and planted numbers come out.
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -85,10 +86,20 @@ def test_what_has_no_study_says_so(root):
 
 
 def test_every_study_belongs_to_an_artefact():
-    own = {study for study in vars(studies).values() if isinstance(study, studies.OwnStudy)}
-    assert {artefact.study for artefact in ARTEFACTS.values() if artefact.study} == own
+    own = {artefact.study for artefact in ARTEFACTS.values() if artefact.study}
     for study in own:
         assert callable(getattr(import_module(f"normlab.papers.studies.{study.module}"), study.__name__))
+    assert studies.VERSIONS.keys() <= {study.__name__ for study in own}
+    modules = {study.module: import_module(f"normlab.papers.studies.{study.module}") for study in own}
+    functions = {
+        (module, name)
+        for module, found in modules.items()
+        for name, value in inspect.getmembers(found, inspect.isfunction)
+        if value.__module__ == found.__name__
+        and inspect.signature(value).return_annotation == "Measurement"
+        and "lab" in inspect.signature(value).parameters
+    }
+    assert functions == {(study.module, study.__name__) for study in own}
 
 
 def test_a_wrong_block_disagrees(root, monkeypatch):

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from normlab.config.units import count
-from normlab.papers import studies
 from normlab.papers.artefact import Artefact, Reproduction, Superseded, Tally
 from normlab.papers.claim import VERDICTS, Claim, Measure
 from normlab.papers.measures import ShareGap, ShareTrained
 from normlab.papers.results import STATES, ArtefactStatus, Disagreement, State
+from normlab.papers.studies import TRAININGS
 from normlab.papers.trainings import LAPTOP, Scale, Trainings, work
 
 
@@ -194,7 +194,7 @@ def resolution(artefact: Artefact, scale: Scale) -> str:
         share_gap,
     )
 
-    if artefact.study != studies.trainings or scale not in artefact.trainings:
+    if artefact.study != TRAININGS or scale not in artefact.trainings:
         return ""
     measures, seeds, parts = artefact.settings["measures"], artefact.trainings[scale].seeds, list[str]()
     if any(one.within_seeds for one in measures.values()):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from normlab.papers import studies
 from normlab.papers.bases import CONVERGED, TO_THE_END
 from normlab.papers.cells import declare, printed_values
 from normlab.papers.claim import at_least, at_most, fails, negative, positive, within
@@ -300,7 +299,7 @@ _PARAMETERS: Final = printed_values("liu2020.parameters")
 """Millions, by model."""
 PARAMETERS: Final = declare(
     "liu2020.parameters",
-    studies.parameter_counts,
+    "model_parts.parameter_counts",
     settings={
         "models": {
             "IWSLT'14 De-En small": ("small", 6, 6, 10_000),
