@@ -245,7 +245,7 @@ class ReproduceCommand:
         if not self.names:
             raise UserError("name an artefact, a paper or all, as in: normlab papers reproduce liu2020.fig4")
         if self.data is not None:
-            os.environ["NORMLAB_DATA"] = str(self.data.absolute())  # where trainings read it
+            os.environ["NORMLAB_DATA"] = str(self.data.absolute())  # where studies and trainings read it
         backend(self.on)  # reject a wrong name before anything is measured
         budget, wanted = seconds_of(self.budget, "--budget"), self._wanted()
         until = math.inf if budget is None else time.monotonic() + budget
@@ -295,7 +295,7 @@ class ReproduceCommand:
 
         jobs = min(self.jobs or usable_cores(), len(todo))
         done, failed = list[str](), list[str]()
-        for artefact, measure in each(todo, self._texts(), self.runs, _progress, jobs=jobs, until=until):
+        for artefact, measure in each(todo, self.runs, _progress, jobs=jobs, until=until):
             (done if self._done(artefact, measure) else failed).append(artefact.id)
         left = [artefact.id for artefact in todo if artefact.id not in {*done, *failed}]
         if left:
@@ -321,10 +321,8 @@ class ReproduceCommand:
         training = PlanTrainer(planned, self.runs, jobs, until, _progress, start=where.start)
 
         def ended(id_: str) -> None:
-            runs = planned.whole(id_)
-            texts, given = self._texts(), {"scale": self.scale, "runs": runs, "queue": queue}
-            measure = partial(reproduce, todo[id_], texts, self.runs, _progress, **given)
-            if not self._done(todo[id_], measure):
+            given = {"scale": self.scale, "runs": planned.whole(id_), "queue": queue}
+            if not self._done(todo[id_], partial(reproduce, todo[id_], self.runs, _progress, **given)):
                 failed.append(id_)
 
         training.run(ended)
@@ -348,9 +346,6 @@ class ReproduceCommand:
                 f" none here; type --device cpu to train them on this processor{slow}, or --on ray for a "
                 "cluster that has one"
             )
-
-    def _texts(self) -> Path | None:
-        return Path(given) if (given := os.environ.get("NORMLAB_DATA")) else None
 
     def _done(self, artefact: Artefact, measure: Callable[[], Reproduction] | None) -> bool:
         """Measure an artefact unless it is measured, print its verdicts, write its page; return success."""
