@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -41,19 +41,14 @@ def on_backend(request: CompareRequest) -> CompareRequest:
 class Grid(ABC):
     """The configurations of a comparison, by the name of a recipe or setup, learning rate and seed."""
 
+    metrics: tuple[Metric, ...]
+    """The scores of a run, the headline first."""
+    rate_metric: Metric
+    """The dev metric by which rates are chosen."""
+
     def __init__(self, request: CompareRequest) -> None:
         self.request = on_backend(request)
         self.seeds = tuple(range(request.first_seed, request.first_seed + request.seeds))
-
-    @property
-    @abstractmethod
-    def metrics(self) -> tuple[Metric, ...]:
-        """The scores of a run, the headline first."""
-
-    @property
-    @abstractmethod
-    def rate_metric(self) -> Metric:
-        """The dev metric by which rates are chosen."""
 
     @abstractmethod
     def rates(self, name: str) -> tuple[float, ...]:
@@ -87,9 +82,15 @@ class Grid(ABC):
         """The name on pages."""
         return name
 
-    def _refuse_same_labels(self) -> None:
-        for other, name in alike({name: self.label(name) for name in self.request.recipes}):
-            raise UserError(f"{other!r} and {name!r} have the same short name; give one of them another")
+    def _refuse_same(self, keys: Mapping[str, str], message: str) -> None:
+        """Raise UserError with both names if two have the same key, or the same short name."""
+        labels = {name: self.label(name) for name in self.request.recipes}
+        short = "{!r} and {!r} have the same short name; give one of them another"
+        for key_of, words in ((keys, message), (labels, short)):
+            seen: dict[str, str] = {}
+            for name, key in key_of.items():
+                if (other := seen.setdefault(key, name)) != name:
+                    raise UserError(words.format(other, name))
 
     def swept(self, name: str) -> tuple[float, ...]:
         """The rates of the sweep; none if there is nothing to choose."""
@@ -129,14 +130,6 @@ class Grid(ABC):
         return sum(self.folder(name, lr, seed).status().state != "done" for seed in self.seeds)
 
 
-def alike(keys: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield pairs of names with the same key, the earlier name first."""
-    names: dict[str, str] = {}
-    for name, key in keys.items():
-        if (other := names.setdefault(key, name)) != name:
-            yield other, name
-
-
 def grid_of(request: CompareRequest, setups: Mapping[str, Any] | None = None) -> Grid:
     """The runs that a request asks for; it may name which of the ``setups`` it compares."""
     if setups:
@@ -162,22 +155,11 @@ class RunGrid(Grid):
         self.base = {c.recipe: replace(c, data=data) for c in resolved}
         for config in self.base.values():
             self.task.check_text(config, self.corpus)
-        self._refuse_same()
+        ids = {name: run_id(config) for name, config in self.base.items()}
+        self._refuse_same(ids, "the recipes {!r} and {!r} are the same; keep one of them")
+        self.metrics = self.task.metrics_on(self.corpus)
+        self.rate_metric = selection_metric((NLL, *self.metrics), self.task.rate_metric.name)
         self._costs: dict[str, Cost] = {}
-
-    def _refuse_same(self) -> None:
-        """Raise UserError if two names resolve to the same run, or have the same short name."""
-        for other, name in alike({name: run_id(config) for name, config in self.base.items()}):
-            raise UserError(f"the recipes {other!r} and {name!r} are the same; keep one of them")
-        self._refuse_same_labels()
-
-    @property
-    def metrics(self) -> tuple[Metric, ...]:
-        return self.task.metrics_on(self.corpus)
-
-    @property
-    def rate_metric(self) -> Metric:
-        return selection_metric((NLL, *self.metrics), self.task.rate_metric.name)
 
     def rates(self, name: str) -> tuple[float, ...]:
         return tuple(self.request.lrs)
@@ -256,22 +238,16 @@ class SetupGrid(Grid):
         self.setups = setups
         self.are_files = all(isinstance(value, str) for value in setups.values())
         self.seen = {name: own_runs.read(setups, name, request.sweep_seed) for name in setups}
-        super().__init__(self._on_device(request))
-        self._refuse_same()
-
-    def _on_device(self, request: CompareRequest) -> CompareRequest:
-        device = next(iter(self.seen.values())).device
-        machine = replace(request.base.machine, device=device)
-        jobs = request.jobs if self.are_files else 1
-        return replace(request, jobs=jobs, base=replace(request.base, machine=machine))
-
-    def _refuse_same(self) -> None:
-        for other, name in alike({name: seen.digest for name, seen in self.seen.items()}):
-            raise UserError(f"{other} and {name} are the same, file by file; change one of them")
-        self._refuse_same_labels()
+        self.first = next(iter(self.seen))
+        first = self.seen[self.first]
+        self.metrics, self.rate_metric = (first.metric,), first.metric
+        base = replace(request.base, machine=replace(request.base.machine, device=first.device))
+        super().__init__(replace(request, jobs=request.jobs if self.are_files else 1, base=base))
+        digests = {name: seen.digest for name, seen in self.seen.items()}
+        self._refuse_same(digests, "{} and {} are the same, file by file; change one of them")
         if len({seen.batches for seen in self.seen.values()}) > 1:
             raise UserError(
-                f"{next(iter(self.seen))} draws other batches each time from the same seed, but all runs of "
+                f"{self.first} draws other batches each time from the same seed, but all runs of "
                 "a seed must see the same: take seed as an argument of setup(), and seed every generator"
             )
         if len(metrics := {seen.metric.label for seen in self.seen.values()}) > 1:
@@ -279,14 +255,6 @@ class SetupGrid(Grid):
                 f"the losses have different units, {' and '.join(sorted(metrics))}: one is just a "
                 "cross-entropy, and another is not; let loss= return the same in each file"
             )
-
-    @property
-    def metrics(self) -> tuple[Metric, ...]:
-        return (next(iter(self.seen.values())).metric,)
-
-    @property
-    def rate_metric(self) -> Metric:
-        return self.metrics[0]
 
     def rates(self, name: str) -> tuple[float, ...]:
         own = self.seen[name].course.rate
@@ -305,8 +273,8 @@ class SetupGrid(Grid):
         )
 
     def known(self) -> dict[str, Any]:
-        name, seen = next(iter(self.seen.items()))
-        first, steps = self.label(name), self.request.base.train.steps
+        seen = self.seen[self.first]
+        first, steps = self.label(self.first), self.request.base.train.steps
         scored = "the mean loss of the last tenth of the steps, each before its step"
         if seen.held_out:
             scored = count(seen.held_out, "batch")

@@ -10,7 +10,7 @@ import numpy as np
 
 from normlab.comparison.grid import Grid, grid_of
 from normlab.comparison.result import CompareRequest, has_trained, noun_of
-from normlab.comparison.statistics import MetricScale, detectable
+from normlab.comparison.statistics import MetricScale, detectable, pooled
 from normlab.config.config import SeedConfig, run_id
 from normlab.config.io import validated
 from normlab.config.metric import Metric
@@ -165,10 +165,7 @@ def spread(root: Path, task: str, metric: Metric) -> Spread | None:
         if config.task == task and outcome and has_trained(outcome.state) and isinstance(score, int | float):
             key = run_id(replace(config, seeds=SeedConfig(0, 0, 0)))
             groups.setdefault(key, []).append(float(score))
-    several = [MetricScale(metric).values(np.array(scores)) for scores in groups.values() if len(scores) > 1]
-    if not several:
+    found = pooled(MetricScale(metric).values(np.array(scores)) for scores in groups.values())
+    if found is None:
         return None
-    freedom = sum(len(values) - 1 for values in several)
-    variance = sum(float(((values - values.mean()) ** 2).sum()) for values in several) / freedom
-    centre = float(np.mean([values.mean() for values in several]))
-    return Spread(variance**0.5, centre, len(several), str(root))
+    return Spread(found.variance**0.5, found.centre, found.groups, str(root))
