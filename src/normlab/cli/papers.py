@@ -132,8 +132,7 @@ def _show_all(standings: Sequence[ArtefactStatus]) -> None:
         table.add_row(Text(s.artefact.id), Text(scale), hold, *cells)
     totals = words.by_kind(standings).items()
     terminal.write(table, *(f"{counted}: {', '.join(words.overall(some))}" for counted, some in totals))
-    for found in disagreements(standings):
-        terminal.write(Text(words.disagreeing(found)))
+    terminal.write(*map(Text, disagreements(standings)))
 
 
 def _show_one(standing: ArtefactStatus, others: Sequence[ArtefactStatus]) -> None:
@@ -304,7 +303,7 @@ class ReproduceCommand:
 
     def _train(self, todo: Mapping[str, Artefact], until: float) -> list[str]:
         """Train what the artefacts need; measure each when its runs have ended; return those that failed."""
-        from normlab.papers.planning import PlanTrainer, plan
+        from normlab.papers.planning import plan, train
         from normlab.papers.reproduce import reproduce
 
         where = backend(self.on)
@@ -318,22 +317,20 @@ class ReproduceCommand:
             errors.write(f"normlab: {', '.join(ids)}: {reason}")
         self._require_device(machine.device, len(planned.todo))
         queue = partial(Queue, jobs=jobs, start=where.start, until=until)
-        training = PlanTrainer(planned, self.runs, jobs, until, _progress, start=where.start)
 
         def ended(id_: str) -> None:
             given = {"scale": self.scale, "runs": planned.whole(id_), "queue": queue}
             if not self._done(todo[id_], partial(reproduce, todo[id_], self.runs, _progress, **given)):
                 failed.append(id_)
 
-        training.run(ended)
-        for run, reason in training.failed.items():
+        lost = train(planned, self.runs, jobs, ended, until=until, log=_progress, start=where.start)
+        for run, reason in lost.items():
             errors.write(f"normlab: run {run} could not be trained: {reason}")
         for id_ in planned.cells:
-            open_ = len(planned.open_runs(id_))
-            if open_:
+            if open_ := len(planned.open_runs(id_)):
                 whole = count(len(planned.runs(id_)), "run")
                 print(f"{id_}: {open_} of {whole} left; type the same command again to continue")
-        return [*failed, *(id_ for id_ in planned.cells if training.failed.keys() & planned.open_runs(id_))]
+        return [*failed, *(id_ for id_ in planned.cells if lost.keys() & planned.open_runs(id_))]
 
     def _require_device(self, device: str, runs: int) -> None:
         """Raise UserError if runs are to be trained here on an accelerator, but there is none."""

@@ -63,7 +63,9 @@ class TrainingPlan:
 
 
 def _preparing(root: Path) -> Callable[[Config], DataConfig]:
-    """Prepare each data set below a folder once; missing data raises FileNotFoundError each time."""
+    """Prepare each data set below a folder once; missing data raises the same FileNotFoundError each time,
+    because asking the Hub takes long where there is no network.
+    """
     prepared: dict[tuple[str, DataConfig], DataConfig | FileNotFoundError] = {}
 
     def prepare(config: Config) -> DataConfig:
@@ -152,68 +154,62 @@ def _ordered(missing: Mapping[str, Mapping[str, Config]], claims: Mapping[str, i
     return ordered
 
 
-@dataclass
-class PlanTrainer:
-    """Trains a plan within a budget, and says when the runs of an artefact have all ended."""
+def train(
+    plan: TrainingPlan,
+    root: Path,
+    jobs: int,
+    ended: Callable[[str], None],
+    *,
+    until: float = math.inf,
+    log: Callable[[str], None] = quiet,
+    start: Callable[[Path], Worker] = Process,
+) -> Mapping[str, str]:
+    """Train a plan; return why runs could not be trained, by run id.
 
-    plan: TrainingPlan
-    root: Path
-    jobs: int
-    until: float = math.inf
-    """The time of ``time.monotonic`` by which runs should end: none is started that would not, by the pace of
-    those that have ended.
+    ``ended`` is called with the id of each artefact as soon as it has all its runs, and in the end with those
+    that have enough of them. No run is started that would not end by ``until``, a time of
+    ``time.monotonic``, at the pace of those that have ended. ``start`` makes the workers, see ``Queue``.
     """
-    log: Callable[[str], None] = quiet
-    failed: dict[str, str] = field(default_factory=dict)
-    """Run id to the reason why it could not be trained."""
-    start: Callable[[Path], Worker] = Process
-    """Makes the workers (see ``Place.start``)."""
+    began, left, trained = time.monotonic(), set(plan.cells), list[Config]()
 
-    def run(self, ended: Callable[[str], None]) -> None:
-        """Train; call ``ended`` with the id of each artefact as soon as it has all its runs, and in the end
-        with those that have enough of them.
-        """
-        start, open_, ended_runs = time.monotonic(), set(self.plan.cells), list[Config]()
-        queue = Queue(
-            self.root, self.jobs, lambda folders: self._stop_in_time(queue, start, ended_runs), self.start
-        )
+    def stop_in_time(folders: Sequence[RunFolder]) -> None:
+        if queue.waiting:
+            now, done = time.monotonic(), sum(map(work, trained))
+            one = jobs * (now - began) / done * work(queue.waiting[0]) if done else 0.0
+            if now + one > until:
+                queue.waiting.clear()
 
-        def after(config: Config) -> None:
-            ended_runs.append(config)
-            self._tell(ended_runs, start)
-            whole({i for i in open_ if run_id(config) in self.plan.runs(i)})
-
-        def whole(among: Iterable[str]) -> None:
-            for id_ in sorted(i for i in among if not self.plan.open_runs(i)):
-                open_.remove(id_)
-                ended(id_)
-
-        whole(list(open_))
-        for config in self.plan.todo.values():
-            queue.add(config)
-        queue.run(after)
-        self.failed = queue.failed
-        for id_ in sorted(id_ for id_ in open_ if self.plan.whole(id_)):
+    def end_whole(among: Iterable[str]) -> None:
+        for id_ in sorted(i for i in among if not plan.open_runs(i)):
+            left.remove(id_)
             ended(id_)
 
-    def _stop_in_time(self, queue: Queue, start: float, ended_runs: Sequence[Config]) -> None:
-        if not queue.waiting:
-            return
-        now, done = time.monotonic(), sum(map(work, ended_runs))
-        one = self.jobs * (now - start) / done * work(queue.waiting[0]) if done else 0.0
-        if now + one > self.until:
-            queue.waiting.clear()
+    def after(config: Config) -> None:
+        trained.append(config)
+        log(_progress(plan, root, trained, time.monotonic() - began))
+        end_whole({i for i in left if run_id(config) in plan.runs(i)})
 
-    def _tell(self, ended_runs: Sequence[Config], start: float) -> None:
-        config = ended_runs[-1]
-        status = RunFolder(self.root / run_id(config)).status()
-        outcome = status.outcome.state if status.outcome else status.state
-        done, whole = (sum(map(work, some)) for some in (ended_runs, self.plan.todo.values()))
-        rest = (time.monotonic() - start) * (whole - done) / done
-        self.log(
-            f"{len(ended_runs)} of {count(len(self.plan.todo), 'run')}, {duration(rest)} left: "
-            f"{config.recipe}, lr {config.optim.lr:g}, seed {config.seeds.init}: {outcome}"
-        )
+    queue = Queue(root, jobs, stop_in_time, start)
+    end_whole(list(left))
+    for config in plan.todo.values():
+        queue.add(config)
+    queue.run(after)
+    for id_ in sorted(id_ for id_ in left if plan.whole(id_)):
+        ended(id_)
+    return queue.failed
+
+
+def _progress(plan: TrainingPlan, root: Path, trained: Sequence[Config], seconds: float) -> str:
+    """Say how the last of the trained runs ended, and how long the others will take."""
+    config = trained[-1]
+    status = RunFolder(root / run_id(config)).status()
+    outcome = status.outcome.state if status.outcome else status.state
+    done, whole = (sum(map(work, some)) for some in (trained, plan.todo.values()))
+    left = duration(seconds * (whole - done) / done)
+    return (
+        f"{len(trained)} of {count(len(plan.todo), 'run')}, {left} left: "
+        f"{config.recipe}, lr {config.optim.lr:g}, seed {config.seeds.init}: {outcome}"
+    )
 
 
 def _missing_data_help(artefact: Artefact, scale: Scale, data: DataConfig, error: FileNotFoundError) -> str:

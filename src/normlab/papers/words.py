@@ -10,7 +10,7 @@ from normlab.config.units import count
 from normlab.papers.artefact import Artefact, Reproduction, Superseded, Tally
 from normlab.papers.claim import VERDICTS, Claim, Measure
 from normlab.papers.measures import ShareGap, ShareTrained
-from normlab.papers.results import STATES, ArtefactStatus, Disagreement, State
+from normlab.papers.results import STATES, ArtefactStatus, State
 from normlab.papers.studies import TRAININGS
 from normlab.papers.trainings import LAPTOP, Scale, Trainings, work
 
@@ -154,17 +154,6 @@ def stood_in(found: Reproduction) -> str:
     return (
         f"This was measured on the built-in corpus, because {found.stand_in} was not there, and decides "
         "nothing of what the paper says; set NORMLAB_DATA to the folder that has it, and measure it again"
-    )
-
-
-def disagreeing(found: Disagreement) -> str:
-    """Say which results disagree about a run, and how to measure both from one training."""
-    one, other = (f"{v:.6g}" if isinstance(v, float) else str(v) for v in found.values)
-    first, second = found.artefacts
-    return (
-        f"{first} and {second} disagree about run {found.run}, {found.score}: {one} and {other}. It was "
-        "trained twice, and each holds one of the trainings; to measure both from the same: "
-        f"normlab papers reproduce {first} {second} --again"
     )
 
 
