@@ -99,13 +99,13 @@ def plan(
     """
     prepare, machine = _preparing(root), machine or MachineConfig()
     cells: dict[str, Cells] = {}
-    configs: dict[str, dict[str, Config]] = {}
+    missing: dict[str, dict[str, Config]] = {}
     without_text: dict[str, str] = {}
     for artefact in artefacts:
         if scale not in artefact.trainings:
             continue
         folders: dict[str, list[RunFolder]] = {}
-        own: list[tuple[int, str, Config]] = []
+        own: list[tuple[int, Config]] = []
         for cell, seed, asked in artefact.trainings[scale].configs():
             try:
                 config = _resolved(asked, prepare, machine)
@@ -114,17 +114,17 @@ def plan(
             except FileNotFoundError as error:
                 without_text[artefact.id] = _missing_data_help(artefact, scale, asked.data, error)
                 break
-            own.append((seed, run_id(config), config))
-            folders.setdefault(cell, []).append(_folder(run_id(config), root))
-        if artefact.id in without_text:
-            continue
-        cells[artefact.id] = {cell: tuple(some) for cell, some in folders.items()}
-        configs[artefact.id] = {run: config for _, run, config in sorted(own, key=lambda one: one[0])}
+            folder = _folder(run_id(config), root)
+            folders.setdefault(cell, []).append(folder)
+            if not _done(folder):
+                own.append((seed, config))
+        else:
+            cells[artefact.id] = {cell: tuple(some) for cell, some in folders.items()}
+            by_seed = sorted(own, key=lambda one: one[0])
+            missing[artefact.id] = {run_id(config): config for _, config in by_seed}
+    todo = _ordered(missing, {a.id: max(1, len(a.claims)) for a in artefacts})
     least = {a.id: t.least or t.seeds for a in artefacts if (t := a.trainings.get(scale))}
-    found = TrainingPlan(cells, {}, least, without_text)
-    open_ = {run for id_ in cells for run in found.open_runs(id_)}
-    missing = {id_: {run: c for run, c in own.items() if run in open_} for id_, own in configs.items()}
-    return replace(found, todo=_ordered(missing, {a.id: max(1, len(a.claims)) for a in artefacts}))
+    return TrainingPlan(cells, todo, least, without_text)
 
 
 def _resolved(asked: Config, prepare: Callable[[Config], DataConfig], machine: MachineConfig) -> Config:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from itertools import product
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from normlab.nn import Attention, LayerNorm, Norm, ScaleNorm, Seq2Seq, Sublayer, stack_of, wrap
 from normlab.papers.artefact import Measurement
 from normlab.papers.claim import Measure
-from normlab.papers.intervals import exponential, geometric, lowest, mean_ratio, simultaneous
+from normlab.papers.intervals import exponential, lowest, mean_ratio, simultaneous
 from normlab.papers.lab import Lab, Row, apart, generator, size
 from normlab.papers.studies.lemmas import ROLES, TheoryNetwork
 from normlab.training.subjects import mean_loss
@@ -169,7 +169,7 @@ def attention_matrices(
             row[f"{what}_relative"] = row[what] / max(r[what] for r in rows)
     measures: dict[str, Measure] = {}
     for what in ("gradient", "update"):
-        by = {kind: geometric(r[what] for r in own) for kind, own in apart(rows, "kind").items()}
+        by = {kind: geometric_mean(r[what] for r in own) for kind, own in apart(rows, "kind").items()}
         ratio = (by["value"] * by["output"] / by["query"] / by["key"]) ** 0.5
         measures[f"{what}_values_over_queries"] = Measure.exact(ratio)
         measures[f"{what}_spread"] = Measure.exact(max(r[what] for r in rows) / min(r[what] for r in rows))
