@@ -66,7 +66,7 @@ def compare(
     request = grid.request
     list(map(grid.recipe, request.recipes))  # find what cannot be counted before the first training
     work = Queue(request.out, grid.request.jobs, watch, grid.start)
-    left = {recipe: {(lr, request.sweep_seed) for lr in grid.swept(recipe)} for recipe in request.recipes}
+    left = {recipe: {(lr, request.sweep_seed) for lr in grid.sweep(recipe)} for recipe in request.recipes}
     reported: set[str] = set()
 
     def finished(recipe: str) -> bool:

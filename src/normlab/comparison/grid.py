@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
@@ -92,39 +93,31 @@ class Grid(ABC):
                 if (other := seen.setdefault(key, name)) != name:
                     raise UserError(words.format(other, name))
 
-    def swept(self, name: str) -> tuple[float, ...]:
-        """The rates of the sweep; none if there is nothing to choose."""
-        rates = self.rates(name)
-        return rates if len(rates) > 1 else ()
-
     def sweeps(self) -> list[tuple[str, float]]:
         """Each name with each rate of its sweep: the first rate of all names, then the second, and so on."""
         names = self.request.recipes
-        return sorted(
-            ((name, lr) for name in names for lr in self.swept(name)),
-            key=lambda one: (self.swept(one[0]).index(one[1]), names.index(one[0])),
-        )
+        by_place = zip_longest(*([(name, lr) for lr in self.sweep(name)] for name in names))
+        return [one for place in by_place for one in place if one is not None]
 
     def folder(self, name: str, lr: float, seed: int) -> RunFolder:
         return RunFolder(self.request.out / run_id(self.config(name, lr, seed)))
 
-    def sweep(self, name: str) -> list[RunFolder]:
-        """Return the folders of a recipe's sweep, one for each learning rate."""
-        return [self.folder(name, lr, self.request.sweep_seed) for lr in self.swept(name)]
+    def sweep(self, name: str) -> dict[float, RunFolder]:
+        """The folders of the sweep by rate; none if there is nothing to choose."""
+        rates, seed = self.rates(name), self.request.sweep_seed
+        return {lr: self.folder(name, lr, seed) for lr in rates} if len(rates) > 1 else {}
 
     def trials(self, name: str) -> tuple[SweepRun, ...]:
-        return tuple(
-            SweepRun.of(f.path.name, lr, f.status())
-            for f, lr in zip(self.sweep(name), self.swept(name), strict=True)
-        )
+        return tuple(SweepRun.of(f.path.name, lr, f.status()) for lr, f in self.sweep(name).items())
 
     def chosen_lr(self, name: str) -> float:
         """Return the learning rate that the sweep chose, see ``choose``, or the only one."""
-        return choose(self.trials(name), self.rate_metric) if self.swept(name) else self.rates(name)[0]
+        trials = self.trials(name)
+        return choose(trials, self.rate_metric) if trials else self.rates(name)[0]
 
     def open_seed_runs(self, name: str) -> int:
         """Return how many runs with the reported seeds are left, whichever learning rate is chosen."""
-        if any(folder.status().state != "done" for folder in self.sweep(name)):
+        if any(folder.status().state != "done" for folder in self.sweep(name).values()):
             return len(self.seeds)
         lr = self.chosen_lr(name)
         return sum(self.folder(name, lr, seed).status().state != "done" for seed in self.seeds)

@@ -119,7 +119,7 @@ def plan(request: CompareRequest, kept: Sequence[Path] = (Path("results"),)) -> 
     sweep = tuple(
         PlannedRun(recipe, lr, request.sweep_seed, folder.path.name, folder.status().state == "done")
         for recipe in request.recipes
-        for lr, folder in zip(grid.swept(recipe), grid.sweep(recipe), strict=True)
+        for lr, folder in grid.sweep(recipe).items()
     )
     seconds = grid.seconds()
     open_runs = sum(not p.done for p in sweep) + sum(map(grid.open_seed_runs, request.recipes))
@@ -145,7 +145,7 @@ def power(
     """Yield what some numbers of seeds, the smallest first, could tell about two recipes or more."""
     for seeds in sorted({*NUMBERS, request.seeds} if len(request.recipes) > 1 else ()):
         size = detectable(len(request.recipes), seeds)
-        runs = sum(len(grid.swept(recipe)) + seeds for recipe in request.recipes)
+        runs = sum(len(grid.sweep(recipe)) + seeds for recipe in request.recipes)
         points = seen.size(metric, size) if seen else None
         yield Power(seeds, size, points, runs, -(-runs // request.jobs) * run_seconds)
 
