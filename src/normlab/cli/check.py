@@ -159,7 +159,6 @@ class CheckCommand(SourceFlags):
 
 
 def _print(source: NamedSetup, report: Report) -> None:
-    """Print the failures, what holds, and what could not be tested."""
     terminal.write(
         *(Text(line.text, STYLES[line.kind]) for line in report.lines()),
         *title_lines(source.title, {**source.facts, **report.facts}),

@@ -128,7 +128,6 @@ class CompareCommand:
 
 
 def _print_plan(planned: ComparePlan, *, jobs: int) -> None:
-    """Print the runs of a plan, what they could show, and how long they take."""
     table = terminal.table(planned.noun, ">lr", ">seed", "run", "")
     for run in planned.sweep:
         table.add_row(run.recipe, rate(run.lr), str(run.seed), run.run, "done" if run.done else "to train")

@@ -142,7 +142,6 @@ def load(name_or_file: str) -> Config:
 
 
 def _is_file_name(name_or_file: str) -> bool:
-    """Whether ``--config`` names a file and not a configuration."""
     return name_or_file.endswith(".json") or "/" in name_or_file
 
 

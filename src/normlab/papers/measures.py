@@ -75,7 +75,6 @@ class _ScoresOfTwo(OfRuns, Generic[C]):
 
 
 def _by_seed(values: Callable[[str], Iterable[T]], cells: Pair) -> Iterator[tuple[T, T]]:
-    """Return the values of both cells at each seed."""
     return zip(values(cells.a), values(cells.b), strict=True)
 
 

@@ -82,7 +82,6 @@ def _of(name: str, beta: float = 0.999) -> tuple[str, ...]:
 
 
 def _both(a: str, b: str) -> tuple[tuple[str, str], ...]:
-    """The same cells of two placements."""
     return tuple((x, y) for beta in _BETAS for x, y in zip(_of(a, beta), _of(b, beta), strict=True))
 
 

@@ -216,14 +216,12 @@ class _Elementary(nn.Module):
 
 
 def _layer_normed(norm: LayerNorm, x: Tensor) -> Tensor:
-    """LayerNorm as its equation is written."""
     centred = x - x.mean(-1, keepdim=True)
     variance = centred.square().mean(-1, keepdim=True)
     return centred * torch.rsqrt(variance + norm.eps) * norm.weight + norm.bias
 
 
 def _scale_normed(norm: ScaleNorm, x: Tensor) -> Tensor:
-    """ScaleNorm as its equation is written."""
     return x * (norm.g / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=1e-5))
 
 

@@ -66,7 +66,6 @@ class Trained:
         return [_dev_curve(folder, metric) for folder in self.cells[cell]]
 
     def trained(self, cell: str) -> list[bool]:
-        """Return whether each seed trained."""
         return [has_trained(_outcome(folder)) for folder in self.cells[cell]]
 
     def trained_to_the_end(self, cell: str) -> list[bool]:
@@ -101,14 +100,12 @@ class Trained:
         return _mapped(mean(first - second), lambda moved: MetricScale(metric).difference(centre, moved))
 
     def models(self, cell: str) -> list[TrainedModel]:
-        """Return the model that each seed trained."""
         return [TrainedModel(folder) for folder in self.cells[cell]]
 
     mean = staticmethod(mean)
     mean_ratio = staticmethod(mean_ratio)
 
     def share(self, found: Sequence[bool]) -> Measure:
-        """Return a share with its exact interval."""
         return replace(_measured(share(sum(found), len(found)), len(found)), share=True)
 
     def share_gap(self, first: Sequence[bool], second: Sequence[bool]) -> Measure:
