@@ -277,20 +277,15 @@ def answers(lab: Lab, *, rows: Mapping[str, tuple[str, str]]) -> Measurement:
 
     Raises UserError for an artefact that was not measured for today's claims.
     """
-    results = {name: (*row, _result(lab, *row)) for name, row in rows.items()}
-    measured = {name: row for name, row in results.items() if row[1] in row[2].measures}
-    table = [
-        {
-            "sentence": name,
-            "artefact": id_,
-            "measure": measure,
-            "scale": one.scale,
-            "fingerprint": one.fingerprint,
-        }
-        for name, (id_, measure, one) in measured.items()
-    ]
+    values: dict[str, Measure] = {}
+    table: list[Row] = []
+    for name, (id_, measure) in rows.items():
+        one = _result(lab, id_, measure)
+        if measure in one.measures:
+            values[name] = one.measures[measure]
+            told = {"sentence": name, "artefact": id_, "measure": measure}
+            table.append({**told, "scale": one.scale, "fingerprint": one.fingerprint})
     ids = ", ".join(dict.fromkeys(id_ for id_, _ in rows.values()))
-    values = {name: one.measures[measure] for name, (_, measure, one) in measured.items()}
     return Measurement(values, {"rows": table}, {"rests on": ids})
 
 
