@@ -293,13 +293,11 @@ class ReproduceCommand:
         from normlab.papers.reproduce import each
 
         jobs = min(self.jobs or usable_cores(), len(todo))
-        done, failed = list[str](), list[str]()
-        for artefact, measure in each(todo, self.runs, _progress, jobs=jobs, until=until):
-            (done if self._done(artefact, measure) else failed).append(artefact.id)
-        left = [artefact.id for artefact in todo if artefact.id not in {*done, *failed}]
-        if left:
+        asked = each(todo, self.runs, _progress, jobs=jobs, until=until)
+        done = {artefact.id: self._done(artefact, measure) for artefact, measure in asked}
+        if left := [artefact.id for artefact in todo if artefact.id not in done]:
             print(f"the budget is spent; not measured: {', '.join(left)}; the same command measures them")
-        return failed
+        return [id_ for id_, succeeded in done.items() if not succeeded]
 
     def _train(self, todo: Mapping[str, Artefact], until: float) -> list[str]:
         """Train what the artefacts need; measure each when its runs have ended; return those that failed."""

@@ -210,8 +210,7 @@ class RunBar:
         return f"{self.name} [{self.phase or self.state}]: {', '.join(known)}"
 
     def _number(self, key: str, form: str) -> str:
-        value = float(self.last.get(key, math.nan))
-        return format(value, form) if key in self.last else ""
+        return format(float(self.last[key]), form) if key in self.last else ""
 
 
 class ProgressDisplay:
