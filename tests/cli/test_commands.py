@@ -15,7 +15,7 @@ from normlab.cli import terminal
 from normlab.cli.compare import print_comparison
 from normlab.cli.main import main
 from normlab.cli.run import print_run, print_runs
-from normlab.cli.terminal import progress as show_progress
+from normlab.cli.terminal import ProgressDisplay
 from normlab.comparison.result import Comparison, Interval, RecipeDifference, RecipeResult, SweepRun
 from normlab.config.config import Config, OptimConfig
 from normlab.config.io import to_json
@@ -284,7 +284,7 @@ def test_names_and_texts_of_a_run_do_nothing_to_the_terminal(run, capsys, monkey
     assert main(["run", "list", "--runs", str(run.path.parent)]) == 0
     print_run(folder)
     assert main(["run", "report", EVIL, "--runs", str(run.path.parent)]) == 2
-    with show_progress() as progress:
+    with ProgressDisplay() as progress:
         progress.watch([folder])
     said = "".join(capsys.readouterr())
     assert said.count(r"\x1b]0;renamed") >= 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from dataclasses import replace
@@ -11,10 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from normlab import papers
 from normlab.cli.main import main
 from normlab.cli.papers import ReproduceCommand
 from normlab.errors import UserError
-from normlab.papers import registry
 from normlab.papers import results as reproductions_store
 from normlab.papers.artefact import Artefact, Reproduction
 from normlab.papers.bases import LAPTOP
@@ -47,8 +48,8 @@ def measured(monkeypatch, tmp_path) -> list[tuple]:
     """Three artefacts in place of the papers'; what was measured, with the folder of data."""
     calls: list[tuple] = []
 
-    def reproduce(artefact, data, root, say):
-        calls.append((artefact.id, data, root))
+    def reproduce(artefact, root, say):
+        calls.append((artefact.id, os.environ.get("NORMLAB_DATA"), root))
         say("half of it")
         if artefact.id != ARTEFACT.id:
             raise UserError(
@@ -56,12 +57,12 @@ def measured(monkeypatch, tmp_path) -> list[tuple]:
             )
         return found(artefact)
 
-    def each(artefacts, data, root, say, *, jobs, until):
+    def each(artefacts, root, say, *, jobs, until):
         in_time = artefacts if time.monotonic() <= until else ()
-        return ((artefact, partial(reproduce, artefact, data, root, say)) for artefact in in_time)
+        return ((artefact, partial(reproduce, artefact, root, say)) for artefact in in_time)
 
     monkeypatch.setitem(sys.modules, "normlab.papers.reproduce", SimpleNamespace(each=each))
-    monkeypatch.setattr(registry, "ARTEFACTS", {a.id: a for a in (PLAIN, FAILING, BARE)})
+    monkeypatch.setattr(papers, "ARTEFACTS", {a.id: a for a in (PLAIN, FAILING, BARE)})
     monkeypatch.setenv("NORMLAB_DATA", "")  # so that what --data makes of it is undone
     monkeypatch.delenv("NORMLAB_DATA")
     monkeypatch.chdir(tmp_path)
@@ -73,8 +74,8 @@ def test_the_list_has_every_artefact_and_counts_states(capsys, monkeypatch, tmp_
     monkeypatch.setattr(reproductions_store, "KEPT", tmp_path)
     assert main(["papers"]) == 0
     *lines, of_papers, of_disputes = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["artefact", *registry.ARTEFACTS]
-    assert all(a.study for a in registry.ARTEFACTS.values())
+    assert [line.split()[0] for line in lines] == ["artefact", *papers.ARTEFACTS]
+    assert all(a.study for a in papers.ARTEFACTS.values())
     assert of_papers == "59 artefacts: none measured yet, 59 artefacts not run"
     assert of_disputes == "10 disputes: none measured yet, 10 disputes not run"
     assert main(["papers", "apx"]) == 0
@@ -132,7 +133,7 @@ def test_an_earlier_version_is_shown_with_its_verdicts_wherever_the_new_one_is(
     monkeypatch.setattr(reproductions_store, "KEPT", tmp_path / "kept")
     write_superseded(replace(PLAIN, date="2001-01-01"), found())
     second = replace(changed(PLAIN), version=2, date="2002-02-02", reason="The bound was ours.")
-    monkeypatch.setitem(registry.ARTEFACTS, PLAIN.id, second)
+    monkeypatch.setitem(papers.ARTEFACTS, PLAIN.id, second)
     write_reproduction(replace(found(), fingerprint=second.fingerprint()), tmp_path / "runs" / "papers")
     for command in (["papers", PLAIN.id], ["papers", "reproduce", PLAIN.id]):
         assert main(command) == 0
@@ -171,7 +172,7 @@ def test_what_is_measured_is_kept_shown_and_not_measured_twice(measured, capsys,
     assert main(command) == 0
     assert "already measured" in capsys.readouterr().out
     assert [(id_, data, str(root)) for id_, data, root in measured] == [
-        (ARTEFACT.id, tmp_path / "texts", "runs")
+        (ARTEFACT.id, str(tmp_path / "texts"), "runs")
     ]
     assert main([*command, "--again"]) == 0
     write_reproduction(found(changed()), folder)
@@ -189,7 +190,7 @@ def test_several_go_on_past_one_that_fails(measured, capsys, monkeypatch):
     err = capsys.readouterr().err
     assert "normlab: nothing to measure on\n" in err
     assert "normlab: 1 could not be measured: example.fails\n" in err
-    assert [(id_, str(data)) for id_, data, _ in measured] == [(FAILING.id, "given"), (ARTEFACT.id, "given")]
+    assert [(id_, data) for id_, data, _ in measured] == [(FAILING.id, "given"), (ARTEFACT.id, "given")]
 
 
 def test_debugging_shows_where_it_comes_from_and_goes_on(measured, capsys, monkeypatch):
@@ -231,7 +232,7 @@ def test_what_the_budget_leaves_is_said_and_measured_by_the_same_command(measure
 
 def test_what_rests_on_runs_that_the_budget_leaves_is_left_too(measured, capsys, monkeypatch):
     resting = replace(PLAIN, id="example.rests", rests_on=[LARGE.id])
-    monkeypatch.setattr(registry, "ARTEFACTS", {a.id: a for a in (LARGE, resting)})
+    monkeypatch.setattr(papers, "ARTEFACTS", {a.id: a for a in (LARGE, resting)})
     monkeypatch.setattr(ReproduceCommand, "_train", lambda self, todo, until: [])
     main(["papers", "reproduce", "example", "--budget", "1h"])
     said = capsys.readouterr()
@@ -242,7 +243,7 @@ def test_what_rests_on_runs_that_the_budget_leaves_is_left_too(measured, capsys,
 
 def test_results_that_disagree_about_a_run_are_named(measured, capsys, monkeypatch, tmp_path):
     both = [replace(PLAIN, id=id_) for id_ in ("example.one", "example.two")]
-    monkeypatch.setattr(registry, "ARTEFACTS", {a.id: a for a in both})
+    monkeypatch.setattr(papers, "ARTEFACTS", {a.id: a for a in both})
     for artefact, bleu in zip(both, (20.25, 21.5), strict=True):
         rows = [{"cell": "post", "seed": 1, "run": "0123abcd4567", "bleu": bleu}]
         write_reproduction(replace(found(artefact), tables={"runs": rows}), tmp_path / "runs" / "papers")
@@ -279,7 +280,7 @@ def test_an_accelerator_that_is_not_there_is_refused_before_a_run_begins(
 ):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     trained = replace(LARGE, trainings={"gpu": LARGE.trainings["laptop"]})
-    monkeypatch.setitem(registry.ARTEFACTS, LARGE.id, trained)
+    monkeypatch.setitem(papers.ARTEFACTS, LARGE.id, trained)
     assert main(["papers", "reproduce", LARGE.id, "--scale", "gpu", "--runs", str(tmp_path), *given]) == 2
     assert "1 run of the gpu scale would be trained on cuda" in (said := capsys.readouterr().err)
     assert "type --device cpu" in said
@@ -287,7 +288,7 @@ def test_an_accelerator_that_is_not_there_is_refused_before_a_run_begins(
 
 
 def test_a_result_of_another_scale_is_listed_shown_and_named(measured, capsys, monkeypatch, tmp_path):
-    monkeypatch.setitem(registry.ARTEFACTS, LARGE.id, LARGE)
+    monkeypatch.setitem(papers.ARTEFACTS, LARGE.id, LARGE)
     result = replace(found(LARGE), scale="gpu", fingerprint=LARGE.fingerprint("gpu"))
     write_reproduction(result, tmp_path / "runs" / "papers")
     assert main(["papers", LARGE.id]) == 0

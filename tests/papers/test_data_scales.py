@@ -11,7 +11,7 @@ from normlab.config.config import MachineConfig
 from normlab.errors import UserError
 from normlab.papers import ARTEFACTS
 from normlab.papers.bases import paths_of
-from normlab.papers.planning import PlanTrainer, plan
+from normlab.papers.planning import plan, train
 from normlab.papers.trainings import changed
 
 LINES = 60
@@ -111,9 +111,7 @@ def test_every_base_trains_on_a_slice(slices, scale):
     planned = plan(artefacts, slices / "runs", scale=scale, machine=machine)
     assert planned.without_text == {}
     ended = []
-    training = PlanTrainer(planned, slices / "runs", 1)
-    training.run(ended.append)
-    assert training.failed == {}
+    assert train(planned, slices / "runs", 1, ended.append) == {}
     assert sorted(ended) == sorted(artefact.id for artefact in artefacts)
 
 

@@ -11,7 +11,6 @@ from scipy import stats
 from normlab.papers import intervals
 from normlab.papers.claim import Measure
 from normlab.papers.intervals import (
-    geometric,
     highest,
     jackknife,
     laws,
@@ -58,10 +57,6 @@ def test_an_exponent_is_found():
     found = log_slope(depths, [[b * n**-0.45 for n in depths] for b in (1.0, 3.0)])
     assert found.value == pytest.approx(-0.45)
     assert found.high - found.low == pytest.approx(0.0, abs=1e-9)
-
-
-def test_a_geometric_mean():
-    assert geometric([1.0, 4.0, 16.0]) == pytest.approx(4.0)
 
 
 def test_ratios_are_averaged_as_logarithms():

@@ -8,7 +8,7 @@ from normlab.papers.lab import Lab, size
 
 
 @pytest.fixture
-def texts(tmp_path):
+def texts(tmp_path, monkeypatch):
     """A folder with forty short sentence pairs under the name of a text."""
     home = tmp_path / "iwslt14.de-en"
     home.mkdir()
@@ -16,6 +16,7 @@ def texts(tmp_path):
         for language, word in (("de", "wort"), ("en", "word")):
             lines = [f"{word} {i} " + f"{word}{i % 7} " * (i % 5) + "\n" for i in range(pairs)]
             (home / f"{split}.{language}").write_text("".join(lines), encoding="utf-8")
+    monkeypatch.setenv("NORMLAB_DATA", str(tmp_path))
     return tmp_path
 
 
@@ -28,11 +29,12 @@ def test_a_model_has_the_width_of_its_size_and_the_depth_asked_for():
 def test_without_the_text_it_is_the_built_in_corpus_and_says_so(tmp_path, monkeypatch):
     monkeypatch.delenv("NORMLAB_DATA", raising=False)
     assert "built-in corpus" in Lab(tmp_path).text("iwslt14.de-en")
-    assert "built-in corpus" in Lab(tmp_path, tmp_path).text("iwslt14.de-en")
+    monkeypatch.setenv("NORMLAB_DATA", str(tmp_path))
+    assert "built-in corpus" in Lab(tmp_path).text("iwslt14.de-en")
 
 
 def test_a_folder_with_the_text_is_used(texts):
-    lab = Lab(texts / "runs", texts)
+    lab = Lab(texts / "runs")
     assert lab.text("iwslt14.de-en").startswith("iwslt14.de-en, train.partial")
     first, second = lab.batches("iwslt14.de-en", 128, 2)
     assert first["source"].shape[0] == first.batch.target_out.shape[0]
@@ -42,7 +44,7 @@ def test_a_folder_with_the_text_is_used(texts):
 
 
 def test_random_batches_mix_lengths_fit_and_share_no_sentence(texts):
-    lab = Lab(texts / "runs", texts)
+    lab = Lab(texts / "runs")
     found = lab.random_batches("iwslt14.de-en", 128, 3)
     sentences = [tuple(row.tolist()) for one in found for row in one["source"]]
     stripped = [tuple(i for i in row if i) for row in sentences]

@@ -4,6 +4,7 @@ columns, and planted numbers come out.
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -65,7 +66,7 @@ def shrunk(artefact):
 def test_claims_find_their_measures_and_drawings_their_columns(artefact, root, monkeypatch):
     if artefact.study_name == "parameter_counts":
         monkeypatch.undo()
-    found = reproduce(shrunk(artefact), None, root)
+    found = reproduce(shrunk(artefact), root)
     assert {claim.measure for claim in artefact.claims} - NOT_ALWAYS <= found.measures.keys()
     for drawing in artefact.drawings:
         columns = {"x": drawing.x, "y": drawing.y, "colour": drawing.colour, "panel": drawing.panel,
@@ -81,21 +82,31 @@ def test_claims_find_their_measures_and_drawings_their_columns(artefact, root, m
 
 def test_what_has_no_study_says_so(root):
     with pytest.raises(ValueError, match=f"{BARE.id} has no study yet"):
-        reproduce(BARE, None, root)
+        reproduce(BARE, root)
 
 
 def test_every_study_belongs_to_an_artefact():
-    own = {study for study in vars(studies).values() if isinstance(study, studies.OwnStudy)}
-    assert {artefact.study for artefact in ARTEFACTS.values() if artefact.study} == own
+    own = {artefact.study for artefact in ARTEFACTS.values() if artefact.study}
     for study in own:
         assert callable(getattr(import_module(f"normlab.papers.studies.{study.module}"), study.__name__))
+    assert studies.VERSIONS.keys() <= {study.__name__ for study in own}
+    modules = {study.module: import_module(f"normlab.papers.studies.{study.module}") for study in own}
+    functions = {
+        (module, name)
+        for module, found in modules.items()
+        for name, value in inspect.getmembers(found, inspect.isfunction)
+        if value.__module__ == found.__name__
+        and inspect.signature(value).return_annotation == "Measurement"
+        and "lab" in inspect.signature(value).parameters
+    }
+    assert functions == {(study.module, study.__name__) for study in own}
 
 
 def test_a_wrong_block_disagrees(root, monkeypatch):
     monkeypatch.setattr(Placement.registry["post"], "write", lambda self, stream, y: self.norm(stream - y))
     for id_ in ("xiong2020.table1", "apx.blocks"):
         artefact = shrunk(ARTEFACTS[id_])
-        assert reproduce(artefact, None, root).verdict(artefact.claims) == "disagrees"
+        assert reproduce(artefact, root).verdict(artefact.claims) == "disagrees"
 
 
 @pytest.mark.slow
@@ -104,7 +115,7 @@ def test_a_wrong_count_disagrees(root, monkeypatch):
     artefact = ARTEFACTS["liu2020.parameters"]
     models = {**artefact.settings["models"], "WMT'14 En-De 6L-6L": ("base", 7, 6, 37_000)}
     changed = replace(artefact, settings={**artefact.settings, "models": models})
-    assert reproduce(changed, None, root).verdict(changed.claims) == "disagrees"
+    assert reproduce(changed, root).verdict(changed.claims) == "disagrees"
 
 
 @pytest.mark.slow
@@ -115,7 +126,7 @@ def test_several_are_measured_side_by_side_and_timings_come_last_and_alone(tmp_p
     timed = replace(ARTEFACTS["apx.blocks"], id="timed", alone=True)
     wanted = [timed, BARE, *(ARTEFACTS[i] for i in quick)]
     found, failed = [], []
-    for artefact, measure in each(wanted, None, tmp_path, jobs=2):
+    for artefact, measure in each(wanted, tmp_path, jobs=2):
         if artefact.study:
             measures = measure().measures
             found.append((artefact.id, {claim.verdict(measures) for claim in artefact.claims}))
@@ -133,5 +144,5 @@ def test_nothing_is_measured_once_the_time_is_spent(tmp_path, monkeypatch, jobs)
     """Of several side by side, those that have begun by then are measured."""
     monkeypatch.undo()
     wanted = [replace(ARTEFACTS["apx.blocks"], id=f"one{i}") for i in range(9)]
-    found = [measure().id for _, measure in each(wanted, None, tmp_path, jobs=jobs, until=0.0)]
+    found = [measure().id for _, measure in each(wanted, tmp_path, jobs=jobs, until=0.0)]
     assert len(found) < 9 if jobs > 1 else not found

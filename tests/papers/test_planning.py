@@ -8,11 +8,12 @@ from cases import each
 from normlab.config.config import DataConfig, run_id
 from normlab.config.units import seconds_of
 from normlab.errors import UserError
-from normlab.papers import Artefact, planning, studies
+from normlab.papers import Artefact, planning
 from normlab.papers.bases import LAPTOP
 from normlab.papers.claim import at_least
 from normlab.papers.measures import ShareTrained
-from normlab.papers.planning import PlanTrainer, plan
+from normlab.papers.planning import plan, train
+from normlab.papers.studies import TRAININGS
 from normlab.papers.trainings import Trainings, changed
 from normlab.runs import RunFolder, Status
 
@@ -31,7 +32,7 @@ def artefact(name, cells, seeds=2, claims=1):
         shows="A table.",
         published={},
         asserts="Something.",
-        study=studies.trainings,
+        study=TRAININGS,
         settings={"measures": {f"m{i}": ShareTrained(tuple(cells)) for i in range(claims)}},
         trainings={"laptop": Trainings(BASE, cells, seeds, "It is small.")},
         claims=tuple(at_least(f"m{i}", 0.5, "it trains", derived="for a test") for i in range(claims)),
@@ -82,7 +83,7 @@ def test_some_seeds_are_enough_where_the_trainings_say_so(tmp_path):
     assert {cell: len(some) for cell, some in first.items()} == {"post": 1, "pre": 1, "admin": 1}
     assert len(planned(1).open_runs("p.wide")) == 4
     ended = []
-    PlanTrainer(planned(1), tmp_path, 1, until=0.0).run(ended.append)
+    train(planned(1), tmp_path, 1, ended.append, until=0.0)
     assert ended == ["p.wide"]
 
 
@@ -107,17 +108,13 @@ def test_an_artefact_whose_text_is_not_there_does_not_stop_the_others(tmp_path, 
 @pytest.mark.slow
 def test_a_budget_starts_no_run_that_would_not_end_and_the_rest_goes_on(tmp_path):
     told, ended = [], []
-    none = PlanTrainer(plan([NARROW], tmp_path), tmp_path, 1, until=0.0, log=told.append)
-    none.run(ended.append)
+    train(plan([NARROW], tmp_path), tmp_path, 1, ended.append, until=0.0, log=told.append)
     assert len(told) <= 1
     assert ended == []
-    rest = PlanTrainer(plan([NARROW], tmp_path), tmp_path, 1, log=told.append)
-    rest.run(ended.append)
+    assert not train(plan([NARROW], tmp_path), tmp_path, 1, ended.append, log=told.append)
     assert ended == ["p.narrow"]
-    assert not rest.failed
     assert len(told) == 2, "no run is trained twice"
-    again = PlanTrainer(plan([NARROW], tmp_path), tmp_path, 1, log=told.append)
-    again.run(ended.append)
+    train(plan([NARROW], tmp_path), tmp_path, 1, ended.append, log=told.append)
     assert (ended, len(told)) == (["p.narrow"] * 2, 2)
 
 
@@ -141,10 +138,9 @@ def test_a_plan_is_trained_by_the_workers_of_its_place(tmp_path):
         close = interrupt
 
     found = plan([NARROW], tmp_path)
-    training = PlanTrainer(found, tmp_path, 1, start=Elsewhere)
-    training.run(lambda id_: None)
+    failed = train(found, tmp_path, 1, lambda id_: None, start=Elsewhere)
     assert asked == list(found.todo)
-    assert training.failed == dict.fromkeys(asked, "there is no room")
+    assert failed == dict.fromkeys(asked, "there is no room")
 
 
 @each(

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from rich.text import Text
 
 from normlab.cli import errors, terminal
-from normlab.cli.options import (
-    FAILS,
-    SourceFlags,
-    Switch,
-    command_line,
-    progress_line,
-    title_lines,
-    typed_values,
-)
+from normlab.cli.options import FAILS, SourceFlags, Switch, command_line, progress_line, title_lines
 from normlab.config.io import to_plain
 from normlab.config.units import duration
 from normlab.errors import UserError
@@ -39,12 +31,6 @@ STYLES: Final = {
     "untestable": "dim",
     "note": "yellow",
 }
-GONE: Final = {
-    **dict.fromkeys(("--blocks", "--branches"), "stacks are found from numbers"),
-    "--fail-on": "the exit code is 3 if a property fails",
-    "--preset": "--budget-s limits it",
-}
-"""Flags of earlier versions, and why they are gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,14 +70,6 @@ class CheckCommand(SourceFlags):
     sarif: Path | None = None
     """File to write the failures to as SARIF, for code scanning."""
 
-    @classmethod
-    def defaults(cls, argv: Sequence[str]) -> Self:
-        """Raises UserError for flags of earlier versions, and says why they are gone."""
-        for old, why in GONE.items():
-            if typed_values(argv, old):
-                raise UserError(f"check has no {old}: {why}; leave it out")
-        return super().defaults(argv)
-
     def run(self) -> None:
         """Raises SystemExit with the code ``FAILS`` if a property fails."""
         command = command_line()
@@ -106,8 +84,17 @@ class CheckCommand(SourceFlags):
             if not self.as_json:
                 _print(source, report)
             if self.out is not None:
-                self._write_page(plain, f"-{source.name}" if several else "")
-        self._write_for_programs(shown)
+                from normlab.report.check import check_page
+
+                suffix = f"-{source.name}" if several else ""
+                page = self.out.with_name(f"{self.out.stem}{suffix}{self.out.suffix or '.html'}")
+                self.print_page(check_page(plain).write(page))
+        if self.junit or self.sarif:
+            from normlab.report import check
+
+            for path, write in ((self.junit, check.junit), (self.sarif, check.sarif)):
+                if path is not None:
+                    write_text_atomic(path, write(shown))
         if self.as_json:
             self.print_json(shown)
         if failed:
@@ -170,23 +157,8 @@ class CheckCommand(SourceFlags):
         plain["facts"] = {**source.facts, **plain["facts"]}
         return plain | {"sources": sources(setup, places), "parameters": to_plain(parameters_of(setup.model))}
 
-    def _write_page(self, plain: Mapping[str, Any], suffix: str) -> None:
-        from normlab.report.check import check_page
-
-        page = self.out or Path("check.html")
-        page = page.with_name(f"{page.stem}{suffix}{page.suffix or '.html'}")
-        self.print_page(check_page(plain).write(page))
-
-    def _write_for_programs(self, reports: Sequence[Mapping[str, Any]]) -> None:
-        from normlab.report.check import junit, sarif
-
-        for path, write in ((self.junit, junit), (self.sarif, sarif)):
-            if path is not None:
-                write_text_atomic(path, write(reports))
-
 
 def _print(source: NamedSetup, report: Report) -> None:
-    """Print the failures, what holds, and what could not be tested."""
     terminal.write(
         *(Text(line.text, STYLES[line.kind]) for line in report.lines()),
         *title_lines(source.title, {**source.facts, **report.facts}),

@@ -24,7 +24,7 @@ from normlab.cli.options import (
     typed_values,
 )
 from normlab.cli.run import FORCED, forced_lines
-from normlab.cli.terminal import STYLES, progress
+from normlab.cli.terminal import STYLES, ProgressDisplay
 from normlab.comparison.result import AROUND, CompareRequest, Comparison, RecipeResult
 from normlab.config.metric import amount
 from normlab.config.units import count, duration, p_value, rate
@@ -111,7 +111,7 @@ class CompareCommand:
         page = own(request.out / "comparison.html")
         tried = len(request.lrs or AROUND) if len(request.lrs) != 1 else 0
         expected = len(request.recipes) * (tried + request.seeds)
-        with progress(jobs=request.jobs, expected_runs=expected) as shown:
+        with ProgressDisplay(jobs=request.jobs, expected_runs=expected) as shown:
             comparison = compare.compare(request, shown.watch, publish)
         print_comparison(comparison)
         if not unwritten:
@@ -128,7 +128,6 @@ class CompareCommand:
 
 
 def _print_plan(planned: ComparePlan, *, jobs: int) -> None:
-    """Print the runs of a plan, what they could show, and how long they take."""
     table = terminal.table(planned.noun, ">lr", ">seed", "run", "")
     for run in planned.sweep:
         table.add_row(run.recipe, rate(run.lr), str(run.seed), run.run, "done" if run.done else "to train")

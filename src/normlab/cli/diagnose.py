@@ -169,7 +169,6 @@ def _flags_for_arguments() -> Iterator[None]:
 
 
 def _print(case: Case, diagnosis: Diagnosis, page: Path) -> None:
-    """Print the cause, the other findings, and the path of the page."""
     cause, facts = diagnosis.cause, {**diagnosis.facts, **case.facts}
     about = {name: value for name, value in facts.items() if name not in ("recipe", "run")}
     lines = [Text(diagnosis.verdict, STYLES[cause.severity] if cause else "bold green")]

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Self, get_type_hints
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, get_type_hints
 
 from rich.text import Text
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, UseAppendAction, arg
@@ -30,7 +30,7 @@ from normlab.cli.presets import CONFIGS
 from normlab.config.config import PARALLEL_TEXTS, Config, SeedConfig
 from normlab.config.io import changes_numbers, flag_name, is_flag, is_utf8
 from normlab.errors import UserError, nearest
-from normlab.runs.folder import read_config
+from normlab.runs.folder import RunFolder, find_run, read_config
 
 RUNS = Path("runs")
 Switch = FlagCreatePairsOff[bool]
@@ -142,7 +142,6 @@ def load(name_or_file: str) -> Config:
 
 
 def _is_file_name(name_or_file: str) -> bool:
-    """Whether ``--config`` names a file and not a configuration."""
     return name_or_file.endswith(".json") or "/" in name_or_file
 
 
@@ -244,6 +243,27 @@ def note_task(recipe: str, task: str) -> None:
             f"{recipe} was published for the task {baseline.task}, but the task is {task}; for "
             f"{baseline.task} type --config {baseline.task}"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFlags:
+    """The flags of commands that read the weights of a run."""
+
+    run_folder: Annotated[Positional[str], arg(metavar="RUN")]
+    """A run's folder, or the beginning of its id."""
+    weights: Literal["average", "best", "last"] | None = None
+    """The weights to read; by default those that were tested."""
+    runs: Path = RUNS
+    """Folder of the run folders."""
+    imports: Imports = ()
+
+    def folder(self) -> RunFolder:
+        """The run's folder. Raises UserError for a recipe with parts that are not registered here."""
+        from normlab.training.recipes.grammar import require_known
+
+        folder = find_run(self.run_folder, self.runs)
+        require_known(folder.config())
+        return folder
 
 
 FAILS: Final = 3

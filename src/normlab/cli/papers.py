@@ -132,8 +132,7 @@ def _show_all(standings: Sequence[ArtefactStatus]) -> None:
         table.add_row(Text(s.artefact.id), Text(scale), hold, *cells)
     totals = words.by_kind(standings).items()
     terminal.write(table, *(f"{counted}: {', '.join(words.overall(some))}" for counted, some in totals))
-    for found in disagreements(standings):
-        terminal.write(Text(words.disagreeing(found)))
+    terminal.write(*map(Text, disagreements(standings)))
 
 
 def _show_one(standing: ArtefactStatus, others: Sequence[ArtefactStatus]) -> None:
@@ -245,7 +244,7 @@ class ReproduceCommand:
         if not self.names:
             raise UserError("name an artefact, a paper or all, as in: normlab papers reproduce liu2020.fig4")
         if self.data is not None:
-            os.environ["NORMLAB_DATA"] = str(self.data.absolute())  # where trainings read it
+            os.environ["NORMLAB_DATA"] = str(self.data.absolute())  # where studies and trainings read it
         backend(self.on)  # reject a wrong name before anything is measured
         budget, wanted = seconds_of(self.budget, "--budget"), self._wanted()
         until = math.inf if budget is None else time.monotonic() + budget
@@ -294,17 +293,15 @@ class ReproduceCommand:
         from normlab.papers.reproduce import each
 
         jobs = min(self.jobs or usable_cores(), len(todo))
-        done, failed = list[str](), list[str]()
-        for artefact, measure in each(todo, self._texts(), self.runs, _progress, jobs=jobs, until=until):
-            (done if self._done(artefact, measure) else failed).append(artefact.id)
-        left = [artefact.id for artefact in todo if artefact.id not in {*done, *failed}]
-        if left:
+        asked = each(todo, self.runs, _progress, jobs=jobs, until=until)
+        done = {artefact.id: self._done(artefact, measure) for artefact, measure in asked}
+        if left := [artefact.id for artefact in todo if artefact.id not in done]:
             print(f"the budget is spent; not measured: {', '.join(left)}; the same command measures them")
-        return failed
+        return [id_ for id_, succeeded in done.items() if not succeeded]
 
     def _train(self, todo: Mapping[str, Artefact], until: float) -> list[str]:
         """Train what the artefacts need; measure each when its runs have ended; return those that failed."""
-        from normlab.papers.planning import PlanTrainer, plan
+        from normlab.papers.planning import plan, train
         from normlab.papers.reproduce import reproduce
 
         where = backend(self.on)
@@ -318,24 +315,20 @@ class ReproduceCommand:
             errors.write(f"normlab: {', '.join(ids)}: {reason}")
         self._require_device(machine.device, len(planned.todo))
         queue = partial(Queue, jobs=jobs, start=where.start, until=until)
-        training = PlanTrainer(planned, self.runs, jobs, until, _progress, start=where.start)
 
         def ended(id_: str) -> None:
-            runs = planned.whole(id_)
-            texts, given = self._texts(), {"scale": self.scale, "runs": runs, "queue": queue}
-            measure = partial(reproduce, todo[id_], texts, self.runs, _progress, **given)
-            if not self._done(todo[id_], measure):
+            given = {"scale": self.scale, "runs": planned.whole(id_), "queue": queue}
+            if not self._done(todo[id_], partial(reproduce, todo[id_], self.runs, _progress, **given)):
                 failed.append(id_)
 
-        training.run(ended)
-        for run, reason in training.failed.items():
+        lost = train(planned, self.runs, jobs, ended, until=until, log=_progress, start=where.start)
+        for run, reason in lost.items():
             errors.write(f"normlab: run {run} could not be trained: {reason}")
         for id_ in planned.cells:
-            open_ = len(planned.open_runs(id_))
-            if open_:
+            if open_ := len(planned.open_runs(id_)):
                 whole = count(len(planned.runs(id_)), "run")
                 print(f"{id_}: {open_} of {whole} left; type the same command again to continue")
-        return [*failed, *(id_ for id_ in planned.cells if training.failed.keys() & planned.open_runs(id_))]
+        return [*failed, *(id_ for id_ in planned.cells if lost.keys() & planned.open_runs(id_))]
 
     def _require_device(self, device: str, runs: int) -> None:
         """Raise UserError if runs are to be trained here on an accelerator, but there is none."""
@@ -348,9 +341,6 @@ class ReproduceCommand:
                 f" none here; type --device cpu to train them on this processor{slow}, or --on ray for a "
                 "cluster that has one"
             )
-
-    def _texts(self) -> Path | None:
-        return Path(given) if (given := os.environ.get("NORMLAB_DATA")) else None
 
     def _done(self, artefact: Artefact, measure: Callable[[], Reproduction] | None) -> bool:
         """Measure an artefact unless it is measured, print its verdicts, write its page; return success."""

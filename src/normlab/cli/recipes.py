@@ -75,7 +75,6 @@ def _print_parts(axis: str = "") -> None:
 
 
 def _print_recipe(config: Config) -> None:
-    """Print the parts that a recipe resolves to."""
     from normlab.training.recipes.build import explain
 
     table = terminal.table("", "")

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from normlab.cli import terminal
-from normlab.cli.options import RUNS, Imports
+from normlab.cli.options import RUNS, RunFlags
 from normlab.cli.terminal import state_of
 from normlab.comparison.result import Comparison
 from normlab.config.io import from_plain
@@ -88,8 +88,8 @@ class ReportCommand:
         return named_output(self.page, [data])
 
 
-@dataclass(frozen=True)
-class FoldCommand:
+@dataclass(frozen=True, kw_only=True)
+class FoldCommand(RunFlags):
     """Rewrite a trained model as the plainest model that computes the same, in a run folder of its own.
 
     Factors of the method (Admin's omega, ReZero's alpha, LayerScale's lambda ...) are multiplied into the
@@ -97,24 +97,15 @@ class FoldCommand:
     model that differs by more than rounding explains is refused.
     """
 
-    run_folder: Annotated[Positional[str], arg(metavar="RUN")]
-    """A run's folder, or the beginning of its id."""
     out: Path | None = None
     """Folder to write; by default plain-RUN beside the run."""
-    weights: Literal["average", "best", "last"] | None = None
-    """The weights to rewrite; by default those that were tested."""
     max_positions: int | None = None
     """Longest input of a plain model that has a table of positions; by default as in the run's config."""
-    runs: Path = RUNS
-    """Folder of the run folders."""
-    imports: Imports = ()
 
     def run(self) -> None:
         from normlab.training.fold import BOUND, fold
-        from normlab.training.recipes.grammar import require_known
 
-        folder = find_run(self.run_folder, self.runs)
-        require_known(folder.config())
+        folder = self.folder()
         out = self.out or folder.path.with_name(f"plain-{folder.path.name}")
         plain = fold(folder, out, weights=self.weights or "", max_positions=self.max_positions)
         allowed = BOUND * plain.largest_logit
@@ -134,30 +125,23 @@ class FoldCommand:
         print(f"run: {out}")
 
 
-@dataclass(frozen=True)
-class ExportCommand:
+@dataclass(frozen=True, kw_only=True)
+class ExportCommand(RunFlags):
     """Write the language model of a run as a folder that AutoModelForCausalLM.from_pretrained loads.
 
     First the logits of the folder's model are compared with the run's; a model that differs by more than
     rounding explains is refused. A recipe that fits no family is refused, and the reason given.
     """
 
-    run_folder: Annotated[Positional[str], arg(metavar="RUN")]
-    """A run's folder, or the beginning of its id."""
     to: Literal["huggingface"] = "huggingface"
     """The library that will load it."""
     out: Path | None = None
     """Folder to write; by default huggingface-RUN beside the run."""
-    weights: Literal["average", "best", "last"] | None = None
-    """The weights to write; by default those that were tested."""
-    runs: Path = RUNS
-    """Folder of the run folders."""
-    imports: Imports = ()
 
     def run(self) -> None:
         from normlab.training.export import export
 
-        folder = find_run(self.run_folder, self.runs)
+        folder = self.folder()
         out = self.out or folder.path.with_name(f"{self.to}-{folder.path.name}")
         written = export(folder, out, weights=self.weights or "")
         print(f"exported {folder.path.name} as {written.kind} ({written.weights})")

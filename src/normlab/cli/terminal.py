@@ -210,14 +210,17 @@ class RunBar:
         return f"{self.name} [{self.phase or self.state}]: {', '.join(known)}"
 
     def _number(self, key: str, form: str) -> str:
-        value = float(self.last.get(key, math.nan))
-        return format(value, form) if key in self.last else ""
+        return format(float(self.last[key]), form) if key in self.last else ""
 
 
 class ProgressDisplay:
-    """A display of runs in training: ``watch`` takes run folders, ``watch_one`` the rows of a single run."""
+    """A display of runs in training: ``watch`` takes run folders, ``watch_one`` the rows of a single run.
 
-    def __init__(self, console: Console, *, jobs: int = 1, expected_runs: int = 0) -> None:
+    By default it is on standard error; standard output is for results.
+    """
+
+    def __init__(self, console: Console | None = None, *, jobs: int = 1, expected_runs: int = 0) -> None:
+        console = console or PlainConsole(stderr=True)
         self.console, self.jobs, self.expected_runs = console, jobs, expected_runs
         self.views: dict[Path, RunBar] = {}
         self.tails: dict[Path, Tail] = {}
@@ -344,8 +347,3 @@ class ProgressDisplay:
             return None
         mean = sum(float(v.last["seconds"]) / v.step * v.steps for v in begun) / len(begun)
         return max([(sum(left) + mean * (total - len(begun))) / max(1, self.jobs), *left])
-
-
-def progress(*, jobs: int = 1, expected_runs: int = 0) -> ProgressDisplay:
-    """Return a progress display on standard error; standard output is for results."""
-    return ProgressDisplay(PlainConsole(stderr=True), jobs=jobs, expected_runs=expected_runs)

@@ -58,7 +58,7 @@ class TrainCommand:
 
     def run(self) -> None:
         from normlab.cli.run import print_run
-        from normlab.cli.terminal import progress
+        from normlab.cli.terminal import ProgressDisplay
         from normlab.tasks import TASKS
         from normlab.training.ranks import leads
         from normlab.training.train import train
@@ -67,7 +67,7 @@ class TrainCommand:
         if not leads():
             train(config, self.out)
             return
-        with progress() as shown:
+        with ProgressDisplay() as shown:
             metrics = TASKS[config.task].metrics
             folder = train(config, self.out, shown.watch_one(config, metrics, self.out))
         print_run(folder)

@@ -134,7 +134,6 @@ class TransferCommand(SourceFlags):
 
 
 def _print(plain: Mapping[str, Any]) -> None:
-    """Print the answer, then each size with its best rate."""
     first, *rest = plain["lines"]
     scales = len({model["rate"] for model in plain["models"]}) > 1
     times = [">times its own"] * scales

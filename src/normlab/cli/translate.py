@@ -6,36 +6,32 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
 from normlab.cli import errors
-from normlab.cli.options import RUNS, Imports, Switch, flags_of
+from normlab.cli.options import RunFlags, Switch, flags_of
 from normlab.config.config import DecodeConfig
 from normlab.config.io import Count, Size, flag_name
 from normlab.config.units import printable
 from normlab.errors import UserError
 from normlab.runs.files import write_output
-from normlab.runs.folder import find_run, named_output
+from normlab.runs.folder import named_output
 
 DecodeFlags: Any = flags_of(DecodeConfig, optional=True)
 
 
-@dataclass(frozen=True)
-class TranslateCommand:
+@dataclass(frozen=True, kw_only=True)
+class TranslateCommand(RunFlags):
     """Translate files, or standard input, with the weights of a run.
 
     By default with the run's own search settings and the weights that were tested: the average of the last
     checkpoints if the run has one, otherwise the best.
     """
 
-    run_folder: Annotated[Positional[str], arg(metavar="RUN")]
-    """A run's folder, or the beginning of its id."""
     files: Annotated[Positional[tuple[str, ...]], arg(metavar="FILE")] = ()
     """Text files with one sentence per line; none or -: standard input."""
-    weights: Literal["average", "best", "last"] | None = None
-    """Which of the run's weights."""
     step: int | None = None
     """For a run with --keep-checkpoints: use the weights after this step."""
     threads: int | None = None
@@ -47,9 +43,6 @@ class TranslateCommand:
     typed: Annotated[FlagCreatePairsOff[OmitArgPrefixes[DecodeFlags]], arg(name="")] = DecodeFlags()
     prefix: str = ""
     """Text with which every translation begins."""
-    runs: Path = RUNS
-    """Folder of the run folders."""
-    imports: Imports = ()
 
     def decode(self, own: DecodeConfig) -> DecodeConfig:
         """The run's own decoding with what was typed; typing a beam means searching."""
@@ -92,13 +85,11 @@ class TranslateCommand:
             )
 
     def run(self) -> None:
-        from normlab.training.recipes.grammar import require_known
         from normlab.training.translate import n_best, translate, translation_of
         from normlab.training.weights import weights_of
 
         self._require_place()
-        folder = find_run(self.run_folder, self.runs)
-        require_known(folder.config())
+        folder = self.folder()
         decode = self.decode(translation_of(folder).decode)
         lines = [line for name in self.files or ("-",) for line in _lines_of(name)]
         prefixes = [self.prefix] * len(lines)
@@ -117,15 +108,13 @@ class TranslateCommand:
             write_output(Path(self.output), text)
 
 
-@dataclass(frozen=True)
-class SampleCommand:
+@dataclass(frozen=True, kw_only=True)
+class SampleCommand(RunFlags):
     """Continue a text with the weights of a language model.
 
     By default with the weights that were tested, and each token drawn from the model's own distribution.
     """
 
-    run_folder: Annotated[Positional[str], arg(metavar="RUN")]
-    """A run's folder, or the beginning of its id."""
     text: Annotated[Positional[str], arg(metavar="TEXT")] = ""
     """How the text begins; -: standard input."""
     tokens: Size = 100
@@ -142,18 +131,10 @@ class SampleCommand:
     """Seed of the samples."""
     window: Count = 0
     """Number of earlier tokens that each token sees; 0: as many as in training."""
-    weights: Literal["average", "best", "last"] | None = None
-    """Which of the run's weights."""
-    runs: Path = RUNS
-    """Folder of the run folders."""
-    imports: Imports = ()
 
     def run(self) -> None:
-        from normlab.training.recipes.grammar import require_known
         from normlab.training.translate import sample
 
-        folder = find_run(self.run_folder, self.runs)
-        require_known(folder.config())
         begun = sys.stdin.read() if self.text == "-" else self.text
         decode = DecodeConfig(
             sample=True,
@@ -163,7 +144,7 @@ class SampleCommand:
             sample_seed=self.seed,
         )
         how: dict[str, Any] = {"tokens": self.tokens, "samples": self.samples, "window": self.window}
-        written = sample(folder, begun, decode, weights=self.weights or "", **how)
+        written = sample(self.folder(), begun, decode, weights=self.weights or "", **how)
         text = "\n---\n".join(f"{begun}{more}" for more in written)
         print(printable(text) if sys.stdout.isatty() else text)
 

@@ -151,7 +151,6 @@ def interrupted(folder: Path | None) -> KeyboardInterrupt:
 
 
 def _print(plain: Mapping[str, Any], answer: Trials) -> None:
-    """Print the answer, then each rate with its loss."""
     first, *rest = answer.lines()
     every = [plain, *plain["beside"]]
     table = terminal.table(">rate", *(f">{one['change'] or 'loss'}" for one in every), "")

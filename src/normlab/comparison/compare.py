@@ -66,7 +66,7 @@ def compare(
     request = grid.request
     list(map(grid.recipe, request.recipes))  # find what cannot be counted before the first training
     work = Queue(request.out, grid.request.jobs, watch, grid.start)
-    left = {recipe: {(lr, request.sweep_seed) for lr in grid.swept(recipe)} for recipe in request.recipes}
+    left = {recipe: {(lr, request.sweep_seed) for lr in grid.sweep(recipe)} for recipe in request.recipes}
     reported: set[str] = set()
 
     def finished(recipe: str) -> bool:
@@ -117,7 +117,16 @@ def conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> C
         metrics=grid.metrics,
         seeds=grid.seeds,
         lrs=tuple(sorted({lr for recipe in request.recipes for lr in grid.rates(recipe)})),
-        recipes=tuple(_recipe(grid, r, lrs[r], folders[r]) for r in recipes),
+        recipes=tuple(
+            RecipeResult(
+                name=grid.label(r),
+                trials=grid.trials(r),
+                lr=lrs[r],
+                runs=tuple(folder.path.name for folder in folders[r]),
+                **grid.recipe(r),
+            )
+            for r in recipes
+        ),
         samples=grid.samples(outputs),
         margin=request.margin or grid.metrics[0].margin,
         sweep_seed=request.sweep_seed if grid.sweeps() else None,
@@ -128,13 +137,6 @@ def conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> C
         **grid.known(),
     )
     return judge(comparison, request.out, exchanges=request.exchanges)
-
-
-def _recipe(grid: Grid, name: str, lr: float, folders: Sequence[RunFolder]) -> RecipeResult:
-    """A recipe's result, without what its runs say."""
-    runs = tuple(folder.path.name for folder in folders)
-    known = grid.recipe(name)
-    return RecipeResult(name=grid.label(name), trials=grid.trials(name), lr=lr, runs=runs, **known)
 
 
 def hardware(folders: Sequence[RunFolder]) -> str:
@@ -222,14 +224,11 @@ def _noise(comparison: Comparison) -> float | None:
     deviation s over seeds pooled over recipes.
     """
     metric = comparison.headline
-    by_recipe = [v[np.isfinite(v)] for v in (_values(r, metric) for r in comparison.recipes)]
-    several = [values for values in by_recipe if len(values) > 1]
-    if not several:
+    found = statistics.pooled(v[np.isfinite(v)] for v in (_values(r, metric) for r in comparison.recipes))
+    if found is None:
         return None
-    freedom = sum(len(values) - 1 for values in several)
-    variance = sum(float(((values - values.mean()) ** 2).sum()) for values in several) / freedom
-    centre = np.array(np.mean([values.mean() for values in several]))
-    return abs(float(statistics.MetricScale(metric).difference(centre, np.array((2 * variance) ** 0.5))))
+    centre, moved = np.array(found.centre), np.array((2 * found.variance) ** 0.5)
+    return abs(float(statistics.MetricScale(metric).difference(centre, moved)))
 
 
 def _differences(comparison: Comparison, root: Path, exchanges: int) -> tuple[RecipeDifference, ...]:
@@ -242,11 +241,11 @@ def _differences(comparison: Comparison, root: Path, exchanges: int) -> tuple[Re
     judged = []
     for index, (i, j) in enumerate(pairs):
         a, b = recipes[i], recipes[j]
-        difference = replace(
-            _answer(comparison, contrast, index, values[[i, j]]),
+        difference = RecipeDifference(
             a=a.name,
             b=b.name,
             costs=of_costs(a, b),
+            **_answer(comparison, contrast, index, values[[i, j]]),
             **_training(a, b, len(pairs)),
             **_models(examples[a.name], examples[b.name], comparison, exchanges),
         )
@@ -266,26 +265,21 @@ def _training(a: RecipeResult, b: RecipeResult, pairs: int) -> dict[str, Any]:
 
 def _answer(
     comparison: Comparison, contrast: statistics.Contrasts, index: int, values: statistics.Array
-) -> RecipeDifference:
-    """The answer about one pair, whose two rows are ``values``, without names and words."""
-    common, delta, margin = (
-        int(contrast.common[index]),
-        float(contrast.delta[index]),
-        float(contrast.margin[index]),
-    )
+) -> dict[str, Any]:
+    """The answer about one pair, whose two rows are ``values``, without words."""
+    common = int(contrast.common[index])
     if not contrast.given[index]:
-        return RecipeDifference("", "", common, "open")
+        return {"seeds": common, "answer": "open"}
+    delta, margin, p = (float(v[index]) for v in (contrast.delta, contrast.margin, contrast.p))
     scale, both = statistics.MetricScale(comparison.headline), values[:, np.isfinite(values).all(axis=0)]
 
     def points(moved: float) -> float:
         return float(scale.difference(both.mean(), np.array(moved)))
 
     interval = Interval(points(delta), points(delta - margin), points(delta + margin))
-    p = float(contrast.p[index])
-    if p < statistics.LEVEL:
-        return RecipeDifference("", "", common, "better", delta=interval, p=p)
-    if interval.largest <= comparison.margin:
-        return RecipeDifference("", "", common, "equal", delta=interval, p=p)
+    found = {"seeds": common, "delta": interval, "p": p}
+    if p < statistics.LEVEL or interval.largest <= comparison.margin:
+        return {**found, "answer": "better" if p < statistics.LEVEL else "equal"}
     effect = max(abs(interval.value), comparison.margin)
     wanted = abs(delta) if effect == abs(interval.value) else effect / abs(points(1e-3) / 1e-3)
     spread = float(contrast.spread[index])
@@ -294,7 +288,7 @@ def _answer(
     enough = statistics.seeds_needed(
         len(comparison.recipes), wanted * 2**0.5 / spread, len(comparison.seeds) + 1
     )
-    return RecipeDifference("", "", common, "open", delta=interval, p=p, effect=effect, seeds_needed=enough)
+    return {**found, "answer": "open", "effect": effect, "seeds_needed": enough}
 
 
 def _examples(recipe: RecipeResult, metric: Metric, root: Path) -> Mapping[int, statistics.Array]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,19 +41,14 @@ def on_backend(request: CompareRequest) -> CompareRequest:
 class Grid(ABC):
     """The configurations of a comparison, by the name of a recipe or setup, learning rate and seed."""
 
+    metrics: tuple[Metric, ...]
+    """The scores of a run, the headline first."""
+    rate_metric: Metric
+    """The dev metric by which rates are chosen."""
+
     def __init__(self, request: CompareRequest) -> None:
         self.request = on_backend(request)
         self.seeds = tuple(range(request.first_seed, request.first_seed + request.seeds))
-
-    @property
-    @abstractmethod
-    def metrics(self) -> tuple[Metric, ...]:
-        """The scores of a run, the headline first."""
-
-    @property
-    @abstractmethod
-    def rate_metric(self) -> Metric:
-        """The dev metric by which rates are chosen."""
 
     @abstractmethod
     def rates(self, name: str) -> tuple[float, ...]:
@@ -86,54 +82,44 @@ class Grid(ABC):
         """The name on pages."""
         return name
 
-    def _refuse_same_labels(self) -> None:
-        for other, name in alike({name: self.label(name) for name in self.request.recipes}):
-            raise UserError(f"{other!r} and {name!r} have the same short name; give one of them another")
-
-    def swept(self, name: str) -> tuple[float, ...]:
-        """The rates of the sweep; none if there is nothing to choose."""
-        rates = self.rates(name)
-        return rates if len(rates) > 1 else ()
+    def _refuse_same(self, keys: Mapping[str, str], message: str) -> None:
+        """Raise UserError with both names if two have the same key, or the same short name."""
+        labels = {name: self.label(name) for name in self.request.recipes}
+        short = "{!r} and {!r} have the same short name; give one of them another"
+        for key_of, words in ((keys, message), (labels, short)):
+            seen: dict[str, str] = {}
+            for name, key in key_of.items():
+                if (other := seen.setdefault(key, name)) != name:
+                    raise UserError(words.format(other, name))
 
     def sweeps(self) -> list[tuple[str, float]]:
         """Each name with each rate of its sweep: the first rate of all names, then the second, and so on."""
         names = self.request.recipes
-        return sorted(
-            ((name, lr) for name in names for lr in self.swept(name)),
-            key=lambda one: (self.swept(one[0]).index(one[1]), names.index(one[0])),
-        )
+        by_place = zip_longest(*([(name, lr) for lr in self.sweep(name)] for name in names))
+        return [one for place in by_place for one in place if one is not None]
 
     def folder(self, name: str, lr: float, seed: int) -> RunFolder:
         return RunFolder(self.request.out / run_id(self.config(name, lr, seed)))
 
-    def sweep(self, name: str) -> list[RunFolder]:
-        """Return the folders of a recipe's sweep, one for each learning rate."""
-        return [self.folder(name, lr, self.request.sweep_seed) for lr in self.swept(name)]
+    def sweep(self, name: str) -> dict[float, RunFolder]:
+        """The folders of the sweep by rate; none if there is nothing to choose."""
+        rates, seed = self.rates(name), self.request.sweep_seed
+        return {lr: self.folder(name, lr, seed) for lr in rates} if len(rates) > 1 else {}
 
     def trials(self, name: str) -> tuple[SweepRun, ...]:
-        return tuple(
-            SweepRun.of(f.path.name, lr, f.status())
-            for f, lr in zip(self.sweep(name), self.swept(name), strict=True)
-        )
+        return tuple(SweepRun.of(f.path.name, lr, f.status()) for lr, f in self.sweep(name).items())
 
     def chosen_lr(self, name: str) -> float:
         """Return the learning rate that the sweep chose, see ``choose``, or the only one."""
-        return choose(self.trials(name), self.rate_metric) if self.swept(name) else self.rates(name)[0]
+        trials = self.trials(name)
+        return choose(trials, self.rate_metric) if trials else self.rates(name)[0]
 
     def open_seed_runs(self, name: str) -> int:
         """Return how many runs with the reported seeds are left, whichever learning rate is chosen."""
-        if any(folder.status().state != "done" for folder in self.sweep(name)):
+        if any(folder.status().state != "done" for folder in self.sweep(name).values()):
             return len(self.seeds)
         lr = self.chosen_lr(name)
         return sum(self.folder(name, lr, seed).status().state != "done" for seed in self.seeds)
-
-
-def alike(keys: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield pairs of names with the same key, the earlier name first."""
-    names: dict[str, str] = {}
-    for name, key in keys.items():
-        if (other := names.setdefault(key, name)) != name:
-            yield other, name
 
 
 def grid_of(request: CompareRequest, setups: Mapping[str, Any] | None = None) -> Grid:
@@ -161,22 +147,11 @@ class RunGrid(Grid):
         self.base = {c.recipe: replace(c, data=data) for c in resolved}
         for config in self.base.values():
             self.task.check_text(config, self.corpus)
-        self._refuse_same()
+        ids = {name: run_id(config) for name, config in self.base.items()}
+        self._refuse_same(ids, "the recipes {!r} and {!r} are the same; keep one of them")
+        self.metrics = self.task.metrics_on(self.corpus)
+        self.rate_metric = selection_metric((NLL, *self.metrics), self.task.rate_metric.name)
         self._costs: dict[str, Cost] = {}
-
-    def _refuse_same(self) -> None:
-        """Raise UserError if two names resolve to the same run, or have the same short name."""
-        for other, name in alike({name: run_id(config) for name, config in self.base.items()}):
-            raise UserError(f"the recipes {other!r} and {name!r} are the same; keep one of them")
-        self._refuse_same_labels()
-
-    @property
-    def metrics(self) -> tuple[Metric, ...]:
-        return self.task.metrics_on(self.corpus)
-
-    @property
-    def rate_metric(self) -> Metric:
-        return selection_metric((NLL, *self.metrics), self.task.rate_metric.name)
 
     def rates(self, name: str) -> tuple[float, ...]:
         return tuple(self.request.lrs)
@@ -255,22 +230,17 @@ class SetupGrid(Grid):
         self.setups = setups
         self.are_files = all(isinstance(value, str) for value in setups.values())
         self.seen = {name: own_runs.read(setups, name, request.sweep_seed) for name in setups}
-        super().__init__(self._on_device(request))
-        self._refuse_same()
-
-    def _on_device(self, request: CompareRequest) -> CompareRequest:
-        device = next(iter(self.seen.values())).device
-        machine = replace(request.base.machine, device=device)
-        jobs = request.jobs if self.are_files else 1
-        return replace(request, jobs=jobs, base=replace(request.base, machine=machine))
-
-    def _refuse_same(self) -> None:
-        for other, name in alike({name: seen.digest for name, seen in self.seen.items()}):
-            raise UserError(f"{other} and {name} are the same, file by file; change one of them")
-        self._refuse_same_labels()
+        self.first = next(iter(self.seen))
+        first = self.seen[self.first]
+        self.rate_metric = own_runs.metric_of(first.scale)
+        self.metrics = (self.rate_metric,)
+        base = replace(request.base, machine=replace(request.base.machine, device=first.device))
+        super().__init__(replace(request, jobs=request.jobs if self.are_files else 1, base=base))
+        digests = {name: seen.digest for name, seen in self.seen.items()}
+        self._refuse_same(digests, "{} and {} are the same, file by file; change one of them")
         if len({seen.batches for seen in self.seen.values()}) > 1:
             raise UserError(
-                f"{next(iter(self.seen))} draws other batches each time from the same seed, but all runs of "
+                f"{self.first} draws other batches each time from the same seed, but all runs of "
                 "a seed must see the same: take seed as an argument of setup(), and seed every generator"
             )
         if len(metrics := {own_runs.metric_of(seen.scale).label for seen in self.seen.values()}) > 1:
@@ -278,14 +248,6 @@ class SetupGrid(Grid):
                 f"the losses have different units, {' and '.join(sorted(metrics))}: one is just a "
                 "cross-entropy, and another is not; let loss= return the same in each file"
             )
-
-    @property
-    def metrics(self) -> tuple[Metric, ...]:
-        return (own_runs.metric_of(next(iter(self.seen.values())).scale),)
-
-    @property
-    def rate_metric(self) -> Metric:
-        return self.metrics[0]
 
     def rates(self, name: str) -> tuple[float, ...]:
         own = self.seen[name].course.rate
@@ -304,8 +266,8 @@ class SetupGrid(Grid):
         )
 
     def known(self) -> dict[str, Any]:
-        name, seen = next(iter(self.seen.items()))
-        first, steps = self.label(name), self.request.base.train.steps
+        seen = self.seen[self.first]
+        first, steps = self.label(self.first), self.request.base.train.steps
         scored = "the mean loss of the last tenth of the steps, each before its step"
         if seen.held_out:
             scored = count(seen.held_out, "batch")

@@ -10,7 +10,7 @@ import numpy as np
 
 from normlab.comparison.grid import Grid, grid_of
 from normlab.comparison.result import CompareRequest, has_trained, noun_of
-from normlab.comparison.statistics import MetricScale, detectable
+from normlab.comparison.statistics import MetricScale, detectable, pooled
 from normlab.config.config import SeedConfig, run_id
 from normlab.config.io import validated
 from normlab.config.metric import Metric
@@ -119,7 +119,7 @@ def plan(request: CompareRequest, kept: Sequence[Path] = (Path("results"),)) -> 
     sweep = tuple(
         PlannedRun(recipe, lr, request.sweep_seed, folder.path.name, folder.status().state == "done")
         for recipe in request.recipes
-        for lr, folder in zip(grid.swept(recipe), grid.sweep(recipe), strict=True)
+        for lr, folder in grid.sweep(recipe).items()
     )
     seconds = grid.seconds()
     open_runs = sum(not p.done for p in sweep) + sum(map(grid.open_seed_runs, request.recipes))
@@ -145,7 +145,7 @@ def power(
     """Yield what some numbers of seeds, the smallest first, could tell about two recipes or more."""
     for seeds in sorted({*NUMBERS, request.seeds} if len(request.recipes) > 1 else ()):
         size = detectable(len(request.recipes), seeds)
-        runs = sum(len(grid.swept(recipe)) + seeds for recipe in request.recipes)
+        runs = sum(len(grid.sweep(recipe)) + seeds for recipe in request.recipes)
         points = seen.size(metric, size) if seen else None
         yield Power(seeds, size, points, runs, -(-runs // request.jobs) * run_seconds)
 
@@ -165,10 +165,7 @@ def spread(root: Path, task: str, metric: Metric) -> Spread | None:
         if config.task == task and outcome and has_trained(outcome.state) and isinstance(score, int | float):
             key = run_id(replace(config, seeds=SeedConfig(0, 0, 0)))
             groups.setdefault(key, []).append(float(score))
-    several = [MetricScale(metric).values(np.array(scores)) for scores in groups.values() if len(scores) > 1]
-    if not several:
+    found = pooled(MetricScale(metric).values(np.array(scores)) for scores in groups.values())
+    if found is None:
         return None
-    freedom = sum(len(values) - 1 for values in several)
-    variance = sum(float(((values - values.mean()) ** 2).sum()) for values in several) / freedom
-    centre = float(np.mean([values.mean() for values in several]))
-    return Spread(variance**0.5, centre, len(several), str(root))
+    return Spread(found.variance**0.5, found.centre, found.groups, str(root))

@@ -16,9 +16,10 @@ pairs together; both come from the same t, so that p is below 0.05 exactly when 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import digamma, expit, logit, polygamma
@@ -153,6 +154,26 @@ def mean_margin(values: Array) -> tuple[Array, Array]:
         variance = np.nansum((values - mean[..., None]) ** 2, axis=-1) / (number - 1)
         margin = np.sqrt(variance / number) * student_t.isf(LEVEL / 2, number - 1)
     return mean, np.where(number > 1, margin, np.nan)
+
+
+class Pooled(NamedTuple):
+    """What groups of at least two values say together."""
+
+    variance: float
+    """Within groups, pooled over them."""
+    centre: float
+    """The mean of the groups' means."""
+    groups: int
+
+
+def pooled(groups: Iterable[Array]) -> Pooled | None:
+    """Return the variance within groups of values, pooled over those of at least two; None without any."""
+    several = [values for values in groups if len(values) > 1]
+    if not several:
+        return None
+    freedom = sum(len(values) - 1 for values in several)
+    variance = sum(float(((values - values.mean()) ** 2).sum()) for values in several) / freedom
+    return Pooled(variance, float(np.mean([values.mean() for values in several])), len(several))
 
 
 @cache

@@ -1,23 +1,20 @@
 """The papers' tables and figures as data, one module per paper; no torch.
 
 A module of your own adds a paper by ``publish``, each artefact with the function that measures it;
-``normlab papers --import my_module`` then lists it and ``normlab papers reproduce`` measures it. A name is
-imported when it is first used, so a command that only needs a scale does not wait for the papers.
+``normlab papers --import my_module`` then lists it and ``normlab papers reproduce`` measures it.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING
+from __future__ import annotations
 
-if TYPE_CHECKING:
-    from normlab.papers.artefact import Artefact, Drawing, Measurement, Paper
-    from normlab.papers.claim import Claim, Measure
-    from normlab.papers.registry import ARTEFACTS, PAPERS, chosen, find_artefact, keys, publish
+import difflib
+from collections.abc import Iterable
+from typing import Final, NoReturn
 
-_HOME = {
-    **dict.fromkeys(("Artefact", "Drawing", "Measurement", "Paper"), "artefact"),
-    **dict.fromkeys(("Claim", "Measure"), "claim"),
-    **dict.fromkeys(("ARTEFACTS", "PAPERS", "chosen", "find_artefact", "keys", "publish"), "registry"),
-}
+from normlab.errors import UserError
+from normlab.papers import apx, disputes, liu2020, nguyen2019, xiong2020
+from normlab.papers.artefact import Artefact, Drawing, Measurement, Paper
+from normlab.papers.cells import words_of
+from normlab.papers.claim import Claim, Measure
 
 __all__ = [
     "ARTEFACTS",
@@ -34,9 +31,54 @@ __all__ = [
     "publish",
 ]
 
+ARTEFACTS: Final[dict[str, Artefact]] = {
+    found.id: found
+    for module in (*xiong2020.MODULES, *nguyen2019.MODULES, *liu2020.MODULES, apx, disputes)
+    for found in vars(module).values()
+    if isinstance(found, Artefact)
+}
+"""Every artefact that the papers' modules define, then the public disputes, by id."""
+PAPERS: Final = {
+    key: Paper(key, **words_of(key)["paper"])
+    for key in ("xiong2020", "nguyen2019", "liu2020", "apx", "disputes")
+}
+"""The papers by key, with the public disputes as one more."""
 
-def __getattr__(name: str) -> object:
-    """Import a name from its home (PEP 562)."""
-    if name not in _HOME:
-        raise AttributeError(f"normlab.papers has no {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(f"normlab.papers.{_HOME[name]}"), name)
+
+def publish(*artefacts: Artefact) -> None:
+    """Add the artefacts of a paper. Raises UserError for an id that is taken."""
+    for new in artefacts:
+        if ARTEFACTS.setdefault(new.id, new) is not new:
+            raise UserError(f"the artefact id {new.id!r} is taken; give yours another one")
+
+
+def find_artefact(id_: str) -> Artefact:
+    """Return the artefact with that id. Raises UserError with the nearest id if there is none."""
+    if id_ not in ARTEFACTS:
+        _refuse(id_, ARTEFACTS)
+    return ARTEFACTS[id_]
+
+
+def keys() -> list[str]:
+    """Return the papers' keys, such as liu2020."""
+    return list(dict.fromkeys(id_.partition(".")[0] for id_ in ARTEFACTS))
+
+
+def chosen(names: Iterable[str]) -> list[Artefact]:
+    """Return artefacts by id, by their paper's key, or all of them by ``all``; each once, in the named order.
+
+    Raises UserError with the nearest id or key for an unknown name.
+    """
+    found: dict[str, Artefact] = {}
+    for name in names:
+        group = {i: a for i, a in ARTEFACTS.items() if name in (i, i.partition(".")[0], "all")}
+        if not group:
+            _refuse(name, (*ARTEFACTS, *keys(), "all"))
+        found |= group
+    return list(found.values())
+
+
+def _refuse(name: str, allowed: Iterable[str]) -> NoReturn:
+    close = difflib.get_close_matches(name, list(allowed), 1)
+    hint = f"did you mean {close[0]}?" if close else "normlab papers lists all of them"
+    raise UserError(f"there is no artefact {name!r}; {hint}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from normlab.papers import studies
 from normlab.papers.bases import CONVERGED
 from normlab.papers.cells import declare
 from normlab.papers.claim import at_least, at_most, negative, within
@@ -13,7 +12,7 @@ _SAME: Final = "our wrapper and the page's block compute the same; the margin is
 
 BLOCKS: Final = declare(
     "apx.blocks",
-    studies.wrapped_blocks,
+    "model_parts.wrapped_blocks",
     settings={"shape": (32, 10, 512)},
     claims=(
         at_most("post_difference", 1e-5, check=_SAME),
@@ -32,7 +31,7 @@ _ROWS: Final = {
 
 CLAIMS: Final = declare(
     "apx.claims",
-    studies.answers,
+    "trained.answers",
     settings={"rows": _ROWS},
     claims=(
         at_most("deep_post", 0.5, convention="it is unstable if most of its runs fail"),

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from normlab.papers import studies
-from normlab.papers.artefact import Artefact, Drawing, Measurement
+from normlab.papers.artefact import Artefact, Drawing
 from normlab.papers.bases import CONVERGED
 from normlab.papers.claim import Claim
 from normlab.papers.measures import OfRuns
+from normlab.papers.studies import TRAININGS, own_study
 from normlab.papers.trainings import SCALES, Scale, Setting, Trainings
 
 CURVES: Final = (
@@ -49,7 +49,7 @@ class PrintedTable(dict[str, float | str]):
 
 def declare(
     id_: str,
-    study: Callable[..., Measurement] = studies.trainings,
+    study: str = "",
     *,
     claims: Sequence[Claim],
     settings: Mapping[str, Any] | None = None,
@@ -59,8 +59,9 @@ def declare(
     **more: Any,
 ) -> Artefact:
     """Return an artefact of normlab's own: what decides its verdicts, plus its words, its drawings, and what
-    is in print for it and its claims, from ``<paper's key>.toml``. ``measures``, and those of the ``gpu``
-    scale, which need trainings to convergence, are settings; ``more`` holds other fields of an ``Artefact``.
+    is in print for it and its claims, from ``<paper's key>.toml``. Without the name of a ``study`` (see
+    ``own_study``) it only takes ``measures`` of its runs. These, and those of the ``gpu`` scale, which need
+    trainings to convergence, are settings; ``more`` holds other fields of an ``Artefact``.
     """
     words = dict(_words(id_))
     own, scales = words.pop("claims", {}), words.pop("scales", {})
@@ -69,7 +70,7 @@ def declare(
     told: dict[str, Any] = {
         **words,
         "published": printed_values(id_),
-        "study": study,
+        "study": own_study(study) if study else TRAININGS,
         "settings": {**(settings or {}), **of_runs},
         "trainings": {
             scale: replace(one, differs=" ".join(filter(None, (one.differs, scales.get(scale)))))

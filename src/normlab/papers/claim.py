@@ -211,7 +211,6 @@ def _symmetric_scale(found: Measure) -> Callable[[float], float]:
 
 
 def _quantile(probability: float, runs: int) -> float:
-    """Return the quantile of Student's t for this many runs."""
     from scipy.special import stdtrit  # a list of papers does not wait for it
 
     return float(stdtrit(runs - 1, probability))

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from normlab.papers import studies
 from normlab.papers.artefact import Artefact, Drawing
 from normlab.papers.bases import LANGUAGE_MODEL
 from normlab.papers.cells import declare, words_of
@@ -67,7 +66,7 @@ def _dispute(
     of_both = Difference(SHOWN, first[0], second[0])
     found = declare(
         f"disputes.{name}",
-        studies.tuned,
+        "rate_search.tuned",
         settings={"shown": SHOWN, "seeds": SEEDS, **settings},
         measures={claim.measure: (measures or {}).get(claim.measure, of_both) for claim in claims},
         claims=claims,

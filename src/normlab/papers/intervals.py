@@ -55,11 +55,6 @@ def log_slope(x: Sequence[float], curves: Iterable[Sequence[float]]) -> Measure:
     return slope([math.log(a) for a in x], ([math.log(b) for b in y] for y in curves))
 
 
-def geometric(values: Iterable[float]) -> float:
-    """Return the geometric mean of positive numbers."""
-    return math.exp(fmean(math.log(v) for v in values))
-
-
 def simultaneous(runs: ArrayLike) -> list[Measure]:
     r"""The means of the columns of ``runs`` `[n, k]`, n independent runs of k quantities, with limits that
     hold for all of them together: :math:`\bar x_j \pm c \, s_j / \sqrt n`, c the 95% quantile of

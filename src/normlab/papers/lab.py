@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from normlab.config.config import (
-    PARALLEL_TEXTS,
     Config,
     DataConfig,
     ModelConfig,
     SeedConfig,
     TrainConfig,
+    parallel_files,
     run_id,
 )
 from normlab.config.model import derive
@@ -30,6 +30,7 @@ from normlab.diagnosis.structure import Structure, read_structure
 from normlab.diagnosis.subject import Subject
 from normlab.errors import SpentError, UserError
 from normlab.nn import PAD, Seq2Seq
+from normlab.papers.bases import IWSLT14_PART
 from normlab.papers.trainings import LAPTOP, Scale
 from normlab.runs import RunFolder
 from normlab.tasks.translation import Translation
@@ -57,12 +58,16 @@ SIZES: Final = {
 }
 """Transformer-small and Transformer-base of the papers, without their depth."""
 TEXTS: Final = {
-    "iwslt14.de-en": ("de", "en", ("train.partial", "valid", "test")),
-    "wmt14.en-de": ("en", "de", ("train.10k", "newstest2014.500", "newstest2014.500")),
+    "iwslt14.de-en": IWSLT14_PART,
+    "wmt14.en-de": parallel_files(
+        DataConfig(vocab_size=10_000),
+        "wmt14.en-de",
+        splits=("train.10k", "newstest2014.500", "newstest2014.500"),
+        source="en",
+        target="de",
+    ),
 }
-"""Folder of local data to source and target language, and the names of train, dev and test."""
-VOCABULARY: Final = 10_000
-"""Number of vocabulary entries: as many as about ten thousand pairs can fill."""
+"""Local data by the name of its folder, with as many vocabulary entries as about ten thousand pairs fill."""
 READING_TOKENS: Final = 256
 """Number of positions in the batch on which the structure of a model is read."""
 
@@ -77,8 +82,6 @@ class Lab:
 
     root: Path
     """The folder below which text is prepared."""
-    data: Path | None = None
-    """Folder of local data sets; None means ``$NORMLAB_DATA``."""
     log: Callable[[str], None] = quiet
     runs: Mapping[str, Sequence[RunFolder]] = field(default_factory=dict)
     """The artefact's finished trainings, by cell, in the order of their seeds."""
@@ -148,38 +151,28 @@ class Lab:
 
     def missing(self) -> str:
         """The name of a text that a study asked for and that was not there; empty if all were."""
-        return next((name for name, _ in self._tasks if self._folder(name) is None), "")
+        return next((name for name, _ in self._tasks if not _is_there(name)), "")
 
     def text(self, name: str) -> str:
         """Describe the text."""
-        if self._folder(name) is None:
+        if not _is_there(name):
             return f"the built-in corpus, because {name} is not there; set NORMLAB_DATA to its folder"
-        return f"{name}, {TEXTS[name][2][0]}; a joint BPE of {VOCABULARY:,} vocabulary entries learnt on it"
-
-    def _folder(self, name: str) -> Path | None:
-        home = self.data or os.environ.get("NORMLAB_DATA")
-        if not home:
-            return None
-        source, _, (train, *_) = TEXTS[name]
-        folder = Path(home) / name
-        return folder if located(folder / f"{train}.{source}").exists() else None
+        data = TEXTS[name]
+        train = Path(data.train_src).stem
+        return f"{name}, {train}; a joint BPE of {data.vocab_size:,} vocabulary entries learnt on it"
 
     def _task(self, text: str, tokens: int) -> Translation:
         if (text, tokens) not in self._tasks:
             config = Config(train=TrainConfig(max_tokens=tokens))
             device = prepare_process(config.machine)
-            data, corpus = Translation.prepare(self._data(text), self.root / "data")
+            asked = TEXTS[text] if _is_there(text) else DataConfig()
+            data, corpus = Translation.prepare(asked, self.root / "data")
             self._tasks[text, tokens] = Translation(replace(config, data=data), corpus, device)
         return self._tasks[text, tokens]
 
-    def _data(self, text: str) -> DataConfig:
-        folder = self._folder(text)
-        if folder is None:
-            return DataConfig()
-        source, target, splits = TEXTS[text]
-        files = (str(folder / f"{split}.{side}") for split in splits for side in (source, target))
-        paths: dict[str, Any] = dict(zip(PARALLEL_TEXTS, files, strict=True))
-        return replace(DataConfig(vocab_size=VOCABULARY), **paths)
+
+def _is_there(text: str) -> bool:
+    return bool(os.environ.get("NORMLAB_DATA")) and located(TEXTS[text].train_src).exists()
 
 
 def finished(configs: Sequence[Config], queue: Queue) -> dict[str, RunFolder]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar, dataclass_transform
 
 from normlab.papers.claim import Measure
 
@@ -28,9 +28,10 @@ T = TypeVar("T")
 Pair: TypeAlias = "_OfTwo[str] | _ScoresOfTwo[str]"
 
 
+@dataclass_transform(frozen_default=True)
 @dataclass(frozen=True)
 class OfRuns(ABC):
-    """A number taken from an artefact's runs."""
+    """A number taken from an artefact's runs. Each subclass is a frozen dataclass."""
 
     version: ClassVar[int] = 1
     """Raised when the same runs give other numbers, so earlier results are stale."""
@@ -38,6 +39,10 @@ class OfRuns(ABC):
     """Whether it compares cells within seeds; ratios do so on the scale of logarithms."""
     of_gradients: ClassVar[bool] = False
     """Whether it reads gradient norms, which then get their own table."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        dataclass(frozen=True)(cls)
 
     @abstractmethod
     def measure(self, runs: Trained) -> Measure:
@@ -55,7 +60,6 @@ class OfRuns(ABC):
         return {"measure": type(self).__name__, "version": self.version, **own}
 
 
-@dataclass(frozen=True)
 class _OfTwo(OfRuns, Generic[C]):
     """A comparison of cells within seeds."""
 
@@ -64,7 +68,6 @@ class _OfTwo(OfRuns, Generic[C]):
     within_seeds = True
 
 
-@dataclass(frozen=True)
 class _ScoresOfTwo(OfRuns, Generic[C]):
     """A comparison of a metric of cells."""
 
@@ -75,11 +78,9 @@ class _ScoresOfTwo(OfRuns, Generic[C]):
 
 
 def _by_seed(values: Callable[[str], Iterable[T]], cells: Pair) -> Iterator[tuple[T, T]]:
-    """Return the values of both cells at each seed."""
     return zip(values(cells.a), values(cells.b), strict=True)
 
 
-@dataclass(frozen=True)
 class Score(OfRuns):
     """The mean test score of a cell."""
 
@@ -91,7 +92,6 @@ class Score(OfRuns):
         return runs.mean_score(of, runs.together(of, self.cell))
 
 
-@dataclass(frozen=True)
 class Difference(_ScoresOfTwo[Cells]):
     """The test score of ``a`` minus that of ``b`` within seeds; of several cells, their mean on the scale."""
 
@@ -100,7 +100,6 @@ class Difference(_ScoresOfTwo[Cells]):
         return runs.score_difference(of, *(runs.together(of, cells) for cells in (self.a, self.b)))
 
 
-@dataclass(frozen=True)
 class DifferenceOfTrained(_ScoresOfTwo[str]):
     """``Difference`` over the seeds at which both cells train to the end; open if fewer than two do."""
 
@@ -111,7 +110,6 @@ class DifferenceOfTrained(_ScoresOfTwo[str]):
         return runs.score_difference(of, *(runs.together(of, cell)[both] for cell in (self.a, self.b)))
 
 
-@dataclass(frozen=True)
 class DifferenceSize(_ScoresOfTwo[str]):
     """The size of ``Difference`` either way; its interval begins at 0 if the signs of its ends differ."""
 
@@ -121,7 +119,6 @@ class DifferenceSize(_ScoresOfTwo[str]):
         return Measure(abs(found.value), 0.0 if found.low < 0 < found.high else ends[0], ends[1], found.runs)
 
 
-@dataclass(frozen=True)
 class BestDifference(_ScoresOfTwo[Sequence[str]]):
     """The best test score of any cell in ``a`` minus that of any in ``b``, within seeds. The best of several
     favours the side that has more cells: a claim uses this only if it works against the claim.
@@ -132,7 +129,6 @@ class BestDifference(_ScoresOfTwo[Sequence[str]]):
         return runs.score_difference(of, runs.best(of, self.a), runs.best(of, self.b))
 
 
-@dataclass(frozen=True)
 class BestScore(OfRuns):
     """The mean over seeds of the best test score of any cell."""
 
@@ -144,7 +140,6 @@ class BestScore(OfRuns):
         return runs.mean_score(of, runs.best(of, self.cells))
 
 
-@dataclass(frozen=True)
 class ShareTrained(OfRuns):
     """The share of the runs of some cells that train, with its exact interval (Clopper and Pearson 1934)."""
 
@@ -162,7 +157,6 @@ class ShareTrainedToTheEnd(ShareTrained):
     to_the_end = True
 
 
-@dataclass(frozen=True)
 class ShareBetter(_ScoresOfTwo[str]):
     """The share of seeds at which ``a`` has a better test score than ``times`` that of ``b``, with its exact
     interval. A run that does not train to its end is worse than any that does, so how often and how well a
@@ -184,7 +178,6 @@ class ShareBetter(_ScoresOfTwo[str]):
         return runs.share([x > y for x, y in both])
 
 
-@dataclass(frozen=True)
 class Edge(OfRuns):
     """The largest of rising ``rates`` up to which each seed trains to its end, as a mean over seeds;
     ``cells`` are those of the rates, and a seed that does not train at the first rate counts as 0.
@@ -197,7 +190,6 @@ class Edge(OfRuns):
         return runs.mean(runs.edges(self.cells, self.rates))
 
 
-@dataclass(frozen=True)
 class EdgeRatio(_OfTwo[Sequence[str]]):
     """The edge of ``a`` over that of ``b``, within seeds. An edge of ``b`` below the grid counts as its first
     rate, which is higher; an edge of ``a`` below it leaves the ratio open.
@@ -212,7 +204,6 @@ class EdgeRatio(_OfTwo[Sequence[str]]):
         return runs.mean_ratio(x / max(y, self.rates[0]) for x, y in zip(first, second, strict=True))
 
 
-@dataclass(frozen=True)
 class ShareGap(_OfTwo[Sequence[str]]):
     """The share of the runs of ``a`` that train minus that of ``b``, paired in order."""
 
@@ -223,7 +214,6 @@ class ShareGap(_OfTwo[Sequence[str]]):
         return runs.share_gap(first, second)
 
 
-@dataclass(frozen=True)
 class PairsBetter(OfRuns):
     """The share of pairs (a, b) of cells in which ``a`` has the better test score, over the seeds at which
     both train, with its exact interval; all of 0 to 1 if there are none.
@@ -243,7 +233,6 @@ class PairsBetter(OfRuns):
         return runs.share(ahead) if ahead else Measure(0.5, 0.0, 1.0)
 
 
-@dataclass(frozen=True)
 class StepsRatio(_OfTwo[str]):
     """The first step at which ``a`` is as good on dev as ``b`` ever is, over the step at which ``b`` is that
     good, as a geometric mean over seeds. A run of ``a`` that never gets there counts with its last step,
@@ -264,7 +253,6 @@ class StepsRatio(_OfTwo[str]):
         return found if arrived else replace(found, high=math.inf)
 
 
-@dataclass(frozen=True)
 class DevAt(_ScoresOfTwo[str]):
     """The dev score of ``a`` minus that of ``b`` after a share of the training, as a mean over seeds."""
 
@@ -275,7 +263,6 @@ class DevAt(_ScoresOfTwo[str]):
         return runs.mean(_at(first, self.share) - _at(second, self.share) for first, second in curves)
 
 
-@dataclass(frozen=True)
 class SpikesDifference(_OfTwo[str]):
     """The steps with a spike of the gradient norm, in per cent: ``a`` minus ``b``, within seeds."""
 
@@ -285,7 +272,6 @@ class SpikesDifference(_OfTwo[str]):
         return runs.mean(x - y for x, y in _by_seed(runs.spikes, self))
 
 
-@dataclass(frozen=True)
 class GradientRatio(_OfTwo[str]):
     """The median gradient norm of ``a`` over that of ``b``, within seeds."""
 
@@ -295,7 +281,6 @@ class GradientRatio(_OfTwo[str]):
         return runs.mean_ratio(x / y for x, y in _by_seed(runs.median_gradients, self))
 
 
-@dataclass(frozen=True)
 class DisorderedPairs(OfRuns):
     """The number of pairs, among runs that reach at most ``good`` on the metric, in which the one with the
     better dev loss has the worse score, each at the validation with its best loss.
@@ -316,7 +301,6 @@ class DisorderedPairs(OfRuns):
         return Measure.exact(float(sum(a[0] < b[0] and a[1] < b[1] for a in bad for b in bad)))
 
 
-@dataclass(frozen=True)
 class TrainPerplexityRatio(_OfTwo[str]):
     """The label-smoothed perplexity of ``a`` on its training text over that of ``b``, within seeds, at the
     best weights on dev and without dropout.
@@ -327,7 +311,6 @@ class TrainPerplexityRatio(_OfTwo[str]):
         return runs.mean_ratio(math.exp(x - y) for x, y in losses)
 
 
-@dataclass(frozen=True)
 class ScoreRatio(_ScoresOfTwo[str]):
     """The test score of ``a`` over that of ``b``, within seeds."""
 
@@ -336,7 +319,6 @@ class ScoreRatio(_ScoresOfTwo[str]):
         return runs.mean_ratio(x / y for x, y in scores)
 
 
-@dataclass(frozen=True)
 class RiseRatio(_ScoresOfTwo[Sequence[str]]):
     """The first score in ``a`` over the second, over the same of ``b``, within seeds."""
 
@@ -346,7 +328,6 @@ class RiseRatio(_ScoresOfTwo[Sequence[str]]):
         return runs.mean_ratio(x / y for x, y in zip(a, b, strict=True))
 
 
-@dataclass(frozen=True)
 class FoldDifference(OfRuns):
     """The largest difference between logits of a run and of its plain form in float32, over the largest
     logit; the largest of all seeds.
@@ -358,7 +339,6 @@ class FoldDifference(OfRuns):
         return Measure.exact(max(model.fold_difference() for model in runs.models(self.cell)))
 
 
-@dataclass(frozen=True)
 class ConstantRatio(OfRuns):
     """C of Theorem 2 at the best weights on dev over C at initialisation, within seeds (Liu et al. 2020,
     Section 4.2, arXiv 2004.08249).
@@ -370,7 +350,6 @@ class ConstantRatio(OfRuns):
         return runs.mean_ratio(m.constant_ratio(seed) for seed, m in enumerate(runs.models(self.cell), 1))
 
 
-@dataclass(frozen=True)
 class ScaleGrowth(OfRuns):
     """The least-squares slope of ln g by layer, for one kind of sublayer, as a mean over seeds."""
 
@@ -381,7 +360,6 @@ class ScaleGrowth(OfRuns):
         return runs.mean(model.scale_growth(self.role) for model in runs.models(self.cell))
 
 
-@dataclass(frozen=True)
 class ScaleChange(_OfTwo[str]):
     """g in ``a`` minus g in ``b`` within seeds: at the ``output``, or its mean over the sublayers in the
     ``late`` third of the decoder.

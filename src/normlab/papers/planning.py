@@ -63,7 +63,9 @@ class TrainingPlan:
 
 
 def _preparing(root: Path) -> Callable[[Config], DataConfig]:
-    """Prepare each data set below a folder once; missing data raises FileNotFoundError each time."""
+    """Prepare each data set below a folder once; missing data raises the same FileNotFoundError each time,
+    because asking the Hub takes long where there is no network.
+    """
     prepared: dict[tuple[str, DataConfig], DataConfig | FileNotFoundError] = {}
 
     def prepare(config: Config) -> DataConfig:
@@ -97,13 +99,13 @@ def plan(
     """
     prepare, machine = _preparing(root), machine or MachineConfig()
     cells: dict[str, Cells] = {}
-    configs: dict[str, dict[str, Config]] = {}
+    missing: dict[str, dict[str, Config]] = {}
     without_text: dict[str, str] = {}
     for artefact in artefacts:
         if scale not in artefact.trainings:
             continue
         folders: dict[str, list[RunFolder]] = {}
-        own: list[tuple[int, str, Config]] = []
+        own: list[tuple[int, Config]] = []
         for cell, seed, asked in artefact.trainings[scale].configs():
             try:
                 config = _resolved(asked, prepare, machine)
@@ -112,17 +114,17 @@ def plan(
             except FileNotFoundError as error:
                 without_text[artefact.id] = _missing_data_help(artefact, scale, asked.data, error)
                 break
-            own.append((seed, run_id(config), config))
-            folders.setdefault(cell, []).append(_folder(run_id(config), root))
-        if artefact.id in without_text:
-            continue
-        cells[artefact.id] = {cell: tuple(some) for cell, some in folders.items()}
-        configs[artefact.id] = {run: config for _, run, config in sorted(own, key=lambda one: one[0])}
+            folder = _folder(run_id(config), root)
+            folders.setdefault(cell, []).append(folder)
+            if not _done(folder):
+                own.append((seed, config))
+        else:
+            cells[artefact.id] = {cell: tuple(some) for cell, some in folders.items()}
+            by_seed = sorted(own, key=lambda one: one[0])
+            missing[artefact.id] = {run_id(config): config for _, config in by_seed}
+    todo = _ordered(missing, {a.id: max(1, len(a.claims)) for a in artefacts})
     least = {a.id: t.least or t.seeds for a in artefacts if (t := a.trainings.get(scale))}
-    found = TrainingPlan(cells, {}, least, without_text)
-    open_ = {run for id_ in cells for run in found.open_runs(id_)}
-    missing = {id_: {run: c for run, c in own.items() if run in open_} for id_, own in configs.items()}
-    return replace(found, todo=_ordered(missing, {a.id: max(1, len(a.claims)) for a in artefacts}))
+    return TrainingPlan(cells, todo, least, without_text)
 
 
 def _resolved(asked: Config, prepare: Callable[[Config], DataConfig], machine: MachineConfig) -> Config:
@@ -152,68 +154,62 @@ def _ordered(missing: Mapping[str, Mapping[str, Config]], claims: Mapping[str, i
     return ordered
 
 
-@dataclass
-class PlanTrainer:
-    """Trains a plan within a budget, and says when the runs of an artefact have all ended."""
+def train(
+    plan: TrainingPlan,
+    root: Path,
+    jobs: int,
+    ended: Callable[[str], None],
+    *,
+    until: float = math.inf,
+    log: Callable[[str], None] = quiet,
+    start: Callable[[Path], Worker] = Process,
+) -> Mapping[str, str]:
+    """Train a plan; return why runs could not be trained, by run id.
 
-    plan: TrainingPlan
-    root: Path
-    jobs: int
-    until: float = math.inf
-    """The time of ``time.monotonic`` by which runs should end: none is started that would not, by the pace of
-    those that have ended.
+    ``ended`` is called with the id of each artefact as soon as it has all its runs, and in the end with those
+    that have enough of them. No run is started that would not end by ``until``, a time of
+    ``time.monotonic``, at the pace of those that have ended. ``start`` makes the workers, see ``Queue``.
     """
-    log: Callable[[str], None] = quiet
-    failed: dict[str, str] = field(default_factory=dict)
-    """Run id to the reason why it could not be trained."""
-    start: Callable[[Path], Worker] = Process
-    """Makes the workers (see ``Place.start``)."""
+    began, left, trained = time.monotonic(), set(plan.cells), list[Config]()
 
-    def run(self, ended: Callable[[str], None]) -> None:
-        """Train; call ``ended`` with the id of each artefact as soon as it has all its runs, and in the end
-        with those that have enough of them.
-        """
-        start, open_, ended_runs = time.monotonic(), set(self.plan.cells), list[Config]()
-        queue = Queue(
-            self.root, self.jobs, lambda folders: self._stop_in_time(queue, start, ended_runs), self.start
-        )
+    def stop_in_time(folders: Sequence[RunFolder]) -> None:
+        if queue.waiting:
+            now, done = time.monotonic(), sum(map(work, trained))
+            one = jobs * (now - began) / done * work(queue.waiting[0]) if done else 0.0
+            if now + one > until:
+                queue.waiting.clear()
 
-        def after(config: Config) -> None:
-            ended_runs.append(config)
-            self._tell(ended_runs, start)
-            whole({i for i in open_ if run_id(config) in self.plan.runs(i)})
-
-        def whole(among: Iterable[str]) -> None:
-            for id_ in sorted(i for i in among if not self.plan.open_runs(i)):
-                open_.remove(id_)
-                ended(id_)
-
-        whole(list(open_))
-        for config in self.plan.todo.values():
-            queue.add(config)
-        queue.run(after)
-        self.failed = queue.failed
-        for id_ in sorted(id_ for id_ in open_ if self.plan.whole(id_)):
+    def end_whole(among: Iterable[str]) -> None:
+        for id_ in sorted(i for i in among if not plan.open_runs(i)):
+            left.remove(id_)
             ended(id_)
 
-    def _stop_in_time(self, queue: Queue, start: float, ended_runs: Sequence[Config]) -> None:
-        if not queue.waiting:
-            return
-        now, done = time.monotonic(), sum(map(work, ended_runs))
-        one = self.jobs * (now - start) / done * work(queue.waiting[0]) if done else 0.0
-        if now + one > self.until:
-            queue.waiting.clear()
+    def after(config: Config) -> None:
+        trained.append(config)
+        log(_progress(plan, root, trained, time.monotonic() - began))
+        end_whole({i for i in left if run_id(config) in plan.runs(i)})
 
-    def _tell(self, ended_runs: Sequence[Config], start: float) -> None:
-        config = ended_runs[-1]
-        status = RunFolder(self.root / run_id(config)).status()
-        outcome = status.outcome.state if status.outcome else status.state
-        done, whole = (sum(map(work, some)) for some in (ended_runs, self.plan.todo.values()))
-        rest = (time.monotonic() - start) * (whole - done) / done
-        self.log(
-            f"{len(ended_runs)} of {count(len(self.plan.todo), 'run')}, {duration(rest)} left: "
-            f"{config.recipe}, lr {config.optim.lr:g}, seed {config.seeds.init}: {outcome}"
-        )
+    queue = Queue(root, jobs, stop_in_time, start)
+    end_whole(list(left))
+    for config in plan.todo.values():
+        queue.add(config)
+    queue.run(after)
+    for id_ in sorted(id_ for id_ in left if plan.whole(id_)):
+        ended(id_)
+    return queue.failed
+
+
+def _progress(plan: TrainingPlan, root: Path, trained: Sequence[Config], seconds: float) -> str:
+    """Say how the last of the trained runs ended, and how long the others will take."""
+    config = trained[-1]
+    status = RunFolder(root / run_id(config)).status()
+    outcome = status.outcome.state if status.outcome else status.state
+    done, whole = (sum(map(work, some)) for some in (trained, plan.todo.values()))
+    left = duration(seconds * (whole - done) / done)
+    return (
+        f"{len(trained)} of {count(len(plan.todo), 'run')}, {left} left: "
+        f"{config.recipe}, lr {config.optim.lr:g}, seed {config.seeds.init}: {outcome}"
+    )
 
 
 def _missing_data_help(artefact: Artefact, scale: Scale, data: DataConfig, error: FileNotFoundError) -> str:

@@ -27,7 +27,6 @@ from normlab.training.recipes.plugins import load_plugins
 
 def reproduce(
     artefact: Artefact,
-    data: Path | None,
     root: Path,
     log: Callable[[str], None] = quiet,
     *,
@@ -35,9 +34,9 @@ def reproduce(
     runs: Cells | None = None,
     queue: Callable[[Path], Queue] = Queue,
 ) -> Reproduction:
-    """Run the study of an artefact with its settings. ``data`` is the folder of local data sets, else
-    ``$NORMLAB_DATA``; text is prepared below ``root``; ``log`` gets each step as it is done; ``runs`` are its
-    finished trainings at that scale (see ``plan``); a study that trains others does so in a ``queue``.
+    """Run the study of an artefact with its settings. Text is prepared below ``root``; ``log`` gets each step
+    as it is done; ``runs`` are its finished trainings at that scale (see ``plan``); a study that trains
+    others does so in a ``queue``.
 
     Raises UserError for an artefact that has no study yet.
     """
@@ -46,7 +45,7 @@ def reproduce(
     start = time.perf_counter()
     folders = (folder for cell in (runs or {}).values() for folder in cell)
     began = [time.time(), *((folder.path / "config.json").stat().st_mtime for folder in folders)]
-    lab = Lab(root, data, log, runs or {}, scale, queue)
+    lab = Lab(root, log, runs or {}, scale, queue)
     found = artefact.study(lab, **artefact.settings_at(scale))
     seconds = time.perf_counter() - start
     machine = hardware(torch.device("cpu"))
@@ -74,7 +73,6 @@ def _prepare_worker(threads: int) -> None:
 
 def each(
     artefacts: Sequence[Artefact],
-    data: Path | None,
     root: Path,
     log: Callable[[str], None] = quiet,
     *,
@@ -94,7 +92,7 @@ def each(
             jobs, get_context("spawn"), initializer=_prepare_worker, initargs=(threads,)
         )
         with pool:
-            futures = {pool.submit(reproduce, artefact, data, root, log): artefact for artefact in together}
+            futures = {pool.submit(reproduce, artefact, root, log): artefact for artefact in together}
             for future in as_completed(futures):
                 if time.monotonic() > until:
                     for waiting in futures:
@@ -103,4 +101,4 @@ def each(
                     yield futures[future], future.result
     for artefact in artefacts:
         if artefact not in together and time.monotonic() <= until:
-            yield artefact, partial(reproduce, artefact, data, root, log)
+            yield artefact, partial(reproduce, artefact, root, log)

@@ -125,19 +125,8 @@ def at_other_scales(
     return [found for a, scale in asked if (found := standing(a, where, scale)).found is not None]
 
 
-@dataclass(frozen=True)
-class Disagreement:
-    """A run for which two results hold different scores."""
-
-    run: str
-    artefacts: tuple[str, str]
-    score: str
-    """The first column of their tables of runs that differs."""
-    values: tuple[object, object]
-
-
-def disagreements(standings: Iterable[ArtefactStatus]) -> Iterator[Disagreement]:
-    """Yield the runs that two results for today's claims share by content and disagree about, one for each
+def disagreements(standings: Iterable[ArtefactStatus]) -> Iterator[str]:
+    """Say which results for today's claims disagree about a run that they share by content, once for each
     pair of artefacts: one of them was made from another training of the same configuration.
     """
     seen: dict[str, tuple[str, Mapping[str, object]]] = {}
@@ -154,7 +143,13 @@ def disagreements(standings: Iterable[ArtefactStatus]) -> Iterator[Disagreement]
             differing = next((name for name in names if repr(row[name]) != repr(other[name])), None)
             if differing is not None and pair not in told:
                 told.add(pair)
-                yield Disagreement(run, pair, differing, (other[differing], row[differing]))
+                values = (other[differing], row[differing])
+                one, two = (f"{v:.6g}" if isinstance(v, float) else str(v) for v in values)
+                yield (
+                    f"{first} and {pair[1]} disagree about run {run}, {differing}: {one} and {two}. It was "
+                    "trained twice, and each holds one of the trainings; to measure both from the same: "
+                    f"normlab papers reproduce {first} {pair[1]} --again"
+                )
 
 
 def superseded(id_: str) -> tuple[Superseded, ...]:

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from normlab.config.units import count
-from normlab.papers import studies
 from normlab.papers.artefact import Artefact, Reproduction, Superseded, Tally
 from normlab.papers.claim import VERDICTS, Claim, Measure
 from normlab.papers.measures import ShareGap, ShareTrained
-from normlab.papers.results import STATES, ArtefactStatus, Disagreement, State
+from normlab.papers.results import STATES, ArtefactStatus, State
+from normlab.papers.studies import TRAININGS
 from normlab.papers.trainings import LAPTOP, Scale, Trainings, work
 
 
@@ -157,17 +157,6 @@ def stood_in(found: Reproduction) -> str:
     )
 
 
-def disagreeing(found: Disagreement) -> str:
-    """Say which results disagree about a run, and how to measure both from one training."""
-    one, other = (f"{v:.6g}" if isinstance(v, float) else str(v) for v in found.values)
-    first, second = found.artefacts
-    return (
-        f"{first} and {second} disagree about run {found.run}, {found.score}: {one} and {other}. It was "
-        "trained twice, and each holds one of the trainings; to measure both from the same: "
-        f"normlab papers reproduce {first} {second} --again"
-    )
-
-
 def counts(states: Iterable[State]) -> dict[str, int]:
     """Count the artefacts in each state that occurs."""
     counted = Counter(states)
@@ -194,7 +183,7 @@ def resolution(artefact: Artefact, scale: Scale) -> str:
         share_gap,
     )
 
-    if artefact.study != studies.trainings or scale not in artefact.trainings:
+    if artefact.study != TRAININGS or scale not in artefact.trainings:
         return ""
     measures, seeds, parts = artefact.settings["measures"], artefact.trainings[scale].seeds, list[str]()
     if any(one.within_seeds for one in measures.values()):

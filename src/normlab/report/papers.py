@@ -19,7 +19,6 @@ from normlab.papers.words import (
     basis,
     by_kind,
     command,
-    disagreeing,
     earlier,
     in_short,
     measured,
@@ -326,7 +325,7 @@ def papers_page(
         "numbers? A claim is written before its result is measured; a changed claim keeps its earlier "
         "versions, with what was found for them. A check can fail only if the measurement is wrong.",
         blocks=[
-            *(Text(disagreeing(found), "alarm") for found in disagreements(standings)),
+            *(Text(sentence, "alarm") for sentence in disagreements(standings)),
             *(
                 Section(key, [_overview(group, linked, pace(standings))], key.replace(" ", "-"))
                 for key, group in sections

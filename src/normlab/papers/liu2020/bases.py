@@ -51,16 +51,12 @@ class LiuTraining(Setting):
     dry: Mapping[str, Any] = field(default_factory=lambda: dict.fromkeys((*_INSIDE, "model.dropout"), 0.0))
     """No dropout at all."""
 
-    @property
-    def peak(self) -> dict[str, Any]:
-        """The rate and its warm-up, as changes to a configuration."""
-        return {"optim.lr": self.lr, "optim.warmup_steps": self.warmup}
-
     def recipe(self, placement: str, layers: tuple[int, int] | None = None) -> dict[str, Any]:
         """Return a model of a placement and depth, trained at the peak; without a depth, of the base's."""
         names = "model.encoder_layers", "model.decoder_layers"
         depth = dict(zip(names, layers, strict=True)) if layers else {}
-        return {"recipe": placement + self.optimised, **depth, **self.peak}
+        peak = {"optim.lr": self.lr, "optim.warmup_steps": self.warmup}
+        return {"recipe": placement + self.optimised, **depth, **peak}
 
 
 def _trained(config: Config, steps: int, **changes: Any) -> Config:

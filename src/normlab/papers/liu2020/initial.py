@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from normlab.papers import studies
 from normlab.papers.cells import declare
 from normlab.papers.claim import at_least, at_most, below_one, within
 from normlab.papers.liu2020.bases import EN_DE, PLACEMENTS
@@ -19,7 +18,7 @@ _OUTPUTS: Final = {**_ON_WMT, "layers": 18, "tokens": 2048, "seeds": 3}
 
 FIG3: Final = declare(
     "liu2020.fig3",
-    studies.sublayer_outputs,
+    "gradients.sublayer_outputs",
     settings=_OUTPUTS,
     claims=(
         at_most(
@@ -40,7 +39,7 @@ FIG3: Final = declare(
 
 ADMIN_VANISHES: Final = declare(
     "liu2020.admin_vanishes",
-    studies.sublayer_outputs,
+    "gradients.sublayer_outputs",
     settings={**_OUTPUTS, "placements": ("admin",), "training": {"converges": Score("bleu", "18L Admin")}},
     trainings=for_each_scale(lambda s: {"18L Admin": s.recipe("admin", (18, 18))}, EN_DE),
     claims=(
@@ -60,7 +59,7 @@ ADMIN_VANISHES: Final = declare(
 
 FIG5_11: Final = declare(
     "liu2020.fig5_11",
-    studies.attention_matrices,
+    "model_parts.attention_matrices",
     settings={**_ON_WMT, "layers": 12, "tokens": 1024, "steps": 8, "lr": 1e-4, "seeds": 8},
     claims=(
         at_least("gradient_values_over_queries", 2.0, convention="below: by a factor of 2 or more"),
@@ -76,7 +75,7 @@ FIG5_11: Final = declare(
 
 THEOREM1: Final = declare(
     "liu2020.theorem1",
-    studies.encoder_gradients,
+    "gradients.encoder_gradients",
     settings={**_ON_WMT, "layers": 18, "tokens": 512, "seeds": 24},
     claims=[
         at_least(
@@ -90,7 +89,7 @@ THEOREM1: Final = declare(
 
 REMARK1: Final = declare(
     "liu2020.remark1",
-    studies.sublayer_outputs,
+    "gradients.sublayer_outputs",
     settings={**_OUTPUTS, "placements": ("pre",)},
     claims=[
         at_least(
@@ -103,7 +102,10 @@ REMARK1: Final = declare(
 )
 
 APPENDIX_A3: Final = declare(
-    "liu2020.appendixA3", studies.cross_attention, settings=_OUTPUTS, claims=[at_most("largest_ratio", 1.0)]
+    "liu2020.appendixA3",
+    "gradients.cross_attention",
+    settings=_OUTPUTS,
+    claims=[at_most("largest_ratio", 1.0)],
 )
 
 _LINEAR: Final = "R² of a line at least 0.985, which rounds to the 0.99 that the paper reports for its fits"
@@ -121,7 +123,7 @@ _NESTED: Final = {"first": 100, "batches": 4, "changes": 4}
 
 FIG4: Final = declare(
     "liu2020.fig4",
-    studies.over_depth,
+    "amplification.over_depth",
     settings={
         **_ON_WMT,
         "depths": (6, 9, 12, 15, 18),
@@ -157,7 +159,7 @@ FIG4: Final = declare(
 
 FIG7_8: Final = declare(
     "liu2020.fig7_8",
-    studies.dependencies,
+    "amplification.dependencies",
     settings={**_ON_WMT, "depths": (6, 18), "tokens": 1024, "followed": 32, "seeds": 8},
     claims=(
         at_least("post_6_own_times_i", 2.0, convention="relies on its own: twice an even share, or more"),
@@ -185,7 +187,7 @@ FIG7_8: Final = declare(
 
 THEOREM2: Final = declare(
     "liu2020.theorem2",
-    studies.prefixes,
+    "amplification.prefixes",
     settings={
         **_ON_WMT,
         "layers": 18,
@@ -228,7 +230,7 @@ CONSTANT_C: Final = declare(
 
 PROFILING: Final = declare(
     "liu2020.profiling",
-    studies.profiles,
+    "amplification.profiles",
     settings={**_ON_WMT, "layers": 18, "tokens": 512, "batches": 32, "seeds": 8},
     claims=(
         at_most("batches_over_seeds", 1.0, derived="as much as another draw of the weights would change"),

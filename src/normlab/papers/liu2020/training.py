@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from normlab.papers import studies
 from normlab.papers.bases import CONVERGED, TO_THE_END
 from normlab.papers.cells import declare, printed_values
 from normlab.papers.claim import at_least, at_most, fails, negative, positive, trains, within
@@ -83,7 +82,6 @@ def _of(name: str, beta: float = 0.999) -> tuple[str, ...]:
 
 
 def _both(a: str, b: str) -> tuple[tuple[str, str], ...]:
-    """The same cells of two placements."""
     return tuple((x, y) for beta in _BETAS for x, y in zip(_of(a, beta), _of(b, beta), strict=True))
 
 
@@ -319,7 +317,7 @@ _PARAMETERS: Final = printed_values("liu2020.parameters")
 """Millions, by model."""
 PARAMETERS: Final = declare(
     "liu2020.parameters",
-    studies.parameter_counts,
+    "model_parts.parameter_counts",
     settings={
         "models": {
             "IWSLT'14 De-En small": ("small", 6, 6, 10_000),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from normlab.papers import studies
 from normlab.papers.bases import TO_THE_END
 from normlab.papers.cells import declare
 from normlab.papers.claim import (
@@ -289,7 +288,7 @@ _GROWING: Final = "encoder_attention", "encoder_feed-forward", "decoder_attentio
 
 FIG3: Final = declare(
     "nguyen2019.fig3",
-    studies.learned_scales,
+    "trained.learned_scales",
     gpu={
         role: ScaleGrowth(_BEST, role.replace("_", " ")) for role in (*_GROWING, "decoder-encoder_attention")
     },
@@ -302,7 +301,7 @@ FIG3: Final = declare(
 
 FIG4: Final = declare(
     "nguyen2019.fig4",
-    studies.learned_scales,
+    "trained.learned_scales",
     gpu={where: ScaleChange("without smoothing", _BEST, where) for where in ("late", "output")},
     trainings=for_each_scale(
         lambda s: {
@@ -317,7 +316,7 @@ FIG4: Final = declare(
 _LONGER: Final = "more operations take longer: a ratio above 1; limits simultaneous over the shapes"
 SPEED: Final = declare(
     "nguyen2019.speed",
-    studies.speed,
+    "model_parts.speed",
     settings={
         "shapes": ((256, 512), (1024, 512), (4096, 512), (4096, 1024)),
         "rounds": 100,

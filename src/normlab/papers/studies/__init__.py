@@ -1,4 +1,4 @@
-"""normlab's own studies as objects; each is loaded when it measures, so papers need no torch."""
+"""normlab's own studies by name; each is loaded when it measures, so papers need no torch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Any, Final
 
 from normlab.papers.artefact import Measurement
 
+VERSIONS: Final = {"over_depth": 2, "prefixes": 2, "by_layer": 2}
+"""Raised when the same settings give other numbers, so earlier results are stale; 1 for all others."""
+
 
 @dataclass(frozen=True)
 class OwnStudy:
@@ -16,7 +19,6 @@ class OwnStudy:
     module: str
     __name__: str
     version: int = 1
-    """Raised when the same settings give other numbers, so earlier results are stale."""
 
     def __call__(self, lab: Any, **settings: Any) -> Measurement:
         """Measure by the function."""
@@ -25,29 +27,11 @@ class OwnStudy:
         return found
 
 
-dependencies: Final = OwnStudy("amplification", "dependencies")
-over_depth: Final = OwnStudy("amplification", "over_depth", version=2)
-prefixes: Final = OwnStudy("amplification", "prefixes", version=2)
-answers: Final = OwnStudy("trained", "answers")
-encoder_gradients: Final = OwnStudy("gradients", "encoder_gradients")
-fine_tuning: Final = OwnStudy("glue_search", "fine_tuning")
-bounded_lengths: Final = OwnStudy("gradients", "bounded_lengths")
-by_layer: Final = OwnStudy("gradients", "by_layer", version=2)
-cross_attention: Final = OwnStudy("gradients", "cross_attention")
-decay: Final = OwnStudy("gradients", "decay")
-last_matrix: Final = OwnStudy("gradients", "last_matrix")
-sublayer_outputs: Final = OwnStudy("gradients", "sublayer_outputs")
-learned_scales: Final = OwnStudy("trained", "learned_scales")
-attention_matrices: Final = OwnStudy("model_parts", "attention_matrices")
-parameter_counts: Final = OwnStudy("model_parts", "parameter_counts")
-table_1: Final = OwnStudy("model_parts", "table_1")
-wrapped_blocks: Final = OwnStudy("model_parts", "wrapped_blocks")
-profiles: Final = OwnStudy("amplification", "profiles")
-speed: Final = OwnStudy("model_parts", "speed")
-chi_square: Final = OwnStudy("lemmas", "chi_square")
-hidden_scales: Final = OwnStudy("lemmas", "hidden_scales")
-last_gradient: Final = OwnStudy("lemmas", "last_gradient")
-norm_jacobian: Final = OwnStudy("lemmas", "norm_jacobian")
-relu_scale: Final = OwnStudy("lemmas", "relu_scale")
-trainings: Final = OwnStudy("trained", "trainings")
-tuned: Final = OwnStudy("rate_search", "tuned")
+def own_study(name: str) -> OwnStudy:
+    """Return the study of a name like ``gradients.by_layer``: its module and its function there."""
+    module, _, function = name.partition(".")
+    return OwnStudy(module, function, VERSIONS.get(function, 1))
+
+
+TRAININGS: Final = own_study("trained.trainings")
+"""The study of artefacts that only take measures of their runs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise, product
-from statistics import fmean
+from statistics import fmean, geometric_mean
 from typing import Any, Unpack, cast
 
 import numpy as np
@@ -21,16 +21,7 @@ from normlab.diagnosis.subject import Subject
 from normlab.nn import PAD, Context, Seq2Seq
 from normlab.papers.artefact import Measurement
 from normlab.papers.claim import Measure
-from normlab.papers.intervals import (
-    exponential,
-    geometric,
-    highest,
-    log_slope,
-    lowest,
-    mean,
-    mean_ratio,
-    simultaneous,
-)
+from normlab.papers.intervals import exponential, highest, log_slope, lowest, mean, mean_ratio, simultaneous
 from normlab.papers.lab import READING_TOKENS, Lab, Row, Sizes, apart, curves, having, size
 from normlab.papers.measures import OfRuns
 from normlab.papers.studies.lemmas import TheoryNetwork, norm_factors
@@ -215,7 +206,7 @@ def sublayer_outputs(
             measures[f"{name}_variance_first_over_last"] = mean_ratio(s.first_over_last() ** 2 for s in steps)
             measures[f"{name}_least_variance_step"] = mean_ratio(s.least_variance_step() for s in steps)
         crossing = [step.through("cross_attention") for step in steps]
-        others = [geometric([step.through("self_attention"), step.through("ffn")]) for step in steps]
+        others = [geometric_mean([step.through("self_attention"), step.through("ffn")]) for step in steps]
         measures[f"{placement}_cross_attention_step"] = mean_ratio(crossing)
         measures[f"{placement}_other_step"] = mean_ratio(others)
     found = trainings(lab, measures=training) if training else Measurement({})
@@ -234,12 +225,12 @@ class _Steps:
         """Return the mean over the first layer's outputs divided by that over the last layer's."""
         layers = self.rows[-1]["layer"]
         first, last = ([r["grad_l2"] for r in self.rows if r["layer"] == n] for n in (0, layers))
-        return geometric(first) / geometric(last)
+        return geometric_mean(first) / geometric_mean(last)
 
     def through(self, role: str) -> float:
         """Return the geometric mean of ‖Δx_{i−1}‖ / ‖Δx_i‖ over the sublayers i of a role."""
         pairs = zip(self.rows, self.rows[1:], strict=False)
-        return geometric(a["grad_l2"] / b["grad_l2"] for a, b in pairs if b["role"] == role)
+        return geometric_mean(a["grad_l2"] / b["grad_l2"] for a, b in pairs if b["role"] == role)
 
     def least_variance_step(self) -> float:
         """Return the smallest Var[Δx_{i−1}] / Var[Δx_i]."""

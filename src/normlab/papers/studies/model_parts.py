@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from itertools import product
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from normlab.nn import Attention, LayerNorm, Norm, ScaleNorm, Seq2Seq, Sublayer, stack_of, wrap
 from normlab.papers.artefact import Measurement
 from normlab.papers.claim import Measure
-from normlab.papers.intervals import exponential, geometric, lowest, mean_ratio, simultaneous
+from normlab.papers.intervals import exponential, lowest, mean_ratio, simultaneous
 from normlab.papers.lab import Lab, Row, apart, generator, size
 from normlab.papers.studies.lemmas import ROLES, TheoryNetwork
 from normlab.training.subjects import TaskInputs, mean_loss
@@ -148,7 +148,7 @@ def attention_matrices(
         rows += [{"seed": seed, **row} for row in own]
         spread = dict[str, float]()
         for what in ("gradient", "update"):
-            by = {kind: geometric(r[what] for r in some) for kind, some in apart(own, "kind").items()}
+            by = {kind: geometric_mean(r[what] for r in some) for kind, some in apart(own, "kind").items()}
             ratio = (by["value"] * by["output"] / by["query"] / by["key"]) ** 0.5
             ratios[f"{what}_values_over_queries"].append(ratio)
             spread[what] = max(r[what] for r in own) / min(r[what] for r in own)
@@ -226,14 +226,12 @@ class _Elementary(nn.Module):
 
 
 def _layer_normed(norm: LayerNorm, x: Tensor) -> Tensor:
-    """LayerNorm as its equation is written."""
     centred = x - x.mean(-1, keepdim=True)
     variance = centred.square().mean(-1, keepdim=True)
     return centred * torch.rsqrt(variance + norm.eps) * norm.weight + norm.bias
 
 
 def _scale_normed(norm: ScaleNorm, x: Tensor) -> Tensor:
-    """ScaleNorm as its equation is written."""
     return x * (norm.g / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=1e-5))
 
 

@@ -66,7 +66,6 @@ class Trained:
         return [_dev_curve(folder, metric) for folder in self.cells[cell]]
 
     def trained(self, cell: str) -> list[bool]:
-        """Return whether each seed trained."""
         return [has_trained(_outcome(folder)) for folder in self.cells[cell]]
 
     def trained_to_the_end(self, cell: str) -> list[bool]:
@@ -101,14 +100,12 @@ class Trained:
         return _mapped(mean(first - second), lambda moved: MetricScale(metric).difference(centre, moved))
 
     def models(self, cell: str) -> list[TrainedModel]:
-        """Return the model that each seed trained."""
         return [TrainedModel(folder) for folder in self.cells[cell]]
 
     mean = staticmethod(mean)
     mean_ratio = staticmethod(mean_ratio)
 
     def share(self, found: Sequence[bool]) -> Measure:
-        """Return a share with its exact interval."""
         return replace(_measured(share(sum(found), len(found)), len(found)), share=True)
 
     def share_gap(self, first: Sequence[bool], second: Sequence[bool]) -> Measure:
@@ -280,20 +277,15 @@ def answers(lab: Lab, *, rows: Mapping[str, tuple[str, str]]) -> Measurement:
 
     Raises UserError for an artefact that was not measured for today's claims.
     """
-    results = {name: (*row, _result(lab, *row)) for name, row in rows.items()}
-    measured = {name: row for name, row in results.items() if row[1] in row[2].measures}
-    table = [
-        {
-            "sentence": name,
-            "artefact": id_,
-            "measure": measure,
-            "scale": one.scale,
-            "fingerprint": one.fingerprint,
-        }
-        for name, (id_, measure, one) in measured.items()
-    ]
+    values: dict[str, Measure] = {}
+    table: list[Row] = []
+    for name, (id_, measure) in rows.items():
+        one = _result(lab, id_, measure)
+        if measure in one.measures:
+            values[name] = one.measures[measure]
+            told = {"sentence": name, "artefact": id_, "measure": measure}
+            table.append({**told, "scale": one.scale, "fingerprint": one.fingerprint})
     ids = ", ".join(dict.fromkeys(id_ for id_, _ in rows.values()))
-    values = {name: one.measures[measure] for name, (_, measure, one) in measured.items()}
     return Measurement(values, {"rows": table}, {"rests on": ids})
 
 

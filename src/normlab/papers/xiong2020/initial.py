@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import log
 from typing import Final
 
-from normlab.papers import studies
 from normlab.papers.cells import declare
 from normlab.papers.claim import Claim, at_least, at_most, within
 
@@ -17,21 +16,21 @@ _WITHIN_2: Final = "equal: within 2% in every layer"
 
 TABLE1: Final = declare(
     "xiong2020.table1",
-    studies.table_1,
+    "model_parts.table_1",
     settings={"dim": 512, "layers": 6, "tokens": 16, "seeds": 2},
     claims=[at_most(f"{placement}_difference", 1e-10, check=_WRITTEN) for placement in ("post", "pre")],
 )
 
 LEMMA1: Final = declare(
     "xiong2020.lemma1",
-    studies.relu_scale,
+    "lemmas.relu_scale",
     settings={"dims": (64, 512, 1024), "sigmas": (0.5, 1.0, 2.0), "draws": 20_000, "seeds": 10},
     claims=(at_least("lowest_ratio", 0.99, check=_IDENTITY), at_most("highest_ratio", 1.01, check=_IDENTITY)),
 )
 
 LEMMA2: Final = declare(
     "xiong2020.lemma2",
-    studies.hidden_scales,
+    "lemmas.hidden_scales",
     settings={"dim": 512, "layers": 6, "tokens": 16, "seeds": 200, "ffn_dims": (1024, 2048)},
     claims=(
         at_least("post_lowest", 0.98, convention=_WITHIN_2),
@@ -51,7 +50,7 @@ LEMMA2: Final = declare(
 
 LEMMA3: Final = declare(
     "xiong2020.lemma3",
-    studies.norm_jacobian,
+    "lemmas.norm_jacobian",
     settings={"dims": (3, 64, 512), "lengths": (0.1, 1.0, 10.0, 100.0), "mean_over_sd": 10.0, "seeds": 5},
     claims=(
         at_most("exact_error", 1e-6, check=_EXACT),
@@ -66,14 +65,14 @@ _STACKS: Final = [f"{placement}_{stack}" for placement in ("post", "pre") for st
 
 CONCENTRATION: Final = declare(
     "xiong2020.concentration",
-    studies.bounded_lengths,
+    "gradients.bounded_lengths",
     settings={**_ON_IWSLT, "layers": 6, "tokens": 4096, "seeds": 10},
     claims=[at_least(stack, 0.875) for stack in _STACKS],
 )
 
 APPENDIX_G: Final = declare(
     "xiong2020.appendixG",
-    studies.chi_square,
+    "lemmas.chi_square",
     settings={"dim": 512, "epsilon": 0.1, "draws": 20_000, "seeds": 10},
     claims=(
         within("bound", 0.525, 0.535, check="a formula that is evaluated; it rounds as printed"),
@@ -88,7 +87,7 @@ _IN_D: Final = round(1 + log(log(_DIMS[-1]) / log(_DIMS[0])) / (2 * log(_DIMS[-1
 
 THEOREM1: Final = declare(
     "xiong2020.theorem1",
-    studies.last_gradient,
+    "lemmas.last_gradient",
     settings={"depths": _DEPTHS, "dims": _DIMS, "dim": 512, "tokens": 64, "seeds": 40},
     claims=(
         at_most(
@@ -115,7 +114,7 @@ def _flat(measure: str, other: str = "the first") -> Claim:
 
 FIG3AB: Final = declare(
     "xiong2020.fig3ab",
-    studies.by_layer,
+    "gradients.by_layer",
     settings={**_ON_IWSLT, "layers": 6, "tokens": 4096, "batches": 4, "seeds": 25, "first": 100},
     claims=(
         *(
@@ -133,7 +132,7 @@ FIG3AB: Final = declare(
 
 FIG3CD: Final = declare(
     "xiong2020.fig3cd",
-    studies.last_matrix,
+    "gradients.last_matrix",
     settings={**_ON_IWSLT, "depths": _DEPTHS, "tokens": 4096, "seeds": 10},
     claims=(
         within(
@@ -154,7 +153,7 @@ _PLACES: Final = "theory", "encoder", "decoder"
 
 APPENDIX_F: Final = declare(
     "xiong2020.appendixF",
-    studies.decay,
+    "gradients.decay",
     settings={
         "theory": {"layers": 6, "dim": 512, "tokens": 64, "seeds": 100, "norm_seeds": 400},
         "dims": (256, 512),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from normlab.papers import studies
 from normlab.papers.bases import TO_THE_END
 from normlab.papers.cells import declare
 from normlab.papers.claim import at_least, at_most, below_one, mostly, negative, positive, within
@@ -281,7 +280,7 @@ FIG5A: Final = declare(
 
 FIG5BC: Final = declare(
     "xiong2020.fig5bc",
-    studies.fine_tuning,
+    "glue_search.fine_tuning",
     settings={"tasks": ("MRPC", "RTE"), "batches": (16,), "lrs": (1e-4, 3e-4, 1e-3), "epochs": (2,)},
     measures={
         f"ahead_on_{task}": Difference("accuracy", f"{task} {_PRE}", f"{task} {_POST}")
