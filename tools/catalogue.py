@@ -57,11 +57,11 @@ def placement_facts(part: RecipePart) -> Iterator[str]:
         yield f"Factors on the scheme's standard deviation: {'; '.join(factors)}."
     chosen = [(a.name, getattr(placement, a.field), a.plain) for a in MODEL_AXES if a.of_branch]
     if told := [f"{axis} `{name}`" for axis, name, plain in chosen if name != plain]:
-        yield f"Its source sets: {', '.join(told)}."
+        yield f"Its source also sets: {', '.join(told)}."
     if recipe.named:
         yield f"Built here as `{recipe.typed}`."
     if placement.deep:
-        yield "Its source claims that very deep models train with it: [measured](depth.md)."
+        yield "Its source claims that very deep models train with it ([measured here](depth.md))."
 
 
 def facts(part: RecipePart) -> Iterator[str]:
@@ -70,7 +70,7 @@ def facts(part: RecipePart) -> Iterator[str]:
     if axis is None:
         return
     if part.name == axis.plain:
-        yield "What a model has unless it says otherwise."
+        yield "The default: what a model has unless its recipe says otherwise."
         return
     number, which = difference(part, axis)
     yield f"Against `{axis.plain}`: {more(number, which)}."
@@ -103,10 +103,10 @@ def entry(part: RecipePart) -> Iterator[str]:
 
 
 BASELINES = (
-    "Language models as they are published: a recipe and the fields that no part sets. Names that follow "
-    "replace parts, the first of them a placement if need be: `llama+post+qknorm`. `like:` may be left out "
-    "where no placement has the name. Sizes, learning rate and the number of warm-up steps are the base "
-    "configuration's; a flag that is typed counts more than the baseline."
+    "These are language models as published: a recipe, and the fields that no part of a recipe sets. Names "
+    "after a baseline's replace its parts, and the first of them may be a placement: `llama+post+qknorm`. "
+    "`like:` may be left out unless a placement has the same name. Sizes, learning rate and the number of "
+    "warm-up steps are those of the base configuration. A flag on the command line overrides the baseline."
 )
 
 
@@ -115,14 +115,14 @@ def baseline(part: RecipePart) -> Iterator[str]:
     source = NamedBaseline.registry[part.name]
     yield f"### `{part.name}`"
     yield from (linked(text) for text in paragraphs(source) if text)
-    yield f"- Recipe: `{source.recipe}`.\n- Beside it: {source.numbers()}."
+    yield f"- Recipe: `{source.recipe}`.\n- Other fields: {source.numbers()}."
 
 
 LEFT_OUT = (
-    "Language models' methods that are not here, because no source was found that confirms their equations: "
-    "hyper-connections and mHC (arXiv 2512.24880; public ports disagree), attention residuals (arXiv "
-    "2603.15031), QK-clip and MuonH. Of nanochat, value embeddings, smear, backout and its own Muon are left "
-    "out; of HybridNorm, the variant whose first layer differs, and its start."
+    "Some methods for language models are not here, because no source was found that confirms their "
+    "equations: hyper-connections and mHC (arXiv 2512.24880; public ports disagree), attention residuals "
+    "(arXiv 2603.15031), QK-clip and MuonH. The baseline `nanochat` leaves out value embeddings, smear, "
+    "backout and its own Muon; `hybridnorm` leaves out the variant whose first layer differs, and its start."
 )
 
 
@@ -148,28 +148,30 @@ def about() -> Iterator[str]:
     measured, size = hidden_scale.SIZE, SIZE
     yield "# Catalogue"
     yield (
-        "Everything that a recipe can name, axis by axis, with its equation, initial value and source as its "
-        f"docstring states them. Written by `{COMMAND}`: change the docstring, not this page. A recipe is a "
-        "placement and then at most one name of every other axis, joined by `+`: `pre+fixnorm+scalenorm`."
+        "This page lists everything that a recipe can name, axis by axis, with the equation, initial value "
+        f"and source that its docstring gives. `{COMMAND}` writes it: change the docstring, not this page. A "
+        "recipe is a placement followed by at most one name from each other axis, joined by `+`, such as "
+        "`pre+fixnorm+scalenorm`."
     )
     yield (
-        "Letters: x the stream, f the branch, LN the norm that was chosen, N and M the encoder's and the "
-        "decoder's layers, L those of a single stack, S a stack's sublayers, d the width, w that of a head; "
-        "of a schedule n is the step, k the last step of the warm-up, N the last of all. Parameters and "
-        "factors are those of a "
+        "In the equations, x is the stream, f the branch, LN the chosen norm, N and M the numbers of layers "
+        "of the encoder and the decoder, L that of a single stack, S the number of a stack's sublayers, d "
+        "the width and w the width of a head. In a schedule, n is the step, k the last step of the warm-up "
+        "and N the last step of all. Parameters and factors are given for a "
         f"Transformer of {size.encoder_layers}-{size.decoder_layers} layers, D = {size.dim}, "
-        f"D_ff = {size.ffn_dim}, H = {size.heads} heads, V = {VOCAB}, against the same model with plain "
-        "Post-LN or with the axis's plain choice."
+        f"D_ff = {size.ffn_dim}, H = {size.heads} heads, V = {VOCAB}, compared with the same model with "
+        "plain Post-LN, or with the axis's plain choice."
     )
     yield (
-        "Pictures: root mean square of the stream (of its first tensor where there are several) before each "
-        f"sublayer and behind the last one, before training, in a Transformer of {measured.encoder_layers}-"
-        f"{measured.decoder_layers} layers (d {measured.dim}, FFN {measured.ffn_dim}, {measured.heads} "
-        f"heads), over the real positions of {hidden_scale.SENTENCES} sentence pairs of the built-in corpus "
-        f"`{hidden_scale.CORPUS}`; the embeddings stand at 0. Line: the middle of {len(hidden_scale.SEEDS)} "
-        "seeds, each with weights and sentences of its own; band: lowest to highest. Parameters initialised "
-        "from data are profiled on the same sentences. The axis is the same in all pictures. The numbers are "
-        "in [`catalogue/scale.json`](catalogue/scale.json)."
+        "The pictures show the root mean square of the stream (of its first tensor if there are several) "
+        "before each sublayer and after the last one, before training, in a Transformer of "
+        f"{measured.encoder_layers}-{measured.decoder_layers} layers (d {measured.dim}, "
+        f"FFN {measured.ffn_dim}, {measured.heads} heads), over the real positions of "
+        f"{hidden_scale.SENTENCES} sentence pairs of the built-in corpus `{hidden_scale.CORPUS}`; "
+        "the point at 0 is the embeddings. The line is the median of "
+        f"{len(hidden_scale.SEEDS)} seeds, each with its own weights and sentences; the band reaches from "
+        "the lowest to the highest. Parameters initialised from data are profiled on the same sentences. All "
+        "pictures have the same axis. The numbers are in [`catalogue/scale.json`](catalogue/scale.json)."
     )
 
 
