@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Final, final
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, Final, final
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from normlab.data.tokenizer import SPECIALS, Tokenizer, library_errors, require_ours
+from normlab.data.tokenizer import SPECIALS, LearnedPairs, Tokenizer
 from normlab.errors import UserError
 
 _PRINTABLE: Final = (*range(33, 127), *range(161, 173), *range(174, 256))
@@ -38,18 +37,27 @@ class ByteLevel(Tokenizer):
 
 
 @final
-class BytePieces(ByteLevel):
+class BytePieces(ByteLevel, LearnedPairs):
     """Byte-level byte-pair encoding (Radford et al. 2019, Section 2.2, Language Models are Unsupervised
     Multitask Learners), with the words of GPT-2's regular expression, spaces and line ends included.
 
     Nothing is normalised, and no character is unknown.
     """
 
+    kind = "byte-level byte-pair encoding"
+
     def __init__(self, backend: Backend) -> None:
-        backend.encode_special_tokens = True
-        self._backend = backend
+        """Raises UserError for pieces that are not bytes."""
+        super().__init__(backend)
         names = sorted(backend.get_vocab().items(), key=lambda entry: entry[1])
         self.pieces = [b"" if name in SPECIALS else bytes_of(name) for name, _ in names]
+
+    @staticmethod
+    def untrained() -> Backend:
+        backend = Backend(models.BPE())
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+        return backend
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> BytePieces:
@@ -64,7 +72,7 @@ class BytePieces(ByteLevel):
                 f"vocab_size is {vocab_size}, but {len(BYTE_OF)} bytes and {len(SPECIALS)} special tokens "
                 f"are {least} already; pass at least {least}"
             )
-        backend = _untrained()
+        backend = cls.untrained()
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
             special_tokens=list(SPECIALS),
@@ -73,29 +81,6 @@ class BytePieces(ByteLevel):
         )
         backend.train_from_iterator(texts, trainer)
         return cls(backend)
-
-    @classmethod
-    def of_json(cls, fields: Mapping[str, Any]) -> BytePieces:
-        """Read a tokenizer from its JSON. Raises UserError as ``BytePairs.of_json`` does, and for pieces that
-        are not bytes.
-        """
-        require_ours(fields, _untrained())
-        with library_errors():
-            return cls(Backend.from_str(json.dumps(fields)))
-
-    @property
-    def vocab_size(self) -> int:
-        return self._backend.get_vocab_size()
-
-    @property
-    def kind(self) -> str:
-        return "byte-level byte-pair encoding"
-
-    def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        return [line.ids for line in self._backend.encode_batch_fast(list(lines), add_special_tokens=False)]
-
-    def to_json(self) -> str:
-        return self._backend.to_str(pretty=True)
 
 
 def bytes_of(name: str) -> bytes:
@@ -112,10 +97,3 @@ def name_of(piece: bytes) -> str:
 
 
 _NAMES: Final = [name for name, _ in sorted(BYTE_OF.items(), key=lambda entry: entry[1])]
-
-
-def _untrained() -> Backend:
-    backend = Backend(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    return backend

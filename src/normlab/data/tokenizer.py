@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from threading import Lock
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,14 +31,12 @@ class Tokenizer(ABC):
     verbatim: ClassVar[bool] = False
     """Whether a language model's text reaches it verbatim; if not, line by line, without ends of lines."""
 
-    @property
-    @abstractmethod
-    def vocab_size(self) -> int: ...
+    kind: str
+    """The kind of tokenizer in words."""
 
     @property
     @abstractmethod
-    def kind(self) -> str:
-        """The kind of tokenizer in words."""
+    def vocab_size(self) -> int: ...
 
     @abstractmethod
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
@@ -64,18 +62,63 @@ class Tokenizer(ABC):
         Path(path).write_text(self.to_json(), encoding="utf-8", newline="\n")
 
 
+class LearnedPairs(Tokenizer):
+    """Base of byte-pair encodings that the library ``tokenizers`` learns here, and runs."""
+
+    def __init__(self, backend: Backend) -> None:
+        # Text that happens to spell a special token stays text.
+        backend.encode_special_tokens = True
+        self._backend = backend
+
+    @staticmethod
+    @abstractmethod
+    def untrained() -> Backend:
+        """Return the library's tokenizer with everything but pieces."""
+
+    @classmethod
+    def of_json(cls, fields: Mapping[str, Any]) -> Self:
+        """Read a tokenizer from its JSON. Raises UserError if it is not one, has other special tokens or
+        differs from ours in more than its pieces: it could make the library run regular expressions that take
+        exponential time, or ask for more memory than there is.
+        """
+        _require_ours(fields, cls.untrained())
+        with library_errors():
+            return cls(Backend.from_str(json.dumps(fields)))
+
+    @property
+    def vocab_size(self) -> int:
+        return self._backend.get_vocab_size()
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        return [line.ids for line in self._backend.encode_batch_fast(list(lines), add_special_tokens=False)]
+
+    def to_json(self) -> str:
+        return self._backend.to_str(pretty=True)
+
+
 @final
-class BytePairs(Tokenizer):
+class BytePairs(LearnedPairs):
     """Byte-pair encoding (Sennrich et al. 2016, Section 3.2, arXiv 1508.07909) after NFC normalisation.
 
     White space of any kind and length becomes one space, written U+2581 at the start of a word, so that
     decoding restores it. U+2581 in the text itself reads as a space.
     """
 
+    kind = "byte-pair encoding"
+
     def __init__(self, backend: Backend) -> None:
-        # Text that happens to spell a special token stays text.
-        backend.encode_special_tokens = True
-        self._backend, self._encode = backend, WordCache(self._whole, _SPACE)
+        super().__init__(backend)
+        self._by_word = WordCache(super().encode, _SPACE)
+
+    @staticmethod
+    def untrained() -> Backend:
+        backend = Backend(models.BPE(unk_token=SPECIALS[UNK]))
+        backend.normalizer = normalizers.Sequence(
+            [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
+        )
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_SPACE)
+        backend.decoder = decoders.Metaspace(replacement=_SPACE)
+        return backend
 
     @classmethod
     def train(cls, lines: Iterable[str], vocab_size: int) -> BytePairs:
@@ -84,7 +127,7 @@ class BytePairs(Tokenizer):
         There are fewer if the text has no more pairs to merge. Raises UserError if the characters alone are
         more.
         """
-        backend = _untrained()
+        backend = cls.untrained()
         trainer = trainers.BpeTrainer(
             vocab_size=max(vocab_size, 0), special_tokens=list(SPECIALS), show_progress=False
         )
@@ -92,52 +135,15 @@ class BytePairs(Tokenizer):
         require_room_for_characters(vocab_size, least=backend.get_vocab_size())
         return cls(backend)
 
-    @classmethod
-    def of_json(cls, fields: Mapping[str, Any]) -> BytePairs:
-        """Read a tokenizer from its JSON. Raises UserError if it is not one, has other special tokens or
-        differs from ours in more than its pieces: it could make the library run regular expressions that take
-        exponential time, or ask for more memory than there is.
-        """
-        require_ours(fields, _untrained())
-        with library_errors():
-            backend = Backend.from_str(json.dumps(fields))
-        if [backend.token_to_id(name) for name in SPECIALS] != [PAD, UNK, BOS, EOS]:
-            raise UserError(f"its first entries are not {', '.join(SPECIALS)}")
-        return cls(backend)
-
-    @property
-    def vocab_size(self) -> int:
-        return self._backend.get_vocab_size()
-
-    @property
-    def kind(self) -> str:
-        return "byte-pair encoding"
-
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        return self._encode(lines)
-
-    def _whole(self, lines: Sequence[str]) -> list[list[int]]:
-        return [line.ids for line in self._backend.encode_batch_fast(list(lines), add_special_tokens=False)]
+        return self._by_word(lines)
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Invert ``encode`` up to NFC, white space and unseen characters."""
         return self._backend.decode_batch([list(line) for line in ids], skip_special_tokens=True)
 
-    def to_json(self) -> str:
-        return self._backend.to_str(pretty=True)
 
-
-def _untrained() -> Backend:
-    backend = Backend(models.BPE(unk_token=SPECIALS[UNK]))
-    backend.normalizer = normalizers.Sequence(
-        [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
-    )
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_SPACE)
-    backend.decoder = decoders.Metaspace(replacement=_SPACE)
-    return backend
-
-
-def require_ours(fields: Mapping[str, Any], untrained: Backend) -> None:
+def _require_ours(fields: Mapping[str, Any], untrained: Backend) -> None:
     """Raise UserError for a tokenizer that differs from ours in more than its pieces, before it is built."""
     ours = json.loads(untrained.to_str())
     model, added = fields.get("model"), fields.get("added_tokens")
@@ -148,7 +154,7 @@ def require_ours(fields: Mapping[str, Any], untrained: Backend) -> None:
         raise UserError("its JSON is damaged: it has no entries with the numbers 0, 1, 2 and so on")
     listed = added if isinstance(added, list) else []
     names = [token.get("content") for token in listed if isinstance(token, dict)]
-    if names != list(SPECIALS):
+    if names != list(SPECIALS) or [pieces.get(name) for name in SPECIALS] != [PAD, UNK, BOS, EOS]:
         raise UserError(f"its first entries are not {', '.join(SPECIALS)}")
     ours["added_tokens"], ours["model"]["vocab"], ours["model"]["merges"] = added, pieces, model.get("merges")
     if other := _first_difference(fields, ours):

@@ -45,6 +45,8 @@ class SentencePieces(Tokenizer):
     and decoding cannot undo that.
     """
 
+    kind = "SentencePiece"
+
     def __init__(self, model: bytes) -> None:
         """Raises UserError if the bytes are not a SentencePiece model. None of them is executed."""
         self._model = model
@@ -104,10 +106,6 @@ class SentencePieces(Tokenizer):
     @property
     def vocab_size(self) -> int:
         return len(self._theirs)
-
-    @property
-    def kind(self) -> str:
-        return "SentencePiece"
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         encoded = self._backend.encode(list(lines), out_type=int)
@@ -227,6 +225,7 @@ class PretokenizerChain(Tokenizer):
         if name not in PRETOKENIZERS:
             raise UserError(f"there is no pretokenizer {name!r}; there is {', '.join(PRETOKENIZERS)}")
         self.inner, self.name, self.languages = inner, name, languages
+        self.kind = f"{inner.kind} of {name} words"
         self._source, self._target = (PRETOKENIZERS[name](language) for language in languages)
 
     @classmethod
@@ -239,10 +238,6 @@ class PretokenizerChain(Tokenizer):
     @property
     def vocab_size(self) -> int:
         return self.inner.vocab_size
-
-    @property
-    def kind(self) -> str:
-        return f"{self.inner.kind} of {self.name} words"
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         return self.inner.encode([self._source.split(line) for line in lines])
