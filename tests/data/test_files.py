@@ -19,12 +19,11 @@ from cases import each
 from data.libraries import DOCUMENTS, library
 from normlab.config.config import DataConfig
 from normlab.data import foreign
-from normlab.data.byte_level import bytes_of
 from normlab.data.files import Folder, Parquet, Shards, apart, layout_of, open_files
 from normlab.data.foreign import GPT2, GPT4, GPT4O, ForeignPieces
 from normlab.data.plain import Blocks, Stream, prepare_text
 from normlab.data.text import TextFile
-from normlab.data.tokenizer import EOS, BytePairs
+from normlab.data.tokenizer import EOS, BytePairs, bytes_of
 from normlab.data.vocabulary import parse, vocabulary
 from normlab.errors import UserError
 from normlab.tasks.bert import BertPretraining

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders
 
-from normlab.data.byte_level import ByteLevel, bytes_of, name_of
-from normlab.data.tokenizer import EOS, SPECIALS, UNK, Tokenizer, library_errors
+from normlab.data.tokenizer import EOS, SPECIALS, UNK, ByteLevel, Tokenizer, bytes_of, library_errors, name_of
 from normlab.errors import UserError
 
 FOREIGN: Final = "foreign"

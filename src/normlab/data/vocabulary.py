@@ -27,9 +27,15 @@ import numpy as np
 from normlab.config.config import DataConfig
 from normlab.config.io import from_plain, parsed
 from normlab.data import foreign
-from normlab.data.byte_level import BytePieces
 from normlab.data.text import located
-from normlab.data.tokenizer import SPECIALS, UNK, BytePairs, Tokenizer, require_room_for_characters
+from normlab.data.tokenizer import (
+    SPECIALS,
+    UNK,
+    BytePairs,
+    BytePieces,
+    Tokenizer,
+    require_room_for_characters,
+)
 from normlab.errors import UserError, nearest
 
 _PIECES = "sentencepiece"
