@@ -1,11 +1,11 @@
-"""Branches (attention, feed-forward) and the sublayer that puts a branch under a placement."""
+"""Branches (attention, feed-forward), the sublayer that puts one under a placement, and stacks of them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,13 @@ from normlab.errors import UserError
 from normlab.nn.context import Context
 from normlab.nn.kernels import ops
 from normlab.nn.kernels.ops import Dropout
+from normlab.nn.norm import Norm
 from normlab.nn.options import BIASES, GATES, HEAD_GAINS, Activation, ValueResidual, inner_norm
 from normlab.nn.parametrisation import Parametrisation, scaled
 from normlab.nn.placement.base import Placement, Stream
 from normlab.nn.position import PositionEncoding
 from normlab.nn.query_key import QueryKeyNorm
-from normlab.nn.site import Site
+from normlab.nn.site import Site, sites
 
 LAST: Final = ("output", "ffn_out")
 """The last matrix of each branch, which writes to the stream."""
@@ -271,3 +272,65 @@ BRANCHES: dict[str, Callable[[ModelConfig, int], Branch]] = {
     "ffn": FeedForward,
 }
 """The branch of each role, given the number of its layer from 0 on. A layer is its roles in order."""
+
+
+class Stack(nn.Module):
+    """``begin``, the sublayers in order, then ``end``: `[B, T, D]` to `[B, T, D]`."""
+
+    def __init__(self, begin: nn.Module, sublayers: Sequence[Sublayer], end: nn.Module) -> None:
+        super().__init__()
+        self.begin, self.sublayers, self.end = begin, nn.ModuleList(sublayers), end
+
+    @classmethod
+    def of(cls, branches: Sequence[nn.Module], placement: type[Placement], first: Site) -> Stack:
+        """Build a stack from any branches, one for each site from the first one on.
+
+        Raises UserError if there are not ``first.sublayers`` branches.
+        """
+        if len(branches) != first.sublayers:
+            raise UserError(
+                f"{len(branches)} branches for {first.layers} layers of {len(first.roles)} sublayers; "
+                f"give {first.sublayers}"
+            )
+        sublayers = [Sublayer(f, placement(s), s) for f, s in zip(branches, sites(first), strict=True)]
+        return cls(placement.begin(first), sublayers, placement.end(first))
+
+    def __iter__(self) -> Iterator[Sublayer]:
+        return iter(cast("Iterable[Sublayer]", self.sublayers))
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        stream = self.begin(x)
+        for sublayer in self.sublayers:
+            stream = sublayer(stream, *args, **kwargs)
+        return self.end(stream)
+
+
+def build_stack(name: str, roles: Sequence[str], config: ModelConfig) -> Stack:
+    """Build the ``"encoder"`` or ``"decoder"`` of a model, with a sublayer for each role in every layer."""
+    chosen = config.encoder_placement if name == "encoder" else config.decoder_placement
+    placement = Placement.registry[chosen]
+    norm = Norm.registry[config.norm]
+    layers = config.encoder_layers, config.decoder_layers
+    warmup = config.residual_warmup_steps
+    first = Site(name, roles[0], 0, 0, config.dim, *layers, norm, tuple(roles), warmup)
+    complete = placement.complete(config)
+    branches = [BRANCHES[site.role](complete, site.layer) for site in sites(first)]
+    return Stack.of(branches, placement, first)
+
+
+def shards(model: nn.Module) -> list[list[nn.Module]]:
+    """Return the units of a sharded model: call ``fully_shard`` on each of them, and last on the model.
+
+    Each sublayer is a unit; those that share a parameter form one, since no parameter may be in two.
+    """
+    units: list[list[nn.Module]] = []
+    unit_of: dict[nn.Parameter, list[nn.Module]] = {}
+    for module in model.modules():
+        if isinstance(module, Sublayer):
+            alone: list[nn.Module] = []
+            unit = next((unit_of[p] for p in module.parameters() if p in unit_of), alone)
+            if unit is alone:
+                units.append(unit)
+            unit.append(module)
+            unit_of.update(dict.fromkeys(module.parameters(), unit))
+    return units
