@@ -69,7 +69,7 @@ def _grid(pairs: TokenPairs) -> tuple[Ints, int, Ints]:
     return np.stack([(-(-side // unit)).astype(np.uint16) for side in lengths]), unit, longest
 
 
-def _equal_shares(cells: Ints, count: int) -> list[Ints]:
+def _equal_shares(cells: Ints, count: int) -> list[NDArray[np.int64]]:
     """Return corners that each hold nine tenths of one of ``count`` parts with equally many tokens; the last
     holds all pairs.
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from normlab.config.config import PARALLEL_TEXTS, DataConfig
+from normlab.config.config import PARALLEL_TEXTS, Config, DataConfig
 from normlab.config.units import count
 from normlab.data import text
 from normlab.data.builtin import generate
@@ -208,13 +208,14 @@ def _encode_train(
     return _Tally(read, kept, left_out, tokens, counts, [hashed.digest() for hashed in whole])
 
 
-def require_lengths(corpus: Corpus, data: DataConfig, *, max_tokens: int, max_positions: int | None) -> None:
-    """Raise UserError at the first sentence that is too long for a batch of ``max_tokens``, or for a model
-    with ``max_positions`` (None: no limit).
+def require_lengths(corpus: Corpus, config: Config, *, max_positions: int | None) -> None:
+    """Raise UserError at the first sentence that is too long for a batch of ``train.max_tokens``, or for a
+    model with ``max_positions`` (None: no limit).
 
     Only the source of a test text is checked.
     """
     source, target = (lengths + 1 for lengths in corpus.train.lengths)
+    max_tokens = config.train.max_tokens
     row = int(np.argmax(source + target))
     if (needed := int(source[row] + target[row])) > max_tokens:
         raise UserError(
@@ -237,7 +238,7 @@ def require_lengths(corpus: Corpus, data: DataConfig, *, max_tokens: int, max_po
     for name, lengths in zip(("dev_src", "dev_tgt", "test_src"), (*corpus.dev.lengths, tested), strict=True):
         line = int(np.argmax(lengths))
         if (length := int(lengths[line]) + 1) > limit:
-            file = Path(getattr(data, name)).name or name
+            file = Path(getattr(config.data, name)).name or name
             raise UserError(
                 f"{file}, line {line + 1} has {length} tokens, and {why}; {advice.format(length)}"
             )

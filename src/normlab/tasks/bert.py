@@ -98,23 +98,19 @@ class BertPretraining(Task[TextCorpus, Encoder, BertBatch], name="bert_pretraini
         )
 
     @classmethod
-    def check_lengths(cls, config: Config, corpus: TextCorpus, max_positions: int | None) -> None:
-        require_block_len(config.data, max_positions)
+    def check_text(cls, config: Config, corpus: TextCorpus) -> None:
+        require_block_len(config.data, cls.longest_input(config))
 
     @classmethod
     def check(cls, config: Config) -> None:
         super().check(config)
-        data, max_tokens = config.data, config.train.max_tokens
+        data = config.data
         if data.block_len < sentence_pairs.SPECIAL_TOKENS + 2:
             raise UserError(
                 f"block_len is {data.block_len}, but two segments with their special tokens have at least "
                 f"{sentence_pairs.SPECIAL_TOKENS + 2} tokens; raise --block-len"
             )
-        if max_tokens < data.block_len:
-            raise UserError(
-                f"max_tokens is {max_tokens}, less than one row of {data.block_len}; raise --max-tokens or "
-                f"lower --block-len"
-            )
+        cls.require_a_block(config)
         for name in ("pretokenizer", "word_dropout", "target_vocab_mask"):
             if value := getattr(data, name):
                 raise UserError(

@@ -28,7 +28,7 @@ from normlab.nn import PAD, Seq2Seq
 from normlab.nn.decode import EOS, FREE, Bounds, Hypothesis, sample, search
 from normlab.nn.model import evaluating
 from normlab.tasks.scores import bleu_of_sums, corpus_bleu, require_bleu_tokens, score, sentence_statistics
-from normlab.tasks.task import Evaluation, LossSum, Task, label_smoothed, repeated_share
+from normlab.tasks.task import Evaluation, LossSum, Task, choice_of, label_smoothed, repeated_share
 
 _SEARCHED_SENTENCES = 200
 """About one full batch of the search: with fewer, each sentence would seem to cost more than it does."""
@@ -63,9 +63,8 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         require_bleu_tokens(config.data.target_lang)
 
     @classmethod
-    def check_lengths(cls, config: Config, corpus: Corpus, max_positions: int | None) -> None:
-        max_tokens = config.train.max_tokens
-        require_lengths(corpus, config.data, max_tokens=max_tokens, max_positions=max_positions)
+    def check_text(cls, config: Config, corpus: Corpus) -> None:
+        require_lengths(corpus, config, max_positions=cls.longest_input(config))
 
     prepare = staticmethod(prepare)
 
@@ -312,9 +311,7 @@ def _search(
         alpha, formula = decode.length_penalty, decode.length_penalty_formula
         return search(model, source, bounds, beams=decode.beam, length_penalty=alpha, formula=formula)
     seeds = [[derive(decode.sample_seed, "sample", line, k) for k in range(width)] for line in lines]
-    return sample(
-        model, source, seeds, bounds, temperature=decode.temperature, top_k=decode.top_k, top_p=decode.top_p
-    )
+    return sample(model, source, seeds, bounds, choice_of(decode))
 
 
 def _prefix_ids(tokenizer: Tokenizer, prefixes: Sequence[str], allowed: Tensor | None) -> list[list[int]]:
