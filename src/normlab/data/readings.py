@@ -65,7 +65,7 @@ class TextReading(ABC):
 
     def tokens(self, path: Path, text: AnyText) -> TokenArray:
         """Return the tokens of an encoded text."""
-        return mapped_tokens(path)
+        return np.load(path, mmap_mode="r", allow_pickle=False)
 
     def overlap(self, texts: Mapping[str, AnyText]) -> dict[str, float]:
         """Return the shares of lines that also occur in another text, see ``text.overlap_shares``."""
@@ -75,11 +75,6 @@ class TextReading(ABC):
             for overlap in again.values():
                 overlap.see(part)
         return overlap_shares(again, by_line["dev"], by_line["test"])
-
-
-def mapped_tokens(path: Path) -> TokenArray:
-    """Map a prepared text."""
-    return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
 def reading_of(config: DataConfig, texts: Iterable[AnyText]) -> TextReading:

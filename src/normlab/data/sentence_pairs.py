@@ -50,18 +50,6 @@ class Shuffled:
 
 
 @dataclass(frozen=True)
-class SegmentPairs:
-    """Rows ``[CLS] A [SEP] B [SEP]``, padded on the right."""
-
-    ids: Ints
-    """`[B, W]`."""
-    segments: Ints
-    """`[B, W]`: 1 in B and the [SEP] after it, else 0."""
-    random: Ints
-    """`[B]`: 1 if B comes from another document, 0 if it follows A."""
-
-
-@dataclass(frozen=True)
 class Spans:
     """A text cut into spans of at most ``span_len`` tokens, each within one document.
 
@@ -107,11 +95,13 @@ class Spans:
     def __len__(self) -> int:
         return len(self.bounds)
 
-    def pairs(self, chosen: Ints, seed: int) -> SegmentPairs:
+    def pairs(self, chosen: Ints, seed: int) -> tuple[Ints, Ints, Ints]:
         """Return A of the chosen spans `[B]` and, with a probability of one half each, either its B or as
         many tokens after the cut of a span in another document.
 
-        Devlin et al. 2019, Section 3.1 (arXiv 1810.04805). The draws depend only on the seed.
+        Ids and segments `[B, W]` are those of ``joined``; a third array `[B]` is 1 if B comes from another
+        document, 0 if it follows A. Devlin et al. 2019, Section 3.1 (arXiv 1810.04805). The draws depend only
+        on the seed.
         """
         where, follows, other, elsewhere = uniform(seed, 4, len(chosen))
         cut = self._cuts(chosen, where)
@@ -124,7 +114,7 @@ class Spans:
         first = (self.text[a:b] for a, b in zip(self.bounds[chosen, 0], cut, strict=True))
         second = (self.text[a:b] for a, b in zip(begin, end, strict=True))
         ids, segments = joined(list(zip(first, second, strict=True)), most=self.span_len + SPECIAL_TOKENS)
-        return SegmentPairs(ids, segments, random.astype(np.int64))
+        return ids, segments, random.astype(np.int64)
 
     def _cuts(self, chosen: Ints, draw: NDArray[np.float64]) -> Ints:
         """Return the first token of B in each span."""
@@ -142,8 +132,8 @@ class Spans:
 
 
 def joined(pairs: Sequence[tuple[Tokens, Tokens]], *, most: int) -> tuple[Ints, Ints]:
-    """Return ids and segments `[B, W]` of rows ``[CLS] A [SEP] B [SEP]``; W is a multiple of
-    ``WIDTH_STEP``, or ``most``.
+    """Return ids and segments `[B, W]` of rows ``[CLS] A [SEP] B [SEP]``, padded on the right; W is a
+    multiple of ``WIDTH_STEP``, or ``most``. Segments are 1 in B and the [SEP] after it, else 0.
     """
     longest = max(len(a) + len(b) for a, b in pairs) + SPECIAL_TOKENS
     ids = np.full((len(pairs), min(most, -(-longest // WIDTH_STEP) * WIDTH_STEP)), PAD, np.int64)
@@ -163,18 +153,6 @@ others, and the rest stays as it is.
 """
 
 
-@dataclass(frozen=True)
-class Masked:
-    """Rows in which some tokens are replaced, and what these were."""
-
-    ids: Ints
-    """`[B, W]`."""
-    positions: Ints
-    """`[B, P]`: the places that are predicted, ascending, then 0."""
-    targets: Ints
-    """`[B, P]`: the original tokens there, then PAD."""
-
-
 def predictions(tokens: int) -> int:
     """Return how many of ``tokens`` tokens are predicted: 15%, rounded, and at least one."""
     return max(1, round(SHARE * tokens))
@@ -182,14 +160,16 @@ def predictions(tokens: int) -> int:
 
 def mask_tokens(
     ids: Ints, *, mask: int, begins: NDArray[np.bool_] | None, seed: int, masked: float = MASKED
-) -> Masked:
+) -> tuple[Ints, Ints, Ints]:
     """Choose ``predictions`` of the tokens of each row `[B, W]`, and replace the share ``masked`` of them by
     ``mask``, and half of the others by random vocabulary entries.
 
-    Devlin et al. 2019, Section 3.1 and Appendix A.1 (arXiv 1810.04805). Special and unknown tokens are never
-    chosen, nor used as replacements. With ``begins`` `[V]`, which marks the entries that begin a word, all
-    tokens of a word are chosen or none, as in the authors' later code; a word that would exceed the number is
-    skipped. ``mask`` is the number of vocabulary entries. The draws depend only on the seed.
+    Returns the rows with replacements `[B, W]`; the places that are predicted `[B, P]`, ascending, then 0;
+    and the original tokens there `[B, P]`, then PAD. Devlin et al. 2019, Section 3.1 and Appendix A.1 (arXiv
+    1810.04805). Special and unknown tokens are never chosen, nor used as replacements. With ``begins`` `[V]`,
+    which marks the entries that begin a word, all tokens of a word are chosen or none, as in the authors'
+    later code; a word that would exceed the number is skipped. ``mask`` is the number of vocabulary entries.
+    The draws depend only on the seed.
     """
     order, kind, entry = uniform(seed, 3, *ids.shape)
     words = EOS + 1 + (entry * (mask - EOS - 1)).astype(np.int64)
@@ -201,7 +181,7 @@ def mask_tokens(
         places = _chosen(original, order[row], begins)
         replaced[row, places] = noisy[row, places]
         positions[row, : len(places)], targets[row, : len(places)] = places, original[places]
-    return Masked(replaced, positions, targets)
+    return replaced, positions, targets
 
 
 def _chosen(ids: Ints, order: NDArray[np.float64], begins: NDArray[np.bool_] | None) -> list[int]:
