@@ -55,7 +55,9 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         super().__init__(config, corpus, device)
         shapes = plan_shapes(corpus.train, config.train.max_tokens)
         self.batches = PairBatches(corpus.train, shapes, config.seeds.data)
-        self.allowed = allowed_types(config, corpus.target_vocab, device)
+        masks, types = config.data.target_vocab_mask, torch.from_numpy(corpus.target_vocab)
+        self.allowed = types.to(device) if masks else None
+        """The vocabulary entries that may be produced `[V]`; None if none is masked."""
 
     @classmethod
     def check(cls, config: Config) -> None:
@@ -196,13 +198,6 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         sentence = (time.perf_counter() - start - likelihood) / few * ended
         beams = len(self.corpus.test_text) * _width(self.config.decode, 1)
         return likelihood + searched * sentence, beams * sentence
-
-
-def allowed_types(config: Config, target_vocab: np.ndarray, device: torch.device) -> Tensor | None:
-    """Return the vocabulary entries that may be produced `[V]`, or None if the configuration masks none."""
-    if not config.data.target_vocab_mask:
-        return None
-    return torch.from_numpy(np.array(target_vocab)).to(device)
 
 
 def translate_lines(

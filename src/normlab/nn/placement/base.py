@@ -28,17 +28,6 @@ XAVIER = ("xavier", "xavier_uniform")
 """The init schemes to which a gain on Xavier initialisation applies."""
 
 
-def derived_on_xavier(factors: str, config: ModelConfig) -> str | None:
-    """Return the reason why a source's ``factors`` are not defined in a model, or None: they are derived for
-    an encoder and a decoder with one placement, and for Xavier initialisation.
-    """
-    if config.is_hybrid:
-        return f"{factors} are derived for an encoder and a decoder that both use it"
-    if config.scheme not in XAVIER:
-        return f"{factors} are on Xavier initialisation; with {config.scheme} they are not defined"
-    return None
-
-
 @dataclass(frozen=True, eq=False)
 class Plain:
     """The plainer placement of an equivalent sublayer, and the factors that other weights take over.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from normlab.config.model import ModelConfig
 from normlab.nn.options import INNER_NORMS
-from normlab.nn.placement.base import INSIDE, Placement, Plain, Stream, derived_on_xavier
+from normlab.nn.placement.base import INSIDE, XAVIER, Placement, Plain, Stream
 from normlab.nn.site import Site
 
 NORMED_BRANCH = "the norm behind a branch divides by a statistic of each token, which no weights can hold"
@@ -151,7 +151,11 @@ class SubNorm(NormedInput, name="subln"):
 
     @classmethod
     def conflict(cls, config: ModelConfig) -> str | None:
-        return derived_on_xavier("Sub-LN's gains", config)
+        if config.is_hybrid:
+            return "Sub-LN's gains are derived for an encoder and a decoder that both use it"
+        if config.scheme not in XAVIER:
+            return f"Sub-LN's gains are on Xavier initialisation; with {config.scheme} they are not defined"
+        return None
 
     def fold(self) -> Plain:
         return Plain("pre")

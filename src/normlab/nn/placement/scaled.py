@@ -11,15 +11,7 @@ from torch import Tensor, nn
 
 from normlab.config.model import ModelConfig
 from normlab.nn.embedding import Embedding
-from normlab.nn.placement.base import (
-    INSIDE,
-    XAVIER,
-    Placement,
-    Plain,
-    ProfiledPlacement,
-    Stream,
-    derived_on_xavier,
-)
+from normlab.nn.placement.base import INSIDE, XAVIER, Placement, Plain, ProfiledPlacement, Stream
 from normlab.nn.placement.normed import NormedInput, OneNorm, PostNorm
 from normlab.nn.site import Site
 
@@ -289,9 +281,13 @@ class TFixup(Placement, name="tfixup"):
 
     @classmethod
     def conflict(cls, config: ModelConfig) -> str | None:
+        if config.is_hybrid:
+            return "T-Fixup's factors are derived for an encoder and a decoder that both use it"
         if Embedding.registry[config.embedding].scale_free:
             return f"T-Fixup scales the embeddings, and scaling has no effect on {config.embedding}"
-        return derived_on_xavier("T-Fixup's factors", config)
+        if config.scheme in XAVIER:
+            return None
+        return f"T-Fixup's factors are on Xavier initialisation; with {config.scheme} they are not defined"
 
 
 class LayerScale(NormedInput, name="layerscale"):
