@@ -236,7 +236,7 @@ class AsShards(TextReading):
         return {}
 
     def _of(self, text: AnyText) -> ShardTokens:
-        return cast("Shards", text).tokens(self._ours)
+        return ShardTokens(cast("Shards", text).files, self._ours)
 
     def _units(self, tokens: TokenArray) -> Iterator[Unit]:
         return ((self._tokenizer.decode([ids])[0], True) for ids in _documents(tokens))
