@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, cast
@@ -23,6 +23,8 @@ from normlab.nn.position import PositionEncoding
 from normlab.nn.query_key import QueryKeyNorm
 from normlab.nn.site import Site, sites
 
+MATRICES: Final = ("query", "key", "value", "output", "gate", "ffn_in", "ffn_out", "ffn_gate")
+"""The matrices of an attention and of a feed-forward, in the order in which the init schemes number them."""
 LAST: Final = ("output", "ffn_out")
 """The last matrix of each branch, which writes to the stream."""
 
@@ -57,21 +59,28 @@ def wrap(f: nn.Module, placement: str, site: Site) -> Sublayer:
 class Branch(nn.Module, ABC):
     """A branch whose matrices the init schemes fill; other modules keep their own initialisation."""
 
-    @abstractmethod
-    def matrices(self) -> dict[str, Tensor]:
-        """Return the weights `[out, in]` by name (query, key, value, output, gate of an attention; ffn_in,
-        ffn_gate, ffn_out), as views of the packed ones.
-        """
+    packs: dict[str, dict[str, int]]
+    """The linear maps by name, from the one that reads the branch's input to the one that writes its output,
+    each with the rows of the ``MATRICES`` that its weight packs.
+    """
 
     @property
-    @abstractmethod
     def reader(self) -> nn.Linear:
-        """The packed map, the only one that reads the branch's input."""
+        """The only map that reads the branch's input."""
+        return getattr(self, next(iter(self.packs)))
 
     @property
-    @abstractmethod
     def writer(self) -> nn.Linear:
         """The last map, whose output is the branch's."""
+        return getattr(self, next(reversed(self.packs)))
+
+    def matrices(self) -> dict[str, Tensor]:
+        """Return the weights `[out, in]` by name, views of the packed ones, in the order of ``MATRICES``."""
+        rows: dict[str, Tensor] = {}
+        for name, sizes in self.packs.items():
+            weights = getattr(self, name).weight.split(list(sizes.values()))
+            rows |= zip(sizes, weights, strict=True)
+        return {name: rows[name] for name in MATRICES if name in rows}
 
 
 class Attention(Branch):
@@ -114,15 +123,8 @@ class Attention(Branch):
         self.head_gain = HEAD_GAINS[config.head_gain](config.heads)
         self.inner_norm = inner_norm(config, f"{'cross' if self.from_memory else 'self'}_attention", queries)
         self.out = linear(queries, [dim])
+        self.packs["out"] = {"output": dim}
         self.dropout = Dropout(config.dropout)
-
-    @property
-    def reader(self) -> nn.Linear:
-        return self.q if self.from_memory else self.qkv
-
-    @property
-    def writer(self) -> nn.Linear:
-        return self.out
 
     @torch.no_grad()
     def fold_heads_(self) -> None:
@@ -133,17 +135,8 @@ class Attention(Branch):
         self.out.weight.mul_(factors)
         self.head_gain = HEAD_GAINS["noheadgain"](self.heads)
 
-    def matrices(self) -> dict[str, Tensor]:
-        """Return each projection separately, as views of the packed weights."""
-        rows: dict[str, Tensor] = {}
-        for path, sizes in self.packs.items():
-            weights = self.get_submodule(path).get_parameter("weight").split(list(sizes.values()))
-            rows |= zip(sizes, weights, strict=True)
-        gate = {"gate": rows.pop("gate")} if self.gates else {}
-        return {**{name: rows[name] for name in ("query", "key", "value")}, "output": self.out.weight, **gate}
-
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        projected, gate = self.reader(x), None
+        projected, gate = self.q(x) if self.from_memory else self.qkv(x), None
         if self.gates:
             projected, gate = projected.split([projected.shape[2] - self.gates, self.gates], dim=2)
         q, k, v = (self._from_memory if self.from_memory else self._from_self)(projected, context)
@@ -238,27 +231,17 @@ class FeedForward(Branch):
         config = Placement.complete(config)
         linear = BIASES[config.bias]
         self.activation = Activation.registry[config.activation].of(config)
-        self.inner = linear(config.dim, [config.ffn_dim] * len(self.activation.matrices))
+        self.packs = {
+            "inner": dict.fromkeys(self.activation.matrices, config.ffn_dim),
+            "outer": {"ffn_out": config.dim},
+        }
+        self.inner = linear(config.dim, list(self.packs["inner"].values()))
         self.inner_norm = inner_norm(config, "ffn", config.ffn_dim)
         parametrisation = Parametrisation.of(config)
         self.factor = parametrisation.factor(parametrisation.branch)
         self.outer = linear(config.ffn_dim, [config.dim])
         self.inner_dropout = Dropout(config.ffn_dropout)
         self.dropout = Dropout(config.dropout)
-
-    @property
-    def reader(self) -> nn.Linear:
-        return self.inner
-
-    @property
-    def writer(self) -> nn.Linear:
-        return self.outer
-
-    def matrices(self) -> dict[str, Tensor]:
-        """Return ffn_in and ffn_out, `[D_ff, D]` and `[D, D_ff]`, and ffn_gate if there is one."""
-        names = self.activation.matrices
-        inner = dict(zip(names, self.inner.weight.chunk(len(names)), strict=True))
-        return {"ffn_in": inner.pop("ffn_in"), "ffn_out": self.outer.weight, **inner}
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         hidden = self.inner_norm(self.activation(self.inner(x)))
