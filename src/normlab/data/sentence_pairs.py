@@ -214,6 +214,8 @@ def word_beginnings(tokenizer: Tokenizer) -> NDArray[np.bool_]:
 
 
 _SIDES = ("first", "second")
+_Columns: TypeAlias = dict[str, list[str]]
+"""The columns of a table of pairs: ``first``, ``second`` and ``label``."""
 HELD_OUT = 0.1
 """The share of the training pairs that becomes dev if no dev pairs are given."""
 
@@ -252,21 +254,6 @@ class LabelledCorpus(PreparedCorpus):
         return cls(test_text=text, labels=tuple(manifest["labels"]), **fields)
 
 
-@dataclass(frozen=True)
-class _LabelledRows:
-    """The columns of a table of pairs."""
-
-    first: list[str]
-    second: list[str]
-    label: list[str]
-
-    def __len__(self) -> int:
-        return len(self.label)
-
-    def only(self, chosen: Sequence[int]) -> _LabelledRows:
-        return _LabelledRows(*([column[i] for i in chosen] for column in vars(self).values()))
-
-
 def prepare_labelled(config: DataConfig, root: str | Path) -> tuple[DataConfig, LabelledCorpus]:
     """Read the pairs and prepare them under ``root``, unless this was already done.
 
@@ -275,14 +262,14 @@ def prepare_labelled(config: DataConfig, root: str | Path) -> tuple[DataConfig, 
     three columns of one length, for a label that no training pair has, and if there is only one label.
     """
     rows, origin = _read(config)
-    surveys = [survey(column, name) for name, split in rows.items() for column in vars(split).values()]
+    surveys = [survey(column, name) for name, split in rows.items() for column in split.values()]
     config = with_digest(config, [facts.digest for facts in surveys])
     key = ["labelled pairs", config.digest, config.vocab_size]
     corpus = LabelledCorpus.load(prepare_folder(root, key, partial(_fill, rows=rows, config=config)))
     return config, replace(corpus, facts=origin | corpus.facts)
 
 
-def columns_of(spec: str) -> _LabelledRows:
+def columns_of(spec: str) -> _Columns:
     """Read the three columns that the path of pairs names, as in ``pairs.tsv#first,second,label``."""
     all_three = open_text(spec)
     texts: list[Column | HubColumn] = []
@@ -302,10 +289,10 @@ def columns_of(spec: str) -> _LabelledRows:
             f"the columns of {spec} have {len(first)}, {len(second)} and {len(label)} rows; give three of "
             "the same table, with at least one row"
         )
-    return _LabelledRows(first, second, label)
+    return {"first": first, "second": second, "label": label}
 
 
-def _read(config: DataConfig) -> tuple[dict[str, _LabelledRows], dict[str, str]]:
+def _read(config: DataConfig) -> tuple[dict[str, _Columns], dict[str, str]]:
     """Return train, dev and test pairs, and facts about their origin."""
     paths = {name: getattr(config, f"{name}_pairs") for name in SPLITS}
     given = [f"{name}_pairs" for name in SPLITS if paths[name]]
@@ -313,42 +300,43 @@ def _read(config: DataConfig) -> tuple[dict[str, _LabelledRows], dict[str, str]]
     rows = {name: columns_of(path) for name, path in paths.items() if path}
     origin = {f"{name.capitalize()} pairs": Path(path).name for name, path in paths.items() if path}
     if "dev" not in rows:
-        order = permutation(len(rows["train"]), derive(0, "held-out pairs")).tolist()
-        kept = len(order) - max(1, round(HELD_OUT * len(order)))
         whole = rows["train"]
-        rows["train"], rows["dev"] = (whole.only(sorted(part)) for part in (order[:kept], order[kept:]))
+        order = permutation(len(whole["label"]), derive(0, "held-out pairs")).tolist()
+        kept = len(order) - max(1, round(HELD_OUT * len(order)))
+        for name, part in (("train", order[:kept]), ("dev", order[kept:])):
+            rows[name] = {side: [column[i] for i in sorted(part)] for side, column in whole.items()}
         origin["Dev pairs"] = "a tenth of the training pairs"
     if "test" not in rows:
         rows["test"], origin["Test pairs"] = rows["dev"], "none given, so the dev pairs"
     return {name: rows[name] for name in SPLITS}, origin
 
 
-def _fill(work: Path, *, rows: dict[str, _LabelledRows], config: DataConfig) -> dict[str, Any]:
-    labels = sorted(set(rows["train"].label))
+def _fill(work: Path, *, rows: dict[str, _Columns], config: DataConfig) -> dict[str, Any]:
+    labels = sorted(set(rows["train"]["label"]))
     for name, split in rows.items():
-        if unknown := sorted({*split.label} - {*labels}):
+        if unknown := sorted({*split["label"]} - {*labels}):
             raise UserError(
                 f"the {name} pairs have the label {unknown[0]!r}, and the training pairs have only "
                 f"{', '.join(labels)}; give pairs with labels of these"
             )
     if len(labels) < 2:
         raise UserError(f"all training pairs have the label {labels[0]!r}; give pairs of two labels or more")
-    tokenizer = vocabulary(config, rows["train"].first, rows["train"].second)
+    tokenizer = vocabulary(config, rows["train"]["first"], rows["train"]["second"])
     tokenizer.save(work / "tokenizer.json")
     dtype = id_type(tokenizer.vocab_size)
     seen = np.zeros(tokenizer.vocab_size, np.int64)
     for name, split in rows.items():
         for side in _SIDES:
-            ragged = Ragged.of(tokenizer.encode(getattr(split, side)), dtype)
+            ragged = Ragged.of(tokenizer.encode(split[side]), dtype)
             with RaggedWriter.open(work / f"{name}.{side}", dtype) as file:
                 file.append(ragged)
             if name == "train":
                 seen += np.bincount(ragged.tokens, minlength=len(seen))
-        numbers = np.array([labels.index(label) for label in split.label], np.int64)
+        numbers = np.array([labels.index(label) for label in split["label"]], np.int64)
         np.save(work / f"{name}.labels.npy", numbers, allow_pickle=False)
     for side in _SIDES:
-        (work / f"test.{side}.txt").write_bytes(raw(getattr(rows["test"], side)))
-    shares = {name: [split.label.count(label) for label in labels] for name, split in rows.items()}
+        (work / f"test.{side}.txt").write_bytes(raw(rows["test"][side]))
+    shares = {name: [split["label"].count(label) for label in labels] for name, split in rows.items()}
     counts = count_facts(np.array(shares["train"]))
     counts |= {"target_vocab": np.flatnonzero(seen).tolist(), "vocab_size": len(seen)}
     sizes = {
