@@ -28,9 +28,6 @@ class QueryKeyNorm(Registered, nn.Module, ABC):
     after_rotation: ClassVar[bool] = False
     """Whether it comes after the rotation of rope rather than before it."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Transform both, without changing their shapes."""
         return self.queries(q), self.keys(k)
@@ -54,6 +51,9 @@ class ScaledProducts(QueryKeyNorm, name="scaled"):
     Vaswani et al. 2017, Section 3.2 (arXiv 1706.03762).
     """
 
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+
 
 class ScaledCosines(QueryKeyNorm, name="qknorm"):
     r"""QK-norm: :math:`g \cos(q, k)`, with one trained g (shape `[1]`) in each attention.
@@ -65,7 +65,7 @@ class ScaledCosines(QueryKeyNorm, name="qknorm"):
     scale: ClassVar[float | None] = 1.0
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
+        super().__init__()
         n = config.qk_norm_len
         self.g = nn.Parameter(torch.full((1,), math.log2(n * n - n)))
 
@@ -83,7 +83,7 @@ class NormedQueriesAndKeys(QueryKeyNorm, name="normed"):
     """
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
+        super().__init__()
         norm, width = Norm.registry[config.norm], config.head_width
         self.query, self.key = norm(width * config.heads), norm(width * (config.kv_heads or config.heads))
 
@@ -102,7 +102,7 @@ class NormedHeads(QueryKeyNorm, name="headnormed"):
     """
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
+        super().__init__()
         norm, width = Norm.registry[config.norm], config.head_width
         self.query, self.key = norm(width), norm(width)
 
@@ -138,6 +138,9 @@ class RotatedThenNormed(QueryKeyNorm, name="ropenormed"):
 
     after_rotation: ClassVar[bool] = True
 
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+
     def queries(self, q: Tensor) -> Tensor:
         return 1.2 * root_mean_square_normed(q, q.new_ones(q.shape[-1]), eps=1e-6)
 
@@ -158,7 +161,7 @@ class ScaledUnitHeads(QueryKeyNorm, name="ngptnormed"):
     after_rotation: ClassVar[bool] = True
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
+        super().__init__()
         self.heads, self.root = config.heads, config.dim**0.5
         self.s = nn.Parameter(torch.full((config.heads * config.head_width,), 1 / self.root))
 
