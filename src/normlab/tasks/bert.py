@@ -91,8 +91,8 @@ class BertPretraining(Task[TextCorpus, Encoder, BertBatch], name="bert_pretraini
         )
 
     @classmethod
-    def check_text(cls, config: Config, corpus: TextCorpus) -> None:
-        require_block_len(config.data, cls.longest_input(config))
+    def check_lengths(cls, config: Config, corpus: TextCorpus, max_positions: int | None) -> None:
+        require_block_len(config.data, max_positions)
 
     @classmethod
     def check(cls, config: Config) -> None:

@@ -84,8 +84,12 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
             )
 
     @classmethod
+    def check_lengths(cls, config: Config, corpus: plain.TextCorpus, max_positions: int | None) -> None:
+        plain.require_block_len(config.data, max_positions)
+
+    @classmethod
     def check_text(cls, config: Config, corpus: plain.TextCorpus) -> None:
-        plain.require_block_len(config.data, cls.longest_input(config))
+        super().check_text(config, corpus)
         if config.data.document_mask and corpus.by_line:
             raise UserError(
                 f"--document-mask keeps documents apart, but {corpus.tokenizer.kind} ends every line as it "

@@ -189,15 +189,16 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
                 "raise --max-tokens or lower --block-len"
             )
 
-    @staticmethod
-    def longest_input(config: Config) -> int | None:
-        """Return the number of positions of the configuration's model; None if it has no limit."""
-        with torch.device("meta"):
-            return PositionEncoding.registry[config.model.position_encoding](config.model).longest
-
     @classmethod
     def check_text(cls, config: Config, corpus: CorpusT) -> None:
         """Raise UserError if a sentence is too long for the configuration's batches or its model."""
+        with torch.device("meta"):
+            longest = PositionEncoding.registry[config.model.position_encoding](config.model).longest
+        cls.check_lengths(config, corpus, longest)
+
+    @classmethod
+    def check_lengths(cls, config: Config, corpus: CorpusT, max_positions: int | None) -> None:
+        """Raise as ``check_text`` does; ``max_positions`` is None for a model without a limit."""
 
     @staticmethod
     @abstractmethod

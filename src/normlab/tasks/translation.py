@@ -65,8 +65,8 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         require_bleu_tokens(config.data.target_lang)
 
     @classmethod
-    def check_text(cls, config: Config, corpus: Corpus) -> None:
-        require_lengths(corpus, config, max_positions=cls.longest_input(config))
+    def check_lengths(cls, config: Config, corpus: Corpus, max_positions: int | None) -> None:
+        require_lengths(corpus, config, max_positions=max_positions)
 
     prepare = staticmethod(prepare)
 
