@@ -218,7 +218,7 @@ MUTATIONS = (
     Mutation("relu in place of its square", "nn/options.py", (("relu(x).square()", "relu(x)"),)),
     Mutation(
         "unit weights along the wrong axis",
-        "nn/constraint.py",
+        "nn/model.py",
         (("unit_(weight, along_stream(name))", "unit_(weight, 1 - along_stream(name))"),),
     ),
     Mutation(
@@ -239,7 +239,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a byte too many in each token",
-        "data/byte_level.py",
+        "data/tokenizer.py",
         (("[len(piece) for piece", "[len(piece) + 1 for piece"),),
         own=("tests/data/test_verbatim.py",),
     ),

@@ -19,12 +19,11 @@ from cases import each
 from data.libraries import DOCUMENTS, library
 from normlab.config.config import DataConfig
 from normlab.data import foreign
-from normlab.data.byte_level import bytes_of
-from normlab.data.files import Folder, Parquet, Shards, apart, layout_of, open_files
+from normlab.data.files import Folder, Parquet, ShardTokens, apart, layout_of, open_files
 from normlab.data.foreign import GPT2, GPT4, GPT4O, ForeignPieces
 from normlab.data.plain import Blocks, Stream, prepare_text
 from normlab.data.text import TextFile
-from normlab.data.tokenizer import EOS, BytePairs
+from normlab.data.tokenizer import EOS, BytePairs, bytes_of
 from normlab.data.vocabulary import parse, vocabulary
 from normlab.errors import UserError
 from normlab.tasks.bert import BertPretraining
@@ -282,7 +281,7 @@ def test_a_document_mask_hides_the_documents_before(place):
 def test_an_array_of_numpy_is_a_shard_too(place):
     np.save("a.npy", np.arange(9, dtype=np.uint16))
     assert layout_of(place / "a.npy").count == 9
-    tokens = Shards("a", (place / "a.npy",)).tokens(np.arange(9))
+    tokens = ShardTokens([place / "a.npy"], np.arange(9))
     assert tokens[0:4].tolist() == [EOS, 0, 1, 2]
 
 

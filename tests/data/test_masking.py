@@ -26,8 +26,8 @@ def ids():
 
 
 def test_fifteen_percent_of_the_words_and_no_special_token_are_predicted(ids):
-    masked = mask_tokens(ids, mask=MASK, begins=None, seed=7)
-    for before, after, places, targets in zip(ids, masked.ids, masked.positions, masked.targets, strict=True):
+    rows = mask_tokens(ids, mask=MASK, begins=None, seed=7)
+    for before, after, places, targets in zip(ids, *rows, strict=True):
         count = int((targets != PAD).sum())
         assert count == predictions(int((before > EOS).sum()))
         assert (targets[count:] == PAD).all()
@@ -42,10 +42,10 @@ def test_eighty_percent_become_the_mask_ten_another_token_and_ten_stay(ids):
     shares = np.zeros(3)
     drawn = set()
     for seed in range(20):
-        masked = mask_tokens(ids, mask=MASK, begins=None, seed=seed)
-        given = masked.targets != PAD
-        now = np.take_along_axis(masked.ids, masked.positions, 1)[given]
-        true = masked.targets[given]
+        masked, positions, targets = mask_tokens(ids, mask=MASK, begins=None, seed=seed)
+        given = targets != PAD
+        now = np.take_along_axis(masked, positions, 1)[given]
+        true = targets[given]
         drawn |= set(now[(now != MASK) & (now != true)])
         shares += [(now == MASK).mean(), ((now != MASK) & (now != true)).mean(), (now == true).mean()]
     by_chance = 0.1 / (MASK - 4)  # a random entry may be the true one
@@ -55,20 +55,20 @@ def test_eighty_percent_become_the_mask_ten_another_token_and_ten_stay(ids):
 
 def test_masks_depend_on_the_seed_alone(ids):
     one, same, other = (mask_tokens(ids, mask=MASK, begins=None, seed=s) for s in (1, 1, 2))
-    assert np.array_equal(one.ids, same.ids)
-    assert not np.array_equal(one.positions, other.positions)
+    assert np.array_equal(one[0], same[0])
+    assert not np.array_equal(one[1], other[1])
     chosen = np.zeros(64)
     for seed in range(300):
-        chosen[mask_tokens(ids[300:301], mask=MASK, begins=None, seed=seed).positions] += 1
+        chosen[mask_tokens(ids[300:301], mask=MASK, begins=None, seed=seed)[1]] += 1
     words = ids[300] > EOS
     assert chosen[words].min() > 0, "every place has its turn"
 
 
 def test_words_are_masked_whole(ids):
     begins = np.arange(MASK) % 3 == 0  # a word has three tokens on average
-    masked = mask_tokens(ids, mask=MASK, begins=begins, seed=3)
+    _, positions, every = mask_tokens(ids, mask=MASK, begins=begins, seed=3)
     counts = []
-    for before, places, targets in zip(ids, masked.positions, masked.targets, strict=True):
+    for before, places, targets in zip(ids, positions, every, strict=True):
         chosen = set(places[targets != PAD].tolist())
         counts.append(len(chosen) / max(1, predictions(int((before > EOS).sum()))))
         for place in chosen:

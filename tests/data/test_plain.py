@@ -110,7 +110,7 @@ def test_prepared_once_and_found_again(tmp_path):
     assert str(tmp_path) not in json.dumps(corpus.facts)
     (corpus.folder / "dev.tokens.npy").unlink()
     with pytest.raises(FileNotFoundError, match=corpus.folder.name):
-        TextCorpus.load(corpus.folder)
+        TextCorpus.load(corpus.folder, {})
 
 
 def test_a_changed_text_is_not_taken_for_the_old_one(tmp_path):

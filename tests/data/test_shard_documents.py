@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cases import each
-from normlab.data.files import layout_of, open_files
+from normlab.data.files import ShardTokens, layout_of, open_files
 from normlab.data.tokenizer import EOS
 from normlab.errors import UserError
 
@@ -49,7 +49,7 @@ def test_documents_begin_behind_an_eos(tmp_path, index):
     write(folder, "a", STARTS, index=index)
     write(folder, "b", STARTS, index=index)
     for spec in (folder, f"{folder}/*"):
-        tokens = open_files(str(spec)).tokens(OURS)
+        tokens = ShardTokens(open_files(str(spec)).files, OURS)
         half = [OURS[t] for t in TOKENS]
         half.insert(2, EOS)  # the document at 6 begins behind a special token, that at 8 with one
         expected = [EOS, *half, EOS, *half]
@@ -62,11 +62,11 @@ def test_documents_begin_behind_an_eos(tmp_path, index):
 
 def test_documents_are_a_part_of_the_digest(tmp_path):
     write(tmp_path, "a", STARTS, index=False)
-    with_four = open_files(f"{tmp_path}/a.npy").tokens(OURS).digest()
+    with_four = ShardTokens(open_files(f"{tmp_path}/a.npy").files, OURS).digest()
     np.save(tmp_path / "a.idx", np.array([0]))
-    with_one = open_files(f"{tmp_path}/a.npy").tokens(OURS)
+    with_one = ShardTokens(open_files(f"{tmp_path}/a.npy").files, OURS)
     (tmp_path / "a.idx.npy").unlink()
-    with_none = open_files(f"{tmp_path}/a.npy").tokens(OURS)
+    with_none = ShardTokens(open_files(f"{tmp_path}/a.npy").files, OURS)
     assert with_four != with_one.digest() == with_none.digest()
     assert with_one[0:99].tolist() == with_none[0:99].tolist() == [EOS, *OURS[TOKENS]]
 

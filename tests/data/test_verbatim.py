@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from cases import each
 from normlab.config.config import DataConfig
 from normlab.config.metric import NLL
-from normlab.data import verbatim
-from normlab.data.byte_level import BytePieces
+from normlab.data import readings
 from normlab.data.text import TextFile, document_sizes
-from normlab.data.tokenizer import EOS
+from normlab.data.tokenizer import EOS, BytePieces
 from normlab.data.vocabulary import LEARNED, load
 from normlab.errors import UserError
 from normlab.tasks.language_model import LanguageModel
@@ -176,8 +175,8 @@ def test_pieces_are_the_text_and_its_tokens_those_of_the_whole(text, cuts):
     edges = sorted({0, *(min(cut, len(text)) for cut in cuts), len(text)})
     units = [(text[a:b], a == 0) for a, b in pairwise(edges)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verbatim, "PIECE_CHARACTERS", 8)
-        pieces = list(verbatim.pieces(units))
+        patch.setattr(readings, "PIECE_CHARACTERS", 8)
+        pieces = list(readings.pieces(units))
     assert "".join(piece for piece, _ in pieces) == text
     assert [begins for _, begins in pieces] == [number == 0 for number in range(len(pieces))]
     assert all(pieces), "none is empty"
@@ -190,8 +189,8 @@ def test_pieces_are_the_text_and_its_tokens_those_of_the_whole(text, cuts):
 def test_documents_and_cuts_change_no_count(tmp_path, monkeypatch):
     text = "".join(f"  document {i}\n\n" + "word " * i + "\n\n" for i in range(30))
     whole = prepared(tmp_path, "byte_bpe", text, train=text)[1]
-    monkeypatch.setattr(verbatim, "PIECE_CHARACTERS", 40)
-    monkeypatch.setattr(verbatim, "TOKENS_AT_A_TIME", 7)
+    monkeypatch.setattr(readings, "PIECE_CHARACTERS", 40)
+    monkeypatch.setattr(readings, "TOKENS_AT_A_TIME", 7)
     (tmp_path / "b").mkdir()
     cut = prepared(tmp_path / "b", "byte_bpe", text, train=text)[1]
     assert np.array_equal(whole.test.tokens, cut.test.tokens)
@@ -200,7 +199,7 @@ def test_documents_and_cuts_change_no_count(tmp_path, monkeypatch):
     tokens, words, size = whole.documents.sum(0)
     assert (tokens, words, size) == (len(whole.test), whole.test.words, len(text.encode()))
     assert len(whole.documents) == len(
-        document_sizes(verbatim.lines(TextFile(tmp_path / "test.txt").units()))
+        document_sizes(readings.lines(TextFile(tmp_path / "test.txt").units()))
     )
 
 

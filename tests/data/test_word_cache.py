@@ -12,23 +12,23 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from normlab.data import tokenizer as module
-from normlab.data.tokenizer import BytePairs, WordCache
+from normlab.data.tokenizer import BytePairs, LearnedPairs, WordCache
 
 TOKENIZER = BytePairs.train(["a bb abba  ba", "é e\u0301 ab\u2581a", "中文 baba [ pad ] a", "\u0301 ab"], 40)
 LINES = st.lists(st.text("ab é\u0301中x\u2581\t\xa0\u3000\u200b[]pd", max_size=12), max_size=8)
 
 
 def test_ours_is_encoded_word_by_word():
-    assert isinstance(TOKENIZER._encode, WordCache)
+    assert isinstance(TOKENIZER._by_word, WordCache)
     again = BytePairs.of_json(json.loads(TOKENIZER.to_json()))
-    assert isinstance(again._encode, WordCache)
+    assert isinstance(again._by_word, WordCache)
 
 
 @settings(max_examples=300, deadline=None)
 @given(LINES)
 @example(["a\u2581b \u2581a", " \u0301a", "[ pad ]", "", "   ", "a\tb", "a\u2028b"])
 def test_lines_are_encoded_as_the_library_does(lines):
-    assert TOKENIZER.encode(lines) == TOKENIZER._whole(lines)
+    assert TOKENIZER.encode(lines) == LearnedPairs.encode(TOKENIZER, lines)
 
 
 def test_no_character_makes_a_difference():
@@ -37,7 +37,7 @@ def test_no_character_makes_a_difference():
     lines = [f"a{c}b {c}a b{c} {c}" for c in characters if unicodedata.category(c) != "Cs"]
     every = "".join(lines)
     tokenizer = BytePairs.train([every, " ".join(every)], 20_000)
-    assert tokenizer.encode(lines) == tokenizer._whole(lines)
+    assert tokenizer.encode(lines) == LearnedPairs.encode(tokenizer, lines)
 
 
 def test_words_are_asked_for_once_and_forgotten_in_time(monkeypatch):
@@ -62,4 +62,6 @@ def test_threads_share_what_is_known(monkeypatch, threads):
     monkeypatch.setattr(module, "MOST_WORDS", 5)
     lines = [[f"{'ab' * (i % 7)} {'a' * (k % 5)}" for k in range(40)] for i in range(60)]
     with ThreadPoolExecutor(threads) as pool:
-        assert list(pool.map(TOKENIZER.encode, lines)) == [TOKENIZER._whole(part) for part in lines]
+        assert list(pool.map(TOKENIZER.encode, lines)) == [
+            LearnedPairs.encode(TOKENIZER, part) for part in lines
+        ]

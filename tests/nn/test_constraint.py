@@ -8,7 +8,7 @@ import torch
 
 from normlab.config.model import ModelConfig
 from normlab.nn import Decoder, parameter_roles
-from normlab.nn.constraint import UnitWeights
+from normlab.nn.model import UnitWeights
 from normlab.tasks.task import build_model
 
 CONFIG = ModelConfig(

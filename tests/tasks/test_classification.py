@@ -198,5 +198,5 @@ def test_columns_of_a_hugging_face_data_set_are_read(tmp_path):
     rows = [{"a": f"one {i}", "b": f"two {i}", "label": i % 2} for i in range(4)]
     (tmp_path / "set" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = columns_of(f"hf:{tmp_path / 'set'}#train.a,b,label")
-    assert found.first == ["one 0", "one 1", "one 2", "one 3"]
-    assert found.label == ["0", "1", "0", "1"]
+    assert found["first"] == ["one 0", "one 1", "one 2", "one 3"]
+    assert found["label"] == ["0", "1", "0", "1"]

@@ -14,7 +14,7 @@ from normlab.data.tokenizer import BOS, EOS, PAD, UNK
 from normlab.tasks import translation as module
 from normlab.tasks.scores import corpus_bleu
 from normlab.tasks.task import repeated_share
-from normlab.tasks.translation import Candidate, Translation, allowed_types, n_best_lines, translate_lines
+from normlab.tasks.translation import Candidate, Translation, n_best_lines, translate_lines
 from training.tiny import tiny, write_text
 
 CPU = torch.device("cpu")
@@ -261,10 +261,10 @@ def test_search_batches_hold_every_line_once_padded_and_within_the_budget():
 
 def test_only_types_of_the_target_side_are_produced_under_the_mask(prepared):
     task = task_of(prepared, target_vocab_mask=True)
-    allowed = allowed_types(task.config, task.corpus.target_vocab, CPU)
+    allowed = task.allowed
     assert allowed is not None
     assert torch.equal(allowed, torch.from_numpy(task.corpus.target_vocab))
-    assert allowed_types(task_of(prepared).config, task.corpus.target_vocab, CPU) is None
+    assert task_of(prepared).allowed is None
     few = torch.zeros_like(allowed)
     few[[EOS, 10, 11]] = True
     model = task.build()

@@ -186,14 +186,11 @@ class Shards:
     name: str
     files: tuple[Path, ...]
 
-    def tokens(self, ours: Ints) -> ShardTokens:
-        """Map the files; ``ours`` is our entry for each of their tokens."""
-        return ShardTokens(self.files, ours)
-
 
 @final
 class ShardTokens:
-    """The tokens of shards, after an EOS, in our numbers; they stay on disk until needed.
+    """The tokens of shards, after an EOS, in our numbers; they stay on disk until needed. ``ours`` is our
+    entry for each of theirs.
 
     A document that a file next to a shard lists begins after an EOS, which is added if there is no special
     token.

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders
 
-from normlab.data.byte_level import ByteLevel, bytes_of, name_of
-from normlab.data.tokenizer import EOS, SPECIALS, UNK, Tokenizer, library_errors
+from normlab.data.tokenizer import EOS, SPECIALS, UNK, ByteLevel, Tokenizer, bytes_of, library_errors, name_of
 from normlab.errors import UserError
 
 FOREIGN: Final = "foreign"
@@ -76,6 +75,7 @@ class ForeignTokenizer(Tokenizer):
     ) -> None:
         """``special`` marks the entries that stand for no text, `[entries]`: special tokens and gaps."""
         self._backend, self._fields, self._special = backend, fields, special
+        self.kind = f"{fields['model'].get('type', 'BPE')} of others"
         self._entries = np.arange(_OFFSET, len(special) + _OFFSET, dtype=np.int32)
         if unknown is not None:
             self._entries[unknown] = UNK
@@ -83,10 +83,6 @@ class ForeignTokenizer(Tokenizer):
     @property
     def vocab_size(self) -> int:
         return len(self._entries) + _OFFSET
-
-    @property
-    def kind(self) -> str:
-        return f"{self._fields['model'].get('type', 'BPE')} of others"
 
     def ours(self) -> NDArray[np.int32]:
         """Return our entry for each of theirs, as in token shards."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from normlab.config.config import PARALLEL_TEXTS, DataConfig
+from normlab.config.config import PARALLEL_TEXTS, Config, DataConfig
 from normlab.config.units import count
 from normlab.data import text
 from normlab.data.builtin import generate
@@ -208,30 +208,27 @@ def _encode_train(
     return _Tally(read, kept, left_out, tokens, counts, [hashed.digest() for hashed in whole])
 
 
-def require_lengths(corpus: Corpus, data: DataConfig, *, max_tokens: int, max_positions: int | None) -> None:
-    """Raise UserError at the first sentence that is too long for a batch of ``max_tokens``, or for a model
-    with ``max_positions`` (None: no limit).
+def require_lengths(corpus: Corpus, config: Config, *, max_positions: int | None) -> None:
+    """Raise UserError at the first sentence that is too long for a batch of ``train.max_tokens``, or for a
+    model with ``max_positions`` (None: no limit).
 
     Only the source of a test text is checked.
     """
-    longest = [0, 0]
-    for source, target in corpus.train.lengths_in_parts():
-        row = int(np.argmax(source + target))
-        if source[row] + target[row] + 2 > sum(longest):
-            longest = [int(source[row]) + 1, int(target[row]) + 1]
-    if (needed := sum(longest)) > max_tokens:
+    source, target = (lengths + 1 for lengths in corpus.train.lengths)
+    max_tokens = config.train.max_tokens
+    row = int(np.argmax(source + target))
+    if (needed := int(source[row] + target[row])) > max_tokens:
         raise UserError(
-            f"the longest training pair has {longest[0]} + {longest[1]} tokens, and a batch holds "
+            f"the longest training pair has {source[row]} + {target[row]} tokens, and a batch holds "
             f"--max-tokens {max_tokens}; type --max-tokens {needed}, or leave such pairs out with --max-len "
             f"{max(2, max_tokens // 2)}"
         )
-    if max_positions is not None:
-        most = max(int(max(s.max(), t.max())) + 1 for s, t in corpus.train.lengths_in_parts())
-        if most > max_positions:
-            raise UserError(
-                f"the longest training sentence has {most} tokens, and the model has learned {max_positions} "
-                f"positions; type --max-positions {most}, or leave longer ones out: --max-len {max_positions}"
-            )
+    most = int(max(source.max(), target.max()))
+    if max_positions is not None and most > max_positions:
+        raise UserError(
+            f"the longest training sentence has {most} tokens, and the model has learned {max_positions} "
+            f"positions; type --max-positions {most}, or leave longer ones out: --max-len {max_positions}"
+        )
     limit, why = LONGEST_SENTENCE, f"a translation takes at most {LONGEST_SENTENCE:,}"
     advice = "split it into sentences"
     if max_positions is not None and max_positions <= limit:
@@ -241,7 +238,7 @@ def require_lengths(corpus: Corpus, data: DataConfig, *, max_tokens: int, max_po
     for name, lengths in zip(("dev_src", "dev_tgt", "test_src"), (*corpus.dev.lengths, tested), strict=True):
         line = int(np.argmax(lengths))
         if (length := int(lengths[line]) + 1) > limit:
-            file = Path(getattr(data, name)).name or name
+            file = Path(getattr(config.data, name)).name or name
             raise UserError(
                 f"{file}, line {line + 1} has {length} tokens, and {why}; {advice.format(length)}"
             )

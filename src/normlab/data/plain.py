@@ -4,7 +4,7 @@ models.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from normlab.data.builtin import generate
 from normlab.data.corpus import Encoded, PreparedCorpus, count_facts, open_corpus, prepare_folder, with_digest
 from normlab.data.files import AnyText, ShardTokens, apart, open_files
 from normlab.data.ragged import Ints, Read, TokenArray, reader_of
-from normlab.data.readings import TextReading, mapped_tokens, reading_of
+from normlab.data.readings import TextReading, reading_of
 from normlab.data.text import LineList, describe_shares, require_texts, require_unchanged
 from normlab.data.tokenizer import PAD, UNK
 from normlab.data.vocabulary import vocabulary
@@ -70,15 +70,13 @@ class TextCorpus(PreparedCorpus):
         return not (self.tokenizer.verbatim or isinstance(self.train.tokens, ShardTokens))
 
     @classmethod
-    def load(cls, folder: str | Path, tokens: Callable[[str], TokenArray] | None = None) -> TextCorpus:
-        """Load a prepared text; ``tokens`` maps the tokens of a split that are not in the folder. Raises
+    def load(cls, folder: Path, tokens: Mapping[str, TokenArray]) -> TextCorpus:
+        """Load a prepared text with the ``tokens`` of its splits, which may lie elsewhere. Raises
         FileNotFoundError if the folder is missing or incomplete.
         """
-        folder = Path(folder)
         manifest, fields = open_corpus(folder)
         for name in SPLITS:
-            mapped = tokens(name) if tokens else mapped_tokens(folder / f"{name}.tokens.npy")
-            fields[name] = Stream(mapped, **manifest["sizes"][name])
+            fields[name] = Stream(tokens[name], **manifest["sizes"][name])
         documents = np.load(folder / _DOCUMENTS, allow_pickle=False)
         return cls(documents=documents, lost=manifest["lost"], **fields)
 
@@ -104,12 +102,9 @@ def prepare_text(
     key = [reading.key, config.digest, config.vocab_size]
     fill = partial(_fill, reading=reading, texts=texts, config=config, before=before)
     folder = prepare_folder(root, key, fill)
-    corpus = TextCorpus.load(folder, partial(_tokens, folder, reading, texts))
+    tokens = {name: reading.tokens(folder / f"{name}.tokens.npy", text) for name, text in texts.items()}
+    corpus = TextCorpus.load(folder, tokens)
     return config, replace(corpus, facts=origin | corpus.facts)
-
-
-def _tokens(folder: Path, reading: TextReading, texts: Mapping[str, AnyText], name: str) -> TokenArray:
-    return reading.tokens(folder / f"{name}.tokens.npy", texts[name])
 
 
 def _read(config: DataConfig) -> tuple[dict[str, AnyText], dict[str, str]]:
@@ -143,7 +138,8 @@ def _fill(
     for name, text in texts.items():
         encoded[name] = reading.encode(work / f"{name}.tokens.npy", tokenizer, text)
         require_unchanged(getattr(config, f"{name}_text"), before[name], encoded[name].digest)
-    documents = reading.documents(texts["test"], _tokens(work, reading, texts, "test"), tokenizer)
+    tokens = reading.tokens(work / "test.tokens.npy", texts["test"])
+    documents = reading.documents(texts["test"], tokens, tokenizer)
     np.save(work / _DOCUMENTS, documents, allow_pickle=False)
     shares = reading.overlap(texts)
     train_facts = count_facts(encoded["train"].counts)

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normlab.config.config import DataConfig
-from normlab.data import verbatim
 from normlab.data.corpus import Encoded, id_type
 from normlab.data.files import AnyText, Folder, Parquet, Shards, ShardTokens
 from normlab.data.foreign import ForeignTokenizer
@@ -34,6 +33,12 @@ from normlab.data.text import (
 from normlab.data.tokenizer import EOS, Tokenizer
 from normlab.data.vocabulary import LEARNED, is_verbatim, vocabulary
 from normlab.errors import UserError
+
+PIECE_CHARACTERS: Final = 2**16
+"""Documents are cut into pieces of at most this many characters, which a tokenizer sees one by one."""
+_PIECES_AT_A_TIME: Final = 32
+_BREAK: Final = b"\xff"
+"""Separates documents in a digest; it never occurs in UTF-8."""
 
 
 class TextReading(ABC):
@@ -60,21 +65,16 @@ class TextReading(ABC):
 
     def tokens(self, path: Path, text: AnyText) -> TokenArray:
         """Return the tokens of an encoded text."""
-        return mapped_tokens(path)
+        return np.load(path, mmap_mode="r", allow_pickle=False)
 
     def overlap(self, texts: Mapping[str, AnyText]) -> dict[str, float]:
         """Return the shares of lines that also occur in another text, see ``text.overlap_shares``."""
-        lines = cast("Mapping[str, Iterable[str]]", texts)
-        again = {name: Overlap(lines[name]) for name in ("dev", "test")}
-        for part in parts(lines["train"]):
+        by_line = cast("Mapping[str, Iterable[str]]", texts)
+        again = {name: Overlap(by_line[name]) for name in ("dev", "test")}
+        for part in parts(by_line["train"]):
             for overlap in again.values():
                 overlap.see(part)
-        return overlap_shares(again, lines["dev"], lines["test"])
-
-
-def mapped_tokens(path: Path) -> TokenArray:
-    """Map a prepared text."""
-    return np.load(path, mmap_mode="r", allow_pickle=False)
+        return overlap_shares(again, by_line["dev"], by_line["test"])
 
 
 def reading_of(config: DataConfig, texts: Iterable[AnyText]) -> TextReading:
@@ -118,7 +118,7 @@ class ByLine(TextReading):
         dtype = id_type(tokenizer.vocab_size)
         as_read = (
             line if line.endswith("\n") or not text.in_rows else f"{line}\n"
-            for line, _ in verbatim.lines(text.units())
+            for line, _ in lines(text.units())
         )
         with ArrayWriter.open(path, dtype) as file:
             file.append(np.array([EOS], dtype))
@@ -153,16 +153,45 @@ class AsItIs(TextReading):
     key = "verbatim"
 
     def content(self, text: AnyText) -> Iterable[str]:
-        return (part for part, _ in verbatim.pieces(_readable(text).units()))
+        return (part for part, _ in pieces(_readable(text).units()))
 
     def survey(self, text: AnyText, name: str) -> Survey:
-        return verbatim.survey(_readable(text).units())
+        whole, count, blank = hashlib.sha256(), 0, True
+        for number, (piece, begins) in enumerate(pieces(_readable(text).units())):
+            whole.update(_BREAK + piece.encode() if begins and number else piece.encode())
+            count += piece.count("\n")
+            blank = blank and not piece.strip()
+        return Survey(count, blank, whole.digest())
 
     def encode(self, path: Path, tokenizer: Tokenizer, text: AnyText) -> Encoded:
-        return verbatim.encode(path, tokenizer, _readable(text).units())
+        """Write each document after an EOS."""
+        encoded = Encoded(tokenizer.vocab_size)
+        whole, dtype = hashlib.sha256(), id_type(tokenizer.vocab_size)
+        before = " "
+        with ArrayWriter.open(path, dtype) as file:
+            rest = pieces(_readable(text).units())
+            while part := list(itertools.islice(rest, _PIECES_AT_A_TIME)):
+                texts = [piece for piece, _ in part]
+                begins = np.array([begins for _, begins in part])
+                ids = tokenizer.encode(texts)
+                ragged = Ragged.of(ids, dtype)
+                stream = np.insert(ragged.tokens, ragged.offsets[:-1][begins], EOS)
+                for piece, first in part:
+                    content = piece.encode()
+                    whole.update(_BREAK + content if first and encoded.bytes else content)
+                    encoded.bytes += len(content)
+                    cut_word = not (first or before.isspace() or piece[0].isspace())
+                    encoded.words += count_words(piece) - cut_word
+                    before = piece[-1]
+                encoded.compare(texts, tokenizer.decode(ids))
+                encoded.counts += np.bincount(stream, minlength=tokenizer.vocab_size)
+                file.append(stream)
+        encoded.counts[EOS] -= 1  # the first is not predicted
+        encoded.digest = whole.digest()
+        return encoded
 
     def documents(self, text: AnyText, tokens: TokenArray, tokenizer: Tokenizer) -> NDArray[np.int64]:
-        return verbatim.documents(_readable(text).units(), tokens, tokenizer)
+        return sizes_by_byte(_readable(text).units(), tokens, tokenizer)
 
 
 @final
@@ -196,7 +225,7 @@ class AsShards(TextReading):
 
     def documents(self, text: AnyText, tokens: TokenArray, tokenizer: Tokenizer) -> NDArray[np.int64]:
         if tokenizer.verbatim:
-            return verbatim.documents(self._units(tokens), tokens, tokenizer)
+            return sizes_by_byte(self._units(tokens), tokens, tokenizer)
         texts = ((ids, self._tokenizer.decode([ids])[0]) for ids in _documents(tokens) if ids)
         return np.array([(len(ids), count_words(text), len(text.encode())) for ids, text in texts], np.int64)
 
@@ -207,7 +236,7 @@ class AsShards(TextReading):
         return {}
 
     def _of(self, text: AnyText) -> ShardTokens:
-        return cast("Shards", text).tokens(self._ours)
+        return ShardTokens(cast("Shards", text).files, self._ours)
 
     def _units(self, tokens: TokenArray) -> Iterator[Unit]:
         return ((self._tokenizer.decode([ids])[0], True) for ids in _documents(tokens))
@@ -227,6 +256,79 @@ def _documents(tokens: TokenArray) -> Iterator[list[int]]:
             held = []
         held += last.tolist()
     yield held
+
+
+def sizes_by_byte(units: Iterable[Unit], tokens: TokenArray, tokenizer: Tokenizer) -> NDArray[np.int64]:
+    """Return predicted tokens, words and bytes of each document of a text and its stream, `[documents, 3]`,
+    with a tokenizer that takes text verbatim.
+
+    Documents are those of ``text.document_sizes``. A token belongs to the document that contains its first
+    byte, and an EOS to the one that it ends.
+    """
+    _, words, size = document_sizes(lines(units)).T
+    begins = np.cumsum(size) - size
+    held = np.zeros((len(begins), 2), np.int64)
+    lengths, place = tokenizer.byte_counts(), 0
+    for start in range(1, len(tokens), TOKENS_AT_A_TIME):
+        part = np.asarray(tokens[start : start + TOKENS_AT_A_TIME])
+        length = lengths[part]
+        ends = place + np.cumsum(length)
+        owner = np.searchsorted(begins, ends - length, side="right") - 1 - (part == EOS)
+        owner = np.maximum(owner, 0)
+        held[:, 0] += np.bincount(owner, minlength=len(held))
+        np.add.at(held[:, 1], owner, length)
+        place = int(ends[-1])
+    sizes = np.stack([held[:, 0], words, held[:, 1]], axis=1)
+    return np.add.reduceat(sizes, np.flatnonzero(sizes[:, 0]), axis=0)
+
+
+def pieces(units: Iterable[Unit]) -> Iterator[Unit]:
+    """Yield a text in non-empty pieces of bounded size; no piece has parts of two documents.
+
+    A document is cut before white space that follows a letter or a digit. Every common tokenizer also ends a
+    word there, so the tokens are those of the whole document.
+    """
+    parts: list[str] = []
+    size, first = 0, True
+    for text, begins in units:
+        if begins:
+            if size:
+                yield "".join(parts), first
+            parts.clear()
+            size, first = 0, True
+        parts.append(text)
+        size += len(text)
+        if size >= PIECE_CHARACTERS:
+            held, start = "".join(parts), 0
+            while len(held) - start >= PIECE_CHARACTERS:
+                stop = _cut(held, start, start + PIECE_CHARACTERS)
+                yield held[start:stop], first
+                start, first = stop, False
+            parts = [held[start:]]
+            size = len(parts[0])
+    if size:
+        yield "".join(parts), first
+
+
+def _cut(text: str, start: int, stop: int) -> int:
+    """Return where to cut ``text[start:stop]``: at the last place that ``pieces`` wants, else after its last
+    line, else at its end.
+    """
+    for place in range(stop - 1, start, -1):
+        if text[place] in " \n\r\t" and text[place - 1].isalnum():
+            return place
+    return text.rfind("\n", start, stop) + 1 or stop
+
+
+def lines(units: Iterable[Unit]) -> Iterator[Unit]:
+    """Yield the lines of a text with their ends, and whether a document begins with them."""
+    for text, begins in units:
+        *whole, rest = text.split("\n")
+        for line in whole:
+            yield f"{line}\n", begins
+            begins = False
+        if rest:
+            yield rest, begins
 
 
 def _readable(text: AnyText) -> Text | Folder | Parquet:

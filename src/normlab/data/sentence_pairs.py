@@ -50,18 +50,6 @@ class Shuffled:
 
 
 @dataclass(frozen=True)
-class SegmentPairs:
-    """Rows ``[CLS] A [SEP] B [SEP]``, padded on the right."""
-
-    ids: Ints
-    """`[B, W]`."""
-    segments: Ints
-    """`[B, W]`: 1 in B and the [SEP] after it, else 0."""
-    random: Ints
-    """`[B]`: 1 if B comes from another document, 0 if it follows A."""
-
-
-@dataclass(frozen=True)
 class Spans:
     """A text cut into spans of at most ``span_len`` tokens, each within one document.
 
@@ -107,11 +95,13 @@ class Spans:
     def __len__(self) -> int:
         return len(self.bounds)
 
-    def pairs(self, chosen: Ints, seed: int) -> SegmentPairs:
+    def pairs(self, chosen: Ints, seed: int) -> tuple[Ints, Ints, Ints]:
         """Return A of the chosen spans `[B]` and, with a probability of one half each, either its B or as
         many tokens after the cut of a span in another document.
 
-        Devlin et al. 2019, Section 3.1 (arXiv 1810.04805). The draws depend only on the seed.
+        Ids and segments `[B, W]` are those of ``joined``; a third array `[B]` is 1 if B comes from another
+        document, 0 if it follows A. Devlin et al. 2019, Section 3.1 (arXiv 1810.04805). The draws depend only
+        on the seed.
         """
         where, follows, other, elsewhere = uniform(seed, 4, len(chosen))
         cut = self._cuts(chosen, where)
@@ -124,7 +114,7 @@ class Spans:
         first = (self.text[a:b] for a, b in zip(self.bounds[chosen, 0], cut, strict=True))
         second = (self.text[a:b] for a, b in zip(begin, end, strict=True))
         ids, segments = joined(list(zip(first, second, strict=True)), most=self.span_len + SPECIAL_TOKENS)
-        return SegmentPairs(ids, segments, random.astype(np.int64))
+        return ids, segments, random.astype(np.int64)
 
     def _cuts(self, chosen: Ints, draw: NDArray[np.float64]) -> Ints:
         """Return the first token of B in each span."""
@@ -142,8 +132,8 @@ class Spans:
 
 
 def joined(pairs: Sequence[tuple[Tokens, Tokens]], *, most: int) -> tuple[Ints, Ints]:
-    """Return ids and segments `[B, W]` of rows ``[CLS] A [SEP] B [SEP]``; W is a multiple of
-    ``WIDTH_STEP``, or ``most``.
+    """Return ids and segments `[B, W]` of rows ``[CLS] A [SEP] B [SEP]``, padded on the right; W is a
+    multiple of ``WIDTH_STEP``, or ``most``. Segments are 1 in B and the [SEP] after it, else 0.
     """
     longest = max(len(a) + len(b) for a, b in pairs) + SPECIAL_TOKENS
     ids = np.full((len(pairs), min(most, -(-longest // WIDTH_STEP) * WIDTH_STEP)), PAD, np.int64)
@@ -163,18 +153,6 @@ others, and the rest stays as it is.
 """
 
 
-@dataclass(frozen=True)
-class Masked:
-    """Rows in which some tokens are replaced, and what these were."""
-
-    ids: Ints
-    """`[B, W]`."""
-    positions: Ints
-    """`[B, P]`: the places that are predicted, ascending, then 0."""
-    targets: Ints
-    """`[B, P]`: the original tokens there, then PAD."""
-
-
 def predictions(tokens: int) -> int:
     """Return how many of ``tokens`` tokens are predicted: 15%, rounded, and at least one."""
     return max(1, round(SHARE * tokens))
@@ -182,14 +160,16 @@ def predictions(tokens: int) -> int:
 
 def mask_tokens(
     ids: Ints, *, mask: int, begins: NDArray[np.bool_] | None, seed: int, masked: float = MASKED
-) -> Masked:
+) -> tuple[Ints, Ints, Ints]:
     """Choose ``predictions`` of the tokens of each row `[B, W]`, and replace the share ``masked`` of them by
     ``mask``, and half of the others by random vocabulary entries.
 
-    Devlin et al. 2019, Section 3.1 and Appendix A.1 (arXiv 1810.04805). Special and unknown tokens are never
-    chosen, nor used as replacements. With ``begins`` `[V]`, which marks the entries that begin a word, all
-    tokens of a word are chosen or none, as in the authors' later code; a word that would exceed the number is
-    skipped. ``mask`` is the number of vocabulary entries. The draws depend only on the seed.
+    Returns the rows with replacements `[B, W]`; the places that are predicted `[B, P]`, ascending, then 0;
+    and the original tokens there `[B, P]`, then PAD. Devlin et al. 2019, Section 3.1 and Appendix A.1 (arXiv
+    1810.04805). Special and unknown tokens are never chosen, nor used as replacements. With ``begins`` `[V]`,
+    which marks the entries that begin a word, all tokens of a word are chosen or none, as in the authors'
+    later code; a word that would exceed the number is skipped. ``mask`` is the number of vocabulary entries.
+    The draws depend only on the seed.
     """
     order, kind, entry = uniform(seed, 3, *ids.shape)
     words = EOS + 1 + (entry * (mask - EOS - 1)).astype(np.int64)
@@ -201,7 +181,7 @@ def mask_tokens(
         places = _chosen(original, order[row], begins)
         replaced[row, places] = noisy[row, places]
         positions[row, : len(places)], targets[row, : len(places)] = places, original[places]
-    return Masked(replaced, positions, targets)
+    return replaced, positions, targets
 
 
 def _chosen(ids: Ints, order: NDArray[np.float64], begins: NDArray[np.bool_] | None) -> list[int]:
@@ -234,6 +214,8 @@ def word_beginnings(tokenizer: Tokenizer) -> NDArray[np.bool_]:
 
 
 _SIDES = ("first", "second")
+_Columns: TypeAlias = dict[str, list[str]]
+"""The columns of a table of pairs: ``first``, ``second`` and ``label``."""
 HELD_OUT = 0.1
 """The share of the training pairs that becomes dev if no dev pairs are given."""
 
@@ -272,21 +254,6 @@ class LabelledCorpus(PreparedCorpus):
         return cls(test_text=text, labels=tuple(manifest["labels"]), **fields)
 
 
-@dataclass(frozen=True)
-class _LabelledRows:
-    """The columns of a table of pairs."""
-
-    first: list[str]
-    second: list[str]
-    label: list[str]
-
-    def __len__(self) -> int:
-        return len(self.label)
-
-    def only(self, chosen: Sequence[int]) -> _LabelledRows:
-        return _LabelledRows(*([column[i] for i in chosen] for column in vars(self).values()))
-
-
 def prepare_labelled(config: DataConfig, root: str | Path) -> tuple[DataConfig, LabelledCorpus]:
     """Read the pairs and prepare them under ``root``, unless this was already done.
 
@@ -295,14 +262,14 @@ def prepare_labelled(config: DataConfig, root: str | Path) -> tuple[DataConfig, 
     three columns of one length, for a label that no training pair has, and if there is only one label.
     """
     rows, origin = _read(config)
-    surveys = [survey(column, name) for name, split in rows.items() for column in vars(split).values()]
+    surveys = [survey(column, name) for name, split in rows.items() for column in split.values()]
     config = with_digest(config, [facts.digest for facts in surveys])
     key = ["labelled pairs", config.digest, config.vocab_size]
     corpus = LabelledCorpus.load(prepare_folder(root, key, partial(_fill, rows=rows, config=config)))
     return config, replace(corpus, facts=origin | corpus.facts)
 
 
-def columns_of(spec: str) -> _LabelledRows:
+def columns_of(spec: str) -> _Columns:
     """Read the three columns that the path of pairs names, as in ``pairs.tsv#first,second,label``."""
     all_three = open_text(spec)
     texts: list[Column | HubColumn] = []
@@ -322,10 +289,10 @@ def columns_of(spec: str) -> _LabelledRows:
             f"the columns of {spec} have {len(first)}, {len(second)} and {len(label)} rows; give three of "
             "the same table, with at least one row"
         )
-    return _LabelledRows(first, second, label)
+    return {"first": first, "second": second, "label": label}
 
 
-def _read(config: DataConfig) -> tuple[dict[str, _LabelledRows], dict[str, str]]:
+def _read(config: DataConfig) -> tuple[dict[str, _Columns], dict[str, str]]:
     """Return train, dev and test pairs, and facts about their origin."""
     paths = {name: getattr(config, f"{name}_pairs") for name in SPLITS}
     given = [f"{name}_pairs" for name in SPLITS if paths[name]]
@@ -333,42 +300,43 @@ def _read(config: DataConfig) -> tuple[dict[str, _LabelledRows], dict[str, str]]
     rows = {name: columns_of(path) for name, path in paths.items() if path}
     origin = {f"{name.capitalize()} pairs": Path(path).name for name, path in paths.items() if path}
     if "dev" not in rows:
-        order = permutation(len(rows["train"]), derive(0, "held-out pairs")).tolist()
-        kept = len(order) - max(1, round(HELD_OUT * len(order)))
         whole = rows["train"]
-        rows["train"], rows["dev"] = (whole.only(sorted(part)) for part in (order[:kept], order[kept:]))
+        order = permutation(len(whole["label"]), derive(0, "held-out pairs")).tolist()
+        kept = len(order) - max(1, round(HELD_OUT * len(order)))
+        for name, part in (("train", order[:kept]), ("dev", order[kept:])):
+            rows[name] = {side: [column[i] for i in sorted(part)] for side, column in whole.items()}
         origin["Dev pairs"] = "a tenth of the training pairs"
     if "test" not in rows:
         rows["test"], origin["Test pairs"] = rows["dev"], "none given, so the dev pairs"
     return {name: rows[name] for name in SPLITS}, origin
 
 
-def _fill(work: Path, *, rows: dict[str, _LabelledRows], config: DataConfig) -> dict[str, Any]:
-    labels = sorted(set(rows["train"].label))
+def _fill(work: Path, *, rows: dict[str, _Columns], config: DataConfig) -> dict[str, Any]:
+    labels = sorted(set(rows["train"]["label"]))
     for name, split in rows.items():
-        if unknown := sorted({*split.label} - {*labels}):
+        if unknown := sorted({*split["label"]} - {*labels}):
             raise UserError(
                 f"the {name} pairs have the label {unknown[0]!r}, and the training pairs have only "
                 f"{', '.join(labels)}; give pairs with labels of these"
             )
     if len(labels) < 2:
         raise UserError(f"all training pairs have the label {labels[0]!r}; give pairs of two labels or more")
-    tokenizer = vocabulary(config, rows["train"].first, rows["train"].second)
+    tokenizer = vocabulary(config, rows["train"]["first"], rows["train"]["second"])
     tokenizer.save(work / "tokenizer.json")
     dtype = id_type(tokenizer.vocab_size)
     seen = np.zeros(tokenizer.vocab_size, np.int64)
     for name, split in rows.items():
         for side in _SIDES:
-            ragged = Ragged.of(tokenizer.encode(getattr(split, side)), dtype)
+            ragged = Ragged.of(tokenizer.encode(split[side]), dtype)
             with RaggedWriter.open(work / f"{name}.{side}", dtype) as file:
                 file.append(ragged)
             if name == "train":
                 seen += np.bincount(ragged.tokens, minlength=len(seen))
-        numbers = np.array([labels.index(label) for label in split.label], np.int64)
+        numbers = np.array([labels.index(label) for label in split["label"]], np.int64)
         np.save(work / f"{name}.labels.npy", numbers, allow_pickle=False)
     for side in _SIDES:
-        (work / f"test.{side}.txt").write_bytes(raw(getattr(rows["test"], side)))
-    shares = {name: [split.label.count(label) for label in labels] for name, split in rows.items()}
+        (work / f"test.{side}.txt").write_bytes(raw(rows["test"][side]))
+    shares = {name: [split["label"].count(label) for label in labels] for name, split in rows.items()}
     counts = count_facts(np.array(shares["train"]))
     counts |= {"target_vocab": np.flatnonzero(seen).tolist(), "vocab_size": len(seen)}
     sizes = {

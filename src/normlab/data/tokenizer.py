@@ -1,4 +1,4 @@
-"""The interface of tokenizers, and the default one: joint byte-pair encoding."""
+"""The interface of tokenizers, and those learned as byte pairs: of characters, the default, or of bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from threading import Lock
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Final, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,14 +31,12 @@ class Tokenizer(ABC):
     verbatim: ClassVar[bool] = False
     """Whether a language model's text reaches it verbatim; if not, line by line, without ends of lines."""
 
-    @property
-    @abstractmethod
-    def vocab_size(self) -> int: ...
+    kind: str
+    """The kind of tokenizer in words."""
 
     @property
     @abstractmethod
-    def kind(self) -> str:
-        """The kind of tokenizer in words."""
+    def vocab_size(self) -> int: ...
 
     @abstractmethod
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
@@ -64,18 +62,63 @@ class Tokenizer(ABC):
         Path(path).write_text(self.to_json(), encoding="utf-8", newline="\n")
 
 
+class LearnedPairs(Tokenizer):
+    """Base of byte-pair encodings that the library ``tokenizers`` learns here, and runs."""
+
+    def __init__(self, backend: Backend) -> None:
+        # Text that happens to spell a special token stays text.
+        backend.encode_special_tokens = True
+        self._backend = backend
+
+    @staticmethod
+    @abstractmethod
+    def untrained() -> Backend:
+        """Return the library's tokenizer with everything but pieces."""
+
+    @classmethod
+    def of_json(cls, fields: Mapping[str, Any]) -> Self:
+        """Read a tokenizer from its JSON. Raises UserError if it is not one, has other special tokens or
+        differs from ours in more than its pieces: it could make the library run regular expressions that take
+        exponential time, or ask for more memory than there is.
+        """
+        _require_ours(fields, cls.untrained())
+        with library_errors():
+            return cls(Backend.from_str(json.dumps(fields)))
+
+    @property
+    def vocab_size(self) -> int:
+        return self._backend.get_vocab_size()
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        return [line.ids for line in self._backend.encode_batch_fast(list(lines), add_special_tokens=False)]
+
+    def to_json(self) -> str:
+        return self._backend.to_str(pretty=True)
+
+
 @final
-class BytePairs(Tokenizer):
+class BytePairs(LearnedPairs):
     """Byte-pair encoding (Sennrich et al. 2016, Section 3.2, arXiv 1508.07909) after NFC normalisation.
 
     White space of any kind and length becomes one space, written U+2581 at the start of a word, so that
     decoding restores it. U+2581 in the text itself reads as a space.
     """
 
+    kind = "byte-pair encoding"
+
     def __init__(self, backend: Backend) -> None:
-        # Text that happens to spell a special token stays text.
-        backend.encode_special_tokens = True
-        self._backend, self._encode = backend, WordCache(self._whole, _SPACE)
+        super().__init__(backend)
+        self._by_word = WordCache(super().encode, _SPACE)
+
+    @staticmethod
+    def untrained() -> Backend:
+        backend = Backend(models.BPE(unk_token=SPECIALS[UNK]))
+        backend.normalizer = normalizers.Sequence(
+            [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
+        )
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_SPACE)
+        backend.decoder = decoders.Metaspace(replacement=_SPACE)
+        return backend
 
     @classmethod
     def train(cls, lines: Iterable[str], vocab_size: int) -> BytePairs:
@@ -84,7 +127,7 @@ class BytePairs(Tokenizer):
         There are fewer if the text has no more pairs to merge. Raises UserError if the characters alone are
         more.
         """
-        backend = _untrained()
+        backend = cls.untrained()
         trainer = trainers.BpeTrainer(
             vocab_size=max(vocab_size, 0), special_tokens=list(SPECIALS), show_progress=False
         )
@@ -92,52 +135,101 @@ class BytePairs(Tokenizer):
         require_room_for_characters(vocab_size, least=backend.get_vocab_size())
         return cls(backend)
 
-    @classmethod
-    def of_json(cls, fields: Mapping[str, Any]) -> BytePairs:
-        """Read a tokenizer from its JSON. Raises UserError if it is not one, has other special tokens or
-        differs from ours in more than its pieces: it could make the library run regular expressions that take
-        exponential time, or ask for more memory than there is.
-        """
-        require_ours(fields, _untrained())
-        with library_errors():
-            backend = Backend.from_str(json.dumps(fields))
-        if [backend.token_to_id(name) for name in SPECIALS] != [PAD, UNK, BOS, EOS]:
-            raise UserError(f"its first entries are not {', '.join(SPECIALS)}")
-        return cls(backend)
-
-    @property
-    def vocab_size(self) -> int:
-        return self._backend.get_vocab_size()
-
-    @property
-    def kind(self) -> str:
-        return "byte-pair encoding"
-
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        return self._encode(lines)
-
-    def _whole(self, lines: Sequence[str]) -> list[list[int]]:
-        return [line.ids for line in self._backend.encode_batch_fast(list(lines), add_special_tokens=False)]
+        return self._by_word(lines)
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Invert ``encode`` up to NFC, white space and unseen characters."""
         return self._backend.decode_batch([list(line) for line in ids], skip_special_tokens=True)
 
-    def to_json(self) -> str:
-        return self._backend.to_str(pretty=True)
+
+class ByteLevel(Tokenizer):
+    """Base of tokenizers whose entries each stand for bytes, so that they take text verbatim."""
+
+    verbatim: ClassVar[bool] = True
+    pieces: Sequence[bytes]
+    """The bytes of each entry, `[V]`; none of special tokens."""
+
+    def byte_counts(self) -> NDArray[np.int64]:
+        return np.array([len(piece) for piece in self.pieces])
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """Invert ``encode``, up to what the tokenizer normalises. A model may write invalid UTF-8: U+FFFD
+        replaces such bytes.
+        """
+        return [b"".join(map(self.pieces.__getitem__, line)).decode("utf-8", "replace") for line in ids]
 
 
-def _untrained() -> Backend:
-    backend = Backend(models.BPE(unk_token=SPECIALS[UNK]))
-    backend.normalizer = normalizers.Sequence(
-        [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
-    )
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_SPACE)
-    backend.decoder = decoders.Metaspace(replacement=_SPACE)
-    return backend
+@final
+class BytePieces(ByteLevel, LearnedPairs):
+    """Byte-level byte-pair encoding (Radford et al. 2019, Section 2.2, Language Models are Unsupervised
+    Multitask Learners), with the words of GPT-2's regular expression, spaces and line ends included.
+
+    Nothing is normalised, and no character is unknown.
+    """
+
+    kind = "byte-level byte-pair encoding"
+
+    def __init__(self, backend: Backend) -> None:
+        """Raises UserError for pieces that are not bytes."""
+        super().__init__(backend)
+        names = sorted(backend.get_vocab().items(), key=lambda entry: entry[1])
+        self.pieces = [b"" if name in SPECIALS else bytes_of(name) for name, _ in names]
+
+    @staticmethod
+    def untrained() -> Backend:
+        backend = Backend(models.BPE())
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+        return backend
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int) -> BytePieces:
+        """Learn merges until there are ``vocab_size`` entries, special tokens and 256 bytes included.
+
+        There are fewer if the text has no more pairs to merge. Raises UserError if there is no room for the
+        bytes.
+        """
+        least = len(SPECIALS) + len(BYTE_OF)
+        if vocab_size < least:
+            raise UserError(
+                f"vocab_size is {vocab_size}, but {len(BYTE_OF)} bytes and {len(SPECIALS)} special tokens "
+                f"are {least} already; pass at least {least}"
+            )
+        backend = cls.untrained()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=list(SPECIALS),
+            initial_alphabet=sorted(BYTE_OF),
+            show_progress=False,
+        )
+        backend.train_from_iterator(texts, trainer)
+        return cls(backend)
 
 
-def require_ours(fields: Mapping[str, Any], untrained: Backend) -> None:
+_PRINTABLE: Final = (*range(33, 127), *range(161, 173), *range(174, 256))
+_OTHERS: Final = [byte for byte in range(256) if byte not in _PRINTABLE]
+BYTE_OF: Final = {chr(b): b for b in _PRINTABLE} | {chr(256 + n): b for n, b in enumerate(_OTHERS)}
+"""The byte that a character of a piece's name stands for: GPT-2's alphabet of 256 printable characters."""
+
+
+def bytes_of(name: str) -> bytes:
+    """Return the bytes that a piece's name stands for. Raises UserError if it stands for none."""
+    try:
+        return bytes(map(BYTE_OF.__getitem__, name))
+    except KeyError as error:
+        raise UserError(f"its entry {name!r} is no sequence of bytes") from error
+
+
+def name_of(piece: bytes) -> str:
+    """Invert ``bytes_of``."""
+    return "".join(map(_NAMES.__getitem__, piece))
+
+
+_NAMES: Final = [name for name, _ in sorted(BYTE_OF.items(), key=lambda entry: entry[1])]
+
+
+def _require_ours(fields: Mapping[str, Any], untrained: Backend) -> None:
     """Raise UserError for a tokenizer that differs from ours in more than its pieces, before it is built."""
     ours = json.loads(untrained.to_str())
     model, added = fields.get("model"), fields.get("added_tokens")
@@ -148,7 +240,7 @@ def require_ours(fields: Mapping[str, Any], untrained: Backend) -> None:
         raise UserError("its JSON is damaged: it has no entries with the numbers 0, 1, 2 and so on")
     listed = added if isinstance(added, list) else []
     names = [token.get("content") for token in listed if isinstance(token, dict)]
-    if names != list(SPECIALS):
+    if names != list(SPECIALS) or [pieces.get(name) for name in SPECIALS] != [PAD, UNK, BOS, EOS]:
         raise UserError(f"its first entries are not {', '.join(SPECIALS)}")
     ours["added_tokens"], ours["model"]["vocab"], ours["model"]["merges"] = added, pieces, model.get("merges")
     if other := _first_difference(fields, ours):

@@ -27,9 +27,15 @@ import numpy as np
 from normlab.config.config import DataConfig
 from normlab.config.io import from_plain, parsed
 from normlab.data import foreign
-from normlab.data.byte_level import BytePieces
 from normlab.data.text import located
-from normlab.data.tokenizer import SPECIALS, UNK, BytePairs, Tokenizer, require_room_for_characters
+from normlab.data.tokenizer import (
+    SPECIALS,
+    UNK,
+    BytePairs,
+    BytePieces,
+    Tokenizer,
+    require_room_for_characters,
+)
 from normlab.errors import UserError, nearest
 
 _PIECES = "sentencepiece"
@@ -44,6 +50,8 @@ class SentencePieces(Tokenizer):
     …); its other pieces follow from 4 on, in the model's order. The model normalises text as in its training,
     and decoding cannot undo that.
     """
+
+    kind = "SentencePiece"
 
     def __init__(self, model: bytes) -> None:
         """Raises UserError if the bytes are not a SentencePiece model. None of them is executed."""
@@ -104,10 +112,6 @@ class SentencePieces(Tokenizer):
     @property
     def vocab_size(self) -> int:
         return len(self._theirs)
-
-    @property
-    def kind(self) -> str:
-        return "SentencePiece"
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         encoded = self._backend.encode(list(lines), out_type=int)
@@ -227,6 +231,7 @@ class PretokenizerChain(Tokenizer):
         if name not in PRETOKENIZERS:
             raise UserError(f"there is no pretokenizer {name!r}; there is {', '.join(PRETOKENIZERS)}")
         self.inner, self.name, self.languages = inner, name, languages
+        self.kind = f"{inner.kind} of {name} words"
         self._source, self._target = (PRETOKENIZERS[name](language) for language in languages)
 
     @classmethod
@@ -239,10 +244,6 @@ class PretokenizerChain(Tokenizer):
     @property
     def vocab_size(self) -> int:
         return self.inner.vocab_size
-
-    @property
-    def kind(self) -> str:
-        return f"{self.inner.kind} of {self.name} words"
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         return self.inner.encode([self._source.split(line) for line in lines])

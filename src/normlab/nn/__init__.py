@@ -3,7 +3,6 @@
 Pure torch: from this package it imports only ``config.model``, the description of a model, and ``errors``.
 """
 
-from normlab.nn.constraint import WeightConstraint
 from normlab.nn.context import Cache, Context
 from normlab.nn.embedding import (
     EMBEDDING_SCALES,
@@ -22,6 +21,7 @@ from normlab.nn.model import (
     SegmentEncoder,
     Seq2Seq,
     TokenModel,
+    WeightConstraint,
     after_step,
 )
 from normlab.nn.norm import DyT, LayerNorm, Norm, RMSNorm, ScaleNorm
@@ -35,8 +35,7 @@ from normlab.nn.position import PositionEncoding
 from normlab.nn.query_key import QueryKeyNorm
 from normlab.nn.roles import ROLES, ParameterRole, parameter_roles
 from normlab.nn.site import DECODER_LAYER, ENCODER_LAYER, LANGUAGE_LAYER, Site, sites, stack_of
-from normlab.nn.stack import Stack, build_stack, shards
-from normlab.nn.sublayer import Attention, Branch, FeedForward, Sublayer, wrap
+from normlab.nn.sublayer import Attention, Branch, FeedForward, Stack, Sublayer, build_stack, shards, wrap
 
 __all__ = [
     "BIASES",

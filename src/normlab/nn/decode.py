@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ def gnmt_penalty(length: int, alpha: float) -> float:
     return ((5 + length) / 6) ** alpha
 
 
-LENGTH_PENALTIES: dict[str, Callable[[int, float], float]] = {"power": power_penalty, "gnmt": gnmt_penalty}
+LENGTH_PENALTIES: dict[str, Callable[..., float]] = {"power": power_penalty, "gnmt": gnmt_penalty}
 """Divisors of the log-probability of an output, given its length in tokens (with EOS) and alpha."""
 
 
@@ -185,12 +186,8 @@ def search(
     beam by their scores, so one can be lost, and ends when the whole beam has finished: its best output can
     be a different one.
     """
-    penalty = LENGTH_PENALTIES[formula]
-
-    def begin(limits: Tensor) -> Continuations:
-        return _Beams(limits, beams, lambda length: penalty(length, length_penalty))
-
-    return decode(model, source, bounds, begin)
+    penalty = partial(LENGTH_PENALTIES[formula], alpha=length_penalty)
+    return decode(model, source, bounds, lambda limits: _Beams(limits, beams, penalty))
 
 
 class _Beams(Continuations):
@@ -237,22 +234,15 @@ def sample(
     source: Tensor,
     seeds: Sequence[Sequence[int]],
     bounds: Bounds,
-    *,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
+    choose: Callable[[Tensor], Tensor],
 ) -> list[list[Hypothesis]]:
-    r"""Sample :math:`y_t \sim \mathrm{softmax}(\log p(\cdot \mid y_{<t}, x) / \tau)` for each source row,
-    from the ``top_k`` likeliest vocabulary entries and, of these, the nucleus of ``top_p``.
+    r"""Sample :math:`y_t` for each source row from the log-weights that ``choose``, such as ``truncated``,
+    makes of :math:`\log p(\cdot \mid y_{<t}, x)`.
 
     ``seeds`` `[B][K]`: one for each sample, which depends only on its seed and sentence. The score is
     the model's own :math:`\log p(y \mid x)`, whatever the sampling. Samples that never end are left out.
     """
-
-    def begin(limits: Tensor) -> Continuations:
-        return _Samples(limits, seeds, temperature=temperature, top_k=top_k, top_p=top_p)
-
-    return decode(model, source, bounds, begin)
+    return decode(model, source, bounds, lambda limits: _Samples(limits, seeds, choose))
 
 
 def likeliest(log_p: Tensor, count: int) -> Tensor:
@@ -279,24 +269,28 @@ def nucleus(log_p: Tensor, mass: float) -> Tensor:
     return log_p.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), float("-inf"))
 
 
+def truncated(log_p: Tensor, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+    """Return log-weights `[..., V]` at a temperature, of the ``top_k`` likeliest and, of these, the nucleus
+    of ``top_p``.
+    """
+    return nucleus(likeliest(log_p / temperature, top_k), top_p)
+
+
 class _Samples(Continuations):
     """Sampling: K independent outputs of each sentence."""
 
     def __init__(
-        self, limits: Tensor, seeds: Sequence[Sequence[int]], *, temperature: float, top_k: int, top_p: float
+        self, limits: Tensor, seeds: Sequence[Sequence[int]], choose: Callable[[Tensor], Tensor]
     ) -> None:
         super().__init__(limits, len(seeds[0]))
-        self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
+        self.choose = choose
         self.finished: list[dict[int, Hypothesis]] = [{} for _ in range(len(limits))]
         self.uniform = torch.stack(
             [torch.stack([_uniform(int(limits.max()), seed) for seed in row]) for row in seeds]
         ).to(limits.device)
 
     def advance(self, log_p: Tensor) -> None:
-        log_weights = truncated(
-            log_p.double(), temperature=self.temperature, top_k=self.top_k, top_p=self.top_p
-        )
-        shares = torch.softmax(log_weights, -1).cumsum(-1)
+        shares = torch.softmax(self.choose(log_p.double()), -1).cumsum(-1)
         point = self.uniform[self.rows, :, self.length - 1, None] * shares[..., -1:]
         words = torch.searchsorted(shares, point, right=True).clamp(max=log_p.shape[-1] - 1)
         self.scores = self.scores + log_p.gather(-1, words).squeeze(-1)
@@ -351,10 +345,3 @@ def generate(
         drawn = [torch.multinomial(w, 1, generator=g) for w, g in zip(weights, generators, strict=True)]
         ids = torch.cat([ids, torch.stack(drawn).to(device)], 1)
     return ids[:, len(prompt) :]
-
-
-def truncated(log_p: Tensor, *, temperature: float, top_k: int, top_p: float) -> Tensor:
-    """Return log-weights `[..., V]` at a temperature, of the ``top_k`` likeliest and, of these, the nucleus
-    of ``top_p``.
-    """
-    return nucleus(likeliest(log_p / temperature, top_k), top_p)

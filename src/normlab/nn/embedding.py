@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
@@ -64,9 +64,12 @@ class Embedding(Registered, nn.Module, ABC):
         """Return the matrix as it is used, `[V, D]`."""
         return self.weight
 
-    @abstractmethod
+    @torch.no_grad()
     def init_(self, generator: torch.Generator, *, gain: float = 1.0, classifier_gain: float = 1.0) -> None:
         """Draw the initial weights, scaled by ``gain``; a separate output matrix by ``classifier_gain``."""
+        gains = {"embedding": gain, "unembedding": classifier_gain}
+        for name, table in self.tables().items():
+            table.normal_(0.0, gains[name] * table.shape[1] ** -0.5, generator=generator)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Embed token ids `[B, T]` as `[B, T, D]`."""
@@ -133,10 +136,6 @@ class PlainEmbedding(Embedding, name="plain"):
     Nguyen and Salazar 2019, Section 3.2 (arXiv 1910.05895).
     """
 
-    @torch.no_grad()
-    def init_(self, generator: torch.Generator, *, gain: float = 1.0, classifier_gain: float = 1.0) -> None:
-        self.weight.normal_(0.0, gain * self.weight.shape[1] ** -0.5, generator=generator)
-
 
 class UntiedEmbedding(Embedding, name="untied"):
     """Separate matrices for input and output, both initially N(0, 1/d).
@@ -153,11 +152,6 @@ class UntiedEmbedding(Embedding, name="untied"):
 
     def tables(self) -> dict[str, nn.Parameter]:
         return {"embedding": self.weight, "unembedding": self.output}
-
-    @torch.no_grad()
-    def init_(self, generator: torch.Generator, *, gain: float = 1.0, classifier_gain: float = 1.0) -> None:
-        for weight, factor in ((self.weight, gain), (self.output, classifier_gain)):
-            weight.normal_(0.0, factor * weight.shape[1] ** -0.5, generator=generator)
 
     def logits(self, x: Tensor) -> Tensor:
         return linear(x, self.output)

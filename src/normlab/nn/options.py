@@ -252,28 +252,30 @@ class SquaredReLU(Activation, name="relu2"):
         return torch.relu(x).square()
 
 
-class GatedTanhGELU(Activation, name="geglu"):
+class Gated(Activation, ABC):
+    """An activation of one matrix times the output of another, of the same inner width."""
+
+    matrices: ClassVar[tuple[str, ...]] = ("ffn_in", "ffn_gate")
+
+
+class GatedTanhGELU(Gated, name="geglu"):
     r""":math:`\mathrm{gelu}(W_g x) \odot W_{in} x`, with a third matrix of the same inner width.
 
     Shazeer 2020, Section 2 (arXiv 2002.05202), with the tanh form of GELU, as in Gemma.
     """
-
-    matrices: ClassVar[tuple[str, ...]] = ("ffn_in", "ffn_gate")
 
     def forward(self, x: Tensor) -> Tensor:
         inner, gate = x.chunk(2, -1)
         return F.gelu(gate, approximate="tanh") * inner
 
 
-class ScaledSwiGLU(Activation, name="ngptswiglu"):
+class ScaledSwiGLU(Gated, name="ngptswiglu"):
     r"""nGPT's SwiGLU: :math:`u \odot \mathrm{silu}(v)` with
     :math:`[u, v] = \sqrt{d} \, s \odot [W_{in} x, W_g x]`, trained s (shape `[2 D_ff]`), initially 1.
 
     Loshchilov et al. 2024, Section 2.4 (arXiv 2410.01131). In the authors' code the second half of s and its
     matrix are the ones inside silu, as here.
     """
-
-    matrices: ClassVar[tuple[str, ...]] = ("ffn_in", "ffn_gate")
 
     def __init__(self, dim: int, ffn_dim: int) -> None:
         super().__init__()
@@ -288,14 +290,12 @@ class ScaledSwiGLU(Activation, name="ngptswiglu"):
         return F.silu(gate) * inner
 
 
-class SwiGLU(Activation, name="swiglu"):
+class SwiGLU(Gated, name="swiglu"):
     r""":math:`\mathrm{silu}(W_g x) \odot W_{in} x`, with a third matrix of the same inner width.
 
     Shazeer 2020, Section 2 (arXiv 2002.05202), where the inner width is 2/3 of an ungated branch's, which
     keeps the number of parameters equal.
     """
-
-    matrices: ClassVar[tuple[str, ...]] = ("ffn_in", "ffn_gate")
 
     def forward(self, x: Tensor) -> Tensor:
         inner, gate = x.chunk(2, -1)

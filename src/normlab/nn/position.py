@@ -108,25 +108,21 @@ class Rotary(PositionEncoding, name="rope"):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        if config.head_width % 2 and config.head_dim:
-            raise UserError(
-                f"rope rotates pairs, so that heads need an even width, got {config.head_dim}; "
-                f"try --head-dim {config.head_dim + 1}"
-            )
         if config.head_width % 2:
             fewer = [heads for heads in range(1, config.heads) if config.dim % (2 * heads) == 0]
-            raise UserError(
-                f"rope rotates pairs, so that heads need an even width, got "
-                f"{config.dim // config.heads} ({config.dim} wide, {config.heads} heads); "
-                + (f"numbers of heads that fit: {fewer}" if fewer else f"try a width of {config.dim + 1}")
-            )
+            advice = f"numbers of heads that fit: {fewer}" if fewer else f"try a width of {config.dim + 1}"
+            wrong = f"{config.head_width} ({config.dim} wide, {config.heads} heads); {advice}"
+            if config.head_dim:
+                wrong = f"{config.head_dim}; try --head-dim {config.head_dim + 1}"
+            raise UserError(f"rope rotates pairs, so that heads need an even width, got {wrong}")
 
     @staticmethod
     def apply_rotary(x: Tensor, decode_index: int | None, theta: float = THETA) -> Tensor:
         if decode_index is None:
             cos, sin = _rotation(x.shape[2], x.shape[3], x, theta)
         else:
-            cos, sin = _kept_rotation(_room(decode_index), x.shape[3], theta, x.dtype, x.device)
+            room = max(256, 1 << decode_index.bit_length())  # powers of two: a few tables serve all positions
+            cos, sin = _kept_rotation(room, x.shape[3], theta, x.dtype, x.device)
             cos, sin = cos[decode_index], sin[decode_index]
         across = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
         return x * cos + across * sin
@@ -136,17 +132,13 @@ def _looked_up(length: int, index: int | Tensor | None) -> tuple[slice | Tensor,
     """Return the rows of a table that are added, and how many rows the table needs."""
     if isinstance(index, Tensor):
         return index, length
-    positions = _positions(length, index)
+    positions = slice(0, length) if index is None else slice(index, index + 1)
     return positions, positions.stop
-
-
-def _positions(length: int, decode_index: int | None) -> slice:
-    return slice(0, length) if decode_index is None else slice(decode_index, decode_index + 1)
 
 
 def _rotation(length: int, width: int, like: Tensor, theta: float) -> tuple[Tensor, Tensor]:
     """Return rope's factors on each coordinate and on its neighbour in the plane, `[length, width]` each."""
-    sin, cos = angles(0, length, width, like, theta).unbind(-1)
+    sin, cos = angles(length, width, like, theta).unbind(-1)
     return cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
 
 
@@ -159,18 +151,13 @@ def _kept_rotation(
         return _rotation(length, width, torch.empty(0, dtype=dtype, device=device), theta)
 
 
-def _room(index: int) -> int:
-    """Return a power of two above an index, at least 256: a few tables serve all positions."""
-    return max(256, 1 << index.bit_length())
-
-
-def angles(start: int, stop: int, width: int, like: Tensor, theta: float = THETA) -> Tensor:
-    r"""Return sine and cosine `[stop - start, width/2, 2]` of :math:`t / \theta^{2i/w}`, with the device and
-    dtype of ``like``.
+def angles(length: int, width: int, like: Tensor, theta: float = THETA) -> Tensor:
+    r"""Return sine and cosine `[length, width/2, 2]` of :math:`t / \theta^{2i/w}`, with the device and dtype
+    of ``like``.
     """
     planes = torch.arange(0, width, 2, dtype=torch.float64, device=like.device)
     rates = torch.exp(planes * (-math.log(theta) / width))
-    rotated = torch.arange(start, stop, dtype=torch.float64, device=like.device)[:, None] * rates
+    rotated = torch.arange(length, dtype=torch.float64, device=like.device)[:, None] * rates
     return torch.stack((rotated.sin(), rotated.cos()), dim=-1).to(like.dtype)
 
 
@@ -180,4 +167,4 @@ def sinusoids(length: int, dim: int) -> Tensor:
         raise UserError(f"sinusoidal positions need an even width, got {dim}; try {dim + 1}")
     device = torch.empty(0).device  # the numbers are the CPU's on every device that has memory
     like = torch.empty(0, device="meta" if device.type == "meta" else "cpu")
-    return angles(0, length, dim, like).flatten(1).to(device)
+    return angles(length, dim, like).flatten(1).to(device)

@@ -55,7 +55,8 @@ def parameter_roles(model: nn.Module) -> dict[str, ParameterRole]:
         if isinstance(module, Sublayer):
             in_block |= {id(p) for p in module.parameters()}
             if isinstance(module.f, Branch):
-                rows |= _packed(module.f)
+                for name, matrices in module.f.packs.items():
+                    rows[id(getattr(module.f, name).weight)] = tuple(matrices.values())
     return {
         name: ParameterRole(
             roles.get(name) or ("hidden" if p.dim() > 1 else "scalar"),
@@ -79,15 +80,3 @@ def _declared(module: nn.Module) -> Iterator[tuple[str, str]]:
                 f"{type(module).__name__}.parameter_roles has the role {role!r}{nearest(role, ROLES)}"
             )
         yield name, role
-
-
-def _packed(branch: Branch) -> dict[int, tuple[int, ...]]:
-    """Return the rows of the matrices that each parameter of a branch packs, by the parameter's identity."""
-    parameters = {id(p): p for p in branch.parameters()}
-    views: dict[int, list[tuple[int, int]]] = {}
-    for matrix in branch.matrices().values():
-        whole = id(matrix if matrix._base is None else matrix._base)
-        if whole in parameters:
-            views.setdefault(whole, []).append((int(matrix.storage_offset()), matrix.shape[0]))
-    rows = {whole: tuple(n for _, n in sorted(own)) for whole, own in views.items()}
-    return {whole: own for whole, own in rows.items() if sum(own) == parameters[whole].shape[0]}

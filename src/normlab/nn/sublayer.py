@@ -1,11 +1,11 @@
-"""Branches (attention, feed-forward) and the sublayer that puts a branch under a placement."""
+"""Branches (attention, feed-forward), the sublayer that puts one under a placement, and stacks of them."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from abc import ABC
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,16 @@ from normlab.errors import UserError
 from normlab.nn.context import Context
 from normlab.nn.kernels import ops
 from normlab.nn.kernels.ops import Dropout
+from normlab.nn.norm import Norm
 from normlab.nn.options import BIASES, GATES, HEAD_GAINS, Activation, ValueResidual, inner_norm
 from normlab.nn.parametrisation import Parametrisation, scaled
 from normlab.nn.placement.base import Placement, Stream
 from normlab.nn.position import PositionEncoding
 from normlab.nn.query_key import QueryKeyNorm
-from normlab.nn.site import Site
+from normlab.nn.site import Site, sites
 
+MATRICES: Final = ("query", "key", "value", "output", "gate", "ffn_in", "ffn_out", "ffn_gate")
+"""The matrices of an attention and of a feed-forward, in the order in which the init schemes number them."""
 LAST: Final = ("output", "ffn_out")
 """The last matrix of each branch, which writes to the stream."""
 
@@ -56,21 +59,28 @@ def wrap(f: nn.Module, placement: str, site: Site) -> Sublayer:
 class Branch(nn.Module, ABC):
     """A branch whose matrices the init schemes fill; other modules keep their own initialisation."""
 
-    @abstractmethod
-    def matrices(self) -> dict[str, Tensor]:
-        """Return the weights `[out, in]` by name (query, key, value, output, gate of an attention; ffn_in,
-        ffn_gate, ffn_out), as views of the packed ones.
-        """
+    packs: dict[str, dict[str, int]]
+    """The linear maps by name, from the one that reads the branch's input to the one that writes its output,
+    each with the rows of the ``MATRICES`` that its weight packs.
+    """
 
     @property
-    @abstractmethod
     def reader(self) -> nn.Linear:
-        """The packed map, the only one that reads the branch's input."""
+        """The only map that reads the branch's input."""
+        return getattr(self, next(iter(self.packs)))
 
     @property
-    @abstractmethod
     def writer(self) -> nn.Linear:
         """The last map, whose output is the branch's."""
+        return getattr(self, next(reversed(self.packs)))
+
+    def matrices(self) -> dict[str, Tensor]:
+        """Return the weights `[out, in]` by name, views of the packed ones, in the order of ``MATRICES``."""
+        rows: dict[str, Tensor] = {}
+        for name, sizes in self.packs.items():
+            weights = getattr(self, name).weight.split(list(sizes.values()))
+            rows |= zip(sizes, weights, strict=True)
+        return {name: rows[name] for name in MATRICES if name in rows}
 
 
 class Attention(Branch):
@@ -113,15 +123,8 @@ class Attention(Branch):
         self.head_gain = HEAD_GAINS[config.head_gain](config.heads)
         self.inner_norm = inner_norm(config, f"{'cross' if self.from_memory else 'self'}_attention", queries)
         self.out = linear(queries, [dim])
+        self.packs["out"] = {"output": dim}
         self.dropout = Dropout(config.dropout)
-
-    @property
-    def reader(self) -> nn.Linear:
-        return self.q if self.from_memory else self.qkv
-
-    @property
-    def writer(self) -> nn.Linear:
-        return self.out
 
     @torch.no_grad()
     def fold_heads_(self) -> None:
@@ -132,17 +135,8 @@ class Attention(Branch):
         self.out.weight.mul_(factors)
         self.head_gain = HEAD_GAINS["noheadgain"](self.heads)
 
-    def matrices(self) -> dict[str, Tensor]:
-        """Return each projection separately, as views of the packed weights."""
-        rows: dict[str, Tensor] = {}
-        for path, sizes in self.packs.items():
-            weights = self.get_submodule(path).get_parameter("weight").split(list(sizes.values()))
-            rows |= zip(sizes, weights, strict=True)
-        gate = {"gate": rows.pop("gate")} if self.gates else {}
-        return {**{name: rows[name] for name in ("query", "key", "value")}, "output": self.out.weight, **gate}
-
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        projected, gate = self.reader(x), None
+        projected, gate = self.q(x) if self.from_memory else self.qkv(x), None
         if self.gates:
             projected, gate = projected.split([projected.shape[2] - self.gates, self.gates], dim=2)
         q, k, v = (self._from_memory if self.from_memory else self._from_self)(projected, context)
@@ -237,27 +231,17 @@ class FeedForward(Branch):
         config = Placement.complete(config)
         linear = BIASES[config.bias]
         self.activation = Activation.registry[config.activation].of(config)
-        self.inner = linear(config.dim, [config.ffn_dim] * len(self.activation.matrices))
+        self.packs = {
+            "inner": dict.fromkeys(self.activation.matrices, config.ffn_dim),
+            "outer": {"ffn_out": config.dim},
+        }
+        self.inner = linear(config.dim, list(self.packs["inner"].values()))
         self.inner_norm = inner_norm(config, "ffn", config.ffn_dim)
         parametrisation = Parametrisation.of(config)
         self.factor = parametrisation.factor(parametrisation.branch)
         self.outer = linear(config.ffn_dim, [config.dim])
         self.inner_dropout = Dropout(config.ffn_dropout)
         self.dropout = Dropout(config.dropout)
-
-    @property
-    def reader(self) -> nn.Linear:
-        return self.inner
-
-    @property
-    def writer(self) -> nn.Linear:
-        return self.outer
-
-    def matrices(self) -> dict[str, Tensor]:
-        """Return ffn_in and ffn_out, `[D_ff, D]` and `[D, D_ff]`, and ffn_gate if there is one."""
-        names = self.activation.matrices
-        inner = dict(zip(names, self.inner.weight.chunk(len(names)), strict=True))
-        return {"ffn_in": inner.pop("ffn_in"), "ffn_out": self.outer.weight, **inner}
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         hidden = self.inner_norm(self.activation(self.inner(x)))
@@ -271,3 +255,65 @@ BRANCHES: dict[str, Callable[[ModelConfig, int], Branch]] = {
     "ffn": FeedForward,
 }
 """The branch of each role, given the number of its layer from 0 on. A layer is its roles in order."""
+
+
+class Stack(nn.Module):
+    """``begin``, the sublayers in order, then ``end``: `[B, T, D]` to `[B, T, D]`."""
+
+    def __init__(self, begin: nn.Module, sublayers: Sequence[Sublayer], end: nn.Module) -> None:
+        super().__init__()
+        self.begin, self.sublayers, self.end = begin, nn.ModuleList(sublayers), end
+
+    @classmethod
+    def of(cls, branches: Sequence[nn.Module], placement: type[Placement], first: Site) -> Stack:
+        """Build a stack from any branches, one for each site from the first one on.
+
+        Raises UserError if there are not ``first.sublayers`` branches.
+        """
+        if len(branches) != first.sublayers:
+            raise UserError(
+                f"{len(branches)} branches for {first.layers} layers of {len(first.roles)} sublayers; "
+                f"give {first.sublayers}"
+            )
+        sublayers = [Sublayer(f, placement(s), s) for f, s in zip(branches, sites(first), strict=True)]
+        return cls(placement.begin(first), sublayers, placement.end(first))
+
+    def __iter__(self) -> Iterator[Sublayer]:
+        return iter(cast("Iterable[Sublayer]", self.sublayers))
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        stream = self.begin(x)
+        for sublayer in self.sublayers:
+            stream = sublayer(stream, *args, **kwargs)
+        return self.end(stream)
+
+
+def build_stack(name: str, roles: Sequence[str], config: ModelConfig) -> Stack:
+    """Build the ``"encoder"`` or ``"decoder"`` of a model, with a sublayer for each role in every layer."""
+    chosen = config.encoder_placement if name == "encoder" else config.decoder_placement
+    placement = Placement.registry[chosen]
+    norm = Norm.registry[config.norm]
+    layers = config.encoder_layers, config.decoder_layers
+    warmup = config.residual_warmup_steps
+    first = Site(name, roles[0], 0, 0, config.dim, *layers, norm, tuple(roles), warmup)
+    complete = placement.complete(config)
+    branches = [BRANCHES[site.role](complete, site.layer) for site in sites(first)]
+    return Stack.of(branches, placement, first)
+
+
+def shards(model: nn.Module) -> list[list[nn.Module]]:
+    """Return the units of a sharded model: call ``fully_shard`` on each of them, and last on the model.
+
+    Each sublayer is a unit; those that share a parameter form one, since no parameter may be in two.
+    """
+    units: list[list[nn.Module]] = []
+    unit_of: dict[nn.Parameter, list[nn.Module]] = {}
+    for module in model.modules():
+        if isinstance(module, Sublayer):
+            alone: list[nn.Module] = []
+            unit = next((unit_of[p] for p in module.parameters() if p in unit_of), alone)
+            if unit is alone:
+                units.append(unit)
+            unit.append(module)
+            unit_of.update(dict.fromkeys(module.parameters(), unit))
+    return units

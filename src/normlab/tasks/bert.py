@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import torch
@@ -47,12 +46,6 @@ class BertBatch(TensorBatch):
     """`[B]`: 1 if B comes from another document."""
     tokens: int
     """The number of tokens to predict."""
-
-    @classmethod
-    def of(cls, pairs: sentence_pairs.SegmentPairs, rows: sentence_pairs.Masked) -> Self:
-        """Make a batch from pairs and their masked rows."""
-        arrays = (rows.ids, pairs.segments, rows.positions, rows.targets, pairs.random)
-        return cls(*map(torch.from_numpy, arrays), tokens=int((rows.targets != PAD).sum()))
 
     @property
     def padded_tokens(self) -> int:
@@ -104,17 +97,13 @@ class BertPretraining(Task[TextCorpus, Encoder, BertBatch], name="bert_pretraini
     @classmethod
     def check(cls, config: Config) -> None:
         super().check(config)
-        data, max_tokens = config.data, config.train.max_tokens
+        data = config.data
         if data.block_len < sentence_pairs.SPECIAL_TOKENS + 2:
             raise UserError(
                 f"block_len is {data.block_len}, but two segments with their special tokens have at least "
                 f"{sentence_pairs.SPECIAL_TOKENS + 2} tokens; raise --block-len"
             )
-        if max_tokens < data.block_len:
-            raise UserError(
-                f"max_tokens is {max_tokens}, less than one row of {data.block_len}; raise --max-tokens or "
-                f"lower --block-len"
-            )
+        cls.require_a_block(config)
         for name in ("pretokenizer", "word_dropout", "target_vocab_mask"):
             if value := getattr(data, name):
                 raise UserError(
@@ -145,7 +134,7 @@ class BertPretraining(Task[TextCorpus, Encoder, BertBatch], name="bert_pretraini
     def batch(self, index: int) -> BertBatch:
         seed = self.config.seeds.data
         pairs = self.spans.pairs(self.order.at(index), derive(seed, "segments", index))
-        return self._masked(pairs, derive(seed, "masking", index)).to(self.device)
+        return self._masked(*pairs, seed=derive(seed, "masking", index)).to(self.device)
 
     def loss(self, model: Encoder, batch: BertBatch) -> LossSum:
         token_logits, sentence_logits = model(batch.ids, batch.segments, batch.positions)
@@ -175,19 +164,20 @@ class BertPretraining(Task[TextCorpus, Encoder, BertBatch], name="bert_pretraini
         )
 
     def _masked(
-        self, pairs: sentence_pairs.SegmentPairs, seed: int, *, masked: float = sentence_pairs.MASKED
+        self, ids: Ints, segments: Ints, random: Ints, *, seed: int, masked: float = sentence_pairs.MASKED
     ) -> BertBatch:
-        mask = self.corpus.tokenizer.vocab_size
-        return BertBatch.of(
-            pairs,
-            sentence_pairs.mask_tokens(pairs.ids, mask=mask, begins=self.begins, seed=seed, masked=masked),
+        mask, begins = self.corpus.tokenizer.vocab_size, self.begins
+        ids, positions, targets = sentence_pairs.mask_tokens(
+            ids, mask=mask, begins=begins, seed=seed, masked=masked
         )
+        arrays = (ids, segments, positions, targets, random)
+        return BertBatch(*map(torch.from_numpy, arrays), tokens=0).recounted()
 
     def _fixed(self, spans: sentence_pairs.Spans) -> BertBatch:
         """Return all spans of a held-out text, the same for all seeds of a run."""
         every: Ints = np.arange(len(spans))
         pairs = spans.pairs(every, derive(0, "held-out segments"))
-        return self._masked(pairs, derive(0, "held-out masking"), masked=1.0)
+        return self._masked(*pairs, seed=derive(0, "held-out masking"), masked=1.0)
 
     @cached_property
     def _dev(self) -> BertBatch:

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Final
@@ -24,9 +23,9 @@ from normlab.data import plain
 from normlab.data.tokenizer import EOS
 from normlab.errors import UserError
 from normlab.nn import PAD, Decoder
-from normlab.nn.decode import generate, truncated
+from normlab.nn.decode import generate
 from normlab.nn.model import evaluating
-from normlab.tasks.task import Evaluation, LossSum, Task, label_smoothed, rows_of, z_loss
+from normlab.tasks.task import Evaluation, LossSum, Task, choice_of, label_smoothed, rows_of, z_loss
 
 Array = NDArray[np.float64]
 
@@ -72,11 +71,7 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
     @classmethod
     def check(cls, config: Config) -> None:
         super().check(config)
-        if config.train.max_tokens < config.data.block_len:
-            raise UserError(
-                f"max_tokens is {config.train.max_tokens}, less than one block of {config.data.block_len}; "
-                f"raise --max-tokens or lower --block-len"
-            )
+        cls.require_a_block(config)
         if config.data.pretokenizer:
             raise UserError(
                 f"data.pretokenizer is {config.data.pretokenizer!r}, and a language model reads its text as "
@@ -186,9 +181,8 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
     def _continuations(self, model: Decoder, prompts: Sequence[Sequence[int]]) -> list[str]:
         """Sample a continuation of each prompt; only the sampling seed and the prompt's number affect it."""
         decode, length = self.config.decode, self.config.data.block_len
-        how = {"temperature": decode.temperature, "top_k": decode.top_k, "top_p": decode.top_p}
         seeds = [derive(decode.sample_seed, "continue", i) for i in range(len(prompts))]
-        choose = partial(truncated, **how)
+        choose = choice_of(decode)
         with evaluating(model):
             continuations = [
                 generate(model, ids, [seed], choose, count=CONTINUATION_TOKENS, window=length)[0].tolist()

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
@@ -16,13 +17,14 @@ from numpy import bool_, float64
 from numpy.typing import NDArray
 from torch import Tensor
 
-from normlab.config.config import Config, DataConfig, ModelConfig
+from normlab.config.config import Config, DataConfig, DecodeConfig, ModelConfig
 from normlab.config.io import flag_name
 from normlab.config.metric import NLL, Metric, metric_named
 from normlab.config.model import derive
 from normlab.data.tokenizer import Tokenizer
 from normlab.errors import UserError
 from normlab.nn import PositionEncoding, TokenModel
+from normlab.nn.decode import truncated
 from normlab.nn.init import initialise_, profile_, scale_start_
 from normlab.nn.registry import Registry
 
@@ -178,6 +180,15 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
         _check_texts(cls, config.data)
         cls.selection_metric(config)
 
+    @staticmethod
+    def require_a_block(config: Config) -> None:
+        """Raise UserError if a micro-batch does not hold one block of ``data.block_len`` tokens."""
+        if config.train.max_tokens < config.data.block_len:
+            raise UserError(
+                f"max_tokens is {config.train.max_tokens}, less than one block of {config.data.block_len}; "
+                "raise --max-tokens or lower --block-len"
+            )
+
     @classmethod
     def check_text(cls, config: Config, corpus: CorpusT) -> None:
         """Raise UserError if a sentence is too long for the configuration's batches or its model."""
@@ -264,6 +275,11 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
         model: Any = build_model(kind, self.config.model, vocab_size, self.config.seeds.init).to(self.device)
         profile_(model, lambda: model.hidden(*(tensor.to(self.device) for tensor in inputs)))
         return model
+
+
+def choice_of(decode: DecodeConfig) -> Callable[[Tensor], Tensor]:
+    """Return the function that turns log-probabilities `[..., V]` into the log-weights of a draw."""
+    return partial(truncated, temperature=decode.temperature, top_k=decode.top_k, top_p=decode.top_p)
 
 
 def rows_of(config: Config) -> int:

@@ -28,7 +28,7 @@ from normlab.nn import PAD, Seq2Seq
 from normlab.nn.decode import EOS, FREE, Bounds, Hypothesis, sample, search
 from normlab.nn.model import evaluating
 from normlab.tasks.scores import bleu_of_sums, corpus_bleu, require_bleu_tokens, score, sentence_statistics
-from normlab.tasks.task import Evaluation, LossSum, Task, label_smoothed, repeated_share
+from normlab.tasks.task import Evaluation, LossSum, Task, choice_of, label_smoothed, repeated_share
 
 _SEARCHED_SENTENCES = 200
 """About one full batch of the search: with fewer, each sentence would seem to cost more than it does."""
@@ -55,7 +55,9 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         super().__init__(config, corpus, device)
         shapes = plan_shapes(corpus.train, config.train.max_tokens)
         self.batches = PairBatches(corpus.train, shapes, config.seeds.data)
-        self.allowed = allowed_types(config, corpus.target_vocab, device)
+        masks, types = config.data.target_vocab_mask, torch.from_numpy(corpus.target_vocab)
+        self.allowed = types.to(device) if masks else None
+        """The vocabulary entries that may be produced `[V]`; None if none is masked."""
 
     @classmethod
     def check(cls, config: Config) -> None:
@@ -64,8 +66,7 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
 
     @classmethod
     def check_lengths(cls, config: Config, corpus: Corpus, max_positions: int | None) -> None:
-        max_tokens = config.train.max_tokens
-        require_lengths(corpus, config.data, max_tokens=max_tokens, max_positions=max_positions)
+        require_lengths(corpus, config, max_positions=max_positions)
 
     prepare = staticmethod(prepare)
 
@@ -199,13 +200,6 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         return likelihood + searched * sentence, beams * sentence
 
 
-def allowed_types(config: Config, target_vocab: np.ndarray, device: torch.device) -> Tensor | None:
-    """Return the vocabulary entries that may be produced `[V]`, or None if the configuration masks none."""
-    if not config.data.target_vocab_mask:
-        return None
-    return torch.from_numpy(np.array(target_vocab)).to(device)
-
-
 def translate_lines(
     model: Seq2Seq,
     tokenizer: Tokenizer,
@@ -312,9 +306,7 @@ def _search(
         alpha, formula = decode.length_penalty, decode.length_penalty_formula
         return search(model, source, bounds, beams=decode.beam, length_penalty=alpha, formula=formula)
     seeds = [[derive(decode.sample_seed, "sample", line, k) for k in range(width)] for line in lines]
-    return sample(
-        model, source, seeds, bounds, temperature=decode.temperature, top_k=decode.top_k, top_p=decode.top_p
-    )
+    return sample(model, source, seeds, bounds, choice_of(decode))
 
 
 def _prefix_ids(tokenizer: Tokenizer, prefixes: Sequence[str], allowed: Tensor | None) -> list[list[int]]:

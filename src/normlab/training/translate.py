@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TypeVar
@@ -21,11 +20,11 @@ from normlab.data.tokenizer import EOS, Tokenizer
 from normlab.data.vocabulary import load
 from normlab.errors import UserError
 from normlab.nn import Decoder, Seq2Seq, TokenModel
-from normlab.nn.decode import generate, truncated
+from normlab.nn.decode import generate
 from normlab.nn.model import evaluating
 from normlab.runs.folder import RunFolder
 from normlab.tasks.language_model import LanguageModel
-from normlab.tasks.task import build_model
+from normlab.tasks.task import build_model, choice_of
 from normlab.tasks.translation import Candidate, Translation, n_best_lines
 from normlab.training.checkpoint import load_checkpoint
 from normlab.training.devices import autocast, prepare_process
@@ -156,11 +155,10 @@ def sample(
         raise UserError(
             f"--window is {window}, and the model has {longest} positions; type at most {longest}"
         )
-    choose = partial(truncated, temperature=decode.temperature, top_k=decode.top_k, top_p=decode.top_p)
     seeds = [derive(decode.sample_seed, "sample", i) for i in range(samples)]
     prompt = prompt_of(tokenizer, text)
     with evaluating(model.to(device)):
-        drawn = generate(model, prompt, seeds, choose, count=tokens, window=window)
+        drawn = generate(model, prompt, seeds, choice_of(decode), count=tokens, window=window)
     return [text_of(tokenizer, row) for row in drawn.tolist()]
 
 

@@ -23,7 +23,7 @@ from normlab.nn import (
     TokenModel,
     parameter_roles,
 )
-from normlab.nn.constraint import along_stream, unit_
+from normlab.nn.model import along_stream, unit_
 from normlab.nn.registry import Registered, Registry
 from normlab.nn.sublayer import LAST
 

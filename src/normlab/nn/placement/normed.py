@@ -14,7 +14,6 @@ from normlab.nn.placement.base import INSIDE, XAVIER, Placement, Plain, Stream
 from normlab.nn.site import Site
 
 NORMED_BRANCH = "the norm behind a branch divides by a statistic of each token, which no weights can hold"
-TWO_TENSORS = "its stream has two tensors, and no plainer stream holds both"
 
 
 class OneNorm(Placement, ABC):
@@ -57,10 +56,10 @@ class NormedBranch(TwoNorms, ABC):
         return stream + self.norm_out(y)
 
 
-class TwoStreams(OneNorm, ABC):
-    """A stream of two tensors that both begin as the embeddings; the branch reads the first."""
+class TwoStreams(Placement, ABC):
+    """A stream of two tensors that both begin as the embeddings; by default the branch reads the first."""
 
-    no_fold: ClassVar[str] = TWO_TENSORS
+    no_fold: ClassVar[str] = "its stream has two tensors, and no plainer stream holds both"
 
     def read(self, stream: Stream) -> Tensor:
         return stream[0]
@@ -247,7 +246,7 @@ class Keel(TwoNorms, name="keel"):
         return self.norm_out(self.a * stream + y)
 
 
-class BottomToTop(TwoStreams, ABC):
+class BottomToTop(TwoStreams, OneNorm, ABC):
     """Post-LN whose last norm of a layer also adds the layer's input, kept in the stream (x, x_in)."""
 
     def build(self, site: Site) -> None:
@@ -291,7 +290,7 @@ class B2TAsCoded(BottomToTop, name="b2t_code"):
         return site.layers**-0.5
 
 
-class ResiDual(TwoStreams, name="residual"):
+class ResiDual(TwoStreams, OneNorm, name="residual"):
     r"""ResiDual, two streams: :math:`x \leftarrow \mathrm{LN}(x + f(x)),\; d \leftarrow d + f(x)`.
 
     Both begin as the embeddings; the stack's output is :math:`x + \mathrm{LN}(d)`.

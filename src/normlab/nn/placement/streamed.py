@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from normlab.nn.kernels.fused import scaled_to
 from normlab.nn.placement.base import Placement, Plain, Stream
-from normlab.nn.placement.normed import TWO_TENSORS, NormedInput, OneNorm, Twice
+from normlab.nn.placement.normed import NormedInput, OneNorm, TwoStreams
 from normlab.nn.site import Site
 
 
-class ResidualLambdas(OneNorm, name="x0lambdas"):
+class ResidualLambdas(TwoStreams, OneNorm, name="x0lambdas"):
     r"""Pre-LN with x0 and residual lambdas: :math:`x \leftarrow r_l x + \mu_l x_0` before layer l, then
     :math:`x \leftarrow x + f(\mathrm{LN}(x))`, and a final norm.
 
@@ -23,8 +23,6 @@ class ResidualLambdas(OneNorm, name="x0lambdas"):
     hundredth as fast. Trained factors on the stream are those of Bachlechner et al. 2020, Equation 1
     (arXiv 2003.04887).
     """
-
-    no_fold: ClassVar[str] = TWO_TENSORS
 
     def build(self, site: Site) -> None:
         super().build(site)
@@ -42,10 +40,6 @@ class ResidualLambdas(OneNorm, name="x0lambdas"):
 
     def write(self, stream: Stream, y: Tensor) -> Stream:
         return self._entered(stream) + y, stream[1]
-
-    @classmethod
-    def begin(cls, site: Site) -> nn.Module:
-        return Twice()
 
     @classmethod
     def end(cls, site: Site) -> nn.Module:
@@ -124,7 +118,7 @@ class NGPT(Placement, name="ngpt"):
         return scaled_to(x + (self.alpha * self.factor).abs() * (scaled_to(y, 1.0) - x), 1.0)
 
 
-class SiameseNorm(Placement, name="siamese"):
+class SiameseNorm(TwoStreams, name="siamese"):
     r"""SiameseNorm, two streams: :math:`z = f(\mathrm{LN}_3(\mathrm{LN}_1(x) + \mathrm{LN}_2(y)))`,
     :math:`x \leftarrow \mathrm{LN}_1(x) + z/\sqrt{2l},\; y \leftarrow y + z` in layer l, counted from 1.
 
@@ -132,8 +126,6 @@ class SiameseNorm(Placement, name="siamese"):
     2026, Section 3 (arXiv 2602.08064), as in the authors' code for images; their language model's attention
     reads another sum.
     """
-
-    no_fold: ClassVar[str] = TWO_TENSORS
 
     def build(self, site: Site) -> None:
         self.norm_x, self.norm_y, self.norm_in = (site.norm(site.dim) for _ in range(3))
@@ -145,10 +137,6 @@ class SiameseNorm(Placement, name="siamese"):
 
     def write(self, stream: Stream, y: Tensor) -> Stream:
         return self.norm_x(stream[0]) + self.scale * y, stream[1] + y
-
-    @classmethod
-    def begin(cls, site: Site) -> nn.Module:
-        return Twice()
 
     @classmethod
     def end(cls, site: Site) -> nn.Module:
