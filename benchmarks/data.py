@@ -291,9 +291,9 @@ How it is done: text is read, digested and encoded in parts of at most {PART:,} 
 once each and looked up after that, until {KEPT:,} are known. Tokens go to files as they come. From large
 files, training reads single sentences without the memory mapping, because a system with huge pages in its
 file cache makes some MiB resident for each sentence read through it. The order of an epoch is the one that
-sorting a random number for each pair gives. The order takes 5 bytes a pair, and 25 while it is made;
-choosing the shapes takes 32 for a moment. A batch depends on its number alone, so a run that resumes in the
-middle of an epoch plans that epoch and reads no other batch.
+sorting a random number for each pair gives. The order takes 5 bytes a pair, and 25 while it is made. A
+batch depends on its number alone, so a run that resumes in the middle of an epoch plans that epoch and
+reads no other batch.
 """
     blocks = text.strip().split("\n\n")
     lines = (block if block[0] in "#|" else " ".join(block.split()) for block in blocks)

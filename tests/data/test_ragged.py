@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from normlab.data import ragged as module
-from normlab.data.ragged import ArrayWriter, Ragged, RaggedWriter
+from normlab.data.ragged import ArrayWriter, Ragged, RaggedWriter, TokenPairs
 from normlab.data.tokenizer import PAD
 
 
@@ -61,6 +61,15 @@ def test_a_growing_file_holds_its_own_type_of_number(tmp_path):
         file.append(np.array([-1]))
 
 
+def test_lengths_in_parts_are_the_lengths(monkeypatch):
+    monkeypatch.setattr(module, "_PAIRS_AT_A_TIME", 3)
+    pairs = TokenPairs(Ragged.of([[1] * n for n in range(8)]), Ragged.of([[1] * (9 - n) for n in range(8)]))
+    parts = list(pairs.lengths_in_parts())
+    assert [len(source) for source, _ in parts] == [3, 3, 2]
+    for side, whole in enumerate(pairs.lengths):
+        assert np.concatenate([part[side] for part in parts]).tolist() == whole.tolist()
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.lists(st.integers(4, 60_000), max_size=6), min_size=1, max_size=20), st.data())
 def test_a_large_file_is_read_past_its_mapping_and_says_the_same(tmp_path_factory, sentences, data):
@@ -73,13 +82,13 @@ def test_a_large_file_is_read_past_its_mapping_and_says_the_same(tmp_path_factor
         patch.setattr(module, "LARGE_BYTES", 1)
         large = Ragged.mapped(folder / "a")
         found = large.padded(rows, 7)
-        lengths = large.lengths.tolist()
+        lengths = [part.tolist() for part, _ in TokenPairs(large, large).lengths_in_parts()]
     assert isinstance(large.bounds(0, 2).base, bytes), "read, not mapped"
     assert isinstance(large._read_tokens(0, 1).base, bytes) or not len(whole.tokens)
     for one, other in zip(found, whole.padded(rows, 7), strict=True):
         assert one.dtype == other.dtype
         assert one.tolist() == other.tolist()
-    assert lengths == whole.lengths.tolist()
+    assert lengths == [whole.lengths.tolist()]
 
 
 def large_reader(path):

@@ -1,4 +1,4 @@
-"""Few shapes, little padding."""
+"""Few shapes, little padding, and the same shapes whether lengths are seen at once or in parts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cases import each
-from normlab.data import batches
+from normlab.data import ragged
 from normlab.data.batches import Shape, plan_shapes
 from normlab.data.ragged import Ragged, TokenPairs
 
@@ -46,14 +46,17 @@ def start_at_once(source, target, count):
     st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=120),
     st.sampled_from([1, 1, 1, 97]),
     st.integers(1, 16),
+    st.integers(1, 40),
 )
-def test_the_search_begins_with_equal_shares_of_the_tokens(lengths, scale, count):
+def test_the_search_begins_where_all_lengths_at_once_would_begin(lengths, scale, count, at_a_time):
+    from normlab.data.batches import _Cells, _equal_shares
+
     source, target = (scale * side for side in np.array(lengths).T)
-    found = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batches, "_move_corners", lambda corners, fit: found.append(np.array(corners)))
-        plan_shapes(pairs_of(source, target), 100, count)
-    assert found[0].tolist() == start_at_once(source, target, count).tolist()
+        patch.setattr(ragged, "_PAIRS_AT_A_TIME", at_a_time)
+        cells = _Cells(pairs_of(source, target))
+        corners = _equal_shares(cells, cells.table(), count)
+    assert np.array(corners).tolist() == start_at_once(source, target, count).tolist()
 
 
 def naive_positions(corners, source, target):

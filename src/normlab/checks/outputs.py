@@ -39,7 +39,8 @@ def finite(step: Step) -> Answers:
     with suppress(UserError):  # another property handles a loss without a gradient
         found = trace.again(training=True).gradients
         if bad := [n for n, g in found.items() if g is not None and not g.isfinite().all()]:
-            say = f"its gradient is NaN or infinite although the loss is finite, as are those of {len(bad) - 1} others"
+            others = f"as are those of {len(bad) - 1} others"
+            say = f"its gradient is NaN or infinite although the loss is finite, {others}"
             yield fail(bad[-1], say, "look for a root, a norm or a logarithm at 0, or a masked division by 0")
 
 

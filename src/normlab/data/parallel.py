@@ -214,21 +214,24 @@ def require_lengths(corpus: Corpus, config: Config, *, max_positions: int | None
 
     Only the source of a test text is checked.
     """
-    source, target = (lengths + 1 for lengths in corpus.train.lengths)
-    max_tokens = config.train.max_tokens
-    row = int(np.argmax(source + target))
-    if (needed := int(source[row] + target[row])) > max_tokens:
+    longest, max_tokens = [0, 0], config.train.max_tokens
+    for source, target in corpus.train.lengths_in_parts():
+        row = int(np.argmax(source + target))
+        if source[row] + target[row] + 2 > sum(longest):
+            longest = [int(source[row]) + 1, int(target[row]) + 1]
+    if (needed := sum(longest)) > max_tokens:
         raise UserError(
-            f"the longest training pair has {source[row]} + {target[row]} tokens, and a batch holds "
+            f"the longest training pair has {longest[0]} + {longest[1]} tokens, and a batch holds "
             f"--max-tokens {max_tokens}; type --max-tokens {needed}, or leave such pairs out with --max-len "
             f"{max(2, max_tokens // 2)}"
         )
-    most = int(max(source.max(), target.max()))
-    if max_positions is not None and most > max_positions:
-        raise UserError(
-            f"the longest training sentence has {most} tokens, and the model has learned {max_positions} "
-            f"positions; type --max-positions {most}, or leave longer ones out: --max-len {max_positions}"
-        )
+    if max_positions is not None:
+        most = max(int(max(s.max(), t.max())) + 1 for s, t in corpus.train.lengths_in_parts())
+        if most > max_positions:
+            raise UserError(
+                f"the longest training sentence has {most} tokens, and the model has learned {max_positions} "
+                f"positions; type --max-positions {most}, or leave longer ones out: --max-len {max_positions}"
+            )
     limit, why = LONGEST_SENTENCE, f"a translation takes at most {LONGEST_SENTENCE:,}"
     advice = "split it into sentences"
     if max_positions is not None and max_positions <= limit:

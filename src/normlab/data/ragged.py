@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -88,6 +88,9 @@ def reader_of(array: TokenArray) -> Read:
     return read
 
 
+_PAIRS_AT_A_TIME = 2**18
+
+
 @dataclass(frozen=True)
 class Ragged:
     """Sentences of different lengths end to end: sentence i is ``tokens[offsets[i]:offsets[i + 1]]``."""
@@ -114,7 +117,7 @@ class Ragged:
 
     @property
     def lengths(self) -> Ints:
-        return np.diff(self.bounds(0, len(self) + 1)).astype(np.int32)
+        return np.diff(self.offsets)
 
     def only(self, chosen: NDArray[np.bool_]) -> Ragged:
         lengths = self.lengths
@@ -162,6 +165,13 @@ class TokenPairs:
     def lengths(self) -> tuple[Ints, Ints]:
         """Number of tokens of each source and each target, without special tokens."""
         return self.source.lengths, self.target.lengths
+
+    def lengths_in_parts(self) -> Iterator[tuple[Ints, Ints]]:
+        """Yield ``lengths`` in parts of bounded size; memory never holds all of a large text's."""
+        for start in range(0, len(self), _PAIRS_AT_A_TIME):
+            stop = min(start + _PAIRS_AT_A_TIME, len(self)) + 1
+            source, target = (np.diff(side.bounds(start, stop)) for side in (self.source, self.target))
+            yield source, target
 
 
 @dataclass(frozen=True)
