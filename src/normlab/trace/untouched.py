@@ -254,11 +254,9 @@ class _Kept:
             return self._keep_container(value)
         if is_dataclass(value) and not isinstance(value, type):
             return [vars(value)] if hasattr(value, "__dict__") else []
-        for kind, get, put in _generators():
+        for kind, get, put in _with_state():
             if isinstance(value, kind):
                 self._undo.append(partial(put, value, get(value)))
-        if (numpy := sys.modules.get("numpy")) and isinstance(value, numpy.ndarray) and value.dtype != object:
-            self._keep_array(value)
         return []
 
     def _keep_container(self, value: Any) -> list[Any]:
@@ -271,15 +269,6 @@ class _Kept:
         entries = list(value)
         self._undo.append(partial(_refill, value, entries))
         return entries
-
-    def _keep_array(self, value: Any) -> None:
-        before = value.copy()
-
-        def undo() -> None:
-            if value.tobytes() != before.tobytes():
-                value[...] = before
-
-        self._undo.append(undo)
 
     def _keep_tensor(self, x: Tensor) -> list[Any]:
         if is_lazy(x):
@@ -369,7 +358,8 @@ def _refill(value: Any, before: list[Any]) -> None:
         (value.update if isinstance(value, set) else value.extend)(before)
 
 
-def _generators() -> Iterator[tuple[type, Callable[[Any], Any], Callable[[Any, Any], None]]]:
+def _with_state() -> Iterator[tuple[type, Callable[[Any], Any], Callable[[Any, Any], None]]]:
+    """Yield types of objects that have a state, with how to read it and how to put it back."""
     yield torch.Generator, lambda g: g.get_state(), lambda g, state: g.set_state(state)
     yield random.Random, lambda g: g.getstate(), lambda g, state: g.setstate(state)
     if numpy := sys.modules.get("numpy"):
@@ -378,7 +368,12 @@ def _generators() -> Iterator[tuple[type, Callable[[Any], Any], Callable[[Any, A
         def put(generator: Any, state: Any) -> None:
             generator.bit_generator.state = state
 
+        def fill(array: Any, before: Any) -> None:
+            if array.tobytes() != before.tobytes():
+                array[...] = before
+
         yield numpy.random.Generator, lambda g: g.bit_generator.state, put
+        yield numpy.ndarray, lambda array: array.copy(), fill
 
 
 def _held_by(function: Any) -> list[Any]:
