@@ -252,33 +252,6 @@ class Rates(NamedTuple):
         )
 
 
-def _simulated(optimizers: Sequence[Optimizer], scheduler: Any, steps: int | None) -> Rates:
-    """Follow a schedule without stepping an optimizer; optimizers and scheduler are copies, and change.
-
-    It takes every step if they are few. Otherwise it takes the first ones, and some of the others if the
-    schedule has a closed form.
-    """
-    groups = groups_of(optimizers)
-    limit, count = max(SIMULATED // max(len(groups), 1), 100), steps or HORIZON
-    form = _closed_form(scheduler) if count > limit else None
-    numbers, rates, ended = [0], [[float(g["lr"]) for g in groups]], None
-    start = getattr(scheduler, "last_epoch", 0)
-    for i in range(1, min(count, limit // 2 if form else limit)):
-        try:
-            scheduler.step()
-        except Exception as error:
-            ended = error
-            break
-        numbers.append(i)
-        rates.append([float(g["lr"]) for g in groups])
-    if form is not None and ended is None:
-        for i in range(limit // 2, count, max((count - limit // 2) // (limit // 2), 1)):
-            scheduler.last_epoch = start + i
-            numbers.append(i)
-            rates.append([float(rate) for rate in form()])
-    return Rates(numbers, rates, ended, scheduler)
-
-
 def _closed_form(scheduler: Any) -> Callable[[], Sequence[Any]] | None:
     """Return a function that gives a scheduler's rates from ``last_epoch``, whatever they were before."""
     if type(scheduler) in (LambdaLR, OneCycleLR):
@@ -357,11 +330,33 @@ def made_by(who: str, function: Callable[[Any], Any], of: Any, has: str) -> Any:
 
 
 def rates_of(setup: Setup) -> Rates:
-    """Return the rates that the optimizers will have, or those that they have if there is no scheduler."""
+    """Return the rates that the optimizers will have, or those that they have if there is no scheduler.
+
+    The schedule is followed without stepping an optimizer: in every step if they are few, otherwise in the
+    first ones, and in some of the others if it has a closed form.
+    """
     _, optimizers, scheduler = copied(setup, hollow=True)
+    groups = groups_of(optimizers)
+    numbers, rates, ended = [0], [[float(g["lr"]) for g in groups]], None
     if scheduler is None:
-        return Rates([0], [[float(g["lr"]) for g in groups_of(optimizers)]], None)
-    return _simulated(optimizers, scheduler, setup.declare.steps)
+        return Rates(numbers, rates, ended)
+    limit, count = max(SIMULATED // max(len(groups), 1), 100), setup.declare.steps or HORIZON
+    form = _closed_form(scheduler) if count > limit else None
+    start = getattr(scheduler, "last_epoch", 0)
+    for i in range(1, min(count, limit // 2 if form else limit)):
+        try:
+            scheduler.step()
+        except Exception as error:
+            ended = error
+            break
+        numbers.append(i)
+        rates.append([float(g["lr"]) for g in groups])
+    if form is not None and ended is None:
+        for i in range(limit // 2, count, max((count - limit // 2) // (limit // 2), 1)):
+            scheduler.last_epoch = start + i
+            numbers.append(i)
+            rates.append([float(rate) for rate in form()])
+    return Rates(numbers, rates, ended, scheduler)
 
 
 def resumed(setup: Setup) -> tuple[list[float], list[float]]:
