@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from math import isclose
 from types import CellType, FunctionType
@@ -175,10 +176,14 @@ def _sgd(p: Tensor, g: Tensor, group: Mapping[str, Any], state: Mapping[str, Any
     return -float(group["lr"]) * g
 
 
-def _adam(p: Tensor, g: Tensor, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor:
-    """Adam, Kingma and Ba 2015, algorithm 1 (1412.6980), with AMSGrad's maximum if asked for."""
+def _adam(
+    p: Tensor, g: Tensor, group: Mapping[str, Any], state: Mapping[str, Any], *, decoupled: bool = False
+) -> Tensor:
+    """Adam, Kingma and Ba 2015, algorithm 1 (1412.6980), with AMSGrad's maximum if asked for; ``decoupled``
+    is AdamW, Loshchilov and Hutter 2019, algorithm 2 (1711.05101).
+    """
     decay, rate = float(group.get("weight_decay") or 0), float(group["lr"])
-    decoupled = bool(group.get("decoupled_weight_decay"))
+    decoupled |= bool(group.get("decoupled_weight_decay"))
     g = g if decoupled else g + decay * p
     (b1, b2), t = map(float, group["betas"]), float(state.get("step", 0)) + 1
     m = b1 * _old(state, "exp_avg", g) + (1 - b1) * g
@@ -189,16 +194,11 @@ def _adam(p: Tensor, g: Tensor, group: Mapping[str, Any], state: Mapping[str, An
     return -step - (rate * decay * p if decoupled else 0)
 
 
-def _adamw(p: Tensor, g: Tensor, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor:
-    """AdamW, Loshchilov and Hutter 2019, algorithm 2 (1711.05101)."""
-    return _adam(p, g, {**group, "decoupled_weight_decay": True}, state)
-
-
 def _old(state: Mapping[str, Any], key: str, g: Tensor) -> Tensor:
     return state[key].double() if isinstance(state.get(key), Tensor) else torch.zeros_like(g)
 
 
-RULES: Final = {"SGD": _sgd, "Adam": _adam, "AdamW": _adamw}
+RULES: Final = {"SGD": _sgd, "Adam": _adam, "AdamW": partial(_adam, decoupled=True)}
 """The first step of a parameter, by the name that an optimizer's class declares."""
 
 
