@@ -23,6 +23,7 @@ from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.targets import CLOSE
 from normlab.trace.rehearsal import groups_of, parameters_of, plain_step, sample
 from normlab.trace.setup import Setup, shown
+from normlab.trace.step import twin_of
 from normlab.trace.tensors import map_tensors, tensors_in, unwrap
 
 if TYPE_CHECKING:
@@ -276,10 +277,9 @@ def copied(
         if hollow:
             states = (t for o in ready for s in o.state.values() for _, t in tensors_in(s))
             memo |= {id(x): x for x in [model, *parameters_of(ready), *states]}
-        model, optimizers, bound = copy.deepcopy((model, ready, bound), memo)
-        for one, twin in zip(ready, optimizers, strict=True):  # torch copies only three attributes
-            others = {k: v for k, v in vars(one).items() if k not in vars(twin) and k != "step"}
-            vars(twin).update({} if hollow else copy.deepcopy(others, memo))
+        model = copy.deepcopy(model, memo)
+        optimizers = [copy.deepcopy(o, memo) if hollow else twin_of(o, memo) for o in ready]
+        bound = copy.deepcopy(bound, memo)
     else:
         model, bound = copy.deepcopy((model, bound), memo)
         made = made_by("optimizer(model)", setup.optimizer, model, "param_groups")

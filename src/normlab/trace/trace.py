@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import inspect
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,12 +14,13 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from normlab.errors import UserError
 from normlab.trace.record import OWN, FunctionCall, Functions, Preserve, own_functions
 from normlab.trace.setup import Loss
-from normlab.trace.step import Gradients, OptimizerFactory, Weights, gradients_in, trainable, updated
+from normlab.trace.step import Gradients, OptimizerFactory, Weights, gradients_in, trainable, twin_of
 from normlab.trace.tensors import Call, Place, Side, Tap, call_model, forward_hooks, tensors_in
 from normlab.trace.untouched import undisturbed
 
@@ -238,10 +241,55 @@ class Trace:
         return Gradients(loss, filled)
 
     def update(
-        self, optimizer: Optimizer | OptimizerFactory, known: Gradients | None = None, **options: Any
+        self, optimizer: Optimizer | OptimizerFactory, known: Gradients | None = None, *, factor: float = 1.0
     ) -> dict[str, Tensor]:
-        """Return the trainable parameters after one update on the loss (see ``step.updated``)."""
-        return updated(self, optimizer, known, **options)
+        """Return the model's trainable parameters after one update on the loss, by path.
+
+        An optimizer in the middle of its training goes on from a copy of its state, without its hooks and
+        without what a schedule does after a step; a function makes a new one from the parameters that need a
+        gradient. Optimizers that evaluate the loss several times, such as LBFGS, do so; ``known`` is what the
+        first evaluation gives, if already known. Rates are ``factor`` times the groups'; None stays None. The
+        model's weights and gradients and the optimizer's state and groups are never written to.
+
+        Raises UserError for a frozen model, another model's optimizer, and a loss that is not finite.
+        """
+        own = trainable(self.model)
+        twins = {path: Parameter(p.detach().clone()) for path, p in own.items()}
+        if isinstance(optimizer, Optimizer):
+            held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            if held.isdisjoint(map(id, own.values())):
+                raise UserError(
+                    "the optimizer holds no parameter of the model; pass the one that trains it, or a "
+                    "function that makes one, as in partial(torch.optim.AdamW, lr=5e-4)"
+                )
+            used = twin_of(optimizer, {id(p): twins[path] for path, p in own.items()})
+        else:
+            used = optimizer(list(twins.values()))
+        for group in used.param_groups:
+            if factor != 1 and group.get("lr") is not None:
+                group["lr"] = group["lr"] * factor
+
+        def weights() -> dict[str, Tensor]:
+            return {path: twin.detach() for path, twin in twins.items()}
+
+        left = [known or self.again(weights=weights()).slope]  # an optimizer may turn off gradients
+
+        def evaluate() -> float:
+            loss, gradients = left.pop() if left else self.again(weights=weights()).slope
+            if not math.isfinite(loss):
+                raise UserError(f"the loss is {loss}, and no update follows; check weights and batch")
+            for path, twin in twins.items():
+                twin.grad = gradients[path].clone()  # an optimizer may write to it
+            return loss
+
+        step: Callable[..., Any] = type(used).step  # a schedule may have bound the object's own
+        with undisturbed(self.model):
+            if "closure" in inspect.signature(step).parameters:
+                step(used, evaluate)
+            else:
+                evaluate()
+                step(used)
+        return weights()
 
 
 NO_LOSS: Final = "the loss is not a tensor; return loss=lambda model, batch: … as a scalar tensor"
