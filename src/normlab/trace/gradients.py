@@ -89,7 +89,7 @@ class Along:
         moved = self.compare(list(self.gradients))
         if not moved.disagrees:
             return moved
-        with self.trace.with_graph(functions=lambda name: name == OWN) as passed:
+        with self.trace.with_graph(functions=(OWN,)) as passed:
             loss, numbers = passed.loss, _numbers(passed.functions)
             live = [x for x in numbers if x.requires_grad]
             found = gradients_in(loss, live, self.trace.model) if loss is not None and live else []
@@ -243,7 +243,7 @@ def asleep(trace: Trace, idle: Iterable[str]) -> list[str]:
 
 def lost_results(trace: Trace) -> tuple[list[str], list[str]]:
     """Return modules whose autograd function plays no part in the loss, and those that keep such a number."""
-    with trace.with_graph(functions=lambda name: name == OWN) as passed:
+    with trace.with_graph(functions=(OWN,)) as passed:
         held = [(path, x) for path, m in trace.model.named_modules() for x in vars(m).values()]
         kept = [(path, x) for path, value in held for x in _with_graph(value) if x.numel() == 1]
         calls = [(f.module, own) for f in passed.functions if (own := _with_graph(f.result))]

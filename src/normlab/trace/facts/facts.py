@@ -26,10 +26,7 @@ class Facts:
 
     def __init__(self, trace: Trace, declared: Declaration) -> None:
         self.trace, self.declared = trace, declared
-        self._read()
-
-    def _read(self) -> None:
-        with self.trace.with_graph(events=True, functions=lambda n: n in (*SCORED, LOOKED_UP)) as passed:
+        with trace.with_graph(events=True, functions=(*SCORED, LOOKED_UP)) as passed:
             self.loss = None if passed.loss is None else passed.loss.detach()
             self.lookups = [f._replace(result=None) for f in passed.functions if f.name == LOOKED_UP]
             self.called = Counter(e.module for e in passed.events)

@@ -293,7 +293,7 @@ def cut_off(trace: Trace, logits: Tensor) -> _Cut | None:
 
     A logit whose probability rounds to 0 or 1 may have none.
     """
-    with trace.with_graph(functions=lambda name: name in MULTIPLIED) as passed:
+    with trace.with_graph(functions=MULTIPLIED) as passed:
         made = [f for f in passed.functions if f.result.shape[-1:] == logits.shape[-1:]]
         made = [f for f in made if f.result.numel() == logits.numel() and f.result.requires_grad]
         if not made or passed.loss is None:

@@ -79,7 +79,7 @@ def read_wiring(trace: Trace, blocks: list[str]) -> Wiring:
         for p in frozen:
             p.requires_grad_(True)
         again = trace.again(changed={path: cut(path) for path in blocks})
-        with again.with_graph(events=True, functions=lambda n: n in (*ATTENDED, *MULTIPLIED, OWN)) as passed:
+        with again.with_graph(events=True, functions=(*ATTENDED, *MULTIPLIED, OWN)) as passed:
             calls = passed.functions
             read = [(i, s) for i, c in enumerate(calls) if (s := _scores(c)) is not None]
             return Wiring(
