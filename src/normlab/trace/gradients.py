@@ -125,17 +125,11 @@ HEAD: Final = 4
 """The smallest width of a part of a matrix: a head, half of a gate, a third of a fused projection."""
 
 
-class _Silent(NamedTuple):
-    """The gradients of a training step, and why some parameters have none."""
+def silent_parameters(step: Step) -> tuple[Found, Mapping[str, str]]:
+    """Return the gradients of a training step, and why some parameters have none.
 
-    found: Found
-    """Gradients missing at the step's weights are taken at other weights."""
-    why: Mapping[str, str]
-
-
-def silent_parameters(step: Step) -> _Silent:
-    """Look for parameters without a gradient, at other weights too: the symmetry of a start may cancel one,
-    and other weights route tokens differently.
+    Missing ones are looked for at other weights too: the symmetry of a start may cancel one, and other
+    weights route tokens differently.
     """
     trace, found = step.training, step.training.gradients
     if step.draws:  # a block that this draw skips gets one in evaluation
@@ -162,7 +156,7 @@ def silent_parameters(step: Step) -> _Silent:
             return expert
         return library if _is_of_library(step, name) else IDLE if idle else CUT
 
-    return _Silent(found, {name: reason(name) for name in dead})
+    return found, {name: reason(name) for name in dead}
 
 
 def _none(gradient: Tensor | None) -> bool:
