@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, Final
 
@@ -61,7 +62,7 @@ class Facts:
         """The ids that the model reads; of several, the ones that the targets follow. Raises Unknown."""
         if not self.sources:
             raise Unknown("no tensor of the batch is looked up in an embedding")
-        if (targets := self._rowwise) is not None:
+        if self._shaped and (targets := self._shaped[0][1]).ids.ndim == 2:
             ahead = [max(targets.share(t.entry, k) for k in (1, 0, 2, -1)) for t in self.sources]
             if max(ahead) > 0.9:
                 return self.sources[ahead.index(max(ahead))]
@@ -84,15 +85,10 @@ class Facts:
                 if self.loss is None
                 else "no output has the gradient softmax minus one-hot, so the loss is not a cross-entropy"
             )
-        shaped = [(logits, self._laid_out(targets)) for logits, targets in self._scored]
-        try:
-            entry = self.tokens.entry
-        except Unknown:
-            return shaped[0]
-        for logits, targets in shaped:
-            if targets.ids.ndim == 2 and targets.share(entry, 1) > 0.9:
+        for logits, targets in self._shaped if self.sources else ():
+            if targets.ids.ndim == 2 and targets.share(self.tokens.entry, 1) > 0.9:
                 return logits, targets
-        return shaped[0]
+        return self._shaped[0]
 
     @property
     def scores(self) -> list[tuple[Logits, Targets]]:
@@ -113,12 +109,8 @@ class Facts:
         return self.scored[0]
 
     @cached_property
-    def _rowwise(self) -> Targets | None:
-        """The first targets as `[B, T]`, without knowing the tokens."""
-        if not self._scored:
-            return None
-        targets = self._laid_out(self._scored[0][1])
-        return targets if targets.ids.ndim == 2 else None
+    def _shaped(self) -> list[tuple[Logits, Targets]]:
+        return [(logits, self._laid_out(targets)) for logits, targets in self._scored]
 
     def _laid_out(self, targets: Targets) -> Targets:
         """Return the targets of flattened logits by row, and those of `[T, B, V]` with rows first."""
@@ -236,10 +228,9 @@ class Facts:
 
     def real(self, tokens: Tokens) -> Tensor:
         """Return where these tokens are real, `[B, T]`; everywhere if nothing tells."""
-        try:
+        with suppress(Unknown):
             return padding_of(self, tokens).real
-        except Unknown:
-            return torch.ones_like(tokens.ids, dtype=torch.bool)
+        return torch.ones_like(tokens.ids, dtype=torch.bool)
 
     @cached_property
     def counted(self) -> Tensor:
@@ -265,9 +256,8 @@ class Facts:
         original = self.entries[tokens.place]
         entry = (original.T if tokens.transposed else original).clone()
         if tokens.column < 0:  # the model puts a start before them
-            ids = torch.where(
-                entry[:, : ids.shape[1] - 1] < 0, entry[:, : ids.shape[1] - 1], ids[:, 1:].to(entry)
-            )
+            labels = entry[:, : ids.shape[1] - 1]
+            ids = torch.where(labels < 0, labels, ids[:, 1:].to(entry))
         entry[:, tokens.start : tokens.start + ids.shape[1]] = ids.to(entry)
         return replaced(self.trace.batch, tokens.place, entry.T if tokens.transposed else entry)
 

@@ -99,23 +99,17 @@ def read_targets(logits: Tensor, gradient: Tensor, precision: torch.dtype = torc
     if good.double().mean() < 0.98:
         return None
 
+    counted = counted.cpu()
+
     def full(values: Tensor) -> Tensor:
         everywhere = torch.zeros(len(counted), dtype=values.dtype)
-        everywhere[counted.cpu()] = values.cpu()
+        everywhere[counted] = values.cpu()
         return everywhere.reshape(shape)
 
     weight = weight + uniform * classes
-    smoothing = (uniform * classes / weight).median()
-    excess = ((p_weight - weight).abs() / weight).median()
-    return Targets(
-        full(ids),
-        counted.cpu().reshape(shape),
-        full(weight),
-        full(nll),
-        classes,
-        float(smoothing),
-        float(excess),
-    )
+    smoothing = float((uniform * classes / weight).median())
+    excess = float(((p_weight - weight).abs() / weight).median())
+    return Targets(full(ids), counted.reshape(shape), full(weight), full(nll), classes, smoothing, excess)
 
 
 def _fit(z: Tensor, g: Tensor) -> tuple[Tensor, ...]:
