@@ -21,7 +21,7 @@ from normlab.errors import UserError
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.targets import CLOSE
-from normlab.trace.rehearsal import groups_of, parameters_of, plain_step, sample
+from normlab.trace.rehearsal import groups_of, parameters_of, sample
 from normlab.trace.setup import Setup, shown
 from normlab.trace.step import twin_of
 from normlab.trace.tensors import map_tensors, tensors_in, unwrap
@@ -155,7 +155,7 @@ def factors(step: Step) -> tuple[float, ...]:
 
 def first_step(step: Step, *, exact: bool = False) -> list[Moved]:
     """Let the optimizers act once, at the schedule's peak, and return what happens to each parameter."""
-    run, rates = step.rehearsal(exact=exact, whole=plain_step(step.loss_of)), step.rates.peaks
+    run, rates = step.rehearsal(exact=exact, plain=True), step.rates.peaks
     every = held(run.model, run.optimizers)
     before = [sample(h.parameter) for h in every]
     states = [map_tensors(h.optimizer.state.get(h.parameter, {}), lambda _, x: sample(x)) for h in every]

@@ -289,8 +289,8 @@ class Step:
 
     # ------------------------------------------------------------------------------------- the whole step
 
-    def rehearsal(self, *, exact: bool = False, whole: Any = None) -> Rehearsal:
-        """Return copies of model, optimizers and scheduler, and the user's step (or a plain one) for them.
+    def rehearsal(self, *, exact: bool = False, plain: bool = False) -> Rehearsal:
+        """Return copies of model, optimizers and scheduler, and the user's step for them, or a plain one.
 
         Raises Unknown without an optimizer, or if they cannot be copied.
         """
@@ -298,9 +298,9 @@ class Step:
             self.copy()
         memo = dict[int, Any]()
         parts = copied(self.setup, memo=memo)
-        whole = whole or rebound(self.setup.step, memo) or plain_step(self.loss_of)
+        whole = (not plain and rebound(self.setup.step, memo)) or plain_step(self.loss_of)
         several = isinstance(self.setup.optimizer, (list, tuple)) or len(parts[1]) > 1
-        return Rehearsal(*parts, whole, several, exact)
+        return Rehearsal(*parts, self.loss_of, whole, several, exact)
 
     @property
     def handed(self) -> tuple[nn.Module, list[Optimizer]]:
@@ -327,7 +327,7 @@ class Step:
     @cached_property
     def gradient_rounding(self) -> float:
         """The share of a gradient that rounding may change, if the step runs as in ``twice``."""
-        return self.rounding if self.twice[0] else self.rehearsal().rounding(self.stepped, self.loss_of)
+        return self.rounding if self.twice[0] else self.rehearsal().rounding(self.stepped)
 
     @cached_property
     def rates(self) -> Rates:
