@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.trace.compare import distance
+from normlab.trace.compare import Located, distance
 from normlab.trace.facts.wiring import MULTIPLIED, factors
 from normlab.trace.record import FunctionCall
 from normlab.trace.step import gradients_in
@@ -275,15 +275,8 @@ def over_one(trace: Trace) -> float | None:
     return None
 
 
-class _Cut(NamedTuple):
-    """The share of logits that get no gradient from their loss, and the module that computes them."""
-
-    size: float
-    module: str
-
-
-def cut_off(trace: Trace, logits: Tensor) -> _Cut | None:
-    """Find logits whose cross-entropy gives no gradient to the last product of their shape.
+def cut_off(trace: Trace, logits: Tensor) -> Located | None:
+    """Return the share of logits whose cross-entropy gives no gradient to the last product of their shape.
 
     A logit whose probability rounds to 0 or 1 may have none.
     """
@@ -300,4 +293,4 @@ def cut_off(trace: Trace, logits: Tensor) -> _Cut | None:
     least = torch.finfo(p.dtype).eps
     unsure = counted & (p > least) & (p < 1 - least)
     lost = unsure & (g == 0)
-    return _Cut(float(lost.sum() / unsure.sum()), made[-1].module) if lost.any() else None
+    return Located(float(lost.sum() / unsure.sum()), made[-1].module) if lost.any() else None
