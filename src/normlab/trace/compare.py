@@ -131,8 +131,8 @@ def small_part(batch: Any, parameters: int) -> Any:
     which would mean something else in a part.
     """
     rows = rows_of(batch)
-    whole = [x for _, x in tensors_in(batch) if x.ndim == 2 and not x.is_floating_point()]
-    ids = [x for x in whole if x.shape[0] == rows]
+    matrices = [x for _, x in tensors_in(batch) if x.ndim == 2 and x.shape[0] == rows]
+    ids = [x for x in matrices if not x.is_floating_point()]
     widths = {x.shape[1] for x in ids}
     positions = rows * max(widths, default=1)
     if rows < 2 or positions * parameters <= LARGE:

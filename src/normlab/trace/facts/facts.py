@@ -174,7 +174,9 @@ class Facts:
         tables = {id(f.argument(1, "weight")) for f in self.lookups}
         modules = dict(self.trace.model.named_modules())
         where, (*_, classes) = self._scored[0][0][:2] if self._scored else (None, (0,))
-        ends = {getattr(where, "module", ""), self._last_linear(classes)} - {""}
+        linear = [path for path, _ in self.order if isinstance(modules[path], nn.Linear)]
+        fits = [path for path in linear if modules[path].out_features == classes]
+        ends = {getattr(where, "module", ""), *fits[-1:]} - {""}
         known = {id(p) for one, _ in self._scored for p in one.matrices}
         roles: dict[str, str] = {}
         for path, p in self.trace.model.named_parameters():
@@ -199,11 +201,6 @@ class Facts:
         own, classes = self.trace.model.named_parameters(), self.logits.shape[-1]
         fits = [n for n, p in own if classes in p.shape]
         return next((n for role in ("head", "embedding") for n in fits if self.roles[n] == role), None)
-
-    def _last_linear(self, classes: int) -> str | None:
-        linear = [m for m, _ in self.order if isinstance(self.trace.model.get_submodule(m), nn.Linear)]
-        fits = [m for m in linear if self.trace.model.get_submodule(m).out_features == classes]
-        return fits[-1] if fits else None
 
     @cached_property
     def trained(self) -> bool:
