@@ -80,7 +80,8 @@ def record(
         with forward_hooks({path: modules[path] for path in modules if path in here}, hooks.see):
             yield hooks.seen
     finally:
-        hooks.remove()
+        for handle in hooks.handles:
+            handle.remove()
 
 
 class _Hooks:
@@ -89,7 +90,7 @@ class _Hooks:
     def __init__(self, wants: dict[str, list[Want]], on_error: Callable[[Exception], None] | None) -> None:
         self._wants, self._on_error = wants, on_error
         self._calls = Counter[tuple[str, Side]]()
-        self._handles: list[Any] = []
+        self.handles: list[Any] = []
         self._room = ROOM
         self.seen: list[Seen] = []
 
@@ -118,10 +119,10 @@ class _Hooks:
                 return
 
     def _await(self, x: Tensor, add: Callable[[Tensor], None]) -> None:
-        if len(self._handles) >= self._room:
-            self._handles = [handle for handle in self._handles if handle.hooks_dict_ref() is not None]
-            self._room = ROOM + 2 * len(self._handles)
-        self._handles.append(x.register_hook(add))
+        if len(self.handles) >= self._room:
+            self.handles = [handle for handle in self.handles if handle.hooks_dict_ref() is not None]
+            self._room = ROOM + 2 * len(self.handles)
+        self.handles.append(x.register_hook(add))
 
     @contextmanager
     def _caught(self) -> Iterator[None]:
@@ -131,10 +132,6 @@ class _Hooks:
             if self._on_error is None:
                 raise
             self._on_error(error)
-
-    def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
 
 
 WIDE: Final = torch.float64

@@ -285,7 +285,6 @@ def groups_of(optimizers: Iterable[Optimizer]) -> list[dict[str, Any]]:
 
 
 def _norm_of(parameters: Iterable[Tensor]) -> float:
-    """Return the norm of all their gradients together."""
     return sum(float(p.grad.double().norm()) ** 2 for p in parameters if p.grad is not None) ** 0.5
 
 
