@@ -316,4 +316,4 @@ def test_hooks_on_tensors_that_are_gone_are_let_go():
             seen.clear()
         held = [cell.cell_contents for cell in model._forward_hooks.popitem()[1].__closure__]
         (hooks,) = [see.__self__ for see in held if hasattr(see, "__self__")]
-        assert len(hooks._handles) < 300
+        assert len(hooks.handles) < 300

@@ -34,7 +34,6 @@ from normlab.trace.rehearsal import (
     groups_of,
     learnt,
     parameters_of,
-    plain_step,
     splits,
     written,
 )
@@ -246,7 +245,7 @@ def _clips(step: Step, run: Rehearsal, seen: RehearsedStep) -> Answers:
 
 
 def _averages(step: Step, run: Rehearsal, seen: RehearsedStep) -> Answers:
-    want = run.gradients(step.stepped, step.loss_of, training=not seen.training or any(seen.training))
+    want = run.gradients(step.stepped, training=not seen.training or any(seen.training))
     own, floor, passes = fit(seen.gradients, want, SMALL), step.gradient_rounding, len(seen.training)
     needs(any(bool(g.any()) for g in want.values()), "the loss has no gradient in what the optimizer holds")
     if own.apart <= floor or any(max(own.rest, abs(own.factor / k - 1)) <= floor for k in factors(step)):
@@ -371,11 +370,11 @@ def overfit(step: Step) -> Answers:
             step.rehearsal().run(small)
             batch = small
     by_hand = step.setup.scheduler is None and step.setup.step is not None
-    losses = step.rehearsal().losses(batch, step.loss_of, () if by_hand else peaks)
+    losses = step.rehearsal().losses(batch, () if by_hand else peaks)
     if learnt(losses):
         return
-    plain = step.rehearsal(whole=plain_step(step.loss_of))
-    own = step.setup.step is not None and learnt(plain.losses(batch, step.loss_of, peaks))
+    plain = step.rehearsal(plain=True)
+    own = step.setup.step is not None and learnt(plain.losses(batch, peaks))
     say = f"{len(losses) - 1} steps on one batch bring its loss from {losses[0]:.4g} to {losses[-1]:.4g}"
     place, known = "step" if own else "optimizer", False
     with suppress(Unknown):

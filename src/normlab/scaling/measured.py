@@ -104,7 +104,7 @@ class WatchedModel:
     def look(self, model: nn.Module) -> WholePass:
         """Run one pass of the model in some state."""
         seen = WholePass(self)
-        functions = Functions(wanted=lambda n: n in (*ATTENDED, *SCORED), see=seen.call)
+        functions = Functions(wanted=(*ATTENDED, *SCORED), see=seen.call)
         watches = forward_hooks(dict(model.named_modules()), seen.module), functions
         self._run(model, *watches, Readings(model, self.weights, seen.read))
         return seen
@@ -112,7 +112,7 @@ class WatchedModel:
     def logits_with(self, model: nn.Module, first: Iterable[Nth]) -> Tensor | None:
         """The logits of the model in some state, when these readings get the weights of the start."""
         seen, path = Ends(self), getattr(self.logits, "module", None)
-        functions = Functions(wanted=lambda n: n in SCORED, see=seen.call)
+        functions = Functions(wanted=SCORED, see=seen.call)
         modules = {} if path is None else {path: model.get_submodule(path)}
         self._run(model, forward_hooks(modules, seen.module), functions, self._other(model, first))
         return seen.scored

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from normlab.trace.tensors import LATER, Place, counts, map_tensors, rows_of, tensors_in
 from normlab.trace.trace import Event, Trace
+
+
+class Located(NamedTuple):
+    """How large a difference or a share is, and the module where it begins."""
+
+    size: float
+    module: str
+
 
 Part = Callable[[Tensor], Tensor | None]
 """Selects the entries of a tensor to compare; None if it has no such entries."""
@@ -31,7 +38,7 @@ def distance(a: Tensor, b: Tensor) -> float:
     if not torch.isfinite(apart).all():
         return float("inf")
     size = torch.maximum(a.nan_to_num(0, 0, 0).abs().max(), b.nan_to_num(0, 0, 0).abs().max())
-    return float(apart.max() / size.clamp_min(1e-300)) if float(apart.max()) else 0.0
+    return float(apart.max() / size.clamp_min(1e-300))
 
 
 def blame(a: Trace, b: Trace, part: Part, limit: float) -> str:
@@ -124,8 +131,8 @@ def small_part(batch: Any, parameters: int) -> Any:
     which would mean something else in a part.
     """
     rows = rows_of(batch)
-    whole = [x for _, x in tensors_in(batch) if x.ndim == 2 and not x.is_floating_point()]
-    ids = [x for x in whole if x.shape[0] == rows]
+    matrices = [x for _, x in tensors_in(batch) if x.ndim == 2 and x.shape[0] == rows]
+    ids = [x for x in matrices if not x.is_floating_point()]
     widths = {x.shape[1] for x in ids}
     positions = rows * max(widths, default=1)
     if rows < 2 or positions * parameters <= LARGE:
@@ -147,18 +154,21 @@ def small_part(batch: Any, parameters: int) -> Any:
     return map_tensors(batch, cut)
 
 
-def in_float64(trace: Trace) -> Trace | None:
-    """Return the same step on a copy in float64; None if it does not run or gives another loss."""
+def awake_step(trace: Trace, model: nn.Module) -> Trace:
+    """Return the same step without dropout on this model, which is made ``awake``: in float64, unless it does
+    not run there or gives another loss.
+    """
+    own = trace.again(model=awake(model), dropout=False)
     try:
-        batch = map_tensors(trace.batch, lambda _, x: x.double() if x.is_floating_point() else x)
-        wide = replace(trace, model=copy.deepcopy(trace.model).double(), batch=batch, exact=True)
-        a, b = float(wide.loss), float(trace.loss)
+        batch = map_tensors(own.batch, lambda _, x: x.double() if x.is_floating_point() else x)
+        wide = own.again(model=copy.deepcopy(own.model).double(), batch=batch, exact=True)
+        a, b = float(wide.loss), float(own.loss)
         if abs(a - b) <= 0.05 * abs(b) + 1e-3 or a != a:
             return wide
-        drawn = max(abs(float(trace.again(seed=seed).loss) - b) for seed in (1, 2))
+        drawn = max(abs(float(own.again(seed=seed).loss) - b) for seed in (1, 2))
     except Exception:
-        return None
-    return wide if abs(a - b) <= 0.05 * abs(b) + 4 * drawn + 1e-3 else None
+        return own
+    return wide if abs(a - b) <= 0.05 * abs(b) + 4 * drawn + 1e-3 else own
 
 
 def rounding_of(trace: Trace, value: Callable[[Trace], Tensor]) -> float:

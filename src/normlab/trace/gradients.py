@@ -89,7 +89,7 @@ class Along:
         moved = self.compare(list(self.gradients))
         if not moved.disagrees:
             return moved
-        with self.trace.with_graph(functions=lambda name: name == OWN) as passed:
+        with self.trace.with_graph(functions=(OWN,)) as passed:
             loss, numbers = passed.loss, _numbers(passed.functions)
             live = [x for x in numbers if x.requires_grad]
             found = gradients_in(loss, live, self.trace.model) if loss is not None and live else []
@@ -125,17 +125,11 @@ HEAD: Final = 4
 """The smallest width of a part of a matrix: a head, half of a gate, a third of a fused projection."""
 
 
-class _Silent(NamedTuple):
-    """The gradients of a training step, and why some parameters have none."""
+def silent_parameters(step: Step) -> tuple[Found, Mapping[str, str]]:
+    """Return the gradients of a training step, and why some parameters have none.
 
-    found: Found
-    """Gradients missing at the step's weights are taken at other weights."""
-    why: Mapping[str, str]
-
-
-def silent_parameters(step: Step) -> _Silent:
-    """Look for parameters without a gradient, at other weights too: the symmetry of a start may cancel one,
-    and other weights route tokens differently.
+    Missing ones are looked for at other weights too: the symmetry of a start may cancel one, and other
+    weights route tokens differently.
     """
     trace, found = step.training, step.training.gradients
     if step.draws:  # a block that this draw skips gets one in evaluation
@@ -162,7 +156,7 @@ def silent_parameters(step: Step) -> _Silent:
             return expert
         return library if _is_of_library(step, name) else IDLE if idle else CUT
 
-    return _Silent(found, {name: reason(name) for name in dead})
+    return found, {name: reason(name) for name in dead}
 
 
 def _none(gradient: Tensor | None) -> bool:
@@ -243,7 +237,7 @@ def asleep(trace: Trace, idle: Iterable[str]) -> list[str]:
 
 def lost_results(trace: Trace) -> tuple[list[str], list[str]]:
     """Return modules whose autograd function plays no part in the loss, and those that keep such a number."""
-    with trace.with_graph(functions=lambda name: name == OWN) as passed:
+    with trace.with_graph(functions=(OWN,)) as passed:
         held = [(path, x) for path, m in trace.model.named_modules() for x in vars(m).values()]
         kept = [(path, x) for path, value in held for x in _with_graph(value) if x.numel() == 1]
         calls = [(f.module, own) for f in passed.functions if (own := _with_graph(f.result))]

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from math import isclose
 from types import CellType, FunctionType
@@ -20,8 +21,9 @@ from normlab.errors import UserError
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.targets import CLOSE
-from normlab.trace.rehearsal import groups_of, parameters_of, plain_step, sample
+from normlab.trace.rehearsal import groups_of, parameters_of, sample
 from normlab.trace.setup import Setup, shown
+from normlab.trace.step import twin_of
 from normlab.trace.tensors import map_tensors, tensors_in, unwrap
 
 if TYPE_CHECKING:
@@ -153,7 +155,7 @@ def factors(step: Step) -> tuple[float, ...]:
 
 def first_step(step: Step, *, exact: bool = False) -> list[Moved]:
     """Let the optimizers act once, at the schedule's peak, and return what happens to each parameter."""
-    run, rates = step.rehearsal(exact=exact, whole=plain_step(step.loss_of)), step.rates.peaks
+    run, rates = step.rehearsal(exact=exact, plain=True), step.rates.peaks
     every = held(run.model, run.optimizers)
     before = [sample(h.parameter) for h in every]
     states = [map_tensors(h.optimizer.state.get(h.parameter, {}), lambda _, x: sample(x)) for h in every]
@@ -175,10 +177,14 @@ def _sgd(p: Tensor, g: Tensor, group: Mapping[str, Any], state: Mapping[str, Any
     return -float(group["lr"]) * g
 
 
-def _adam(p: Tensor, g: Tensor, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor:
-    """Adam, Kingma and Ba 2015, algorithm 1 (1412.6980), with AMSGrad's maximum if asked for."""
+def _adam(
+    p: Tensor, g: Tensor, group: Mapping[str, Any], state: Mapping[str, Any], *, decoupled: bool = False
+) -> Tensor:
+    """Adam, Kingma and Ba 2015, algorithm 1 (1412.6980), with AMSGrad's maximum if asked for; ``decoupled``
+    is AdamW, Loshchilov and Hutter 2019, algorithm 2 (1711.05101).
+    """
     decay, rate = float(group.get("weight_decay") or 0), float(group["lr"])
-    decoupled = bool(group.get("decoupled_weight_decay"))
+    decoupled |= bool(group.get("decoupled_weight_decay"))
     g = g if decoupled else g + decay * p
     (b1, b2), t = map(float, group["betas"]), float(state.get("step", 0)) + 1
     m = b1 * _old(state, "exp_avg", g) + (1 - b1) * g
@@ -189,16 +195,11 @@ def _adam(p: Tensor, g: Tensor, group: Mapping[str, Any], state: Mapping[str, An
     return -step - (rate * decay * p if decoupled else 0)
 
 
-def _adamw(p: Tensor, g: Tensor, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor:
-    """AdamW, Loshchilov and Hutter 2019, algorithm 2 (1711.05101)."""
-    return _adam(p, g, {**group, "decoupled_weight_decay": True}, state)
-
-
 def _old(state: Mapping[str, Any], key: str, g: Tensor) -> Tensor:
     return state[key].double() if isinstance(state.get(key), Tensor) else torch.zeros_like(g)
 
 
-RULES: Final = {"SGD": _sgd, "Adam": _adam, "AdamW": _adamw}
+RULES: Final = {"SGD": _sgd, "Adam": _adam, "AdamW": partial(_adam, decoupled=True)}
 """The first step of a parameter, by the name that an optimizer's class declares."""
 
 
@@ -252,33 +253,6 @@ class Rates(NamedTuple):
         )
 
 
-def _simulated(optimizers: Sequence[Optimizer], scheduler: Any, steps: int | None) -> Rates:
-    """Follow a schedule without stepping an optimizer; optimizers and scheduler are copies, and change.
-
-    It takes every step if they are few. Otherwise it takes the first ones, and some of the others if the
-    schedule has a closed form.
-    """
-    groups = groups_of(optimizers)
-    limit, count = max(SIMULATED // max(len(groups), 1), 100), steps or HORIZON
-    form = _closed_form(scheduler) if count > limit else None
-    numbers, rates, ended = [0], [[float(g["lr"]) for g in groups]], None
-    start = getattr(scheduler, "last_epoch", 0)
-    for i in range(1, min(count, limit // 2 if form else limit)):
-        try:
-            scheduler.step()
-        except Exception as error:
-            ended = error
-            break
-        numbers.append(i)
-        rates.append([float(g["lr"]) for g in groups])
-    if form is not None and ended is None:
-        for i in range(limit // 2, count, max((count - limit // 2) // (limit // 2), 1)):
-            scheduler.last_epoch = start + i
-            numbers.append(i)
-            rates.append([float(rate) for rate in form()])
-    return Rates(numbers, rates, ended, scheduler)
-
-
 def _closed_form(scheduler: Any) -> Callable[[], Sequence[Any]] | None:
     """Return a function that gives a scheduler's rates from ``last_epoch``, whatever they were before."""
     if type(scheduler) in (LambdaLR, OneCycleLR):
@@ -303,10 +277,9 @@ def copied(
         if hollow:
             states = (t for o in ready for s in o.state.values() for _, t in tensors_in(s))
             memo |= {id(x): x for x in [model, *parameters_of(ready), *states]}
-        model, optimizers, bound = copy.deepcopy((model, ready, bound), memo)
-        for one, twin in zip(ready, optimizers, strict=True):  # torch copies only three attributes
-            others = {k: v for k, v in vars(one).items() if k not in vars(twin) and k != "step"}
-            vars(twin).update({} if hollow else copy.deepcopy(others, memo))
+        model = copy.deepcopy(model, memo)
+        optimizers = [copy.deepcopy(o, memo) if hollow else twin_of(o, memo) for o in ready]
+        bound = copy.deepcopy(bound, memo)
     else:
         model, bound = copy.deepcopy((model, bound), memo)
         made = made_by("optimizer(model)", setup.optimizer, model, "param_groups")
@@ -357,11 +330,33 @@ def made_by(who: str, function: Callable[[Any], Any], of: Any, has: str) -> Any:
 
 
 def rates_of(setup: Setup) -> Rates:
-    """Return the rates that the optimizers will have, or those that they have if there is no scheduler."""
+    """Return the rates that the optimizers will have, or those that they have if there is no scheduler.
+
+    The schedule is followed without stepping an optimizer: in every step if they are few, otherwise in the
+    first ones, and in some of the others if it has a closed form.
+    """
     _, optimizers, scheduler = copied(setup, hollow=True)
+    groups = groups_of(optimizers)
+    numbers, rates, ended = [0], [[float(g["lr"]) for g in groups]], None
     if scheduler is None:
-        return Rates([0], [[float(g["lr"]) for g in groups_of(optimizers)]], None)
-    return _simulated(optimizers, scheduler, setup.declare.steps)
+        return Rates(numbers, rates, ended)
+    limit, count = max(SIMULATED // max(len(groups), 1), 100), setup.declare.steps or HORIZON
+    form = _closed_form(scheduler) if count > limit else None
+    start = getattr(scheduler, "last_epoch", 0)
+    for i in range(1, min(count, limit // 2 if form else limit)):
+        try:
+            scheduler.step()
+        except Exception as error:
+            ended = error
+            break
+        numbers.append(i)
+        rates.append([float(g["lr"]) for g in groups])
+    if form is not None and ended is None:
+        for i in range(limit // 2, count, max((count - limit // 2) // (limit // 2), 1)):
+            scheduler.last_epoch = start + i
+            numbers.append(i)
+            rates.append([float(rate) for rate in form()])
+    return Rates(numbers, rates, ended, scheduler)
 
 
 def resumed(setup: Setup) -> tuple[list[float], list[float]]:

@@ -7,17 +7,16 @@ import gc
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normlab.errors import UserError
-from normlab.trace.compare import Part, awake, blame, distance, in_float64, part_of, rounding_of, small_part
+from normlab.trace.compare import Located, Part, awake_step, blame, distance, part_of, rounding_of, small_part
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.stacks import Scaled, scaled_streams, stream_of
@@ -36,13 +35,6 @@ EXACT: Final = 1e-9
 """Relative difference that rounding may leave in float64 after some hundred layers."""
 SMALL: Final = 2.0**-40
 """Factor that makes gradients too small for any clipping; a power of two rounds nothing."""
-
-
-class _OutputDifference(NamedTuple):
-    """The largest difference of two runs, relative to the largest entry, and the module where they part."""
-
-    size: float
-    module: str
 
 
 class Step:
@@ -109,33 +101,28 @@ class Step:
         return self.size > LARGE_MODEL
 
     @cached_property
-    def _wide(self) -> tuple[Trace, bool]:
-        """The model awake, without dropout, and whether it is in float64."""
-        narrow = replace(self.plain, dropout=False)
-        if not self.copyable:
-            return narrow, False
-        narrow = replace(narrow, model=awake(self.copy()))
-        wide = in_float64(narrow)
-        return wide or narrow, wide is not None
+    def _awake(self) -> Trace:
+        """The model ``awake`` and without dropout, in float64 if possible."""
+        return awake_step(self.plain, self.copy()) if self.copyable else self.plain.again(dropout=False)
 
     @property
     def is_exact(self) -> bool:
         """Whether the model runs in float64."""
-        return self._wide[1]
+        return self._awake.exact
 
     @cached_property
     def facts(self) -> Facts:
         """The facts of the step, read off the exact trace."""
-        return Facts(self._wide[0], self.declare)
+        return Facts(self._awake, self.declare)
 
     @cached_property
     def exact(self) -> Trace:
         """The model in float64 if possible, ``awake`` and without dropout, in evaluation mode."""
         with suppress(Exception):
             if isinstance(tap := self.facts.logits.where, Tap):
-                self.facts.trace = self._wide[0].again(taps=(tap,))
+                self.facts.trace = self._awake.again(taps=(tap,))
                 return self.facts.trace
-        return self._wide[0]
+        return self._awake
 
     @property
     def original(self) -> nn.Module:
@@ -215,7 +202,10 @@ class Step:
         try:
             where = self.facts.logits.where
         except Unknown:
-            return self._main_output(trace)
+            wide = [x for x in trace.outputs if x.is_floating_point() and x.numel() > 1]
+            if not wide:
+                raise Unknown("the model returns no tensor to compare") from None
+            return wide[0]
         if trace is self.exact:
             return self.facts.logits.value
         if isinstance(where, FunctionInput):
@@ -227,14 +217,9 @@ class Step:
             trace = trace.again(taps=(*trace.taps, where))
         return trace[where]
 
-    @staticmethod
-    def _main_output(trace: Trace) -> Tensor:
-        if wide := [x for x in trace.outputs if x.is_floating_point() and x.numel() > 1]:
-            return wide[0]
-        raise Unknown("the model returns no tensor to compare")
-
-    def difference(self, a: Trace, b: Trace, part: Part) -> _OutputDifference | None:
-        """Compare two runs in a part of the logits; None if they agree up to rounding.
+    def difference(self, a: Trace, b: Trace, part: Part) -> Located | None:
+        """Return the largest difference of two runs in a part of the logits, relative to the largest entry;
+        None if they agree up to rounding.
 
         The module is the first, in order of completion, whose inputs agree in that part but whose outputs do
         not. Raises Unknown if the logits have no such part.
@@ -243,7 +228,7 @@ class Step:
         if x is None or y is None:
             raise Unknown("the output has no axis for positions")
         size = distance(x, y)
-        return _OutputDifference(size, blame(a, b, part, self.rounding)) if size > self.rounding else None
+        return Located(size, blame(a, b, part, self.rounding)) if size > self.rounding else None
 
     def uses(self, path: str) -> bool:
         """Return whether the loss depends on the output of a module."""
@@ -289,8 +274,8 @@ class Step:
 
     # ------------------------------------------------------------------------------------- the whole step
 
-    def rehearsal(self, *, exact: bool = False, whole: Any = None) -> Rehearsal:
-        """Return copies of model, optimizers and scheduler, and the user's step (or a plain one) for them.
+    def rehearsal(self, *, exact: bool = False, plain: bool = False) -> Rehearsal:
+        """Return copies of model, optimizers and scheduler, and the user's step for them, or a plain one.
 
         Raises Unknown without an optimizer, or if they cannot be copied.
         """
@@ -298,9 +283,9 @@ class Step:
             self.copy()
         memo = dict[int, Any]()
         parts = copied(self.setup, memo=memo)
-        whole = whole or rebound(self.setup.step, memo) or plain_step(self.loss_of)
+        whole = (not plain and rebound(self.setup.step, memo)) or plain_step(self.loss_of)
         several = isinstance(self.setup.optimizer, (list, tuple)) or len(parts[1]) > 1
-        return Rehearsal(*parts, whole, several, exact)
+        return Rehearsal(*parts, self.loss_of, whole, several, exact)
 
     @property
     def handed(self) -> tuple[nn.Module, list[Optimizer]]:
@@ -327,7 +312,7 @@ class Step:
     @cached_property
     def gradient_rounding(self) -> float:
         """The share of a gradient that rounding may change, if the step runs as in ``twice``."""
-        return self.rounding if self.twice[0] else self.rehearsal().rounding(self.stepped, self.loss_of)
+        return self.rounding if self.twice[0] else self.rehearsal().rounding(self.stepped)
 
     @cached_property
     def rates(self) -> Rates:

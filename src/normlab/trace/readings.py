@@ -67,14 +67,14 @@ class Readings(FunctionMode):
                 twins = [x for _, x in tensors_in(other(*known))]
                 self._known |= {id(x): (first, x, y) for x, y in zip(made, twins, strict=False)}
         elif isinstance(result, Tensor) and result.is_floating_point():
-            instead = [i for i in known if self._read(self._known[i][0], name, result, lambda i=i: other(i))]
+            instead = list[int]()
+            for i in known:
+                parameter = self._known[i][0]
+                nth = self._counts[parameter]
+                self._counts[parameter] += 1
+                if self._see is not None:
+                    self._see(ParameterReading(parameter, nth, name, result, result - other(i)))
+                if (parameter, nth) in self._instead:
+                    instead.append(i)
             return other(*instead) if instead else result
         return result
-
-    def _read(self, parameter: str, function: str, result: Tensor, other: Callable[[], Tensor]) -> bool:
-        """Show a reading; return whether the other value is wanted instead."""
-        nth = self._counts[parameter]
-        self._counts[parameter] += 1
-        if self._see is not None:
-            self._see(ParameterReading(parameter, nth, function, result, result - other()))
-        return (parameter, nth) in self._instead

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from types import FunctionType
@@ -18,7 +18,6 @@ from torch.overrides import TorchFunctionMode
 from normlab.errors import UserError
 from normlab.trace.tensors import Side, Tap, activations, forward_hooks, tensors_in, unwrap
 
-Signal = Literal["value", "grad"]
 ROOM: Final = 256
 """How many hooks on tensors are held before those of dead tensors are released."""
 
@@ -32,7 +31,7 @@ class Want(NamedTuple):
 
     module: str
     side: Side = "output"
-    signal: Signal = "value"
+    signal: Literal["value", "grad"] = "value"
     keep: Callable[[Tensor], Any] = Tensor.detach
     first: bool = False
 
@@ -81,7 +80,8 @@ def record(
         with forward_hooks({path: modules[path] for path in modules if path in here}, hooks.see):
             yield hooks.seen
     finally:
-        hooks.remove()
+        for handle in hooks.handles:
+            handle.remove()
 
 
 class _Hooks:
@@ -90,7 +90,7 @@ class _Hooks:
     def __init__(self, wants: dict[str, list[Want]], on_error: Callable[[Exception], None] | None) -> None:
         self._wants, self._on_error = wants, on_error
         self._calls = Counter[tuple[str, Side]]()
-        self._handles: list[Any] = []
+        self.handles: list[Any] = []
         self._room = ROOM
         self.seen: list[Seen] = []
 
@@ -119,10 +119,10 @@ class _Hooks:
                 return
 
     def _await(self, x: Tensor, add: Callable[[Tensor], None]) -> None:
-        if len(self._handles) >= self._room:
-            self._handles = [handle for handle in self._handles if handle.hooks_dict_ref() is not None]
-            self._room = ROOM + 2 * len(self._handles)
-        self._handles.append(x.register_hook(add))
+        if len(self.handles) >= self._room:
+            self.handles = [handle for handle in self.handles if handle.hooks_dict_ref() is not None]
+            self._room = ROOM + 2 * len(self.handles)
+        self.handles.append(x.register_hook(add))
 
     @contextmanager
     def _caught(self) -> Iterator[None]:
@@ -132,10 +132,6 @@ class _Hooks:
             if self._on_error is None:
                 raise
             self._on_error(error)
-
-    def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
 
 
 WIDE: Final = torch.float64
@@ -213,7 +209,8 @@ class Functions(FunctionMode):
     """Runs a step's functions in float64 if ``exact``, and without dropout unless ``dropout``.
 
     In float64, casts to a narrower floating type become casts to float64, so a loss that calls
-    ``logits.float()`` loses nothing. Functions in ``wanted`` are passed to ``see`` as FunctionCalls.
+    ``logits.float()`` loses nothing. Calls of the functions named in ``wanted`` (without it, of all) are
+    passed to ``see``.
     """
 
     def __init__(
@@ -221,7 +218,7 @@ class Functions(FunctionMode):
         *,
         exact: bool = False,
         dropout: bool = True,
-        wanted: Callable[[str], bool] | None = None,
+        wanted: Collection[str] | None = None,
         see: Callable[[str, tuple[Any, ...], Mapping[str, Any], Any], None] | None = None,
     ) -> None:
         super().__init__()
@@ -234,7 +231,7 @@ class Functions(FunctionMode):
             args, kwargs = _without_dropout(func, args, kwargs)
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if self._see is not None and (self._wanted is None or self._wanted(name)):
+        if self._see is not None and (self._wanted is None or name in self._wanted):
             self._see(name, args, kwargs, result)
         return result
 
@@ -307,7 +304,7 @@ def own_functions(see: Callable[[str, tuple[Any, ...], Mapping[str, Any], Any], 
         base.apply = own  # type: ignore[method-assign]
 
 
-class Preserve(TorchFunctionMode):
+class Preserve(FunctionMode):
     """Replaces each recorded tensor that is about to be written to by a copy through which the graph leads:
     the copy has the value and the gradient that the tensor had before.
     """
@@ -316,23 +313,17 @@ class Preserve(TorchFunctionMode):
         super().__init__()
         self._held = held
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        given = kwargs or {}
-        written = [*(args[:1] if writes(func, given) else ()), given.get("out")]
-        for storage in {x.untyped_storage().data_ptr() for _, x in tensors_in(written)}:
-            self._preserve(storage)
-        return func(*args, **given)
-
-    def _preserve(self, storage: int) -> None:
-        held = {id(x): x for x in self._held.values() if x.untyped_storage().data_ptr() == storage}
-        for i, x in held.items():
-            if not (x.is_leaf and x.requires_grad):  # autograd allows no writes to these
-                held[i] = x.clone()
-                x.copy_(held[i])
-        for key, x in self._held.items():
-            self._held[key] = held.get(id(x), x)
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        written = [*(args[:1] if writes(func, kwargs) else ()), kwargs.get("out")]
+        storages = {x.untyped_storage().data_ptr() for _, x in tensors_in(written)}
+        copies: dict[int, Tensor] = {}
+        for key, x in self._held.items() if storages else ():
+            own = x.is_leaf and x.requires_grad  # autograd allows no writes to these
+            if id(x) not in copies and x.untyped_storage().data_ptr() in storages and not own:
+                copies[id(x)] = x.clone()
+                x.copy_(copies[id(x)])
+            self._held[key] = copies.get(id(x), x)
+        return func(*args, **kwargs)
 
 
 def writes(func: Any, kwargs: Mapping[str, Any]) -> bool:

@@ -81,6 +81,7 @@ class Rehearsal:
     model: nn.Module
     optimizers: list[Optimizer]
     scheduler: Any
+    loss_of: Loss
     whole: Whole
     several: bool = False
     """Whether the step takes a list of optimizers."""
@@ -123,24 +124,24 @@ class Rehearsal:
                     raise UserError(f"step(model, batch, optimizer, scheduler) raised {error}") from error
         return seen
 
-    def gradients(self, batch: Any, loss_of: Loss, *, training: bool, **changes: Any) -> Gradients:
+    def _trace(self, batch: Any, **changes: Any) -> Trace:
+        own = self.own(batch)
+        return Trace(self.model, own, self.loss_of, dropout=False, exact=self.exact, seed=SEED, **changes)
+
+    def gradients(self, batch: Any, *, training: bool, **changes: Any) -> Gradients:
         """Return samples of the gradients of the loss in the parameters that the optimizers hold."""
         for p in self.model.parameters():
             p.grad = None
-        batch = self.own(batch)
-        trace = Trace(
-            self.model, batch, loss_of, training=training, dropout=False, exact=self.exact, seed=SEED
-        )
         held = {self.names.get(id(p)) for p in parameters_of(self.optimizers)}
-        every = trace.again(**changes).gradients.items()
+        every = self._trace(batch, training=training, **changes).gradients.items()
         return {n: sample(g) for n, g in every if n in held and g is not None}
 
-    def losses(self, batch: Any, loss_of: Loss, rates: Sequence[float]) -> list[float]:
+    def losses(self, batch: Any, rates: Sequence[float]) -> list[float]:
         """Return the losses of a batch before each step and after the last, until it is learnt.
 
         The rates are reached in ten steps; without any, the loop's own apply.
         """
-        trace = Trace(self.model, self.own(batch), loss_of, training=True, dropout=False, seed=SEED)
+        trace = self._trace(batch, training=True)
         losses = [float(trace.loss)]
         while len(losses) <= TRIED and isfinite(losses[-1]) and not learnt(losses):
             ramp = min(1.0, len(losses) / LEARNT)
@@ -148,11 +149,11 @@ class Rehearsal:
             losses.append(float(trace.again().loss))
         return losses
 
-    def rounding(self, batch: Any, loss_of: Loss) -> float:
+    def rounding(self, batch: Any) -> float:
         """Return the share of the gradient that changes when each parameter changes by one rounding."""
-        base = self.gradients(batch, loss_of, training=True)
+        base = self.gradients(batch, training=True)
         moved, eps = rounded(self.model, torch.Generator().manual_seed(0))
-        other = self.gradients(batch, loss_of, training=True, weights=moved)
+        other = self.gradients(batch, training=True, weights=moved)
         return 4 * fit(other, base).rest + eps
 
     def own(self, batch: Any) -> Any:
@@ -284,7 +285,6 @@ def groups_of(optimizers: Iterable[Optimizer]) -> list[dict[str, Any]]:
 
 
 def _norm_of(parameters: Iterable[Tensor]) -> float:
-    """Return the norm of all their gradients together."""
     return sum(float(p.grad.double().norm()) ** 2 for p in parameters if p.grad is not None) ** 0.5
 
 
@@ -317,9 +317,7 @@ def splits(trace: Trace, facts: Facts, rounding: float) -> bool:
         counts = facts.targets.counted.reshape(facts.rows, -1).sum(1).tolist()
     except (Unknown, RuntimeError):
         counts = [1] * facts.rows
-    alone = [
-        trace.again(batch=facts.with_rows(torch.tensor([i]))) if n else None for i, n in enumerate(counts)
-    ]
-    losses = [0.0 if row is None else float(row.loss) for row in alone]
+    rows = [facts.with_rows(torch.tensor([i])) for i in range(len(counts))]
+    losses = [float(trace.again(batch=row).loss) if n else 0.0 for row, n in zip(rows, counts, strict=True)]
     mean = sum(n * loss for n, loss in zip(counts, losses, strict=True)) / sum(counts)
     return any(abs(float(trace.loss) - x) <= rounding * abs(x) for x in (mean, sum(losses)))

@@ -257,7 +257,6 @@ class Setup:
         return [own.batches] if own.is_one_batch else list(islice(own._pass(), most))
 
     def _pass(self) -> Iterator[Any]:
-        """Yield the batches once."""
         batches = iter(self.batches)
         try:
             yield next(batches)

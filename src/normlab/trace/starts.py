@@ -8,7 +8,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import NormalDist
@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from normlab.trace.compare import awake, distance, in_float64
+from normlab.trace.compare import awake_step, distance
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import odd_one, settings, shared
 from normlab.trace.setup import Setup, shown
@@ -250,7 +250,8 @@ class Fresh:
         if self.of_class is None:
             return None
         with suppress(Exception):
-            return in_float64(replace(like, model=awake(copy.deepcopy(self.of_class)), dropout=False))
+            step = awake_step(like, copy.deepcopy(self.of_class))
+            return step if step.exact else None
         return None
 
     def has_setting(self, path: str, name: str, value: Any) -> bool | None:
@@ -311,9 +312,8 @@ class Fresh:
         return type(self._model)(copy.deepcopy(self._model.config))
 
     def _made(self) -> nn.Module:
-        made = None if self._make is None else self._make()
-        if isinstance(made, nn.Module):
-            return made
-        if self._make is not None:
+        if self._make is None:
+            raise Unknown("nothing says how the model is drawn: pass make=, a function that builds it")
+        if not isinstance(made := self._make(), nn.Module):
             raise Unknown(f"make() returned {shown(made)}, and must return a model")
-        raise Unknown("nothing says how the model is drawn: pass make=, a function that builds it")
+        return made

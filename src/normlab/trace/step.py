@@ -1,14 +1,12 @@
-"""Compute gradients, and the weights after one update, by a new optimizer or one in mid-training."""
+"""Compute gradients, and copy the optimizer that makes an update of them."""
 
 from __future__ import annotations
 
-import inspect
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +14,6 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from normlab.errors import UserError
-from normlab.trace.untouched import undisturbed
-
-if TYPE_CHECKING:
-    from normlab.trace.trace import Trace
 
 Weights: TypeAlias = Mapping[str, Tensor]
 """Parameters, or what belongs to each, by path."""
@@ -113,66 +107,12 @@ def made(optimizer: Optimizer | OptimizerFactory, model: nn.Module) -> tuple[Opt
     return optimizer, max(float(group.get("lr") or 0.0) for group in optimizer.param_groups)
 
 
-def updated(
-    trace: Trace,
-    optimizer: Optimizer | OptimizerFactory,
-    known: Gradients | None = None,
-    *,
-    factor: float = 1.0,
-) -> dict[str, Tensor]:
-    """Return a model's trainable parameters after one update on a step's loss, without dropout, by path.
-
-    An optimizer in the middle of its training goes on from a copy of its state, without its hooks and without
-    what a schedule does after a step; a function makes a new one from the parameters that need a gradient.
-    Optimizers that evaluate the loss several times, such as LBFGS, do so; ``known`` is what the first
-    evaluation gives, if already known. Rates are ``factor`` times the groups'; None stays None. The model's
-    weights and gradients and the optimizer's state and groups are never written to.
-
-    Raises UserError for a frozen model, another model's optimizer, and a loss that is not finite.
+def twin_of(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
+    """Copy an optimizer without its hooks; ``memo``, as that of ``deepcopy``, holds what takes the place of
+    its parameters. torch alone would copy only three attributes.
     """
-    own = trainable(trace.model)
-    twins = {path: Parameter(p.detach().clone()) for path, p in own.items()}
-    if isinstance(optimizer, Optimizer):
-        used = _copy(optimizer, {id(p): twins[path] for path, p in own.items()})
-    else:
-        used = optimizer(list(twins.values()))
-    for group in used.param_groups:
-        if factor != 1 and group.get("lr") is not None:
-            group["lr"] = group["lr"] * factor
-
-    def weights() -> dict[str, Tensor]:
-        return {path: twin.detach() for path, twin in twins.items()}
-
-    left = [known or trace.again(weights=weights()).slope]  # an optimizer may turn off gradients
-
-    def evaluate() -> float:
-        loss, gradients = left.pop() if left else trace.again(weights=weights()).slope
-        if not math.isfinite(loss):
-            raise UserError(f"the loss is {loss}, and no update follows; check weights and batch")
-        for path, twin in twins.items():
-            twin.grad = gradients[path].clone()  # an optimizer may write to it
-        return loss
-
-    step: Callable[..., Any] = type(used).step  # a schedule may have bound the object's own
-    with undisturbed(trace.model):
-        if "closure" in inspect.signature(step).parameters:
-            step(used, evaluate)
-        else:
-            evaluate()
-            step(used)
-    return weights()
-
-
-def _copy(optimizer: Optimizer, twin_of: Mapping[int, Parameter]) -> Optimizer:
-    """Copy an optimizer, with twins in place of its parameters."""
-    held = [p for group in optimizer.param_groups for p in group["params"]]
-    if not any(id(p) in twin_of for p in held):
-        raise UserError(
-            "the optimizer holds no parameter of the model; pass the one that trains it, or a function that "
-            "makes one, as in partial(torch.optim.AdamW, lr=5e-4)"
-        )
-    left = {"step"} | {name for name, value in vars(optimizer).items() if isinstance(value, OrderedDict)}
-    state = {name: value for name, value in vars(optimizer).items() if name not in left}
-    copy = type(optimizer).__new__(type(optimizer))
-    copy.__setstate__(deepcopy(state, dict(twin_of)))
-    return copy
+    twin = deepcopy(optimizer, memo)
+    others = {name: value for name, value in vars(optimizer).items() if name not in vars(twin)}
+    others.pop("step", None)  # a schedule binds the object's own
+    vars(twin).update(deepcopy(others, memo))
+    return twin

@@ -182,8 +182,12 @@ def compiles(module: nn.Module) -> bool:
 
 
 @contextmanager
-def forward_hooks(modules: Mapping[str, nn.Module], see: Callable[[str, Side, Any], Any]) -> Iterator[None]:
-    """Call ``see(path, side, values)``, inside this block, with the inputs and outputs of each module."""
+def forward_hooks(
+    modules: Mapping[str, nn.Module], see: Callable[[str, Side, Any], Any], *, even_if_stopped: bool = False
+) -> Iterator[None]:
+    """Call ``see(path, side, values)``, inside this block, with the inputs and outputs of each module; those
+    of a call that raises are None, and shown only ``even_if_stopped``.
+    """
 
     def hooks(path: str, module: nn.Module) -> Iterator[Any]:
         def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -193,7 +197,7 @@ def forward_hooks(modules: Mapping[str, nn.Module], see: Callable[[str, Side, An
             see(path, "output", output)
 
         yield module.register_forward_pre_hook(before, with_kwargs=True)
-        yield module.register_forward_hook(after)
+        yield module.register_forward_hook(after, always_call=even_if_stopped)
 
     handles: list[Any] = []
     try:

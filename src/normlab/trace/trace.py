@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import inspect
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,12 +14,13 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from normlab.errors import UserError
 from normlab.trace.record import OWN, FunctionCall, Functions, Preserve, own_functions
 from normlab.trace.setup import Loss
-from normlab.trace.step import Gradients, OptimizerFactory, Weights, gradients_in, trainable, updated
+from normlab.trace.step import Gradients, OptimizerFactory, Weights, gradients_in, trainable, twin_of
 from normlab.trace.tensors import Call, Place, Side, Tap, call_model, forward_hooks, tensors_in
 from normlab.trace.untouched import undisturbed
 
@@ -29,22 +32,19 @@ def at_weights(model: nn.Module, weights: Weights) -> Iterator[None]:
     A backward pass at these values must be inside too: a graph holds parameters by reference. A parameter
     with several paths may be named by any of them.
     """
-    parameters = {path: attrgetter(path)(model) for path in weights}
-    own = [(p, p.data) for p in {id(p): p for p in parameters.values()}.values()]
+    if not weights:
+        yield
+        return
+    parameters = [attrgetter(path)(model) for path in weights]
+    own = [p.data for p in parameters]
     try:
-        for path, weight in weights.items():
-            parameters[path].data = weight.detach()
-        _forget_casts(own)
+        for p, weight in zip(parameters, weights.values(), strict=True):
+            p.data = weight.detach()
+        torch.clear_autocast_cache()  # it keeps copies of cast weights
         yield
     finally:
-        for p, data in own:
+        for p, data in zip(parameters, own, strict=True):
             p.data = data
-        _forget_casts(own)
-
-
-def _forget_casts(changed: Sequence[Any]) -> None:
-    """Let autocast, which keeps copies of cast weights, cast them again."""
-    if changed:
         torch.clear_autocast_cache()
 
 
@@ -138,39 +138,39 @@ class Trace:
         with self._surroundings(), torch.no_grad(), Functions(exact=self.exact, dropout=False):
             yield
 
-    def run(
-        self, *, graph: bool = False, events: bool = False, functions: Callable[[str], bool] | None = None
-    ) -> Pass:
-        """Run one forward pass, within ``surroundings`` if a backward pass is to follow."""
-        watch = _Watch(self.model, self.taps, graph=graph, events=events)
-        watched = watch.modules(events=events or functions is not None)
-        with ExitStack() as stack:
-            stack.enter_context(torch.set_grad_enabled(graph))
-            stack.enter_context(forward_hooks(watched, watch.see))
-            if self.exact or not self.dropout or functions:
-                see = watch.call if functions else None
-                mode = Functions(exact=self.exact, dropout=self.dropout, wanted=functions, see=see)
-                stack.enter_context(mode)
-            if self.taps:
-                stack.enter_context(Preserve(watch.held))
-            if functions and functions(OWN):
-                stack.enter_context(own_functions(watch.call))
-            loss = self.loss_of(self.model, self.batch)
-        if isinstance(loss, Tensor) and loss.numel() == 1:
-            loss = loss.reshape(())
-        loss, functions_ = loss if isinstance(loss, Tensor) else None, tuple(watch.functions)
-        return Pass(loss, tuple(watch.outputs), tuple(watch.events), functions_, watch.held)
-
     @contextmanager
-    def with_graph(self, **recorded: Any) -> Iterator[Pass]:
+    def with_graph(
+        self, *, graph: bool = True, events: bool = False, functions: Collection[str] = ()
+    ) -> Iterator[Pass]:
         """Run a pass whose graph may be used inside this block."""
+        watch, modules = _Watch(self.taps, graph=graph, events=events), dict(self.model.named_modules())
+        if unknown := [tap.module for tap in self.taps if tap.module not in modules]:
+            raise UserError(f"the model has no module {unknown[0]!r}; read_structure gives taps that it has")
+        if not events and not functions:
+            modules = {path: modules[path] for path in ("", *(tap.module for tap in self.taps))}
         with self._surroundings():
-            yield self.run(graph=True, **recorded)
+            with ExitStack() as stack:
+                stack.enter_context(torch.set_grad_enabled(graph))
+                stack.enter_context(forward_hooks(modules, watch.see))
+                if self.exact or not self.dropout or functions:
+                    see = watch.call if functions else None
+                    mode = Functions(exact=self.exact, dropout=self.dropout, wanted=functions, see=see)
+                    stack.enter_context(mode)
+                if self.taps:
+                    stack.enter_context(Preserve(watch.held))
+                if OWN in functions:
+                    stack.enter_context(own_functions(watch.call))
+                loss = self.loss_of(self.model, self.batch)
+            if not isinstance(loss, Tensor):
+                loss = None
+            elif loss.numel() == 1:
+                loss = loss.reshape(())
+            yield Pass(loss, tuple(watch.outputs), tuple(watch.events), tuple(watch.functions), watch.held)
 
     def once(self, *, graph: bool = False, **recorded: Any) -> Pass:
         """Run a pass; its results may have a graph, but no backward pass may go through it any more."""
-        with self._surroundings():
-            return self.run(graph=graph, **recorded)
+        with self.with_graph(graph=graph, **recorded) as passed:
+            return passed
 
     @cached_property
     def _plain(self) -> Pass:
@@ -183,7 +183,7 @@ class Trace:
 
     def functions(self, *names: str) -> tuple[FunctionCall, ...]:
         """Return the calls of torch functions with these names, in order."""
-        return self.once(functions=lambda name: name in names).functions
+        return self.once(functions=names).functions
 
     @property
     def loss(self) -> Tensor:
@@ -238,10 +238,55 @@ class Trace:
         return Gradients(loss, filled)
 
     def update(
-        self, optimizer: Optimizer | OptimizerFactory, known: Gradients | None = None, **options: Any
+        self, optimizer: Optimizer | OptimizerFactory, known: Gradients | None = None, *, factor: float = 1.0
     ) -> dict[str, Tensor]:
-        """Return the trainable parameters after one update on the loss (see ``step.updated``)."""
-        return updated(self, optimizer, known, **options)
+        """Return the model's trainable parameters after one update on the loss, by path.
+
+        An optimizer in the middle of its training goes on from a copy of its state, without its hooks and
+        without what a schedule does after a step; a function makes a new one from the parameters that need a
+        gradient. Optimizers that evaluate the loss several times, such as LBFGS, do so; ``known`` is what the
+        first evaluation gives, if already known. Rates are ``factor`` times the groups'; None stays None. The
+        model's weights and gradients and the optimizer's state and groups are never written to.
+
+        Raises UserError for a frozen model, another model's optimizer, and a loss that is not finite.
+        """
+        own = trainable(self.model)
+        twins = {path: Parameter(p.detach().clone()) for path, p in own.items()}
+        if isinstance(optimizer, Optimizer):
+            held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            if held.isdisjoint(map(id, own.values())):
+                raise UserError(
+                    "the optimizer holds no parameter of the model; pass the one that trains it, or a "
+                    "function that makes one, as in partial(torch.optim.AdamW, lr=5e-4)"
+                )
+            used = twin_of(optimizer, {id(p): twins[path] for path, p in own.items()})
+        else:
+            used = optimizer(list(twins.values()))
+        for group in used.param_groups:
+            if factor != 1 and group.get("lr") is not None:
+                group["lr"] = group["lr"] * factor
+
+        def weights() -> dict[str, Tensor]:
+            return {path: twin.detach() for path, twin in twins.items()}
+
+        left = [known or self.again(weights=weights()).slope]  # an optimizer may turn off gradients
+
+        def evaluate() -> float:
+            loss, gradients = left.pop() if left else self.again(weights=weights()).slope
+            if not math.isfinite(loss):
+                raise UserError(f"the loss is {loss}, and no update follows; check weights and batch")
+            for path, twin in twins.items():
+                twin.grad = gradients[path].clone()  # an optimizer may write to it
+            return loss
+
+        step: Callable[..., Any] = type(used).step  # a schedule may have bound the object's own
+        with undisturbed(self.model):
+            if "closure" in inspect.signature(step).parameters:
+                step(used, evaluate)
+            else:
+                evaluate()
+                step(used)
+        return weights()
 
 
 NO_LOSS: Final = "the loss is not a tensor; return loss=lambda model, batch: … as a scalar tensor"
@@ -250,11 +295,8 @@ NO_LOSS: Final = "the loss is not a tensor; return loss=lambda model, batch: …
 class _Watch:
     """Collects what hooks and functions show in one pass."""
 
-    def __init__(self, model: nn.Module, taps: Sequence[Tap], *, graph: bool, events: bool) -> None:
-        self._model, self._graph, self._events = model, graph, events
-        self._taps: dict[tuple[str, Side, int], list[Tap]] = defaultdict(list)
-        for tap in taps:
-            self._taps[tap.module, tap.side, tap.call].append(tap)
+    def __init__(self, taps: Iterable[Tap], *, graph: bool, events: bool) -> None:
+        self._taps, self._graph, self._events = frozenset(taps), graph, events
         self._calls: Counter[tuple[str, Side]] = Counter()
         self._entered: list[tuple[str, tuple[Tensor, ...]]] = []
         self.outputs: list[Tensor] = []
@@ -262,46 +304,26 @@ class _Watch:
         self.functions: list[FunctionCall] = []
         self.held: dict[Tap, Tensor] = {}
 
-    def modules(self, *, events: bool) -> dict[str, nn.Module]:
-        modules = dict(self._model.named_modules())
-        for path, _, _ in self._taps:
-            if path not in modules:
-                raise UserError(f"the model has no module {path!r}; read_structure gives taps that it has")
-        return modules if events else {path: modules[path] for path in ("", *(p for p, _, _ in self._taps))}
-
     def see(self, path: str, side: Side, values: Any) -> None:
         if torch._C._current_graph_task_id() != -1:
             return
         call = self._calls[path, side]
         self._calls[path, side] += 1
-        for tap in self._taps.get((path, side, call), ()):
-            self._hold(tap, values)
+        shown = [(place, x if self._graph else x.detach()) for place, x in tensors_in(values)]
+        for place, x in shown:
+            if (tap := Tap(path, side, place, call)) in self._taps:
+                self.held[tap] = x
+        kept = tuple(x if self._graph else x.clone() for _, x in shown) if self._events else ()
         if side == "input":
-            self._entered.append((path, self._kept(values)))
+            self._entered.append((path, kept))
             return
-        while self._entered:
+        entered, inputs = self._entered.pop()
+        while entered != path:  # the model caught what a module inside raised
             entered, inputs = self._entered.pop()
-            if entered == path:
-                break
-        else:
-            inputs = ()
-        outputs = self._kept(values)
         if path == "":
-            self.outputs.extend(x if self._graph else x.detach() for _, x in tensors_in(values))
+            self.outputs.extend(x for _, x in shown)
         if self._events:
-            places = tuple(place for place, _ in tensors_in(values))
-            self.events.append(Event(path, call, inputs, outputs, places))
-
-    def _hold(self, tap: Tap, values: Any) -> None:
-        for place, x in tensors_in(values):
-            if place == tap.place:
-                self.held[tap] = x if self._graph else x.detach()
-
-    def _kept(self, values: Any) -> tuple[Tensor, ...]:
-        if not self._events:
-            return ()
-        keep = (lambda x: x) if self._graph else (lambda x: x.detach().clone())
-        return tuple(keep(x) for _, x in tensors_in(values))
+            self.events.append(Event(path, call, inputs, kept, tuple(place for place, _ in shown)))
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         module = self._entered[-1][0] if self._entered else ""
@@ -309,33 +331,25 @@ class _Watch:
 
 
 @contextmanager
-def recomputing(model: nn.Module, mode: Functions) -> Iterator[list[nn.Module]]:
+def recomputing(model: nn.Module, mode: Functions) -> Iterator[list[str]]:
     """Use this mode for modules that a backward pass inside this block runs again, as checkpoints do;
     autograd would drop it. Yields the outermost of them.
     """
-    inside: list[nn.Module] = []
-    again: list[nn.Module] = []
+    inside, again = list[str](), list[str]()
 
-    def enter(module: nn.Module, _: Any) -> None:
+    def see(path: str, side: Side, _: Any) -> None:
+        if side == "output":
+            inside.pop()
+            if not inside:
+                mode.__exit__(None, None, None)
+            return
         if not inside:
             mode.__enter__()
-            again.append(module)
-        inside.append(module)
+            again.append(path)
+        inside.append(path)
 
-    def leave(*_: Any) -> None:
-        inside.pop()
-        if not inside:
-            mode.__exit__(None, None, None)
-
-    handles: list[Any] = []
-    try:
-        for module in model.modules():
-            handles.append(module.register_forward_pre_hook(enter))
-            handles.append(module.register_forward_hook(leave, always_call=True))  # it may be stopped early
+    with forward_hooks(dict(model.named_modules()), see, even_if_stopped=True):
         yield again
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _entering(change: Callable[[Tensor], Tensor]) -> Callable[..., Any]:

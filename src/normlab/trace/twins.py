@@ -25,26 +25,9 @@ from normlab.trace.trace import Trace
 DRAWS: Final = 3
 
 
-class _Rounding(NamedTuple):
-    """How far a module is from its twin."""
-
-    module: str
-    ratio: float
-    """Its error, in units of what one rounding of its inputs and output causes."""
-    operations: int
-
-
-class _LowCalls(NamedTuple):
-    """The first call of each module in a pass where something is in low precision."""
-
-    calls: Mapping[str, Any]
-    types: set[torch.dtype]
-    cast: bool
-    """Whether anything runs under autocast."""
-
-
-def low_calls(step: Step) -> _LowCalls:
-    """Run the model once, under autocast if the user's step runs it so.
+def low_calls(step: Step) -> tuple[Mapping[str, Any], float, bool]:
+    """Run the model once, under autocast if the user's step runs it so. Return the first call of each module,
+    the largest relative rounding, and whether anything runs under autocast.
 
     Raises Unknown if all is in float32.
     """
@@ -65,21 +48,21 @@ def low_calls(step: Step) -> _LowCalls:
     low = {torch.bfloat16, torch.float16} & (types | casts)
     if not low:
         raise Unknown("no parameter is in low precision, and nothing runs under autocast")
-    return _LowCalls(calls, low, bool(casts))
+    return calls, max(torch.finfo(t).eps for t in low), bool(casts)
 
 
-def roundings(step: Step) -> Iterator[_Rounding]:
-    """Measure the first call of each module in low precision, inner ones first.
+def roundings(step: Step) -> Iterator[tuple[str, float, int]]:
+    """Yield each module with the error of its first call in low precision, inner ones first, in units of what
+    one rounding of its inputs and output causes, and its number of operations.
 
     Raises Unknown if all is in float32.
     """
-    low, twins = low_calls(step), step.copy().float().eval()
-    eps = max(torch.finfo(t).eps for t in low.types)
-    for path, (values, written) in low.calls.items():
+    (calls, eps, cast), twins = low_calls(step), step.copy().float().eval()
+    for path, (values, written) in calls.items():
         with suppress(Exception):  # a module may insist on its own dtype
             twin = twins.get_submodule(path)
-            weights = dict(twin.named_parameters()) if low.cast else {}
-            yield _Rounding(path, *_ratio(twin, weights, values, _floating(written), eps))
+            weights = dict(twin.named_parameters()) if cast else {}
+            yield path, *_ratio(twin, weights, values, _floating(written), eps)
 
 
 def _ratio(

@@ -15,6 +15,7 @@ from functools import partial
 from operator import is_
 from typing import Any, Final
 
+import numpy
 import torch
 from torch import Tensor, UntypedStorage, nn
 from torch.amp import GradScaler
@@ -31,27 +32,23 @@ from normlab.trace.tensors import eager, unwrap
 @contextmanager
 def same_random_state(seed: int | None = None) -> Iterator[None]:
     """Seed the generators of torch on every device, Python and numpy; restore them after this block."""
-    numpy = sys.modules.get("numpy")
-    python, legacy = random.getstate(), numpy.random.get_state() if numpy else None
-    cpu, devices = torch.get_rng_state(), _accelerators()
-    states = [(device, device.get_rng_state(*at)) for device, *at in devices]
+    cpu, python, legacy = torch.get_rng_state(), random.getstate(), numpy.random.get_state()  # noqa: NPY002
+    states = [(device, at, device.get_rng_state(*at)) for device, *at in _accelerators()]
     try:
         if seed is not None:
             torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed devices that start later
-            for device, *at in devices:
+            for device, at, _ in states:
                 with device.device(*at) if at else nullcontext():
                     device.manual_seed(seed)
             random.seed(seed)
-            if numpy:
-                numpy.random.seed(seed)
+            numpy.random.seed(seed)  # noqa: NPY002
         yield
     finally:
         torch.set_rng_state(cpu)
-        for (device, state), (_, *at) in zip(states, devices, strict=True):
+        for device, at, state in states:
             device.set_rng_state(state, *at)
         random.setstate(python)
-        if numpy and legacy is not None:
-            numpy.random.set_state(legacy)
+        numpy.random.set_state(legacy)  # noqa: NPY002
 
 
 def _accelerators() -> list[tuple[Any, ...]]:
@@ -254,11 +251,9 @@ class _Kept:
             return self._keep_container(value)
         if is_dataclass(value) and not isinstance(value, type):
             return [vars(value)] if hasattr(value, "__dict__") else []
-        for kind, get, put in _generators():
+        for kind, get, put in STATEFUL:
             if isinstance(value, kind):
                 self._undo.append(partial(put, value, get(value)))
-        if (numpy := sys.modules.get("numpy")) and isinstance(value, numpy.ndarray) and value.dtype != object:
-            self._keep_array(value)
         return []
 
     def _keep_container(self, value: Any) -> list[Any]:
@@ -271,15 +266,6 @@ class _Kept:
         entries = list(value)
         self._undo.append(partial(_refill, value, entries))
         return entries
-
-    def _keep_array(self, value: Any) -> None:
-        before = value.copy()
-
-        def undo() -> None:
-            if value.tobytes() != before.tobytes():
-                value[...] = before
-
-        self._undo.append(undo)
 
     def _keep_tensor(self, x: Tensor) -> list[Any]:
         if is_lazy(x):
@@ -369,16 +355,23 @@ def _refill(value: Any, before: list[Any]) -> None:
         (value.update if isinstance(value, set) else value.extend)(before)
 
 
-def _generators() -> Iterator[tuple[type, Callable[[Any], Any], Callable[[Any, Any], None]]]:
-    yield torch.Generator, lambda g: g.get_state(), lambda g, state: g.set_state(state)
-    yield random.Random, lambda g: g.getstate(), lambda g, state: g.setstate(state)
-    if numpy := sys.modules.get("numpy"):
-        yield numpy.random.RandomState, lambda g: g.get_state(), lambda g, state: g.set_state(state)
+def _set_bits(generator: numpy.random.Generator, state: Any) -> None:
+    generator.bit_generator.state = state
 
-        def put(generator: Any, state: Any) -> None:
-            generator.bit_generator.state = state
 
-        yield numpy.random.Generator, lambda g: g.bit_generator.state, put
+def _fill(array: numpy.ndarray, before: numpy.ndarray) -> None:
+    if array.tobytes() != before.tobytes():
+        array[...] = before
+
+
+STATEFUL: Final[tuple[tuple[type, Callable[[Any], Any], Callable[[Any, Any], Any]], ...]] = (
+    (torch.Generator, torch.Generator.get_state, torch.Generator.set_state),
+    (random.Random, lambda own: own.getstate(), lambda own, state: own.setstate(state)),
+    (numpy.random.RandomState, numpy.random.RandomState.get_state, numpy.random.RandomState.set_state),
+    (numpy.random.Generator, lambda generator: generator.bit_generator.state, _set_bits),
+    (numpy.ndarray, numpy.ndarray.copy, _fill),
+)
+"""Types of objects that have a state, with how to read it and how to put it back."""
 
 
 def _held_by(function: Any) -> list[Any]:

@@ -79,7 +79,7 @@ def read_scale(setup: Setup, batches: Sequence[Any], seconds: float, first: floa
         model = copy.deepcopy(unwrap(setup.model))
         for batch in {id(batch): batch for batch in batches}.values():
             trace = Trace(model, batch, setup.loss or output_loss)
-            with trace.with_graph(events=True, functions=lambda name: name in SCORED) as passed:
+            with trace.with_graph(events=True, functions=SCORED) as passed:
                 scored = read_logits(trace, passed)
                 losses.append(float(passed.loss.detach()) if passed.loss is not None else math.nan)
             heads = [pair for pair in scored if pair[0].output] or scored

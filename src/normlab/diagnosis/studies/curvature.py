@@ -48,7 +48,7 @@ def critical_lr(subject: Subject, optimizer: AnyOptimizer, *, tolerance: float =
     times the step at the optimizer's own rate, which holds for ``torch.optim`` except LBFGS. If the
     optimizer's own step at one of the two rates found says otherwise, the search is repeated with its own
     steps only. A loss that is not a number counts as raised. None if no rate that was tried raises the loss,
-    or none lowers it. ``optimizer`` as for ``step.updated``.
+    or none lowers it. ``optimizer`` as for ``Trace.update``.
 
     Kalra and Barkeshli 2024 (arXiv 2406.09405). Raises UserError for a frozen model, a loss that
     is not finite before any step, a step that is not, and an optimizer without a learning rate above 0.
@@ -149,7 +149,7 @@ def curvature(
     below ``tolerance`` times :math:`|\lambda|`, which bounds the error of an eigenvalue that is far from the
     others by about its square; the detail says how many it took and what was left. Attention runs in a kernel
     that can be differentiated twice, as do normlab's own layers, within ``normlab.nn.reference()``.
-    ``optimizer`` as for ``step.updated``.
+    ``optimizer`` as for ``Trace.update``.
 
     Pan and Li 2023, Section 3 (arXiv 2306.00204). Raises UserError for a frozen model and for a loss that
     cannot be differentiated twice.

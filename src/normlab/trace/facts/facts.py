@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, Final
 
@@ -26,10 +27,7 @@ class Facts:
 
     def __init__(self, trace: Trace, declared: Declaration) -> None:
         self.trace, self.declared = trace, declared
-        self._read()
-
-    def _read(self) -> None:
-        with self.trace.with_graph(events=True, functions=lambda n: n in (*SCORED, LOOKED_UP)) as passed:
+        with trace.with_graph(events=True, functions=(*SCORED, LOOKED_UP)) as passed:
             self.loss = None if passed.loss is None else passed.loss.detach()
             self.lookups = [f._replace(result=None) for f in passed.functions if f.name == LOOKED_UP]
             self.called = Counter(e.module for e in passed.events)
@@ -64,7 +62,7 @@ class Facts:
         """The ids that the model reads; of several, the ones that the targets follow. Raises Unknown."""
         if not self.sources:
             raise Unknown("no tensor of the batch is looked up in an embedding")
-        if (targets := self._rowwise) is not None:
+        if self._shaped and (targets := self._shaped[0][1]).ids.ndim == 2:
             ahead = [max(targets.share(t.entry, k) for k in (1, 0, 2, -1)) for t in self.sources]
             if max(ahead) > 0.9:
                 return self.sources[ahead.index(max(ahead))]
@@ -87,15 +85,10 @@ class Facts:
                 if self.loss is None
                 else "no output has the gradient softmax minus one-hot, so the loss is not a cross-entropy"
             )
-        shaped = [(logits, self._laid_out(targets)) for logits, targets in self._scored]
-        try:
-            entry = self.tokens.entry
-        except Unknown:
-            return shaped[0]
-        for logits, targets in shaped:
-            if targets.ids.ndim == 2 and targets.share(entry, 1) > 0.9:
+        for logits, targets in self._shaped if self.sources else ():
+            if targets.ids.ndim == 2 and targets.share(self.tokens.entry, 1) > 0.9:
                 return logits, targets
-        return shaped[0]
+        return self._shaped[0]
 
     @property
     def scores(self) -> list[tuple[Logits, Targets]]:
@@ -116,12 +109,8 @@ class Facts:
         return self.scored[0]
 
     @cached_property
-    def _rowwise(self) -> Targets | None:
-        """The first targets as `[B, T]`, without knowing the tokens."""
-        if not self._scored:
-            return None
-        targets = self._laid_out(self._scored[0][1])
-        return targets if targets.ids.ndim == 2 else None
+    def _shaped(self) -> list[tuple[Logits, Targets]]:
+        return [(logits, self._laid_out(targets)) for logits, targets in self._scored]
 
     def _laid_out(self, targets: Targets) -> Targets:
         """Return the targets of flattened logits by row, and those of `[T, B, V]` with rows first."""
@@ -185,7 +174,9 @@ class Facts:
         tables = {id(f.argument(1, "weight")) for f in self.lookups}
         modules = dict(self.trace.model.named_modules())
         where, (*_, classes) = self._scored[0][0][:2] if self._scored else (None, (0,))
-        ends = {getattr(where, "module", ""), self._last_linear(classes)} - {""}
+        linear = [path for path, _ in self.order if isinstance(modules[path], nn.Linear)]
+        fits = [path for path in linear if modules[path].out_features == classes]
+        ends = {getattr(where, "module", ""), *fits[-1:]} - {""}
         known = {id(p) for one, _ in self._scored for p in one.matrices}
         roles: dict[str, str] = {}
         for path, p in self.trace.model.named_parameters():
@@ -211,11 +202,6 @@ class Facts:
         fits = [n for n, p in own if classes in p.shape]
         return next((n for role in ("head", "embedding") for n in fits if self.roles[n] == role), None)
 
-    def _last_linear(self, classes: int) -> str | None:
-        linear = [m for m, _ in self.order if isinstance(self.trace.model.get_submodule(m), nn.Linear)]
-        fits = [m for m in linear if self.trace.model.get_submodule(m).out_features == classes]
-        return fits[-1] if fits else None
-
     @cached_property
     def trained(self) -> bool:
         """Whether the weights know something: declared, or the loss prefers the targets to shuffled ones.
@@ -239,10 +225,9 @@ class Facts:
 
     def real(self, tokens: Tokens) -> Tensor:
         """Return where these tokens are real, `[B, T]`; everywhere if nothing tells."""
-        try:
+        with suppress(Unknown):
             return padding_of(self, tokens).real
-        except Unknown:
-            return torch.ones_like(tokens.ids, dtype=torch.bool)
+        return torch.ones_like(tokens.ids, dtype=torch.bool)
 
     @cached_property
     def counted(self) -> Tensor:
@@ -268,9 +253,8 @@ class Facts:
         original = self.entries[tokens.place]
         entry = (original.T if tokens.transposed else original).clone()
         if tokens.column < 0:  # the model puts a start before them
-            ids = torch.where(
-                entry[:, : ids.shape[1] - 1] < 0, entry[:, : ids.shape[1] - 1], ids[:, 1:].to(entry)
-            )
+            labels = entry[:, : ids.shape[1] - 1]
+            ids = torch.where(labels < 0, labels, ids[:, 1:].to(entry))
         entry[:, tokens.start : tokens.start + ids.shape[1]] = ids.to(entry)
         return replaced(self.trace.batch, tokens.place, entry.T if tokens.transposed else entry)
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.trace.compare import distance
+from normlab.trace.compare import Located, distance
 from normlab.trace.facts.wiring import MULTIPLIED, factors
 from normlab.trace.record import FunctionCall
 from normlab.trace.step import gradients_in
@@ -99,23 +99,17 @@ def read_targets(logits: Tensor, gradient: Tensor, precision: torch.dtype = torc
     if good.double().mean() < 0.98:
         return None
 
+    counted = counted.cpu()
+
     def full(values: Tensor) -> Tensor:
         everywhere = torch.zeros(len(counted), dtype=values.dtype)
-        everywhere[counted.cpu()] = values.cpu()
+        everywhere[counted] = values.cpu()
         return everywhere.reshape(shape)
 
     weight = weight + uniform * classes
-    smoothing = (uniform * classes / weight).median()
-    excess = ((p_weight - weight).abs() / weight).median()
-    return Targets(
-        full(ids),
-        counted.cpu().reshape(shape),
-        full(weight),
-        full(nll),
-        classes,
-        float(smoothing),
-        float(excess),
-    )
+    smoothing = float((uniform * classes / weight).median())
+    excess = float(((p_weight - weight).abs() / weight).median())
+    return Targets(full(ids), counted.reshape(shape), full(weight), full(nll), classes, smoothing, excess)
 
 
 def _fit(z: Tensor, g: Tensor) -> tuple[Tensor, ...]:
@@ -281,19 +275,12 @@ def over_one(trace: Trace) -> float | None:
     return None
 
 
-class _Cut(NamedTuple):
-    """The share of logits that get no gradient from their loss, and the module that computes them."""
-
-    size: float
-    module: str
-
-
-def cut_off(trace: Trace, logits: Tensor) -> _Cut | None:
-    """Find logits whose cross-entropy gives no gradient to the last product of their shape.
+def cut_off(trace: Trace, logits: Tensor) -> Located | None:
+    """Return the share of logits whose cross-entropy gives no gradient to the last product of their shape.
 
     A logit whose probability rounds to 0 or 1 may have none.
     """
-    with trace.with_graph(functions=lambda name: name in MULTIPLIED) as passed:
+    with trace.with_graph(functions=MULTIPLIED) as passed:
         made = [f for f in passed.functions if f.result.shape[-1:] == logits.shape[-1:]]
         made = [f for f in made if f.result.numel() == logits.numel() and f.result.requires_grad]
         if not made or passed.loss is None:
@@ -306,4 +293,4 @@ def cut_off(trace: Trace, logits: Tensor) -> _Cut | None:
     least = torch.finfo(p.dtype).eps
     unsure = counted & (p > least) & (p < 1 - least)
     lost = unsure & (g == 0)
-    return _Cut(float(lost.sum() / unsure.sum()), made[-1].module) if lost.any() else None
+    return Located(float(lost.sum() / unsure.sum()), made[-1].module) if lost.any() else None

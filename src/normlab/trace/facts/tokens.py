@@ -52,10 +52,9 @@ def looked_up(entries: Mapping[Place, Tensor], lookups: Sequence[FunctionCall], 
             continue
         for place, entry in integers.items():
             tokens = _match(ids, place, entry, (rows, len(table)))
-            positions = (
-                tokens is not None and len(tokens.ids) > 1 and bool((tokens.ids == tokens.ids[:1]).all())
-            )
-            if tokens is not None and place not in found and not positions:
+            if tokens is None or place in found:
+                continue
+            if len(tokens.ids) < 2 or bool((tokens.ids != tokens.ids[:1]).any()):  # others are positions
                 found[place] = tokens
     return list(found.values())
 
@@ -309,12 +308,8 @@ def _changes(numbers: Tensor) -> Tensor | None:
 
 def _offsets(offsets: Tensor, ids: Tensor) -> Tensor | None:
     """Return the numbers from cumulative lengths, from 0 to the length of the one flat row."""
-    if (
-        len(offsets) < 3
-        or int(offsets[0]) != 0
-        or int(offsets[-1]) != ids.numel()
-        or not bool((offsets.diff() > 0).all())
-    ):
+    whole = len(offsets) > 2 and (int(offsets[0]), int(offsets[-1])) == (0, ids.numel())
+    if not whole or not bool((offsets.diff() > 0).all()):
         return None
     starts = torch.zeros(ids.numel(), dtype=torch.long)
     starts[offsets[1:-1].long()] = 1

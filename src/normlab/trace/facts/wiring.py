@@ -79,7 +79,7 @@ def read_wiring(trace: Trace, blocks: list[str]) -> Wiring:
         for p in frozen:
             p.requires_grad_(True)
         again = trace.again(changed={path: cut(path) for path in blocks})
-        with again.with_graph(events=True, functions=lambda n: n in (*ATTENDED, *MULTIPLIED, OWN)) as passed:
+        with again.with_graph(events=True, functions=(*ATTENDED, *MULTIPLIED, OWN)) as passed:
             calls = passed.functions
             read = [(i, s) for i, c in enumerate(calls) if (s := _scores(c)) is not None]
             return Wiring(
@@ -230,7 +230,6 @@ def _operation(node: Node) -> str:
 
 
 def _before(node: Node) -> list[Node]:
-    """Return the nodes that a node reads."""
     return [n for n, _ in node.next_functions if n is not None]
 
 
@@ -331,7 +330,6 @@ def _rotated(node: Node) -> float | None:
 
 
 def _operands(product: Node) -> tuple[Node | None, Node | None]:
-    """Return what a product multiplies."""
     pair = [n for n, _ in product.next_functions][-2:]
     return (pair[0], pair[1]) if len(pair) == 2 else (None, None)
 
