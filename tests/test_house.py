@@ -19,8 +19,8 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 8
 MOST_CASES = 5_200
-MOST_LINES = 55_600
-MOST_MODULES = 277
+MOST_LINES = 54_600
+MOST_MODULES = 263
 MOST_NAMES = 1_435
 MEDIAN_LINES = 120
 """Of src: what it may grow to, which is lowered when it shrinks. 39,500 lines, 230 modules and 700 names of

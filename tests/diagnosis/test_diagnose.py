@@ -106,6 +106,10 @@ def test_a_notebook_shows_the_verdict_and_the_findings(seen, tmp_path):
     shown = seen._repr_html_()
     assert shown.count("<li>") == len(seen.findings)
     assert html.escape(seen.verdict) in shown
+    frames = seen.to_polars()
+    assert frames.keys() == {*seen.tables, "findings"}
+    assert len(frames["scales"]) == len(seen.tables["scales"])
+    assert frames["findings"]["name"].to_list() == [finding.name for finding in seen.findings]
     page = seen.page(tmp_path / "mine.html")
     assert page.name == "mine.html"
     assert json.loads(page.with_suffix(".json").read_text())["verdict"] == seen.verdict

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,9 @@ from normlab.trace.step import made
 from normlab.trace.tensors import Call, call_model, tensors_in, unwrap
 from normlab.trace.trace import output_loss
 from normlab.trace.untouched import refuse_hollow, undisturbed, untouched
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 @dataclass(frozen=True, repr=False)
@@ -98,6 +101,14 @@ class Diagnosis:
             "peak_memory_bytes": self.peak_memory_bytes,
             "tables": {name: [dict(row) for row in table] for name, table in self.tables.items()},
         }
+
+    def to_polars(self) -> dict[str, pl.DataFrame]:
+        """Return the tables by name, and the findings as one more, as polars data frames."""
+        import polars as pl
+
+        tables = {name: [dict(row) for row in table] for name, table in self.tables.items()}
+        tables["findings"] = [{**vars(f), "numbers": f.evidence} for f in self.findings]
+        return {name: pl.DataFrame(rows, infer_schema_length=None) for name, rows in tables.items()}
 
     def page(self, path: str | Path) -> Path:
         """Draw the diagnosis as a page at this path, with its numbers as JSON beside it; return the path."""
