@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import pytest
+
+import forked
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ("tests/parity", "tests/oracles", "tests/initial", "tests/nn", "tests/optim")
@@ -39,10 +42,11 @@ class Mutation:
     """The tests that must catch it, where it is not in a method."""
 
     @property
-    def tests(self) -> tuple[str, ...]:
-        """What is run, in this order, until a test fails."""
+    def tests(self) -> tuple[tuple[str, ...], ...]:
+        """What is collected and run, one after the other, until a test fails."""
         near = next((tests for place, tests in NEAREST.items() if self.path.startswith(f"{place}/")), ())
-        return self.own or tuple(dict.fromkeys((*near, *TESTS)))
+        far = tuple(tests for tests in TESTS if tests not in near)
+        return (self.own,) if self.own else (near, far)
 
     def plant(self, package: Path) -> None:
         """Change the copy. Raises ValueError where an old text is not found just once: the list is stale."""
@@ -263,46 +267,45 @@ class Result:
 
 def run_tests(package: Path, tests: Sequence[str] = TESTS) -> Result:
     """The tests against the package below ``package``'s parent, to the first failure."""
-    start = time.perf_counter()
-    environment = {**os.environ, "PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"}
-    options = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no"]
-    options += ["-m", "not slow and not long", *tests]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    failures = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return Result(done.returncode, time.perf_counter() - start, failures[0] if failures else "")
+    start, files = time.perf_counter(), [package.parent / name for name in ("in", "out", "err")]
+    env = {**os.environ, "PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+    files[0].touch()
+    code = forked.exit_code(_test, package, tests, cwd=ROOT, env=env, files=files)
+    failures = [line for line in files[1].read_text().splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return Result(code or 0, time.perf_counter() - start, failures[0] if failures else "")
+
+
+def _test(package: Path, tests: Sequence[str]) -> None:
+    """Run the tests in this process, which ends with them."""
+    sys.dont_write_bytecode = True
+    sys.path.insert(0, str(package.parent))
+    import normlab
+
+    if Path(str(normlab.__file__)).parent.resolve() != package.resolve():
+        raise RuntimeError(f"tests would import {normlab.__file__}, not the copy in {package}")
+    options = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no", "-m", "not slow and not long"]
+    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of plugins that are imported already
+    sys.exit(pytest.main([*options, f"--basetemp={package.parent / 'tmp'}", *tests]))
 
 
 def copy_of_package(folder: Path) -> Path:
-    """An unchanged copy of the package, and proof that tests would import it."""
+    """An unchanged copy of the package."""
     package = folder / "normlab"
     shutil.copytree(ROOT / "src" / "normlab", package, ignore=shutil.ignore_patterns("__pycache__"))
-    found = subprocess.run(
-        [sys.executable, "-c", "import normlab; print(normlab.__file__)"],
-        env={**os.environ, "PYTHONPATH": str(folder)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    if Path(found.stdout.strip()).parent.resolve() != package.resolve():
-        raise RuntimeError(f"tests would import {found.stdout.strip()}, not the copy in {folder}")
     return package
 
 
 def outcome_of(mutation: Mutation | None) -> Result:
     """Run the tests on a copy of the package with this error, or without one."""
-    tests = TESTS if mutation is None else mutation.tests
     with tempfile.TemporaryDirectory() as folder:
         package = copy_of_package(Path(folder))
-        if mutation is not None:
-            mutation.plant(package)
-        return run_tests(package, tests)
+        if mutation is None:
+            return run_tests(package)
+        mutation.plant(package)
+        start = time.perf_counter()
+        results = (run_tests(package, tests) for tests in mutation.tests)
+        result = next((one for one in results if one.code != 0), Result(0, 0, ""))
+        return replace(result, seconds=time.perf_counter() - start)
 
 
 def main(words: Sequence[str]) -> int:

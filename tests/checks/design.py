@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -35,7 +36,14 @@ CHOICES: Row = {
 FIELDS = {axis.name: axis.field for axis in AXES}
 
 
-def config_of(row: Row) -> Config:
+def unread(config: Any, **fields: Any) -> Any:
+    """``replace`` for values that are right: to read them would take most of the time of a design."""
+    other = copy.copy(config)
+    vars(other).update(fields)
+    return other
+
+
+def config_of(row: Row, replace: Callable[..., Any] = replace) -> Config:
     """The configuration of a row, whose data are still to be filled in."""
     others = [axis for axis in row if axis not in ("task", PLACEMENT.name)]
     parts = {FIELDS.get(axis, axis): row[axis] for axis in others}
@@ -51,7 +59,7 @@ def config_of(row: Row) -> Config:
 
 def defined(row: Row) -> bool:
     """Whether no part of a row says that it is not defined with another one."""
-    config = config_of(row)
+    config = config_of(row, unread)
     model, scaling = config.model, Parametrisation.registry[config.model.parametrisation]
     parts = (SCHEMES[model.scheme], Placement.registry[model.encoder_placement], scaling)
     return not any(part.conflict(model) for part in parts) and not underived(config.optim, scaling)
