@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from cases import each
+from normlab.nn.kernels import linear as kernels_linear
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.targets import read_targets
@@ -295,6 +297,49 @@ def test_the_head_is_the_matrix_whose_product_the_logits_are():
     read = facts(ids(), model=Tied())
     assert "head" not in read.roles.values()
     assert read.head == "embed.weight"
+
+
+class Hidden(torch.autograd.Function):
+    """A product that a graph shows as nothing known."""
+
+    @staticmethod
+    def forward(ctx, x, weight) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight.T
+
+    @staticmethod
+    def backward(ctx, grad) -> tuple[torch.Tensor, torch.Tensor]:
+        x, weight = ctx.saved_tensors
+        return grad @ weight, grad.flatten(0, -2).T @ x.flatten(0, -2)
+
+
+class Wide(nn.Module):
+    """A block whose hidden layer is as wide as there are classes."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(WIDTH, VOCAB), nn.Linear(VOCAB, WIDTH)
+
+    def forward(self, x):
+        return x + self.outer(self.inner(x).relu())
+
+
+@each("product", [Hidden.apply, kernels_linear.MkldnnLinear.apply], ids=["unknown", "our own"])
+def test_no_matrix_of_a_block_is_taken_for_the_head(product):
+    class Tied(Reader):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(Wide() for _ in range(3))
+            self.head = nn.Identity()
+
+        def forward(self, ids):
+            more = (None, torch.float32) if product == kernels_linear.MkldnnLinear.apply else ()
+            return product(super().forward(ids), self.embed.weight, *more)
+
+    read = facts(ids(), model=Tied())
+    assert "head" not in read.roles.values()
+    assert read.head == "embed.weight"
+    assert bool(read.logits.matrices) == (product != Hidden.apply)
 
 
 def test_a_trained_model_prefers_its_targets():

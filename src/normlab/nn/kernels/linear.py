@@ -37,7 +37,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if ops.plain(x) or not (large and fitting and _multiplies(dtype)):
         return F.linear(x, weight, bias)
     if trained:
-        return _Linear.apply(x, weight, bias, dtype)
+        return MkldnnLinear.apply(x, weight, bias, dtype)
     kept_bias = None if bias is None else _kept(bias, dtype)
     flat = _product(x.flatten(0, -2).to(dtype), _kept(weight, dtype), kept_bias)
     return flat.view(*x.shape[:-1], -1)
@@ -105,8 +105,11 @@ def _multiplies(dtype: torch.dtype) -> bool:
         return False
 
 
-class _Linear(torch.autograd.Function):
-    """Weights and their gradients keep their own dtype; products are computed in ``dtype``."""
+class MkldnnLinear(torch.autograd.Function):
+    """Weights and their gradients keep their own dtype; products are computed in ``dtype``.
+
+    It has the name that torch gives to such a node of a graph, so what reads graphs knows it for a product.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:  # pyrefly: ignore[bad-override]

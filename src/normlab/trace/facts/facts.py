@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.trace.facts import Unknown
-from normlab.trace.facts.stacks import Block, find_stacks, stream_of
+from normlab.trace.facts.stacks import Block, block_of, find_stacks, stream_of
 from normlab.trace.facts.targets import SCORED, Logits, Targets, read_logits
 from normlab.trace.facts.tokens import Arranged, Padding, Tokens, documents_of, looked_up, padding_of
 from normlab.trace.setup import Declaration
@@ -175,7 +175,8 @@ class Facts:
         modules = dict(self.trace.model.named_modules())
         where, (*_, classes) = self._scored[0][0][:2] if self._scored else (None, (0,))
         linear = [path for path, _ in self.order if isinstance(modules[path], nn.Linear)]
-        fits = [path for path in linear if modules[path].out_features == classes]
+        outside = [path for path in linear if block_of(self.stacks, path) is None]
+        fits = [path for path in outside if modules[path].out_features == classes]
         ends = {getattr(where, "module", ""), *fits[-1:]} - {""}
         known = {id(p) for one, _ in self._scored for p in one.matrices}
         roles: dict[str, str] = {}
