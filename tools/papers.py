@@ -56,16 +56,18 @@ def counted(own: Sequence[ArtefactStatus]) -> str:
     """How many claims hold here, do not, and cannot be told; then checks, and what is not measured."""
     judged, total = tally_of(own)
     holds, differs, undecided = (total.verdicts.get(v, 0) for v in ("agrees", "disagrees", "undecided"))
-    claims = count(holds + differs + undecided, "claim")
-    sentences = (
-        f"Of {claims}, **{holds} hold here**, **{differs} do not**, and **{undecided} cannot be told on this "
-        "machine**."
-    )
+    sentences = ""
+    if claims := holds + differs + undecided:
+        sentences = (
+            f"Of {count(claims, 'claim')}, **{holds} hold here**, **{differs} do not**, and **{undecided} "
+            "cannot be told on this machine**."
+        )
     if total.checks:
         sentences += f" Checks on the measurements: {total.passed} of {total.checks} pass."
     if waiting := len(own) - len(judged):
-        sentences += f" {waiting} of {count(len(own), own[0].artefact.kind)} are not measured yet."
-    return sentences
+        is_not = "is not" if waiting == 1 else "are not"
+        sentences += f" {waiting} of {count(len(own), own[0].artefact.kind)} {is_not} measured yet."
+    return sentences.strip()
 
 
 def artefact(one: ArtefactStatus) -> str:
