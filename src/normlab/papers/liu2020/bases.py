@@ -42,6 +42,8 @@ class LiuTraining(Setting):
     """The smallest learning rate of Figure 10."""
     betas: tuple[float, ...] = (0.99, 0.995, 0.999)
     """The β₂ of Figure 10."""
+    six: tuple[str, ...] = tuple(PLACEMENTS)
+    """The placements that are trained at 6 layers, beside those of 18."""
     half: Mapping[str, Any] = field(default_factory=lambda: {"train.precision": "fp16"})
     """Half precision as in the paper."""
     dropout: Mapping[str, Any] = field(default_factory=dict)
@@ -137,6 +139,23 @@ EN_DE: Final = settings_of(
     ),
     paper=LiuTraining(_EN_DE, 1e-3, 8000),
 )
+DEEP_EDGE: Final = {
+    **EN_DE,
+    **settings_of(
+        "liu2020.deep",
+        laptop=replace(
+            EN_DE["laptop"],
+            base=replace(DATES, train=replace(DATES.train, validate_every_steps=120, stop_early=False)),
+            warmup=40,
+            six=("Post", "Pre"),
+            seeds=6,
+        ),
+    ),
+}
+"""The trainings in which a Post-LN of 18 layers fails as the paper's does (docs/pilots.md)."""
+LONG_WARMUPS: Final = {**DEEP_EDGE, "laptop": replace(DEEP_EDGE["laptop"], seeds=2)}
+IWSLT_DEEP: Final = {**IWSLT, "laptop": replace(DEEP_EDGE["laptop"], six=())}
+"""Table 2 trains its rows of 18 layers alone at the laptop scale."""
 EN_FR: Final = settings_of(
     "liu2020.en_fr",
     laptop=LiuTraining(

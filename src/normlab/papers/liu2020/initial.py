@@ -9,7 +9,7 @@ from typing import Final
 
 from normlab.papers.cells import declare
 from normlab.papers.claim import at_least, at_most, below_one, within
-from normlab.papers.liu2020.bases import EN_DE, PLACEMENTS
+from normlab.papers.liu2020.bases import DEEP_EDGE, PLACEMENTS
 from normlab.papers.measures import ConstantRatio, Score
 from normlab.papers.trainings import for_each_scale
 
@@ -41,7 +41,7 @@ ADMIN_VANISHES: Final = declare(
     "liu2020.admin_vanishes",
     "gradients.sublayer_outputs",
     settings={**_OUTPUTS, "placements": ("admin",), "training": {"converges": Score("bleu", "18L Admin")}},
-    trainings=for_each_scale(lambda s: {"18L Admin": s.recipe("admin", (18, 18))}, EN_DE),
+    trainings=for_each_scale(lambda s: {"18L Admin": s.recipe("admin", (18, 18))}, DEEP_EDGE),
     claims=(
         at_most(
             "admin_decoder_first_over_last",
@@ -223,7 +223,7 @@ CONSTANT_C: Final = declare(
     "liu2020.constantC",
     measures={name.lower(): ConstantRatio(name) for name in PLACEMENTS},
     trainings=for_each_scale(
-        lambda s: {name: s.recipe(placement) for name, placement in PLACEMENTS.items()}, EN_DE
+        lambda s: {name: s.recipe(placement) for name, placement in PLACEMENTS.items()}, DEEP_EDGE
     ),
     claims=[below_one(name.lower()) for name in PLACEMENTS],
 )
