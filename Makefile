@@ -19,6 +19,8 @@ COMPUTING := $(addprefix tests/,checks contracts oracles parity nn initial optim
 PROCESSORS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE MKL_CBWR=AVX2 \
   ONEDNN_MAX_CPU_ISA=AVX2
 export PYTHON
+# Each process of the tests would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo lint test test-slow test-isa format docs bench clean
