@@ -87,9 +87,10 @@ def to_carry(axis: Axis, key: Key, step: int, place: Place) -> Meant | None:
     neither growing nor vanishing, and nothing grows at the start.
 
     A change that is a sum over features may fall by a root of the width: its terms align fully, as the theory
-    has it, or not at all. Everett et al. 2024, section 3 (2407.05872). With depth, the updates of all layers
-    add up in the stream; the change there counts, not that of a layer, nor that of the logits, which is
-    relative to a stream whose own start approaches that of the embeddings.
+    has it, or not at all. Everett et al. 2024, section 3 (2407.05872). So may one that adds up several steps,
+    since the steps of a wider model may agree less. With depth, the updates of all layers add up in the
+    stream; the change there counts, not that of a layer, nor that of the logits, which is relative to a
+    stream whose own start approaches that of the embeddings.
     """
     wide, quantity = axis == "width", key.quantity
     if quantity == "activation" and key.role in ("embedding", "head"):
@@ -99,7 +100,7 @@ def to_carry(axis: Axis, key: Key, step: int, place: Place) -> Meant | None:
     if quantity == "logits change" and wide:
         return Meant(0.0, falls=HALF)
     if quantity == "update" and (wide or not place.in_block):
-        return Meant(0.0, falls=HALF if place.product and wide else 0.0)
+        return Meant(0.0, falls=HALF if wide and (place.product or step > 1) else 0.0)
     return None
 
 
