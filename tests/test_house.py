@@ -21,7 +21,7 @@ MAX_PARAMETERS = 8
 MOST_CASES = 5_200
 MOST_LINES = 54_600
 MOST_MODULES = 263
-MOST_NAMES = 1_435
+MOST_NAMES = 1_426
 MEDIAN_LINES = 120
 """Of src: what it may grow to, which is lowered when it shrinks. 39,500 lines, 230 modules and 700 names of
 functions and classes are the aim; the median module has so many lines at least.

@@ -39,7 +39,7 @@ def test_compiled_steps_have_the_losses_of_others(config, tmp_path):
     torch.testing.assert_close(losses(own), expected, rtol=1e-5, atol=0)
     assert not compiles(own.trainer.model)
     assert own.trainer.state_dict()["model"].keys() == plain.trainer.state_dict()["model"].keys()
-    seen = [len({r["module"] for r in run.probes._rows}) for run in (own, plain)]
+    seen = [len({record.module for record in run.probes._records}) for run in (own, plain)]
     assert seen[0] == seen[1] > 0
 
 

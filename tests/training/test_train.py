@@ -353,7 +353,9 @@ def test_ctrl_c_at_the_prompt_saves_and_says_how_to_go_on(text, tmp_path):
     command = [sys.executable, "-c", code, "train", "--config", "mine.json", "--out", "runs"]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
         end = time.monotonic() + 60
-        while process.poll() is None and not list(tmp_path.glob("runs/*/metrics.jsonl")):
+        while process.poll() is None and not any(
+            '"train"' in path.read_text() for path in tmp_path.glob("runs/*/metrics.jsonl")
+        ):
             assert time.monotonic() < end
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
