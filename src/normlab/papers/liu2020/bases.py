@@ -19,7 +19,7 @@ from normlab.papers.bases import (
     WMT14_FR,
 )
 from normlab.papers.cells import settings_of
-from normlab.papers.trainings import Setting
+from normlab.papers.trainings import Scale, Setting
 
 PLACEMENTS: Final = {"Post": "post", "Pre": "pre", "Admin": "admin"}
 DEEP: Final = {"Post": "enc:post/dec:post", "Pre": "enc:pre/dec:pre", "Admin": "admin"}
@@ -153,8 +153,11 @@ DEEP_EDGE: Final = {
     ),
 }
 """The trainings in which a Post-LN of 18 layers fails as the paper's does (docs/pilots.md)."""
-LONG_WARMUPS: Final = {**DEEP_EDGE, "laptop": replace(DEEP_EDGE["laptop"], seeds=2)}
-IWSLT_DEEP: Final = {**IWSLT, "laptop": replace(DEEP_EDGE["laptop"], six=())}
+LONG_WARMUPS: Final[Mapping[Scale, LiuTraining]] = {
+    **DEEP_EDGE,
+    "laptop": replace(DEEP_EDGE["laptop"], seeds=2),
+}
+IWSLT_DEEP: Final[Mapping[Scale, LiuTraining]] = {**IWSLT, "laptop": replace(DEEP_EDGE["laptop"], six=())}
 """Table 2 trains its rows of 18 layers alone at the laptop scale."""
 EN_FR: Final = settings_of(
     "liu2020.en_fr",
