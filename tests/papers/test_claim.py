@@ -191,3 +191,8 @@ def test_two_runs_decide_nothing():
     ]
     assert claim.verdict({"a": Measure(1.0, 0.5, 1.0, 2, share=True)}) == "agrees"
     assert claim.runs_to_decide({"a": Measure(3.0, 1.0, 5.0, 2)}) == 3
+
+
+def test_only_a_single_bound_has_a_range():
+    with pytest.raises(ValueError, match="two bounds"):
+        within("a", 0.0, 1.0, until=0.5)

@@ -88,6 +88,8 @@ class Claim:
                 f"the claim {self.says!r} allows {self.at_least} to {self.at_most}, which decides nothing; "
                 "give at_least, at_most or both, the smaller one first"
             )
+        if self.until is not None and isfinite(self.at_least) and isfinite(self.at_most):
+            raise ValueError(f"the claim {self.says!r} has two bounds; until is the range of a single one")
 
     def verdict(self, measures: Mapping[str, Measure]) -> Verdict:
         """Return ``agrees`` if the whole interval is within the bounds, ``disagrees`` if it is all outside,

@@ -161,6 +161,7 @@ class ShareBetter(_ScoresOfTwo[str]):
     """The share of seeds at which ``a`` has a better test score than ``times`` that of ``b``, with its exact
     interval. A run that does not train to its end is worse than any that does, so how often and how well a
     recipe trains form one order, and no failed run is in a mean; if neither does, ``a`` is no better.
+    ``times`` above 1 asks for more only of a metric of which higher is better, such as BLEU.
     """
 
     times: float = 1.0
