@@ -38,6 +38,9 @@ def test_other_encodings_are_refused_with_file_and_line(tmp_path):
     (tmp_path / "a.de").write_bytes(b"gut\nsch\xf6n\n")
     with pytest.raises(ValueError, match=r"a\.de, line 2: byte 0xf6 is not UTF-8"):
         read_lines(tmp_path / "a.de")
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
+    with pytest.raises(ValueError, match=r"a\.png is not a UTF-8 text: it has zero bytes"):
+        read_lines(tmp_path / "a.png")
 
 
 @pytest.mark.parametrize("name", ["a.gz", "a.xz"])

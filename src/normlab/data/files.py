@@ -60,16 +60,19 @@ class Parquet:
             ) from error
         for file in self.files:
             try:
-                for part in parquet.ParquetFile(file).iter_batches(_ROWS_AT_A_TIME, columns=[TEXT_COLUMN]):
+                table = parquet.ParquetFile(file)
+                if TEXT_COLUMN not in (names := table.schema_arrow.names):
+                    raise UserError(
+                        f"{file} has no column {TEXT_COLUMN!r}; it has {', '.join(names)}; rename the one "
+                        f"with the texts"
+                    )
+                for part in table.iter_batches(_ROWS_AT_A_TIME, columns=[TEXT_COLUMN]):
                     for text in part.column(0).to_pylist():
                         if not isinstance(text, str):
                             raise UserError(f"{file} has a row without text in its column {TEXT_COLUMN!r}")
                         yield text, True
-            except (ArrowException, IndexError) as error:
-                raise UserError(
-                    f"{file} is no Parquet table with a column {TEXT_COLUMN!r} ({error}); write its texts "
-                    f"into such a column"
-                ) from error
+            except ArrowException as error:
+                raise UserError(f"{file} is not a Parquet table ({error}); write it again") from error
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,8 @@ LONGEST_WORD = 2**15
 """The most characters without white space between them: tokenizers take minutes over many more."""
 FEWEST_DOCUMENTS = 20
 """Blank lines separate documents only if this gives at least so many."""
+_HEAD = 8000
+"""Bytes at a file's beginning among which a zero byte tells data from text, as many as git reads."""
 _OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 _DATA_FOLDER = re.compile(r"\$(NORMLAB_DATA\b|\{NORMLAB_DATA\})")
 
@@ -83,6 +85,12 @@ class TextFile:
                     number += 1
                     yield content.decode()
         except UnicodeDecodeError as error:
+            with _OPENERS.get(path.suffix, open)(path, "rb") as stream:
+                if b"\0" in stream.read(_HEAD):
+                    raise UserError(
+                        f"{path} is not a UTF-8 text: it has zero bytes, like a picture or UTF-16; "
+                        f"name text files alone, as in 'texts/*.txt', or convert it"
+                    ) from error
             raise UserError(
                 f"{path}, line {number}: byte 0x{error.object[error.start]:02x} is not UTF-8; convert the "
                 f"file, for example with iconv -f latin1 -t utf-8"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import re
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
@@ -269,7 +269,8 @@ class _Gauge:
         """Record what a pass shows, and what the updates so far change."""
         subject, first = self.subject, self.subject.first
         values: dict[Key, list[float]] = defaultdict(list)
-        for (kind, path, x, when), (_, _, x0, _) in zip(seen.shown, first.shown, strict=False):
+        before = {place: x for place, x, _ in _numbered(first)}
+        for (kind, path, nth), x, when in _numbered(seen):
             own = {"scores": "attention", "stream": "stream", "entry": "embedding"}.get(kind)
             role, parameter = subject.role(path) if own is None else (own, "")
             if kind == "stream":
@@ -279,7 +280,8 @@ class _Gauge:
                 if path not in subject.last:
                     continue
             values[self._key(kind, role, path, parameter, time=when)].append(square(x))
-            if step and x.shape == x0.shape:
+            x0 = before.get((kind, path, nth))
+            if step and x0 is not None and x.shape == x0.shape:
                 key = self._key(f"{kind} change", role, path, parameter, time=when)
                 values[key].append(square(x - x0))
         self._updates(seen, model, step, values)
@@ -308,13 +310,22 @@ class _Gauge:
                 continue
             if head and seen.scored is not None:
                 other = subject.logits_with(model, [(reading.parameter, reading.nth)])
-                values[key].append(square(seen.scored - other) if other is not None else 0.0)
+                if other is not None:
+                    values[key].append(square(seen.scored - other))
             elif not table:
                 values[key].append(square(reading.change))
             elif reading.nth == subject.lookups[reading.parameter][0][1]:
                 entered = subject.entries_with(model, subject.lookups[reading.parameter])
                 pairs = zip(seen.entered, entered, strict=True)
                 values[key].append(sum(square(a - b) for a, b in pairs))
+
+
+def _numbered(seen: WholePass) -> Iterator[tuple[tuple[str, str, int], Tensor, int]]:
+    """Yield what a pass shows: its kind, its module and a count of both; the tensor; and when."""
+    calls = Counter[tuple[str, str]]()
+    for kind, path, x, when in seen.shown:
+        yield (kind, path, calls[kind, path]), x, when
+        calls[kind, path] += 1
 
 
 def square(x: Tensor) -> float:

@@ -72,9 +72,9 @@ def setup_from_file(reference: str, *, seed: int) -> Iterator[NamedSetup]:
 def function_from_file(reference: str, *, seed: int) -> Iterator[Any]:
     """Run a file, or import a module, and yield what the name after the colon (default ``setup``) refers to.
 
-    The file runs once, not as ``__main__``, with its folder first on ``sys.path`` and its own name as
-    ``sys.argv``, both of which are restored when the block ends; what it prints goes to standard error.
-    Raises UserError for a file that raises.
+    The file runs once, not as ``__main__``, with its own name as ``sys.argv`` and its folder, or the current
+    one for a module, first on ``sys.path``; both are restored when the block ends. What it prints goes to
+    standard error. Raises UserError for a file that raises.
     """
     where, colon, name = reference.partition(":")
     path, arguments = list(sys.path), list(sys.argv)
@@ -89,7 +89,7 @@ def function_from_file(reference: str, *, seed: int) -> Iterator[Any]:
 def _load(where: str) -> Any:
     file = Path(where)
     if not where.endswith(".py"):
-        sys.path.append(str(Path.cwd()))
+        sys.path.insert(0, str(Path.cwd()))
         return _guard(lambda: import_module(where), f"the module {where!r}")
     if not file.is_file():
         raise UserError(f"there is no file {where}; give one that defines setup(), as in train.py:setup")
