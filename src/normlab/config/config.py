@@ -150,7 +150,7 @@ class OptimConfig:
     """Optimizer settings by role of the parameters: jordan, nanochat, olmo2 or your own table; '': none."""
     schedule: str = since("linear", introduced="inverse_sqrt", flag=False)
     warmup_steps: Count = 0
-    """Length of the warm-up in steps, for recipes that warm up."""
+    """Length of the warm-up in steps; recipes that warm up take it from a preset, and refuse 0."""
     decay_step: Count = 0
     """Step at which step_decay and step_decay_inverse_sqrt lower the learning rate."""
     decay_factor: Annotated[float, Ge(0), Le(1)] = 0.0

@@ -1,4 +1,4 @@
-"""Which rate to try next, and when to end a trial early."""
+"""Which rate to try next, and when to end a trial early because it diverged or is far behind."""
 
 from __future__ import annotations
 
