@@ -8,6 +8,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("untimed", deadline=None)  # a busy machine is no fault of the code
+settings.load_profile("untimed")
 
 # a shell that starts the tests in its background has told them to ignore these, and a run heeds that
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -17,8 +17,8 @@ from normlab.training.recipes.plugins import ENVIRONMENT
 from training.tiny import tiny, write_text
 
 NAMES = sorted(set(normlab.__all__) - {"__version__", "nn"})
-SLOW = {"compare"}
-"""Its example starts processes that train; the README's, which is run, does so, too."""
+SLOW = {"compare", "plan"}
+"""Their examples start processes that train or measure steps; the README's, which is run, do so, too."""
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 

@@ -170,6 +170,7 @@ def test_initial_values_are_those_of_the_built_parameters():
     assert f"encoder value, output, ffn_in, ffn_out {beta:.3g}" in entry("deepnorm")
 
 
+@pytest.mark.slow
 def test_refusals_are_those_of_conflict():
     names = ("post", "pre", "relu", "fixup", "deepnorm", "looklinear", "rezero")
     told = {part.name: "\n".join(refusals(part)) for part in shipped() if part.name in names}

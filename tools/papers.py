@@ -8,6 +8,7 @@ Claims and prose come from normlab.papers, numbers from the results that are kep
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 from normlab.config.units import count
@@ -30,6 +31,12 @@ HEAD = ("claim", "published", "holds if", "measured", "runs", "verdict")
 WORDS = {"agrees": "holds", "disagrees": "differs", "undecided": "undecided", "not run": "not run"}
 
 
+@cache
+def standings() -> tuple[ArtefactStatus, ...]:
+    """Every artefact with its kept result."""
+    return tuple(standing(one, [KEPT]) for one in ARTEFACTS.values())
+
+
 def written() -> dict[Path, str]:
     """Each page of the documentation with its text."""
     return {FOLDER / f"{paper.key}.md": page(paper) for paper in PAPERS.values()} | {OPEN: open_claims()}
@@ -37,7 +44,7 @@ def written() -> dict[Path, str]:
 
 def page(paper: Paper) -> str:
     """The page of a paper in Markdown."""
-    own = [standing(one, [KEPT]) for one in ARTEFACTS.values() if one.id.partition(".")[0] == paper.key]
+    own = [one for one in standings() if one.artefact.id.partition(".")[0] == paper.key]
     title = f"[{paper.title}]({paper.url})" if paper.url else paper.title
     parts = [
         f"# {paper.authors}",
@@ -113,8 +120,7 @@ def changed(own: Sequence[ArtefactStatus]) -> Iterator[str]:
 
 def open_claims() -> str:
     """The page of the claims that are not decided: what was tried for each, and what would decide it."""
-    every = [standing(one, [KEPT]) for one in ARTEFACTS.values()]
-    rows = [row for one in every for claim in one.artefact.claims if (row := open_row(one, claim))]
+    rows = [row for one in standings() for claim in one.artefact.claims if (row := open_row(one, claim))]
     head = ("claim", "what was tried", "what would decide it")
     intro = (
         f"{count(len(rows), 'claim')} are not decided. The table says what was tried for each and what would "

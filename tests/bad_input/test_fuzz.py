@@ -18,12 +18,7 @@ from normlab.data.text import read_lines, require_parallel
 from normlab.runs.folder import read_config
 from normlab.training.recipes.grammar import describe, parts, resolve
 
-FEW = settings(
-    max_examples=60,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+FEW = settings(max_examples=60, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 BASE = Config(optim=OptimConfig(warmup_steps=4, decay_step=8))
 ENDINGS = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
 LINES = st.lists(st.sampled_from(["a", "zwölf", "", " ", "\ufeff", "\u2028", "\r", "\0"])).map("\n".join)

@@ -65,6 +65,7 @@ def test_the_reference_is_twice_differentiable(config):
     assert (product - difference).norm() < 1e-6 * product.norm()
 
 
+@pytest.mark.slow
 @every_part
 def test_the_reference_maps_over_weights(config):
     """``vmap`` over two models' weights gives the logits of each."""

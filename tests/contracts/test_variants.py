@@ -69,6 +69,7 @@ def test_bf16_is_near_fp32(config):
         assert distance(grads(model), expected) < 0.05
 
 
+@pytest.mark.slow
 @each("config", PARTS, ids=label)
 def test_bf16_in_and_out(config):
     """A model of bf16 weights keeps every stream, logit and gradient in bf16."""

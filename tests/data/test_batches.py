@@ -106,7 +106,7 @@ def test_any_batch_of_any_epoch_is_reached_at_once():
         assert torch.equal(fresh.target_out, one_pass[index].target_out)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 400), st.integers(0, 2**64))
 def test_a_permutation_sorts_the_draws_of_the_seed(count, seed):
     order, draws = permutation(count, seed), np.random.PCG64(seed).random_raw(count)
@@ -137,7 +137,7 @@ def plan_at_once(pairs, shapes, seed, epoch):
     return [plan[i] for i in shuffled(len(plan), "batch_order")]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(1, 300), st.integers(8, 600), st.integers(0, 99), st.integers(0, 3))
 def test_the_plan_is_the_one_made_with_everything_in_memory(count, max_tokens, seed, epoch):
     pairs = made_pairs(count, seed=seed, longest=15)

@@ -29,7 +29,7 @@ def epoch(blocks, number):
     return [blocks.at(first + step) for step in range(blocks.steps_per_epoch)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 60), st.integers(1, 9), st.integers(1, 5), st.integers(0, 3))
 def test_an_epoch_predicts_every_token_once_from_the_one_before_it(predicted, block_len, rows, number):
     stream = stream_of(predicted)

@@ -28,7 +28,7 @@ def written(folder, pairs, at_a_time, max_len):
     return tally, {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(TEXTS, st.integers(1, 6), st.integers(2, 7))
 def test_a_training_text_in_parts_is_the_text_at_once(tmp_path_factory, pairs, at_a_time, max_len):
     work = tmp_path_factory.mktemp("parts")

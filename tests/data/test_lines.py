@@ -16,7 +16,7 @@ from normlab.errors import UserError
 TEXTS = st.lists(st.text("aé \u2028", max_size=6), max_size=30)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(TEXTS, TEXTS, st.integers(1, 8), st.integers(1, 20))
 def test_parts_are_small_and_hold_everything(source, target, most_lines, most_characters):
     with pytest.MonkeyPatch.context() as patch:

@@ -38,7 +38,7 @@ def test_shifted_sentences(sentences):
     assert [shifted[i] for i in range(len(shifted))] == [sentences[-1], *sentences[:-1]]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.lists(st.lists(st.integers(0, 60_000), max_size=5), max_size=4), max_size=5),
     st.sampled_from([np.uint16, np.int32]),
@@ -70,7 +70,7 @@ def test_lengths_in_parts_are_the_lengths(monkeypatch):
         assert np.concatenate([part[side] for part in parts]).tolist() == whole.tolist()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.lists(st.integers(4, 60_000), max_size=6), min_size=1, max_size=20), st.data())
 def test_a_large_file_is_read_past_its_mapping_and_says_the_same(tmp_path_factory, sentences, data):
     folder = tmp_path_factory.mktemp("large")

@@ -41,7 +41,7 @@ def start_at_once(source, target, count):
     return np.maximum.accumulate(np.array([*corners[:-1], cells.max(axis=1)]))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=120),
     st.sampled_from([1, 1, 1, 97]),

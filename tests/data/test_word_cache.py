@@ -24,7 +24,7 @@ def test_ours_is_encoded_word_by_word():
     assert isinstance(again._by_word, WordCache)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(LINES)
 @example(["a\u2581b \u2581a", " \u0301a", "[ pad ]", "", "   ", "a\tb", "a\u2028b"])
 def test_lines_are_encoded_as_the_library_does(lines):

@@ -25,6 +25,7 @@ DEPTHS = {"last_gradient": (2, 3, 4), "last_matrix": (1, 2, 3), "over_depth": (1
 AS_THEY_ARE = ("parameter_counts", "wrapped_blocks", "norm_jacobian")
 NOT_ALWAYS = {"steps_layernorm_over_scalenorm"}
 """Measured only where the norms take enough of a step."""
+LONG = ("liu2020.fig4", "liu2020.fig7_8")
 DECIDED = [a for a in ARTEFACTS.values() if not a.trainings and not a.rests_on]
 BARE = replace(ARTEFACTS["apx.blocks"], id="apx.bare", study=None)
 
@@ -62,7 +63,11 @@ def shrunk(artefact):
     return replace(artefact, settings=settings)
 
 
-@pytest.mark.parametrize("artefact", DECIDED, ids=lambda artefact: artefact.id)
+@pytest.mark.parametrize(
+    "artefact",
+    [pytest.param(a, marks=[pytest.mark.slow] * (a.id in LONG)) for a in DECIDED],
+    ids=lambda artefact: artefact.id,
+)
 def test_claims_find_their_measures_and_drawings_their_columns(artefact, root, monkeypatch):
     if artefact.study_name == "parameter_counts":
         monkeypatch.undo()

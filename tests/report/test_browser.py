@@ -107,6 +107,7 @@ def test_every_chart_is_drawn_and_nothing_is_wrong(
     page.close()
 
 
+@pytest.mark.slow
 def test_long_names_fit_a_phone(browser: "sync_api.Browser", tmp_path: Path) -> None:
     names = ("post+smallinit+warmup", "pre+fixnorm+scalenorm+smallinit+warmup")
     ends = dict.fromkeys(names, ((31.2, 33.0, 32.0), 1))

@@ -53,6 +53,7 @@ Process(Path(sys.argv[1])).train(from_json(Config, sys.argv[2]))
 """
 
 
+@pytest.mark.slow
 def test_a_worker_whose_queue_was_killed_saves_its_run(text, tmp_path):
     data, _ = prepare(text, tmp_path / "data")
     config = tiny(data, steps=100_000, validate_every_steps=50_000)

@@ -149,6 +149,7 @@ def laws() -> dict[str, dict[str, LawFit]]:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_post_grows_like_n_and_pre_and_admin_like_log_n(laws):
     judged = {placement: (fits["log"], fits["linear"]) for placement, fits in laws.items()}
     named = {placement: min(pair, key=lambda fit: fit.aic).law for placement, pair in judged.items()}
@@ -158,6 +159,7 @@ def test_post_grows_like_n_and_pre_and_admin_like_log_n(laws):
     assert laws["post"]["power"].exponent > 0.8 > laws["pre"]["power"].exponent
 
 
+@pytest.mark.slow
 def test_post_moves_most(laws):
     slopes = {placement: fits["linear"].coefficient for placement, fits in laws.items()}
     assert slopes["post"] > 5 * slopes["pre"]
