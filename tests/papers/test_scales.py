@@ -133,7 +133,7 @@ def test_an_artefact_says_how_a_scale_differs_after_what_its_setting_says():
     fig10, warmup = (ARTEFACTS[f"liu2020.{name}"].trainings["gpu"].differs for name in ("fig10", "warmup"))
     assert fig10.startswith("A tenth of the paper's text")
     assert fig10.endswith(
-        " minutes on an H200. The rates fall in a line, as in the authors' recipe; one seed a cell."
+        " minutes on an H200. The rates fall linearly, as in the authors' recipe; one seed a cell."
     )
     assert warmup.startswith("Multi30k En-De")
     assert "sacreBLEU" in ARTEFACTS["liu2020.fig10"].trainings["paper"].differs
