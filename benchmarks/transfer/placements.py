@@ -4,6 +4,7 @@
     NORMLAB_DATA=... python benchmarks/transfer/placements.py            # train them; goes on where it was
     python benchmarks/transfer/placements.py --write                     # the tables of docs/placements.md
 
+``--again`` trains the rows whose verdict is not the expected one anew, with other seeds.
 ``--only 'width/*'`` takes some rows, ``--hours 2`` ends after so many. The same command may run twice side
 by side: a process takes rows that no other has. A row goes into ``benchmarks/results/placements.json`` as
 soon as its trials, which lie in ``--folder``, are complete.
@@ -49,7 +50,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
@@ -59,7 +60,7 @@ import torch
 from brown import base, cost, family
 
 import normlab
-from normlab.config.units import duration
+from normlab.config.units import count, duration
 from normlab.errors import UserError
 from normlab.runs.files import hold, read_json, write_json_atomic
 from normlab.scaling.answer import Transfer
@@ -111,11 +112,14 @@ class Row:
     placement: str
     parametrisation: str
     optimiser: str
+    again: bool = False
+    """Whether it is the row with the next seeds."""
 
     @property
     def name(self) -> str:
         """The axis and the recipe, less its warm-up, which all have."""
-        return f"{self.axis}/{self.placement}+{self.parametrisation}+{self.optimiser}"
+        own = f"{self.axis}/{self.placement}+{self.parametrisation}+{self.optimiser}"
+        return f"{own}, again" if self.again else own
 
     @property
     def recipe(self) -> str:
@@ -123,10 +127,16 @@ class Row:
         return f"{self.placement}+warmup+{self.parametrisation}+{self.optimiser}"
 
     @property
+    def expected(self) -> str:
+        """The verdict that was written down beforehand."""
+        return EXPECTED[self.axis, self.parametrisation, self.optimiser]
+
+    @property
     def plan(self) -> dict[str, Any]:
         """What a kept answer must be of."""
         sizes, steps, seeds = list(SIZES[self.axis]), STEPS[self.axis], SEEDS[self.axis]
-        return {"recipe": self.recipe, "sizes": sizes, "steps": steps, "seeds": seeds, "seed": FIRST_SEED}
+        first = FIRST_SEED + seeds * self.again
+        return {"recipe": self.recipe, "sizes": sizes, "steps": steps, "seeds": seeds, "seed": first}
 
     @property
     def refusals(self) -> list[str]:
@@ -145,7 +155,8 @@ ROWS: Final = tuple(Row(axis, place, *rest) for axis, *rest in EXPECTED for plac
 def kept() -> dict[str, dict[str, Any]]:
     """Answers by the name of their row, of this plan alone."""
     found = read_json(RESULTS) if RESULTS.exists() else {}
-    return {row.name: found[row.name] for row in ROWS if row.plan.items() <= found.get(row.name, {}).items()}
+    rows = [*ROWS, *(replace(row, again=True) for row in ROWS)]
+    return {row.name: found[row.name] for row in rows if row.plan.items() <= found.get(row.name, {}).items()}
 
 
 def keep(row: Row, found: Transfer) -> None:
@@ -154,7 +165,9 @@ def keep(row: Row, found: Transfer) -> None:
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
         rows = {**kept(), row.name: {**row.plan, **small(found), "hardware": hardware(torch.device("cpu"))}}
-        write_json_atomic(RESULTS, {own.name: rows[own.name] for own in ROWS if own.name in rows}, flat=True)
+        places = {own.name: i for i, own in enumerate(ROWS)}
+        order = sorted(rows, key=lambda name: places[name.removesuffix(", again")])
+        write_json_atomic(RESULTS, {name: rows[name] for name in order}, flat=True)
     finally:
         os.close(folder)
 
@@ -202,7 +215,7 @@ def measure(row: Row, root: Path, until: float) -> bool:
                 row.family(root),
                 steps=STEPS[row.axis],
                 seeds=SEEDS[row.axis],
-                seed=FIRST_SEED,
+                seed=row.plan["seed"],
                 budget_s=AMPLE_S,
                 folder=folder,
                 progress=progress,
@@ -244,6 +257,23 @@ def table(axis: Axis, answers: Mapping[str, Mapping[str, Any]]) -> Iterator[str]
         yield f"| `{place}` | {' | '.join(cells)} |"
 
 
+def unexpected(answers: Mapping[str, Mapping[str, Any]]) -> list[Row]:
+    """The rows with a verdict that is not the expected one."""
+    some = [row for row in ROWS if row.name in answers]
+    return [row for row in some if answers[row.name]["verdict"] not in (UNDECIDED, row.expected)]
+
+
+def beside_expectations(answers: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Lines that count the rows whose verdict is the expected one, is open, or is another."""
+    verdicts = [(answers[row.name]["verdict"], row.expected) for row in ROWS if row.name in answers]
+    yield f"- {count(sum(found == expected for found, expected in verdicts), 'row')} as expected"
+    yield f"- {count(sum(found == UNDECIDED for found, _ in verdicts), 'row')} left open"
+    for row in unexpected(answers):
+        anew = replace(row, again=True)
+        also = f"; with other seeds {cell(anew, answers)}" if anew.name in answers else ""
+        yield f"- against the expectation, `{row.name}`: {cell(row, answers)}{also}"
+
+
 def tables(answers: Mapping[str, Mapping[str, Any]]) -> str:
     """Both tables, what is not defined and why, and what has no number and why."""
     defined, reasons = [row for row in ROWS if not row.refusals], dict[str, list[str]]()
@@ -251,11 +281,13 @@ def tables(answers: Mapping[str, Mapping[str, Any]]) -> str:
         for reason in row.refusals:
             reasons.setdefault(reason, []).append(f"`{row.name}`")
     hours = sum(found["seconds"] for found in answers.values()) / 3600
+    measured = {row.name: answers[row.name] for row in defined if row.name in answers}
     parts = ["\n".join(table(axis, answers)) for axis in SIZES]
-    parts.append(f"{len(answers)} of {len(defined)} rows are measured, in {hours:.1f} hours by the clock.")
+    parts.append(f"{len(measured)} of {len(defined)} rows are measured, in {hours:.1f} hours by the clock.")
+    parts.append("\n".join(beside_expectations(answers)))
     parts.append("Not defined:")
     parts.append("\n".join(f"- {reason}: {', '.join(names)}" for reason, names in reasons.items()))
-    unknown = {name: own["sentence"].partition(": ")[2] for name, own in answers.items() if not own["slope"]}
+    unknown = {name: own["sentence"].partition(": ")[2] for name, own in measured.items() if not own["slope"]}
     if unknown:
         parts += ["Without a number:", "\n".join(f"- `{name}`: {why}" for name, why in unknown.items())]
     return "\n\n".join(parts)
@@ -285,6 +317,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="How far does the best rate move?", allow_abbrev=False)
     parser.add_argument("--plan", action="store_true", help="say what the missing rows cost, and end")
     parser.add_argument("--write", action="store_true", help="write docs/placements.md, and end")
+    parser.add_argument("--again", action="store_true", help="unexpected rows anew, with the next seeds")
     parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN", help="rows, such as 'depth/*'")
     parser.add_argument("--hours", type=float, default=12.0, help="most hours by the clock")
     parser.add_argument("--folder", type=Path, default=Path("runs/placements"), help="where trials are kept")
@@ -293,7 +326,8 @@ def main() -> None:
     if args.write:
         PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
         return
-    chosen = [row for row in ROWS if any(fnmatch(row.name, pattern) for pattern in args.only)]
+    rows = [replace(row, again=True) for row in unexpected(kept())] if args.again else ROWS
+    chosen = [row for row in rows if any(fnmatch(row.name, pattern) for pattern in args.only)]
     missing = [row for row in chosen if not row.refusals and row.name not in kept()]
     if args.plan:
         print(f"{len(missing)} rows take {duration(plan(missing, args.folder))} on one core")
