@@ -23,8 +23,9 @@ MOST_LINES = 54_600
 MOST_MODULES = 263
 MOST_NAMES = 1_426
 MEDIAN_LINES = 120
-"""Of src: what it may grow to, which is lowered when it shrinks. 39,500 lines, 230 modules and 700 names of
-functions and classes are the aim; the median module has so many lines at least.
+"""Of src: what it may grow to, which is lowered when it shrinks; the median module has so many lines at
+least. The aim was 39,500 lines, 230 modules and 700 names of functions and classes before language models,
+disputes and ``transfer`` came, with which src grew from 47,400 lines to 56,100.
 """
 
 SOURCES = sorted(p for top in ("src", "tests", "benchmarks", "tools") for p in (ROOT / top).rglob("*.py"))
