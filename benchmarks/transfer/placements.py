@@ -152,11 +152,17 @@ ROWS: Final = tuple(Row(axis, place, *rest) for axis, *rest in EXPECTED for plac
 
 
 # ------------------------------------------------------------------------------------------------ results
+def asked() -> list[Row]:
+    """Every row, each followed by the one with the next seeds."""
+    return [one for row in ROWS for one in (row, replace(row, again=True))]
+
+
 def kept() -> dict[str, dict[str, Any]]:
     """Answers by the name of their row, of this plan alone."""
     found = read_json(RESULTS) if RESULTS.exists() else {}
-    rows = [*ROWS, *(replace(row, again=True) for row in ROWS)]
-    return {row.name: found[row.name] for row in rows if row.plan.items() <= found.get(row.name, {}).items()}
+    return {
+        row.name: found[row.name] for row in asked() if row.plan.items() <= found.get(row.name, {}).items()
+    }
 
 
 def keep(row: Row, found: Transfer) -> None:
@@ -165,9 +171,8 @@ def keep(row: Row, found: Transfer) -> None:
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
         rows = {**kept(), row.name: {**row.plan, **small(found), "hardware": hardware(torch.device("cpu"))}}
-        places = {own.name: i for i, own in enumerate(ROWS)}
-        order = sorted(rows, key=lambda name: places[name.removesuffix(", again")])
-        write_json_atomic(RESULTS, {name: rows[name] for name in order}, flat=True)
+        whole = {own.name: rows[own.name] for own in asked() if own.name in rows}
+        write_json_atomic(RESULTS, whole, flat=True)
     finally:
         os.close(folder)
 
@@ -280,8 +285,8 @@ def tables(answers: Mapping[str, Mapping[str, Any]]) -> str:
     for row in ROWS:
         for reason in row.refusals:
             reasons.setdefault(reason, []).append(f"`{row.name}`")
-    hours = sum(found["seconds"] for found in answers.values()) / 3600
     measured = {row.name: answers[row.name] for row in defined if row.name in answers}
+    hours = sum(found["seconds"] for found in measured.values()) / 3600
     parts = ["\n".join(table(axis, answers)) for axis in SIZES]
     parts.append(f"{len(measured)} of {len(defined)} rows are measured, in {hours:.1f} hours by the clock.")
     parts.append("\n".join(beside_expectations(answers)))

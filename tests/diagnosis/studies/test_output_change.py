@@ -149,7 +149,6 @@ def laws() -> dict[str, dict[str, LawFit]]:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_post_grows_like_n_and_pre_and_admin_like_log_n(laws):
     judged = {placement: (fits["log"], fits["linear"]) for placement, fits in laws.items()}
     named = {placement: min(pair, key=lambda fit: fit.aic).law for placement, pair in judged.items()}
