@@ -24,6 +24,7 @@ import torch
 from normlab.config.config import Config, DataConfig, MachineConfig, SeedConfig, numbers, parallel_files
 from normlab.papers.bases import LANGUAGE_MODEL, LAPTOP
 from normlab.papers.disputes import BASELINE, RATES, recipe
+from normlab.papers.liu2020.bases import HALF
 from normlab.papers.studies.trained_models import OUTPUT, ROLES, TrainedModel
 from normlab.papers.trainings import changed, sweep
 from normlab.runs.folder import RunFolder, read_scores
@@ -64,6 +65,7 @@ class Batch:
     base: Config
     cells: Mapping[str, Changes]
     seeds: int = 1
+    device: str = "cpu"
 
     def configs(self) -> Iterator[tuple[str, int, Config]]:
         """Each cell and seed with its resolved configuration."""
@@ -73,7 +75,7 @@ class Batch:
                 config = replace(
                     config,
                     seeds=SeedConfig(seed, seed, seed),
-                    machine=MachineConfig(threads=1, probes="", checkpoint_every_steps=10_000),
+                    machine=MachineConfig(self.device, threads=1, probes="", checkpoint_every_steps=10_000),
                 )
                 yield cell, seed, resolve(config.recipe, config)
 
@@ -136,6 +138,7 @@ _END: Final = changed(
 _DEPTH: Final = {"model.encoder_layers": 18, "model.decoder_layers": 18}
 _DEEP: Final = changed(REAL, {"train.max_tokens": 1024, "train.validate_every_steps": 300, **_DEPTH})
 """18+18 layers on the same text, 1,200 steps of 1,024 positions."""
+_HALF: Final = HALF["gpu"]
 _VARIANT: Final = "pre+fixnorm+scalenorm+smallinit"
 _EDGE: Final = changed(DATES, {"train.stop_early": False})
 _TED: Final = {"optim.betas": (0.9, 0.999), "optim.eps": 1e-8, "optim.max_grad_norm": 1.0}
@@ -216,6 +219,12 @@ BATCHES: Final[Mapping[str, Batch]] = {
             **_edges("enc:pre/dec:pre", (2e-3,), (40,)),
             **_edges("admin", (2e-3,), (40,)),
         },
+    ),
+    "E-half": Batch(
+        "Does a Pre-LN of 18 layers train in half precision in 1,200 steps of Multi30k, at the paper's size?",
+        _HALF.base,
+        {"pre": {**_HALF.recipe("pre", (18, 18)), **_HALF.dropout, **_HALF.half}},
+        device="cuda",
     ),
     "G-noise": Batch(
         "How far do seeds of a small language model differ, alone and within a pair?",

@@ -281,7 +281,7 @@ class ReproduceCommand:
             having = ", ".join(a.id for a in papers.ARTEFACTS.values() if a.study)
             raise UserError(f"no artefact of {', '.join(self.names)} has a study yet; these have: {having}")
         scales = dict.fromkeys(scale for artefact in wanted for scale in artefact.trainings)
-        if self.scale != LAPTOP and self.scale not in scales:
+        if self.scale not in scales and (self.scale != LAPTOP or all(a.trainings for a in wanted)):
             raise UserError(
                 f"--scale is {self.scale}, but {', '.join(self.names)} has no trainings of that scale; it "
                 f"has {', '.join(scales) or 'none at all, leave --scale out'}"

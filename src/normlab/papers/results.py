@@ -101,13 +101,13 @@ def result_name(id_: str, scale: Scale) -> str:
 
 
 def standing(artefact: Artefact, where: Sequence[Path], scale: Scale = LAPTOP) -> ArtefactStatus:
-    """Return the artefact's state at a scale, or at the laptop's if it trains nothing at that one: from the
+    """Return the artefact's state at a scale, or at its smallest if it trains nothing at that one: from the
     first folder with a result for today's claim, else from the first with any.
 
     ``where`` is what ``folders`` gives. A file that cannot be read counts only if there is no other.
     """
     before = superseded(artefact.id)
-    scale = scale if scale in artefact.trainings else LAPTOP
+    scale = shown_at(artefact, scale)
     if not artefact.study:
         return ArtefactStatus(artefact, "no study yet", before=before)
     file = f"{result_name(artefact.id, scale)}.json"
@@ -117,11 +117,17 @@ def standing(artefact: Artefact, where: Sequence[Path], scale: Scale = LAPTOP) -
     return replace(found, scale=scale, before=before)
 
 
+def shown_at(artefact: Artefact, scale: Scale) -> Scale:
+    """Return the scale itself, or the artefact's smallest if it trains nothing at that one."""
+    return scale if scale in artefact.trainings else next(iter(artefact.trainings), LAPTOP)
+
+
 def at_other_scales(
     artefacts: Iterable[Artefact], where: Sequence[Path], shown: Scale = LAPTOP
 ) -> list[ArtefactStatus]:
-    """Return the artefacts with a result at a scale other than ``shown``, scale by scale."""
-    asked = [(a, scale) for scale in SCALES if scale != shown for a in artefacts if scale in a.trainings]
+    """Return the artefacts with a result at a scale other than the one ``shown``, scale by scale."""
+    several = list(artefacts)
+    asked = [(a, s) for s in SCALES for a in several if s in a.trainings and s != shown_at(a, shown)]
     return [found for a, scale in asked if (found := standing(a, where, scale)).found is not None]
 
 

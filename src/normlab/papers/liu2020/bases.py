@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from normlab.config.config import Config
+from normlab.config.config import Config, DecodeConfig
 from normlab.papers.bases import (
     BASE,
     DATES,
@@ -153,6 +153,27 @@ DEEP_EDGE: Final = {
     ),
 }
 """The trainings in which a Post-LN of 18 layers fails as the paper's does (docs/pilots.md)."""
+HALF: Final = settings_of(
+    "liu2020.half",
+    gpu=replace(
+        EN_DE["gpu"],
+        base=replace(
+            _trained(
+                EN_DE["gpu"].base,
+                1200,
+                max_tokens=4096,
+                validate_every_steps=300,
+                average_last=0,
+                stop_early=False,
+                dev_decode_sentences=100,
+            ),
+            decode=DecodeConfig(beam=1),
+        ),
+        warmup=40,
+        seeds=6,
+    ),
+)
+"""The paper's model in its half precision, for as many steps as ``DEEP_EDGE``."""
 LONG_WARMUPS: Final[Mapping[Scale, LiuTraining]] = {
     **DEEP_EDGE,
     "laptop": replace(DEEP_EDGE["laptop"], seeds=2),

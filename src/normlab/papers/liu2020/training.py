@@ -13,6 +13,7 @@ from normlab.papers.liu2020.bases import (
     EDGE,
     EN_DE,
     EN_FR,
+    HALF,
     IWSLT,
     IWSLT_DEEP,
     LONG_WARMUPS,
@@ -29,6 +30,7 @@ from normlab.papers.measures import (
     PairsBetter,
     Score,
     ShareBetter,
+    ShareGap,
     ShareTrained,
     ShareTrainedToTheEnd,
 )
@@ -265,27 +267,33 @@ _OTHERS: Final = {
     "fixup": ("FixUp", "fixup"),
     "looklinear": ("LookLinear+Post", "enc:post/dec:post+looklinear"),
 }
+_BLAMED: Final = {"rezero_blame": "ReZero", "fixup_blame": "FixUp"}
 _HALF: Final = "a GPU, in half precision"
+
+
+def _others(s: LiuTraining) -> Cells:
+    return {
+        f"{name}, dropout": {**s.recipe(placement, (18, 18)), **s.dropout, **s.half}
+        for name, placement in _OTHERS.values()
+    }
+
+
+def _without_dropout(s: LiuTraining) -> Cells:
+    return {name: {**_others(s)[f"{name}, dropout"], **s.dry} for name in _BLAMED.values()}
+
+
 SECTION5_3: Final = declare(
     "liu2020.section5_3",
+    settings={"paper": {key: ShareGap((name,), (f"{name}, dropout",)) for key, name in _BLAMED.items()}},
     measures={},
-    gpu={
-        **{key: ShareTrained((f"{name}, dropout", name)) for key, (name, _) in _OTHERS.items()},
-        "rezero_blame": Difference("nll", "ReZero, dropout", "ReZero"),
-        "fixup_blame": Difference("nll", "FixUp, dropout", "FixUp"),
+    gpu={key: ShareTrainedToTheEnd((f"{name}, dropout",)) for key, (name, _) in _OTHERS.items()},
+    trainings={
+        **for_each_scale(_others, HALF),
+        **for_each_scale(lambda s: {**_others(s), **_without_dropout(s)}, {"paper": EN_DE["paper"]}),
     },
-    trainings=for_each_scale(
-        lambda s: {
-            f"{name}{words}": {**s.recipe(placement, (18, 18)), **s.seldom, **dropout, **s.half}
-            for name, placement in _OTHERS.values()
-            for words, dropout in (("", s.dry), (", dropout", s.dropout))
-        },
-        EN_DE,
-    ),
     claims=(
         *(fails(name, needs=_HALF) for name in _OTHERS),
-        positive("rezero_blame", needs=_HALF),
-        positive("fixup_blame", needs=_HALF),
+        *(positive(name, needs=f"{_HALF}, with dropout and without") for name in _BLAMED),
     ),
 )
 
