@@ -247,7 +247,8 @@ def test_every_cell_of_an_artefact_can_be_trained_and_every_measure_reads_cells(
     assert {*measures} == {*claims} or artefact.study_name not in ("trainings", "learned_scales")
     assert {name for name, claim in claims.items() if claim.needs} == {*larger}
     for name, measure in measures.items():
-        scales = set(artefact.trainings) - ({"laptop"} if name in larger else set())
+        on_paper = name in artefact.settings.get("paper", {})
+        scales = {"paper"} if on_paper else {*artefact.trainings} - ({"laptop"} if name in larger else set())
         cells = set.intersection(*(set(artefact.trainings[scale].cells) for scale in scales))
         factors = artefact.settings.get("factors", (1,))
         cells |= {at_factor(side_of(cell), k) for cell in cells for k in factors}
