@@ -199,8 +199,9 @@ def papers_in_the_readme() -> Iterator[str]:
     untrained = sum(not a.trainings and not a.rests_on for a in OF_PAPERS.values())
     yield f"Those that need no training, {untrained}, are measured"
     yield f"Another {sum(bool(a.trainings) for a in OF_PAPERS.values())} are decided by trainings"
-    yield f"The claims of {sum(bool(superseded(a)) for a in OF_PAPERS)} artefacts were rewritten up"
-    assert {a.version for a in OF_PAPERS.values()} <= {1, 2, 3, 4}
+    most = ("three", "four", "five")[max(a.version for a in OF_PAPERS.values()) - 4]
+    rewritten = sum(bool(superseded(a)) for a in OF_PAPERS)
+    yield f"The claims of {rewritten} artefacts were rewritten up to {most} times"
 
 
 def firsts() -> dict[str, tuple[Sequence[Claim], Reproduction]]:

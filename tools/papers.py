@@ -21,14 +21,15 @@ FOLDER = Path(__file__).resolve().parents[1] / "docs/papers"
 OPEN = FOLDER / "open.md"
 COMMAND = "python tools/papers.py"
 HOW = (
-    "A claim is written before its result is measured. Our runs are much smaller than the published ones; "
-    "`normlab papers ID` and its page say how they differ. Intervals are not adjusted for several claims, "
-    "and a share counts the runs of all its cells and seeds as independent, although cells share their seeds."
+    "A claim is written before its result is measured; one that has come to say less keeps its result. The "
+    "parts of a claim count as one. Our runs are much smaller than the published ones; `normlab papers ID` "
+    "and its page say how they differ. Intervals are not adjusted for several claims, and those of shares "
+    "treat all runs as independent, although cells share seeds."
 )
 REGIME = ("text", "model", "network", "training", "batch", "tokens", "rates")
 """The facts of a measurement that say on what it was made."""
 HEAD = ("claim", "published", "holds if", "measured", "runs", "verdict")
-WORDS = {"agrees": "holds", "disagrees": "differs", "undecided": "undecided", "not run": "not run"}
+WORDS = {"agrees": "holds", "disagrees": "does not hold", "undecided": "undecided", "not run": "not run"}
 
 
 @cache
@@ -66,8 +67,8 @@ def counted(own: Sequence[ArtefactStatus]) -> str:
     sentences = ""
     if claims := holds + differs + undecided:
         sentences = (
-            f"Of {count(claims, 'claim')}, **{holds} hold here**, **{differs} do not**, and **{undecided} "
-            "cannot be told on this machine**."
+            f"Of {count(claims, 'claim')}, **{holds} hold here**, **{differs} {'does' if differs == 1 else 'do'} "
+            f"not**, and this machine cannot tell **{undecided}**."
         )
     if total.checks:
         sentences += f" Checks on the measurements: {total.passed} of {total.checks} pass."

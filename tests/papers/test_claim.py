@@ -175,6 +175,10 @@ def test_the_runs_that_a_share_needs_decide_it_four_times_in_five():
         (at_most("a", 0.6, until=0.5), "agrees"),
         (at_least("a", 0.1, until=0.5), "undecided"),
         (at_least("a", 0.1, until=0.3), "agrees"),
+        (within("a", 0.5, 2.0, until=1.25), "disagrees"),
+        (within("a", 0.4, 2.5, until=1.25), "undecided"),
+        (within("a", 0.25, 4.0, until=1.25), "undecided"),
+        (within("a", 0.25, 4.0, until=3.0), "agrees"),
     ],
 )
 def test_a_word_is_decided_if_both_ends_of_its_range_say_the_same(claim, verdict):
@@ -193,6 +197,7 @@ def test_two_runs_decide_nothing():
     assert claim.runs_to_decide({"a": Measure(3.0, 1.0, 5.0, 2)}) == 3
 
 
-def test_only_a_single_bound_has_a_range():
-    with pytest.raises(ValueError, match="two bounds"):
+def test_two_bounds_have_a_range_only_around_1():
+    assert within("a", 0.5, 2.0, until=1.25).allowed() == "0.5 to 2, and so with 0.8 to 1.25"
+    with pytest.raises(ValueError, match=r"the bounds 0\.0 and 1\.0; until is the range of a single bound"):
         within("a", 0.0, 1.0, until=0.5)

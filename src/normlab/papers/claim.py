@@ -71,8 +71,9 @@ class Claim:
     part_of: str = ""
     """A name shared by claims that are parts of one: they count once, when all of them are decided."""
     until: float | None = None
-    """The other end of the range in which the one bound of a convention may reasonably lie: the claim is
-    decided if its verdict is the same at both ends.
+    """The other end of the range in which the bound of a convention may reasonably lie: the claim is decided
+    if its verdict is the same at both ends. For two bounds around 1, such as 1/2 and 2, it is the upper one
+    of another such pair.
     """
 
     def content(self) -> dict[str, Any]:
@@ -88,8 +89,11 @@ class Claim:
                 f"the claim {self.says!r} allows {self.at_least} to {self.at_most}, which decides nothing; "
                 "give at_least, at_most or both, the smaller one first"
             )
-        if self.until is not None and isfinite(self.at_least) and isfinite(self.at_most):
-            raise ValueError(f"the claim {self.says!r} has two bounds; until is the range of a single one")
+        if self.until is not None and not self._one_bound() and not isclose(self.at_least * self.at_most, 1):
+            raise ValueError(
+                f"the claim {self.says!r} has the bounds {self.at_least} and {self.at_most}; until is the "
+                "range of a single bound, or of two around 1 whose product is 1"
+            )
 
     def verdict(self, measures: Mapping[str, Measure]) -> Verdict:
         """Return ``agrees`` if the whole interval is within the bounds, ``disagrees`` if it is all outside,
@@ -106,17 +110,24 @@ class Claim:
 
     def _bounds(self) -> list[tuple[float, float]]:
         """Return the bounds, and those at the other end of their range."""
-        bounds = [(self.at_least, self.at_most)]
-        if self.until is not None:
-            bounds.append((-inf, self.until) if isfinite(self.at_most) else (self.until, inf))
-        return bounds
+        if self.until is None:
+            other = self.at_least, self.at_most
+        elif self._one_bound():
+            other = (-inf, self.until) if isfinite(self.at_most) else (self.until, inf)
+        else:
+            other = 1 / self.until, self.until
+        return [(self.at_least, self.at_most), other]
+
+    def _one_bound(self) -> bool:
+        return not (isfinite(self.at_least) and isfinite(self.at_most))
 
     def allowed(self) -> str:
         """Return the bounds in words."""
         if self.at_least == self.at_most:
             return f"{self.at_least:g}"
         if isfinite(self.at_least) and isfinite(self.at_most):
-            return f"{self.at_least:g} to {self.at_most:g}"
+            both = f"{self.at_least:g} to {self.at_most:g}"
+            return both if self.until is None else f"{both}, and so with {1 / self.until:g} to {self.until:g}"
         one = f"at least {self.at_least:g}" if isfinite(self.at_least) else f"at most {self.at_most:g}"
         return one if self.until is None else f"{one}, and so with {self.until:g}"
 

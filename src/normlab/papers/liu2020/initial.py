@@ -69,7 +69,12 @@ FIG5_11: Final = declare(
             2.0,
             check="Adam's first steps hardly see how large a gradient is",
         ),
-        at_least("spread_ratio", 2.0, convention="more spread: by a factor of 2 or more"),
+        at_least(
+            "spread_ratio",
+            2.0,
+            convention="more spread: by a factor of 2 or more",
+            check="updates hardly differ at the start, so this is the spread of the gradients once more",
+        ),
     ),
 )
 
@@ -83,7 +88,7 @@ THEOREM1: Final = declare(
             1 - 4 / 512,
             derived="1 − 4/d, twice the loss of a feed-forward; limits simultaneous over roles and all",
         )
-        for measure in ("in_model_self_attention", "in_model_ffn", "in_model_all")
+        for measure in ("in_model_self_attention", "in_model_ffn")
     ],
 )
 
@@ -110,14 +115,7 @@ APPENDIX_A3: Final = declare(
 
 _LINEAR: Final = "R² of a line at least 0.985, which rounds to the 0.99 that the paper reports for its fits"
 _BETTER: Final = "the better law is the one of the smaller AIC"
-_FASTER: Final = (
-    (1.0, "larger", {"derived": "a ratio above 1"}),
-    (
-        10.0,
-        "larger by multiple magnitudes",
-        {"convention": "multiple magnitudes: at least 10 times", "until": 3.0},
-    ),
-)
+_FASTER: Final = "larger by multiple magnitudes"
 _NESTED: Final = {"first": 100, "batches": 4, "changes": 4}
 """Draws within models whose seeds begin at 100."""
 
@@ -140,13 +138,13 @@ FIG4: Final = declare(
         *(
             at_least(
                 f"post_over_pre_update{where}",
-                bound,
-                f"one Adam update: Post-LN's change over Pre-LN's, {layers} layers: {word}",
-                published=word,
-                **basis,
+                10.0,
+                f"one Adam update: Post-LN's change over Pre-LN's, {layers} layers: {_FASTER}",
+                published=_FASTER,
+                convention="multiple magnitudes: at least 10 times",
+                until=3.0,
             )
             for layers, where in ((18, ""), (60, "_deepest"))
-            for bound, word, basis in _FASTER
         ),
         within(
             "admin_minus_pre_exponent",
@@ -197,10 +195,6 @@ THEOREM2: Final = declare(
         "nested": _NESTED,
     },
     claims=(
-        *(
-            at_least(f"pre_inverse_{role}_r2", 0.985, convention=f"linear: {_LINEAR}")
-            for role in ("self_attention", "ffn")
-        ),
         within("pre_inverse_slope", 0.8, 1.25, convention="a slope of 1: within 25%"),
         within(
             "post_inverse_last_over_first",

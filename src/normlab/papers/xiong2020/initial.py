@@ -11,6 +11,7 @@ from normlab.papers.claim import Claim, at_least, at_most, within
 _WRITTEN: Final = "our stack and the table's equations differ by the rounding of float64 alone"
 _IDENTITY: Final = "an identity of integrals, which sampling can only confirm; 1% is left for the sampling"
 _EXACT: Final = "follows from the definition of the norm; the margin is for rounding"
+_PROVED: Final = "proved, and measured in the setting of the proof"
 _FORMULA: Final = "not in the paper: the lemma's argument with d_ff ≠ d, 1 + 2·d·d_ff/(d + d_ff)²"
 _WITHIN_2: Final = "equal: within 2% in every layer"
 
@@ -33,10 +34,10 @@ LEMMA2: Final = declare(
     "lemmas.hidden_scales",
     settings={"dim": 512, "layers": 6, "tokens": 16, "seeds": 200, "ffn_dims": (1024, 2048)},
     claims=(
-        at_least("post_lowest", 0.98, convention=_WITHIN_2),
-        at_most("post_highest", 1.02, convention=_WITHIN_2),
-        at_least("pre_lowest", 1.0),
-        at_most("pre_highest", 1.0),
+        at_least("post_lowest", 0.98, check=_PROVED, convention=_WITHIN_2),
+        at_most("post_highest", 1.02, check=_PROVED, convention=_WITHIN_2),
+        at_least("pre_lowest", 1.0, check=_PROVED),
+        at_most("pre_highest", 1.0, check=_PROVED),
         *(
             claim
             for width in (1024, 2048)
@@ -109,7 +110,7 @@ THEOREM1: Final = declare(
 
 def _flat(measure: str, other: str = "the first") -> Claim:
     means = f"flat: the last layer has between half and twice the gradient of {other}"
-    return within(measure, 0.5, 2.0, convention=means)
+    return within(measure, 0.5, 2.0, convention=means, until=1.25)
 
 
 FIG3AB: Final = declare(
@@ -146,6 +147,7 @@ FIG3CD: Final = declare(
 )
 
 _NORMS: Final = {
+    "check": "an identity, with the correction that finite width needs",
     "derived": "the correction 1 + 2/d; limits simultaneous over the layers",
     "convention": "equal: within 1%",
 }
@@ -165,14 +167,6 @@ APPENDIX_F: Final = declare(
     claims=(
         at_least("norm_factor_lowest", 0.99, **_NORMS),
         at_most("norm_factor_highest", 1.01, **_NORMS),
-        *(
-            at_most(
-                f"post_{where}_W2_decay_over_said",
-                1.0,
-                derived="a bound: the order of a term, by Hölder's inequality",
-            )
-            for where in _PLACES
-        ),
         *(_flat(f"pre_{where}_W2_last_over_middle", "the middle one") for where in _PLACES),
     ),
 )

@@ -192,10 +192,8 @@ def _small_rate_for_longer(s: Iwslt) -> Cells:
 
 FIG6: Final = declare(
     "xiong2020.fig6",
-    measures={
-        "below_large": ShareBetter("nll", "fixed lr 1e-4", "lr 1e-3, warm-up 1"),
-        "above_best": ShareBetter("nll", "lr 1e-3, warm-up 4000", "fixed lr 1e-4"),
-    },
+    measures={"below_large": ShareBetter("nll", "fixed lr 1e-4", "lr 1e-3, warm-up 1")},
+    gpu={"above_best": ShareBetter("nll", "lr 1e-3, warm-up 4000", "fixed lr 1e-4")},
     trainings=for_each_scale(_small_rate_for_longer, EDGE),
     claims=(mostly("below_large"), mostly("above_best")),
 )
@@ -209,10 +207,8 @@ def _clipped(s: Iwslt) -> Cells:
 
 CLIP: Final = declare(
     "xiong2020.clip",
-    measures={
-        "clipping_helps": ShareBetter("nll", "clip 0.5", "lr 1e-3, warm-up 1"),
-        "as_fixed": DifferenceOfTrained("nll", "clip 0.5", "fixed lr 1e-4"),
-    },
+    measures={"clipping_helps": ShareBetter("nll", "clip 0.5", "lr 1e-3, warm-up 1")},
+    gpu={"as_fixed": DifferenceOfTrained("nll", "clip 0.5", "fixed lr 1e-4")},
     trainings=for_each_scale(_clipped, EDGE),
     claims=(
         mostly("clipping_helps"),
