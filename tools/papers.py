@@ -64,11 +64,11 @@ def counted(own: Sequence[ArtefactStatus]) -> str:
     """How many claims hold here, do not, and cannot be told; then checks, and what is not measured."""
     judged, total = tally_of(own)
     holds, differs, undecided = (total.verdicts.get(v, 0) for v in ("agrees", "disagrees", "undecided"))
-    sentences = ""
+    sentences, do = "", "does" if differs == 1 else "do"
     if claims := holds + differs + undecided:
         sentences = (
-            f"Of {count(claims, 'claim')}, **{holds} hold here**, **{differs} {'does' if differs == 1 else 'do'} "
-            f"not**, and this machine cannot tell **{undecided}**."
+            f"Of {count(claims, 'claim')}, **{holds} hold here**, **{differs} {do} not**, and this machine "
+            f"cannot tell **{undecided}**."
         )
     if total.checks:
         sentences += f" Checks on the measurements: {total.passed} of {total.checks} pass."
