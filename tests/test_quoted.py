@@ -271,11 +271,6 @@ def trainings_in_the_lab_book() -> Iterator[str]:
 
 @quotes("docs/lab-book/papers.md")
 def second_reading_in_the_lab_book() -> Iterator[str]:
-    today = [
-        one if (KEPT / f"{id_}.json").exists() else superseded(id_)[-1] for id_, one in OF_PAPERS.items()
-    ]
-    checks = sum(bool(claim.check) for one in today for claim in one.claims)
-    yield f"what cannot fail is a check: {checks} of the old claims were."
     theorem = measures("xiong2020.theorem1")
     yield f"most {ends(theorem['pre_over_post_over_bound'])} of what the proof"
     mean_field, measured = (theorem[name].value for name in ("mean_field_exponent", "pre_exponent_in_layers"))

@@ -10,7 +10,6 @@ from cases import each
 from normlab.config.config import Config
 from normlab.papers import ARTEFACTS
 from normlab.papers.bases import SOURCES, source_of, text_name
-from normlab.papers.results import shown_at
 from normlab.papers.trainings import LAPTOP, SCALES, Setting, Trainings, changed, for_each_scale, unlike
 from normlab.tasks import TASKS
 from normlab.training.recipes.grammar import resolve
@@ -32,7 +31,7 @@ def test_36_artefacts_have_trainings_at_every_scale_but_one_that_no_cpu_trains()
 @each("scale", LARGE)
 @each("id_", TRAINED)
 def test_the_cells_of_the_smallest_scale_are_among_them(id_, scale):
-    smallest, large = (TRAINED[id_].trainings[s] for s in (shown_at(TRAINED[id_], LAPTOP), scale))
+    smallest, large = (TRAINED[id_].trainings[s] for s in (TRAINED[id_].shown_at(LAPTOP), scale))
     assert [cell for cell in large.cells if cell in smallest.cells] == list(smallest.cells)
     assert large.seeds <= smallest.seeds
     assert large.differs.endswith(".")

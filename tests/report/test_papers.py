@@ -39,6 +39,16 @@ def test_all_are_listed_disputes_are_counted_apart_and_nothing_measured_says_so(
     assert all(id_ in plain for id_ in ARTEFACTS)
 
 
+def test_an_artefact_that_no_laptop_trains_is_shown_at_its_smallest_scale(tmp_path):
+    trainings = Trainings(Config(), {"post": {"recipe": "post"}}, 1, "It is large.")
+    artefact = replace(ARTEFACT, trainings={"gpu": trainings, "paper": trainings})
+    large = replace(found(artefact), scale="gpu", fingerprint=artefact.fingerprint("gpu"))
+    path = write_reproduction(large, tmp_path)
+    shown = standing(artefact, [tmp_path])
+    assert (shown.path, shown.scale, shown.fresh) == (path, "gpu", True)
+    assert at_other_scales([artefact], [tmp_path]) == []
+
+
 def test_results_that_disagree_about_a_run_are_named_above_the_tables(tmp_path):
     both = [replace(ARTEFACT, id=id_) for id_ in ("example.one", "example.two")]
     for artefact, bleu in zip(both, (20.25, 21.5), strict=True):
@@ -50,7 +60,7 @@ def test_results_that_disagree_about_a_run_are_named_above_the_tables(tmp_path):
 
 def test_results_at_other_scales_have_a_table_of_their_own(tmp_path):
     trainings = Trainings(Config(), {"post": {"recipe": "post"}}, 1, "It is large.")
-    artefact = replace(ARTEFACT, trainings={"gpu": trainings})
+    artefact = replace(ARTEFACT, trainings={"laptop": trainings, "gpu": trainings})
     large = replace(found(artefact), scale="gpu", fingerprint=artefact.fingerprint("gpu"))
     path = write_reproduction(large, tmp_path)
     (one,) = at_other_scales([artefact], [tmp_path])

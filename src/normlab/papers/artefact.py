@@ -99,6 +99,10 @@ class Artefact:
         """The study's name; empty if there is none yet."""
         return getattr(self.study, "__name__", "")
 
+    def shown_at(self, scale: Scale) -> Scale:
+        """The scale itself, or the smallest one if it trains nothing at that one."""
+        return scale if scale in self.trainings else next(iter(self.trainings), LAPTOP)
+
     def settings_at(self, scale: Scale) -> dict[str, Any]:
         """The study's arguments at a scale."""
         own = self.trainings[scale].settings if scale in self.trainings else {}

@@ -107,7 +107,7 @@ def standing(artefact: Artefact, where: Sequence[Path], scale: Scale = LAPTOP) -
     ``where`` is what ``folders`` gives. A file that cannot be read counts only if there is no other.
     """
     before = superseded(artefact.id)
-    scale = shown_at(artefact, scale)
+    scale = artefact.shown_at(scale)
     if not artefact.study:
         return ArtefactStatus(artefact, "no study yet", before=before)
     file = f"{result_name(artefact.id, scale)}.json"
@@ -117,17 +117,12 @@ def standing(artefact: Artefact, where: Sequence[Path], scale: Scale = LAPTOP) -
     return replace(found, scale=scale, before=before)
 
 
-def shown_at(artefact: Artefact, scale: Scale) -> Scale:
-    """Return the scale itself, or the artefact's smallest if it trains nothing at that one."""
-    return scale if scale in artefact.trainings else next(iter(artefact.trainings), LAPTOP)
-
-
 def at_other_scales(
     artefacts: Iterable[Artefact], where: Sequence[Path], shown: Scale = LAPTOP
 ) -> list[ArtefactStatus]:
     """Return the artefacts with a result at a scale other than the one ``shown``, scale by scale."""
     several = list(artefacts)
-    asked = [(a, s) for s in SCALES for a in several if s in a.trainings and s != shown_at(a, shown)]
+    asked = [(a, s) for s in SCALES for a in several if s in a.trainings and s != a.shown_at(shown)]
     return [found for a, scale in asked if (found := standing(a, where, scale)).found is not None]
 
 
