@@ -84,11 +84,8 @@ NARROWED = [
     for a in ARTEFACTS.values()
     for last in superseded(a.id)
     if last.found.fingerprint == CARRIED.get(a.fingerprint())
-    and read_reproduction(KEPT / f"{a.id}.json").began == last.found.began
 ]
-"""Artefacts that say less than when they were measured, with what they said then; not those that were
-measured again since, which the test of the lock looks at.
-"""
+"""Artefacts that say less than when they were measured, with what they said then."""
 
 
 def test_some_results_are_carried():
@@ -99,8 +96,9 @@ def test_some_results_are_carried():
 def test_a_carried_result_is_the_earlier_one_without_what_is_no_longer_claimed(artefact, last):
     found = read_reproduction(KEPT / f"{artefact.id}.json")
     assert list(new_in(artefact.claims, last.claims)) == []
-    assert found.measures.items() <= last.found.measures.items()
-    assert {name: [*rows] for name, rows in found.tables.items()} == last.found.tables
+    if found.began == last.found.began:  # else it was measured again, for the claims as they were locked
+        assert found.measures.items() <= last.found.measures.items()
+        assert {name: [*rows] for name, rows in found.tables.items()} == last.found.tables
 
 
 def test_only_a_claim_that_says_less_is_carried():

@@ -125,7 +125,7 @@ class Claim:
         """Return the bounds in words."""
         if self.at_least == self.at_most:
             return f"{self.at_least:g}"
-        if isfinite(self.at_least) and isfinite(self.at_most):
+        if not self._one_bound():
             both = f"{self.at_least:g} to {self.at_most:g}"
             return both if self.until is None else f"{both}, and so with {1 / self.until:g} to {self.until:g}"
         one = f"at least {self.at_least:g}" if isfinite(self.at_least) else f"at most {self.at_most:g}"
