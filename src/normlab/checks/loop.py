@@ -45,7 +45,7 @@ SORTED: Final = "sort parameters by their number of dimensions, not by their nam
 
 @property_of("optimizer", explains=[*LOOP, "evaluation_repeats", "state_dict"], passes=3)
 def holds(step: Step) -> Answers:
-    """Every trainable parameter is in exactly one group of one optimizer, and no other model's is.
+    """Every trainable parameter is in exactly one optimizer group; no group holds one of another model.
 
     A parameter that is not the model's must at least have a gradient, like a loss's own parameter, or be the
     copy that the user's step makes one of the model's equal to, like a master in float32.
@@ -79,7 +79,7 @@ def holds(step: Step) -> Answers:
 
 @property_of("optimizer", explains=["update", "overfit"], passes=2)
 def groups(step: Step) -> Answers:
-    """Groups are by role: decay, rate and Muon are those that a parameter's role calls for."""
+    """Each parameter has the weight decay, the learning rate and the optimizer that suit its role."""
     model, optimizers = step.handed
     every = [h for h in held(model, optimizers) if h.parameter.requires_grad]
     roles = {h.name: step.facts.roles.get(h.name, "matrix") for h in every}
@@ -140,7 +140,7 @@ def _odd_one(step: Step, every: Sequence[Held]) -> Answers:
 
 @property_of("optimizer", explains=["overfit"], passes=5)
 def update(step: Step) -> Answers:
-    """The first step follows the optimizer's rule: downhill, for every parameter, and not rounded away."""
+    """The first step follows the optimizer's rule, moves every parameter downhill, and survives rounding."""
     moved, wide = first_step(step), dict[str, Moved]()
     live = [m for m in moved if bool(m.gradient.any())]
     if any(2 * stuck > entries for stuck, entries in (m.lost() for m in live)):
@@ -194,7 +194,7 @@ def _by_rule(live: Sequence[Moved]) -> Answers:
     "loop", explains=["repeats", "overfit"], passes=12, applies=lambda step: needs(step.setup.step, NO_STEP)
 )
 def step(step: Step) -> Answers:
-    """Optimizers see the gradient of the loss on the whole batch: fresh, averaged, clipped, once a step."""
+    """Once a step, optimizers get the gradient of the whole batch's loss: fresh, averaged and clipped."""
     exact, seen, _ = step.twice
     run = step.rehearsal(exact=exact)
     tests = (_steps_once, _is_fresh, _clips, _averages, _trains)
@@ -275,7 +275,7 @@ def _trains(step: Step, run: Rehearsal, seen: RehearsedStep) -> Answers:
 
 @property_of("loop", explains=["overfit"], passes=4)
 def schedule(step: Step) -> Answers:
-    """The rate reaches what was asked for, stays above zero, and moves once a step, even after resuming."""
+    """The learning rate reaches its intended peak, stays above 0 and moves once a step, even on resuming."""
     needs(step.setup.scheduler, "there is no scheduler: pass scheduler=")
     mine, steered = step.setup.optimizers, getattr(step.setup.scheduler, "optimizer", None)
     if isinstance(steered, Optimizer) and all(steered is not o for o in mine):
@@ -347,7 +347,7 @@ def _resumes(step: Step, course: Rates) -> Answers:
 
 @property_of("loop", explains=["overfit"], passes=13)
 def repeats(step: Step) -> Answers:
-    """The same batch gives the same step twice, from the same weights and seeds, and is left as it was."""
+    """The same batch, weights and seeds give the same step twice, and the step leaves the batch as it was."""
     place = "step"
     if step.setup.optimizer is None:
         place, step = "loss", copy.copy(step)
@@ -362,7 +362,7 @@ def repeats(step: Step) -> Answers:
 
 @property_of("learns", passes=30)
 def overfit(step: Step) -> Answers:
-    """The user's own step learns a small batch: its loss falls below where it began, and stays there."""
+    """The user's own step learns a small batch: the loss falls below its first value and stays there."""
     batch, peaks = step.stepped, step.rates.peaks
     if step.facts.rows > 4:
         with suppress(Exception):

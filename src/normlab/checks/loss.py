@@ -29,7 +29,7 @@ _near = partial(isclose, rel_tol=CLOSE)
 
 @property_of("loss", explains=["counted", "explained", "initial_loss", "reach", "overfit"], passes=3)
 def targets(step: Step) -> Answers:
-    """Each target is the token one ahead of the last one that its prediction sees, or its own row's label."""
+    """Each target is the token right after the last one that its prediction sees, or its row's label."""
     facts, asked = step.facts, step.facts.targets
     shift = facts.shift if asked.ids.ndim == 2 else None
     if shift is None:
@@ -70,7 +70,7 @@ def _elsewhere(step: Step) -> Answers:
 
 @property_of("loss", explains=["initial_loss", "overfit"], passes=1)
 def counted(step: Step) -> Answers:
-    """Padding is not counted, and the end of a text is."""
+    """The loss leaves out padding, but counts the token that ends a text."""
     facts, asked, shift = step.facts, step.facts.targets, step.facts.shift or 0
     entry, ahead = facts.tokens.entry, shift + facts.offset
     ends = {facts.declared.eos_id, facts.configured("eos_token_id")} - {None}
@@ -102,7 +102,7 @@ def counted(step: Step) -> Answers:
 
 @property_of("loss", explains=["overfit"], passes=6)
 def reduction(step: Step) -> Answers:
-    """The loss is a mean over what is counted: its weights add up to the same for any part of the rows."""
+    """The loss is a mean over the counted targets: their weights add up to the same for any set of rows."""
     asked, part = step.facts.targets, step.half
     weight, places = asked.weight[asked.counted], asked.ids.numel()
     count, total = len(weight), float(weight.sum())
@@ -127,7 +127,7 @@ def reduction(step: Step) -> Answers:
 
 @property_of("loss", explains=["initial_loss", "overfit"], passes=8)
 def explained(step: Step) -> Answers:
-    """The loss is the cross-entropy of its logits, and any other term in it has a gradient of its own."""
+    """The loss is the cross-entropy of the logits, and any further term has a gradient of its own."""
     if (size := over_one(step.exact)) is not None:
         say = f"nll_loss is given numbers whose exponentials add up to {size:.3g}: not log-probabilities"
         yield fail("loss", say, "use cross_entropy, or log_softmax before it")
@@ -243,7 +243,7 @@ def _parts(step: Step, found: Found) -> Answers:
 
 @property_of("gradients", explains=["siblings"], passes=1)
 def frozen(step: Step) -> Answers:
-    """Nothing is frozen between trained parts, unless it is declared."""
+    """No parameter between trained parts is frozen, unless it is declared."""
     facts, own = step.facts, dict(step.exact.model.named_parameters())
     held = [n for n, p in own.items() if not p.requires_grad]
     bad = [n for n in held if not step.declare.is_frozen(n)]

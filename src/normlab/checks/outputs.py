@@ -76,7 +76,7 @@ def _asks_the_same(step: Step, other: Trace) -> bool:
 
 @property_of("outputs", explains=["gradients", "step"], passes=4)
 def training_equals_evaluation(step: Step) -> Answers:
-    """Without dropout, training mode gives what evaluation mode gives."""
+    """Without dropout, training mode gives the same outputs as evaluation mode."""
     found = step.difference(step.exact, step.training, whole)
     if found is None:
         apart = distance(step.exact.loss, step.training.loss)
@@ -97,7 +97,7 @@ def training_equals_evaluation(step: Step) -> Answers:
     applies=lambda step: needs(any(map(compiles, step.setup.model.modules())), "nothing of it is compiled"),
 )
 def compiled_equals_plain(step: Step) -> Answers:
-    """The compiled model gives what the same model gives uncompiled, in either mode, up to rounding."""
+    """The compiled model gives the outputs of the uncompiled one, in either mode, up to rounding."""
     model, alone = step.setup.model, step.setup.loss is None
 
     def flat(tensors: Iterable[Tensor]) -> Tensor:
@@ -129,7 +129,7 @@ def compiled_equals_plain(step: Step) -> Answers:
     "outputs", passes=9, applies=lambda s: needs(s.training.run_again, "backward() runs nothing again")
 )
 def dropout_repeats(step: Step) -> Answers:
-    """A block that is run again in the backward pass draws the dropout of its forward pass."""
+    """A block that is recomputed in the backward pass uses the dropout masks of its forward pass."""
     drawn = step.training.again(dropout=True)
     needs(step.is_exact, "the model does not run in float64")
     needs(distance(drawn.loss, drawn.again(seed=1).loss) > step.rounding, "nothing is drawn in training")
@@ -142,7 +142,7 @@ def dropout_repeats(step: Step) -> Answers:
 
 @property_of("round trips", explains=["overfit"], passes=12, applies=low_calls)
 def precision(step: Step) -> Answers:
-    """In low precision each module gives what its float32 twin gives on the same inputs, up to rounding."""
+    """In low precision, each module agrees with its float32 twin on the same inputs, up to rounding."""
     for path, ratio, count in roundings(step):
         if ratio > count**0.5:
             say = f"its output is {ratio:.0f} roundings off its twin in float32"
@@ -170,7 +170,7 @@ def state_dict(step: Step) -> Answers:
 
 @property_of("round trips", passes=4)
 def meta(step: Step) -> Answers:
-    """A model that is built on the meta device, emptied onto a real one and loaded gives the same outputs."""
+    """A model built on the meta device, moved off it with to_empty and loaded gives the same outputs."""
     original, model = step.original, step.fresh.on_meta()
     if model is None:
         raise Unknown("the model cannot be made again: pass make=")
@@ -194,7 +194,7 @@ def meta(step: Step) -> Answers:
 
 @property_of("round trips", passes=8)
 def cache(step: Step) -> Answers:
-    """Generation with a cache gives, token by token, the logits of the full pass."""
+    """Generation with a cache gives, token by token, the logits of one pass over the whole sequence."""
     model, facts = step.original, step.facts
     needs("past_key_values" in signature(model.forward).parameters, "the model takes no past_key_values")
     needs(facts.causal and facts.tokens.column >= 0, "its inputs are not the tokens that it predicts")

@@ -46,7 +46,7 @@ def start(step: Step) -> Answers:
 
 @property_of("start", explains=["start", "initial_loss"], passes=8)
 def seeds(step: Step) -> Answers:
-    """Each block is drawn by itself, and two seeds give two models."""
+    """Each block is drawn independently, and two seeds give two different models."""
     live = starts.parameters_of(step.model)
     for names in siblings(step.facts.stacks, live).values():
         for first, name in starts.equal_draws({n: live[n] for n in names}, step.fresh.draws):
@@ -88,7 +88,7 @@ def initial_loss(step: Step) -> Answers:
 
 @property_of("structure", explains=["start", "meta", "state_dict"], passes=3)
 def buffers(step: Step) -> Answers:
-    """Each buffer, except a count of steps, holds what a freshly built model has there, in its precision."""
+    """Each buffer, except a count of steps, has the values and the precision of a freshly built model."""
     counted = counts(step.model)
     own = {n: b for n, b in step.model.named_buffers() if n not in counted}
     live = {n: b for n, b in own.items() if b.numel() and not b.is_meta}

@@ -23,7 +23,7 @@ LATER = ("precision", "training_equals_evaluation", "evaluation_repeats")
 
 @property_of("structure", explains=["gradients", "derivative", "norms", "overfit", "siblings"], passes=8)
 def residual(step: Step) -> Answers:
-    """Blocks run in order, each on the output of the one before, and pass their stream on by one factor."""
+    """Blocks run in order, each on the output of the one before, and scale the residual stream alike."""
     needs(step.facts.stacks, "no numbered blocks pass a stream on")
     for name, blocks in step.facts.stacks.items():
         yield from _in_order(step, name, blocks)
@@ -90,7 +90,7 @@ def _by_one_factor(blocks: Sequence[stacks.Block], known: Mapping[str, float]) -
 
 @property_of("structure", explains=["siblings", "start", "initial_loss", "overfit"], passes=4)
 def norms(step: Step) -> Answers:
-    """A norm gives each token's features one size, whatever their scale; and one stands before the head."""
+    """A norm brings each token's features to one size, whatever their scale, and a norm precedes the head."""
     tried = responses(step.exact)
     for one in tried:
         if one.grows and one.mixes and one.has_vector and not one.leaks:
@@ -133,7 +133,7 @@ def _before_the_head(step: Step) -> Answers:
 
 @property_of("structure", explains=["overfit", "siblings", "state_dict"], passes=4)
 def attention_scale(step: Step) -> Answers:
-    """Scores are divided by the root of the head's width, and a softmax runs over the keys."""
+    """Attention scores are divided by the root of the head's width; the softmax runs over the keys."""
     read = step.wiring
     if read.over_queries:
         yield fail(read.over_queries[0], "the softmax of the scores is not over the keys", "softmax(dim=-1)")
@@ -154,7 +154,7 @@ def attention_scale(step: Step) -> Answers:
 
 @property_of("structure", passes=4)
 def nonlinear(step: Step) -> Answers:
-    """Two maps in a row without a nonlinearity between them are not wider inside than outside."""
+    """Two linear maps without a nonlinearity between them are not wider inside than outside."""
     for first, second, width in step.wiring.chains[:1]:
         say = f"{second} reads the {width} features of {first} as they are (1 of {len(step.wiring.chains)})"
         yield fail(stacks.common([first, second]), say, "put an activation between the two maps")
@@ -215,7 +215,7 @@ def _modes(step: Step) -> Answers:
 
 @property_of("structure", explains=["start", "seeds", "initial_loss", "state_dict"], passes=4)
 def ties(step: Step) -> Answers:
-    """Parameters are shared as declared or configured, and the head is not a copy of the table.
+    """Parameters are shared as declared or configured, and the head is no copy of the embedding table.
 
     The head's matrix is the embedding's table if ``tied`` (declared, or ``tie_word_embeddings``) is true, and
     is not if it is false. What the model's own class shares must be shared. If head and table are drawn,

@@ -36,7 +36,7 @@ def _moved(step: Step, batch: object, part: Part, what: str, do: str, *, trainin
 
 @property_of("tokens", explains=["causality", "reach", "padding", "documents", "order", "cache"], passes=3)
 def rows(step: Step) -> Answers:
-    """The other rows of a batch change nothing in a row, and outputs follow the order of the rows."""
+    """A row's outputs do not depend on the other rows of the batch, and follow the order of the rows."""
     facts, count, logits = step.facts, step.facts.rows, step.logits(step.exact)
     needs(count > 1, "the batch holds one row; pass a batch of two rows or more")
     needs(logits.ndim > 1 and count in logits.shape[:2], "the output has no axis for rows")
@@ -80,7 +80,7 @@ def causality(step: Step) -> Answers:
 
 @property_of("tokens", explains=["order"], passes=3)
 def reach(step: Step) -> Answers:
-    """Predictions depend on the tokens that they may see: the one before, and earlier ones."""
+    """Predictions depend on the tokens that they may see: the previous one, and earlier ones."""
     facts, base = step.facts, step.logits(step.exact)
     real, places = facts.real(facts.tokens), torch.arange(facts.tokens.ids.shape[1])
     last, shortest = (places * real).max(1).values, int(real.sum(1).min())
@@ -116,7 +116,7 @@ def reach(step: Step) -> Answers:
 
 @property_of("tokens", explains=["inputs"], passes=3)
 def padding(step: Step) -> Answers:
-    """What stands under padding changes nothing, nor does more or less of it, nor the end where it stands."""
+    """Outputs do not depend on what the padding holds, how much there is, or at which end it is."""
     reasons: list[str] = []
     for tokens in step.facts.sources:
         try:
@@ -184,7 +184,7 @@ def _arranged(step: Step, tokens: Tokens, padded: Padding) -> Answers:
 
 @property_of("tokens", explains=["state_dict"], passes=4)
 def order(step: Step) -> Answers:
-    """The order of the tokens is seen, in each layer that claims positions."""
+    """The order of the tokens changes the outputs, in each layer that encodes positions."""
     facts, base, causal = step.facts, step.logits(step.exact), False
     if not facts.sources:
         what, exchange = "patches", twins.exchanged_patches(facts, base)
@@ -241,7 +241,7 @@ def _least(step: Step) -> float:
 
 @property_of("tokens", explains=["inputs"], passes=4)
 def documents(step: Step) -> Answers:
-    """Packed documents do not see each other, and positions restart in each: alone, one gives the same."""
+    """Packed documents do not see each other, and positions restart in each of them."""
     facts, numbers = step.facts, step.facts.documents
     packed = [i for i, own in enumerate(numbers) if int(own.max()) > int(own.min())]
     needs(packed, "each row holds one document")
@@ -260,7 +260,7 @@ def documents(step: Step) -> Answers:
 
 @property_of("tokens", passes=6, several=True)
 def inputs(step: Step) -> Answers:
-    """Every tensor that the model is given moves its outputs or the loss."""
+    """Every tensor that the model is given affects its outputs or the loss."""
     for place, entry in step.facts.entries.items():
         if entry.numel() > 1 and step.moves(place) is False:
             name, events = ".".join(map(str, place)) or "batch", step.exact.events
