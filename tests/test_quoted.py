@@ -236,11 +236,11 @@ def papers_in_the_lab_book() -> Iterator[str]:
     norms = measures("xiong2020.appendixF")
     yield f"is 2/3 ({ends(norms['norm_factor'], 3)})"
     base, stream = norms["post_theory_W2"].value, norms["post_theory_stream"].value
-    yield f"(base {base:.2f}; the stream's {stream:.2f}, where 0.82 is said)"
+    yield f"(a factor of {base:.2f} a layer; the stream's is {stream:.2f}, where the paper has 0.82)"
     yield f"it grows towards the input ({norms['pre_theory_W2'].value:.2f})"
     moved = ends(measures("liu2020.fig4")["post_over_pre_update"], 1)
     yield f"moves a Post-LN {moved.replace(' [', ' times [')}"
-    yield f"(the least step is {measures('liu2020.theorem1')['in_model_least_step'].value:.2f}"
+    yield f"(the smallest factor is {measures('liu2020.theorem1')['in_model_least_step'].value:.2f}"
     yield f"own share falls as i^{ends(measures('liu2020.theorem2')['pre_own_exponent'])}"
     yield f"differs by at most {measures('liu2020.profiling')['spread_over_batches'].value:.1%} between three"
 
@@ -263,7 +263,7 @@ def trainings_in_the_lab_book() -> Iterator[str]:
         return f"{row['BLEU']:.1f}"
 
     pre, post = (bleu("xiong2020.fig4ab", cell) for cell in ("pre, Adam", "post, Adam, warm-up"))
-    yield f"Pre-LN without warm-up has {pre} BLEU and Post-LN with it {post}"
+    yield f"Pre-LN without warm-up has {pre} BLEU and Post-LN with warm-up {post}"
     fixed, warm = (bleu("xiong2020.fig6", cell) for cell in ("fixed lr 1e-4", "lr 1e-3, warm-up 4000"))
     yield f"{fixed} BLEU against {warm}"
     yield f"lowers the NLL by {-first['nguyen2019.batchsize'][1].measures['gain'].value:.2f};"
@@ -278,22 +278,22 @@ def second_reading_in_the_lab_book() -> Iterator[str]:
     decay = measures("xiong2020.appendixF")
     places = ("theory", "encoder", "decoder")
     theory, encoder, decoder = (ends(decay[f"post_{place}_W2_decay_over_said"]) for place in places)
-    yield f"{theory} times the (2/3)^(5/2) that is published in the setting of the theory, {encoder}"
-    yield f"in an encoder on text and {decoder} in a decoder"
+    yield f"{theory} times that in the setting of the theory, {encoder}"
+    yield f"times in an encoder on text and {decoder} times in a decoder"
     yield f"not in the setting of the theory ({ends(decay['pre_theory_W2_last_over_first'])})"
     steps = measures("liu2020.theorem1")
-    yield f"towards the input: {ends(steps['in_model_ffn'], 3)} of it through a feed-forward"
-    yield f"{ends(steps['in_model_self_attention'], 3)} through a self-attention"
-    yield f"it does, {ends(steps['alone_token_loss_all'], 3)} a sublayer"
+    yield f"a feed-forward multiplies it by {ends(steps['in_model_ffn'], 3)}"
+    yield f"a self-attention by {ends(steps['in_model_self_attention'], 3)}"
+    yield f"it does, by a factor of {ends(steps['alone_token_loss_all'], 3)} a sublayer"
     shares = measures("liu2020.theorem2")
-    yield f"is a line in i (R² {ends(shares['pre_inverse_ffn_r2'], 3)}), of its self-attention less so"
+    yield f"is a line in i (R² {ends(shares['pre_inverse_ffn_r2'], 3)}), that of its self-attention less"
     yield f"({ends(shares['pre_inverse_self_attention_r2'], 3)})"
     post, pre = (ends(shares[f"{placement}_predicted_over_measured"]) for placement in ("post", "pre"))
     yield f"{post} of the measured change in a Post-LN, {pre} in a Pre-LN"
     moved = measures("liu2020.fig4")
     yield f"Post-LN moves {ends(moved['post_over_pre_update'], 1)} times as far as Pre-LN at 18 layers"
     yield f"{ends(moved['post_over_pre_update_deepest'])} times at 60"
-    yield f"({ends(measures('liu2020.profiling')['batches_over_seeds'])} of it)"
+    yield f"({ends(measures('liu2020.profiling')['batches_over_seeds'])} times as much)"
     speed = measures("nguyen2019.speed")
     yield f"at least {ends(speed['elementary_least'])} times"
     yield f"fused LayerNorm {ends(speed['fused_least'])} times"
@@ -305,7 +305,8 @@ def amplification_in_the_lab_book() -> Iterator[str]:
     page = prose("docs/amplification.md").partition("### One update")[0]
     (ten,) = re.findall(r"With 10 seeds `post` has p = (\S+ ± \S+), AIC: (not decided|N|log N)\.", page)
     (sixty,) = re.findall(r"\| `post` \| 60 \|(?:[^|]*\|){6} (\S+ ± \S+) \|[^|]*\|[^|]*\| (N|log N) \|", page)
-    yield f"p = {ten[0]} under Post-LN, and AIC decides nothing; with sixty {sixty[0]} and {sixty[1]}"
+    yield f"p = {ten[0]}, and AIC cannot choose between N and log N;"
+    yield f"with sixty seeds p = {sixty[0]} and AIC chooses {sixty[1]}"
     assert ten[1] == "not decided"
 
 
