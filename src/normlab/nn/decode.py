@@ -23,7 +23,7 @@ MAX_LEN = 1024
 """Longest output in tokens, so a line that was never split into sentences does not take hours."""
 
 
-def power_penalty(length: int, alpha: float) -> float:
+def _power_penalty(length: int, alpha: float) -> float:
     r""":math:`|y|^\alpha`.
 
     :math:`\alpha = 1` makes the score a mean over tokens, 0 a sum. Wu et al. 2016, Section 7
@@ -32,7 +32,7 @@ def power_penalty(length: int, alpha: float) -> float:
     return length**alpha
 
 
-def gnmt_penalty(length: int, alpha: float) -> float:
+def _gnmt_penalty(length: int, alpha: float) -> float:
     r""":math:`((5 + |y|) / 6)^\alpha`.
 
     Wu et al. 2016, Section 7, Equation 14 (arXiv 1609.08144), without its coverage penalty.
@@ -40,7 +40,7 @@ def gnmt_penalty(length: int, alpha: float) -> float:
     return ((5 + length) / 6) ** alpha
 
 
-LENGTH_PENALTIES: dict[str, Callable[..., float]] = {"power": power_penalty, "gnmt": gnmt_penalty}
+LENGTH_PENALTIES: dict[str, Callable[..., float]] = {"power": _power_penalty, "gnmt": _gnmt_penalty}
 """Divisors of the log-probability of an output, given its length in tokens (with EOS) and alpha."""
 
 
@@ -102,7 +102,7 @@ class Bounds:
         return log_p
 
 
-class Continuations(ABC):
+class _Continuations(ABC):
     """K continuations of each unfinished sentence: ``tokens`` `[B', K, t]` and ``scores`` `[B', K]`, minus
     infinity for a continuation that has ended.
     """
@@ -115,10 +115,6 @@ class Continuations(ABC):
         self.tokens = torch.full((sentences, width, 1), BOS, device=device)
         self.scores = torch.zeros(sentences, width, device=device)
         self.ended = torch.zeros(sentences, dtype=torch.bool, device=device)
-
-    @property
-    def last(self) -> Tensor:
-        return self.tokens[:, :, -1]
 
     @property
     def length(self) -> int:
@@ -148,7 +144,7 @@ class Continuations(ABC):
 @torch.inference_mode()
 @kept_copies()
 def decode(
-    model: Seq2Seq, source: Tensor, bounds: Bounds, begin: Callable[[Tensor], Continuations]
+    model: Seq2Seq, source: Tensor, bounds: Bounds, begin: Callable[[Tensor], _Continuations]
 ) -> list[list[Hypothesis]]:
     """Run a search on source rows `[B, S]`; ``begin`` builds it from the limits `[B]` of the outputs.
 
@@ -158,7 +154,7 @@ def decode(
     limits = bounds.limits(model, mask)
     search = begin(limits)
     while search.rows.numel():
-        hidden = model.decode_step(search.last, memory, mask, search.cache)
+        hidden = model.decode_step(search.tokens[:, :, -1], memory, mask, search.cache)
         logits = model.logits(hidden).float()
         search.advance(bounds.log_p(logits, search.length, limits, search.rows))
         kept = search.drop_ended()
@@ -190,7 +186,7 @@ def search(
     return decode(model, source, bounds, lambda limits: _Beams(limits, beams, penalty))
 
 
-class _Beams(Continuations):
+class _Beams(_Continuations):
     """Beam search: the K best of all continuations of the previous K."""
 
     def __init__(self, limits: Tensor, width: int, penalty: Callable[[int], float]) -> None:
@@ -276,7 +272,7 @@ def truncated(log_p: Tensor, *, temperature: float = 1.0, top_k: int = 0, top_p:
     return nucleus(likeliest(log_p / temperature, top_k), top_p)
 
 
-class _Samples(Continuations):
+class _Samples(_Continuations):
     """Sampling: K independent outputs of each sentence."""
 
     def __init__(

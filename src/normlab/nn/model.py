@@ -89,8 +89,10 @@ class Seq2Seq(TokenModel):
     def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """Encode `[B, S]` as the memory `[B, S, D]`; return it with its mask `[B, S]`."""
         mask = source != PAD
-        own = None if self.source is None else self.dropout(self.embedding_norm(self.source(source)))
-        x = self.embed(source) if own is None else own
+        if self.source is None:
+            x = self.embed(source)
+        else:
+            x = self.dropout(self.embedding_norm(self.source(source)))
         return self.encoder(x, Context(padding_mask=mask)), mask
 
     def decode(self, target_in: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:

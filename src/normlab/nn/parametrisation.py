@@ -131,7 +131,6 @@ class CompleteP(MuP, name="completep"):
     Table 1 (arXiv 2505.01618).
     """
 
-    rates: ClassVar[Mapping[str, Exponents]] = {"hidden": Exponents(width=-1)}
     decays: ClassVar[Mapping[str, Exponents]] = {"hidden": Exponents(width=1)}
     branch: ClassVar[Exponents] = Exponents(depth=-1)
     eps: ClassVar[Exponents] = Exponents(width=-1, depth=-1)

@@ -88,10 +88,10 @@ class NormedQueriesAndKeys(QueryKeyNorm, name="normed"):
         self.query, self.key = norm(width * config.heads), norm(width * (config.kv_heads or config.heads))
 
     def queries(self, q: Tensor) -> Tensor:
-        return over_heads(self.query, q)
+        return _over_heads(self.query, q)
 
     def keys(self, k: Tensor) -> Tensor:
-        return over_heads(self.key, k)
+        return _over_heads(self.key, k)
 
 
 class NormedHeads(QueryKeyNorm, name="headnormed"):
@@ -176,6 +176,6 @@ class ScaledUnitHeads(QueryKeyNorm, name="ngptnormed"):
         return self._scaled(k, 1.0)
 
 
-def over_heads(norm: nn.Module, x: Tensor) -> Tensor:
+def _over_heads(norm: nn.Module, x: Tensor) -> Tensor:
     """Apply a norm to the concatenated heads of x `[B, H, T, w]`."""
     return norm(x.transpose(1, 2).flatten(2)).unflatten(2, (x.shape[1], -1)).transpose(1, 2)

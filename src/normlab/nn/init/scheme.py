@@ -170,14 +170,11 @@ class GPT2Start(Normal, name="gpt2start"):
         return site.sublayers**-0.5 if matrix in LAST else 1.0
 
 
-class TruncatedNormal(Scheme, name="truncnormal"):
+class TruncatedNormal(Normal, name="truncnormal"):
     r""":math:`N(0, 0.02^2)` cut at three standard deviations, for every matrix, tokens and positions too.
 
     Its deviation is 0.986 times 0.02. OLMo et al. 2025, Section 3.2 (arXiv 2501.00656).
     """
-
-    of_tables: ClassVar[bool] = True
-    by_width: ClassVar[Mapping[str, float]] = Normal.by_width
 
     @staticmethod
     def fill_(weight: Tensor, matrix: str, gain: float, generator: torch.Generator) -> None:

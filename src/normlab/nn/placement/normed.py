@@ -36,7 +36,7 @@ class NormedInput(OneNorm, ABC):
         return stream + y
 
 
-class TwoNorms(Placement, ABC):
+class _TwoNorms(Placement, ABC):
     """A placement with a norm before the branch and one after it."""
 
     def build(self, site: Site) -> None:
@@ -44,16 +44,6 @@ class TwoNorms(Placement, ABC):
 
     def read(self, stream: Stream) -> Tensor:
         return self.norm_in(stream)
-
-
-class NormedBranch(TwoNorms, ABC):
-    """A placement with a norm on both sides of the branch, while the stream itself is a plain sum."""
-
-    final_norm: ClassVar[bool] = True
-    no_fold: ClassVar[str] = NORMED_BRANCH
-
-    def write(self, stream: Stream, y: Tensor) -> Stream:
-        return stream + self.norm_out(y)
 
 
 class TwoStreams(Placement, ABC):
@@ -66,7 +56,7 @@ class TwoStreams(Placement, ABC):
 
     @classmethod
     def begin(cls, site: Site) -> nn.Module:
-        return Twice()
+        return _Twice()
 
 
 class PostNorm(OneNorm, name="post"):
@@ -92,14 +82,20 @@ class PreNorm(NormedInput, name="pre"):
         return Plain("pre")
 
 
-class SandwichNorm(NormedBranch, name="sandwich"):
+class SandwichNorm(_TwoNorms, name="sandwich"):
     r"""Sandwich-LN: :math:`x \leftarrow x + \mathrm{LN}(f(\mathrm{LN}(x)))`, and a final norm.
 
     Ding et al. 2021, Section 2.4 (arXiv 2105.13290).
     """
 
+    final_norm: ClassVar[bool] = True
+    no_fold: ClassVar[str] = NORMED_BRANCH
 
-class PeriNorm(NormedBranch, name="periln"):
+    def write(self, stream: Stream, y: Tensor) -> Stream:
+        return stream + self.norm_out(y)
+
+
+class PeriNorm(SandwichNorm, name="periln"):
     r"""Peri-LN: :math:`x \leftarrow x + \mathrm{LN}(f(\mathrm{LN}(x)))`, a norm on the embeddings and a
     final norm.
 
@@ -224,7 +220,7 @@ class LayerNormScaling(NormedInput, name="lnscale"):
         return Plain("pre", read=self.scale)
 
 
-class Keel(TwoNorms, name="keel"):
+class Keel(_TwoNorms, name="keel"):
     r"""KEEL: :math:`x \leftarrow \mathrm{LN}(S x + f(\mathrm{LN}(x)))` with S sublayers in the stack.
 
     Chen and Wei 2026, Section 3 (arXiv 2601.19895), where models of more than 1,000 layers train. Their
@@ -246,8 +242,13 @@ class Keel(TwoNorms, name="keel"):
         return self.norm_out(self.a * stream + y)
 
 
-class BottomToTop(TwoStreams, OneNorm, ABC):
-    """Post-LN whose last norm of a layer also adds the layer's input, kept in the stream (x, x_in)."""
+class B2T(TwoStreams, OneNorm, name="b2t"):
+    r"""Bottom-to-top: Post-LN whose last norm of a layer also adds the layer's input,
+    :math:`x \leftarrow \mathrm{LN}(x + f(x) + x_{in})`.
+
+    The stream is :math:`(x, x_{in})`. Takase et al. 2022, Section 4 (arXiv 2206.00330), whose text names no
+    factor on the initial weights; ``b2t_code`` has the one in the authors' code.
+    """
 
     def build(self, site: Site) -> None:
         super().build(site)
@@ -265,19 +266,10 @@ class BottomToTop(TwoStreams, OneNorm, ABC):
 
     @classmethod
     def end(cls, site: Site) -> nn.Module:
-        return First()
+        return _First()
 
 
-class B2T(BottomToTop, name="b2t"):
-    r"""Bottom-to-top: Post-LN whose last norm of a layer also adds the layer's input,
-    :math:`x \leftarrow \mathrm{LN}(x + f(x) + x_{in})`.
-
-    The stream is :math:`(x, x_{in})`. Takase et al. 2022, Section 4 (arXiv 2206.00330), whose text names no
-    factor on the initial weights; ``b2t_code`` has the one in the authors' code.
-    """
-
-
-class B2TAsCoded(BottomToTop, name="b2t_code"):
+class B2TAsCoded(B2T, name="b2t_code"):
     r"""Bottom-to-top as its authors' code initialises it:
     :math:`x \leftarrow \mathrm{LN}(x + f(x) + x_{in})` at the end of a layer, and every matrix of a branch
     initially multiplied by :math:`N^{-1/2}` in the encoder and :math:`M^{-1/2}` in the decoder.
@@ -304,24 +296,24 @@ class ResiDual(TwoStreams, OneNorm, name="residual"):
 
     @classmethod
     def end(cls, site: Site) -> nn.Module:
-        return SumWithNormedSecond(site.final_norm())
+        return _SumWithNormedSecond(site.final_norm())
 
 
-class Twice(nn.Module):
+class _Twice(nn.Module):
     """Duplicates x as the stream (x, x)."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return x, x
 
 
-class First(nn.Module):
+class _First(nn.Module):
     """Returns the first of two tensors."""
 
     def forward(self, stream: tuple[Tensor, Tensor]) -> Tensor:
         return stream[0]
 
 
-class SumWithNormedSecond(nn.Module):
+class _SumWithNormedSecond(nn.Module):
     """Maps the stream (x, d) to x + LN(d)."""
 
     def __init__(self, norm: nn.Module) -> None:

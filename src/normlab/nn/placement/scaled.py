@@ -16,7 +16,7 @@ from normlab.nn.placement.normed import NormedInput, OneNorm, PostNorm
 from normlab.nn.site import Site
 
 
-class WeightedShortcut(OneNorm, ABC):
+class _WeightedShortcut(OneNorm, ABC):
     r""":math:`x \leftarrow \mathrm{LN}(\omega \odot x + f(x))` with a trained vector :math:`\omega` `[D]`."""
 
     deep: ClassVar[bool] = True
@@ -36,7 +36,7 @@ class WeightedShortcut(OneNorm, ABC):
         self.omega.fill_(variance**0.5)
 
 
-class Admin(WeightedShortcut, ProfiledPlacement, name="admin"):
+class Admin(_WeightedShortcut, ProfiledPlacement, name="admin"):
     r"""Admin: :math:`x \leftarrow \mathrm{LN}(\omega \odot x + f(x))` with a trained vector :math:`\omega`
     `[D]`.
 
@@ -55,7 +55,7 @@ class Admin(WeightedShortcut, ProfiledPlacement, name="admin"):
         return carried + branch
 
 
-class AdminAsCoded(WeightedShortcut, ProfiledPlacement, name="admin_code"):
+class AdminAsCoded(_WeightedShortcut, ProfiledPlacement, name="admin_code"):
     r"""Admin as its authors' code initialises it: :math:`x \leftarrow \mathrm{LN}(\omega \odot x + f(x))`,
     :math:`\omega_1 = 1,\; \omega_{i+1}^2 = \mathrm{Var}[\omega_i x_{i-1}] + \mathrm{Var}[f_i(x_{i-1})]`.
 
@@ -75,7 +75,7 @@ class AdminAsCoded(WeightedShortcut, ProfiledPlacement, name="admin_code"):
         return carried * stream + branch
 
 
-class AdminDataFree(WeightedShortcut, name="admin_free"):
+class AdminDataFree(_WeightedShortcut, name="admin_free"):
     r"""Admin without data: :math:`x \leftarrow \mathrm{LN}(\omega \odot x + f(x))`,
     initially :math:`\omega^2 = (S+1)/\ln(S+1) - 1` with S sublayers in the stack.
 
@@ -150,10 +150,11 @@ class DeepNorm(OneNorm, name="deepnorm"):
         return f"DeepNorm's beta is a gain on Xavier initialisation; with {config.scheme} it is not defined"
 
 
-class ScaledBranch(Placement, ABC):
+class _ScaledBranch(Placement, ABC):
     r""":math:`x \leftarrow x + \alpha f(x)` with a trained :math:`\alpha` (shape `[1]`), and no norm."""
 
     normed: ClassVar[bool] = False
+    deep: ClassVar[bool] = True
     initial_alpha: ClassVar[float] = 0.0
 
     def build(self, site: Site) -> None:
@@ -166,18 +167,17 @@ class ScaledBranch(Placement, ABC):
         return Plain("tfixup", branch=self.alpha)
 
 
-class ReZero(ScaledBranch, name="rezero"):
+class ReZero(_ScaledBranch, name="rezero"):
     r"""ReZero: :math:`x \leftarrow x + \alpha f(x)`, no norm, initially :math:`\alpha = 0`.
 
     Each layer has one :math:`\alpha` (shape `[1]`), shared by its sublayers. Bachlechner et al. 2020,
     Equation 1 (arXiv 2003.04887).
     """
 
-    deep: ClassVar[bool] = True
     silent: ClassVar[bool] = True
 
     def build(self, site: Site) -> None:
-        self.alpha = layer_alpha(site)
+        self.alpha = _layer_alpha(site)
 
 
 class ReZeroPostNorm(OneNorm, name="rezero_post"):
@@ -192,7 +192,7 @@ class ReZeroPostNorm(OneNorm, name="rezero_post"):
 
     def build(self, site: Site) -> None:
         super().build(site)
-        self.alpha = layer_alpha(site)
+        self.alpha = _layer_alpha(site)
 
     def write(self, stream: Stream, y: Tensor) -> Stream:
         return self.norm(stream + self.alpha * y)
@@ -201,22 +201,21 @@ class ReZeroPostNorm(OneNorm, name="rezero_post"):
         return Plain("post", branch=self.alpha, norm=self.norm)
 
 
-def layer_alpha(site: Site) -> nn.Parameter:
+def _layer_alpha(site: Site) -> nn.Parameter:
     """Return ReZero's scalar of a layer, initially 0."""
     return site.shared.setdefault("rezero.alpha", nn.Parameter(torch.zeros(1)))
 
 
-class SkipInit(ScaledBranch, name="skipinit"):
+class SkipInit(_ScaledBranch, name="skipinit"):
     r"""SkipInit: :math:`x \leftarrow x + \alpha f(x)`, no norm, one :math:`\alpha` per sublayer, initially 0.
 
     De and Smith 2020, Section 3 (arXiv 2002.10444).
     """
 
-    deep: ClassVar[bool] = True
     silent: ClassVar[bool] = True
 
 
-class FixUp(ScaledBranch, name="fixup"):
+class FixUp(_ScaledBranch, name="fixup"):
     r"""FixUp: :math:`x \leftarrow x + \alpha f(x)`, no norm, initially :math:`\alpha = 1`, a scalar bias
     before and after each weight.
 
@@ -227,7 +226,6 @@ class FixUp(ScaledBranch, name="fixup"):
     """
 
     initial_alpha: ClassVar[float] = 1.0
-    deep: ClassVar[bool] = True
     bias: ClassVar[str] = "scalarbias"
 
     @classmethod

@@ -43,10 +43,10 @@ class ResidualLambdas(TwoStreams, OneNorm, name="x0lambdas"):
 
     @classmethod
     def end(cls, site: Site) -> nn.Module:
-        return NormedFirst(site.final_norm())
+        return _NormedFirst(site.final_norm())
 
 
-class NormedFirst(nn.Module):
+class _NormedFirst(nn.Module):
     """Maps the stream (x, ...) to LN(x)."""
 
     def __init__(self, norm: nn.Module) -> None:
@@ -140,10 +140,10 @@ class SiameseNorm(TwoStreams, name="siamese"):
 
     @classmethod
     def end(cls, site: Site) -> nn.Module:
-        return SumOfNormed(site.final_norm(), site.final_norm())
+        return _SumOfNormed(site.final_norm(), site.final_norm())
 
 
-class SumOfNormed(nn.Module):
+class _SumOfNormed(nn.Module):
     """Maps the stream (x, y) to LN(x) + LN(y)."""
 
     def __init__(self, norm_x: nn.Module, norm_y: nn.Module) -> None:
