@@ -66,7 +66,7 @@ from normlab.runs.files import hold, read_json, write_json_atomic
 from normlab.scaling.answer import Transfer
 from normlab.scaling.exponents import Axis
 from normlab.scaling.family import AXES, SetupFamily
-from normlab.scaling.sweep import CARRIES, SHIFTS, UNDECIDED, Between
+from normlab.scaling.sweep import CARRIES, SHIFTS, UNDECIDED
 from normlab.training.devices import hardware
 
 PLACEMENTS: Final = ("post", "pre", "admin", "deepnorm", "periln", "keel", "lnscale")
@@ -248,7 +248,8 @@ def cell(row: Row, answers: Mapping[str, Mapping[str, Any]]) -> str:
     known = [one for one in found["by_size"] if None not in one["optimum"].values()]
     some = "" if len(known) == len(found["sizes"]) else f", from {len(known)} {row.axis}s"
     verdict = NOISY if found["verdict"] == UNDECIDED else f"**{found['verdict']}**"
-    return f"{Between(**found['slope'])}{some}: {verdict}"
+    slope = "{value:.2f}x ({low:.2f} to {high:.2f}x)".format(**found["slope"])
+    return f"{slope}{some}: {verdict}"
 
 
 def table(axis: Axis, answers: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

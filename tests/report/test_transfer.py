@@ -15,7 +15,7 @@ from normlab.report.page import Columns, Details, Notes, Section, whole
 from normlab.report.transfer import transfer_page
 from normlab.scaling.answer import Transfer
 from normlab.scaling.coordinates import Coordinates
-from normlab.scaling.rows import Row
+from normlab.scaling.exponents import Row
 from normlab.scaling.sweep import Decay, Sweep
 from scaling.curves import draw, skewed
 from scaling.test_answer import SIZES, answer, edge, swept

@@ -19,11 +19,17 @@ import torch
 from normlab.errors import UserError
 from normlab.scaling import measured
 from normlab.scaling.coordinates import STEPS as TRANSFERS
-from normlab.scaling.coordinates import coordinates
+from normlab.scaling.coordinates import Check, Coordinates
 from scaling.nanogpt import COMPLETEP, DEPTH_MUP, MUP, NONE, STANDARD, Table, own_setup, setup
 
 WIDTHS, DEPTHS = (32, 64, 128), (2, 4, 8)
 STEPS = 2
+
+
+def coordinates(build, sizes, **options) -> Coordinates:
+    own = Check(build, sizes, **options)
+    own.run()
+    return own.answer()
 
 
 def check(table: Table, axis: str = "width", declared: str = "", sizes=None, **options):

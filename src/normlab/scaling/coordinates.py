@@ -13,11 +13,10 @@ from normlab.config.units import count, duration
 from normlab.errors import UserError
 from normlab.nn import TokenModel
 from normlab.nn.parametrisation import Parametrisation
-from normlab.scaling import ALL, FIRST_SEED
-from normlab.scaling.exponents import FACTS, NEAR, Axis
+from normlab.scaling import ALL
+from normlab.scaling.exponents import FACTS, NEAR, Axis, Row, rows_of
 from normlab.scaling.family import SetupFamily
 from normlab.scaling.measured import Measured, measure
-from normlab.scaling.rows import Row, rows_of
 from normlab.scaling.wording import reason
 from normlab.trace.setup import Setup, refuse_unknown, shown
 from normlab.trace.tensors import unwrap
@@ -30,8 +29,6 @@ SHARE: Final = 0.1
 """The check may take at most this share of the budget."""
 LEAST_SEEDS: Final = 2
 """With fewer, no measured slope has an interval."""
-Build = Callable[[int, int], Setup]
-"""``build(size, seed)``."""
 
 
 @dataclass(frozen=True)
@@ -99,12 +96,24 @@ class Coordinates:
 
 @dataclass
 class Check:
-    """A coordinate check in units of one size and one seed: all sizes with one seed, then with the next.
+    r"""A coordinate check in units of one size and one seed: all sizes with one seed, then with the next.
 
-    Raises UserError for sizes, seeds or steps that tell nothing, and for an unknown parametrisation.
+    Each setup is trained for ``steps`` steps by its own step at its peak rates, on copies. What is measured
+    are root mean squares: of every parameter at the start; of the outputs of modules, the scores of attention
+    and the logits, before the first step and after each; and of what the updates :math:`W_t - W_0` of each
+    parameter change: :math:`(W_t - W_0) x_t` for a matrix, the stream for a table, the logits for the head.
+    The rate, decay, eps and betas of each parameter's group are recorded too.
+
+    ``parametrisation``, or what the setup declares, names one of ``nn.Parametrisation.registry``, whose
+    exponents the starts and groups then must have; normlab's own models bring theirs. Without one, only what
+    a rate needs to carry is judged.
+
+    Raises UserError for sizes, seeds or steps that tell nothing, for an unknown parametrisation, and for a
+    setup that cannot be trained.
     """
 
-    build: Build
+    build: Callable[[int, int], Setup]
+    """``build(size, seed)``."""
     sizes: Sequence[int]
     axis: Axis = "width"
     seeds: Sequence[int] = (1, 2, 3)
@@ -118,7 +127,13 @@ class Check:
     _measured: dict[tuple[int, int], Measured] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        _refuse(self.sizes, self.seeds, self.steps, self.axis)
+        refuse_unknown(self.axis, ["width", "depth"], "axis")
+        if len(set(self.sizes)) < 2 or len(set(self.sizes)) < len(self.sizes) or min(self.sizes) < 1:
+            some = f"at least two different {self.axis}s, as in (64, 256)"
+            raise UserError(f"sizes is {shown(self.sizes)}, but must be {some}")
+        if not self.seeds or self.steps < 1:
+            what = ("seeds", self.seeds) if not self.seeds else ("steps", self.steps)
+            raise UserError(f"{what[0]} is {shown(what[1])}, but must be at least one")
         self.sizes = sorted(self.sizes)
         self._kind = _named(self.parametrisation)
 
@@ -171,56 +186,12 @@ class Check:
         return Coordinates(self.axis, tuple(self.sizes), seeds, self.steps, own, rows)
 
 
-def coordinates(
-    build: Build,
-    sizes: Sequence[int],
-    *,
-    axis: Axis = "width",
-    seeds: Sequence[int] = (1, 2, 3),
-    steps: int = 10,
-    parametrisation: str = "",
-) -> Coordinates:
-    r"""Measure how a model's first steps change with its width or depth, and judge that.
-
-    ``build(size, seed)`` returns a ``Setup``. Each is trained for ``steps`` steps by its own step at its peak
-    rates, on copies. What is measured are root mean squares: of every parameter at the start; of the outputs
-    of modules, the scores of attention and the logits, before the first step and after each; and of what the
-    updates :math:`W_t - W_0` of each parameter change: :math:`(W_t - W_0) x_t` for a matrix, the stream for a
-    table, the logits for the head. The rate, decay, eps and betas of each parameter's group are recorded too.
-
-    ``parametrisation``, or what the setup declares, names one of ``nn.Parametrisation.registry``, whose
-    exponents the starts and groups then must have; normlab's own models bring theirs. Without one, only what
-    a rate needs to carry is judged.
-
-    Raises UserError for sizes, seeds or steps that tell nothing, and for a setup that cannot be trained.
-    """
-    check = Check(build, sizes, axis, seeds, steps, parametrisation)
-    check.run()
-    return check.answer()
-
-
 def _named(parametrisation: str) -> type[Parametrisation] | None:
     """The parametrisation of this name, if it has one. Raises UserError for an unknown one."""
     if not parametrisation:
         return None
     refuse_unknown(parametrisation, list(Parametrisation.registry), "parametrisation")
     return Parametrisation.registry[parametrisation]
-
-
-def _refuse(sizes: Sequence[int], seeds: Sequence[int], steps: int, axis: str) -> None:
-    refuse_unknown(axis, ["width", "depth"], "axis")
-    if len(set(sizes)) < 2 or len(set(sizes)) < len(sizes) or min(sizes) < 1:
-        some = f"at least two different {axis}s, as in (64, 256)"
-        raise UserError(f"sizes is {shown(sizes)}, but must be {some}")
-    if not seeds or steps < 1:
-        what = ("seeds", seeds) if not seeds else ("steps", steps)
-        raise UserError(f"{what[0]} is {shown(what[1])}, but must be at least one")
-
-
-def check_of(family: SetupFamily, seed: int = FIRST_SEED) -> Check:
-    """The check that ``transfer`` makes of a family, with nothing measured yet."""
-    seeds = range(seed, seed + SEEDS)
-    return Check(family.build, family.sizes, family.axis, seeds, STEPS, family.parametrisation)
 
 
 @dataclass
@@ -239,9 +210,8 @@ class BudgetCheck:
     @cached_property
     def check(self) -> Check:
         """What is measured."""
-        check = check_of(self.family, self.seed)
-        check.build = self._built
-        return check
+        own, seeds = self.family, range(self.seed, self.seed + SEEDS)
+        return Check(self._built, own.sizes, own.axis, seeds, STEPS, own.parametrisation)
 
     def _built(self, size: int, seed: int) -> Setup:
         self.journal.mark()  # before each unit, during which the process may be killed

@@ -86,9 +86,6 @@ class Between(NamedTuple):
         """The number as what something is multiplied or divided by."""
         return f"a factor of {self.value:.2f} (95%: {self.low:.2f} to {self.high:.2f})"
 
-    def __str__(self) -> str:
-        return f"{self.value:.2f}x ({self.low:.2f} to {self.high:.2f}x)"
-
 
 @dataclass(frozen=True)
 class Sweep:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from normlab.scaling.coordinates import Coordinates
-    from normlab.scaling.rows import Row
+    from normlab.scaling.exponents import Row
 
 NAMES: Final = {
     "start": "initial deviation",
