@@ -195,10 +195,13 @@ def _by_rule(live: Sequence[Moved]) -> Answers:
 )
 def step(step: Step) -> Answers:
     """Once a step, optimizers get the gradient of the whole batch's loss: fresh, averaged and clipped."""
-    exact, seen, _ = step.twice
+    exact, seen, again = step.twice
     run = step.rehearsal(exact=exact)
-    tests = (_steps_once, _is_fresh, _clips, _averages, _trains)
-    yield from chain.from_iterable(test(step, run, seen) for test in tests)
+    yield from _steps_once(step, run, seen)
+    yield from _is_fresh(step, seen, again)
+    yield from _clips(step, run, seen)
+    yield from _averages(step, run, seen)
+    yield from _trains(step, seen)
 
 
 def _steps_once(step: Step, run: Rehearsal, seen: RehearsedStep) -> Answers:
@@ -214,8 +217,8 @@ def _steps_once(step: Step, run: Rehearsal, seen: RehearsedStep) -> Answers:
         yield fail("step", f"optimizer {counts.index(0) + 1} of {len(counts)} is never stepped", "step each")
 
 
-def _is_fresh(step: Step, run: Rehearsal, seen: RehearsedStep) -> Answers:
-    other = fit(step.twice[2].gradients, seen.gradients)
+def _is_fresh(step: Step, seen: RehearsedStep, again: RehearsedStep) -> Answers:
+    other = fit(again.gradients, seen.gradients)
     if other.apart > step.gradient_rounding and written(step.stepped, seen.batch) is None:
         say = f"from the same weights the second gradient is {other.factor:.3g} times the first"
         yield fail("step", say, "zero the gradients once in each step; keep nothing for the next")
@@ -264,7 +267,7 @@ def _averages(step: Step, run: Rehearsal, seen: RehearsedStep) -> Answers:
     yield fail("step", say, "weight micro-batches by the targets that they count; use the same loss")
 
 
-def _trains(step: Step, run: Rehearsal, seen: RehearsedStep) -> Answers:
+def _trains(step: Step, seen: RehearsedStep) -> Answers:
     """Whether dropout, if there is any, is active in the step."""
     if not seen.training or any(seen.training):
         return

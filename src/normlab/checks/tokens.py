@@ -208,7 +208,9 @@ def order(step: Step) -> Answers:
 
 
 def _in_each_layer(step: Step) -> Answers:
-    (rows, width), least = step.facts.tokens.ids.shape, _least(step)
+    rows, width = step.facts.tokens.ids.shape
+    types = {x.dtype for x in (*step.model.parameters(), *step.model.buffers()) if x.is_floating_point()}
+    least = ROUNDINGS * max(torch.finfo(dtype).eps for dtype in types)
     trace = step.exact.again(batch=twins.one_token(step.facts))
     layers = list(twins.repeated(trace, width))
     needs(layers, "no scores of self-attention are seen, so layers cannot be told apart")
@@ -232,11 +234,6 @@ def _in_each_layer(step: Step) -> Answers:
         few, every = len(flat) > 1 or len(layers) < 3, [one.module for one in layers]
         meant = few or declares_itself(step.facts.stacks, place, every)
         yield note(place, say) if meant else fail(place, say, "this layer has lost its positions")
-
-
-def _least(step: Step) -> float:
-    types = {x.dtype for x in (*step.model.parameters(), *step.model.buffers()) if x.is_floating_point()}
-    return ROUNDINGS * max(torch.finfo(dtype).eps for dtype in types)
 
 
 @property_of("tokens", explains=["inputs"], passes=4)

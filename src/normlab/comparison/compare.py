@@ -73,7 +73,7 @@ def compare(
         return recipe in reported and not left[recipe]
 
     def written() -> Comparison:
-        comparison = conclude(grid, list(filter(finished, request.recipes)), work.failed)
+        comparison = _conclude(grid, list(filter(finished, request.recipes)), work.failed)
         write_text_atomic(request.out / "comparison.json", to_json(comparison))
         publish(comparison)
         return comparison
@@ -99,7 +99,7 @@ def compare(
     return written()
 
 
-def conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> Comparison:
+def _conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> Comparison:
     """Compare these recipes, whose runs must all have ended."""
     request = grid.request
     lrs = {r: grid.chosen_lr(r) for r in recipes}

@@ -134,12 +134,12 @@ def plan(request: CompareRequest, kept: Sequence[Path] = (Path("results"),)) -> 
         seconds=seconds,
         total_seconds=seconds.start + -(-open_runs // request.jobs) * seconds.run if open_runs else 0.0,
         spread=seen,
-        power=tuple(power(request, grid, metric, seen, seconds.run)),
+        power=tuple(_power(request, grid, metric, seen, seconds.run)),
         noun=noun_of(task),
     )
 
 
-def power(
+def _power(
     request: CompareRequest, grid: Grid, metric: Metric, seen: Spread | None, run_seconds: float
 ) -> Iterator[Power]:
     """Yield what some numbers of seeds, the smallest first, could tell about two recipes or more."""

@@ -156,7 +156,7 @@ def mean_margin(values: Array) -> tuple[Array, Array]:
     return mean, np.where(number > 1, margin, np.nan)
 
 
-class Pooled(NamedTuple):
+class _Pooled(NamedTuple):
     """What groups of at least two values say together."""
 
     variance: float
@@ -166,14 +166,14 @@ class Pooled(NamedTuple):
     groups: int
 
 
-def pooled(groups: Iterable[Array]) -> Pooled | None:
+def pooled(groups: Iterable[Array]) -> _Pooled | None:
     """Return the variance within groups of values, pooled over those of at least two; None without any."""
     several = [values for values in groups if len(values) > 1]
     if not several:
         return None
     freedom = sum(len(values) - 1 for values in several)
     variance = sum(float(((values - values.mean()) ** 2).sum()) for values in several) / freedom
-    return Pooled(variance, float(np.mean([values.mean() for values in several])), len(several))
+    return _Pooled(variance, float(np.mean([values.mean() for values in several])), len(several))
 
 
 @cache

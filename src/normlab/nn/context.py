@@ -46,7 +46,8 @@ class Cache:
         self.slots = torch.zeros(sentences, beams, max_len, dtype=torch.long, device=device)
         self._own_slots = torch.arange(beams, device=device)
         self._own: dict[nn.Module, tuple[Tensor, Tensor]] = {}
-        self._memory: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+        self.memory: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+        """Keys and values of the memory by attention module, `[B, H, S, D/H]` each."""
         self._mask: Tensor | None = None
 
     def begin_prompt(self, length: int) -> None:
@@ -89,14 +90,6 @@ class Cache:
         values[:, :, end - key.shape[2] : end] = value
         return keys[:, :, :end], values[:, :, :end]
 
-    def memory_of(self, module: nn.Module) -> tuple[Tensor, Tensor] | None:
-        """Return the keys and values of the memory, `[B, H, S, D/H]`, if ``keep_memory`` stored them."""
-        return self._memory.get(module)
-
-    def keep_memory(self, module: nn.Module, key: Tensor, value: Tensor) -> None:
-        # They are read at every step, and a product of strided matrices copies them first.
-        self._memory[module] = (key.contiguous(), value.contiguous())
-
     def reorder(self, parents: Tensor) -> None:
         """Continue beam k from beam ``parents[:, k]``, `[B, K]`."""
         self.slots = self.slots.gather(1, parents[:, :, None].expand_as(self.slots))
@@ -105,4 +98,4 @@ class Cache:
         """Continue only with these sentences (`[B']` indices)."""
         self.slots = self.slots[rows]
         self._own = {m: (k[rows], v[rows]) for m, (k, v) in self._own.items()}
-        self._memory = {m: (k[rows], v[rows]) for m, (k, v) in self._memory.items()}
+        self.memory = {m: (k[rows], v[rows]) for m, (k, v) in self.memory.items()}

@@ -252,13 +252,13 @@ class SquaredReLU(Activation, name="relu2"):
         return torch.relu(x).square()
 
 
-class Gated(Activation, ABC):
+class _Gated(Activation, ABC):
     """An activation of one matrix times the output of another, of the same inner width."""
 
     matrices: ClassVar[tuple[str, ...]] = ("ffn_in", "ffn_gate")
 
 
-class GatedTanhGELU(Gated, name="geglu"):
+class GatedTanhGELU(_Gated, name="geglu"):
     r""":math:`\mathrm{gelu}(W_g x) \odot W_{in} x`, with a third matrix of the same inner width.
 
     Shazeer 2020, Section 2 (arXiv 2002.05202), with the tanh form of GELU, as in Gemma.
@@ -269,7 +269,7 @@ class GatedTanhGELU(Gated, name="geglu"):
         return F.gelu(gate, approximate="tanh") * inner
 
 
-class ScaledSwiGLU(Gated, name="ngptswiglu"):
+class ScaledSwiGLU(_Gated, name="ngptswiglu"):
     r"""nGPT's SwiGLU: :math:`u \odot \mathrm{silu}(v)` with
     :math:`[u, v] = \sqrt{d} \, s \odot [W_{in} x, W_g x]`, trained s (shape `[2 D_ff]`), initially 1.
 
@@ -290,7 +290,7 @@ class ScaledSwiGLU(Gated, name="ngptswiglu"):
         return F.silu(gate) * inner
 
 
-class SwiGLU(Gated, name="swiglu"):
+class SwiGLU(_Gated, name="swiglu"):
     r""":math:`\mathrm{silu}(W_g x) \odot W_{in} x`, with a third matrix of the same inner width.
 
     Shazeer 2020, Section 2 (arXiv 2002.05202), where the inner width is 2/3 of an ungated branch's, which

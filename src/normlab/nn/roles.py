@@ -27,7 +27,6 @@ _OF_TORCH: Final[Mapping[type[nn.Module], str | Mapping[str, str]]] = {
     nn.LayerNorm: "norm",
     nn.RMSNorm: "norm",
 }
-_NOTHING: Final[Mapping[str, str]] = {}
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ def _declared(module: nn.Module) -> Iterator[tuple[str, str]]:
     """Yield the paths below a module whose roles its class declares, with the roles."""
     own = getattr(type(module), "parameter_roles", None)
     if own is None:
-        own = next((roles for kind, roles in _OF_TORCH.items() if isinstance(module, kind)), _NOTHING)
+        own = next((roles for kind, roles in _OF_TORCH.items() if isinstance(module, kind)), dict[str, str]())
     if isinstance(own, str):
         own = {name: own for name, _ in module.named_parameters(recurse=False)}
     for name, role in own.items():

@@ -151,7 +151,7 @@ class Attention(Branch):
                 latest = cache.latest(self.window)
                 mask = latest if mask is None else mask & latest
         elif 0 < self.window < q.shape[2]:
-            near = sliding(q.shape[2], self.window, q.device)
+            near = _sliding(q.shape[2], self.window, q.device)
             mask, causal = near if mask is None else mask & near, False
         p = self.p if self.training else 0.0
         y = ops.attention(q, k, v, mask=mask, causal=causal, p=p, scale=self.scale)
@@ -179,16 +179,15 @@ class Attention(Branch):
         return q, k, self.qk_norm.values(v)
 
     def _from_memory(self, projected: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
-        (q,) = self._split(projected, self.heads)
-        kept = context.cache.memory_of(self) if context.cache is not None else None
-        if kept is not None:
-            return self.qk_norm.queries(q), *kept
+        (q,), cache = self._split(projected, self.heads), context.cache
+        if cache is not None and self in cache.memory:
+            return self.qk_norm.queries(q), *cache.memory[self]
         if context.memory is None:
             raise UserError("attention to the memory needs context.memory; pass the encoder's output")
         k, v = self._split(self.kv(context.memory), self.kv_heads, self.kv_heads)
         (q, k), v = self.qk_norm(q, k), self.qk_norm.values(v)
-        if context.cache is not None:
-            context.cache.keep_memory(self, k, v)
+        if cache is not None:  # each step reads them, and a product of strided matrices copies them first
+            cache.memory[self] = (k.contiguous(), v.contiguous())
         return q, k, v
 
     def _mask(self, context: Context) -> Tensor | None:
@@ -202,7 +201,7 @@ class Attention(Branch):
         return mask[:, None, None, :]
 
 
-def sliding(length: int, window: int, device: torch.device) -> Tensor:
+def _sliding(length: int, window: int, device: torch.device) -> Tensor:
     """Return a mask `[T, T]` that is True for the last ``window`` positions, including the query's own."""
     return torch.ones(length, length, dtype=torch.bool, device=device).tril().triu(1 - window)
 

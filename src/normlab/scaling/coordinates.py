@@ -117,7 +117,7 @@ class Check:
     sizes: Sequence[int]
     axis: Axis = "width"
     seeds: Sequence[int] = (1, 2, 3)
-    steps: int = 10
+    steps: int = STEPS
     parametrisation: str = ""
     unit_s: dict[int, float] = field(default_factory=dict, init=False)
     """By size, the seconds of a unit: to make the model, to read it, and for each step with the look that

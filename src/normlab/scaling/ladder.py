@@ -199,14 +199,9 @@ class Ladder:
         more = f"; {' and '.join(lacks)} would take a budget of {need}" if lacks else ""
         if not fits:
             more = f"; trials go on until it ends, and {need} would do for all"
-        return sizes, steps, f"{text}{more}{self._unswept}"
-
-    @property
-    def _unswept(self) -> str:
-        """What to type to sweep the weight decay as well; empty if it is swept, or there is none."""
-        if self.request.ways != [Decay()] or not self.decays:
-            return ""
-        return f"; the weight decay is not swept: decays 1 {INDEPENDENT} would do that as well"
+        if self.decays and self.request.ways == [Decay()]:
+            more += f"; the weight decay is not swept: decays 1 {INDEPENDENT} would do that as well"
+        return sizes, steps, text + more
 
     def _cost(self, sizes: Sequence[int], steps: int) -> float:
         """Seconds of the missing trials, with their setups, and of the coordinate check."""
@@ -218,9 +213,12 @@ class Ladder:
         return total
 
     def _missing(self, size: int, steps: int) -> float:
-        """About how many trials a size still takes."""
-        wanted = self._rates(size) * self.request.seeds * self._ways()
-        return max(wanted - self._number_kept(size, steps), 0.0)
+        """About how many trials a size still takes; weight decays share those in which they are equal."""
+        request, smallest = self.request, size == self.family.sizes[0]
+        rates = len(request.rates) or RATES + (SEARCHED if smallest else SEARCHED / 2)
+        octaves = [k - WINDOW for k in range(RATES)]
+        ways = len({(k, way.at(k)) for k in octaves for way in request.ways}) / RATES
+        return max(rates * request.seeds * ways - self._number_kept(size, steps), 0.0)
 
     def _number_kept(self, size: int, steps: int) -> int:
         """How many trials of a size the journal holds."""
@@ -236,17 +234,6 @@ class Ladder:
                 return False
             self.tried[key] = trial
         return True
-
-    def _rates(self, size: int) -> float:
-        """How many rates are tried at a size."""
-        if self.request.rates:
-            return len(self.request.rates)
-        return RATES + (SEARCHED if size == self.family.sizes[0] else SEARCHED / 2)
-
-    def _ways(self) -> float:
-        """How many times the trials are done: weight decays share the trials in which they are equal."""
-        octaves = [k - WINDOW for k in range(RATES)]
-        return len({(k, way.at(k)) for k in octaves for way in self.request.ways}) / RATES
 
     # ---------------------------------------------------------------------------------------------- trials
     def _wanted(self, sizes: Sequence[int], steps: int) -> Iterator[Key]:
@@ -303,7 +290,6 @@ class Ladder:
         }
 
     def _kept(self, key: Key, steps: int) -> Trial | None:
-        """The trial that the journal holds, if any."""
         size, seed, octave, decay = key
         rate = self.own[size].measured.course.rate * 2.0**octave
         return kept_trial(self.journal, self._name(size, seed, decay), rate, steps)

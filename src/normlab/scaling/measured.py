@@ -135,7 +135,6 @@ class WatchedModel:
         return Readings(model, self.weights, None, frozenset(first))
 
     def _run(self, model: nn.Module, *watches: AbstractContextManager[Any]) -> None:
-        """Run one pass inside these contexts."""
         loss_of = self.trace.loss_of
 
         def watched(model: nn.Module, batch: Any) -> Tensor:

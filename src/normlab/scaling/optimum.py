@@ -52,8 +52,6 @@ _ZOOMS: Final = 8
 _DRAWN: Final = 33
 _STRAIGHT: Final = 1e-5
 _TINY: Final = 1e-150
-
-
 Lack = Literal["", "trials", "steps", "rates", "seeds"]
 
 

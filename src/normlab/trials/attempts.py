@@ -70,7 +70,7 @@ def batches_of(setup: Setup, seed: int) -> Callable[[int], list[Any]]:
 
 
 @dataclass(frozen=True)
-class FirstSteps:
+class _FirstSteps:
     """What the first steps of a setup showed: its rates, how to read its losses, and the time of a step."""
 
     course: Course
@@ -106,7 +106,7 @@ class Attempts:
     deadline: float
 
     @cached_property
-    def measured(self) -> FirstSteps:
+    def measured(self) -> _FirstSteps:
         """Rates, targets and the time of a step. Raises UserError if no step trains the copy."""
         name, setup, steps = self.variant.change, self.variant.setup, self.plan.steps
         if (row := self.journal.row(measured=name)) is None:
@@ -122,7 +122,7 @@ class Attempts:
             row["seconds"] = self.journal.seconds - start
             self.journal.append(row)
         course, scale = Course(**row["course"]), Scale(**row["scale"])
-        return FirstSteps(course, scale, [float(row["step_s"])], float(row["seconds"]))
+        return _FirstSteps(course, scale, [float(row["step_s"])], float(row["seconds"]))
 
     def trial(
         self, rate: float, steps: int, leads: Sequence[float] = (), tell: Tell | None = None

@@ -21,8 +21,6 @@ from normlab.trace.tensors import bytes_of, tensors_in
 from normlab.trace.untouched import untouched
 
 FILE: Final = "trials.jsonl"
-
-
 MARK_S: Final = 10.0
 """If a trial is killed, at most so many of its seconds are not counted."""
 
@@ -88,7 +86,6 @@ class Journal:
 
 
 def _size(name: str) -> str:
-    """The size in a part's name."""
     return name.partition(" at ")[2]
 
 

@@ -23,7 +23,7 @@ Scores = Mapping[Any, float]
 NONE: Final[Scores] = {}
 
 
-def level(losses: Sequence[float]) -> float:
+def _level(losses: Sequence[float]) -> float:
     """The mean of the last losses."""
     return fmean(losses[-LAST:])
 
@@ -39,11 +39,11 @@ def hopeless(losses: Sequence[float], steps: int, best: Sequence[float], nats: f
     now = len(losses)
     if not math.isfinite(losses[-1]):
         return f"not finite at step {now}"
-    if now >= max(steps / 4, LAST) and level(losses) > losses[0] + ABOVE_START_NATS * nats:
+    if now >= max(steps / 4, LAST) and _level(losses) > losses[0] + ABOVE_START_NATS * nats:
         return f"above its start at step {now}"
     if now >= max(steps / 2, LAST) and len(best) >= now:
-        leader = level(best[:now])
-        if level(losses) - leader > BEHIND * max(losses[0] - leader, 0.0) > 0:
+        leader = _level(best[:now])
+        if _level(losses) - leader > BEHIND * max(losses[0] - leader, 0.0) > 0:
             return f"behind the best at step {now}"
     return ""
 

@@ -79,7 +79,7 @@ def _walk(every: Sequence[Variant], plan: Plan) -> Trials:
         asked = {"steps": plan.steps, "seed": plan.seed, "rates": plan.rates, "change": changes}
         held = fingerprint(every[0].setup, batches(plan.steps), **asked)
     journal, share = Journal(plan.folder, held), plan.budget_s / len(every)
-    scans = [Scan(Attempts(one, plan, batches, journal, share * (i + 1))) for i, one in enumerate(every)]
+    scans = [_Scan(Attempts(one, plan, batches, journal, share * (i + 1))) for i, one in enumerate(every)]
     steps, sentence = _planned(scans[0])
     if plan.announce is not None:
         plan.announce(f"for each of {len(every)} setups, {sentence}" if len(every) > 1 else sentence)
@@ -100,7 +100,7 @@ def _walk(every: Sequence[Variant], plan: Plan) -> Trials:
     return replace(answers[0], plan=sentence, beside=tuple(answers[1:]), seconds=journal.seconds)
 
 
-def _planned(scan: Scan) -> tuple[int, str]:
+def _planned(scan: _Scan) -> tuple[int, str]:
     """The steps of a trial, and the sentence about what the first scan's time holds and can tell."""
     plan, own, share = scan.attempts.plan, scan.attempts.measured, scan.attempts.deadline
     asked = plan.steps
@@ -128,7 +128,7 @@ def _planned(scan: Scan) -> tuple[int, str]:
 
 
 @dataclass
-class Scan:
+class _Scan:
     """The trials of one variant, from its own rate on."""
 
     attempts: Attempts
