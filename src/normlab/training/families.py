@@ -73,7 +73,7 @@ def layers_of(model: Decoder) -> list[tuple[Any, Attention, Any, FeedForward]]:
     return [(a.place, cast("Attention", a.f), b.place, cast("FeedForward", b.f)) for a, b in pairs]
 
 
-def tables(model: Decoder, own_factor: float = 1.0) -> Weights:
+def _tables(model: Decoder, own_factor: float = 1.0) -> Weights:
     """The tables at the input and at the output, `[V, D]`, for a family that multiplies the embeddings by
     ``own_factor`` itself.
     """
@@ -93,24 +93,14 @@ def chosen_rows(weights: Weights, rows: Tensor) -> Weights:
     return {name: value[rows] if name in TABLES else value for name, value in weights.items()}
 
 
-def gain(norm: nn.Module) -> Tensor:
+def _gain(norm: nn.Module) -> Tensor:
     """The gain of an RMSNorm of any kind, `[D]`."""
     own: Any = norm
     plain = own.fold() if hasattr(own, "fold") else own
     return plain.weight.to(next(iter(own.parameters()), plain.weight).dtype)
 
 
-def attention_rows(f: Attention) -> tuple[list[Tensor], list[Tensor]]:
-    """The matrices of queries, keys and values, and their biases, if there are any."""
-    own = f.matrices()
-    matrices = [own[name] for name in ("query", "key", "value")]
-    bias = f.qkv.bias
-    return matrices, [] if bias is None else list(
-        bias[: sum(map(len, matrices))].split([*map(len, matrices)])
-    )
-
-
-def halved(rows: Tensor, width: int) -> Tensor:
+def _halved(rows: Tensor, width: int) -> Tensor:
     """Rows `[heads x width, …]` of queries or keys, reordered so that the first rows of all rope planes come
     before the second ones: Hugging Face rotates (i, i + width/2), normlab (2i, 2i + 1).
     """
@@ -118,7 +108,7 @@ def halved(rows: Tensor, width: int) -> Tensor:
 
 
 # --------------------------------------------------------------------------------------------------- families
-def gpt2_configuration(config: ModelConfig, model: Decoder) -> Mapping[str, Any]:
+def _gpt2_configuration(config: ModelConfig, model: Decoder) -> Mapping[str, Any]:
     """What GPT-2's configuration holds besides the sizes."""
     end: Any = model.decoder.end
     names = {"gelu_tanh": "gelu_new"}
@@ -130,9 +120,9 @@ def gpt2_configuration(config: ModelConfig, model: Decoder) -> Mapping[str, Any]
     }
 
 
-def gpt2_weights(model: Decoder, positions: int) -> Weights:
+def _gpt2_weights(model: Decoder, positions: int) -> Weights:
     """GPT-2's weights: its matrices are transposed, and its biases 0 where the model has none."""
-    own = tables(model)
+    own = _tables(model)
     own["transformer.wte.weight"] = own.pop("input")
     blank = own["lm_head.weight"].new_zeros(1, positions, own["lm_head.weight"].shape[1])
     own["transformer.wpe.weight"] = model.position_encoding(blank)[0]
@@ -149,7 +139,7 @@ def gpt2_weights(model: Decoder, positions: int) -> Weights:
     return own | {"transformer.ln_f.weight": end.weight, "transformer.ln_f.bias": end.bias}
 
 
-def llama_configuration(config: ModelConfig, model: Decoder) -> Mapping[str, Any]:
+def _llama_configuration(config: ModelConfig, model: Decoder) -> Mapping[str, Any]:
     """What the configurations of Llama and its descendants hold besides the sizes."""
     end: Any = model.decoder.end
     _, first, _, _ = layers_of(model)[0]
@@ -166,25 +156,29 @@ def llama_configuration(config: ModelConfig, model: Decoder) -> Mapping[str, Any
     }
 
 
-def rotary_weights(
+def _rotary_weights(
     model: Decoder, positions: int, *, norms: Sequence[str], own_factor: float = 1.0, own_gain: float = 0.0
 ) -> Weights:
     """The weights that Llama and its descendants share; ``norms`` are the names of a layer's norms in order.
 
     A family may multiply the embeddings by ``own_factor`` itself, and add ``own_gain`` to the gains of norms.
     """
-    own = tables(model, own_factor)
+    own = _tables(model, own_factor)
     own["model.embed_tokens.weight"] = own.pop("input")
     for i, (before, attention, between, ffn) in enumerate(layers_of(model)):
         at, width = f"model.layers.{i}.", attention.width
         places = (*before.children(), *between.children())
-        own |= {f"{at}{n}.weight": gain(norm) - own_gain for n, norm in zip(norms, places, strict=True)}
-        matrices, biases = attention_rows(attention)
-        for name, rows in {"weight": matrices, "bias": biases}.items():
-            for letter, row in zip("qkv", rows, strict=False):
-                own[f"{at}self_attn.{letter}_proj.{name}"] = row if letter == "v" else halved(row, width)
+        own |= {f"{at}{n}.weight": _gain(norm) - own_gain for n, norm in zip(norms, places, strict=True)}
+        matrices = attention.matrices()
+        packed: dict[str, Sequence[Tensor]] = {"weight": [matrices[m] for m in ("query", "key", "value")]}
+        if (bias := attention.qkv.bias) is not None:
+            sizes = [*map(len, packed["weight"])]
+            packed["bias"] = bias[: sum(sizes)].split(sizes)
+        for name, rows in packed.items():
+            for letter, row in zip("qkv", rows, strict=True):
+                own[f"{at}self_attn.{letter}_proj.{name}"] = row if letter == "v" else _halved(row, width)
         for letter, norm in zip("qk", attention.qk_norm.children(), strict=False):
-            own[f"{at}self_attn.{letter}_norm.weight"] = halved(gain(norm), width) - own_gain
+            own[f"{at}self_attn.{letter}_norm.weight"] = _halved(_gain(norm), width) - own_gain
         maps = {"self_attn.o_proj": (attention.out.weight, attention.out.bias)}
         maps["mlp.down_proj"] = ffn.outer.weight, ffn.outer.bias
         up, gate = ffn.inner.weight.chunk(2)
@@ -193,7 +187,7 @@ def rotary_weights(
         for name, (matrix, bias) in maps.items():
             own[f"{at}{name}.weight"] = matrix
             own |= {} if bias is None else {f"{at}{name}.bias": bias}
-    return own | {"model.norm.weight": gain(model.decoder.end) - own_gain}
+    return own | {"model.norm.weight": _gain(model.decoder.end) - own_gain}
 
 
 NORMS: Final = ("input_layernorm", "post_attention_layernorm")
@@ -201,27 +195,22 @@ GEMMA3_NORMS: Final = (*NORMS, "pre_feedforward_layernorm", "post_feedforward_la
 OLMO2_NORMS: Final = ("post_attention_layernorm", "post_feedforward_layernorm")
 
 
-def gemma3_weights(model: Decoder, positions: int) -> Weights:
+def _gemma3_weights(model: Decoder, positions: int) -> Weights:
     """The weights of Gemma 3, which multiplies embeddings by the root of the width and adds 1 to gains."""
     factor = model.embedding.weight.shape[1] ** 0.5
-    return rotary_weights(model, positions, norms=GEMMA3_NORMS, own_factor=factor, own_gain=1.0)
+    return _rotary_weights(model, positions, norms=GEMMA3_NORMS, own_factor=factor, own_gain=1.0)
 
 
-def gemma3_configuration(config: ModelConfig, model: Decoder) -> Mapping[str, Any]:
+def _gemma3_configuration(config: ModelConfig, model: Decoder) -> Mapping[str, Any]:
     """What Gemma 3's configuration holds besides the sizes."""
     slides = [bool(config.sliding_window) and config.slides(i) for i in range(config.decoder_layers)]
-    rope = {
-        "full_attention": {"rope_type": "default", "rope_theta": config.rope_theta},
-        "sliding_attention": {
-            "rope_type": "default",
-            "rope_theta": config.sliding_rope_theta or config.rope_theta,
-        },
-    }
-    shared = llama_configuration(config, model)
+    shared = dict(_llama_configuration(config, model))
+    activation, rope = shared.pop("hidden_act"), shared.pop("rope_parameters")
+    sliding_rope = {**rope, "rope_theta": config.sliding_rope_theta or config.rope_theta}
     return {
-        **{name: value for name, value in shared.items() if name not in ("rope_parameters", "hidden_act")},
-        "hidden_activation": shared["hidden_act"],
-        "rope_parameters": rope,
+        **shared,
+        "hidden_activation": activation,
+        "rope_parameters": {"full_attention": rope, "sliding_attention": sliding_rope},
         "query_pre_attn_scalar": config.head_width,
         "sliding_window": config.sliding_window or None,
         "layer_types": ["sliding_attention" if sliding else "full_attention" for sliding in slides],
@@ -248,33 +237,33 @@ FAMILIES: Final = (
             "activation": ("gelu_tanh", "gelu", "relu", "relu2"),
             "bias": ("bias", "nobias"),
         },
-        gpt2_configuration,
-        gpt2_weights,
+        _gpt2_configuration,
+        _gpt2_weights,
         has_kv_heads=False,
     ),
     Family(
         "llama",
         {**ROTARY, "bias": ("nobias", "bias")},
-        llama_configuration,
-        partial(rotary_weights, norms=NORMS),
+        _llama_configuration,
+        partial(_rotary_weights, norms=NORMS),
     ),
     Family(
         "qwen3",
         {**ROTARY, "qk_norm": ("headnormed",)},
-        llama_configuration,
-        partial(rotary_weights, norms=NORMS),
+        _llama_configuration,
+        partial(_rotary_weights, norms=NORMS),
     ),
     Family(
         "gemma3_text",
         {**ROTARY, "decoder_placement": ("sandwich",), "qk_norm": ("headnormed",)},
-        gemma3_configuration,
-        gemma3_weights,
+        _gemma3_configuration,
+        _gemma3_weights,
         slides=True,
     ),
     Family(
         "olmo2",
         {**ROTARY, "decoder_placement": ("olmo2",), "qk_norm": ("normed",)},
-        llama_configuration,
-        partial(rotary_weights, norms=OLMO2_NORMS),
+        _llama_configuration,
+        partial(_rotary_weights, norms=OLMO2_NORMS),
     ),
 )
