@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -59,11 +58,11 @@ def setup_from_folder(folder: Path, *, seed: int, trust_remote_code: bool = Fals
         except Exception as error:
             raise UserError(f"no model can be built from {folder}/config.json: {_line(error)}") from error
         batch = HEADS[head](config, torch.Generator().manual_seed(seed))
-    words = {name: _id(config, name) for name in ("pad_token_id", "eos_token_id")}
     declare = Declaration(
-        tied=bool(config.tie_word_embeddings) if getattr(config, "tie_word_embeddings", None) else None,
-        pad_id=words["pad_token_id"],
-        eos_id=words["eos_token_id"],
+        tied=True if getattr(config, "tie_word_embeddings", None) else None,
+        pad_id=_id(config, "pad_token_id"),
+        eos_id=_id(config, "eos_token_id"),
+        init="class",
         trained=False,
     )
 
@@ -72,7 +71,7 @@ def setup_from_folder(folder: Path, *, seed: int, trust_remote_code: bool = Fals
         return build()
 
     facts = {"configuration": str(folder), "weights": f"drawn from seed {seed}"}
-    setup = Setup(model, batch, declare=replace(declare, init="class"), make=make)
+    setup = Setup(model, batch, declare=declare, make=make)
     return NamedSetup(f"{type(model).__name__} of {folder}", setup, facts)
 
 
