@@ -226,7 +226,7 @@ class StoppingRule(RunPart):
         """Let the rules stop the run here; return whether it is ``reached``."""
         p = self._run.progress
         if not self.over:
-            lr = self._run.trainer.learning_rate(1)
+            lr = p.learning_rate(self._run.config, ahead=1)
             p.stopped = why_stop(self._run.config, step=p.step, waited=p.waited, next_lr=lr)
         return self.reached
 

@@ -9,9 +9,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
+from normlab.config.config import Config
 from normlab.config.io import Count, from_plain
 from normlab.errors import UserError
-from normlab.optim import ValDecay
+from normlab.optim import ScheduleState, ValDecay, schedule_factor
 from normlab.runs.folder import RunFolder, State
 from normlab.tasks.task import Task, ignore_progress
 
@@ -34,6 +35,11 @@ class RunProgress:
     """Validations since the best one."""
     stopped: str = ""
     """Why the run ends here, before its last step."""
+
+    def learning_rate(self, config: Config, ahead: int = 0) -> float:
+        """The rate of the last step, or of a later one if no validation comes before it."""
+        schedule = ScheduleState(config.optim, config.train.steps, self.val_decay.decays)
+        return config.optim.lr * schedule_factor(self.step + ahead, schedule)
 
     def state_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -34,7 +34,7 @@ from normlab.training.parallel import SingleProcess
 from normlab.training.progress import RunProgress
 from normlab.training.recipes.grammar import describe, require_known
 from normlab.training.trainer import AnyTask
-from normlab.training.weights import checkpoint_of, initial_weights, with_start
+from normlab.training.weights import checkpoint_of, load_initial_weights, with_start
 
 FIRST: Final = 0
 """Index of the training batch that is examined."""
@@ -191,8 +191,7 @@ def setup_from_config(config: Config, root: Path, *, tokens: int) -> NamedSetup:
     task = task_of(with_start(config, root), root, tokens)
     setup = _setup(task, task.build())
     if task.config.train.init_digest:
-        target = SingleProcess(setup.model)
-        target.load_weights(initial_weights(target.shapes(), task)[1])
+        load_initial_weights(SingleProcess(setup.model), task)
         setup = replace(setup, declare=replace(setup.declare, trained=True))
     return NamedSetup(title_of(config), setup, _facts(task))
 

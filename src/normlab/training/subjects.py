@@ -18,7 +18,7 @@ from normlab.diagnosis.diagnose import Options, step_of
 from normlab.diagnosis.subject import SMALL_TOKENS
 from normlab.errors import UserError
 from normlab.nn.sublayer import Sublayer
-from normlab.optim import ScheduleState, build_optimiser, schedule_factor, set_rate
+from normlab.optim import build_optimiser, set_rate
 from normlab.runs.folder import RunFolder
 from normlab.trace.step import OptimizerFactory
 from normlab.training import setups
@@ -114,8 +114,7 @@ def of_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> Case:
     """
     task, model, optimizer, progress = setups.load_run(folder, checkpoint, tokens=tokens)
     config, label = folder.config(), setups.label_of(checkpoint, progress)
-    state = ScheduleState(config.optim, config.train.steps, progress.val_decay.decays)
-    lr = config.optim.lr * schedule_factor(progress.step + 1, state)
+    lr = progress.learning_rate(config, ahead=1)
     facts = {"run": folder.path.name, "checkpoint": label, "recipe": describe(config)}
     if not lr:
         facts["learning rate"] = f"0 by now, so that the peak of {rate(config.optim.lr)} is examined"

@@ -19,21 +19,14 @@ from normlab.config.units import count
 from normlab.data.batches import Prefetch
 from normlab.errors import UserError
 from normlab.nn import after_step
-from normlab.optim import (
-    ScheduleState,
-    build_optimiser,
-    clipped_together,
-    keeps_tensors,
-    schedule_factor,
-    set_rate,
-)
+from normlab.optim import build_optimiser, clipped_together, keeps_tensors, set_rate
 from normlab.tasks import TASKS
 from normlab.tasks.task import LossSum, Task
 from normlab.training.checkpoint import State
 from normlab.training.devices import Scaling, autocast, compiled, prepare_process
 from normlab.training.progress import RunProgress
 from normlab.training.ranks import SINGLE_PROCESS, Ranks
-from normlab.training.weights import Ema, InitialWeights, initial_weights
+from normlab.training.weights import Ema, InitialWeights, load_initial_weights
 from normlab.watching.meter import Meter, StepRecord
 
 AnyTask = Task[Any, Any, Any]
@@ -118,11 +111,6 @@ class Trainer:
             p.step, lr, loss / tokens, self.meter.names, gradients, updates, nll=nll / tokens, norm=norm
         )
 
-    def learning_rate(self, ahead: int = 0) -> float:
-        optim, p = self.config.optim, self.progress
-        schedule = ScheduleState(optim, self.config.train.steps, p.val_decay.decays)
-        return optim.lr * schedule_factor(p.step + ahead, schedule)
-
     def note_scores(self, scores: Mapping[str, float]) -> bool:
         """Record dev scores; return whether they are the best so far."""
         p, best = self.progress, self._is_best(scores)
@@ -150,9 +138,7 @@ class Trainer:
     def begin(self) -> InitialWeights | None:
         if not self.config.train.init_digest:
             return None
-        initial, weights = initial_weights(self.parallel.shapes(), self.task)
-        self.parallel.load_weights(weights)
-        return initial
+        return load_initial_weights(self.parallel, self.task)
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """Return the state of every part, as a single process would have it."""
@@ -181,7 +167,7 @@ class Trainer:
         self.scaling.unscale(self.optimiser)
         gradients = self.meter.gradients()
         norm = self._clip(gradients)
-        lr = self.learning_rate()
+        lr = self.progress.learning_rate(self.config)
         set_rate(self.optimiser, lr)
         self.meter.before()
         norm = self.scaling.step(self.optimiser, norm)

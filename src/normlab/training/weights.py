@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import torch
-from torch import Size, Tensor
+from torch import Tensor
 
 from normlab.config.config import Config
 from normlab.config.units import count, steps_named
@@ -20,6 +20,7 @@ from normlab.runs.folder import RunFolder, find_run
 from normlab.tasks.task import Prepared, Task
 from normlab.trace.tensors import bytes_of
 from normlab.training.checkpoint import has_checkpoint, open_checkpoint
+from normlab.training.parallel import Parallel
 
 EMA: Final = "ema"
 """The key of the moving average in an optimiser's state."""
@@ -176,8 +177,8 @@ def with_start(config: Config, root: Path) -> Config:
     """Add the digest of the weights that ``train.init_from`` names to a configuration; it enters the run id.
     An empty ``data.tokenizer`` becomes that run's.
 
-    A digest that is already set is kept, for ``initial_weights`` to check. Raises FileNotFoundError for a run
-    that does not exist or has no weights yet.
+    A digest that is already set is kept, for ``load_initial_weights`` to check. Raises FileNotFoundError for
+    a run that does not exist or has no weights yet.
     """
     train = config.train
     if not train.init_from or train.init_digest:
@@ -188,16 +189,14 @@ def with_start(config: Config, root: Path) -> Config:
     return replace(config, train=start, data=replace(config.data, tokenizer=tokenizer))
 
 
-def initial_weights(
-    shapes: Mapping[str, Size], task: Task[Any, Any, Any]
-) -> tuple[InitialWeights, dict[str, Tensor]]:
-    """Return the weights of ``train.init_from`` that have the name and shape of one of ``shapes``, and what
+def load_initial_weights(model: Parallel, task: Task[Any, Any, Any]) -> InitialWeights:
+    """Load the weights of ``train.init_from`` that have the name and shape of one of the model's; return what
     was taken.
 
     Raises UserError if the tokenizers differ, if nothing matches or something that the task needs does not,
     and if the weights no longer have the digest ``train.init_digest``; FileNotFoundError if they are gone.
     """
-    train = task.config.train
+    train, shapes = task.config.train, model.shapes()
     folder = RunFolder(train.init_from)
     _require_same_tokenizer(folder, task.corpus)
     given = _tested_weights(folder)
@@ -225,7 +224,8 @@ def initial_weights(
     )
     if task.new_parameters is not None:
         _require_exact(about, task, folder)
-    return about, taken
+    model.load_weights(taken)
+    return about
 
 
 def _require_exact(about: InitialWeights, task: Task[Any, Any, Any], folder: RunFolder) -> None:
