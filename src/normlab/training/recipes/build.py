@@ -73,9 +73,7 @@ def explain(config: Config) -> dict[str, str]:
         texts["baseline"] = f"{baseline.name}: {_text(baseline)} Beside its parts: {baseline.numbers()}."
     plain: list[str] = []
     for axis in (grammar.PLACEMENT, *grammar.AXES):
-        chosen = (
-            grammar.by_stack(axis, config) if axis is grammar.PLACEMENT else grammar.not_plain(axis, config)
-        )
+        chosen = grammar.not_plain(axis, config)
         if axis.name == "norm" and not grammar.uses_norm(config.model):
             texts["norm"] = "not used"
         elif chosen:

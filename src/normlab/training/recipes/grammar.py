@@ -61,7 +61,7 @@ class Axis:
         return str(getattr(nn.Placement, self.field)) if self.of_branch else self.of(DEFAULTS)
 
 
-PLACEMENT = Axis("placement", nn.Placement.registry, "model", "encoder_placement")
+PLACEMENT = Axis("placement", nn.Placement.registry, "model", "encoder_placement", always_said=True)
 AXES = (
     Axis("norm", nn.Norm.registry, "model", "norm", always_said=True),
     Axis("embedding", nn.Embedding.registry, "model", "embedding", form="{} embedding"),
@@ -170,36 +170,35 @@ def resolve(name: str, base: Config, *, force: bool = False, kept: Sequence[str]
 
 def describe(config: Config) -> str:
     """Describe a resolved recipe in one line, without plain choices other than norm, scheme and schedule."""
-    words = [", ".join(_labels(by_stack(PLACEMENT, config)))]
-    for axis in AXES:
+    words = []
+    for axis in (PLACEMENT, *AXES):
         if axis.name == "norm" and not uses_norm(config.model):
             words.append("no norm")
         elif chosen := not_plain(axis, config):
-            words.append(axis.form.format(", ".join(_labels(chosen))))
+            names = ", ".join(f"{stack} {name}".strip() for stack, name in chosen.items())
+            words.append(axis.form.format(names))
     steps = config.optim.warmup_steps
     return f"{'; '.join(words)}, {f'{steps} warm-up steps' if steps else 'no warm-up'}"
 
 
 def not_plain(axis: Axis, config: Config) -> dict[str, str]:
-    """Return ``by_stack`` without plain choices, unless the recipe names them."""
-    chosen = by_stack(axis, config)
+    """Return ``_by_stack`` without plain choices, unless the recipe names them."""
+    chosen = _by_stack(axis, config)
     if axis.always_said or (axis.of_branch and axis.of(config)):
         return chosen
     return {stack: name for stack, name in chosen.items() if name != axis.plain}
 
 
-def by_stack(axis: Axis, config: Config) -> dict[str, str]:
+def _by_stack(axis: Axis, config: Config) -> dict[str, str]:
     """Return each stack's choice on an axis, or one choice under an empty name if all are equal."""
-    placements, chosen = stack_placements(config.model), axis.of(config)
-    if axis is PLACEMENT:
-        choices = placements
-    elif axis.of_branch:
+    choices = stack_placements(config.model)
+    if axis.of_branch:
         choices = {
             stack: getattr(nn.Placement.registry[name].complete(config.model), axis.field)
-            for stack, name in placements.items()
+            for stack, name in choices.items()
         }
-    else:
-        choices = {"": chosen}
+    elif axis is not PLACEMENT:
+        choices = {"": axis.of(config)}
     values = set(choices.values())
     return choices if len(values) > 1 else {"": values.pop()}
 
@@ -246,12 +245,8 @@ def _shallow(model: ModelConfig) -> ModelConfig:
 
 def own_code(config: Config) -> str:
     """Return the digest of the files outside this package that define parts of a configuration, or ''."""
-    chosen = [axis.names[name] for axis in (PLACEMENT, *AXES) for name in by_stack(axis, config).values()]
+    chosen = [axis.names[name] for axis in (PLACEMENT, *AXES) for name in _by_stack(axis, config).values()]
     return code_digest([*chosen, *(task for name, task in TASKS.items() if name == config.task)])
-
-
-def _labels(by_stack: Mapping[str, str]) -> list[str]:
-    return [f"{stack} {name}".strip() for stack, name in by_stack.items()]
 
 
 def stack_placements(model: ModelConfig) -> dict[str, str]:
