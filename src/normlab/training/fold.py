@@ -216,6 +216,7 @@ def recipe_of(config: Config) -> str:
 
 
 Part = TypeVar("Part", bound=nn.Module)
+Found = TypeVar("Found")
 STACKS = ("encoder", "decoder")
 
 
@@ -240,16 +241,15 @@ def rewrite(model: TokenModel, config: ModelConfig) -> _Rewritten:
     model, kept = deepcopy(model).double().eval(), list[str]()
     _fold_parts(model, kept)
     before = len(kept)
-    model = _attempt(model, _fold_heads, kept)
+    model, _ = _attempt(model, _fold_heads, kept)
     heads_folded = len(kept) == before
     placements, first = dict[str, str](), dict[str, Tensor]()
     for name in STACKS:
         if hasattr(model, name):
-
-            def fold(stack: Stack, name: str = name) -> None:
-                placements[name], first[name] = _fold_stack(stack)
-
-            setattr(model, name, _attempt(getattr(model, name), fold, kept))
+            stack, found = _attempt(getattr(model, name), _fold_stack, kept)
+            setattr(model, name, stack)
+            if found is not None:
+                placements[name], first[name] = found
     plain = _plain_config(config, placements, heads_folded=heads_folded)
     if any((factor != 1).any() for factor in first.values()):
         plain = _fold_inputs(model, plain, first)
@@ -257,15 +257,16 @@ def rewrite(model: TokenModel, config: ModelConfig) -> _Rewritten:
     return _Rewritten(model, replace(plain, scheme=ModelConfig().scheme), tuple(dict.fromkeys(kept)), changed)
 
 
-def _attempt(part: Part, fold: Callable[[Part], None], kept: list[str]) -> Part:
-    """Return a folded copy, or, if no exact one exists, the part as it is, adding the reason to ``kept``."""
+def _attempt(part: Part, fold: Callable[[Part], Found], kept: list[str]) -> tuple[Part, Found | None]:
+    """Return a folded copy and what ``fold`` returned; if no exact form exists, the part as it is and None,
+    adding the reason to ``kept``.
+    """
     folded = deepcopy(part)
     try:
-        fold(folded)
+        return folded, fold(folded)
     except UserError as error:
         kept.append(str(error))
-        return part
-    return folded
+        return part, None
 
 
 def _fold_parts(model: nn.Module, kept: list[str]) -> None:
