@@ -25,7 +25,7 @@ from normlab.diagnosis.probes import (
 )
 from normlab.errors import UserError
 from normlab.nn.sublayer import Sublayer
-from normlab.runs.folder import RunFolder
+from normlab.runs.folder import Row, RunFolder
 from normlab.trace.tensors import Tap, eager
 from normlab.training.checkpoint import Checkpoint, has_checkpoint, open_checkpoint
 from normlab.training.parallel import Parallel
@@ -134,7 +134,6 @@ DIFFERS: Final = (
     "done again, step {step} comes out differently: what went wrong is not in the configuration; look at the "
     "hardware, at a device that does not repeat its sums, and at outside code that uses the model"
 )
-Row = Mapping[str, Any]
 
 
 def examine(path: str | Path, step: int | None = None, *, watched: int = WATCHED) -> dict[str, Any]:
@@ -173,7 +172,7 @@ def replay(
     watched: int = WATCHED,
     most: int | None = None,
     losses: Mapping[int, float] | None = None,
-    history: Sequence[Row] = (),
+    history: Sequence[Row],
 ) -> Replayed:
     """Repeat the steps from the run's last checkpoint, or from the start, up to ``stop``, if there are at
     most ``most``.
