@@ -81,7 +81,7 @@ def metric_of(scale: Scale) -> Metric:
     return NLL if scale.unigram is not None and pure else LOSS
 
 
-def batch_stream(setup: Setup, seed: int) -> Iterator[Any]:
+def _batch_stream(setup: Setup, seed: int) -> Iterator[Any]:
     """Yield the batches of a training, each drawn from its own random state, whatever the model."""
     stream = setup.stream()
     for index in range(sys.maxsize):
@@ -90,7 +90,7 @@ def batch_stream(setup: Setup, seed: int) -> Iterator[Any]:
         yield batch
 
 
-def held_out(setup: Setup) -> list[Any]:
+def _held_out(setup: Setup) -> list[Any]:
     """The batches that are not trained on, the same for every seed."""
     with same_random_state(0):
         return setup.held_out(HELD_OUT)
@@ -99,10 +99,10 @@ def held_out(setup: Setup) -> list[Any]:
 def read(setups: Mapping[str, Any], name: str, seed: int) -> SetupFacts:
     """Read rates, targets, cost and code of a setup. Raises UserError for one that cannot be trained."""
     with same_globals(), opened(setups, name, seed) as (own, shared, code):
-        batches = list(islice(batch_stream(shared, seed), FIRST))
+        batches = list(islice(_batch_stream(shared, seed), FIRST))
         _, course, scale = _first_steps(own, batches, seed)
         parts = fingerprint(own, batches)
-        dev = held_out(shared)
+        dev = _held_out(shared)
         if dev and own.loss is None:
             _loss_of(own, own.model, dev[:1])
         loss = own.loss or output_loss
@@ -136,10 +136,10 @@ def rehearse(config: Config, setups: Mapping[str, Any]) -> tuple[float, float, f
         return times[-1] - times[-2]
 
     with same_globals(), opened(setups, config.recipe, seed) as (own, shared, _):
-        opening, batches = lap(), list(islice(batch_stream(shared, seed), FIRST))
+        opening, batches = lap(), list(islice(_batch_stream(shared, seed), FIRST))
         drawing = lap()
         seen, _, _ = _first_steps(own, batches, seed)
-        first, dev = lap(), held_out(shared)
+        first, dev = lap(), _held_out(shared)
         reading = lap()
         if dev:
             _loss_of(own, own.model, dev)
@@ -171,7 +171,7 @@ def _loss_of(setup: Setup, model: torch.nn.Module, batches: Sequence[Any]) -> fl
 
 
 @dataclass
-class OwnRun:
+class _OwnRun:
     """One training in progress: rows while it goes, scores at its end."""
 
     folder: RunFolder
@@ -284,14 +284,15 @@ def train_own(
                         f"the code of {config.recipe} has changed since the comparison began; type the same "
                         "command again, and it is trained anew"
                     )
-                batches = batch_stream(shared, seed)
+                batches = _batch_stream(shared, seed)
                 first = list(islice(batches, FIRST))
                 _, course, scale = _first_steps(own, first, seed)
-                again = repeat_command(config, setups)
+                again = _repeat_command(config, setups)
                 RunFolder.create(folder.path, config, (metric_of(scale),), repeat=again)
                 folder.cut_rows(-1)
                 factor = config.optim.lr / course.rate
-                run = OwnRun(folder, config, own, scale, factor, held_out(shared), stop or threading.Event())
+                dev = _held_out(shared)
+                run = _OwnRun(folder, config, own, scale, factor, dev, stop or threading.Event())
                 run.train(chain(first, batches))
         except KeyboardInterrupt:
             mark(folder, "interrupted")
@@ -302,7 +303,7 @@ def train_own(
     return folder
 
 
-def repeat_command(config: Config, setups: Mapping[str, Any]) -> str:
+def _repeat_command(config: Config, setups: Mapping[str, Any]) -> str:
     """Return the command that trains the run again, alongside those that it is compared with."""
     if not all(isinstance(value, str) for value in setups.values()):
         return f"normlab.compare(request, setups=…) in Python, with {config.recipe} among the setups"

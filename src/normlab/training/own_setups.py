@@ -42,13 +42,13 @@ def opened(setups: Mapping[str, Any], name: str, seed: int) -> Iterator[tuple[Se
     try:
         with _made(setups[first], first, seed) as shared:
             if name == first:
-                yield shared, shared, _code(shared, setups[first], own_files(sys.modules.keys() - before))
+                yield shared, shared, _code(shared, setups[first], _own_files(sys.modules.keys() - before))
                 return
-            _forget(own_files(sys.modules.keys() - before))
+            _forget(_own_files(sys.modules.keys() - before))
             with _made(setups[name], name, seed) as own:
-                yield own, shared, _code(own, setups[name], own_files(sys.modules.keys() - before))
+                yield own, shared, _code(own, setups[name], _own_files(sys.modules.keys() - before))
     finally:
-        _forget(own_files(sys.modules.keys() - before))
+        _forget(_own_files(sys.modules.keys() - before))
 
 
 @contextmanager
@@ -96,14 +96,14 @@ def _code(setup: Setup, value: Any, files: Mapping[str, Path]) -> str:
     """
     if not isinstance(value, str):
         parts = [value, setup.loss, setup.step, *map(type, setup.model.modules())]
-        files = own_files({m for part in parts if (m := getattr(part, "__module__", None)) in sys.modules})
+        files = _own_files({m for part in parts if (m := getattr(part, "__module__", None)) in sys.modules})
     digest = hashlib.sha256()
     for content in sorted(file.read_bytes() for file in files.values()):
         digest.update(hashlib.sha256(content).digest())
     return digest.hexdigest()[:16]
 
 
-def own_files(modules: Iterable[str]) -> dict[str, Path]:
+def _own_files(modules: Iterable[str]) -> dict[str, Path]:
     """Return the files of those modules that belong to no installed package."""
     places = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     installed = [Path(place).resolve() for place in places] + [Path(__file__).resolve().parents[1]]
