@@ -21,7 +21,7 @@ from normlab.nn import Decoder
 from normlab.nn.model import evaluating
 from normlab.runs.folder import RunFolder
 from normlab.tasks.language_model import LanguageModel
-from normlab.training.families import FAMILIES, Family, chosen_rows, is_tied
+from normlab.training.families import FAMILIES, TABLES, Family
 from normlab.training.recipes.grammar import require_known
 from normlab.training.translate import model_of
 
@@ -123,7 +123,9 @@ def hugging_face(family: Family, config: Config, model: Decoder, rows: Tensor) -
     import transformers
 
     positions = model.position_encoding.longest or max(config.model.max_positions, config.data.block_len)
-    own = chosen_rows(family.weights(model, positions), rows)
+    weights = family.weights(model, positions)
+    own = {name: value[rows] if name in TABLES else value for name, value in weights.items()}
+    tied = all(torch.equal(own[name], own["lm_head.weight"]) for name in TABLES if name in own)
     end, pad = _numbers(rows)
     whole = transformers.AutoConfig.for_model(
         family.kind,
@@ -132,7 +134,7 @@ def hugging_face(family: Family, config: Config, model: Decoder, rows: Tensor) -
         num_hidden_layers=config.model.decoder_layers,
         num_attention_heads=config.model.heads,
         max_position_embeddings=positions,
-        tie_word_embeddings=is_tied(own),
+        tie_word_embeddings=tied,
         pad_token_id=pad,
         bos_token_id=end,  # which stands before a text in training
         eos_token_id=end,

@@ -66,7 +66,7 @@ class Family:
         return reasons
 
 
-def layers_of(model: Decoder) -> list[tuple[Any, Attention, Any, FeedForward]]:
+def _layers_of(model: Decoder) -> list[tuple[Any, Attention, Any, FeedForward]]:
     """Placement and branch of the attention and of the feed-forward of every layer."""
     every = list(model.decoder)
     pairs = zip(every[::2], every[1::2], strict=True)
@@ -81,16 +81,6 @@ def _tables(model: Decoder, own_factor: float = 1.0) -> Weights:
     unit = torch.eye(embedding.weight.shape[1], dtype=embedding.weight.dtype)
     given = embedding.vectors() * (embedding.scale / own_factor)
     return {"input": given, "lm_head.weight": embedding.logits(unit).T}
-
-
-def is_tied(weights: Weights) -> bool:
-    """Whether one matrix serves at the input and at the output."""
-    return all(torch.equal(weights[name], weights["lm_head.weight"]) for name in TABLES if name in weights)
-
-
-def chosen_rows(weights: Weights, rows: Tensor) -> Weights:
-    """The weights of a model whose entry i is our entry ``rows[i]``."""
-    return {name: value[rows] if name in TABLES else value for name, value in weights.items()}
 
 
 def _gain(norm: nn.Module) -> Tensor:
@@ -109,7 +99,6 @@ def _halved(rows: Tensor, width: int) -> Tensor:
 
 # --------------------------------------------------------------------------------------------------- families
 def _gpt2_configuration(config: ModelConfig, model: Decoder) -> Mapping[str, Any]:
-    """What GPT-2's configuration holds besides the sizes."""
     end: Any = model.decoder.end
     names = {"gelu_tanh": "gelu_new"}
     return {
@@ -126,7 +115,7 @@ def _gpt2_weights(model: Decoder, positions: int) -> Weights:
     own["transformer.wte.weight"] = own.pop("input")
     blank = own["lm_head.weight"].new_zeros(1, positions, own["lm_head.weight"].shape[1])
     own["transformer.wpe.weight"] = model.position_encoding(blank)[0]
-    for i, (before, attention, between, ffn) in enumerate(layers_of(model)):
+    for i, (before, attention, between, ffn) in enumerate(_layers_of(model)):
         at = f"transformer.h.{i}."
         for name, norm in (("ln_1", before.norm), ("ln_2", between.norm)):
             own |= {f"{at}{name}.weight": norm.weight, f"{at}{name}.bias": norm.bias}
@@ -140,9 +129,8 @@ def _gpt2_weights(model: Decoder, positions: int) -> Weights:
 
 
 def _llama_configuration(config: ModelConfig, model: Decoder) -> Mapping[str, Any]:
-    """What the configurations of Llama and its descendants hold besides the sizes."""
     end: Any = model.decoder.end
-    _, first, _, _ = layers_of(model)[0]
+    _, first, _, _ = _layers_of(model)[0]
     biased = first.out.bias is not None
     return {
         "intermediate_size": config.ffn_dim,
@@ -165,7 +153,7 @@ def _rotary_weights(
     """
     own = _tables(model, own_factor)
     own["model.embed_tokens.weight"] = own.pop("input")
-    for i, (before, attention, between, ffn) in enumerate(layers_of(model)):
+    for i, (before, attention, between, ffn) in enumerate(_layers_of(model)):
         at, width = f"model.layers.{i}.", attention.width
         places = (*before.children(), *between.children())
         own |= {f"{at}{n}.weight": _gain(norm) - own_gain for n, norm in zip(norms, places, strict=True)}
@@ -202,7 +190,6 @@ def _gemma3_weights(model: Decoder, positions: int) -> Weights:
 
 
 def _gemma3_configuration(config: ModelConfig, model: Decoder) -> Mapping[str, Any]:
-    """What Gemma 3's configuration holds besides the sizes."""
     slides = [bool(config.sliding_window) and config.slides(i) for i in range(config.decoder_layers)]
     shared = dict(_llama_configuration(config, model))
     activation, rope = shared.pop("hidden_act"), shared.pop("rope_parameters")
