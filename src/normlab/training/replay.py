@@ -30,7 +30,7 @@ from normlab.trace.tensors import Tap, eager
 from normlab.training.checkpoint import Checkpoint, has_checkpoint, open_checkpoint
 from normlab.training.parallel import Parallel
 from normlab.training.recipes.grammar import require_known
-from normlab.training.trainer import AnyTask, Trainer, load_task, no_hooks
+from normlab.training.trainer import AnyTask, Trainer, load_task
 from normlab.watching.fault import EVERYTHING, NOTHING, NOWHERE, Fault, fault
 from normlab.watching.meter import Grouping, Meter, StepRecord, norms_of
 from normlab.watching.recorder import RING, Replayed, Trigger, report_of
@@ -234,7 +234,7 @@ def _again(trainer: Trainer, stop: int, watched: int, history: Sequence[Row]) ->
         return nullcontext() if micro else _probed(trainer.model, EVERYTHING, seen.append, step)
 
     while trainer.progress.step < stop and finite:
-        record = trainer.step(watch if trainer.progress.step >= stop - watched else no_hooks)
+        record = trainer.step(watch) if trainer.progress.step >= stop - watched else trainer.step()
         finite = math.isfinite(record.values[0].item())
         yield record._replace(seen=tuple(seen))
         seen.clear()

@@ -34,11 +34,6 @@ Watch = Callable[[int, int], AbstractContextManager[None]]
 """Given a step and the number of a micro-batch, return the context of its forward and backward pass."""
 
 
-def no_hooks(step: int, micro_batch: int) -> AbstractContextManager[None]:
-    """Watch nothing."""
-    return nullcontext()
-
-
 def load_task(config: Config, root: Path, device: torch.device | None = None) -> AnyTask:
     """Prepare a configuration's text below ``root``; return its task on a device, by default the configured.
 
@@ -84,7 +79,7 @@ class Trainer:
     def close(self) -> None:
         self.batches.close()
 
-    def step(self, watch: Watch = no_hooks) -> StepRecord:
+    def step(self, watch: Watch = lambda step, micro_batch: nullcontext()) -> StepRecord:
         """Do one optimiser step over the micro-batches of the global batch."""
         config, p = self.config, self.progress
         p.step += 1
