@@ -37,7 +37,7 @@ from normlab.training.devices import hardware, prepare_process
 from normlab.training.jobs import Worker
 from normlab.training.outcome import outcome
 from normlab.training.own_setups import opened
-from normlab.training.progress import mark
+from normlab.training.progress import marked
 from normlab.trials.journal import fingerprint
 from normlab.trials.scale import Scale, read_scale
 from normlab.trials.training import Course, Training, first_steps, read_course, train
@@ -277,29 +277,22 @@ def train_own(
     seed = config.seeds.init
     with folder.lock():
         prepare_process(config.machine)
-        try:
-            with same_globals(), opened(setups, config.recipe, seed) as (own, shared, code):
-                if code != config.own_code.partition(".")[0]:
-                    raise UserError(
-                        f"the code of {config.recipe} has changed since the comparison began; type the same "
-                        "command again, and it is trained anew"
-                    )
-                batches = _batch_stream(shared, seed)
-                first = list(islice(batches, FIRST))
-                _, course, scale = _first_steps(own, first, seed)
-                again = _repeat_command(config, setups)
-                RunFolder.create(folder.path, config, (metric_of(scale),), repeat=again)
-                folder.cut_rows(-1)
-                factor = config.optim.lr / course.rate
-                dev = _held_out(shared)
-                run = _OwnRun(folder, config, own, scale, factor, dev, stop or threading.Event())
-                run.train(chain(first, batches))
-        except KeyboardInterrupt:
-            mark(folder, "interrupted")
-            raise
-        except Exception as error:
-            mark(folder, "failed", f"{type(error).__name__}: {error}")
-            raise
+        with marked(folder), same_globals(), opened(setups, config.recipe, seed) as (own, shared, code):
+            if code != config.own_code.partition(".")[0]:
+                raise UserError(
+                    f"the code of {config.recipe} has changed since the comparison began; type the same "
+                    "command again, and it is trained anew"
+                )
+            batches = _batch_stream(shared, seed)
+            first = list(islice(batches, FIRST))
+            _, course, scale = _first_steps(own, first, seed)
+            again = _repeat_command(config, setups)
+            RunFolder.create(folder.path, config, (metric_of(scale),), repeat=again)
+            folder.cut_rows(-1)
+            factor = config.optim.lr / course.rate
+            dev = _held_out(shared)
+            run = _OwnRun(folder, config, own, scale, factor, dev, stop or threading.Event())
+            run.train(chain(first, batches))
     return folder
 
 

@@ -141,3 +141,16 @@ def mark(folder: RunFolder, state: State, error: str = "") -> None:
     """Write the state in which a run ends, if it can be written."""
     with suppress(OSError, UserError):  # an error of a full disk would hide the first one
         folder.set_status(replace(folder.status(), state=state, phase="", phase_done=None, error=error))
+
+
+@contextmanager
+def marked(folder: RunFolder) -> Generator[None]:
+    """Mark the run as interrupted or failed if this block is."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        mark(folder, "interrupted")
+        raise
+    except Exception as error:
+        mark(folder, "failed", f"{type(error).__name__}: {error}")
+        raise

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -44,7 +44,7 @@ from normlab.training.parts import (
     StoppingRule,
     Validation,
 )
-from normlab.training.progress import Phases, TrainingClock, mark
+from normlab.training.progress import Phases, TrainingClock, mark, marked
 from normlab.training.ranks import Ranks, check_share, join_processes
 from normlab.training.recipes.plugins import imported
 from normlab.training.trainer import AnyTask, Trainer, load_task
@@ -301,7 +301,7 @@ def _train_and_test(task: AnyTask, folder: RunFolder, observers: Sequence[RunPar
         ranks.from_main(lambda: _test_again(task, folder))
         return
     try:
-        with ExitStack() as stack:
+        with marked(folder) if ranks.main else nullcontext(), ExitStack() as stack:
             with closing(Trainer(task, ranks)) as trainer:
                 run = stack.enter_context(closing(Run(trainer, folder, observers)))
                 run.resume().train()
@@ -309,11 +309,7 @@ def _train_and_test(task: AnyTask, folder: RunFolder, observers: Sequence[RunPar
             ranks.from_main(lambda: score_test(task, folder, model))
             ranks.on_main(mark, folder, "done")
             run.end()
-    except KeyboardInterrupt:
-        ranks.on_main(mark, folder, "interrupted")
-        raise
     except Exception as error:
-        ranks.on_main(mark, folder, "failed", f"{type(error).__name__}: {error}")
         if not folder.there():
             raise _no_config(folder) from error
         raise
