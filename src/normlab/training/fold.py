@@ -151,8 +151,7 @@ def _fold(
         why = "; ".join(rewritten.kept) or "its recipe is a plain one already"
         raise UserError(f"there is nothing to fold in {folder.path}, {config.recipe}: {why}; use it as it is")
     plain = replace(config, model=rewritten.config, forced="")
-    plain = replace(plain, recipe=recipe_of(plain))
-    plain = replace(plain, own_code=own_code(plain))
+    plain = replace(plain, recipe=recipe_of(plain), own_code=own_code(plain))
     task.check_text(plain, task.corpus)
     built: Any = type(task)(plain, task.corpus, task.device).build().eval()
     built.load_state_dict(rewritten.model.state_dict())
