@@ -260,10 +260,10 @@ def _acquire_run(folder: RunFolder, task: AnyTask, held: ExitStack) -> bool:
     held.enter_context(folder.lock())
     if _finished(folder):  # by another process, a moment ago
         return False
-    checkpoints = (folder.last, folder.previous, folder.best, folder.average)
-    if not folder.there() and any(map(has_checkpoint, checkpoints)):
-        raise _no_config(folder)
-    _create_run_folder(folder, task)
+    if not folder.there():
+        if any(map(has_checkpoint, (folder.last, folder.previous, folder.best, folder.average))):
+            raise _no_config(folder)
+        _create_run_folder(folder, task)
     return True
 
 
@@ -273,17 +273,15 @@ def _finished(folder: RunFolder) -> bool:
 
 def _create_run_folder(folder: RunFolder, task: AnyTask) -> None:
     """Write the files that a run folder needs to be used without its corpus, the configuration last."""
-    if not folder.there():
-        with name_in_errors(folder.tokenizer):
-            task.corpus.tokenizer.save(folder.tokenizer)
-        types = io.BytesIO()  # NumPy's own error for a full disk names no file
-        np.save(types, task.corpus.target_vocab, allow_pickle=False)
-        with name_in_errors(folder.target_vocab):
-            folder.target_vocab.write_bytes(types.getbuffer())
-        metrics = task.metrics_on(task.corpus)
-        RunFolder.create(folder.path, task.config, metrics, imported())
-        if warning := getattr(task.corpus, "warning", ""):
-            notice(folder, warning)
+    with name_in_errors(folder.tokenizer):
+        task.corpus.tokenizer.save(folder.tokenizer)
+    types = io.BytesIO()  # NumPy's own error for a full disk names no file
+    np.save(types, task.corpus.target_vocab, allow_pickle=False)
+    with name_in_errors(folder.target_vocab):
+        folder.target_vocab.write_bytes(types.getbuffer())
+    RunFolder.create(folder.path, task.config, task.metrics_on(task.corpus), imported())
+    if warning := getattr(task.corpus, "warning", ""):
+        notice(folder, warning)
 
 
 def _no_config(folder: RunFolder) -> UserError:
