@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cases import each
 from normlab.data import ragged
-from normlab.data.batches import Shape, plan_shapes
+from normlab.data.batches import Shape, _equal_shares, plan_shapes
 from normlab.data.ragged import Ragged, TokenPairs
 
 
@@ -28,19 +28,6 @@ def made_pairs(count=1000, seed=0, longest=40):
     return pairs_of(source, target)
 
 
-def start_at_once(source, target, count):
-    """The corners that the search begins with, from all lengths at once: what the plan says in words."""
-    sides = np.stack([source, target]).astype(np.int64) + 1
-    cells = -(-sides // -(-int(sides.max()) // 512))
-    total = cells.sum(axis=0)
-    order = np.argsort(total, kind="stable")
-    mass = total[order].cumsum()
-    cuts = np.searchsorted(mass, mass[-1] * np.arange(1, count) / count)
-    parts = [part for part in np.split(order, cuts) if len(part)]
-    corners = [np.quantile(cells[:, part], 0.9, axis=1).astype(np.int64) for part in parts]
-    return np.maximum.accumulate(np.array([*corners[:-1], cells.max(axis=1)]))
-
-
 @settings(max_examples=150)
 @given(
     st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=120),
@@ -48,15 +35,18 @@ def start_at_once(source, target, count):
     st.integers(1, 16),
     st.integers(1, 40),
 )
-def test_the_search_begins_where_all_lengths_at_once_would_begin(lengths, scale, count, at_a_time):
-    from normlab.data.batches import _Cells, _equal_shares
-
-    source, target = (scale * side for side in np.array(lengths).T)
+def test_the_shapes_are_the_same_whether_lengths_are_read_at_once_or_in_parts(lengths, scale, count, some):
+    pairs = pairs_of(*(scale * side for side in np.array(lengths).T))
+    at_once = plan_shapes(pairs, 4096, count)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ragged, "_PAIRS_AT_A_TIME", at_a_time)
-        cells = _Cells(pairs_of(source, target))
-        corners = _equal_shares(cells, cells.table(), count)
-    assert np.array(corners).tolist() == start_at_once(source, target, count).tolist()
+        patch.setattr(ragged, "_PAIRS_AT_A_TIME", some)
+        assert plan_shapes(pairs, 4096, count) == at_once
+
+
+def test_the_search_begins_with_nine_tenths_of_equal_shares_of_the_tokens():
+    lengths = np.array([[1] * 20 + [10] * 4, [1] * 10 + [2] * 10 + [10] * 4], np.int16)
+    corners = _equal_shares(lengths, 3)  # parts of 17, 4 and 3 pairs
+    assert np.array(corners).tolist() == [[1, 2], [7, 7], [10, 10]]
 
 
 def naive_positions(corners, source, target):

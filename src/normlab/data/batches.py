@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from typing import Final, Generic, Self, TypeVar
@@ -37,13 +37,19 @@ def plan_shapes(pairs: TokenPairs, max_tokens: int, count: int = 16) -> list[Sha
     The first cut gives every shape an equal share of the tokens. Then each corner (S, T) in turn moves to the
     place between its neighbours that gives the fewest padded tokens, sum_k n_k (S_k + T_k) with n_k pairs
     fitting shape k but not k - 1, until none can move. The last shape holds every pair. A shape has at least
-    one row, even if that exceeds ``max_tokens``. Memory does not grow with the text.
+    one row, even if that exceeds ``max_tokens``. Long lengths are rounded up to a multiple of a unit, to keep
+    the table of all lengths small. Memory is 24 bytes per pair.
     """
     if len(pairs) == 0:
         raise ValueError("there is no pair to plan batch shapes for; pass at least one")
-    cells = _Cells(pairs)
-    table = cells.table()
-    corners = _equal_shares(cells, table, count)
+    longest = np.max([[s.max(), t.max()] for s, t in pairs.lengths_in_parts()], axis=0) + 1
+    unit = -(-int(longest.max()) // 512)
+    parts = ((np.stack(sides) + unit) // unit for sides in pairs.lengths_in_parts())
+    lengths = np.concatenate([part.astype(np.int16) for part in parts], axis=1)
+    corners = _equal_shares(lengths, count)
+    size = corners[-1] + 1
+    cells = lengths[0] * np.int32(size[1]) + lengths[1]
+    table = np.bincount(cells, minlength=size.prod()).reshape(size)
     fit = table.cumsum(0).cumsum(1)  # fit[s, t]: pairs with source <= s and target <= t
     _move_corners(corners, fit)
 
@@ -52,89 +58,30 @@ def plan_shapes(pairs: TokenPairs, max_tokens: int, count: int = 16) -> list[Sha
     for corner in corners:
         if fit[tuple(corner)] > held:
             held = int(fit[tuple(corner)])
-            source, target = (int(side) for side in np.minimum(corner * cells.unit, cells.longest))
-            shapes.append(Shape(source, target, max(1, max_tokens // (source + target))))
+            sides = np.minimum(corner * unit, longest).tolist()
+            shapes.append(Shape(*sides, rows=max(1, max_tokens // sum(sides))))
     return shapes
 
 
-class _Cells:
-    """The lengths (source, target) of each pair on a grid, coarser for long ones, to keep tables small."""
-
-    def __init__(self, pairs: TokenPairs) -> None:
-        self._pairs = pairs
-        self.longest = np.max([[s.max(), t.max()] for s, t in pairs.lengths_in_parts()], axis=0) + 1
-        """`[2]`: length of the longest source and of the longest target."""
-        self.unit = -(-int(self.longest.max()) // 512)
-        self.most = -(-self.longest // self.unit)
-
-    def parts(self) -> Iterator[NDArray[np.int64]]:
-        """Yield `[2, pairs]` at a time, in the order of the text."""
-        for sides in self._pairs.lengths_in_parts():
-            yield -(-(np.stack(sides).astype(np.int64) + 1) // self.unit)
-
-    def table(self) -> NDArray[np.int64]:
-        shape = self.most + 1
-        table = np.zeros(shape.prod(), np.int64)
-        for source, target in self.parts():
-            table += np.bincount(source * shape[1] + target, minlength=len(table))
-        return table.reshape(shape)
-
-
-def _equal_shares(cells: _Cells, table: NDArray[np.int64], count: int) -> list[NDArray[np.int64]]:
+def _equal_shares(lengths: NDArray[np.int16], count: int) -> list[NDArray[np.int64]]:
     """Return corners that each hold nine tenths of one of ``count`` parts with equally many tokens; the last
     holds all pairs.
 
-    The pairs are sorted by number of tokens, equal ones in the order of the text, then cut into the parts.
+    The pairs, of ``lengths`` `[2, pairs]`, are sorted by number of tokens, equal ones in the order of the
+    text, then cut into the parts.
     """
-    totals = np.add.outer(np.arange(table.shape[0]), np.arange(table.shape[1]))
-    held = np.zeros(totals.max() + 1, np.int64)
-    np.add.at(held, totals, table)
-    first = held.cumsum() - held  # rank of the first pair with t tokens
-    cuts = _cuts(held, first, count)
-    share_of = np.searchsorted(cuts, first, side="right")
-    cut_through = np.flatnonzero(np.searchsorted(cuts, first + held - 1, side="right") > share_of)
-    sides = [np.zeros(count * size, np.int64) for size in table.shape]
-    for part in cells.parts():
-        tokens = part.sum(axis=0)
-        share = share_of[tokens]
-        for total in cut_through:
-            equal = np.flatnonzero(tokens == total)
-            share[equal] = np.searchsorted(cuts, first[total] + np.arange(len(equal)), side="right")
-            first[total] += len(equal)
-        for side, cell, size in zip(sides, part, table.shape, strict=True):
-            side += np.bincount(share * size + cell, minlength=len(side))
-    shares = zip(*(side.reshape(count, -1) for side in sides), strict=True)
-    corners = [[_nine_tenths(side) for side in both] for both in shares if both[0].any()]
-    return list(np.maximum.accumulate(np.array([*corners[:-1], cells.most])))
+    tokens = lengths.sum(axis=0, dtype=np.int16)
+    wanted = tokens.sum(dtype=np.int64) * np.arange(1, count) / count
+    cuts = np.searchsorted(np.sort(tokens).cumsum(dtype=np.float64), wanted)
+    parts = np.split(np.argsort(tokens, kind="stable"), cuts)
+    corners = [np.quantile(lengths[:, part], 0.9, axis=1) for part in parts if len(part)]
+    corners[-1] = lengths.max(axis=1)
+    return list(np.maximum.accumulate(np.array(corners).astype(np.int64)))
 
 
-def _cuts(held: NDArray[np.int64], first: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Return the ranks at which the sorted pairs are cut; ``held[n]`` pairs have n tokens."""
-    tokens = np.arange(len(held))
-    mass = (held * tokens).cumsum()
-    cuts = []
-    for wanted in mass[-1] * np.arange(1, count) / count:
-        total = int(np.searchsorted(mass, wanted))
-        missing = math.ceil(wanted) - int(mass[total] - held[total] * total)
-        cuts.append(int(first[total]) - (-missing // total) - 1)
-    return np.array(cuts, np.int64)
-
-
-def _nine_tenths(histogram: NDArray[np.int64]) -> int:
-    """Return ``int(numpy.quantile(values, 0.9))`` of the values that a histogram counts."""
-    last = int(histogram.sum()) - 1
-    place = last * 0.9
-    below = math.floor(place)
-    beyond = histogram.cumsum()
-    low, high = (int(np.searchsorted(beyond, i, side="right")) for i in (below, min(below + 1, last)))
-    share = place - below
-    # In NumPy's own order of operations, or a whole number could come out slightly too small.
-    return int(high - (high - low) * (1 - share) if share >= 0.5 else low + (high - low) * share)
-
-
-def _move_corners(corners: list[NDArray[np.int64]], fit: NDArray[np.int64], sweeps: int = 20) -> None:
-    """Run the coordinate descent of ``plan_shapes`` in place; the last corner stays."""
-    for _ in range(sweeps):
+def _move_corners(corners: list[NDArray[np.int64]], fit: NDArray[np.int64]) -> None:
+    """Run at most 20 sweeps of the descent of ``plan_shapes`` in place; the last corner stays."""
+    for _ in range(20):
         moved = False
         for k in range(len(corners) - 1):
             low = corners[k - 1] if k else np.zeros(2, np.int64)
