@@ -17,7 +17,7 @@ from contracts.variants import CONFIG, VOCAB, perturbed
 from normlab.config.config import DecodeConfig
 from normlab.nn import Cache, Seq2Seq
 from normlab.nn.decode import FREE, LENGTH_PENALTIES, MAX_LEN, Bounds, Hypothesis, search
-from normlab.tasks.translation import translate_lines
+from normlab.tasks.translation import n_best_lines
 from oracles import searches
 from oracles.searches import Asked
 
@@ -225,18 +225,23 @@ class Letters:
         return ["".join(chr(i - 4 + ord("a")) for i in row if i > 3) for row in ids]
 
 
+def translated(model, lines, decode):
+    best = n_best_lines(model, Letters(), lines, decode, count=1)
+    return [candidates[0].text for candidates in best]
+
+
 @pytest.mark.parametrize("max_positions", [4096, 8])
 def test_lines_keep_their_order_and_empty_ones_stay_empty(max_positions, monkeypatch):
     monkeypatch.setattr("normlab.tasks.translation.SEARCH_POSITIONS", max_positions)
     model = deepcopy(searcher()).train()
     lines = ["abc", "", "ihgfedcba", "   ", "d", "e", "ab"]
     decode_config = DecodeConfig(beam=2, max_len_ratio=1.0)
-    found = translate_lines(model, Letters(), lines, decode_config)
+    found = translated(model, lines, decode_config)
     assert model.training
     model.eval()
     for line, text in zip(lines, found, strict=True):
         ids = Letters().encode([line])[0]
         expected = beam_search(model, torch.tensor([[*ids, 3]]), beams=2, max_len_ratio=1.0) if ids else [[]]
         assert text == Letters().decode(expected)[0]
-    assert translate_lines(model, Letters(), [], decode_config) == []
-    assert translate_lines(model, Letters(), ["", ""], decode_config) == ["", ""]
+    assert translated(model, [], decode_config) == []
+    assert translated(model, ["", ""], decode_config) == ["", ""]

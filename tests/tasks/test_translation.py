@@ -14,7 +14,7 @@ from normlab.data.tokenizer import BOS, EOS, PAD, UNK
 from normlab.tasks import translation as module
 from normlab.tasks.scores import corpus_bleu
 from normlab.tasks.task import repeated_share
-from normlab.tasks.translation import Candidate, Translation, n_best_lines, translate_lines
+from normlab.tasks.translation import Candidate, Translation, n_best_lines
 from training.tiny import tiny, write_text
 
 CPU = torch.device("cpu")
@@ -137,11 +137,11 @@ def test_dev_bleu_is_greedy_on_the_first_sentences(prepared, monkeypatch):
     asked = []
     found = [*text.target[:9], "null"]
 
-    def stand_in(model, tokenizer, lines, decode, *, allowed, on_done):
+    def stand_in(self, model, lines, decode):
         asked.append((list(lines), decode))
         return found
 
-    monkeypatch.setattr(module, "translate_lines", stand_in)
+    monkeypatch.setattr(Translation, "_translate", stand_in)
     scores = task.dev_scores(model)
     assert scores["bleu"] == corpus_bleu(found, text.target[:10]) < 100
     assert scores["repeated_share"] == 0
@@ -222,19 +222,25 @@ def test_references_beyond_the_models_positions_are_left_out_of_the_perplexity(p
 # ------------------------------------------------------------------------------------------ translating
 
 
+def translated(model, tokenizer, lines, decode, **options):
+    """The best translation of each line."""
+    best = n_best_lines(model, tokenizer, lines, decode, count=1, **options)
+    return [candidates[0].text for candidates in best]
+
+
 def test_lines_keep_their_order_whatever_the_batches(prepared, monkeypatch):
     task = task_of(prepared)
     model = task.build()
     lines = [*task.corpus.dev_text.source[:12], "", "   ", task.corpus.dev_text.source[0]]
     decode = DecodeConfig(beam=2)
-    alone = [translate_lines(model, task.corpus.tokenizer, [line], decode)[0] for line in lines]
+    alone = [translated(model, task.corpus.tokenizer, [line], decode)[0] for line in lines]
     for max_positions in (1, 40, 4096):
         monkeypatch.setattr(module, "SEARCH_POSITIONS", max_positions)
-        found = translate_lines(model, task.corpus.tokenizer, lines, decode)
+        found = translated(model, task.corpus.tokenizer, lines, decode)
         assert found == alone
     assert found[12] == found[13] == ""
     assert found[0] == found[14]
-    assert translate_lines(model, task.corpus.tokenizer, [], decode) == []
+    assert translated(model, task.corpus.tokenizer, [], decode) == []
 
 
 def test_translating_leaves_the_model_in_its_mode(prepared):
@@ -242,7 +248,7 @@ def test_translating_leaves_the_model_in_its_mode(prepared):
     model = task.build()
     for training in (True, False):
         model.train(training)
-        translate_lines(model, task.corpus.tokenizer, ["one"], DecodeConfig(beam=1))
+        translated(model, task.corpus.tokenizer, ["one"], DecodeConfig(beam=1))
         assert model.training == training
 
 
@@ -268,7 +274,7 @@ def test_only_types_of_the_target_side_are_produced_under_the_mask(prepared):
     few = torch.zeros_like(allowed)
     few[[EOS, 10, 11]] = True
     model = task.build()
-    found = translate_lines(
+    found = translated(
         model, task.corpus.tokenizer, task.corpus.dev_text.source[:5], DecodeConfig(beam=2), allowed=few
     )
     produced = {token for line in task.corpus.tokenizer.encode(found) for token in line}
@@ -288,7 +294,7 @@ def test_the_n_best_begin_with_the_best_and_fall(searching):
     for decode in (DecodeConfig(beam=4), DecodeConfig(beam=4, length_penalty_formula="gnmt", min_length=9)):
         few, many = (n_best_lines(*searching, decode, count=count) for count in (2, 4))
         assert [[c.text for c in found[:1]] for found in many] == [
-            [text] for text in translate_lines(*searching, decode)
+            [text] for text in translated(*searching, decode)
         ]
         assert [found[:2] for found in many] == few
         for found in many[:9]:
@@ -382,7 +388,7 @@ def test_bleu_has_the_tokens_of_the_target_language_on_dev_and_on_test(prepared,
     pairs = Pairs(["eins", "zwei"], ["我们今天去北京,好吗?", "他们明天来上海。"])
     task.corpus = replace(task.corpus, dev_text=pairs, test_text=pairs)
     written = ["我们明天去北京,好吗?", "他们今天来上海。"]
-    monkeypatch.setattr(module, "translate_lines", lambda *args, **options: written)
+    monkeypatch.setattr(Translation, "_translate", lambda self, model, lines, decode: written)
     model = task.build()
     expected = corpus_bleu(written, pairs.target, target_lang="zh")
     assert expected > corpus_bleu(written, pairs.target) + 1

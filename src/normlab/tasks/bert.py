@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from normlab.config.config import Config, DataConfig
@@ -18,6 +17,7 @@ from normlab.config.metric import NLL, Metric
 from normlab.config.model import derive
 from normlab.data import sentence_pairs
 from normlab.data.batches import TensorBatch
+from normlab.data.corpus import count_facts
 from normlab.data.plain import Stream, TextCorpus, prepare_text, require_block_len
 from normlab.data.ragged import Ints
 from normlab.data.readings import ByLine
@@ -25,9 +25,7 @@ from normlab.data.tokenizer import EOS
 from normlab.errors import UserError
 from normlab.nn import PAD, Encoder
 from normlab.nn.model import evaluating
-from normlab.tasks.task import Evaluation, LossSum, Task, label_smoothed, rows_of
-
-Array = NDArray[np.float64]
+from normlab.tasks.task import Array, Evaluation, LossSum, Task, label_smoothed, rows_of
 
 
 @dataclass(frozen=True)
@@ -115,12 +113,12 @@ class BertPretraining(Task[TextCorpus, Encoder, BertBatch], name="bert_pretraini
     def prepare(config: DataConfig, root: str | Path) -> tuple[DataConfig, TextCorpus]:
         """Prepare the text as for a language model; the unigram entropy is without ends of lines."""
         config, corpus = prepare_text(config, root, ByLine())
-        counts = np.bincount(np.asarray(corpus.train.tokens), minlength=corpus.tokenizer.vocab_size)
-        share = counts[EOS + 1 :] / counts[EOS + 1 :].sum()
-        entropy = float(-(share[share > 0] * np.log(share[share > 0])).sum())
+        tokens = np.asarray(corpus.train.tokens)
+        counts = np.bincount(tokens, minlength=corpus.tokenizer.vocab_size)[EOS + 1 :]
+        entropy = count_facts(counts)["unigram_entropy_nats"]
         facts = {
             "Unigram entropy": f"{entropy:.3f} nats a token",
-            "Commonest token": f"{100 * share.max():.1f}% of the training text",
+            "Commonest token": f"{100 * (counts.max() / counts.sum()):.1f}% of the training text",
         }
         return config, replace(corpus, unigram_entropy_nats=entropy, facts=corpus.facts | facts)
 

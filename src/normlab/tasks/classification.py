@@ -20,9 +20,7 @@ from normlab.data.ragged import Ints
 from normlab.errors import UserError
 from normlab.nn import PairClassifier
 from normlab.nn.model import evaluating
-from normlab.tasks.task import Evaluation, LossSum, Task, label_smoothed, rows_of
-
-Array = NDArray[np.float64]
+from normlab.tasks.task import Array, Evaluation, LossSum, Task, label_smoothed, rows_of
 
 
 @dataclass(frozen=True)

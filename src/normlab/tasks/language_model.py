@@ -13,7 +13,6 @@ from typing import Final
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from normlab.config.config import Config, DataConfig
@@ -25,9 +24,7 @@ from normlab.errors import UserError
 from normlab.nn import PAD, Decoder
 from normlab.nn.decode import generate
 from normlab.nn.model import evaluating
-from normlab.tasks.task import Evaluation, LossSum, Task, choice_of, label_smoothed, rows_of, z_loss
-
-Array = NDArray[np.float64]
+from normlab.tasks.task import Array, Evaluation, LossSum, Task, choice_of, label_smoothed, rows_of, z_loss
 
 BITS_PER_BYTE: Final = "bits_per_byte"
 PROMPTS = 6

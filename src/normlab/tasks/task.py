@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy import bool_, float64
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -27,6 +27,8 @@ from normlab.nn import PositionEncoding, TokenModel
 from normlab.nn.decode import truncated
 from normlab.nn.init import initialise_, profile_, scale_start_
 from normlab.nn.registry import Registry
+
+Array: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Prepared(Protocol):
     @property
     def tokenizer(self) -> Tokenizer: ...
     @property
-    def target_vocab(self) -> NDArray[bool_]: ...
+    def target_vocab(self) -> NDArray[np.bool_]: ...
     @property
     def unigram_entropy_nats(self) -> float: ...
     @property
@@ -103,7 +105,7 @@ class Evaluation:
     """The scores by metric name, and other numbers that the task keeps."""
     outputs: list[str] | None = None
     """The model's outputs, one line per example; None for a task without outputs."""
-    examples: Mapping[str, NDArray[float64]] = field(default_factory=dict)
+    examples: Mapping[str, Array] = field(default_factory=dict)
     """The sufficient statistics of each example by metric name, `[n, k]`: ``Task.combine`` turns their sums
     into the score. A metric without them gets no interval.
     """
@@ -248,7 +250,7 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
         return ()
 
     @classmethod
-    def combine(cls, metric: str, sums: NDArray[float64]) -> NDArray[float64]:
+    def combine(cls, metric: str, sums: Array) -> Array:
         """Return the score `[...]` of a metric from sums `[..., k]` of ``Evaluation.examples``.
 
         The statistics of a mean are (sum, weight); its score is their ratio.
@@ -262,7 +264,7 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
         seconds, corpus = time.perf_counter() - start, cast("Any", self.corpus)
         return seconds, seconds * len(corpus.test) / len(corpus.dev)
 
-    def scores_of(self, examples: Mapping[str, NDArray[float64]]) -> dict[str, float]:
+    def scores_of(self, examples: Mapping[str, Array]) -> dict[str, float]:
         """Return the scores of all examples together, from ``Evaluation.examples``."""
         return {name: float(self.combine(name, rows.sum(0))) for name, rows in examples.items()}
 

@@ -10,7 +10,6 @@ from functools import partial
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from normlab.config.config import PARALLEL_TEXTS, Config, DecodeConfig
@@ -28,7 +27,7 @@ from normlab.nn import PAD, Seq2Seq
 from normlab.nn.decode import EOS, FREE, Bounds, Hypothesis, sample, search
 from normlab.nn.model import evaluating
 from normlab.tasks.scores import bleu_of_sums, corpus_bleu, require_bleu_tokens, score, sentence_statistics
-from normlab.tasks.task import Evaluation, LossSum, Task, choice_of, label_smoothed, repeated_share
+from normlab.tasks.task import Array, Evaluation, LossSum, Task, choice_of, label_smoothed, repeated_share
 
 _SEARCHED_SENTENCES = 200
 """About one full batch of the search: with fewer, each sentence would seem to cost more than it does."""
@@ -100,7 +99,7 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         return nll / tokens, (exchanged - own)[0] / own[2]
 
     @torch.inference_mode()
-    def _sums(self, model: Seq2Seq, pairs: TokenPairs, smoothing: float = 0.0) -> NDArray[np.float64]:
+    def _sums(self, model: Seq2Seq, pairs: TokenPairs, smoothing: float = 0.0) -> Array:
         """Return the negative log-likelihood and the label-smoothed loss, in nats summed over the target
         tokens, and the number of these tokens.
 
@@ -152,7 +151,7 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         )
 
     @classmethod
-    def combine(cls, metric: str, sums: NDArray[np.float64]) -> NDArray[np.float64]:
+    def combine(cls, metric: str, sums: Array) -> Array:
         assert metric == "bleu"
         return bleu_of_sums(sums)
 
@@ -162,7 +161,9 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
 
     def _translate(self, model: Seq2Seq, lines: Sequence[str], decode: DecodeConfig) -> list[str]:
         on_done, allowed = partial(self.advance, "translating"), self.allowed
-        return translate_lines(model, self.corpus.tokenizer, lines, decode, allowed=allowed, on_done=on_done)
+        tokenizer = self.corpus.tokenizer
+        best = n_best_lines(model, tokenizer, lines, decode, count=1, allowed=allowed, on_done=on_done)
+        return [candidates[0].text for candidates in best]
 
     def _perplexities(self, model: Seq2Seq) -> dict[str, float]:
         r"""Return ``nll`` in nats per test token, ``perplexity`` :math:`e^{nll}`, and
@@ -200,23 +201,6 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         return likelihood + searched * sentence, beams * sentence
 
 
-def translate_lines(
-    model: Seq2Seq,
-    tokenizer: Tokenizer,
-    lines: Sequence[str],
-    decode: DecodeConfig,
-    *,
-    allowed: Tensor | None = None,
-    on_done: Callable[[float], None] = lambda share: None,
-) -> list[str]:
-    """Translate raw lines, in their order. An empty line stays empty.
-
-    ``on_done`` is called after each batch with the share of the lines translated so far.
-    """
-    best = n_best_lines(model, tokenizer, lines, decode, count=1, allowed=allowed, on_done=on_done)
-    return [candidates[0].text for candidates in best]
-
-
 @dataclass(frozen=True)
 class Candidate:
     """A translation with its score: its log-probability, which beam search divides by the length penalty."""
@@ -240,7 +224,7 @@ def n_best_lines(
 
     Each begins with its line's prefix. A line without words has one empty translation, and so does a line for
     which a diverged model finds none. Samples depend only on ``sample_seed``, the line's number and the
-    sample's.
+    sample's. ``on_done`` is called after each batch with the share of the lines translated so far.
 
     Raises UserError for a count that the search cannot give, for prefixes that cannot be produced, and for
     lines that are too long.
