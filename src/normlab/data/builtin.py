@@ -220,7 +220,7 @@ def _amount(amount: tuple[int, str], language: str) -> str:
 
 
 @dataclass(frozen=True)
-class Kind:
+class _Kind:
     """One kind of sentence: a function that draws a value, and for each language one that writes it."""
 
     draw: Callable[[Random], Any]
@@ -232,9 +232,9 @@ def _in_languages(write: Callable[..., str], languages: str) -> dict[str, Callab
 
 
 TOPICS = {
-    "numbers": Kind(lambda r: _below(r, LARGEST + 1), _in_languages(_cardinal, "en de fr vi es it nl pt")),
-    "dates": Kind(_draw_date, {"en": _date_en, "de": _date_de, "fr": _date_fr, "vi": _date_vi}),
-    "times": Kind(_draw_time, {"en": _time_en, "de": _time_de, "fr": _time_fr, "vi": _time_vi}),
-    "amounts": Kind(_draw_amount, _in_languages(_amount, "en de fr vi")),
+    "numbers": _Kind(lambda r: _below(r, LARGEST + 1), _in_languages(_cardinal, "en de fr vi es it nl pt")),
+    "dates": _Kind(_draw_date, {"en": _date_en, "de": _date_de, "fr": _date_fr, "vi": _date_vi}),
+    "times": _Kind(_draw_time, {"en": _time_en, "de": _time_de, "fr": _time_fr, "vi": _time_vi}),
+    "amounts": _Kind(_draw_amount, _in_languages(_amount, "en de fr vi")),
 }
 """``mixed`` draws from all of them."""

@@ -76,7 +76,7 @@ class Parquet:
 
 
 @dataclass(frozen=True)
-class Layout:
+class _Layout:
     """How the tokens of a shard are stored in its file: ``count`` of them from the byte ``offset`` on."""
 
     dtype: str
@@ -99,7 +99,7 @@ _MARK: Final = b"MMIDIDX\0\0"
 _TYPES: Final = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
 
-def layout_of(file: Path) -> Layout:
+def layout_of(file: Path) -> _Layout:
     """Return the layout of a shard: ``.npy``; or ``.bin``, with Megatron's index ``.idx`` next to it, with
     llm.c's header (the same as modded-nanogpt's), or with uint16 tokens alone, as nanoGPT writes it. A file
     ``.idx.npy`` next to it may list the numbers of the documents' first tokens.
@@ -110,7 +110,7 @@ def layout_of(file: Path) -> Layout:
         layout = _megatron(file, index)
     elif file.suffix == ".npy":
         mapped = _whole_numbers(file)
-        layout = Layout(mapped.dtype.str, mapped.offset, len(mapped))
+        layout = _Layout(mapped.dtype.str, mapped.offset, len(mapped))
     else:
         layout = _raw(file)
     if not (listed := file.with_suffix(".idx.npy")).exists():
@@ -134,7 +134,7 @@ def _whole_numbers(file: Path) -> np.memmap[Any, Any]:
     return mapped
 
 
-def _raw(file: Path) -> Layout:
+def _raw(file: Path) -> _Layout:
     size = file.stat().st_size
     with file.open("rb") as stream:
         magic, version, count = np.frombuffer(stream.read(12).ljust(12, b"\0"), "<i4").tolist()
@@ -143,10 +143,10 @@ def _raw(file: Path) -> Layout:
         if version != known or not dtype:
             raise UserError(f"{file} has llm.c's header {magic}, version {version}, but is not a token shard")
         _require_size(file, count, dtype, _HEADER_BYTES)
-        return Layout(dtype, _HEADER_BYTES, count)
+        return _Layout(dtype, _HEADER_BYTES, count)
     if size % 2:
         raise UserError(f"{file} has {size:,} bytes, an odd number, but tokens in a .bin have two each")
-    return Layout("<u2", 0, size // 2)
+    return _Layout("<u2", 0, size // 2)
 
 
 def _require_size(file: Path, count: int, dtype: str, header: int = 0) -> None:
@@ -154,7 +154,7 @@ def _require_size(file: Path, count: int, dtype: str, header: int = 0) -> None:
         raise UserError(f"{file} says that it has {count:,} tokens, but has {size:,} bytes; copy it again")
 
 
-def _megatron(file: Path, index: Path) -> Layout:
+def _megatron(file: Path, index: Path) -> _Layout:
     """Return the layout that Megatron's index describes."""
     content = np.fromfile(index, np.uint8)
     head = content[: _MEGATRON.size].tobytes().ljust(_MEGATRON.size, b"\0")
@@ -176,7 +176,7 @@ def _megatron(file: Path, index: Path) -> Layout:
     if not within or (begins * np.dtype(dtype).itemsize != places).any():
         raise UserError(f"{index} names places that {file} does not have; write both again")
     starts = np.unique(begins[firsts[firsts < sequences]])
-    return Layout(dtype, 0, count, starts[starts < count])
+    return _Layout(dtype, 0, count, starts[starts < count])
 
 
 @final
@@ -237,7 +237,7 @@ class ShardTokens:
                 found.append(self._ours[part])
         return np.concatenate(found)
 
-    def _unmarked(self, layouts: Sequence[Layout]) -> Iterator[Ints]:
+    def _unmarked(self, layouts: Sequence[_Layout]) -> Iterator[Ints]:
         """Yield the starts of a file's documents that are not an EOS and do not follow one."""
         last = np.int64(EOS)
         for begin, part, layout in zip(self._starts, self._parts, layouts, strict=False):
@@ -281,36 +281,28 @@ def open_files(spec: str) -> AnyText:
     """
     path = Path(filled_in(spec))
     if path.is_dir():
-        files = [f for f in path.rglob("*") if f.is_file() and not _hidden(f.relative_to(path))]
-        files = [f for f in files if not _is_index(f)]
+        found = (f for f in path.rglob("*") if not any(n.startswith(".") for n in f.relative_to(path).parts))
     elif path.exists() or not any(mark in str(path) for mark in "*?["):
-        files = [path] if path.suffix in _KINDS and path.is_file() else []
-        if not files:
-            return open_text(spec)
+        if path.suffix in _KINDS and path.is_file():
+            return _KINDS[path.suffix](spec, (path,))
+        return open_text(spec)
     else:
-        files = [f for f in Path(path.anchor).glob(str(path.relative_to(path.anchor))) if f.is_file()]
-        files = [f for f in files if not _is_index(f)]
-        if not files and spec.endswith("]"):  # a part, such as text[:1000]
-            return open_text(spec)
+        found = Path(path.anchor).glob(str(path.relative_to(path.anchor)))
+    files = sorted(f for f in found if f.is_file() and not _is_index(f))
+    if not files and spec.endswith("]") and not path.is_dir():  # a part, such as text[:1000]
+        return open_text(spec)
     kinds = {_KINDS.get(file.suffix, Folder) for file in files}
     if len(kinds) != 1:
-        found = (
-            "no file"
-            if not files
-            else f"files of several kinds, {', '.join(sorted({f.suffix for f in files}))}"
-        )
-        raise UserError(f"{spec} has {found}; name files of one kind, with a pattern such as 'texts/*.txt'")
-    return kinds.pop()(str(spec), tuple(sorted(files)))
+        endings = ", ".join(sorted({file.suffix for file in files}))
+        wrong = f"files of several kinds, {endings}" if files else "no file"
+        raise UserError(f"{spec} has {wrong}; name files of one kind, with a pattern such as 'texts/*.txt'")
+    return kinds.pop()(spec, tuple(files))
 
 
 def _is_index(file: Path) -> bool:
     """Whether a file says where the documents of the shard next to it begin, as ``layout_of`` reads it."""
     own = Path(file.name.removesuffix(".npy"))
     return own.suffix == ".idx" and any(file.with_name(own.stem + kind).exists() for kind in (".bin", ".npy"))
-
-
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
 
 
 def apart(texts: Mapping[str, AnyText]) -> dict[str, AnyText]:

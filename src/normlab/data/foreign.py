@@ -188,8 +188,9 @@ def of_ranks(content: bytes) -> ForeignTokenizer:
         known = ", ".join(f"{each.name} ({ranks:,})" for ranks, each in ENCODINGS.items())
         raise UserError(f"it has {len(ranks):,} ranks, and the encodings that are known have {known}")
     names = {name_of(piece): rank for piece, rank in ranks.items()}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     special = [
-        {"id": i, "content": f"<|{i}|>", "special": True, **dict.fromkeys(_FLAGS, False)}
+        {"id": i, "content": f"<|{i}|>", "special": True, **flags}
         for i in sorted(set(range(encoding.entries)) - set(ranks.values()))
     ]
     split = {"type": "Split", "pattern": {"Regex": encoding.words}, "behavior": "Isolated", "invert": False}
@@ -201,9 +202,6 @@ def of_ranks(content: bytes) -> ForeignTokenizer:
             "model": {"type": "BPE", "vocab": names, "merges": _merges(ranks), "ignore_merges": True},
         }
     )
-
-
-_FLAGS: Final = ("single_word", "lstrip", "rstrip", "normalized")
 
 
 def _ranks(content: bytes) -> Iterator[tuple[bytes, int]]:

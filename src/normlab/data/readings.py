@@ -83,7 +83,7 @@ def reading_of(config: DataConfig, texts: Iterable[AnyText]) -> TextReading:
     """
     shards = [isinstance(text, Shards) for text in texts]
     if not any(shards):
-        return AsItIs() if is_verbatim(config) else ByLine()
+        return _AsItIs() if is_verbatim(config) else ByLine()
     if not all(shards):
         raise UserError("all of train, dev and test must be token shards, or none; name the shards of each")
     if config.tokenizer in LEARNED:
@@ -96,7 +96,7 @@ def reading_of(config: DataConfig, texts: Iterable[AnyText]) -> TextReading:
         raise UserError(
             f"{config.tokenizer} is no tokenizer.json of others, nor a .tiktoken; name the one of the shards"
         )
-    return AsShards(tokenizer)
+    return _AsShards(tokenizer)
 
 
 @final
@@ -147,7 +147,7 @@ class ByLine(TextReading):
 
 
 @final
-class AsItIs(TextReading):
+class _AsItIs(TextReading):
     """Byte for byte, with an EOS before each document."""
 
     key = "verbatim"
@@ -191,11 +191,11 @@ class AsItIs(TextReading):
         return encoded
 
     def documents(self, text: AnyText, tokens: TokenArray, tokenizer: Tokenizer) -> NDArray[np.int64]:
-        return sizes_by_byte(_readable(text).units(), tokens, tokenizer)
+        return _sizes_by_byte(_readable(text).units(), tokens, tokenizer)
 
 
 @final
-class AsShards(TextReading):
+class _AsShards(TextReading):
     """Tokens that others wrote, which stay where they are."""
 
     key = "shards"
@@ -225,7 +225,7 @@ class AsShards(TextReading):
 
     def documents(self, text: AnyText, tokens: TokenArray, tokenizer: Tokenizer) -> NDArray[np.int64]:
         if tokenizer.verbatim:
-            return sizes_by_byte(self._units(tokens), tokens, tokenizer)
+            return _sizes_by_byte(self._units(tokens), tokens, tokenizer)
         texts = ((ids, self._tokenizer.decode([ids])[0]) for ids in _documents(tokens) if ids)
         return np.array([(len(ids), count_words(text), len(text.encode())) for ids, text in texts], np.int64)
 
@@ -258,7 +258,7 @@ def _documents(tokens: TokenArray) -> Iterator[list[int]]:
     yield held
 
 
-def sizes_by_byte(units: Iterable[Unit], tokens: TokenArray, tokenizer: Tokenizer) -> NDArray[np.int64]:
+def _sizes_by_byte(units: Iterable[Unit], tokens: TokenArray, tokenizer: Tokenizer) -> NDArray[np.int64]:
     """Return predicted tokens, words and bytes of each document of a text and its stream, `[documents, 3]`,
     with a tokenizer that takes text verbatim.
 

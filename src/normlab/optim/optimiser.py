@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 import torch
@@ -199,11 +199,12 @@ class CombinedOptimiser(torch.optim.Optimizer):
     """Several optimisers as one, with the groups and states of all; a group's ``part`` numbers its own."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
-        self.parts = list(parts)
-        for number, part in enumerate(parts):
+        inner = (part.parts if isinstance(part, CombinedOptimiser) else [part] for part in parts)
+        self.parts: list[torch.optim.Optimizer] = list(chain.from_iterable(inner))
+        for number, part in enumerate(self.parts):
             for group in part.param_groups:
                 group["part"] = number
-        super().__init__([group for part in parts for group in part.param_groups], {})
+        super().__init__([group for part in self.parts for group in part.param_groups], {})
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "parts": self.parts}
@@ -222,13 +223,6 @@ class CombinedOptimiser(torch.optim.Optimizer):
         return loss
 
 
-def together(optimisers: Iterable[torch.optim.Optimizer]) -> torch.optim.Optimizer:
-    """Return several optimisers as one; a single one is returned unchanged."""
-    found = list(optimisers)
-    parts = (part for o in found for part in (o.parts if isinstance(o, CombinedOptimiser) else [o]))
-    return found[0] if len(found) == 1 else CombinedOptimiser([*parts])
-
-
 def build_optimiser(
     model: nn.Module, config: OptimConfig, stand_ins: Iterable[nn.Parameter] | None = None
 ) -> torch.optim.Optimizer:
@@ -241,7 +235,8 @@ def build_optimiser(
     check_schedule(config)
     lr = torch.zeros((), device=next((p.device for p in model.parameters()), None))
     groups = parameter_groups(model, config, stand_ins, lr)
-    return together(OPTIMISERS[rule](own, lr, config) for rule, own in groups.items())
+    made = [OPTIMISERS[rule](own, lr, config) for rule, own in groups.items()]
+    return made[0] if len(made) == 1 else CombinedOptimiser(made)
 
 
 def set_rate(optimiser: torch.optim.Optimizer, lr: float) -> torch.optim.Optimizer:

@@ -73,7 +73,7 @@ def parameter_groups(
     ``stand_ins`` take the places of the trainable parameters, in their order. Raises UserError for an unknown
     table.
     """
-    table = rules_by_role(config)
+    table = _rules_by_role(config)
     scaling = getattr(model, "parametrisation", None)
     roles, parameters = parameter_roles(model), dict(model.named_parameters())
     if stand_ins is not None:
@@ -121,7 +121,7 @@ def underived(config: OptimConfig, scaling: type[Parametrisation]) -> str | None
 
     Raises UserError for an unknown table.
     """
-    table = rules_by_role(config)
+    table = _rules_by_role(config)
     rules = (table.get(role, RoleRule()).rule or config.optimiser for role in ROLES)
     wrong = dict.fromkeys(rule for rule in rules if scaling.optimisers and rule not in scaling.optimisers)
     if not wrong:
@@ -132,7 +132,7 @@ def underived(config: OptimConfig, scaling: type[Parametrisation]) -> str | None
     )
 
 
-def rules_by_role(config: OptimConfig) -> RoleTable:
+def _rules_by_role(config: OptimConfig) -> RoleTable:
     """Return the configured table, or an empty one if there is none. Raises UserError for an unknown one."""
     return ROLE_TABLES[config.roles] if config.roles else {}
 

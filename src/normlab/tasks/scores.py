@@ -88,7 +88,7 @@ def score(
     >>> round(normlab.score(["the cat sat on the mat"], ["the cat sat on the mat"]).bleu, 1)
     100.0
     """
-    check_lengths(hypotheses, references)
+    _check_lengths(hypotheses, references)
     require_bleu_tokens(target_lang)
     tokens = bleu_tokens(target_lang)
     raw = tokens if primary(target_lang) in _OF_LANGUAGES else "intl"
@@ -103,7 +103,7 @@ def score(
 
 def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str], *, target_lang: str = "") -> float:
     """Compute only ``TranslationScores.bleu``, which validations need."""
-    check_lengths(hypotheses, references)
+    _check_lengths(hypotheses, references)
     metric = BLEU(force=True, tokenize=bleu_tokens(target_lang))
     return float(metric.corpus_score(list(hypotheses), [list(references)]).score)
 
@@ -116,7 +116,7 @@ def sentence_statistics(
     In order: tokens of the translation, of the reference, matching 1- to 4-grams, and 1- to 4-grams of the
     translation; sacreBLEU's tokens for the language (13a for most). ``bleu_of_sums`` of their sums is BLEU.
     """
-    check_lengths(hypotheses, references)
+    _check_lengths(hypotheses, references)
     # effective_order affects only sentence scores, which are not used
     metric = BLEU(effective_order=True, tokenize=bleu_tokens(target_lang))
     scores = [metric.sentence_score(h, [r]) for h, r in zip(hypotheses, references, strict=True)]
@@ -145,8 +145,8 @@ def against(
     The paired bootstrap (Koehn 2004, W04-3250) and approximate randomisation (Riezler and Maxwell 2005,
     W05-0908), as ``sacrebleu.significance`` computes them.
     """
-    check_lengths(hypotheses, references)
-    check_lengths(baseline, references)
+    _check_lengths(hypotheses, references)
+    _check_lengths(baseline, references)
     if list(hypotheses) == list(baseline):  # sacreBLEU's p would be the smallest possible
         return "nothing, the translations are the same"
     systems: list[tuple[str, Sequence[str]]] = [("baseline", list(baseline)), ("these", list(hypotheses))]
@@ -159,7 +159,7 @@ def against(
     return f"{ours.score - theirs.score:+z.2f} BLEU; {', '.join(tests)}"
 
 
-def check_lengths(hypotheses: Sequence[str], references: Sequence[str]) -> None:
+def _check_lengths(hypotheses: Sequence[str], references: Sequence[str]) -> None:
     """Raise UserError unless there are as many references as hypotheses, and at least one."""
     if len(hypotheses) != len(references):
         raise UserError(
