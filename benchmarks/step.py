@@ -138,7 +138,7 @@ def measure(setting: str, placement: str, precision: str, threads: int, seconds:
         first = rounds % len(names)
         for name in names[first:] + names[:first]:
             taken[name].append(steps[name](batch))
-        tokens += batch.tokens + batch.source_tokens
+        tokens += batch.tokens + int((batch.source != PAD).sum())
         rounds += 1
     return [
         Row(

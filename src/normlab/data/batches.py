@@ -124,7 +124,6 @@ class Batch(TensorBatch):
     """``[B, T]``: ids, EOS, PAD ..."""
     tokens: int
     """Tokens of ``target_out``, EOS included, PAD not."""
-    source_tokens: int
 
     @property
     def padded_tokens(self) -> int:
@@ -133,8 +132,7 @@ class Batch(TensorBatch):
 
     def recounted(self) -> Batch:
         """Return the batch with its tokens counted anew, after it was cut or changed from another."""
-        target, source = (int((side != PAD).sum()) for side in (self.target_out, self.source))
-        return replace(self, tokens=target, source_tokens=source)
+        return replace(self, tokens=int((self.target_out != PAD).sum()))
 
 
 class PairBatches:
@@ -253,11 +251,7 @@ def _collate(pairs: TokenPairs, rows: Ints, shape: Shape, drop: tuple[float, int
         drop_words([source, target_in], *drop)
     empty = ((0, shape.rows - len(rows)), (0, 0))
     padded = (np.pad(side, empty, constant_values=PAD) for side in (source, target_in, ids))
-    return Batch(
-        *map(torch.from_numpy, padded),
-        tokens=int(target_lengths.sum()) + len(rows),
-        source_tokens=int(source_lengths.sum()) + len(rows),
-    )
+    return Batch(*map(torch.from_numpy, padded), tokens=int(target_lengths.sum()) + len(rows))
 
 
 def drop_words(inputs: Sequence[Ints], probability: float, seed: int) -> None:
