@@ -283,8 +283,6 @@ def require_room_for_characters(vocab_size: int, *, least: int) -> None:
         )
 
 
-Encode = Callable[[Sequence[str]], list[list[int]]]
-
 MOST_WORDS = 2**17
 """The cache is emptied before it holds more words, some 30 MB; frequent words are soon back."""
 
@@ -297,7 +295,7 @@ class WordCache:
     that ``whole`` uses for a space. Safe to call from several threads.
     """
 
-    def __init__(self, whole: Encode, mark: str) -> None:
+    def __init__(self, whole: Callable[[Sequence[str]], list[list[int]]], mark: str) -> None:
         self._whole, self._mark = whole, mark
         self._known: dict[str, list[int]] = {}
         self._lock = Lock()

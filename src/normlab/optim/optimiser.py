@@ -21,9 +21,7 @@ from normlab.nn.registry import Registry
 from normlab.optim.roles import Groups, parameter_groups
 from normlab.optim.schedule import check_schedule
 
-Optimiser = Callable[[Groups, Tensor, OptimConfig], torch.optim.Optimizer]
-
-OPTIMISERS: Registry[Optimiser] = Registry("optimiser")
+OPTIMISERS: Registry[Callable[[Groups, Tensor, OptimConfig], torch.optim.Optimizer]] = Registry("optimiser")
 """Builders of optimisers from parameters, learning rate and configuration."""
 
 

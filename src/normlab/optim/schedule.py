@@ -30,9 +30,7 @@ class ScheduleState:
         return max(1, self.optim.warmup_steps)
 
 
-Schedule = Callable[[int, ScheduleState], float]
-
-SCHEDULES: Registry[Schedule] = Registry("schedule")
+SCHEDULES: Registry[Callable[[int, ScheduleState], float]] = Registry("schedule")
 """Schedules by name, for the steps after the warm-up."""
 
 

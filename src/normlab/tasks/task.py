@@ -326,12 +326,9 @@ def _check_texts(task: type[Task[Any, Any, Any]], data: DataConfig) -> None:
             )
 
 
-Model = TypeVar("Model", bound=TokenModel)
-
-
 def build_model(
-    kind: Callable[[ModelConfig, int], Model], config: ModelConfig, vocab_size: int, seed: int
-) -> Model:
+    kind: Callable[[ModelConfig, int], ModelT], config: ModelConfig, vocab_size: int, seed: int
+) -> ModelT:
     """Build an initialised model. An initialisation that needs data is set afterwards, by ``init.profile_``.
 
     Parameters that no scheme initialises, such as those of your own head, also depend on the seed.
