@@ -24,7 +24,7 @@ def written(folder, pairs, at_a_time, max_len):
     folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text, "LINES_AT_A_TIME", at_a_time)
-        tally = _encode_train(folder, TOKENIZER, (sides[0], sides[1]), max_len, {})
+        tally = _encode_train(folder, TOKENIZER, (sides[0], sides[1]), max_len, text.Overlap([], []))
     return tally, {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
@@ -63,7 +63,7 @@ def test_parts_are_read_as_they_are_encoded(tmp_path, monkeypatch):
 
     monkeypatch.setattr(text, "LINES_AT_A_TIME", 2)
     monkeypatch.setattr(TOKENIZER, "encode", counted)
-    _encode_train(tmp_path, TOKENIZER, (side(), ["é z"] * 6), 9, {})
+    _encode_train(tmp_path, TOKENIZER, (side(), ["é z"] * 6), 9, text.Overlap([], []))
     assert seen == [2, 2, 4, 4, 6, 6], "both sides of each part"
 
 

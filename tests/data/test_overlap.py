@@ -9,21 +9,22 @@ import pytest
 from normlab.config.config import DataConfig
 from normlab.data.parallel import prepare
 from normlab.data.plain import prepare_text
-from normlab.data.text import Overlap, describe_shares, overlap_shares
+from normlab.data.text import Overlap, describe_shares
 
 
 def test_sentences_are_counted_as_often_as_they_are_wanted_and_empty_ones_are_not():
-    overlap = Overlap(["a  b", "a b", "c", "", "  ", "d"])
-    assert overlap.share == 0
-    assert overlap.see(["x", " a b "]).see(["a b", "", "y"]).share == 0.5
-    assert overlap.see(["c", "d"]).share == 1
-    assert Overlap([]).see(["a"]).share == 0
+    overlap = Overlap(["a  b", "a b", "c", "", "  ", "d"], [])
+    parts = [["x", ""], [" a b "], ["a b", "", "y"], ["c", "d"]]
+    for part, share in zip(parts, (0, 0.5, 0.5, 1), strict=True):
+        overlap.see(part)
+        assert overlap.shares() == {"dev in training": share, "test in training": 0, "test in dev": 0}
 
 
 def test_shares_have_names():
-    found = overlap_shares({"test": Overlap(["a", "b"]).see(["b"])}, ["a", "c"], ["a", "b", "c", "d"])
-    assert found == {"test in training": 0.5, "test in dev": 0.5}
-    assert describe_shares(found) == "50.0% of test in training, 50.0% of test in dev"
+    overlap = Overlap(["a", "c"], ["a", "b", "c", "d"])
+    overlap.see(["b"])
+    assert overlap.shares() == {"dev in training": 0, "test in training": 0.25, "test in dev": 0.5}
+    assert describe_shares({"test in dev": 0.5, "x": 0.25}) == "50.0% of test in dev, 25.0% of x"
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ class PreparedCorpus:
     facts: dict[str, str]
     """Facts for the terminal and the page, by their labels."""
     overlap: dict[str, float] = field(default_factory=dict)
-    """The shares of sentences that also occur in another text, see ``text.overlap_shares``."""
+    """The shares of sentences that also occur in another text, see ``text.Overlap``."""
     warning: str = ""
     """A sentence that the user should read about the text before training; empty if there is none."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -119,8 +119,8 @@ def _fill(
 ) -> dict[str, Any]:
     tokenizer = vocabulary(config, texts["train_src"], texts["train_tgt"])
     tokenizer.save(work / "tokenizer.json")
-    again = {name: text.Overlap(texts[f"{name}_src"]) for name in ("dev", "test")}
-    tally = _encode_train(work, tokenizer, (texts["train_src"], texts["train_tgt"]), config.max_len, again)
+    overlap = text.Overlap(texts["dev_src"], texts["test_src"])
+    tally = _encode_train(work, tokenizer, (texts["train_src"], texts["train_tgt"]), config.max_len, overlap)
     for name, before, now in zip(PARALLEL_TEXTS[:2], train, tally.digests, strict=True):
         text.require_unchanged(getattr(config, name), before, now)
     empty, too_long = tally.left_out.values()
@@ -138,18 +138,18 @@ def _fill(
             file.append(Ragged.of(encode(list(texts[f"dev_{side}"])), dtype))
     sizes = [len(list(texts[f"{name}_src"])) for name in ("dev", "test")]
     counts = count_facts(tally.target_counts)
-    overlap = text.overlap_shares(again, texts["dev_src"], texts["test_src"])
+    shares = overlap.shares()
     return {
         "digest": config.digest,
         "max_len": config.max_len,
         "pairs": {"read": tally.read, "kept": tally.kept, "left out": tally.left_out},
-        "overlap": overlap,
+        "overlap": shares,
         **counts,
         "facts": {
             "Training pairs": f"{tally.kept:,} kept of {tally.read:,}; left out: {empty:,} with an empty "
             f"side, {too_long:,} with a side over {config.max_len} tokens",
             "Dev and test pairs": f"{sizes[0]:,} and {sizes[1]:,}",
-            "Same source sentences": text.describe_shares(overlap),
+            "Same source sentences": text.describe_shares(shares),
             "Training tokens": f"{tally.tokens[0]:,} source, {tally.tokens[1]:,} target",
             "Vocabulary": f"{tokenizer.vocab_size:,} entries, joint {tokenizer.kind}",
             "Unigram entropy": f"{counts['unigram_entropy_nats']:.3f} nats a target token",
@@ -176,9 +176,9 @@ def _encode_train(
     tokenizer: Tokenizer,
     sides: tuple[Iterable[str], Iterable[str]],
     max_len: int,
-    again: Mapping[str, text.Overlap],
+    overlap: text.Overlap,
 ) -> _Tally:
-    """Write the tokens of all pairs whose sides have 1 to ``max_len`` - 1 tokens; ``again`` sees all."""
+    """Write the tokens of all pairs whose sides have 1 to ``max_len`` - 1 tokens; ``overlap`` sees all."""
     dtype = id_type(tokenizer.vocab_size)
     read = kept = empty = 0
     counts = np.zeros(tokenizer.vocab_size, np.int64)
@@ -191,8 +191,7 @@ def _encode_train(
         for part in text.paired_parts(*sides):
             for hashed, lines in zip(whole, part, strict=True):
                 hashed.update(text.raw(lines))
-            for overlap in again.values():
-                overlap.see(part[0])
+            overlap.see(part[0])
             both = [Ragged.of(encode(lines), dtype) for encode, lines in zip(encoders, part, strict=True)]
             lengths = np.stack([side.lengths for side in both])
             chosen = (lengths.min(0) > 0) & (lengths.max(0) < max_len)

@@ -25,7 +25,6 @@ from normlab.data.text import (
     count_words,
     document_sizes,
     lines_as_units,
-    overlap_shares,
     parts,
     raw,
     survey,
@@ -68,13 +67,12 @@ class TextReading(ABC):
         return np.load(path, mmap_mode="r", allow_pickle=False)
 
     def overlap(self, texts: Mapping[str, AnyText]) -> dict[str, float]:
-        """Return the shares of lines that also occur in another text, see ``text.overlap_shares``."""
+        """Return the shares of lines that also occur in another text, see ``text.Overlap``."""
         by_line = cast("Mapping[str, Iterable[str]]", texts)
-        again = {name: Overlap(by_line[name]) for name in ("dev", "test")}
+        overlap = Overlap(by_line["dev"], by_line["test"])
         for part in parts(by_line["train"]):
-            for overlap in again.values():
-                overlap.see(part)
-        return overlap_shares(again, by_line["dev"], by_line["test"])
+            overlap.see(part)
+        return overlap.shares()
 
 
 def reading_of(config: DataConfig, texts: Iterable[AnyText]) -> TextReading:

@@ -245,27 +245,30 @@ def require_unchanged(name: str, before: bytes, now: bytes) -> None:
 
 @final
 class Overlap:
-    """Counts how many non-empty sentences of one text were seen in another, read part by part."""
+    """Counts the sentences of dev and test that also occur in training, which is read part by part, and those
+    of test in dev. Empty ones do not count.
+    """
 
-    def __init__(self, sentences: Iterable[str]) -> None:
-        self._wanted = Counter(filter(None, map(_plain, sentences)))
-        self._seen: set[str] = set()
+    def __init__(self, dev: Iterable[str], test: Iterable[str]) -> None:
+        held_out = {"dev": dev, "test": test}
+        self._wanted = {name: Counter(filter(None, map(_plain, text))) for name, text in held_out.items()}
+        self._seen = {name: set[str]() for name in held_out}
 
-    def see(self, sentences: Iterable[str]) -> Overlap:
-        """Read a part of the other text."""
-        self._seen |= self._wanted.keys() & set(map(_plain, sentences))
-        return self
+    def see(self, part: Iterable[str]) -> None:
+        """Read a part of the training text."""
+        sentences = set(map(_plain, part))
+        for name, wanted in self._wanted.items():
+            self._seen[name] |= wanted.keys() & sentences
 
-    @property
-    def share(self) -> float:
-        """The share of the sentences that were seen, 0 to 1."""
-        return sum(self._wanted[sentence] for sentence in self._seen) / max(1, self._wanted.total())
+    def shares(self) -> dict[str, float]:
+        """Return the share of the sentences, 0 to 1, by what they are and where they occur."""
 
+        def share(name: str, seen: Iterable[str]) -> float:
+            wanted = self._wanted[name]
+            return sum(wanted[sentence] for sentence in seen) / max(1, wanted.total())
 
-def overlap_shares(train: Mapping[str, Overlap], dev: Iterable[str], test: Iterable[str]) -> dict[str, float]:
-    """Return the shares of dev and test that occur in training, from ``train``, and that of test in dev."""
-    in_training = {f"{name} in training": overlap.share for name, overlap in train.items()}
-    return {**in_training, "test in dev": Overlap(test).see(dev).share}
+        in_training = {f"{name} in training": share(name, seen) for name, seen in self._seen.items()}
+        return {**in_training, "test in dev": share("test", self._wanted["dev"])}
 
 
 def describe_shares(shares: Mapping[str, float]) -> str:
