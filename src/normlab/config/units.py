@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 from normlab.errors import UserError
@@ -91,62 +91,49 @@ _SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
 def readable(text: str) -> str:
     r"""Replace the formulas of a paragraph: ``\sqrt{d} \, x \leftarrow y`` becomes ``√d x ← y``."""
-    text = _MATH.sub(lambda match: _FormulaReader(match[1]).whole(), " ".join(text.split()))
+    text = _MATH.sub(lambda match: _whole(iter(_TOKEN.findall(match[1]))), " ".join(text.split()))
     return text.replace("`", "")
 
 
-class _FormulaReader:
-    """Read the tokens of one formula from left to right."""
+def _whole(tokens: Iterator[str]) -> str:
+    """Return a formula up to its end, or to the brace that closes the group it is in."""
+    parts: list[str] = []
+    for token in tokens:
+        if token == "}":
+            break
+        parts.append(_rendered(token, tokens))
+    text = re.sub(r"\s+", " ", "".join(parts)).strip()
+    return re.sub(r"(?<=[(⌊]) | (?=[)⌋])", "", text)
 
-    def __init__(self, formula: str) -> None:
-        self.tokens = _TOKEN.findall(formula)
-        self.at = 0
 
-    def whole(self) -> str:
-        """Return the formula up to its end, or to the brace that closes the group it is in."""
-        parts: list[str] = []
-        while self.at < len(self.tokens):
-            token = self.tokens[self.at]
-            self.at += 1
-            if token == "}":
-                break
-            parts.append(self._render(token))
-        text = re.sub(r"\s+", " ", "".join(parts)).strip()
-        return re.sub(r"(?<=[(⌊]) | (?=[)⌋])", "", text)
-
-    def _render(self, token: str) -> str:
-        if token == "{":
-            return self.whole()
-        if token in "^_":
-            return self._script(token, self._argument())
-        if token.startswith("\\"):
-            return self._command(token[1:])
+def _rendered(token: str, rest: Iterator[str]) -> str:
+    """Return a token as text, with what it takes from the ``rest``."""
+    if token == "{":
+        return _whole(rest)
+    if token.startswith("\\"):
+        return _command(token[1:], rest)
+    if token not in "^_":
         return token
+    content = _argument(rest)
+    if content.isdecimal():
+        return content.translate(_SUPERSCRIPTS if token == "^" else _SUBSCRIPTS)
+    return token + _bracketed(content)
 
-    def _argument(self) -> str:
-        """Return the argument of a command or a script: a group, a command or one sign."""
-        while self.at < len(self.tokens) and self.tokens[self.at].isspace():
-            self.at += 1
-        token = self.tokens[self.at] if self.at < len(self.tokens) else ""
-        self.at += 1
-        return self._render(token) if token else ""
 
-    def _command(self, name: str) -> str:
-        if name == "frac":
-            return f"{_bracketed(self._argument())}/{_bracketed(self._argument())} "
-        if name == "sqrt":
-            return f"√{_bracketed(self._argument())}"
-        if name in _ACCENTS:
-            return self._argument() + _ACCENTS[name]
-        if name in _UPRIGHT:
-            return self._argument()
-        return _sign(name)
+def _command(name: str, rest: Iterator[str]) -> str:
+    if name == "frac":
+        return f"{_bracketed(_argument(rest))}/{_bracketed(_argument(rest))} "
+    if name == "sqrt":
+        return f"√{_bracketed(_argument(rest))}"
+    if name in _ACCENTS or name in _UPRIGHT:
+        return _argument(rest) + _ACCENTS.get(name, "")
+    return _sign(name)
 
-    @staticmethod
-    def _script(kind: str, content: str) -> str:
-        if content.isdecimal():
-            return content.translate(_SUPERSCRIPTS if kind == "^" else _SUBSCRIPTS)
-        return kind + _bracketed(content)
+
+def _argument(rest: Iterator[str]) -> str:
+    """Return the argument of a command or a script: a group, a command or one sign."""
+    token = next((token for token in rest if not token.isspace()), "")
+    return _rendered(token, rest) if token else ""
 
 
 def _bracketed(content: str) -> str:
