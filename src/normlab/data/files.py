@@ -155,7 +155,6 @@ def _require_size(file: Path, count: int, dtype: str, header: int = 0) -> None:
 
 
 def _megatron(file: Path, index: Path) -> _Layout:
-    """Return the layout that Megatron's index describes."""
     content = np.fromfile(index, np.uint8)
     head = content[: _MEGATRON.size].tobytes().ljust(_MEGATRON.size, b"\0")
     mark, version, kind, sequences, documents = _MEGATRON.unpack(head)

@@ -66,8 +66,7 @@ def prepare(config: DataConfig, root: str | Path) -> tuple[DataConfig, Corpus]:
     config, dataset = by_name(config)
     texts, origin = _read(config)
     surveys = {name: text.survey(lines, getattr(config, name) or name) for name, lines in texts.items()}
-    if config.train_src:
-        _require_sound(config, surveys)
+    _require_sound(config, surveys)
     digests = [facts.digest for facts in surveys.values()]
     config = with_digest(config, digests)
     key = [config.digest, config.vocab_size, config.max_len]
@@ -159,8 +158,6 @@ def _fill(
 
 @dataclass(frozen=True)
 class _Tally:
-    """Counts of a training text while it is encoded."""
-
     read: int
     kept: int
     left_out: dict[str, int]

@@ -22,21 +22,21 @@ HUB: Final = "hf:"
 _PART: Final = re.compile(r"(.+)\[(\d*):(\d*)\]")
 _ROWS_AT_A_TIME: Final = 1000
 
-Text: TypeAlias = "TextFile | Column | HubColumn | LineRange | LineList"
+Text: TypeAlias = "TextFile | Column | HubColumn | _LineRange | LineList"
 
 
 def open_lines(spec: str | Path) -> Text:
     """Return the text that a path in the configuration refers to; it is read when it is iterated.
 
     ``corpus.de``, a file; ``pairs.tsv#2`` and ``pairs.tsv#en``, a ``Column``;
-    ``hf:wmt14:de-en#train.translation.de``, a ``HubColumn``; ``corpus.de[:1000]``, a ``LineRange`` of any of
+    ``hf:wmt14:de-en#train.translation.de``, a ``HubColumn``; ``corpus.de[:1000]``, a ``_LineRange`` of any of
     these. A file whose own name contains a ``#`` or ``[:1000]`` is a file. Raises UserError for a path of any
     other form.
     """
     text = str(spec)
     part = _PART.fullmatch(text)
     if part and not located(text).exists():
-        return LineRange(open_lines(part[1]), int(part[2] or 0), int(part[3]) if part[3] else None)
+        return _LineRange(open_lines(part[1]), int(part[2] or 0), int(part[3]) if part[3] else None)
     if text.startswith(HUB):
         return HubColumn.of(text)
     if "#" not in text or located(text).exists():
@@ -65,7 +65,7 @@ def open_text(spec: str | Path) -> Text:
 
 def file_of(text: Text) -> Path | None:
     """Return the file that holds a text; None for a column of the Hub and for lines in memory."""
-    if isinstance(text, LineRange):
+    if isinstance(text, _LineRange):
         return file_of(text.text)
     return None if isinstance(text, HubColumn | LineList) else located(text.path)
 
@@ -134,7 +134,7 @@ class Column:
 
 @final
 @dataclass(frozen=True)
-class LineRange:
+class _LineRange:
     """The lines of a text from ``start`` up to ``stop``, counted from 0 as in Python: ``[start:stop]``."""
 
     text: Text

@@ -89,8 +89,6 @@ class Prepared(Protocol):
 
 
 class _MicroBatch(Protocol):
-    """The interface of a micro-batch."""
-
     @property
     def tokens(self) -> int: ...  # that are predicted
     @property
