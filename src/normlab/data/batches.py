@@ -9,7 +9,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Final, Generic, Self, TypeVar
 
 import numpy as np
@@ -104,8 +104,7 @@ class TensorBatch:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors by the names of their fields."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+        return {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
 
     def to(self, device: torch.device | str) -> Self:
         moved = {name: tensor.to(device, non_blocking=True) for name, tensor in self.tensors().items()}

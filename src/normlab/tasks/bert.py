@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -48,11 +47,6 @@ class BertBatch(TensorBatch):
     @property
     def padded_tokens(self) -> int:
         return self.ids.numel()
-
-    def parts(self, rows: int) -> Iterator[BertBatch]:
-        """Yield the batch in batches of ``rows`` rows."""
-        for part in zip(*(tensor.split(rows) for tensor in self.tensors().values()), strict=True):
-            yield BertBatch(*part, tokens=0).recounted()
 
     def recounted(self) -> BertBatch:
         """Return the batch with its tokens counted anew, after it was cut or changed from another."""
@@ -185,9 +179,10 @@ class BertPretraining(Task[TextCorpus, Encoder, BertBatch], name="bert_pretraini
     def _examples(self, model: Encoder, whole: BertBatch) -> dict[str, Array]:
         """Return the sum and the weight of each score in each row, `[rows, 2]`."""
         rows: list[Tensor] = []
+        parts = (tensor.split(2 * rows_of(self.config)) for tensor in whole.tensors().values())
         with evaluating(model):
-            for batch in whole.parts(2 * rows_of(self.config)):
-                batch = batch.to(self.device)
+            for part in zip(*parts, strict=True):
+                batch = BertBatch(*part, tokens=0).recounted().to(self.device)
                 logits, sentence_logits = model(batch.ids, batch.segments, batch.positions)
                 given = batch.targets != PAD
                 each = F.cross_entropy(logits.float().transpose(1, 2), batch.targets, reduction="none")
