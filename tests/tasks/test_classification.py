@@ -75,6 +75,13 @@ def test_a_tenth_of_the_training_pairs_is_dev_where_there_is_none(task):
     assert task.corpus.unigram_entropy_nats == pytest.approx(-(share * np.log(share)).sum())
 
 
+def test_inputs_with_more_positions_than_the_model_has_learned_are_refused(task):
+    Classification.check_text(task.config, task.corpus)
+    fewer = replace(task.config, model=replace(task.config.model, max_positions=31))
+    with pytest.raises(UserError, match=r"block_len is 32, and the model has learned 31 .* --block-len 31"):
+        Classification.check_text(fewer, task.corpus)
+
+
 def test_a_row_is_both_sentences_between_special_tokens(task):
     batch = task.batch(0)
     known = {}

@@ -235,11 +235,11 @@ def blocks_in_order(stream: TokenArray, *, block_len: int, rows: int) -> Iterato
 
 
 def require_block_len(data: DataConfig, max_positions: int | None) -> None:
-    """Raise UserError for blocks that are longer than a model's ``max_positions`` (None: no limit)."""
+    """Raise UserError if inputs of ``block_len`` tokens exceed ``max_positions`` (None: no limit)."""
     if max_positions is not None and data.block_len > max_positions:
         raise UserError(
-            f"a block has {data.block_len} tokens, and the model has learned {max_positions} positions; "
-            f"type --block-len {max_positions}, or --max-positions {data.block_len}"
+            f"block_len is {data.block_len}, and the model has learned {max_positions} positions; type "
+            f"--block-len {max_positions}, or --max-positions {data.block_len}"
         )
 
 

@@ -16,6 +16,7 @@ from normlab.config.config import Config
 from normlab.config.metric import NLL, Metric
 from normlab.data import sentence_pairs
 from normlab.data.batches import TensorBatch
+from normlab.data.plain import require_block_len
 from normlab.data.ragged import Ints
 from normlab.errors import UserError
 from normlab.nn import PairClassifier
@@ -87,6 +88,12 @@ class Classification(Task[sentence_pairs.LabelledCorpus, PairClassifier, PairBat
                 f"least {sentence_pairs.SPECIAL_TOKENS + 2} tokens, and a batch at least one input: raise "
                 "--block-len or --max-tokens"
             )
+
+    @classmethod
+    def check_lengths(
+        cls, config: Config, corpus: sentence_pairs.LabelledCorpus, max_positions: int | None
+    ) -> None:
+        require_block_len(config.data, max_positions)
 
     prepare = staticmethod(sentence_pairs.prepare_labelled)
 
