@@ -25,7 +25,8 @@ from normlab.report.page import (
 
 def chart(name: str, points: int = 3) -> Chart:
     table = pl.DataFrame({"x": range(points), "y": ["</script><script>alert(1)"] * points})
-    return Chart(name, f"The {name}", "", finish([alt.Chart(rows(table)).mark_point().encode(x="x:Q")], 100))
+    drawn = finish([alt.Chart(rows(table)).mark_point().encode(x="x:Q")], 100)
+    return Chart(name, f"The {name}", "", drawn, table)
 
 
 def make(*blocks: page.Block, headline: str = "All is well") -> Page:
@@ -92,9 +93,9 @@ def drawn(points: int) -> Drawn:
 
 def test_a_page_that_would_be_too_large_has_fewer_points_and_then_names_files(monkeypatch: Any) -> None:
     long = make(
-        Chart("c", "C", "", drawn),
+        Chart("c", "C", "", drawn, pl.DataFrame()),
         Details("Exact", [Code("e" * 3000)], beside="abc/config.json"),
-        Section("s", [PageTable(["t"], [[Cell("c" * 3000)]], beside="comparison.json")], "s"),
+        Section("s", [Details("t", [Code("c" * 3000)], beside="comparison.json")], "s"),
         Details("Kept", [Code("k" * 3000)]),
     )
     sizes = []

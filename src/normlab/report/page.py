@@ -82,8 +82,6 @@ class PageTable:
     caption: str = ""
     text_columns: int = 1
     """How many columns, from the left, hold words; the others are aligned to the right, as numbers."""
-    beside: str = ""
-    """The file, if any, that holds the same; a page that would be too large refers to it instead."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ class Chart:
     title: str
     caption: str
     chart: Drawn | Callable[[int], Drawn]
-    table: pl.DataFrame | None = None
+    table: pl.DataFrame
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ class Details:
     blocks: Sequence[Block]
     anchor: str = ""
     beside: str = ""
-    """As in a table."""
+    """The file, if any, that holds the same; a page that would be too large refers to it instead."""
     open: bool = False
     """Whether they are shown from the start."""
 
@@ -220,13 +218,12 @@ def _short(blocks: Iterable[Block]) -> list[Block]:
     """Return the blocks, but leave out what a file beside the page holds as well."""
     short: list[Block] = []
     for block in blocks:
-        if isinstance(block, Details | PageTable) and block.beside:
+        if isinstance(block, Details) and block.beside:
             where = Text(f"Left out because the page would be too large; see {block.beside}.", "note")
-            short.append(where if isinstance(block, PageTable) else replace(block, blocks=[where]))
+            block = replace(block, blocks=[where])
         elif isinstance(block, Columns | Details | Section):
-            short.append(replace(block, blocks=_short(block.blocks)))
-        else:
-            short.append(block)
+            block = replace(block, blocks=_short(block.blocks))
+        short.append(block)
     return short
 
 
