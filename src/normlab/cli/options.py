@@ -85,13 +85,11 @@ class ConfigFlags(_Sections):
     @classmethod
     def of(cls, config: Config) -> Self:
         """The flags of a configuration, as defaults."""
-        sections = {name: vars(getattr(config, name)) for name in _SECTIONS}
-        return cls(
-            **{
-                name: kind(**{f.name: sections[name][f.name] for f in fields(kind)})
-                for name, kind in _SECTIONS.items()
-            }
-        )
+        given = {
+            name: kind(**{f.name: getattr(getattr(config, name), f.name) for f in fields(kind)})
+            for name, kind in _SECTIONS.items()
+        }
+        return cls(**given)
 
     def differing_from(self, config: Config) -> list[str]:
         """The flags whose values differ from a configuration's, spelled as they are typed."""

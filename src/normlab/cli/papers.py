@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from rich.console import Console
 from rich.text import Text
 from tyro.conf import Positional, arg
 
@@ -65,7 +64,6 @@ class PapersCommand:
     imports: Imports = ()
 
     def run(self) -> None:
-
         standings = _standings_of(papers.chosen(self.names or ("all",)), self.runs, self.scale)
         if self.as_json:
             print(json.dumps([_plain(s) for s in standings], ensure_ascii=False, allow_nan=False))
@@ -136,16 +134,15 @@ def _show_all(standings: Sequence[ArtefactStatus]) -> None:
 
 
 def _show_one(standing: ArtefactStatus, others: Sequence[ArtefactStatus]) -> None:
-
-    artefact, console = standing.artefact, terminal.console()
+    artefact = standing.artefact
     hold = words.standing_in_words(standing), STYLES.get(standing.state, "dim")
-    console.print(Text.assemble((artefact.id, "bold"), ": ", hold))
+    terminal.write(Text.assemble((artefact.id, "bold"), ": ", hold))
     terminal.write(Text(artefact.paper, "dim"), Text(artefact.shows), "")
     table = terminal.table("published", "")
     for name, value in artefact.published.items():
         table.add_row(Text(name), Text(words.number(value) if isinstance(value, float) else str(value)))
     terminal.write(table, "", Text(f"To decide: {artefact.asserts}"))
-    _print_verdicts(console, standing)
+    _print_verdicts(standing)
     if standing.trouble:
         terminal.write(Text(standing.trouble))
     if standing.found is not None and standing.found.stand_in:
@@ -159,27 +156,24 @@ def _show_one(standing: ArtefactStatus, others: Sequence[ArtefactStatus]) -> Non
         terminal.write("", Text(f"The {standing.scale} scale: {' '.join(filter(None, how))}"))
     if standing.path is not None:
         terminal.write("", f"result: {standing.path}")
-    for other in others:
-        terminal.write(
-            "", f"at the {other.scale} scale: normlab papers show {artefact.id} --scale {other.scale}"
-        )
-    terminal.write(
-        "", words.command(artefact, standing.scale) if artefact.study else "No study decides it yet."
-    )
+    for scale in (other.scale for other in others):
+        terminal.write("", f"at the {scale} scale: normlab papers show {artefact.id} --scale {scale}")
+    again = words.command(artefact, standing.scale) if artefact.study else "No study decides it yet."
+    terminal.write("", again)
 
 
-def _print_verdicts(console: Console, standing: ArtefactStatus) -> None:
+def _print_verdicts(standing: ArtefactStatus) -> None:
     """Print the claims with their verdicts; if they were changed, also why, and what was found before."""
     artefact = standing.artefact
-    _judge(console, artefact.claims, {} if standing.found is None else standing.found.measures)
+    _judge(artefact.claims, {} if standing.found is None else standing.found.measures)
     if artefact.version > 1:
-        console.print(Text(f"version {artefact.version}, {artefact.date}: {artefact.reason}", "dim"))
+        terminal.write(Text(f"version {artefact.version}, {artefact.date}: {artefact.reason}", "dim"))
     for one in standing.before:
-        console.print(Text(words.earlier(one), "dim"))
-        _judge(console, one.claims, one.found.measures)
+        terminal.write(Text(words.earlier(one), "dim"))
+        _judge(one.claims, one.found.measures)
 
 
-def _judge(console: Console, claims: Sequence[Claim], measures: Mapping[str, Measure]) -> None:
+def _judge(claims: Sequence[Claim], measures: Mapping[str, Measure]) -> None:
     """Print a line for each claim: verdict, measure, what is allowed, and why just that."""
     for claim in claims:
         verdict, found = claim.verdict(measures), words.measured(measures.get(claim.measure))
@@ -189,7 +183,7 @@ def _judge(console: Console, claims: Sequence[Claim], measures: Mapping[str, Mea
             *words.basis(claim, measures),
             *filter(None, [words.undecided(claim, measures)]),
         ]
-        console.print(
+        terminal.write(
             Text.assemble(
                 (f"{verdict:<10}", STYLES.get(verdict, "dim")),
                 f"{claim.says}: ",
@@ -288,7 +282,7 @@ class ReproduceCommand:
             )
         return wanted
 
-    def _measure(self, todo: Sequence[Artefact], until: float = math.inf) -> list[str]:
+    def _measure(self, todo: Sequence[Artefact], until: float) -> list[str]:
         """Measure artefacts that need no training; return the ids of those that could not be measured."""
         from normlab.papers.reproduce import each
 
@@ -346,7 +340,7 @@ class ReproduceCommand:
         """Measure an artefact unless it is measured, print its verdicts, write its page; return success."""
         from normlab.report.papers import write_reproduction_page
 
-        console, folder = terminal.console(), folders(self.runs)[0]
+        folder = folders(self.runs)[0]
         (found,) = _standings_of([artefact], self.runs, self.scale)
         try:
             if measure is None:
@@ -354,8 +348,8 @@ class ReproduceCommand:
             else:
                 write_reproduction(measure(), folder)
                 found = standing(artefact, [folder], self.scale)
-                console.print(Text.assemble((artefact.id, "bold"), f": {artefact.asserts}"))
-            _print_verdicts(console, found)
+                terminal.write(Text.assemble((artefact.id, "bold"), f": {artefact.asserts}"))
+            _print_verdicts(found)
             page = write_reproduction_page(found, folder)
         except SpentError as spent:
             print(f"{artefact.id}: {spent}; type the same command again to continue")

@@ -45,7 +45,7 @@ class RecipesCommand:
             _print_recipe(config)
 
 
-def _print_parts(axis: str = "") -> None:
+def _print_parts(axis: str) -> None:
     """Print all parts, or those of one axis. Raises UserError for an unknown axis."""
     from normlab.training.recipes.build import summary
     from normlab.training.recipes.grammar import listed

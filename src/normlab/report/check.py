@@ -37,11 +37,11 @@ def _sections(report: Mapping[str, Any]) -> Iterator[Section]:
         caption = "Unusual, but perhaps intended: nothing here fails a check."
         yield Section("Notes", [_places(report["notes"], caption)], "notes")
     if report["untestable"]:
-        rows = [[_name(n, states.get(n, "")), Cell(why)] for n, why in report["untestable"].items()]
+        rows = [[Cell(breakable(n), states.get(n, "")), Cell(why)] for n, why in report["untestable"].items()]
         table = PageTable(("property", "why"), rows, text_columns=2)
         yield Section("What could not be tested", [table], "untestable")
     rows = [
-        [_name(n), Cell(states.get(n, "")), Cell(duration(report["seconds"].get(n, 0.0)))]
+        [Cell(breakable(n)), Cell(states.get(n, "")), Cell(duration(report["seconds"].get(n, 0.0)))]
         for n in report["holds"]
     ]
     holds: list[Block] = [PageTable(("property", "what it states", "time"), rows, text_columns=2)]
@@ -61,12 +61,8 @@ def _failure(one: Mapping[str, Any], states: Mapping[str, str]) -> Iterator[Bloc
 
 
 def _places(found: Sequence[Mapping[str, Any]], caption: str = "") -> PageTable:
-    rows = [[_name(v["property"]), Cell(_place(v)), Cell(v["evidence"])] for v in found]
+    rows = [[Cell(breakable(v["property"])), Cell(_place(v)), Cell(v["evidence"])] for v in found]
     return PageTable(("property", "place", "seen"), rows, caption, text_columns=3)
-
-
-def _name(name: str, small: str = "") -> Cell:
-    return Cell(breakable(name), small)
 
 
 def _property(found: Mapping[str, Any]) -> str:

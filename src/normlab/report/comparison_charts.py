@@ -54,15 +54,10 @@ def _trial_curves(comparison: Comparison, views: Mapping[str, RunView], lr: floa
 def _curves(
     runs: Iterable[tuple[str, str, str, str]], views: Mapping[str, RunView], kind: str, columns: Sequence[str]
 ) -> pl.DataFrame:
+    known = [(views[who[1]], who) for who in runs if who[1] in views]
+    none = RunView(""), ("", "", "", "")
     return pl.concat(
-        [
-            run_frame(RunView(""), kind, columns, dict.fromkeys(WHO, "")),
-            *(
-                run_frame(views[who[1]], kind, columns, dict(zip(WHO, who, strict=True)))
-                for who in runs
-                if who[1] in views
-            ),
-        ]
+        run_frame(seen, kind, columns, dict(zip(WHO, who, strict=True))) for seen, who in [none, *known]
     )
 
 

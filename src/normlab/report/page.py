@@ -275,11 +275,18 @@ def whole(sentence: str) -> Markup:
     return Markup(re.sub(r"\S*\de-\d\S*", r'<span class="whole">\g<0></span>', str(escape(sentence))))
 
 
-def breakable(name: str, after: str = "._+/:") -> Markup:
-    """Return a name with permitted line breaks after some of its characters."""
-    return Markup("<wbr>").join(re.split(rf"(?<=[{re.escape(after)}])", name))
+def breakable(name: str) -> Markup:
+    """Return a name with permitted line breaks after its ``.``, ``_``, ``+``, ``/`` and ``:``."""
+    return Markup("<wbr>").join(re.split(r"(?<=[._+/:])", name))
 
 
 def anchor(text: str) -> str:
     """Return a name for charts and links, unique to the text: ``pre+fixnorm`` -> ``pre-2b-fixnorm``."""
     return "".join(c if c.isalnum() and c.isascii() else f"-{ord(c):x}-" for c in text)
+
+
+def labelled(chart: Chart, label: str) -> Chart:
+    """Return a chart whose name and title say which part of the data it shows; with "", the same chart."""
+    if not label:
+        return chart
+    return replace(chart, name=f"{chart.name}-{anchor(label)}", title=f"{chart.title}, {label}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
@@ -11,24 +11,11 @@ import polars as pl
 
 from normlab.config.units import count, duration
 from normlab.errors import UserError
+from normlab.papers import words
 from normlab.papers.artefact import Artefact, Drawing, Reproduction
 from normlab.papers.cells import PrintedTable
 from normlab.papers.claim import Claim, Measure
 from normlab.papers.results import ArtefactStatus, State, disagreements, result_name
-from normlab.papers.words import (
-    basis,
-    by_kind,
-    command,
-    earlier,
-    in_short,
-    measured,
-    overall,
-    pace,
-    resolution,
-    standing_in_words,
-    stood_in,
-    undecided,
-)
 from normlab.report.charts.artefact import colours, panels
 from normlab.report.page import (
     Block,
@@ -43,6 +30,7 @@ from normlab.report.page import (
     Text,
     anchor,
     breakable,
+    labelled,
 )
 from normlab.report.studies import frame, number_cell, rows_table
 from normlab.runs.folder import write_text_atomic
@@ -82,16 +70,20 @@ def reproduction_page(standing: ArtefactStatus) -> str:
         for name in colours(drawing, table)
     ]
     legend = list(dict.fromkeys(drawn))
+    explained = (
+        ("Discussion", artefact.discussion, "discussion"),
+        ("Why it differs", artefact.finding, "finding"),
+    )
     return Page(
         title=name,
-        headline=f"{name}: {standing_in_words(standing)}",
+        headline=f"{name}: {words.standing_in_words(standing)}",
         facts=_facts(standing),
         lead=artefact.shows,
         blocks=[
             *_warnings(standing),
             *_claims(standing),
             *_pictures(artefact, tables, legend),
-            *_said(artefact),
+            *(Section(title, [Text(said)], place) for title, said, place in explained if said),
             _published(artefact, found),
             *_tables(found),
             _how(standing),
@@ -117,19 +109,19 @@ def _warnings(standing: ArtefactStatus) -> Iterator[Block]:
     if standing.trouble:
         yield Text(standing.trouble, "alarm")
     if found is not None and found.stand_in:
-        yield Text(stood_in(found), "alarm")
+        yield Text(words.stood_in(found), "alarm")
     if standing.state == "stale" and found is not None:
         yield Text(
             f"This was measured for another claim, {found.fingerprint}; today's is "
             f"{artefact.fingerprint(found.scale)}. The verdicts below are not valid. To measure it again: "
-            f"{command(artefact, standing.scale)}",
+            f"{words.command(artefact, standing.scale)}",
             "alarm",
         )
     if found is not None and found.scale in artefact.trainings:
-        how = artefact.trainings[found.scale].differs, resolution(artefact, found.scale)
+        how = artefact.trainings[found.scale].differs, words.resolution(artefact, found.scale)
         yield Text(f"Measured at the {found.scale} scale: {' '.join(filter(None, how))}")
     if found is None and not standing.trouble:
-        measure = f"To measure it: {command(artefact, standing.scale)}"
+        measure = f"To measure it: {words.command(artefact, standing.scale)}"
         yield Text(f"Nothing was measured. {measure if artefact.study else 'No study decides it yet.'}")
 
 
@@ -142,7 +134,7 @@ def _claims(standing: ArtefactStatus) -> Iterator[Section]:
     yield Section("What is asserted", blocks, "claims")
     before: list[Block] = []
     for one in standing.before:
-        said = f"{earlier(one)}. Fingerprint {one.found.fingerprint}. {one.asserts}"
+        said = f"{words.earlier(one)}. Fingerprint {one.found.fingerprint}. {one.asserts}"
         before += [Text(said), *_judged(one.claims, one.found.measures)]
     if before:
         intro = "Versions that were replaced, for the reason above, with their verdicts."
@@ -164,18 +156,18 @@ def _claim(claim: Claim, measures: Mapping[str, Measure]) -> list[Cell]:
     verdict = claim.verdict(measures)
     return [
         Cell(claim.says, small=claim.measure.replace("_", " ")),
-        Cell(verdict, small=undecided(claim, measures), tone=TONES.get(verdict, "")),
-        Cell(measured(measures.get(claim.measure)) or "–"),
-        Cell(claim.allowed(), small="; ".join(basis(claim, measures))),
+        Cell(verdict, small=words.undecided(claim, measures), tone=TONES.get(verdict, "")),
+        Cell(words.measured(measures.get(claim.measure)) or "–"),
+        Cell(claim.allowed(), small="; ".join(words.basis(claim, measures))),
         Cell(claim.published or "–"),
     ]
 
 
 def _pictures(artefact: Artefact, tables: Mapping[str, pl.DataFrame], legend: list[str]) -> Iterator[Section]:
     blocks: list[Block] = []
-    for number_, drawing in enumerate(artefact.drawings if tables else ()):
+    for place, drawing in enumerate(artefact.drawings if tables else ()):
         try:
-            blocks.append(Columns(_charts(drawing, tables, legend, number_)))
+            blocks.append(Columns(_charts(drawing, tables, legend, place)))
         except UserError as error:
             blocks.append(Text(str(error), "alarm"))
     if blocks:
@@ -183,7 +175,7 @@ def _pictures(artefact: Artefact, tables: Mapping[str, pl.DataFrame], legend: li
 
 
 def _charts(
-    drawing: Drawing, tables: Mapping[str, pl.DataFrame], legend: list[str], number_: int
+    drawing: Drawing, tables: Mapping[str, pl.DataFrame], legend: list[str], place: int
 ) -> list[Chart]:
     if drawing.table not in tables:
         held = ", ".join(tables)
@@ -191,23 +183,11 @@ def _charts(
     table = tables[drawing.table]
     caption = "Dashed line: theory." if drawing.theory and drawing.kind == "line" else ""
     caption = f"Shade: {drawing.shade.replace('_', ' ')}." if drawing.kind == "cells" else caption
-    drawn = panels(drawing, table, legend)
-    place = f"{anchor(drawing.table)}-{number_}"
-    charts = list[Chart]()
-    for name, chart in drawn.items():
-        key, title = (
-            (f"{place}-{anchor(name)}", f"{drawing.title}, {name}") if name else (place, drawing.title)
-        )
-        charts.append(Chart(key, title, caption, chart, table))
-    return charts
-
-
-def _said(artefact: Artefact) -> Iterator[Section]:
-    """What was known before the measurement, and how its result is explained."""
-    if artefact.discussion:
-        yield Section("Discussion", [Text(artefact.discussion)], "discussion")
-    if artefact.finding:
-        yield Section("Why it differs", [Text(artefact.finding)], "finding")
+    name = f"{anchor(drawing.table)}-{place}"
+    return [
+        labelled(Chart(name, drawing.title, caption, chart, table), panel)
+        for panel, chart in panels(drawing, table, legend).items()
+    ]
 
 
 def _published(artefact: Artefact, found: Reproduction | None) -> Section:
@@ -234,9 +214,9 @@ def _printed(published: PrintedTable, ours: Mapping[str, Mapping[str, Any]]) -> 
     measured for a cell of the row's name at the row's end.
     """
 
-    def here(name: str, words: str) -> str:
+    def here(name: str, before: str) -> str:
         mean, _, trained = _ours(ours.get(name), _metric(ours))
-        return f"{words}{mean.text}; {trained.text} trained" if name in ours else ""
+        return f"{before}{mean.text}; {trained.text} trained" if name in ours else ""
 
     of_rows = any(row in ours for row in published.rows)
     rows = [
@@ -262,14 +242,14 @@ def _ours(row: Mapping[str, Any] | None, metric: str) -> tuple[Cell, ...]:
     if row is None:
         return Cell("–"), Cell("–"), Cell("–")
     mean = Measure(float(row[metric]), float(row["low"]), float(row["high"]))
-    return Cell(measured(mean)), Cell(str(row["seeds"])), Cell(str(row["trained"]))
+    return Cell(words.measured(mean)), Cell(str(row["seeds"])), Cell(str(row["trained"]))
 
 
 def _tables(found: Reproduction | None) -> Iterator[Section]:
     if found is None:
         return
     blocks = [rows_table(name, frame(rows).to_dicts()) for name, rows in found.tables.items() if rows]
-    measures = [[Cell(name.replace("_", " ")), Cell(measured(m))] for name, m in found.measures.items()]
+    measures = [[Cell(name.replace("_", " ")), Cell(words.measured(m))] for name, m in found.measures.items()]
     blocks.append(Details("Every measure", [PageTable(("measure", "value [95%]"), measures, text_columns=2)]))
     yield Section("Tables", blocks, "tables", "Every number behind the charts and the claims.")
 
@@ -290,7 +270,7 @@ def _how(standing: ArtefactStatus) -> Section:
     if found is not None:
         facts = {**facts, **found.facts, "measured for": found.fingerprint}
     rows = [[Cell(name.replace("_", " ")), Cell(value)] for name, value in facts.items()]
-    code = [Code(command(artefact, scale))] if artefact.study else []
+    code = [Code(words.command(artefact, scale))] if artefact.study else []
     return Section("How", [*code, PageTable(("", ""), rows, text_columns=2)], "how")
 
 
@@ -314,9 +294,15 @@ def papers_page(
     """Return all artefacts, and the results at other scales, as one self-contained HTML page, with links to
     the pages of ``linked``.
     """
+    kinds = {kind: words.overall(some) for kind, some in words.by_kind(standings).items()}
+    (counted, (holding, *rest)), *more = kinds.items()
+    seconds = words.pace(standings)
     keys = (standings, lambda s: s.artefact.id.partition(".")[0]), (others, lambda s: f"{s.scale} scale")
-    sections = [(key, list(group)) for some, name in keys for key, group in groupby(some, name)]
-    (counted, (holding, *rest)), *more = ((c, overall(some)) for c, some in by_kind(standings).items())
+    sections = [
+        Section(key, [_overview(group, linked, seconds)], key.replace(" ", "-"))
+        for some, name in keys
+        for key, group in groupby(some, name)
+    ]
     return Page(
         title="normlab papers",
         headline=f"{counted} of the papers: {holding}",
@@ -324,26 +310,20 @@ def papers_page(
         lead="Every table, figure and statement of the papers: was what it asserts found, and by which "
         "numbers? A claim is written before its result is measured; a changed claim keeps its earlier "
         "versions, with what was found for them. A check can fail only if the measurement is wrong.",
-        blocks=[
-            *(Text(sentence, "alarm") for sentence in disagreements(standings)),
-            *(
-                Section(key, [_overview(group, linked, pace(standings))], key.replace(" ", "-"))
-                for key, group in sections
-            ),
-        ],
+        blocks=[*(Text(sentence, "alarm") for sentence in disagreements(standings)), *sections],
     ).html()
 
 
-def _overview(standings: Sequence[ArtefactStatus], linked: set[str], seconds: float | None) -> PageTable:
+def _overview(standings: Iterable[ArtefactStatus], linked: set[str], seconds: float | None) -> PageTable:
     rows = [
         [
             Cell(breakable(name), href=f"{name}.html" if name in linked else ""),
-            Cell(standing_in_words(s), tone=TONES.get(s.state, "")),
+            Cell(words.standing_in_words(s), tone=TONES.get(s.state, "")),
             Cell(s.artefact.shows, small=s.artefact.paper),
-            Cell(in_short(s, seconds)),
+            Cell(words.in_short(s, seconds)),
         ]
         for s in standings
-        for name in (result_name(s.artefact.id, s.scale),)
+        for name in [result_name(s.artefact.id, s.scale)]
     ]
     return PageTable(
         ("artefact", "claims that hold", "what it shows", "what was measured"), rows, text_columns=4

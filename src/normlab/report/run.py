@@ -35,6 +35,7 @@ from normlab.report.page import (
     Text,
     anchor,
     capital,
+    labelled,
 )
 from normlab.report.runs import RunView, marks, run_details, run_frame, seed_of, view
 from normlab.runs.folder import RunFolder, Status, read_scores
@@ -180,8 +181,8 @@ def watched(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
         for label in labels.values():
             one = frame.filter(signal=signal, statistic=statistic, label=label).select(*POINT)
             if len(one):
-                name = f"{signal}-{statistic}-{anchor(label)}"
-                charts.append(Chart(name, f"{title}, {label}", caption, curves_by_depth(one, axis), one))
+                chart = Chart(f"{signal}-{statistic}", title, caption, curves_by_depth(one, axis), one)
+                charts.append(labelled(chart, label))
     intro = "A line per sublayer: light is the first, dark the last; point at a line for its name."
     return [Section("Inside the model", [Columns(charts)], "probes", intro)] if charts else []
 

@@ -16,7 +16,7 @@ from normlab.config.io import NOT_FINITE
 from normlab.config.units import count
 from normlab.report.charts.diagnosis import by_depth, growth, heat_map, lines, strips
 from normlab.report.charts.theme import Drawn
-from normlab.report.page import Cell, Chart, Columns, Details, PageTable, Section, Text, anchor
+from normlab.report.page import Cell, Chart, Columns, Details, PageTable, Section, Text, anchor, labelled
 
 ROLES: Final = {
     "self_attention": "self-attention",
@@ -175,8 +175,7 @@ def _by_depth(view: DiagnosisView, chart: ByDepth) -> list[Chart]:
 
 def _chart(name: str, chart: StudyChart, drawn: Drawn, table: pl.DataFrame, label: str = "") -> Chart:
     """Return a study's chart, named after a stack if there is one for each."""
-    name, title = (f"{name}-{anchor(label)}", f"{chart.title}, {label}") if label else (name, chart.title)
-    return Chart(name, title, chart.caption, drawn, table)
+    return labelled(Chart(name, chart.title, chart.caption, drawn, table), label)
 
 
 def _points(view: DiagnosisView, chart: ByDepth, rows: Sequence[Row]) -> Iterator[Row]:

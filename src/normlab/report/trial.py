@@ -32,7 +32,7 @@ SMOOTH: Final = 8
 def trial_page(trials: Mapping[str, Any]) -> Page:
     """The page of ``Trials.to_dict()``, to which ``title`` and ``command`` may be added."""
     every = [trials, *trials["beside"]]
-    rates = sorted({t["rate"] for one in every for t in one["trials"]})
+    rates = [short_rate(rate) for rate in sorted({t["rate"] for one in every for t in one["trials"]})]
     facts = [f"{name} {value}" for name, value in trials["facts"].items()]
     number = sum(len(one["trials"]) for one in every)
     headline, _, rest = trials["sentence"].partition("; ")
@@ -41,8 +41,8 @@ def trial_page(trials: Mapping[str, Any]) -> Page:
         headline=whole(headline),
         facts=[*facts, f"{count(number, 'trial')} in {duration(trials['seconds'])}"],
         lead=f"{capital(rest)}." if rest else "",
-        blocks=list(_sections(trials, every, list(map(short_rate, rates)))),
-        recipes=list(map(short_rate, rates)),
+        blocks=list(_sections(trials, every, rates)),
+        recipes=rates,
     )
 
 
@@ -101,10 +101,9 @@ def _by_step(trials: Mapping[str, Any], i: int, rates: Sequence[str]) -> Chart:
         for step, loss in enumerate(_smooth([float(x) for x in t["losses"]]), start=1)
     ]
     table = pl.DataFrame(rows, schema=_CURVES, orient="row")
-    title = "loss" if trials["unigram"] is None else "nats a target"
-    axis = CurveAxis("loss", title, number=".3f", height=260)
-    caption = f"Means of {SMOOTH} steps. A cross ends the line of a trial that ended early."
     entropy = trials["unigram"]
+    axis = CurveAxis("loss", "loss" if entropy is None else "nats a target", number=".3f", height=260)
+    caption = f"Means of {SMOOTH} steps. A cross ends the line of a trial that ended early."
     return Chart(
         f"steps-{i}",
         _titled("Loss by step", trials),

@@ -125,7 +125,7 @@ def _lines(drawing: Drawing, part: pl.DataFrame, ends: Sequence[float], legend: 
     dashes = drawing.colour and not drawing.theory  # a dashed line would be taken for the theory's
     layers += own("line", {"clip": True}, **strong, **({"strokeDash": recipe_dash(legend)} if dashes else {}))
     if len(drawn) <= DOTTED * max(1, drawn["recipe"].n_unique()):
-        layers += own("circle", {"size": 34, "clip": True}, **strong, tooltip=_told(drawing, "mean"))
+        layers += own("circle", {"size": 34, "clip": True}, **strong, tooltip=_told(drawing))
     if drawing.theory:
         layers += _theory(drawing, part, x, y("mean"))
     return finish(layers, HEIGHT)
@@ -181,7 +181,7 @@ def _bars(drawing: Drawing, part: pl.DataFrame, ends: Sequence[float], legend: S
     own = partial(layer, foot, y=y, **apart)
     x = partial(alt.X, type="quantitative", title=drawing.y_title, scale=scale, axis=axis)
     shown = {"color": recipe_colour(legend or [""]), "opacity": _opacity(drawing, 0.8)}
-    layers = own("bar", {"clip": True}, x=x("mean"), x2="foot:Q", tooltip=_told(drawing, "mean"), **shown)
+    layers = own("bar", {"clip": True}, x=x("mean"), x2="foot:Q", tooltip=_told(drawing), **shown)
     if bool((drawn["low"] < drawn["high"]).any()):
         layers += own("rule", {"style": "ink", "strokeWidth": 1.3}, x=x("low"), x2="high:Q")
     return finish(layers, 40 + len(order) * (12 + 14 * (len(colours) if several else 1)))
@@ -212,7 +212,7 @@ def _opacity(drawing: Drawing, full: float) -> Any:
     return focused(full) if drawing.colour else alt.value(full)
 
 
-def _told(drawing: Drawing, y: str) -> list[alt.Tooltip]:
+def _told(drawing: Drawing) -> list[alt.Tooltip]:
     told = [alt.Tooltip("recipe:N", title=drawing.colour)] if drawing.colour else []
-    value = alt.Tooltip(f"{y}:Q", title=drawing.y_title, format=".4g")
+    value = alt.Tooltip("mean:Q", title=drawing.y_title, format=".4g")
     return [*told, alt.Tooltip("x:N", title=drawing.x_title), value]

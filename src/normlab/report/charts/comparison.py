@@ -82,39 +82,35 @@ def curve(
     together = spread(shown.filter(~astray), axis.x, axis.column, ["recipe"], points, extremes=axis.extremes)
     by = ["recipe", "run", "seed", "outcome"]
     alone = downsample(shown.filter(astray), axis.x, axis.column, by, points)
-    scale, top = _scale(shown, axis, entropy_nats)
-    y = partial(alt.Y, type="quantitative", title=axis.title, scale=scale, axis=_ticks(shown, axis))
+    scale, ticks, top = _scale(shown, axis, entropy_nats)
+    y = partial(alt.Y, type="quantitative", title=axis.title, scale=scale, axis=ticks)
     zero = "datum.value === 0 ? '0' : datum.label"
     steps = alt.Axis(format=axis.x_number, tickCount=5, grid=False, labelExpr=zero, labelSeparation=6)
     x = alt.X(f"{axis.x}:Q", title=axis.x_title, axis=steps)
     layers: list[Any] = []
     if entropy_nats is not None and not axis.log and entropy_nats <= top:
         layers += _level(entropy_nats, "unigram entropy")
-    if len(together):
-        layers += _means(together, recipes, axis, x, y)
-    if len(alone):
-        layers += _strays(alone, recipes, axis, x, y, top)
+    layers += _means(together, recipes, axis, x, y)
+    layers += _strays(alone, recipes, axis, x, y, top)
     if len(together):
         layers.append(_ruler(together, recipes, axis, x))
     return finish(layers, axis.height)
 
 
-def _scale(shown: pl.DataFrame, axis: CurveAxis, level: float | None) -> tuple[alt.Scale, float]:
-    """The scale of y, which reaches down to ``level``, and its upper end."""
-    if axis.log or shown.is_empty():
-        return alt.Scale(type="log" if axis.log else "linear", nice=False), float("inf")
-    values = shown[axis.column].cast(pl.Float64)
+def _scale(shown: pl.DataFrame, axis: CurveAxis, level: float | None) -> tuple[alt.Scale, alt.Axis, float]:
+    """The scale of y, which reaches down to ``level``, its ticks and its upper end."""
+    values, even = shown[axis.column].cast(pl.Float64), alt.Axis(tickCount=5)
+    if values.is_empty():
+        return alt.Scale(type="log" if axis.log else "linear", nice=False), even, float("inf")
+    if axis.log:
+        ticks = log_or_linear(values.to_list(), log=True, fixed=True)[1]
+        return alt.Scale(type="log", nice=False), ticks, float("inf")
     start = shown.sort(axis.x).group_by("run").agg(pl.col(axis.column).first())[axis.column].max()
     settled = shown.filter(~pl.col("outcome").is_in(ASTRAY))[axis.column].max()
     top = 1.05 * max(float(v) for v in (start, settled, 1e-9) if isinstance(v, int | float))
     bottom = 0.0 if axis.zero else min(float(values.min()), top if level is None else min(level, top))  # type: ignore[arg-type]
-    return alt.Scale(domain=[max(0.0, bottom - 0.06 * (top - bottom)), top], nice=False, zero=False), top
-
-
-def _ticks(shown: pl.DataFrame, axis: CurveAxis) -> alt.Axis:
-    if not axis.log or shown.is_empty():
-        return alt.Axis(tickCount=5)
-    return log_or_linear(shown[axis.column].cast(pl.Float64).to_list(), log=True, fixed=True)[1]
+    domain = [max(0.0, bottom - 0.06 * (top - bottom)), top]
+    return alt.Scale(domain=domain, nice=False, zero=False), even, top
 
 
 def _means(
@@ -147,13 +143,12 @@ def _strays(
     tip = [recipe_name(), "outcome:N", "seed:N", alt.Tooltip(f"{axis.x}:Q", title=f"last {axis.x} drawn")]
     own = partial(layer, x=x, y=y("mean"), color=recipe_colour(recipes))
     line, mark = {"clip": True, "strokeWidth": 1.25}, {"size": 46, "strokeWidth": 1.75}
-    dash, shape = recipe_dash(recipes), outcome_shape()
+    dash, shape = recipe_dash(recipes), _outcome_shape()
     layers = own(path, "line", line, strokeDash=dash, detail="run:N", opacity=focused(0.8))
     return layers + own(ends, "point", mark, opacity=focused(1.0), shape=shape, tooltip=tip)
 
 
-def outcome_shape() -> alt.Shape:
-    """Return the marker of each outcome, the same in every chart."""
+def _outcome_shape() -> alt.Shape:
     scale = alt.Scale(domain=list(OUTCOMES), range=list(OUTCOMES.values()))
     return alt.Shape(field="outcome", type="nominal", legend=None, scale=scale)
 
@@ -291,7 +286,7 @@ def sensitivity(trials: pl.DataFrame, recipes: Sequence[str], lrs: Sequence[floa
     layers = own(shown, "line", line, y=raw, strokeDash=recipe_dash(recipes), opacity=focused(0.9))
     for good, some in ((True, shown.filter(trained)), (False, shown.filter(~trained))):
         dot = {"opacity": 1, "filled": good, "size": 60 * shrunk, "strokeWidth": 1.75}
-        layers += own(some, "point", dot, y=y, shape=outcome_shape(), opacity=focused(1.0), tooltip=told)
+        layers += own(some, "point", dot, y=y, shape=_outcome_shape(), opacity=focused(1.0), tooltip=told)
     ring = {"filled": False, "size": 170 * shrunk, "strokeWidth": 1.5, "shape": "circle"}
     chosen = shown.filter(pl.col("chosen") & trained)
     layers += own(chosen, "point", ring, y=y, opacity=focused(0.9), tooltip=told)
