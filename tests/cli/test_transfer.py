@@ -11,7 +11,7 @@ import torch
 from cases import each
 from normlab.cli.main import INTERRUPTED, main
 from normlab.cli.options import FAILS
-from normlab.cli.transfer import TransferCommand
+from normlab.cli.trials import TransferCommand
 from normlab.scaling.family import family_of
 from normlab.scaling.transfer import Request
 from normlab.training.setups import function_from_file

@@ -21,8 +21,8 @@ SPREAD: Final = ("train",)
 """Commands that share their work among torchrun's processes."""
 COMMANDS: Final = {
     "check": "check:CheckCommand",
-    "trial": "trial:TrialCommand",
-    "transfer": "transfer:TransferCommand",
+    "trial": "trials:TrialCommand",
+    "transfer": "trials:TransferCommand",
     "diagnose": "diagnose:DiagnoseCommand",
     "train": "train:TrainCommand",
     "compare": "compare:CompareCommand",

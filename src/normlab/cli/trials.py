@@ -1,0 +1,308 @@
+"""``normlab trial`` and ``transfer``: short real trainings at several rates, of one size or of several."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self
+
+from rich.table import Table
+from rich.text import Text
+from tyro.conf import UseAppendAction, arg
+
+from normlab.cli import errors, terminal
+from normlab.cli.options import FAILS, SourceFlags, command_line, load, progress_line, title_lines
+from normlab.config.config import Config
+from normlab.config.io import to_plain
+from normlab.config.units import count, duration, seconds_of, short_rate
+from normlab.errors import UserError
+from normlab.scaling import FACTOR, FIRST_SEED, SEEDS
+from normlab.scaling import STEPS as STEPS_OF_SIZES
+from normlab.trials import STEPS
+
+if TYPE_CHECKING:
+    from normlab.scaling.family import SetupFamily
+    from normlab.trace.setup import Setup
+    from normlab.training.setups import NamedSetup
+
+OTHERS: Final = {
+    "hf": "hf: has neither text nor an optimizer; write a function setup() with both, as in train.py:setup",
+    "run": "a run has begun already; --config RUN/config.json tries its recipe from the start",
+}
+CHANGE: Final = (
+    "A change to try as well, on the same batches: warmup=500, an option of the optimizer such as "
+    "betas=0.9,0.95, or another recipe; may be given several times."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TrialFlags(SourceFlags):
+    """What both commands make of the flags that name a model."""
+
+    OWN: ClassVar[Sequence[str]] = ("--steps",)
+    STEPS: ClassVar[int]
+    """The steps of a trial by default."""
+
+    @classmethod
+    def adapted(cls, base: Config) -> Config:
+        """A configuration's values, but with the steps of a trial and not those of the planned run."""
+        return _with_steps(base, cls.STEPS)
+
+    def planned(self, recipe: str = "") -> Config:
+        """The configuration of a recipe, with the steps of the planned run."""
+        return _with_steps(self.resolved(recipe), load(self.config).train.steps)
+
+    def require_trainable(self) -> None:
+        """Raise UserError if nothing is named that can be trained, or for flags that would be ignored."""
+        if self.kind in OTHERS:
+            raise UserError(OTHERS[self.kind])
+        self.require_one()
+
+
+def _with_steps(config: Config, steps: int) -> Config:
+    return replace(config, train=replace(config.train, steps=steps))
+
+
+def _budget_s(budget: str) -> float:
+    """The seconds of ``--budget``. Raises UserError for anything but a time above 0."""
+    seconds = seconds_of(budget, "--budget")
+    if not seconds:
+        raise UserError(f"--budget is {budget!r}, but must be a time above 0, such as 10min or 2h")
+    return seconds
+
+
+def _print_answer(plain: Mapping[str, Any], table: Table, spent: str) -> None:
+    first, *rest = plain["lines"]
+    about = title_lines(plain["title"], plain["facts"])
+    terminal.write(Text(first, "bold"), *map(Text, rest), table, *about, spent)
+
+
+def _interrupted(folder: Path | None) -> KeyboardInterrupt:
+    """Say where the trials are kept; return what ends an interrupted command once its answer is printed."""
+    if folder is not None:
+        errors.write(f"the trials are kept in {folder}; type the same command again to continue")
+    return KeyboardInterrupt()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialCommand(_TrialFlags):
+    """Train copies of a model at several learning rates for a short while, and say which of them train.
+
+    SOURCE is train.py:setup, a function of yours that returns normlab.Setup(model, batches, optimizer=…);
+    your file is run. Without SOURCE, --recipe names a recipe. --steps is the length of a trial. Ctrl-C gives
+    the answer so far.
+    """
+
+    WHAT: ClassVar[str] = """trial trains copies of a model at several rates; type one of:
+
+  normlab trial train.py:setup          your function that returns normlab.Setup(model, batches, optimizer=…)
+  normlab trial --recipe pre+smallinit  a recipe of normlab's"""
+
+    STEPS: ClassVar[int] = STEPS
+
+    budget: str = "10min"
+    """Time to spend at most, such as 90s, 10min or 1h."""
+    rates: tuple[float, ...] = ()
+    """Rates to try instead of the scan, such as 1e-4 1e-3."""
+    change: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="CHANGE", help=CHANGE)] = ()
+    folder: Path | None = None
+    """Folder that keeps the trials, so that the same command continues where it stopped."""
+    out: Path | None = None
+    """File of a page to write, such as trial.html."""
+
+    def run(self) -> None:
+        """Raises KeyboardInterrupt, after the answer so far, if the trials were interrupted."""
+        from normlab.trials.trial import trial
+
+        command, budget_s = command_line(), _budget_s(self.budget)
+        with self._source() as source:
+            with redirect_stdout(sys.stderr), progress_line() as progress:
+                answer = trial(
+                    source.setup,
+                    steps=self.flags.train.steps,
+                    budget_s=budget_s,
+                    rates=self.rates or None,
+                    change=self._changes(),
+                    seed=self.seed,
+                    folder=self.folder,
+                    progress=progress,
+                    announce=errors.write,
+                )
+            plain = to_plain({**answer.to_dict(), "title": source.title})
+            plain["facts"] = {**source.facts, **plain["facts"]}
+        plain["command"] = command
+        if self.as_json:
+            self.print_json([plain])
+        else:
+            _print_trials(plain)
+        if self.out is not None:
+            from normlab.report.trial import trial_page
+
+            self.print_page(trial_page(plain).write(self.out))
+        if answer.interrupted:
+            raise _interrupted(self.folder)
+
+    @contextmanager
+    def _source(self) -> Iterator[NamedSetup]:
+        """Yield what to try. Raises UserError if nothing is named, or for flags that would be ignored."""
+        from normlab.training import setups
+
+        self.require_trainable()
+        if self.kind == "recipe":
+            yield self._recipe(self.recipe)
+            return
+        errors.write(f"running {self.source}")
+        with setups.setup_from_file(self.source, seed=self.seed) as source:
+            yield source
+
+    def _recipe(self, name: str) -> NamedSetup:
+        from normlab.training import setups
+
+        config = self.planned(name)
+        return setups.setup_from_config(config, self.runs, tokens=config.train.max_tokens)
+
+    def _changes(self) -> Mapping[str, Setup | None]:
+        """The changes. Those without = are recipes, each of which replaces ``--recipe``."""
+        recipes = [word for word in self.change if "=" not in word]
+        if recipes and self.source:
+            raise UserError(
+                f"--change {recipes[0]} is a recipe, which needs --recipe; for {self.source} change an "
+                "option, as in --change warmup=500 or --change betas=0.9,0.95"
+            )
+        return {word: self._recipe(word).setup if word in recipes else None for word in self.change}
+
+
+def _print_trials(plain: Mapping[str, Any]) -> None:
+    every = [plain, *plain["beside"]]
+    table = terminal.table(">rate", *(f">{one['change'] or 'loss'}" for one in every), "")
+    cells = [{t["rate"]: t for t in one["trials"] if t["steps"] == one["steps"]} for one in every]
+    for value in sorted(set[float]().union(*cells)):
+        row = [known.get(value) for known in cells]
+        notes = ["today"] * (value == plain["today"]) + ["best"] * (value == plain["best"])
+        notes += [row[0]["stopped"]] if row[0] and row[0]["stopped"] else []
+        losses = ("" if t is None else "–" if t["loss"] is None else f"{t['loss']:.3f}" for t in row)
+        table.add_row(short_rate(value), *losses, ", ".join(notes))
+    number = sum(len(one["trials"]) for one in every)
+    _print_answer(plain, table, f"{count(number, 'trial')} in {duration(plain['seconds'])}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferCommand(_TrialFlags):
+    """Train a model in several sizes at several learning rates, and say whether the best one carries.
+
+    SOURCE is train.py:setup, a function of yours that takes width, or depth, and seed, and returns
+    normlab.Setup(model, batches, optimizer=…); your file is run. Without SOURCE, --recipe names a recipe,
+    which has as many heads at every width. --steps is the length of a trial. Ctrl-C gives the answer so far.
+    The exit code is 3 if the rate does not carry, and 0 if it does or the trials cannot say.
+    """
+
+    WHAT: ClassVar[
+        str
+    ] = """transfer trains a model in several widths or depths, at several rates each; type one of:
+
+  normlab transfer train.py:setup --widths 64 128 256 512   your function setup(width=256, seed=0)
+  normlab transfer train.py:setup --depths 2 4 8 16         your function setup(depth=4, seed=0)
+  normlab transfer --recipe pre+mup --widths 64 128 256     a recipe of normlab's"""
+
+    STEPS: ClassVar[int] = STEPS_OF_SIZES
+
+    widths: tuple[int, ...] = ()
+    """Widths of the model, such as 64 128 256 512."""
+    depths: tuple[int, ...] = ()
+    """Depths to try instead of widths, such as 2 4 8 16."""
+    seeds: int = SEEDS
+    """How many seeds each trial is run with, counting up from --seed."""
+    rates: tuple[float, ...] = ()
+    """Rates to try at every size, instead of five octaves around its best."""
+    decays: tuple[str, ...] = ("1",)
+    """Factors on the weight decay to try, such as 0 1 4, or independent (of the rate), or independent:4."""
+    target: int | None = None
+    """Size whose best rate is wanted; by default the largest."""
+    factor: float = FACTOR
+    """The rate carries if the best one changes by at most this factor over all sizes."""
+    budget: str = "30min"
+    """Time to spend at most, such as 10min or 2h, from the moment your file starts to run."""
+    folder: Path | None = None
+    """Folder that keeps the trials, so that the same command continues where it stopped."""
+    out: Path | None = None
+    """File of a page to write, such as transfer.html."""
+
+    @classmethod
+    def defaults(cls, argv: Sequence[str]) -> Self:
+        """Return the defaults of ``normlab.transfer``, whose first seed is not the configuration's."""
+        return replace(super().defaults(argv), seed=FIRST_SEED)
+
+    def run(self) -> None:
+        """Raises SystemExit with the code ``FAILS`` if the rate does not carry, and KeyboardInterrupt, after
+        the answer so far, if the trials were interrupted.
+        """
+        from normlab.scaling.answer import SHIFTS
+        from normlab.scaling.transfer import transfer
+
+        since, command, budget_s = time.monotonic(), command_line(), _budget_s(self.budget)
+        with self._family() as family, redirect_stdout(sys.stderr), progress_line() as progress:
+            answer = transfer(
+                family,
+                steps=self.flags.train.steps,
+                seeds=self.seeds,
+                budget_s=budget_s,
+                rates=self.rates,
+                decays=self.decays,
+                target=self.target,
+                factor=self.factor,
+                seed=self.seed,
+                folder=self.folder,
+                progress=progress,
+                announce=errors.write,
+                since=since,
+            )
+        plain = {**to_plain(answer.to_dict()), "command": command}
+        if self.as_json:
+            self.print_json([plain])
+        else:
+            _print_transfer(plain)
+        if self.out is not None:
+            from normlab.report.transfer import transfer_page
+
+            self.print_page(transfer_page(plain).write(self.out))
+        if answer.interrupted:
+            raise _interrupted(self.folder)
+        if answer.verdict == SHIFTS:
+            raise SystemExit(FAILS)
+
+    @contextmanager
+    def _family(self) -> Iterator[SetupFamily]:
+        """Yield the model in its sizes. Raises UserError for no model, or for flags that would be ignored."""
+        from normlab.scaling.family import family_of
+        from normlab.training.setups import function_from_file
+
+        self.require_trainable()
+        sizes: dict[str, Any] = {"widths": self.widths, "depths": self.depths}
+        if self.kind == "recipe":
+            config = self.planned()
+            yield family_of(config, config.recipe, root=self.runs, **sizes)
+            return
+        errors.write(f"running {self.source}")
+        with function_from_file(self.source, seed=self.seed) as function:
+            yield family_of(function, self.source, **sizes)
+
+
+def _print_transfer(plain: Mapping[str, Any]) -> None:
+    scales = len({model["rate"] for model in plain["models"]}) > 1
+    times = [">times its own"] * scales
+    table = terminal.table(f">{plain['axis']}", ">parameters", ">best rate", *times, ">95% interval", "")
+    for own, model in zip(plain["decays"][0]["sizes"], plain["models"], strict=True):
+        best, multiple = own["optimum"], own["multiple"]["value"]
+        ends = ["" if best[end] is None else short_rate(best[end]) for end in ("low", "high")]
+        value = "" if best["value"] is None else short_rate(best["value"])
+        between = f"{ends[0]} to {ends[1]}" if all(ends) else ends[0] and f"above {ends[0]}"
+        between = between or (ends[1] and f"below {ends[1]}")
+        times = ["" if multiple is None else f"{multiple:.2g}x"] * scales
+        table.add_row(str(own["size"]), f"{model['parameters']:,}", value, *times, between, best["why"])
+    cost = plain["cost"]
+    spent = f"{count(cost['trials'], 'trial')} of {plain['steps']} steps in {duration(cost['seconds'])}"
+    _print_answer(plain, table, spent)
