@@ -64,8 +64,8 @@ def test_values_that_are_not_finite_leave_a_gap() -> None:
 
 def test_spread_is_over_runs_not_over_steps() -> None:
     frame = pl.concat([noise(1000, "a"), noise(1000, "b", 1)]).with_columns(recipe=pl.lit("pre"))
-    calm = spread(frame, "step", "y", ["recipe"], 20)
-    wild = spread(frame, "step", "y", ["recipe"], 20, extremes=True)
+    calm = spread(frame, "step", "y", 20)
+    wild = spread(frame, "step", "y", 20, extremes=True)
     one = downsample(frame, "step", "y", ["recipe", "run"], 20)
     first = one.filter(pl.col("step") == one["step"].min())
     assert calm["low"][0] == first["mean"].min()
@@ -77,4 +77,4 @@ def test_spread_is_over_runs_not_over_steps() -> None:
 
 def test_a_run_that_ends_early_is_counted_only_so_far() -> None:
     frame = pl.concat([noise(30, "a"), noise(10, "b", 1)]).with_columns(recipe=pl.lit("pre"))
-    assert spread(frame, "step", "y", ["recipe"])["runs"].to_list() == [2] * 10 + [1] * 20
+    assert spread(frame, "step", "y")["runs"].to_list() == [2] * 10 + [1] * 20

@@ -79,7 +79,7 @@ def curve(
     """
     shown = frame.filter(has_place(axis.column, log=axis.log))
     astray = pl.col("outcome").is_in(ASTRAY)
-    together = spread(shown.filter(~astray), axis.x, axis.column, ["recipe"], points, extremes=axis.extremes)
+    together = spread(shown.filter(~astray), axis.x, axis.column, points, extremes=axis.extremes)
     by = ["recipe", "run", "seed", "outcome"]
     alone = downsample(shown.filter(astray), axis.x, axis.column, by, points)
     scale, ticks, top = _scale(shown, axis, entropy_nats)
@@ -218,14 +218,8 @@ def score_dots(results: pl.DataFrame, seeds: pl.DataFrame, recipes: Sequence[str
     value = alt.Text("value:Q", format=f".{metric.digits}f")
     layers += own("text", {"dy": -12, "fontSize": 11, "fontWeight": 600}, x=x, text=value)
     trained = pl.col("outcome").str.starts_with("trained")
-    single = partial(
-        layer,
-        x=x,
-        y=y,
-        color=recipe_colour(recipes),
-        opacity=focused(0.75, 0.1),
-        tooltip=[recipe_name(), "seed:N", "outcome:N", number("value:Q", title=metric.label)],
-    )
+    each = [recipe_name(), "seed:N", "outcome:N", number("value:Q", title=metric.label)]
+    single = partial(layer, x=x, y=y, color=recipe_colour(recipes), opacity=focused(0.75, 0.1), tooltip=each)
     tick = {"thickness": 1.5, "size": 16, "orient": "vertical", "yOffset": 0}
     layers += single(ticks.filter(trained), "tick", tick)
     layers += single(ticks.filter(~trained), "point", {"shape": "cross", "angle": 45})

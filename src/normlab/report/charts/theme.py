@@ -217,19 +217,18 @@ def downsample(
 
 
 def spread(
-    frame: pl.DataFrame, x: str, y: str, by: Sequence[str], points: int = POINTS, *, extremes: bool = False
+    frame: pl.DataFrame, x: str, y: str, points: int = POINTS, *, extremes: bool = False
 ) -> pl.DataFrame:
-    """Return the mean of ``y`` over runs and the band between the lowest and the highest run, by group.
+    """Return the mean of ``y`` over runs and the band between the lowest and the highest run, by recipe.
 
     Each run is first reduced to ``points`` bins. The band reaches from the lowest to the highest of the runs'
-    bin means, or with ``extremes``, for curves whose spikes matter, of their single values. Columns ``by``,
-    ``x``, ``mean``, ``low``, ``high``, ``runs`` (how many runs reached this far).
+    bin means, or with ``extremes``, for curves whose spikes matter, of their single values. Columns
+    ``recipe``, ``x``, ``mean``, ``low``, ``high``, ``runs`` (how many runs reached this far).
     """
-    groups = list(by)
-    one = downsample(frame, x, y, [*groups, "run"], points)
+    one = downsample(frame, x, y, ["recipe", "run"], points)
     low, high = ("low", "high") if extremes else ("mean", "mean")
     return (
-        one.group_by([*groups, x])
+        one.group_by("recipe", x)
         .agg(mean=pl.col("mean").mean(), low=pl.col(low).min(), high=pl.col(high).max(), runs=pl.len())
-        .sort([*groups, x])
+        .sort("recipe", x)
     )
