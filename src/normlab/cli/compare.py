@@ -152,7 +152,7 @@ def _print_plan(planned: ComparePlan, *, jobs: int) -> None:
     terminal.write(tells, planned.basis)
 
 
-def costs(recipe: RecipeResult) -> tuple[str, str]:
+def _costs(recipe: RecipeResult) -> tuple[str, str]:
     """The parameters and the FLOPs for a token, as far as they are recorded."""
     if recipe.cost is None:
         return "", ""
@@ -164,23 +164,13 @@ def print_comparison(result: Comparison) -> None:
     """Print what was found, the result table, and the answer about every pair."""
     headline, *others = result.tested or result.metrics[:1]
     scores = [f">{metric.label}" for metric in others]
-    seeds = f">{headline.label} by seed"
     counted = COSTS if any(recipe.cost for recipe in result.recipes) else ()
-    header = (
-        result.noun,
-        ">lr",
-        f">{headline.label}",
-        ">95% interval",
-        seeds,
-        ">trained",
-        "outcomes",
-        *scores,
-        *counted,
-        ">time a run",
-    )
+    header = [result.noun, ">lr", f">{headline.label}", ">95% interval", f">{headline.label} by seed"]
+    header += [">trained", "outcomes", *scores, *counted, ">time a run"]
     rows: list[Sequence[str | Text]] = []
     for recipe in result.ranked:
         mean = recipe.means.get(headline.name)
+        states = [Text(part, STYLES.get(part.rpartition(" ")[0], "")) for part in recipe.states.split(", ")]
         cells = (
             f"{recipe.name} ({FORCED})" if recipe.forced else recipe.name,
             rate(recipe.lr),
@@ -190,11 +180,9 @@ def print_comparison(result: Comparison) -> None:
             else "",
             recipe.by_seed(headline),
             f"{recipe.trained} of {recipe.ended}",
-            Text(", ").join(
-                Text(part, STYLES.get(part.rpartition(" ")[0], "")) for part in recipe.states.split(", ")
-            ),
+            Text(", ").join(states),
             *(metric.shown(recipe.value(metric)) for metric in others),
-            *costs(recipe)[: len(counted)],
+            *_costs(recipe)[: len(counted)],
             duration(recipe.train_seconds),
         )
         rows.append(cells)

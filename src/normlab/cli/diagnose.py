@@ -13,7 +13,7 @@ from rich.text import Text
 
 from normlab.cli import errors, terminal
 from normlab.cli.options import FAILS, SourceFlags, Switch, command_line, title_lines
-from normlab.config.config import Config, run_id
+from normlab.config.config import run_id
 from normlab.config.io import flag_name, to_plain
 from normlab.config.units import count, duration
 from normlab.errors import UserError
@@ -142,12 +142,9 @@ class DiagnoseCommand(SourceFlags):
             return [(case, self.out or folder.path, self._page_of(one)) for one, case in cases]
         config = self.resolved()
         case = subjects.of_config(config, self.runs, tokens=self.tokens)
-        return [(case, self.out or self.runs, self._named(config))]
+        return [(case, self.out or self.runs, self._named(f"{config.recipe}-{run_id(config)[:8]}"))]
 
-    def _named(self, subject: str | Config) -> str:
-        """Return the page's name for a model or a configuration; no two of them share one."""
-        if isinstance(subject, Config):
-            subject = f"{subject.recipe}-{run_id(subject)[:8]}"
+    def _named(self, subject: str) -> str:
         return f"{PAGE}-{re.sub(r'[^A-Za-z0-9_.]+', '-', subject)[-100:]}"
 
     def _page_of(self, checkpoint: str | int) -> str:

@@ -105,7 +105,6 @@ def _of_memory(error: RuntimeError | MemoryError, command: str) -> str:
 
 
 def _please_report(argv: Sequence[str]) -> str:
-    """Ask for a bug report that quotes the version and the command."""
     from importlib.metadata import PackageNotFoundError, metadata
 
     from normlab import __version__

@@ -53,7 +53,6 @@ class ReportCommand:
         print(f"page: {self.write()}")
 
     def write(self) -> Path:
-        """Write the page and return its path."""
         if self.of.endswith(".jsonl"):
             from normlab.report.run import write_probes_page
 

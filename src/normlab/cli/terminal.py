@@ -32,7 +32,6 @@ class PlainConsole(Console):
     """A console that strips control characters: names and errors may come from files that others wrote."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render a renderable, as ``Console`` does."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=printable(segment.text))
 
@@ -205,7 +204,6 @@ class RunBar:
         ]
 
     def line(self) -> str:
-        """The run's log line."""
         known = [f"{label} {value}" for label, value in self.cells() if value]
         return f"{self.name} [{self.phase or self.state}]: {', '.join(known)}"
 
@@ -342,8 +340,8 @@ class ProgressDisplay:
     def remaining_seconds(self, total: int) -> float | None:
         """The remaining time of the runs in progress, plus a mean run for each that is yet to begin."""
         begun = [view for view in self.views.values() if view.step]
-        left = [seconds for view in begun if (seconds := view.remaining_seconds) is not None]
         if not begun:
             return None
+        left = [view.remaining_seconds or 0.0 for view in begun]
         mean = sum(float(v.last["seconds"]) / v.step * v.steps for v in begun) / len(begun)
         return max([(sum(left) + mean * (total - len(begun))) / max(1, self.jobs), *left])

@@ -189,7 +189,7 @@ def pictures(comparison: Comparison, views: Mapping[str, RunView], known: Sequen
         Section("", [Columns(first), Notes(known)], "glance", listed=False),
         Section("While training", [_seed_grid(comparison, views)], "training", said["training"]),
         *_sweep_section(comparison, views),
-        _time_section(comparison, views),
+        _time_section(comparison, views, result),
     ]
 
 
@@ -222,9 +222,8 @@ def _sweep_section(comparison: Comparison, views: Mapping[str, RunView]) -> Iter
     yield Section("The sweep, run by run", [Columns(charts, wide=310)], "sweep", intro)
 
 
-def _time_section(comparison: Comparison, views: Mapping[str, RunView]) -> Section:
+def _time_section(comparison: Comparison, views: Mapping[str, RunView], result: pl.DataFrame) -> Section:
     recipes = [r.name for r in comparison.recipes]
-    result = _results(comparison)
     metric = comparison.dev_metric
     dev = _seed_curves(comparison, views, "dev", (metric.name, "seconds"))
     dev = _against_cost(dev, _seed_curves(comparison, views, "train", TRAIN), comparison)
@@ -236,12 +235,10 @@ def _time_section(comparison: Comparison, views: Mapping[str, RunView]) -> Secti
         result.select("recipe", "minutes", "total_minutes", "note"),
     )
     at = f"At each {comparison.noun}'s mean speed over its seeds."
-    told = "Tokens that were predicted in training."
-    counted = "Of matrix products in the forward and backward passes."
     axes = {
         "time": (at, "minutes", "training time, minutes", "~r"),
-        "tokens": (told, "seen", "training tokens", "~s"),
-        "FLOPs": (counted, "flops", "training FLOPs", "~e"),
+        "tokens": ("Tokens that were predicted in training.", "seen", "training tokens", "~s"),
+        "FLOPs": ("Of matrix products in the forward and backward passes.", "flops", "training FLOPs", "~e"),
     }
     drawn = list[Chart]()
     for against, (caption, x, x_title, x_number) in axes.items():

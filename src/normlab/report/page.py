@@ -149,7 +149,6 @@ class Page:
     """What the legend names: recipes, setups or sizes, drawn as lines, or roles of sublayers, as points."""
 
     def charts(self) -> list[Chart]:
-        """Return all charts in the page's order."""
         return list(charts_in(self.blocks))
 
     def html(self) -> str:

@@ -38,6 +38,7 @@ from normlab.report.page import (
     labelled,
 )
 from normlab.report.runs import RunView, marks, run_details, run_frame, seed_of, view
+from normlab.runs.files import read_json, write_output
 from normlab.runs.folder import RunFolder, Status, read_scores
 from normlab.watching import NOTES
 
@@ -133,7 +134,6 @@ def _dev_charts(run: RunView) -> list[Chart]:
 
 
 def _test(run: RunView, beside: Mapping[str, Any]) -> list[Section]:
-    """Return the section of the test scores, once they have been computed."""
     columns = [run.scores, beside] if beside else [run.scores]
     rows = [
         [Cell(metric.title), *(Cell(metric.shown(scores[metric.name])) for scores in columns)]
@@ -209,8 +209,6 @@ def write_probes_page(file: Path, page: Path) -> Path:
 
     Raises UserError for a file that does not hold such rows, and FileNotFoundError if there is none.
     """
-    from normlab.runs.files import read_json, write_output
-
     rows = list(_rows(file))
     flight = file.with_suffix(".flight.json")
     beside = read_json(flight) if flight.exists() else {}
@@ -274,13 +272,11 @@ def _others(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
         order = {module: i for i, module in enumerate(dict.fromkeys(str(r["module"]) for r in here))}
         if len(order) > MODULES:
             continue
-        points = [_point(row, order[str(row["module"])], "") for row in here]
-        frame = pl.DataFrame(points).select(*POINT)
-        name = f"modules-{anchor(signal)}-{statistic}"
+        frame = pl.DataFrame([_point(r, order[str(r["module"])], "") for r in here]).select(*POINT)
         loss = signal == "loss"
         title, axis = ("loss", "loss") if loss else (f"{signal}, {statistic}".replace("_", " "), statistic)
         drawn = curves_by_depth(frame, axis, log=not loss)
-        charts.append(Chart(name, capital(title), "", drawn, frame))
+        charts.append(Chart(f"modules-{anchor(signal)}-{statistic}", capital(title), "", drawn, frame))
     intro = "A line per module, from light to dark in the order of measurement."
     return [Section("Modules", [Columns(charts)], "modules", intro)] if charts else []
 

@@ -174,7 +174,6 @@ def _by_depth(view: DiagnosisView, chart: ByDepth) -> list[Chart]:
 
 
 def _chart(name: str, chart: StudyChart, drawn: Drawn, table: pl.DataFrame, label: str = "") -> Chart:
-    """Return a study's chart, named after a stack if there is one for each."""
     return labelled(Chart(name, chart.title, chart.caption, drawn, table), label)
 
 

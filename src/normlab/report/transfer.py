@@ -109,7 +109,6 @@ class _View:
         return PageTable([self.rate, *self.names], rows)
 
     def _between(self, one: Mapping[str, Any]) -> Cell:
-        """The best rate of a size with its interval."""
         found = self.best(one)
         if found["value"] is None:
             return Cell("–", "not known", tone="faint", title=one["optimum"]["why"])
