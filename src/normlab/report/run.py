@@ -212,9 +212,10 @@ def write_probes_page(file: Path, page: Path) -> Path:
     rows = list(_rows(file))
     flight = file.with_suffix(".flight.json")
     beside = read_json(flight) if flight.exists() else {}
+    notes = [Text(note) for note in beside.get("notes", ())]
     sections = [
         *flown(beside.get("reports", ())),
-        *_noted(beside.get("notes", ())),
+        *([Section("Not watched", [Notes(notes)], "notes")] if notes else []),
         *watched(rows),
         *_others(rows),
     ]
@@ -279,11 +280,6 @@ def _others(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
         charts.append(Chart(f"modules-{anchor(signal)}-{statistic}", capital(title), "", drawn, frame))
     intro = "A line per module, from light to dark in the order of measurement."
     return [Section("Modules", [Columns(charts)], "modules", intro)] if charts else []
-
-
-def _noted(notes: Sequence[str]) -> list[Section]:
-    lines: list[Block] = [Notes([Text(note) for note in notes])]
-    return [Section("Not watched", lines, "notes")] if notes else []
 
 
 def flown(reports: Sequence[Mapping[str, Any]]) -> list[Section]:
