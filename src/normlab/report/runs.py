@@ -13,6 +13,7 @@ import polars as pl
 from markupsafe import Markup
 
 from normlab.config.config import OWN_TASK, Config
+from normlab.config.io import changes_numbers
 from normlab.config.metric import NLL, Metric, selection_metric
 from normlab.config.units import duration, rate
 from normlab.errors import UserError
@@ -112,7 +113,7 @@ def flat(config: Config) -> dict[str, str]:
             if dataclasses.is_dataclass(inner):
                 if field.name != "machine":
                     walk(inner, name + ".")
-            elif field.metadata.get("numbers", True) or name.startswith("data."):
+            elif changes_numbers(field) or name.startswith("data."):
                 found[name] = " ".join(map(str, inner)) if isinstance(inner, tuple) else str(inner)
 
     walk(config, "")
