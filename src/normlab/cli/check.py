@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -76,7 +74,7 @@ class CheckCommand(SourceFlags):
         self._require_flags()
         shown, failed = list[dict[str, Any]](), False
         for source, several in self._sources():
-            with redirect_stdout(sys.stderr), progress_line() as progress:
+            with progress_line() as progress:
                 report, setup = self._tested(source, progress)
             plain = self._plain(source, report, setup) | {"command": command}
             shown.append(plain)

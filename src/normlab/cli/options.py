@@ -16,7 +16,7 @@ import sys
 import time
 from abc import ABC
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -381,9 +381,12 @@ def title_lines(title: str, facts: Mapping[str, Any]) -> tuple[Text, Text]:
 
 @contextmanager
 def progress_line() -> Iterator[Any]:
-    """Yield a function that shows what is in progress: in one changing line, or in new ones now and then."""
+    """Yield a function that shows what is in progress: in one changing line, or in new ones now and then.
+
+    Meanwhile what a user's code prints goes to standard error, because standard output is for the answer.
+    """
     console, last = terminal.console(stderr=True), time.monotonic()
-    with console.status("") as status:
+    with redirect_stdout(sys.stderr), console.status("") as status:
 
         def show(name: str, done: int, of: int) -> None:
             nonlocal last

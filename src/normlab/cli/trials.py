@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self
@@ -120,7 +119,7 @@ class TrialCommand(_TrialFlags):
 
         command, budget_s = command_line(), _budget_s(self.budget)
         with self._source() as source:
-            with redirect_stdout(sys.stderr), progress_line() as progress:
+            with progress_line() as progress:
                 answer = trial(
                     source.setup,
                     steps=self.flags.train.steps,
@@ -244,7 +243,7 @@ class TransferCommand(_TrialFlags):
         from normlab.scaling.transfer import transfer
 
         since, command, budget_s = time.monotonic(), command_line(), _budget_s(self.budget)
-        with self._family() as family, redirect_stdout(sys.stderr), progress_line() as progress:
+        with self._family() as family, progress_line() as progress:
             answer = transfer(
                 family,
                 steps=self.flags.train.steps,
