@@ -51,6 +51,7 @@ def test_the_page_says_the_sentence_and_holds_every_rate(tmp_path: Path):
         "not finite at step 20",
         "allows 20 trials",
         "lower ones",
+        "1.6e-2,1.6e-2,0,ended early,20,",  # the mark at the end of its curve
     ):
         assert part in text
     for name in ("rates-0", "steps-0", "rates-1", "steps-1"):

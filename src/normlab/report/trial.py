@@ -11,6 +11,7 @@ import polars as pl
 from normlab.config.units import count, duration, short_rate
 from normlab.report.charts.comparison import CurveAxis, curve
 from normlab.report.charts.rates import loss_by_rate
+from normlab.report.charts.theme import ENDED_EARLY
 from normlab.report.page import (
     Cell,
     Chart,
@@ -97,7 +98,7 @@ def _by_step(trials: Mapping[str, Any], i: int, rates: Sequence[str]) -> Chart:
     rows = [
         (name, name, outcome, 0, step, loss)
         for t in _own(trials)
-        for name, outcome in [(short_rate(t["rate"]), "diverged" if t["stopped"] else "trained")]
+        for name, outcome in [(short_rate(t["rate"]), ENDED_EARLY if t["stopped"] else "trained")]
         for step, loss in enumerate(_smooth([float(x) for x in t["losses"]]), start=1)
     ]
     table = pl.DataFrame(rows, schema=_CURVES, orient="row")

@@ -19,6 +19,7 @@ import polars as pl
 
 from normlab.config.metric import IGNORES_SOURCE, Metric
 from normlab.report.charts.theme import (
+    ENDED_EARLY,
     MANY,
     OUTCOMES,
     POINTS,
@@ -35,7 +36,7 @@ from normlab.report.charts.theme import (
     spread,
 )
 
-ASTRAY: Final = ("stuck", "diverged", IGNORES_SOURCE, "failed")
+ASTRAY: Final = ("stuck", "diverged", IGNORES_SOURCE, "failed", ENDED_EARLY)
 """Outcomes that are drawn run by run instead of being averaged."""
 
 FEW_POINTS: Final = 30

@@ -41,12 +41,15 @@ INK: Final[dict[Mode, tuple[str, str, str, str, str]]] = {
 """Paper, ink, faint, rule and alarm of a mode."""
 FONT: Final = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
 
+ENDED_EARLY: Final = "ended early"
+"""The outcome of a trial that was not worth going on with; its page says why."""
 OUTCOMES: Final[dict[str, str]] = {
     "trained": "circle",
     "stuck": "square",
     "diverged": "cross",
     IGNORES_SOURCE: "diamond",
     "failed": "triangle-up",
+    ENDED_EARLY: "cross",
 }
 """Marker by outcome, the same in every chart; a run that did not train is drawn hollow."""
 
