@@ -13,9 +13,12 @@ from torch import Tensor, nn
 
 from contracts.variants import CONFIG, build, uniform
 from normlab.config.config import ModelConfig
+from normlab.diagnosis.structure import read_structure
 from normlab.diagnosis.study import Table
 from normlab.diagnosis.subject import Subject
 from normlab.nn import ENCODER_LAYER, PAD, Context, build_stack
+from normlab.trace.setup import Loss
+from normlab.trace.trace import output_loss
 
 SOURCE = torch.tensor([[4, 8, 11, 6, 8, 10], [12, 9, 8, 12, 0, 0], [12, 10, 7, 0, 0, 0], [5, 3, 9, 9, 4, 0]])
 TARGET = torch.tensor([[2, 10, 7, 8, 9], [2, 11, 6, 0, 0], [2, 9, 4, 5, 0], [2, 6, 5, 11, 8]])
@@ -24,9 +27,14 @@ BATCH = (SOURCE, TARGET, LABELS)
 PADDING_MASKS = {"encoder.sublayers": SOURCE != PAD, "decoder.sublayers": TARGET != PAD}
 
 
+def subject_read(model: nn.Module, batch: Any, loss: Loss = output_loss, **named: Any) -> Subject:
+    """A subject whose structure is read; ``named`` are the options of ``read_structure``."""
+    return Subject(model, batch, loss, read_structure(model, batch, **named))
+
+
 def translating(placement: str = "post", **choices: Any) -> Subject:
     """An encoder-decoder of ours on padded rows, its loss that of real tokens."""
-    return Subject.of(build(uniform(placement, **choices)), BATCH[:2], loss=labelled)
+    return subject_read(build(uniform(placement, **choices)), BATCH[:2], loss=labelled)
 
 
 def labelled(model: nn.Module, batch: Any) -> Tensor:
@@ -68,7 +76,7 @@ def theory_setting(placement: str, *, layers: int, dim: int, ffn_dim: int, seeds
         def loss(model: nn.Module, batch: Tensor, weights: Tensor = weights) -> Tensor:
             return (model(batch) @ weights).square().mean()
 
-        structure = found[0].structure if found else Subject.of(model, x, loss).structure
+        structure = found[0].structure if found else subject_read(model, x, loss).structure
         found.append(Subject(model, x, loss, structure))
     return found
 

@@ -14,12 +14,12 @@ from torch.optim import Optimizer
 
 from normlab.diagnosis.parameters import Owner, ParameterPart, Width, kinds, measuring, owners
 from normlab.diagnosis.recording import awake
-from normlab.diagnosis.structure import StackView, Structure, SublayerView, read_structure
+from normlab.diagnosis.structure import StackView, Structure, SublayerView
 from normlab.errors import UserError
 from normlab.trace.setup import Loss
 from normlab.trace.step import FROZEN, Gradients, OptimizerFactory, gradients_in, trainable
-from normlab.trace.tensors import Call, Tap, call_model, map_tensors, tensors_in, unwrap
-from normlab.trace.trace import Trace, output_loss
+from normlab.trace.tensors import Call, Tap, call_model, map_tensors, tensors_in
+from normlab.trace.trace import Trace
 from normlab.trace.untouched import undisturbed
 
 AnyOptimizer: TypeAlias = Optimizer | OptimizerFactory
@@ -70,20 +70,6 @@ class Subject:
     """Steps over which the learning rate will rise to its peak."""
     call: Call = call_model
     """How the model is called if no loss is needed."""
-
-    @classmethod
-    def of(
-        cls,
-        model: nn.Module,
-        batch: Any,
-        loss: Loss | None = None,
-        *,
-        blocks: str | Sequence[str] = (),
-        branches: Sequence[str] = (),
-    ) -> Subject:
-        """Read the structure; ``blocks`` and ``branches`` are as in ``read_structure``."""
-        structure = read_structure(model, batch, blocks=blocks, branches=branches)
-        return cls(unwrap(model), batch, loss or output_loss, structure)
 
     def on(self, batch: Any) -> Subject:
         return replace(self, batch=batch, padding_masks=None)

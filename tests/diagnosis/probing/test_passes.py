@@ -9,7 +9,7 @@ import torch
 from cases import each
 from contracts.variants import build, inputs, label, loss_of, uniform
 from diagnosis.following import READABLE
-from diagnosis.small import untouched
+from diagnosis.small import subject_read, untouched
 from normlab.diagnosis.studies.gradients import parameter_gradients
 from normlab.diagnosis.studies.output_change import output_change
 from normlab.diagnosis.study import Table
@@ -22,7 +22,7 @@ ADAM = partial(torch.optim.Adam, lr=1e-3)
 
 def subject_of(config) -> Subject:
     model = build(config).eval()
-    return Subject.of(model, inputs(model), lambda m, batch: loss_of(m, *batch))
+    return subject_read(model, inputs(model), lambda m, batch: loss_of(m, *batch))
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from contracts.variants import perturbed, uniform
-from diagnosis.small import PADDING_MASKS, SOURCE, TARGET, labelled, translating, untouched
+from diagnosis.small import PADDING_MASKS, SOURCE, TARGET, labelled, subject_read, translating, untouched
 from normlab.diagnosis.studies.attention import attention
 from normlab.diagnosis.subject import Subject
 
@@ -61,7 +61,7 @@ def one_head(q, k, head, queries, keys, *, group, causal) -> tuple[float, float,
 @pytest.mark.parametrize("choices", [{}, {"kv_heads": 1}], ids=str)
 def test_heads_of_ours_are_those_of_plain_loops(choices):
     model = perturbed(uniform("pre", **choices), dtype=torch.float32)
-    table = attention(Subject.of(model, (SOURCE, TARGET), labelled))
+    table = attention(subject_read(model, (SOURCE, TARGET), labelled))
     expected = by_hand(model)
     assert [(row["stack"], row["index"], row["head"]) for row in table] == list(expected)
     assert len(expected) == 2 * (2 + 4)
@@ -89,7 +89,7 @@ def test_hugging_faces_own_weights_have_this_entropy(implementation):
     model.set_attn_implementation(implementation)
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
     batch = {"input_ids": torch.arange(5, 15).view(2, 5), "attention_mask": mask}
-    subject = Subject.of(model, batch, lambda model, batch: model(**batch).last_hidden_state[:, 0].sum())
+    subject = subject_read(model, batch, lambda model, batch: model(**batch).last_hidden_state[:, 0].sum())
     table = attention(subject)
 
     model.set_attn_implementation("eager")
@@ -129,7 +129,7 @@ def test_torchs_layers_are_seen_whichever_dimension_leads(norm_first):
         causal = nn.Transformer.generate_square_subsequent_mask(5)
         batch = {"src": pair[0], "tgt": pair[1], "tgt_mask": causal}
         batch |= {"src_key_padding_mask": padded, "memory_key_padding_mask": padded}
-        subject = Subject.of(model, batch, lambda model, batch: model(**batch).square().sum())
+        subject = subject_read(model, batch, lambda model, batch: model(**batch).square().sum())
         real = {"encoder.layers": ~padded, "decoder.layers": torch.ones(3, 5, dtype=torch.bool)}
         real = real if first else {name: mask.T for name, mask in real.items()}
         tables.append(attention(replace(subject, padding_masks=real)))
@@ -189,7 +189,7 @@ class WrittenLayer(nn.Module):
 def written(weigh) -> Subject:
     torch.manual_seed(0)
     x = torch.randn(3, 5, 4)
-    return Subject.of(Written(weigh), x, lambda model, x: model(x)[..., 0].sum())
+    return subject_read(Written(weigh), x, lambda model, x: model(x)[..., 0].sum())
 
 
 def test_other_softmaxes_are_none_of_its_business():

@@ -10,6 +10,7 @@ from torch.autograd.functional import jvp
 from cases import each
 from contracts.variants import build, inputs, label, loss_of, perturbed, uniform
 from diagnosis.following import READABLE
+from diagnosis.small import subject_read
 from normlab.diagnosis.studies.dependency import FrozenNorm, dependency, residual_dependency
 from normlab.diagnosis.subject import Subject
 from normlab.nn import LayerNorm, Norm
@@ -20,7 +21,7 @@ EARLY_AND_LATE = slice(0, 4), slice(-4, None)
 
 
 def subject_of(model: nn.Module) -> Subject:
-    return Subject.of(model, inputs(model), lambda m, batch: loss_of(m, *batch))
+    return subject_read(model, inputs(model), lambda m, batch: loss_of(m, *batch))
 
 
 def masks(model: nn.Module) -> dict[str, Tensor]:
@@ -159,7 +160,7 @@ class Noises(nn.Module):
 
 def noises(*, post: bool) -> Subject:
     x = torch.randn(1, T, 512, generator=torch.Generator().manual_seed(100))
-    return Subject.of(Noises(post=post), x, lambda model, batch: model(batch).square().sum())
+    return subject_read(Noises(post=post), x, lambda model, batch: model(batch).square().sum())
 
 
 def test_a_plain_sum_of_equal_branches_leans_on_all_alike():
@@ -278,7 +279,7 @@ class Parallels(nn.Module):
 def test_branches_side_by_side_enter_together():
     torch.manual_seed(0)
     model, x = Parallels(), torch.randn(2, 30, D)
-    table = dependency(Subject.of(model, x, lambda m, b: m(b).square().sum()), tokens=60)
+    table = dependency(subject_read(model, x, lambda m, b: m(b).square().sum()), tokens=60)
     with torch.no_grad():
         y = model.layers[0].norm(x)
         whole = model.layers[0](x).var(-1, correction=0)
@@ -311,7 +312,7 @@ class Agains(Parallels):
 def test_an_older_state_of_the_stream_brings_its_parts_once_more():
     torch.manual_seed(0)
     model, x = Agains(), torch.randn(2, 30, D)
-    table = dependency(Subject.of(model, x, lambda m, b: m(b).square().sum()), tokens=60)
+    table = dependency(subject_read(model, x, lambda m, b: m(b).square().sum()), tokens=60)
     with torch.no_grad():
         first, second = model.layers
         a = first.attention(x)
@@ -348,7 +349,7 @@ class SilentOnes(nn.Module):
 
 def test_sums_that_are_not_seen_are_not_made_up():
     x = torch.randn(2, 30, D)
-    subject = Subject.of(SilentOnes(), x, lambda model, b: model(b)[..., 0].sum(), branches=("mlp",))
+    subject = subject_read(SilentOnes(), x, lambda model, b: model(b)[..., 0].sum(), branches=("mlp",))
     with pytest.raises(ValueError, match=r"cannot follow layers: sublayer 0 .*not verified.* is not the sum"):
         dependency(subject)
 

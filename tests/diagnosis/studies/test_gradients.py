@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from contracts.variants import build, uniform
-from diagnosis.small import BATCH, PADDING_MASKS, labelled, translating, untouched
+from diagnosis.small import BATCH, PADDING_MASKS, labelled, subject_read, translating, untouched
 from normlab.diagnosis.parameters import Owner, owners
 from normlab.diagnosis.studies.gradients import (
     branch_jacobians,
@@ -83,7 +83,7 @@ def gpt2() -> tuple[nn.Module, str]:
 def test_gradients_at_the_end_of_each_block_of_other_peoples_models(make):
     model, name = make()
     batch = {"input_ids": IDS, "labels": IDS}
-    table = sublayer_gradients(Subject.of(model, batch)).where(role="ffn")
+    table = sublayer_gradients(subject_read(model, batch)).where(role="ffn")
     outputs: list[Tensor] = []
 
     def keep(module, args, output):
@@ -102,7 +102,7 @@ def test_time_may_lead():
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     x = torch.randn(7, 3, 16)
-    table = sublayer_gradients(Subject.of(model, x, loss=lambda m, b: (m(b)[:5] * x[:5]).mean()))
+    table = sublayer_gradients(subject_read(model, x, loss=lambda m, b: (m(b)[:5] * x[:5]).mean()))
     h, kept = x, []
     for one in copy.deepcopy(model).eval().layers:
         h = one(h)
@@ -197,7 +197,7 @@ def test_parameters_of_bart_belong_to_their_layer():
     }
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "d_model": 16, "pad_token_id": 0}
     model = hugging_face("BartForConditionalGeneration", "BartConfig", **small, **heads)
-    table = parameter_gradients(Subject.of(model, {"input_ids": IDS, "labels": IDS[:, :4].contiguous()}))
+    table = parameter_gradients(subject_read(model, {"input_ids": IDS, "labels": IDS[:, :4].contiguous()}))
     roles = {"self_attn": "self_attention", "encoder_attn": "cross_attention", "fc1": "ffn", "fc2": "ffn"}
     roles |= {f"{name}_layer_norm": role for name, role in roles.items() if "attn" in name} | {
         "final_layer_norm": "ffn"
@@ -219,7 +219,7 @@ def test_what_several_sublayers_use_is_shared():
     model = build(uniform("pre"))
     model.encoder.sublayers[2].f.out.weight = model.encoder.sublayers[0].f.out.weight
     model.decoder.sublayers[5].f.outer.weight = model.encoder.sublayers[1].f.outer.weight
-    subject = Subject.of(model, BATCH[:2], loss=labelled)
+    subject = subject_read(model, BATCH[:2], loss=labelled)
     taps = [tap for _, view in subject.structure.sublayers for tap in view.taps]
     passed = subject.trace(taps).once(graph=True)
     found = owners(model, subject.structure, passed.taps)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contracts.variants import build, inputs, loss_of, tokens, uniform
+from diagnosis.small import subject_read
 from normlab.config.config import ModelConfig
 from normlab.diagnosis.studies.output_change import output_change, output_change_fit, random_change
 from normlab.diagnosis.study import Table
@@ -24,7 +25,7 @@ ADAM = partial(torch.optim.Adam, lr=1e-3)
 
 
 def subject_of(model: nn.Module) -> Subject:
-    return Subject.of(model, inputs(model), lambda m, batch: loss_of(m, *batch))
+    return subject_read(model, inputs(model), lambda m, batch: loss_of(m, *batch))
 
 
 def masks(model: nn.Module) -> dict[str, Tensor]:
@@ -130,7 +131,7 @@ def encoder(placement: str, layers: int, seed: int) -> Subject:
         model.embedding.weight.mul_(config.dim**0.5)  # as a translation embeds, not as BERT does
     ids = torch.randint(4, 50, (4, 24), generator=torch.Generator().manual_seed(1))
     profile_(model, lambda: model(ids))
-    return Subject.of(
+    return subject_read(
         model, (ids,), lambda m, batch: F.cross_entropy(m(*batch)[0].flatten(0, 1), ids.flatten())
     )
 

@@ -8,10 +8,9 @@ import torch
 from torch import nn
 
 from contracts.variants import perturbed, uniform
-from diagnosis.small import PADDING_MASKS, SOURCE, TARGET, labelled, translating, untouched
+from diagnosis.small import PADDING_MASKS, SOURCE, TARGET, labelled, subject_read, translating, untouched
 from normlab.diagnosis.studies.attention import effective_rank, similarity
 from normlab.diagnosis.studies.jacobian import norm_parameters
-from normlab.diagnosis.subject import Subject
 
 BATCH = (SOURCE, TARGET)
 
@@ -95,7 +94,7 @@ def test_the_tokens_of_a_sequence_are_found_whichever_dimension_leads():
         torch.manual_seed(1)
         layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=first)
         model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        subject = Subject.of(model, x if first else x.transpose(0, 1), lambda m, x: m(x)[..., 0].sum())
+        subject = subject_read(model, x if first else x.transpose(0, 1), lambda m, x: m(x)[..., 0].sum())
         tables.append(similarity(subject))
     one, other = tables
     for column in ("cosine", "effective_rank"):
@@ -117,7 +116,7 @@ def test_the_tokens_of_a_sequence_are_found_whichever_dimension_leads():
 )
 def test_gains_are_listed_by_depth(placement, norm, suffixes):
     model = perturbed(uniform(placement, norm=norm), dtype=torch.float32)
-    table = norm_parameters(Subject.of(model, BATCH, labelled))
+    table = norm_parameters(subject_read(model, BATCH, labelled))
     for name, count in (("encoder", 4), ("decoder", 6)):
         for i in range(count):
             rows = table.where(stack=f"{name}.sublayers", index=i).rows
@@ -162,7 +161,7 @@ def test_biases_of_matrices_are_no_gains():
     torch.manual_seed(0)
     model = tf.BertForMaskedLM(tf.BertConfig(**sizes, intermediate_size=32))
     ids = torch.arange(10).view(2, 5)
-    table = norm_parameters(Subject.of(model, ids, lambda model, ids: model(ids).logits.square().mean()))
+    table = norm_parameters(subject_read(model, ids, lambda model, ids: model(ids).logits.square().mean()))
     layer = "bert.encoder.layer.0"
     assert [(row["parameter"], row["index"]) for row in table] == [
         ("bert.embeddings.LayerNorm.weight", None),

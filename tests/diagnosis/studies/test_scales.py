@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from contracts.variants import build, uniform
-from diagnosis.small import BATCH, PADDING_MASKS, theory_setting, translating, untouched
+from diagnosis.small import BATCH, PADDING_MASKS, subject_read, theory_setting, translating, untouched
 from normlab.diagnosis.studies.scales import scales
 from normlab.diagnosis.study import Table, Tables
 from normlab.diagnosis.subject import Subject
@@ -135,7 +135,7 @@ def test_a_mask_of_the_batch_decides_and_needs_no_loss():
     torch.manual_seed(0)
     model = tf.BertModel(tf.BertConfig(vocab_size=20, **small))
     mask = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0]])
-    subject = Subject.of(model, {"input_ids": BATCH[0], "attention_mask": mask})
+    subject = subject_read(model, {"input_ids": BATCH[0], "attention_mask": mask})
     (name,) = subject.masks
     assert torch.equal(subject.masks[name], mask.bool())
     shorter = Subject(
@@ -167,7 +167,7 @@ def test_a_frozen_model_and_a_loss_apart_get_a_sentence():
 
 def test_a_branch_that_adds_nothing_has_no_spread():
     model = build(uniform("post"))
-    subject = Subject.of(model, BATCH[:2], loss=lambda m, b: m(*b).square().mean())
+    subject = subject_read(model, BATCH[:2], loss=lambda m, b: m(*b).square().mean())
     with torch.no_grad():
         for p in model.encoder.sublayers[0].f.parameters():
             p.zero_()

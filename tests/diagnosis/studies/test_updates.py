@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from contracts.variants import perturbed, uniform
-from diagnosis.small import SOURCE, TARGET, labelled, translating, untouched
+from diagnosis.small import SOURCE, TARGET, labelled, subject_read, translating, untouched
 from normlab.diagnosis.parameters import kinds, measuring, owners
 from normlab.diagnosis.studies.gradients import updates
 from normlab.diagnosis.subject import Subject
@@ -147,7 +147,7 @@ def test_no_gradients_and_zero_weights_and_frozen_models():
 )
 def test_parts_are_the_matrices_that_our_branches_name(choices):
     model = perturbed(uniform("pre", **choices), dtype=torch.float32)
-    parts = parts_of(Subject.of(model, BATCH, labelled))
+    parts = parts_of(subject_read(model, BATCH, labelled))
     assert list(parts) == [path for path, _ in model.named_parameters()]
     named = {"ffn_gate": "ffn_in"}
     claimed: set[str] = set()
@@ -178,7 +178,7 @@ def test_gains_on_the_shortcut_are_no_norms():
 
 
 def kinds_by_name(model: nn.Module, batch, loss) -> dict[str, tuple[str, ...]]:
-    parts = parts_of(Subject.of(model, batch, loss))
+    parts = parts_of(subject_read(model, batch, loss))
     return {path: tuple(part.kind for part in those) for path, those in parts.items()}
 
 
@@ -229,7 +229,7 @@ def test_gpt2_keeps_its_matrices_the_other_way_round():
     )
     model = tf.GPT2LMHeadModel(config)
     batch = {"input_ids": torch.arange(12).view(2, 6), "encoder_hidden_states": torch.randn(2, 4, 16)}
-    parts = parts_of(Subject.of(model, batch, lambda model, batch: model(**batch).logits.square().mean()))
+    parts = parts_of(subject_read(model, batch, lambda model, batch: model(**batch).logits.square().mean()))
     block = model.transformer.h[0]
     packed = parts["transformer.h.0.attn.c_attn.weight"]
     thirds = block.attn.c_attn.weight.split(16, dim=1)
@@ -288,7 +288,7 @@ def test_a_part_of_a_sparse_gradient_has_its_norm():
 
     torch.manual_seed(0)
     model, ids, goal = Sparse(), torch.arange(6).view(2, 3), torch.randn(2, 3, 16)
-    subject = Subject.of(model, ids, lambda model, ids: F.mse_loss(model(ids), goal))
+    subject = subject_read(model, ids, lambda model, ids: F.mse_loss(model(ids), goal))
     (row,) = updates(subject, partial(torch.optim.SGD, lr=0.1)).where(kind="embedding")
     (gradient,) = torch.autograd.grad(subject.loss(), [model.words.weight])
     assert row["grad_l2"] == pytest.approx(gradient.to_dense().norm().item())

@@ -139,7 +139,6 @@ def curvature(
     tokens: int = 256,
     products: int = 50,
     tolerance: float = 1e-2,
-    seed: int = 0,
 ) -> Table:
     r"""Measure :math:`\lambda_{\max}(H)` and :math:`v^\top H v / \|v\|^2`, H being the Hessian of the loss in
     the trainable parameters, along v = the gradient and v = the optimizer's first update.
@@ -156,7 +155,7 @@ def curvature(
     """
     small, used = subject.cropped(tokens)
     hessian = Hessian(small)
-    pair = largest_eigenvalue(hessian, products=products, tolerance=tolerance, seed=seed)
+    pair = largest_eigenvalue(hessian, products=products, tolerance=tolerance)
     rows = (
         _row("largest_eigenvalue", pair.value, pair.detail(used)),
         _row("directional_sharpness", hessian.along(hessian.gradient), "along the gradient"),
@@ -166,7 +165,7 @@ def curvature(
 
 
 def preconditioned_sharpness(
-    subject: Subject, optimizer: AnyOptimizer, *, tokens: int = 256, products: int = PRODUCTS, seed: int = 0
+    subject: Subject, optimizer: AnyOptimizer, *, tokens: int = 256, products: int = PRODUCTS
 ) -> Table:
     r"""Measure :math:`\lambda_{\max}(D^{1/2} H D^{1/2})`, D being diagonal with :math:`D_{ii} = -u_i / g_i`:
     what the optimizer's next update u makes of the gradient g, including its learning rate.
@@ -182,7 +181,7 @@ def preconditioned_sharpness(
     hessian = Hessian(small)
     diagonal = -hessian.update(optimizer) / hessian.gradient
     root = diagonal.nan_to_num(0.0, 0.0, 0.0).clamp(min=0.0).sqrt()
-    pair = largest_eigenvalue(hessian, scale=root, products=products, tolerance=TOLERANCE, seed=seed)
+    pair = largest_eigenvalue(hessian, scale=root, products=products, tolerance=TOLERANCE)
     return Table("curvature", (_row("preconditioned_sharpness", pair.value, pair.detail(used)),))
 
 
@@ -262,7 +261,7 @@ class _Eigenvalue(NamedTuple):
 
 @torch.no_grad()
 def largest_eigenvalue(
-    hessian: Hessian, *, scale: Tensor | float = 1.0, products: int, tolerance: float, seed: int
+    hessian: Hessian, *, scale: Tensor | float = 1.0, products: int, tolerance: float
 ) -> _Eigenvalue:
     r"""Find :math:`\max_x x^\top S H S x / x^\top x`, S being diagonal with ``scale``, by power iteration
     with a memory: the next x is the best in the span of x, SHSx and the previous step.
@@ -271,7 +270,7 @@ def largest_eigenvalue(
     largest, in fewer products. Knyazev 2001, Section 4 (SIAM Journal on Scientific Computing 23).
     """
     like = hessian.gradient
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     x = torch.randn(like.numel(), generator=generator, dtype=like.dtype).to(like.device)
     basis = [x / torch.linalg.vector_norm(x)]
     images = [scale * (hessian @ (scale * basis[0]))]
@@ -332,7 +331,7 @@ def _critical_rate(tables: Tables) -> Iterator[Finding]:
 
 CRITICAL_LR = Study(
     "critical_lr",
-    lambda subject: [critical_lr(subject.small, subject.optimizer, tolerance=CLOSE)],
+    lambda subject: critical_lr(subject.small, subject.optimizer, tolerance=CLOSE),
     "standard",
     rules=(_critical_rate,),
     batch=SMALL_BATCH,
@@ -340,14 +339,14 @@ CRITICAL_LR = Study(
 )
 CURVATURE = Study(
     "curvature",
-    lambda subject: [curvature(subject.small, subject.optimizer)],
+    lambda subject: curvature(subject.small, subject.optimizer),
     "full",
     batch=SMALL_BATCH,
     order=95,
 )
 SHARPNESS = Study(
     "preconditioned_sharpness",
-    lambda subject: [preconditioned_sharpness(subject.small, subject.optimizer)],
+    lambda subject: preconditioned_sharpness(subject.small, subject.optimizer),
     "full",
     batch=SMALL_BATCH,
     order=94,
