@@ -15,12 +15,10 @@ from torch import nn
 
 from normlab.diagnosis.recording import ModuleEvent, Recording, Sum, Sums, proportion
 from normlab.errors import UserError
-from normlab.trace.facts.stacks import shared
+from normlab.trace.facts.stacks import shared, within
 from normlab.trace.tensors import Tap
 
 ATTENTION = re.compile(r"att(n|ention)|mha", re.IGNORECASE)
-
-
 FFN = re.compile(r"mlp|ff|feed_?forward|fc\d|intermediate|linear\d|dense|moe|expert|glu", re.IGNORECASE)
 
 
@@ -110,7 +108,7 @@ class BlockReader:
         self._modules = norms.modules
         self.called = self.events[0].path == path
         calls = norms.calls(recording, start, stop)  # one that blocks share has another block's path
-        inside = [n for n in calls if self.called or f"{n.path}.".startswith(f"{path}.")]
+        inside = [n for n in calls if self.called or within(n.path, path)]
         self.norms: dict[int, list[_NormCall]] = {}
         for norm in inside:
             self.norms.setdefault(norm.given, []).append(norm)
@@ -230,11 +228,11 @@ class BlockReader:
         """Return the events from the first appearance of a stream until its branches are added to it."""
         return self.events[self.first(step.stream) : self.first(step.sum.total)]
 
-    def ran(self, step: StreamStep, within: str) -> tuple[str, ...]:
+    def ran(self, step: StreamStep, outer: str) -> tuple[str, ...]:
         events = self.between(step)
         ended = {event.path for event in events if event.side == "output"}
         paths = [e.path for e in events if e.side == "input" and e.path in ended]
-        inner = [p for p in paths if not within or f"{p}.".startswith(f"{within}.")]
+        inner = [p for p in paths if not outer or within(p, outer)]
         return tuple(dict.fromkeys([*inner, *([step.write] if step.write else [])]))
 
     def names(self, path: str) -> str:

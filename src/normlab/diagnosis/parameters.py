@@ -17,31 +17,17 @@ from normlab.trace.tensors import Tap, activations, first_calls
 from normlab.trace.untouched import undisturbed
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
-
-
 Width: TypeAlias = tuple[int, int]
 """Widths of the input and the output of a module's first call."""
-
-
 EMBEDDING = re.compile(r"embed|position|\bw[tp]e\b", re.IGNORECASE)
-
-
 PACKED: Final = frozenset({"qkv", "wqkv", "kv", "wkv", "in_proj", "in_proj_weight", "c_attn"})
-
-
 PROJECTIONS: Final = {
     "query": frozenset({"q", "wq", "query", "queries"}),
     "key": frozenset({"k", "wk", "key", "keys"}),
     "value": frozenset({"v", "wv", "value", "values"}),
 }
-
-
 OUTPUT: Final = frozenset({"o", "wo", "out", "output", "proj", "dense"})
-
-
 FFN_OUT: Final = frozenset({"down", "out", "outer", "output", "wo", "w2", "fc2", "lin2"})
-
-
 FFN_IN: Final = frozenset({"up", "gate", "in", "inner", "wi", "w1", "w3", "fc1", "lin1"})
 
 

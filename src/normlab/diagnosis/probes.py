@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from normlab.diagnosis.structure import Structure
 from normlab.errors import UserError
+from normlab.trace.facts.stacks import within
 from normlab.trace.record import Seen, Want, matching, record
 from normlab.trace.tensors import Place, Tap, compiles, unwrap, unwrapped
 
@@ -145,7 +146,6 @@ class Record(NamedTuple):
 
 
 Emit = Callable[[Record], None]
-OnError = Callable[[Exception], None]
 
 
 class Observer:
@@ -209,7 +209,7 @@ def observe(
     probes: Sequence[Probe],
     emit: Emit,
     *,
-    on_error: OnError | None = None,
+    on_error: Callable[[Exception], None] | None = None,
     compiled: bool = False,
 ) -> Iterator[Observer]:
     """Measure a model while it runs inside this block, and call ``emit`` with a record per measurement.
@@ -249,7 +249,7 @@ def _compiled(model: nn.Module, modules: Mapping[str, nn.Module]) -> set[str]:
     if any(compiles(m) for m in unwrapped(model)):
         return set(modules)
     roots = [path for path, module in modules.items() if compiles(module)]
-    return {path for path in modules if any(f"{path}.".startswith(f"{root}.") for root in roots)}
+    return {path for path in modules if any(within(path, root) for root in roots)}
 
 
 # ------------------------------------------------------------------------------------------------ presets

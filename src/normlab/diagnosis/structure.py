@@ -14,6 +14,7 @@ from normlab.config.io import validated
 from normlab.diagnosis.block import BlockReader, Norms, StreamStep, candidates
 from normlab.diagnosis.recording import Factor, Recording, Sum, awake, record, refit
 from normlab.errors import UserError
+from normlab.trace.facts.stacks import within
 from normlab.trace.setup import Setup
 from normlab.trace.tensors import Call, Tap, call_model, counts, unwrap
 from normlab.trace.untouched import untouched
@@ -24,8 +25,6 @@ PLACEMENTS: Final = {
     (True, True, False): "sandwich",
 }
 """Placements by whether a norm is where the branch reads the stream, at the branch's end, and on the sum."""
-
-
 UNSURE: Final = "another branch (parallel, or one after the other through norms that no module computes)"
 """What is beside a branch if it is not seen what the later of the two reads."""
 
@@ -105,10 +104,6 @@ class Structure:
         return "\n".join([*lines, *self.unread])
 
 
-class UnreadError(UserError):
-    """No residual stream was found."""
-
-
 @validated
 def read_structure(
     model: nn.Module,
@@ -155,13 +150,13 @@ def _read(reader: _StreamReader, globs: Sequence[str]) -> Structure:
         elif blocks and not _inside(name, unread):
             unread[name] = reader.sentence(name, blocks, (failed or blocks)[0])
     if not stacks:
-        raise UnreadError(_sorry(reader.model, reader.recording, list(unread.values())))
+        raise UserError(_sorry(reader.model, reader.recording, list(unread.values())))
     missed = [why for name, why in unread.items() if not any(_inside(stack, [name]) for stack in stacks)]
     return Structure(tuple(stacks.values()), tuple(missed))
 
 
 def _inside(path: str, containers: Iterable[str]) -> bool:
-    return any(not name or f"{path}.".startswith(f"{name}.") for name in containers)
+    return any(not name or within(path, name) for name in containers)
 
 
 class _StreamReader:

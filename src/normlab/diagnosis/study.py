@@ -13,8 +13,6 @@ from normlab.diagnosis.subject import SMALL_TOKENS, Subject
 from normlab.errors import UserError, nearest
 
 Value: TypeAlias = float | int | str | None
-
-
 Row: TypeAlias = Mapping[str, Any]
 """Values by column, each of them a ``Value``."""
 
@@ -125,9 +123,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 XIONG: Final = "Xiong et al. 2020, {} (arXiv 2002.04745)"
-
 LIU: Final = "Liu et al. 2020, {} (arXiv 2004.08249)"
-
 SEVERITIES: Final = ("note", "warning", "problem")
 """From a mere observation to something that stops a training."""
 
@@ -171,10 +167,7 @@ class Finding:
 Rule = Callable[[Tables], Iterator[Finding]]
 """Draws findings from tables, and nothing from tables that are empty."""
 
-WHOLE_BATCH: Final = "the whole batch"
-
 SMALL_BATCH: Final = f"the first mini-batch, or about {SMALL_TOKENS} tokens of the batch"
-
 MINI_BATCHES: Final = "the mini-batches, or the batch in four parts"
 
 
@@ -197,7 +190,7 @@ class Study:
     intro: str = ""
     """An explanation of the charts, with their source."""
     charts: tuple[StudyChart, ...] = ()
-    batch: str = WHOLE_BATCH
+    batch: str = "the whole batch"
     """The part of the batch that it is measured on, in words."""
     order: int = 100
     """Its place among the studies: small numbers run first, and come first on the page."""

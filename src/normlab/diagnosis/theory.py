@@ -135,19 +135,14 @@ def rms_norm_jacobian(x: Tensor) -> Tensor:
     return x.shape[-1] ** 0.5 / torch.linalg.vector_norm(x, dim=-1)
 
 
-LAWS = ("power", "log", "linear", "constant")
-
-
 Array: TypeAlias = NDArray[np.float64]
-
-
 Curve: TypeAlias = tuple[Sequence[float], Sequence[float]]
 """Depths and values."""
 
 
 @dataclass(frozen=True)
 class LawFit:
-    """A law of ``LAWS``, fitted by least squares.
+    """The law ``power``, ``log``, ``linear`` or ``constant``, fitted by least squares.
 
     ``coefficient`` is b of :func:`fits`; ``exponent`` is p of the power law and None for the others. ``low``
     and ``high`` bound p if there is one, else b. ``r2`` and ``aic`` are those of the values themselves under

@@ -12,7 +12,7 @@ from contracts.variants import build, inputs, uniform
 from diagnosis.following import UNREAD, alike, follow, shape_of
 from normlab.diagnosis import block as reading
 from normlab.diagnosis import read_structure
-from normlab.diagnosis.structure import UnreadError
+from normlab.errors import UserError
 
 X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
 
@@ -94,7 +94,7 @@ def test_a_sum_of_what_no_module_puts_out_is_not_read(monkeypatch):
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     assert read_structure(model, torch.randn(2, 4, 16)).stacks
     monkeypatch.setattr(reading.BlockReader, "put_out", lambda *_: [])
-    with pytest.raises(UnreadError, match="was not read"):
+    with pytest.raises(UserError, match="was not read"):
         read_structure(model, torch.randn(2, 4, 16))
 
 
@@ -102,5 +102,5 @@ def test_a_sum_of_what_no_module_puts_out_is_not_read(monkeypatch):
 @each("name", UNREAD)
 def test_what_is_no_stream_of_sums_is_not_read(name):
     model = build(uniform(name))
-    with pytest.raises(UnreadError, match=UNREAD[name]):
+    with pytest.raises(UserError, match=UNREAD[name]):
         read_structure(model, inputs(model))

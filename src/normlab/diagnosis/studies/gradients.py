@@ -223,15 +223,9 @@ PARAMETER_GRADIENTS: Final = Study(
 )
 
 MATRICES: Final = ("query", "key", "value", "output", "ffn_in", "ffn_out")
-
-
 GROUPS: Final = (*MATRICES, "norm", "embedding", "other")
-
-
 UNBALANCED: Final = 100.0
 """Ratio between two updates, relative to their matrices, that is too large for one learning rate."""
-
-
 LARGE_UPDATE: Final = 0.1
 """Share of a matrix's norm that one step changes: ten such steps can replace it."""
 
@@ -331,7 +325,7 @@ def _no_gradient(tables: Tables) -> Iterator[Finding]:
 
 UPDATES: Final = Study(
     "updates",
-    lambda subject: [updates(subject, subject.optimizer)],
+    lambda subject: updates(subject, subject.optimizer),
     "standard",
     rules=(_balance_of_updates, _no_gradient),
     title="Updates",

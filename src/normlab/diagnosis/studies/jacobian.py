@@ -25,6 +25,7 @@ from normlab.diagnosis.study import (
 from normlab.diagnosis.subject import Subject
 from normlab.diagnosis.theory import layer_norm_jacobian, rms_norm_jacobian
 from normlab.errors import UserError
+from normlab.trace.facts.stacks import within
 from normlab.trace.tensors import activations, first_calls
 from normlab.trace.untouched import undisturbed
 
@@ -196,7 +197,7 @@ def _scaling_of_gradients(tables: Tables) -> Iterator[Finding]:
 
 JACOBIAN: Final = Study(
     "jacobian",
-    lambda subject: [jacobian(subject.small, tokens=ASKED)],
+    lambda subject: jacobian(subject.small, tokens=ASKED),
     "standard",
     rules=(_gains, _scaling_of_gradients),
     batch=SMALL_BATCH,
@@ -238,7 +239,7 @@ def norm_parameters(subject: Subject) -> Table:
 def _scales(subject: Subject, holder: str) -> bool:
     matrix = any(p.ndim > 1 for p in subject.model.get_submodule(holder).parameters(recurse=False))
     branches = (view.branch.module for _, view in subject.structure.sublayers)
-    return not matrix and not any(f"{holder}.".startswith(f"{branch}.") for branch in branches)
+    return not matrix and not any(within(holder, branch) for branch in branches)
 
 
 def _index(subject: Subject, owner: Owner) -> int | None:

@@ -154,7 +154,7 @@ def _theory(tables: Tables) -> Iterator[Finding]:
 
 STRUCTURE: Final = Study(
     "structure",
-    lambda subject: [_structure(subject.structure)],
+    lambda subject: _structure(subject.structure),
     "cheap",
     rules=(_placement,),
     batch="the model alone",
