@@ -64,6 +64,7 @@ class Subject:
     padding_masks: PaddingMasks | None = None
     """The masks of the batch, if known; see ``masks``."""
     optimizer: AnyOptimizer = partial(torch.optim.Adam, lr=STEP_LR)
+    """As for ``Trace.update``."""
     batches: Sequence[Any] = ()
     """Mini-batches; without any, studies that need several split the batch."""
     warmup_steps: int = 0

@@ -72,7 +72,7 @@ def full_hessian(subject: Subject) -> Tensor:
 def test_the_largest_eigenvalue_and_the_sharpness_are_those_of_the_full_hessian(placement):
     subject = tiny(placement)
     subject.model.double()
-    table = curvature(subject, ADAM, tokens=1000, tolerance=1e-6, products=500)
+    table = curvature(subject, tokens=1000, tolerance=1e-6, products=500)
     matrix = full_hessian(subject)
     torch.testing.assert_close(matrix, matrix.T)
     assert len(matrix) == sum(p.numel() for p in subject.model.parameters())
@@ -91,7 +91,7 @@ def test_the_largest_eigenvalue_and_the_sharpness_are_those_of_the_full_hessian(
 
 def test_float32_comes_near():
     subject = tiny()
-    (row, *_) = curvature(subject, ADAM, tokens=1000)
+    (row, *_) = curvature(subject, tokens=1000)
     assert row["value"] == pytest.approx(torch.linalg.eigvalsh(full_hessian(subject))[-1].item(), rel=1e-3)
 
 
@@ -139,9 +139,9 @@ def test_models_of_ours_leave_the_fast_paths_by_themselves(monkeypatch):
     subject = replace(subject, batch=tuple(x.repeat(8, 1) for x in subject.batch))
     names = {node.name() for node in nodes_behind(subject.loss().grad_fn)}
     assert any(name.startswith("MkldnnLinear") for name in names), "the model is below the threshold"
-    sharp = curvature(subject, ADAM, tokens=1000, products=2).where(quantity="directional_sharpness")
+    sharp = curvature(subject, tokens=1000, products=2).where(quantity="directional_sharpness")
     subject.model.double()  # which has no fast path
-    plain = curvature(subject, ADAM, tokens=1000, products=2).where(quantity="directional_sharpness")
+    plain = curvature(subject, tokens=1000, products=2).where(quantity="directional_sharpness")
     assert sharp.column("value") == pytest.approx(plain.column("value"), rel=1e-2)
 
 
@@ -171,12 +171,12 @@ def test_curvature_has_a_sentence_for_what_it_cannot_do():
     subject = tiny()
     subject.model.requires_grad_(False)
     with pytest.raises(ValueError, match="requires_grad_"):
-        curvature(subject, ADAM)
+        curvature(subject)
 
 
 def test_the_studies_leave_no_trace():
-    untouched("pre", lambda subject: curvature(subject, ADAM, tokens=12, products=3))
-    untouched("post", lambda subject: critical_lr(subject, ADAM))
+    untouched("pre", lambda subject: curvature(subject, tokens=12, products=3))
+    untouched("post", lambda subject: critical_lr(subject))
 
 
 # ------------------------------------------------------------------------------------ critical learning rate
@@ -185,21 +185,21 @@ def test_the_studies_leave_no_trace():
 @pytest.mark.parametrize("lr", [1e-4, 0.49, 0.51, 30.0])
 def test_gradient_descent_on_a_parabola_is_raised_from_two_over_its_curvature(lr):
     subject = at([1.5], lambda w: 2.0 * w.square().sum())  # curvature 4
-    (row,) = critical_lr(subject, partial(torch.optim.SGD, lr=lr), tolerance=1e-3)
+    (row,) = critical_lr(replace(subject, optimizer=partial(torch.optim.SGD, lr=lr)), tolerance=1e-3)
     assert (row["quantity"], row["value"]) == ("critical_lr", pytest.approx(0.5, rel=1e-3))
     assert row["value"] >= 0.5 * (1 - 1e-6)
 
 
 def test_adams_first_step_on_a_parabola_is_raised_from_twice_the_distance():
     subject = at([0.3], lambda w: 7.0 * w.square().sum())
-    (row,) = critical_lr(subject, ADAM, tolerance=1e-3)
+    (row,) = critical_lr(subject, tolerance=1e-3)
     assert row["value"] == pytest.approx(0.6, rel=2e-3)
 
 
 @pytest.mark.parametrize("make", [SGD, ADAM], ids=["sgd", "adam"])
 def test_it_is_where_a_scan_of_real_steps_first_raises_the_loss(make):
     subject = translating("post")
-    value = critical_lr(subject, make, tolerance=0.01).rows[0]["value"]
+    value = critical_lr(replace(subject, optimizer=make), tolerance=0.01).rows[0]["value"]
     start = subject.loss().item()
 
     def after(lr: float) -> float:
@@ -216,7 +216,7 @@ def test_it_is_where_a_scan_of_real_steps_first_raises_the_loss(make):
 def test_groups_keep_their_proportions_and_their_rates():
     subject = at([1.0, 1.0], lambda w: (torch.tensor([0.5, 50.0]) * w.square()).sum())
     optimizer = torch.optim.SGD([{"params": list(subject.model.parameters()), "lr": 1e-3}], lr=1.0)
-    (row,) = critical_lr(subject, optimizer, tolerance=1e-3)
+    (row,) = critical_lr(replace(subject, optimizer=optimizer), tolerance=1e-3)
     grid = torch.linspace(0, 0.1, 100001).double()
     losses = 0.5 * (1 - grid).square() + 50 * (1 - 100 * grid).square()
     expected = grid[1:][losses[1:] > losses[0]][0].item()
@@ -227,12 +227,12 @@ def test_groups_keep_their_proportions_and_their_rates():
 
 def test_rates_that_always_or_never_raise_the_loss_are_none():
     falling = at([1.0], lambda w: -w.sum())
-    (row,) = critical_lr(falling, SGD)
+    (row,) = critical_lr(replace(falling, optimizer=SGD))
     assert row["value"] is None
     assert row["detail"].startswith("no step at 0.001 to 1.1e+09 raises the loss -1")
 
     rising = at([1.0], lambda w: w.square().sum())
-    (row,) = critical_lr(rising, partial(torch.optim.SGD, lr=1e-3, maximize=True))
+    (row,) = critical_lr(replace(rising, optimizer=partial(torch.optim.SGD, lr=1e-3, maximize=True)))
     assert row["value"] is None
     assert row["detail"] == "no step at 0.001 or less lowers the loss 1"
 
@@ -248,9 +248,9 @@ class Squared(torch.optim.SGD):
 
 def test_an_optimiser_that_does_not_step_along_a_line_is_asked_itself():
     subject = at([1.0], lambda w: w.square().sum())
-    (row,) = critical_lr(subject, partial(Squared, lr=0.25), tolerance=1e-3)
+    (row,) = critical_lr(replace(subject, optimizer=partial(Squared, lr=0.25)), tolerance=1e-3)
     assert row["value"] == pytest.approx(1.0, rel=2e-3)
-    (row,) = critical_lr(subject, partial(Squared, lr=0.25, momentum=0.5), tolerance=1e-3)
+    (row,) = critical_lr(replace(subject, optimizer=partial(Squared, lr=0.25, momentum=0.5)), tolerance=1e-3)
     assert row["value"] is None, "its steps stop growing before they raise the loss"
 
 
@@ -258,14 +258,14 @@ def test_a_line_costs_three_steps_of_the_optimiser(monkeypatch):
     steps = []
     step = torch.optim.Adam.step
     monkeypatch.setattr(torch.optim.Adam, "step", lambda *given: steps.append(1) or step(*given))
-    (row,) = critical_lr(at([0.3], lambda w: 7.0 * w.square().sum()), ADAM, tolerance=1e-3)
+    (row,) = critical_lr(at([0.3], lambda w: 7.0 * w.square().sum()), tolerance=1e-3)
     assert row["value"] == pytest.approx(0.6, rel=2e-3)
     assert len(steps) == 3
 
 
 def test_a_loss_that_stops_being_a_number_is_raised():
     subject = at([1.0], lambda w: -torch.sqrt(2.0 - w).sum() - w.sum())  # no number from w = 2 on
-    (row,) = critical_lr(subject, SGD, tolerance=1e-3)
+    (row,) = critical_lr(replace(subject, optimizer=SGD), tolerance=1e-3)
     (gradient,) = torch.autograd.grad(subject.loss(), list(subject.model.parameters()))
     assert row["value"] == pytest.approx(1.0 / abs(gradient.item()), rel=2e-3)
 
@@ -274,8 +274,8 @@ def test_a_step_that_float16_cannot_hold_is_named_and_ends_the_search():
     subject = at([0.0, 1.0], lambda w: w[1:].square().sum())
     subject.model.half()  # in which Adam's eps is 0, so that the step of a gradient of 0 is 0/0
     with pytest.raises(UserError, match=r"leaves w .* torch\.float16; .*eps=1e-4"):
-        critical_lr(subject, ADAM)
-    (row,) = critical_lr(subject, partial(ADAM, eps=1e-4), tolerance=0.5)
+        critical_lr(subject)
+    (row,) = critical_lr(replace(subject, optimizer=partial(ADAM, eps=1e-4)), tolerance=0.5)
     assert row["value"] is not None
 
 
@@ -288,13 +288,13 @@ def test_a_search_ends_where_every_step_raises_the_loss():
 def test_critical_lr_refuses_what_it_cannot_start_from():
     subject = at([1.0], lambda w: (w * torch.inf).sum())
     with pytest.raises(ValueError, match="the loss is inf before any step"):
-        critical_lr(subject, SGD)
+        critical_lr(replace(subject, optimizer=SGD))
     with pytest.raises(ValueError, match=r"learning rate 0\.0, which cannot be doubled"):
-        critical_lr(at([1.0], torch.sum), partial(torch.optim.SGD, lr=0.0))
+        critical_lr(replace(at([1.0], torch.sum), optimizer=partial(torch.optim.SGD, lr=0.0)))
     frozen = at([1.0], torch.sum)
     frozen.model.requires_grad_(False)
     with pytest.raises(ValueError, match="requires_grad_"):
-        critical_lr(frozen, SGD)
+        critical_lr(replace(frozen, optimizer=SGD))
 
 
 # -------------------------------------------------------------------------------------------------- cropping

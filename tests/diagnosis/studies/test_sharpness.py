@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -28,10 +29,11 @@ def test_it_is_the_largest_eigenvalue_in_units_of_the_step(make, adaptive):
     diagonal = LR / (g.abs() + EPS) if adaptive else torch.full_like(g, LR)
     root = torch.where(g == 0, 0.0, diagonal.sqrt())
     expected = torch.linalg.eigvalsh(root[:, None] * matrix * root)[-1].item()
-    (row,) = preconditioned_sharpness(subject, make, tokens=1000, products=200)
+    (row,) = preconditioned_sharpness(replace(subject, optimizer=make), tokens=1000, products=200)
     assert row["quantity"] == "preconditioned_sharpness"
     assert row["value"] == pytest.approx(expected, rel=0.05)
-    (twice,) = preconditioned_sharpness(subject, partial(make, lr=2 * LR), tokens=1000, products=200)
+    doubled = replace(subject, optimizer=partial(make, lr=2 * LR))
+    (twice,) = preconditioned_sharpness(doubled, tokens=1000, products=200)
     assert twice["value"] == pytest.approx(2 * expected, rel=0.05)
 
 
@@ -44,6 +46,8 @@ def test_a_weight_that_does_not_move_counts_as_0():
         def __init__(self, params: list[nn.Parameter]) -> None:
             super().__init__(params[-1:], lr=LR)
 
-    (row,) = preconditioned_sharpness(subject, Still, tokens=1000, products=100)
-    (whole,) = preconditioned_sharpness(subject, partial(torch.optim.SGD, lr=LR), tokens=1000, products=100)
+    row, whole = (
+        preconditioned_sharpness(replace(subject, optimizer=make), tokens=1000, products=100).rows[0]
+        for make in (Still, partial(torch.optim.SGD, lr=LR))
+    )
     assert abs(float(row["value"] or 0)) < 0.9 * float(whole["value"] or 0)

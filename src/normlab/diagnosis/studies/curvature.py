@@ -21,7 +21,7 @@ from normlab.diagnosis.study import (
     format_number,
     start_of_warmup,
 )
-from normlab.diagnosis.subject import AnyOptimizer, Subject
+from normlab.diagnosis.subject import Subject
 from normlab.errors import UserError
 from normlab.nn import reference
 from normlab.trace.step import FROZEN, Gradients, Weights, made, nodes_behind, trainable
@@ -38,9 +38,9 @@ TOLERANCE: Final = 0.2
 """Hessian-vector products for the preconditioned sharpness, and the relative residual that ends it early."""
 
 
-def critical_lr(subject: Subject, optimizer: AnyOptimizer, *, tolerance: float = 0.1) -> Table:
-    r"""Find :math:`\min \{\eta : L(w + u(\eta)) > L(w)\}`, u being the optimizer's step at the learning rate
-    :math:`\eta`.
+def critical_lr(subject: Subject, *, tolerance: float = 0.1) -> Table:
+    r"""Find :math:`\min \{\eta : L(w + u(\eta)) > L(w)\}`, u being the step of the subject's optimizer at the
+    learning rate :math:`\eta`.
 
     From the optimizer's own rate, the largest of its groups, all are doubled until a step raises the loss, or
     halved until none does, then bisected until the rate that raises it is within ``tolerance`` of one that
@@ -48,18 +48,18 @@ def critical_lr(subject: Subject, optimizer: AnyOptimizer, *, tolerance: float =
     times the step at the optimizer's own rate, which holds for ``torch.optim`` except LBFGS. If the
     optimizer's own step at one of the two rates found says otherwise, the search is repeated with its own
     steps only. A loss that is not a number counts as raised. None if no rate that was tried raises the loss,
-    or none lowers it. ``optimizer`` as for ``Trace.update``.
+    or none lowers it.
 
     Kalra and Barkeshli 2024 (arXiv 2406.09405). Raises UserError for a frozen model, a loss that
     is not finite before any step, a step that is not, and an optimizer without a learning rate above 0.
     """
-    used, rate = made(optimizer, subject.model)
+    used, rate = made(subject.optimizer, subject.model)
     if not 0 < rate < math.inf:
         raise UserError(
             f"{type(used).__name__} has the learning rate {rate}, which cannot be doubled; pass one above "
             "0, as in partial(torch.optim.Adam, lr=1e-3)"
         )
-    steps = _RateSteps(subject, optimizer)
+    steps = _RateSteps(subject)
     start = steps.start
     low, high = _search(steps.on_the_line, tolerance)
     if not steps.confirm(low, high):
@@ -76,8 +76,8 @@ def critical_lr(subject: Subject, optimizer: AnyOptimizer, *, tolerance: float =
 class _RateSteps:
     """The change of the loss by a step at a multiple of the optimizer's rate, in units of its rounding."""
 
-    def __init__(self, subject: Subject, optimizer: AnyOptimizer) -> None:
-        self._subject, self._optimizer = subject, optimizer
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
         loss = subject.trace().loss
         self.start = loss.item()
         self._noise = 4 * torch.finfo(loss.dtype).eps * (abs(self.start) or 1.0)
@@ -94,7 +94,8 @@ class _RateSteps:
             )
 
     def _after(self, factor: float) -> dict[str, Tensor]:
-        return self._subject.trace().update(self._optimizer, self._subject.backward.slope, factor=factor)
+        subject = self._subject
+        return subject.trace().update(subject.optimizer, subject.backward.slope, factor=factor)
 
     def _change(self, weights: Weights) -> float:
         loss = self._subject.trace(weights=weights).loss
@@ -132,14 +133,7 @@ def _bracket(change: Callable[[float], float]) -> tuple[float | None, float | No
     return high / 2 if high else 1.0, high
 
 
-def curvature(
-    subject: Subject,
-    optimizer: AnyOptimizer,
-    *,
-    tokens: int = 256,
-    products: int = 50,
-    tolerance: float = 1e-2,
-) -> Table:
+def curvature(subject: Subject, *, tokens: int = 256, products: int = 50, tolerance: float = 1e-2) -> Table:
     r"""Measure :math:`\lambda_{\max}(H)` and :math:`v^\top H v / \|v\|^2`, H being the Hessian of the loss in
     the trainable parameters, along v = the gradient and v = the optimizer's first update.
 
@@ -148,7 +142,6 @@ def curvature(
     below ``tolerance`` times :math:`|\lambda|`, which bounds the error of an eigenvalue that is far from the
     others by about its square; the detail says how many it took and what was left. Attention runs in a kernel
     that can be differentiated twice, as do normlab's own layers, within ``normlab.nn.reference()``.
-    ``optimizer`` as for ``Trace.update``.
 
     Pan and Li 2023, Section 3 (arXiv 2306.00204). Raises UserError for a frozen model and for a loss that
     cannot be differentiated twice.
@@ -159,14 +152,12 @@ def curvature(
     rows = (
         _row("largest_eigenvalue", pair.value, pair.detail(used)),
         _row("directional_sharpness", hessian.along(hessian.gradient), "along the gradient"),
-        _row("directional_sharpness", hessian.along(hessian.update(optimizer)), "along the update"),
+        _row("directional_sharpness", hessian.along(hessian.update()), "along the update"),
     )
     return Table("curvature", rows)
 
 
-def preconditioned_sharpness(
-    subject: Subject, optimizer: AnyOptimizer, *, tokens: int = 256, products: int = PRODUCTS
-) -> Table:
+def preconditioned_sharpness(subject: Subject, *, tokens: int = 256, products: int = PRODUCTS) -> Table:
     r"""Measure :math:`\lambda_{\max}(D^{1/2} H D^{1/2})`, D being diagonal with :math:`D_{ii} = -u_i / g_i`:
     what the optimizer's next update u makes of the gradient g, including its learning rate.
 
@@ -179,7 +170,7 @@ def preconditioned_sharpness(
     """
     small, used = subject.cropped(tokens)
     hessian = Hessian(small)
-    diagonal = -hessian.update(optimizer) / hessian.gradient
+    diagonal = -hessian.update() / hessian.gradient
     root = diagonal.nan_to_num(0.0, 0.0, 0.0).clamp(min=0.0).sqrt()
     pair = largest_eigenvalue(hessian, scale=root, products=products, tolerance=TOLERANCE)
     return Table("curvature", (_row("preconditioned_sharpness", pair.value, pair.detail(used)),))
@@ -223,9 +214,10 @@ class Hessian:
         pieces = vector.split([p.numel() for p in self.parameters.values()])
         return {path: x.view_as(p) for (path, p), x in zip(self.parameters.items(), pieces, strict=True)}
 
-    def update(self, optimizer: AnyOptimizer) -> Tensor:
+    def update(self) -> Tensor:
+        """Return what the next step of the subject's optimizer adds to the parameters, `[P]`."""
         slope = Gradients(self.loss, self.split(self.gradient))
-        after = self._subject.trace().update(optimizer, slope)
+        after = self._subject.trace().update(self._subject.optimizer, slope)
         return torch.cat([(after[path] - p.detach()).reshape(-1) for path, p in self.parameters.items()])
 
     def __matmul__(self, vector: Tensor) -> Tensor:
@@ -331,22 +323,16 @@ def _critical_rate(tables: Tables) -> Iterator[Finding]:
 
 CRITICAL_LR = Study(
     "critical_lr",
-    lambda subject: critical_lr(subject.small, subject.optimizer, tolerance=CLOSE),
+    lambda subject: critical_lr(subject.small, tolerance=CLOSE),
     "standard",
     rules=(_critical_rate,),
     batch=SMALL_BATCH,
     order=5,
 )
-CURVATURE = Study(
-    "curvature",
-    lambda subject: curvature(subject.small, subject.optimizer),
-    "full",
-    batch=SMALL_BATCH,
-    order=95,
-)
+CURVATURE = Study("curvature", lambda subject: curvature(subject.small), "full", batch=SMALL_BATCH, order=95)
 SHARPNESS = Study(
     "preconditioned_sharpness",
-    lambda subject: preconditioned_sharpness(subject.small, subject.optimizer),
+    lambda subject: preconditioned_sharpness(subject.small),
     "full",
     batch=SMALL_BATCH,
     order=94,

@@ -29,7 +29,7 @@ from normlab.diagnosis.study import (
     format_share,
     mean,
 )
-from normlab.diagnosis.subject import AnyOptimizer, Subject, place, split
+from normlab.diagnosis.subject import Subject, place, split
 from normlab.errors import UserError
 from normlab.trace.step import FROZEN, trainable
 
@@ -230,20 +230,19 @@ LARGE_UPDATE: Final = 0.1
 """Share of a matrix's norm that one step changes: ten such steps can replace it."""
 
 
-def updates(subject: Subject, optimizer: AnyOptimizer) -> Table:
+def updates(subject: Subject) -> Table:
     r"""Measure :math:`\|g\|`, :math:`\|u\|` and :math:`\|u\| / \|w\|` of each parameter w: its gradient g and
-    the update u that the optimizer makes of it, in its first step or, during training, in its next.
+    the update u that the subject's optimizer makes of it, in its first step or, during training, in its next.
 
     ``grad_relative`` and ``update_relative`` are relative to the model's largest; ``update_over_weight``
     is None for weights that are all zero. A packed matrix of queries, keys and values has a row for each.
-    Frozen parameters have none. ``optimizer`` as for ``Trace.update``, any class of ``torch.optim``:
-    ``partial(torch.optim.AdamW, lr=5e-4)``.
+    Frozen parameters have none.
 
     Liu et al. 2020, Section 3.2, Figures 5 and 11 (arXiv 2004.08249). Raises UserError for a frozen model
     and a loss that is not finite.
     """
     (_, owned, _), slope, _ = subject.backward
-    after = subject.trace().update(optimizer, slope)
+    after = subject.trace().update(subject.optimizer, slope)
     lengths: list[tuple[str, ParameterPart, list[float]]] = []
     for path, p in trainable(subject.model).items():
         tensors = slope.gradients[path], after[path].sub_(p.detach()), p.detach()
@@ -325,7 +324,7 @@ def _no_gradient(tables: Tables) -> Iterator[Finding]:
 
 UPDATES: Final = Study(
     "updates",
-    lambda subject: updates(subject, subject.optimizer),
+    updates,
     "standard",
     rules=(_balance_of_updates, _no_gradient),
     title="Updates",
