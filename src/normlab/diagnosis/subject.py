@@ -27,8 +27,6 @@ STEP_LR: Final = 1e-3
 """Learning rate of the step that studies try if none was given; then no finding judges the rate."""
 SMALL_TOKENS: Final = 256
 """Size of the batch for studies that make many passes or need second derivatives."""
-PaddingMasks = Mapping[str, Tensor]
-"""By stack, a mask over the positions of its stream that is True where there is a token."""
 
 
 class _ForwardPass(NamedTuple):
@@ -61,8 +59,8 @@ class Subject:
     batch: Any
     loss_of: Loss
     structure: Structure
-    padding_masks: PaddingMasks | None = None
-    """The masks of the batch, if known; see ``masks``."""
+    padding_masks: Mapping[str, Tensor] | None = None
+    """By stack, a mask over the positions of its stream that is True where there is a token, if known."""
     optimizer: AnyOptimizer = partial(torch.optim.Adam, lr=STEP_LR)
     """As for ``Trace.update``."""
     batches: Sequence[Any] = ()
@@ -167,7 +165,7 @@ class Subject:
         return kinds(self.model, self.forward.owned, self.forward.widths, self.dims)
 
     @cached_property
-    def masks(self) -> PaddingMasks:
+    def masks(self) -> Mapping[str, Tensor]:
         """The padding mask `[...]` of each stack, whose stream is `[..., D]`.
 
         ``padding_masks`` decide, else a mask in the batch: the keyword ``attention_mask``, or

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from normlab.diagnosis.probes import Probe, Record
+from normlab.trace.facts.stacks import within
 from normlab.watching.meter import StepRecord
 
 LEFT: Final = 10.0
@@ -93,8 +94,7 @@ def _forward(record: StepRecord) -> Fault | None:
 def _broken_weight(record: StepRecord, module: str) -> str:
     """Return the name of a parameter in the module or one inside it that is not finite; else empty."""
     for r in record.seen:
-        inside = r.module == module or f"{r.module}.".startswith(f"{module}.")
-        if inside and _is(r, "weight", "max_abs") and not math.isfinite(r.value):
+        if within(r.module, module) and _is(r, "weight", "max_abs") and not math.isfinite(r.value):
             name = r.signal.partition("[")[2].rstrip("]") or "weight"
             return name if r.module == module else f"{r.module}.{name}"
     return ""

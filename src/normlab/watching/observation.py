@@ -9,14 +9,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from normlab.diagnosis import Observer, Probe, Record, Structure, observe, read_structure
+from normlab.diagnosis import Observer, Probe, Structure, observe, read_structure
 from normlab.diagnosis.block import candidates
-from normlab.diagnosis.probes import SublayerSite, preset_probes, require_preset, stream_sites, weight_probes
+from normlab.diagnosis.probes import (
+    Emit,
+    SublayerSite,
+    preset_probes,
+    require_preset,
+    stream_sites,
+    weight_probes,
+)
 from normlab.errors import UserError
+from normlab.trace.facts.stacks import within
 from normlab.trace.tensors import Side, apart, compiles, forward_hooks, unwrap
 
-Emit = Callable[[Record], None]
-Warn = Callable[[str], None]
+_Warn = Callable[[str], None]
 HOW = 'name the modules, as in probes=[Probe("*.mlp", "output", "rms")]'
 
 
@@ -29,7 +36,7 @@ class Observation:
     """
 
     def __init__(
-        self, probes: str | Sequence[Probe], structure: Structure | None, emit: Emit, warn: Warn
+        self, probes: str | Sequence[Probe], structure: Structure | None, emit: Emit, warn: _Warn
     ) -> None:
         self.preset = probes if isinstance(probes, str) else ""
         if isinstance(probes, str):
@@ -168,7 +175,7 @@ class Observation:
 def _blocks(model: nn.Module) -> dict[str, list[list[str]]]:
     paths = [path for path, _ in model.named_modules()]
     return {
-        name: [[p for p in paths if f"{p}.".startswith(f"{block}.")] for block in blocks]
+        name: [[path for path in paths if within(path, block)] for block in blocks]
         for name, blocks in candidates(model, ())
     }
 

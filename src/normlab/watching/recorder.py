@@ -33,15 +33,15 @@ Limit = Callable[[Sequence[float]], float]
 """Return the largest value that is not a spike, given those before."""
 
 
-def above(margin: Callable[[float, int], float]) -> Limit:
+def _above(margin: Callable[[float, int], float]) -> Limit:
     """Return a limit: the largest value before or, if higher, ``margin`` of the median and their number."""
     return lambda before: max(max(before), margin(statistics.median(before), len(before)))
 
 
-NATS: Final = {"loss": above(lambda usual, _: usual + SPIKE_NATS), "gradient norm": None}
+NATS: Final = {"loss": _above(lambda usual, _: usual + SPIKE_NATS), "gradient norm": None}
 ANY_UNIT: Final = {
-    "loss": above(lambda usual, _: usual + SPIKE_ABOVE * abs(usual)),
-    "gradient norm": above(lambda usual, n: LEFT * (1 + FEW / n) * usual),
+    "loss": _above(lambda usual, _: usual + SPIKE_ABOVE * abs(usual)),
+    "gradient norm": _above(lambda usual, n: LEFT * (1 + FEW / n) * usual),
     "update norm": None,
 }
 """What must be finite, with the limit above which it is a spike, if any."""

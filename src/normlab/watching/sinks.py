@@ -9,7 +9,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias
 
 import torch
 
@@ -17,11 +17,8 @@ from normlab.diagnosis.probes import Record, SublayerSite
 from normlab.errors import UserError
 from normlab.runs.files import append_rows, write_text_atomic
 
-
-class Sink(Protocol):
-    """Receives the numbers of a watched step, by name."""
-
-    def __call__(self, step: int, values: Mapping[str, float]) -> None: ...
+Sink: TypeAlias = Callable[[int, Mapping[str, float]], None]
+"""Receives a watched step and its numbers, by name."""
 
 
 class WandbSink:

@@ -17,13 +17,14 @@ from torch.optim import Optimizer
 
 from normlab.config.io import validated
 from normlab.diagnosis import Probe, Record, Structure
+from normlab.diagnosis.probes import Emit
 from normlab.errors import UserError
 from normlab.runs.files import write_json_atomic
 from normlab.trace.tensors import compiles, unwrap
 from normlab.watching.checks import Checks, WatchReports
 from normlab.watching.losses import Losses
 from normlab.watching.meter import OptimizerSteps, joined
-from normlab.watching.observation import Emit, Observation
+from normlab.watching.observation import Observation
 from normlab.watching.recorder import Recorder
 from normlab.watching.sinks import RecordFile, Sink, sink_of
 

@@ -146,8 +146,7 @@ def random_change(subject: Subject, *, size: float = SIZE, seed: int = 0) -> dic
 
 
 def _curve(changes: Table) -> Curve:
-    pairs = [(r["depth"], r["change"]) for r in changes]
-    points = sorted((n, y) for n, y in pairs if isinstance(n, (int, float)) and isinstance(y, (int, float)))
+    points = sorted((row["depth"], row["change"]) for row in changes)
     return [n for n, _ in points], [y for _, y in points]
 
 
