@@ -11,9 +11,9 @@ from operator import ne
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from normlab.diagnosis.recording import ModuleEvent, Recording, Sum, Sums, proportion
+from normlab.diagnosis.recording import ModuleEvent, Recording, Sum, Sums
 from normlab.errors import UserError
 from normlab.trace.facts.stacks import shared, within
 from normlab.trace.tensors import Tap
@@ -53,8 +53,8 @@ class Norms:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.modules = dict(model.named_modules())
-        self._known: dict[tuple[str, int], bool] = {}
+        self.modules = modules = dict(model.named_modules())
+        self.is_norm = cache(lambda path, dim: _is_norm(modules[path], dim))
 
     def calls(self, recording: Recording, start: int, stop: int) -> Iterator[_NormCall]:
         """Yield the calls of norms among these events, the innermost module first.
@@ -69,13 +69,8 @@ class Norms:
             elif len(given := entered.get(of, [])) == len(seen) == 1 and given != seen:
                 (x,), (y,) = given, seen
                 size = recording.sizes[x]
-                if size == recording.sizes[y] and self.norms(event.path, size[1]):
+                if size == recording.sizes[y] and self.is_norm(event.path, size[1]):
                     yield _NormCall(event.path, x, y)
-
-    def norms(self, path: str, dim: int) -> bool:
-        if (path, dim) not in self._known:
-            self._known[path, dim] = _is_norm(self.modules[path], dim)
-        return self._known[path, dim]
 
 
 @torch.no_grad()
@@ -126,7 +121,11 @@ class BlockReader:
         """Return the steps to the first goal that is met; the rest of a path shows whether a norm follows a
         sum.
         """
-        sums = self._sums_of(start)
+        size = self.recording.sizes[start]
+        shown = ((n, event.side) for event in self.events for n in event.seen.values())
+        seen = [(n, side) for n, side in shown if self.recording.sizes[n] == size]
+        made = {n for n, side in seen if side == "output"}
+        sums = Sums(list(dict.fromkeys(n for n, _ in seen)), made, self.recording.samples)
 
         @cache
         def walk(stream: int) -> list[StreamStep] | None:
@@ -158,13 +157,6 @@ class BlockReader:
                 steps.append(StreamStep(stream, Sum(new[0], (alike[i][1][0],)), new[0], verified=False))
                 stream = new[0]
         return steps
-
-    def _sums_of(self, start: int) -> Sums:
-        size = self.recording.sizes[start]
-        shown = ((n, event.side) for event in self.events for n in event.seen.values())
-        seen = [(n, side) for n, side in shown if self.recording.sizes[n] == size]
-        numbers = list(dict.fromkeys(n for n, _ in seen))
-        return Sums(numbers, {n for n, side in seen if side == "output"}, self.recording.samples)
 
     def first(self, number: int) -> int:
         return next(i for i, event in enumerate(self.events) if number in event.seen.values())
@@ -220,7 +212,7 @@ class BlockReader:
         if output in user.seen.values():
             return 1.0
         for x in user.seen.values():
-            if sizes[x] == sizes[output] and (k := proportion(samples[x], samples[output])):
+            if sizes[x] == sizes[output] and (k := _proportion(samples[x], samples[output])):
                 return k
         return 1.0 if any(self.recording.rearranged(x, output) for x in user.seen.values()) else None
 
@@ -275,6 +267,13 @@ class BlockReader:
         sizes, entered = self.recording.sizes, set(self.events[0].seen.values())
         out, size = set(self.events[-1].seen.values()), sizes[steps[0].stream]
         return any(sizes[n] == size for n in out - entered - {steps[-1].after})
+
+
+def _proportion(x: Tensor, to: Tensor) -> float | None:
+    """Return k if x is k times ``to`` within rounding, otherwise None."""
+    x, to = x.double(), to.double()
+    k = float((x * to).sum() / to.square().sum())
+    return k if (x - k * to).norm() <= 1e-5 * x.norm() and k else None
 
 
 def candidates(model: nn.Module, globs: Sequence[str]) -> Iterator[tuple[str, list[str]]]:

@@ -96,7 +96,7 @@ def norms_of(model: nn.Module, widths: Mapping[str, Width]) -> set[str]:
     """Return the measured modules whose output does not grow with their input, by path."""
     norms = Norms(model)
     with undisturbed(model), torch.no_grad():
-        return {p for p, (read, put) in widths.items() if read == put and norms.norms(p, read)}
+        return {p for p, (read, put) in widths.items() if read == put and norms.is_norm(p, read)}
 
 
 def kinds(

@@ -307,13 +307,6 @@ def refit(one: Sum, *, stream: Tensor, branch: Tensor, total: Tensor) -> Sum:
     return one._replace(shortcut=_near_one(a), scale=_near_one(c))
 
 
-def proportion(x: Tensor, to: Tensor) -> float | None:
-    """Return k if x is k times ``to`` within rounding, otherwise None."""
-    x, to = x.double(), to.double()
-    k = float((x * to).sum() / to.square().sum())
-    return k if (x - k * to).norm() <= 1e-5 * x.norm() and k else None
-
-
 def _ratio(x: Tensor, to: Tensor, *, by_channel: bool) -> Factor:
     if by_channel:
         return tuple(((x * to).sum(0) / to.square().sum(0)).tolist())

@@ -125,17 +125,17 @@ def token_jacobian(norm: nn.Module, token: Tensor) -> Tensor:
     return torch.autograd.grad(selected, copies)[0][0]
 
 
-def spectral_norm(matrices: Tensor, *, steps: int = STEPS) -> Tensor:
+def spectral_norm(matrices: Tensor) -> Tensor:
     r"""Return :math:`\max_{v \in K} \|A v\| / \|v\|` over the Krylov space :math:`K = \mathrm{span}\{v_0,
     A^\top A v_0, (A^\top A)^2 v_0, \dots\}` of a fixed random vector.
 
-    `[N, D, D]` to `[N]`. It is exact from ``steps`` = D on, otherwise below the largest singular value. A
+    `[N, D, D]` to `[N]`. It is exact for D up to ``STEPS``, otherwise below the largest singular value. A
     LayerNorm of gain 1 has only one nonzero value and needs one step. Far cheaper than all singular values.
     """
     count, dim, _ = matrices.shape
     drawn = torch.randn(dim, 1, generator=torch.Generator().manual_seed(0)).to(matrices)
     basis = (drawn / drawn.norm()).expand(count, dim, 1)
-    for _ in range(min(steps, dim) - 1):
+    for _ in range(min(STEPS, dim) - 1):
         image = matrices.mT @ (matrices @ basis[..., -1:])
         new = image - basis @ (basis.mT @ image)
         new = new - basis @ (basis.mT @ new)  # again, for what rounding left behind

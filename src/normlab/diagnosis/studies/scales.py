@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from normlab.config.chart import ByDepth
-from normlab.diagnosis.structure import StackView, Structure
+from normlab.diagnosis.structure import StackView
 from normlab.diagnosis.study import XIONG, Finding, Row, Study, Table, Tables, as_float, floats, format_number
 from normlab.diagnosis.subject import Subject, place
 from normlab.diagnosis.theory import LEMMA_2, bounded_fraction, ffn_gain, hidden_scales
@@ -26,12 +26,12 @@ the mean square grows with their number; ten times that means that branches grow
 """
 
 
-def _structure(read: Structure) -> Table:
+def _structure(subject: Subject) -> Table:
     rows = (
         {"stack": stack.name}
         | {name: getattr(view, name) for name in COLUMNS}
         | {"module": view.branch.module, "final_norm": stack.final_norm}
-        for stack in read.stacks
+        for stack in subject.structure.stacks
         for view in stack.sublayers
     )
     return Table("structure", tuple(rows))
@@ -133,7 +133,6 @@ def _hidden_scale(tables: Tables) -> Iterator[Finding]:
             {"first": first, "last": last, "factor": factor, "sublayers": len(after)},
             XIONG.format("Lemma 2"),
         )
-    yield from _theory(tables)
 
 
 def _theory(tables: Tables) -> Iterator[Finding]:
@@ -153,18 +152,13 @@ def _theory(tables: Tables) -> Iterator[Finding]:
 
 
 STRUCTURE: Final = Study(
-    "structure",
-    lambda subject: _structure(subject.structure),
-    "cheap",
-    rules=(_placement,),
-    batch="the model alone",
-    order=0,
+    "structure", _structure, "cheap", rules=(_placement,), batch="the model alone", order=0
 )
 SCALES: Final = Study(
     "scales",
     scales,
     "cheap",
-    rules=(_hidden_scale,),
+    rules=(_hidden_scale, _theory),
     title="Hidden scale",
     intro="Mean square of the stream plus the branch at each sublayer, which in a Post-LN is the input "
     "of the norm, on a log scale. Dashed line or bar: the value or the bounds that theory predicts for a "
