@@ -128,9 +128,8 @@ def kinds(
             group = {p: k for p, k in group.items() if k == "ffn"}
             parts[path] = (ParameterPart(_ffn(shapes, path, group, widths, dim=dim)),)
         else:
-            parts[path] = (
-                ParameterPart("embedding" if kind == "other" and shapes[path] in tables else kind),
-            )
+            tied = kind == "other" and shapes[path] in tables
+            parts[path] = (ParameterPart("embedding" if tied else kind),)
     biases = [p for p, s in shapes.items() if len(s) == 1 and p.endswith("bias") and plain[p] != "norm"]
     return parts | {path: _like_matrix(shapes, parts, path) for path in biases}
 

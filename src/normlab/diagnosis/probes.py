@@ -316,11 +316,6 @@ def preset_probes(sites: Iterable[SublayerSite], preset: str) -> list[Probe]:
     return list(dict.fromkeys(probes))
 
 
-def weight_probes(sites: Iterable[SublayerSite]) -> list[Probe]:
-    """Return probes of the weights of groups of modules and of their gradients, without a forward pass."""
-    return [probe for site in sites for signal in PARAMETERS for probe in site.probes(signal, "l2")]
-
-
 def stream_sites(structure: Structure, prefix: str = "") -> list[SublayerSite]:
     """Return the sublayers of a structure that ``read_structure`` returned.
 

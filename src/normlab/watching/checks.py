@@ -171,7 +171,8 @@ class Checks:
             self._note(step, "flat", f"the loss did not fall: {recorder.curve.words}")
 
     def _note(self, step: int, kind: str, words: str) -> None:
-        self._report(Trigger(kind, step, step, words), Fault(words, kind, step=step))
+        trigger, fault = Trigger(kind, step, step, words), Fault(words, kind, step=step)
+        self._reports.add_flight(report_of(step, trigger, fault, ()))
 
     def _add(self, step: int, one: Violation) -> None:
         if one.advice not in self._advised:
@@ -179,7 +180,5 @@ class Checks:
             where = f"{one.property} at {one.module}" if one.module else one.property
             words, module = f"{where}: {one.advice or one.evidence}", one.module or one.property
             trigger = Trigger(one.property, step, step, one.evidence)
-            self._report(trigger, Fault(words, one.property, module, step))
-
-    def _report(self, trigger: Trigger, fault: Fault) -> None:
-        self._reports.add_flight(report_of(trigger.step, trigger, fault, ()))
+            fault = Fault(words, one.property, module, step)
+            self._reports.add_flight(report_of(step, trigger, fault, ()))

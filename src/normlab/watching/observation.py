@@ -11,14 +11,7 @@ from torch import nn
 
 from normlab.diagnosis import Observer, Probe, Structure, observe, read_structure
 from normlab.diagnosis.block import candidates
-from normlab.diagnosis.probes import (
-    Emit,
-    SublayerSite,
-    preset_probes,
-    require_preset,
-    stream_sites,
-    weight_probes,
-)
+from normlab.diagnosis.probes import Emit, SublayerSite, preset_probes, require_preset, stream_sites
 from normlab.errors import UserError
 from normlab.trace.facts.stacks import within
 from normlab.trace.tensors import Side, apart, compiles, forward_hooks, unwrap
@@ -84,16 +77,16 @@ class Observation:
         if self._probes:
             self._observe(model, compiled=compiled)
         elif compiled or any(compiles(m) for m in model.modules()):
-            self.weights_alone(
+            self._weights_alone(
                 model,
                 f"the model runs compiled: of the preset {self.preset!r} only weights, gradients and updates "
                 "are recorded; for what flows through it, train some steps without torch.compile",
                 compiled=compiled,
             )
         elif missed:
-            self.weights_alone(model, "no call of the model in training mode was seen")
+            self._weights_alone(model, "no call of the model in training mode was seen")
         elif not _blocks(model):
-            self.weights_alone(model, f"{type(model).__name__} has no repeated blocks")
+            self._weights_alone(model, f"{type(model).__name__} has no repeated blocks")
         elif given is not None:
             self._open_read(model, model, given, "")
         else:
@@ -109,13 +102,14 @@ class Observation:
             self._observer = None
             self._open.close()
 
-    def weights_alone(self, model: nn.Module, why: str, *, compiled: bool = False) -> None:
+    def _weights_alone(self, model: nn.Module, why: str, *, compiled: bool = False) -> None:
         """Record weights and gradients of the blocks, or of the model's parts if it has none."""
         if "compiled" not in why:
             why = f"{why}: weights, gradients and updates are recorded by module, but no stream. Or {HOW}"
         blocks = _blocks(model) or {"": list(_parts(model))}
         self.sites = [SublayerSite(name, None, tuple(m)) for name, those in blocks.items() for m in those]
-        self._probes = weight_probes(self.sites)
+        signals = ("weight", "grad")
+        self._probes = [probe for site in self.sites for s in signals for probe in site.probes(s, "l2")]
         self._observe(model, compiled=compiled)
         self._warn(why)
 
@@ -128,7 +122,7 @@ class Observation:
             self._use(self._read(module, given), at)
         except Exception as error:  # a training must not end because its model cannot be read
             why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            self.weights_alone(model, f"the residual stream was not found ({why})")
+            self._weights_alone(model, f"the residual stream was not found ({why})")
         else:
             self._observe(model, compiled=False)
 
@@ -145,8 +139,12 @@ class Observation:
 
     def _read_at_first_call(self, model: nn.Module, own_calls: int) -> None:
         """Wait for the first call of a module that holds blocks; it may be any part of the model."""
-        modules = dict(model.named_modules())
-        holders = dict.fromkeys(path for name in _blocks(model) for path in _ways_down(name))
+        containers = _blocks(model)
+        holders = {
+            path: module
+            for path, module in model.named_modules()
+            if not path or any(within(name, path) for name in containers)
+        }
         waiting = self._open.enter_context(ExitStack())
         left = own_calls
 
@@ -158,9 +156,9 @@ class Observation:
                 left -= 1
                 return
             waiting.close()
-            self._open_read(model, modules[path], apart(entered), f"{path}." if path else "")
+            self._open_read(model, holders[path], apart(entered), f"{path}." if path else "")
 
-        waiting.enter_context(forward_hooks({path: modules[path] for path in holders}, called))
+        waiting.enter_context(forward_hooks(holders, called))
 
     def _read(self, module: nn.Module, given: tuple[Any, Any]) -> Structure:
         def call(model: nn.Module, batch: tuple[Any, Any]) -> Any:
@@ -187,8 +185,3 @@ def _parts(model: nn.Module) -> Iterator[list[str]]:
     for name, child in model.named_children():
         if next(child.parameters(), None) is not None:
             yield [path for path, _ in child.named_modules(prefix=name)]
-
-
-def _ways_down(path: str) -> Iterator[str]:
-    names = path.split(".") if path else []
-    return (".".join(names[:i]) for i in range(len(names) + 1))

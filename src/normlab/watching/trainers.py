@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -16,8 +15,10 @@ from normlab.errors import UserError
 from normlab.watching.watch import OUT, Watch
 
 
-class WatchingCallback(ABC):  # noqa: B024 - each trainer names its hooks otherwise
-    """Base of the callbacks: it takes the options of the ``Watch`` that it holds and the hooks drive."""
+class WatchingCallback:
+    """Base of the callbacks: it takes the options of the ``Watch`` that it holds, which the hooks of each
+    trainer, under their own names, drive.
+    """
 
     def __init__(self, probes: str | Sequence[Probe] = "standard", **options: Any) -> None:
         self.watch = Watch(probes, **options)

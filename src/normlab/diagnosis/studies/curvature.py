@@ -38,7 +38,7 @@ TOLERANCE: Final = 0.2
 """Hessian-vector products for the preconditioned sharpness, and the relative residual that ends it early."""
 
 
-def critical_lr(subject: Subject, *, tolerance: float = 0.1) -> Table:
+def critical_lr(subject: Subject, *, tolerance: float = CLOSE) -> Table:
     r"""Find :math:`\min \{\eta : L(w + u(\eta)) > L(w)\}`, u being the step of the subject's optimizer at the
     learning rate :math:`\eta`.
 
@@ -323,7 +323,7 @@ def _critical_rate(tables: Tables) -> Iterator[Finding]:
 
 CRITICAL_LR = Study(
     "critical_lr",
-    lambda subject: critical_lr(subject.small, tolerance=CLOSE),
+    lambda subject: critical_lr(subject.small),
     "standard",
     rules=(_critical_rate,),
     batch=SMALL_BATCH,
