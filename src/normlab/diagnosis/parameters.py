@@ -58,7 +58,7 @@ def owners(model: nn.Module, structure: Structure, seen: Mapping[Tap, Tensor]) -
         own = {seen[view.after].grad_fn, seen[view.branch].grad_fn} - {seen[view.before].grad_fn}
         for node in nodes_behind(seen[view.after].grad_fn, ends - own):
             path = path_of.get(id(getattr(node, "variable", None)), "")
-            if path and not path.startswith(finals or ("\n",)):
+            if path and not path.startswith(finals):
                 uses[path].append(Owner(stack, view.index, view.layer, view.role))
     return {path: _joint(those) for path, those in uses.items()}
 

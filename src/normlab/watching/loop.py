@@ -26,8 +26,6 @@ from normlab.watching.meter import local_parts, stored
 FIRST: Final = 3
 """Steps whose gradients are followed: a step's own and what the next step finds of them, even if the first
 step began with leftovers."""
-
-
 READ: Final = 2
 """Passes of a step whose weights are read: if losses are averaged, two weights add up to at most 1."""
 
