@@ -35,7 +35,7 @@ def test_what_differs_has_a_reason_or_says_that_there_is_none_yet():
 
 
 def test_every_claim_is_on_its_page_with_its_verdict():
-    for one in tool.standings():
+    for one in tool.standings().values():
         part = tool.artefact(one)
         rows = [
             line
@@ -67,7 +67,7 @@ def test_the_open_claims_are_those_that_count_and_are_not_decided():
     rows = [line for line in written()[tool.OPEN].splitlines() if line.startswith("| `")]
     verdicts = [
         claim.verdict(one.found.measures if one.fresh and one.found is not None else {})
-        for one in tool.standings()
+        for one in tool.standings().values()
         for claim in one.artefact.claims
         if not claim.check
     ]

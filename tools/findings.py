@@ -10,12 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from functools import cache
 from pathlib import Path
 
-from normlab.papers import ARTEFACTS
 from normlab.papers.claim import VERDICTS, Verdict
-from normlab.papers.results import KEPT, ArtefactStatus, standing
+from papers import standings
 
 BOOK = Path(__file__).resolve().parents[1] / "docs/lab-book/papers.md"
 COMMAND = "python tools/findings.py"
@@ -103,18 +101,12 @@ FINDINGS = {
 """A finding to the claims that assert it: an artefact, and a pattern of its measures."""
 
 
-@cache
-def kept(id_: str) -> ArtefactStatus:
-    """How an artefact stands by the results that are kept."""
-    return standing(ARTEFACTS[id_], [KEPT])
-
-
 def verdicts(pattern: str) -> Iterator[tuple[str, Verdict]]:
     """The claims that a pattern names, each with its verdict."""
     id_, _, measures = pattern.partition(" ")
-    status = kept(id_)
+    status = standings()[id_]
     measured = status.found.measures if status.found is not None and status.fresh else {}
-    for claim in ARTEFACTS[id_].claims:
+    for claim in status.artefact.claims:
         if fnmatchcase(claim.measure, measures):
             yield id_, claim.verdict(measured)
 

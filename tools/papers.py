@@ -33,9 +33,9 @@ WORDS = {"agrees": "holds", "disagrees": "does not hold", "undecided": "undecide
 
 
 @cache
-def standings() -> tuple[ArtefactStatus, ...]:
-    """Every artefact with its kept result."""
-    return tuple(standing(one, [KEPT]) for one in ARTEFACTS.values())
+def standings() -> dict[str, ArtefactStatus]:
+    """Every artefact with its kept result, by id."""
+    return {id_: standing(one, [KEPT]) for id_, one in ARTEFACTS.items()}
 
 
 def written() -> dict[Path, str]:
@@ -45,7 +45,7 @@ def written() -> dict[Path, str]:
 
 def page(paper: Paper) -> str:
     """The page of a paper in Markdown."""
-    own = [one for one in standings() if one.artefact.id.partition(".")[0] == paper.key]
+    own = [one for id_, one in standings().items() if id_.partition(".")[0] == paper.key]
     title = f"[{paper.title}]({paper.url})" if paper.url else paper.title
     parts = [
         f"# {paper.authors}",
@@ -121,7 +121,8 @@ def changed(own: Sequence[ArtefactStatus]) -> Iterator[str]:
 
 def open_claims() -> str:
     """The page of the claims that are not decided: what was tried for each, and what would decide it."""
-    rows = [row for one in standings() for claim in one.artefact.claims if (row := open_row(one, claim))]
+    every = standings().values()
+    rows = [row for one in every for claim in one.artefact.claims if (row := open_row(one, claim))]
     head = ("claim", "what was tried", "what would decide it")
     intro = (
         f"{count(len(rows), 'claim')} are not decided. The table says what was tried for each and what would "
