@@ -22,7 +22,7 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from normlab.config.config import Config, DataConfig, MachineConfig, SeedConfig, numbers, parallel_files
-from normlab.papers.bases import LANGUAGE_MODEL, LAPTOP
+from normlab.papers.bases import DATES, LANGUAGE_MODEL
 from normlab.papers.disputes import BASELINE, RATES, recipe
 from normlab.papers.liu2020.bases import HALF
 from normlab.papers.studies.trained_models import OUTPUT, ROLES, TrainedModel
@@ -41,20 +41,9 @@ Rates: TypeAlias = tuple[float, ...]
 _MULTI30K: Final = parallel_files(
     DataConfig(vocab_size=2000), "multi30k", splits=("train", "val", "test2016"), source="de", target="en"
 )
-DATES: Final = changed(LAPTOP, {"train.steps": 1200, "train.validate_every_steps": 200})
-"""The papers' laptop base, six times as long: 6+6 layers of width 64, dates, 1,024 positions a step."""
-REAL: Final = changed(
-    LAPTOP,
-    {
-        "data": _MULTI30K,
-        "optim.schedule": "inverse_sqrt",
-        "train.steps": 1200,
-        "train.max_tokens": 2048,
-        "train.validate_every_steps": 200,
-        "train.stop_early": False,
-    },
-)
-"""The same model on Multi30k De-En, with 2,048 positions a step and a joint vocabulary of 2,000."""
+_EDGE: Final = changed(DATES, {"train.stop_early": False})
+REAL: Final = changed(_EDGE, {"data": _MULTI30K, "optim.schedule": "inverse_sqrt", "train.max_tokens": 2048})
+"""The papers' laptop model on Multi30k De-En, with 2,048 positions a step and a joint vocabulary of 2,000."""
 
 
 @dataclass(frozen=True)
@@ -121,9 +110,9 @@ def _depths(rates: Rates, depths: tuple[int, ...], placement: str = "post") -> d
     }
 
 
-def _peak(recipe: str, rate: float, warmup: int = 400, **more: Any) -> dict[str, Changes]:
+def _peak(recipe: str, rate: float, warmup: int = 400) -> dict[str, Changes]:
     """One recipe with warm-up at one rate."""
-    return _edges(recipe, (rate,), (warmup,), **more)
+    return _edges(recipe, (rate,), (warmup,))
 
 
 _END: Final = changed(
@@ -140,7 +129,6 @@ _DEEP: Final = changed(REAL, {"train.max_tokens": 1024, "train.validate_every_st
 """18+18 layers on the same text, 1,200 steps of 1,024 positions."""
 _HALF: Final = HALF["gpu"]
 _VARIANT: Final = "pre+fixnorm+scalenorm+smallinit"
-_EDGE: Final = changed(DATES, {"train.stop_early": False})
 _TED: Final = {"optim.betas": (0.9, 0.999), "optim.eps": 1e-8, "optim.max_grad_norm": 1.0}
 BATCHES: Final[Mapping[str, Batch]] = {
     "pace": Batch("How long does a step take?", DATES, _edges("post", (1e-3,), (0,))),

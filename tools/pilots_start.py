@@ -11,7 +11,6 @@ import argparse
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -23,10 +22,9 @@ from numpy.typing import NDArray
 from normlab.diagnosis.structure import read_structure
 from normlab.diagnosis.studies.dependency import dependency, residual_dependency
 from normlab.diagnosis.studies.gradients import parameter_gradients
-from normlab.diagnosis.studies.output_change import output_change
 from normlab.diagnosis.subject import Subject
-from normlab.nn import Sublayer
-from normlab.papers.lab import READING_TOKENS, Lab, size, subject_on
+from normlab.papers.lab import READING_TOKENS, Lab, size
+from normlab.papers.studies.amplification import encoder_changes, encoder_on_batches
 from normlab.training.subjects import mean_loss
 from pilots import FIRST_SEED, KEPT, provenance
 
@@ -38,32 +36,10 @@ Line = Mapping[str, Any]
 Array = NDArray[np.float64]
 
 
-def _encoders(lab: Lab, placement: str, *, seed: int, tokens: int, layers: int = 18) -> Iterator[Subject]:
-    """One encoder of that seed, on one batch after the other; only its sublayers' matrices move."""
-    config = replace(size("base", placement, layers), decoder_layers=1)
-    model = lab.model(config, TEXT, seed=seed, tokens=tokens)
-    model.requires_grad_(False)
-    for sublayer in model.get_submodule("encoder").modules():
-        if isinstance(sublayer, Sublayer):
-            for parameter in sublayer.f.parameters():
-                parameter.requires_grad_(parameter.ndim > 1)
-    structure = read_structure(model, lab.batches(TEXT, READING_TOKENS, 1)[0])
-    for batch in lab.random_batches(TEXT, tokens, BATCHES):
-        yield subject_on(model, batch, structure)
-
-
-def _changes(subject: Subject, seed: int, lr: float = 1e-5) -> dict[str, list[list[float]]]:
-    """The change of the output at every depth by kind: a row for each random change, one for the update."""
-    seeds = [CHANGES * seed + i for i in range(CHANGES)]
-    adam = partial(torch.optim.Adam, lr=lr)
-    stacks = [subject.structure.stacks[0].name]
-    table = output_change(subject, stacks=stacks, optimizer=adam, seeds=seeds)
-    found: dict[str, list[list[float]]] = {}
-    for kind in ("random", "update"):
-        rows = table.where(kind=kind)
-        for one in dict.fromkeys(rows.column("seed")):
-            found.setdefault(kind, []).append([float(r["change"] or 0) for r in rows.where(seed=one)])
-    return found
+def _encoders(lab: Lab, placement: str, *, seed: int, tokens: int) -> Iterator[Subject]:
+    """One encoder of that seed, of 18 layers, on one batch after the other."""
+    draws = {"first": 0, "batches": BATCHES}
+    return encoder_on_batches(lab, size("base", placement, 18), TEXT, seed, tokens, draws)
 
 
 def _rounded(values: Array) -> list[float]:
@@ -74,7 +50,9 @@ def fig4(lab: Lab, placement: str, seed: int) -> Line:
     """The curve of Figure 4, mean over batches and changes, and the spread of its logarithm at 18 layers by
     change and by batch.
     """
-    found = [_changes(s, b) for b, s in enumerate(_encoders(lab, placement, seed=seed, tokens=256))]
+    adam = partial(torch.optim.Adam, lr=1e-5)
+    encoders = enumerate(_encoders(lab, placement, seed=seed, tokens=256))
+    found = [encoder_changes(subject, batch, CHANGES, adam) for batch, subject in encoders]
     which = [2 * depth - 1 for depth in DEPTHS]
     random = np.array([one["random"] for one in found])[:, :, which]
     update = np.array([one["update"] for one in found])[:, 0, which]
@@ -102,7 +80,7 @@ def theorem2(lab: Lab, placement: str, seed: int) -> Line:
         own = [float(r["beta_sq"] or 0) for r in residual_dependency(subject, table)]
         inverse.append([1 / beta for beta in own])
         sums.append(np.cumsum(own).tolist())
-        changes.append(_changes(subject, number)["random"])
+        changes.append(encoder_changes(subject, number, CHANGES)["random"])
     both = np.array(changes)
     return {
         "inverse": _rounded(np.array(inverse).mean(0)),

@@ -64,7 +64,8 @@ def over_depth(
         for _, layers, count, draws in sizes:
             for seed in range(count):
                 config = size(model, placement, layers)
-                moved = _moved(_drawn(lab, config, text, seed, tokens, draws), draws["changes"], adam)
+                drawn = encoder_on_batches(lab, config, text, seed, tokens, draws)
+                moved = _moved(drawn, draws["changes"], adam)
                 named = {"placement": placement, "encoder": f"{layers} layers", "seed": seed}
                 rows += [
                     {**named, "layers": layer, "kind": kind, "change": float(curve[2 * layer - 1])}
@@ -98,11 +99,12 @@ def _said(nested: Mapping[str, int]) -> str:
     return "{batches} batches of a model and {changes} changes in each, seeds from {first}".format(**nested)
 
 
-def _drawn(
+def encoder_on_batches(
     lab: Lab, config: ModelConfig, text: str, seed: int, tokens: int, nested: Mapping[str, int]
 ) -> Iterator[Subject]:
     """Yield an encoder with a decoder of one layer on batch after batch of sentences of any length; only the
-    matrices of its sublayers are free to move.
+    matrices of its sublayers are free to move. ``nested`` has the ``first`` seed and the number of
+    ``batches``.
     """
     shallow = replace(config, decoder_layers=1)
     subject = lab.subject(shallow, text, seed=nested["first"] + seed, tokens=tokens)
@@ -123,14 +125,25 @@ def _moved(
     """
     found: dict[str, list[list[float]]] = {}
     for number, subject in enumerate(drawn):
-        seeds = range(changes * number, changes * (number + 1))
-        encoder = [subject.structure.stacks[0].name]
-        table = output_change(subject, stacks=encoder, optimizer=optimiser, seeds=seeds)
-        for kind in ("random", "update") if optimiser else ("random",):
-            rows = table.where(kind=kind)
-            for seed in dict.fromkeys(rows.column("seed")):
-                found.setdefault(kind, []).append([float(r["change"] or 0) for r in rows.where(seed=seed)])
+        for kind, moved in encoder_changes(subject, number, changes, optimiser).items():
+            found.setdefault(kind, []).extend(moved)
     return {kind: np.mean(curves_, axis=0) for kind, curves_ in found.items()}
+
+
+def encoder_changes(
+    subject: Subject, batch: int, changes: int, optimiser: OptimizerFactory | None = None
+) -> dict[str, list[list[float]]]:
+    """Return the change of the encoder's output after every sublayer, by kind: a curve for each of the random
+    changes, whose seeds are this batch's own, and one for an update by the optimiser.
+    """
+    encoder, seeds = subject.structure.stacks[0].name, range(changes * batch, changes * (batch + 1))
+    table = output_change(subject, stacks=[encoder], optimizer=optimiser, seeds=seeds)
+    found: dict[str, list[list[float]]] = {}
+    for kind in dict.fromkeys(table.column("kind")):
+        rows = table.where(kind=kind)
+        own = (rows.where(seed=seed) for seed in dict.fromkeys(rows.column("seed")))
+        found[str(kind)] = [[float(row["change"] or 0) for row in one] for one in own]
+    return found
 
 
 def dependencies(
@@ -182,7 +195,8 @@ def prefixes(
     rows: list[Row] = []
     for placement, count in models.items():
         for seed in range(count):
-            drawn = [*_drawn(lab, size(model, placement, layers), text, seed, tokens, nested)]
+            config = size(model, placement, layers)
+            drawn = [*encoder_on_batches(lab, config, text, seed, tokens, nested)]
             moved = _moved(drawn, nested["changes"])["random"]
             own = [_own(subject, followed) for subject in drawn]
             for depth, shares in enumerate(zip(*own, strict=True), 1):
