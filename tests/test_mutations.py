@@ -29,7 +29,7 @@ def test_there_are_ten_errors_and_each_can_be_planted(tmp_path):
 
 
 def test_a_stale_error_says_so(tmp_path):
-    stale = Mutation("gone", "nn/norm.py", (("no such text", "anything"),))
+    stale = Mutation("gone", "nn/norm.py", {"no such text": "anything"})
     with pytest.raises(
         ValueError, match=r"^mutation 'gone': 0 times in nn/norm.py, not once: 'no such text'"
     ):
