@@ -17,10 +17,9 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from lock_claims import LOCK
 from normlab.papers import find_artefact
 from normlab.papers.claim import Claim
-from normlab.papers.results import KEPT, superseded, write_reproduction
+from normlab.papers.results import KEPT, LOCK, superseded, write_reproduction
 
 CARRIED = LOCK.with_name("carried.json")
 LESS = "check", "part_of", "needs", "until"

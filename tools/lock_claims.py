@@ -1,20 +1,15 @@
 """Writes tests/papers/claims.json: the fingerprint of every artefact that has a claim, at each scale.
 
-Run it when a claim is meant to change, and commit the file before the claim's result is measured. With
-``--print`` it writes nothing, and prints the fingerprint of every artefact at every scale.
+Run it when a claim is meant to change, and commit the file before the claim's result is measured.
 """
 
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 from normlab.papers import ARTEFACTS
-from normlab.papers.results import result_name
-from normlab.papers.trainings import LAPTOP, SCALES
-
-LOCK = Path(__file__).parents[1] / "tests" / "papers" / "claims.json"
+from normlab.papers.results import LOCK, result_name
+from normlab.papers.trainings import LAPTOP
 
 
 def fingerprints() -> dict[str, str]:
@@ -28,10 +23,7 @@ def fingerprints() -> dict[str, str]:
 
 
 def main() -> None:
-    """Write the lock and say what is new in it, or print all fingerprints."""
-    if "--print" in sys.argv:
-        print("\n".join(f"{a.id} {s} {a.fingerprint(s)}" for a in ARTEFACTS.values() for s in SCALES))
-        return
+    """Write the lock and say what is new in it."""
     old = json.loads(LOCK.read_text(encoding="utf-8")) if LOCK.exists() else {}
     new = fingerprints()
     for id_ in sorted(old.keys() | new.keys()):
