@@ -79,15 +79,11 @@ def _one(size: ModelConfig, batch: Batch, vocab_size: int, seed: int) -> dict[st
         found[stack].append(float(x[real].square().mean().sqrt()))
 
     for name, ids in (("encoder", batch.source), ("decoder", batch.target_in)):
-        stack = _stack(model, name)
+        stack: Any = model.get_submodule(name)
         for module in (*stack.sublayers, stack.end):
             module.register_forward_pre_hook(partial(note, name, ids != PAD))
     forward()
     return found
-
-
-def _stack(model: Seq2Seq, name: str) -> Any:
-    return model.get_submodule(name)
 
 
 def keep(points: Mapping[str, Points]) -> None:

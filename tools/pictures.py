@@ -12,7 +12,6 @@ import shutil
 import tempfile
 from contextlib import chdir
 from pathlib import Path
-from typing import Any
 
 from normlab.comparison.result import Comparison
 from normlab.config.io import from_plain
@@ -26,23 +25,19 @@ HEIGHTS = {"check": 480, "compare": 600}
 """Pixels of each page that are shown, from the top."""
 
 
-def draw(
-    pages: dict[str, Path], folder: Path, *, width: int = WIDTH, heights: dict[str, int] | None = None
-) -> None:
-    """Photograph pages into ``folder``, whole ones without a height."""
+def draw(pages: dict[str, Path]) -> None:
+    """Photograph the top of each page."""
     from playwright.sync_api import sync_playwright
 
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         for name, path in pages.items():
-            page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme="light")
+            page = browser.new_page(viewport={"width": WIDTH, "height": 900}, color_scheme="light")
             page.goto(path.as_uri())
             page.wait_for_function("document.documentElement.dataset.drawn === 'yes'", timeout=300_000)
-            size: dict[str, Any] = {"full_page": True}
-            if heights:
-                size = {"clip": {"x": 0, "y": 0, "width": width, "height": heights[name]}}
-            page.screenshot(path=folder / f"{name}.png", timeout=300_000, **size)
+            top = {"x": 0, "y": 0, "width": WIDTH, "height": HEIGHTS[name]}
+            page.screenshot(path=PICTURES / f"{name}.png", timeout=300_000, clip=top)
             page.close()
         browser.close()
 
@@ -60,7 +55,7 @@ def main() -> None:
     """Write the pictures."""
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        draw(pages(Path(folder)), PICTURES, heights=HEIGHTS)
+        draw(pages(Path(folder)))
 
 
 if __name__ == "__main__":

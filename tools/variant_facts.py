@@ -198,14 +198,6 @@ def counted(recipe: str) -> Counter[tuple[str, str, int]]:
     )
 
 
-def against(recipe: Recipe, plain: Recipe) -> tuple[int, str]:
-    """The parameters that one model has beyond another: their number and their names."""
-    ours, theirs = counted(recipe.typed), counted(plain.typed)
-    number = sum((ours[key] - theirs[key]) * key[2] for key in ours.keys() | theirs.keys())
-    sides = (("with", ours - theirs), ("without", theirs - ours))
-    return number, "; ".join(f"{kind} {', '.join(modules(side))}" for kind, side in sides if side)
-
-
 def modules(side: Mapping[tuple[str, str, int], int]) -> Iterator[str]:
     """Counted parameters, those of one module and one shape together."""
     together: dict[tuple[int, str, str], list[str]] = defaultdict(list)
@@ -217,11 +209,16 @@ def modules(side: Mapping[tuple[str, str, int], int]) -> Iterator[str]:
 
 
 def difference(part: RecipePart, axis: Axis) -> tuple[int, str]:
-    """``against`` the model that has the plain choice of this axis, all else alike."""
+    """The parameters that a part's model has beyond the one with the plain choice of this axis, all else
+    alike: their number and their names.
+    """
     recipe = simplest(part.axis, part.name)
-    if part.axis == PLACEMENT.name:
-        return against(recipe, replace(recipe, placement=PLAIN))
-    return against(recipe, recipe.but(axis.name, axis.plain))
+    is_placement = part.axis == PLACEMENT.name
+    plain = replace(recipe, placement=PLAIN) if is_placement else recipe.but(axis.name, axis.plain)
+    ours, theirs = counted(recipe.typed), counted(plain.typed)
+    number = sum((ours[key] - theirs[key]) * key[2] for key in ours.keys() | theirs.keys())
+    sides = (("with", ours - theirs), ("without", theirs - ours))
+    return number, "; ".join(f"{kind} {', '.join(modules(side))}" for kind, side in sides if side)
 
 
 def gains(placement: type[Placement], model: ModelConfig) -> Iterator[str]:
