@@ -94,8 +94,6 @@ RENAMES: Final[dict[str, Any]] = {
         "train.grad_accum_steps": ["train.accumulation"],
         "train.init_from": ["train.start_from"],
     },
-    # fields that some commits do not have: they are left out there
-    "optional": [],
     # table or set of tensors -> files in a run folder, newest name first
     "files": {
         "metrics": ["metrics.jsonl"],
@@ -285,7 +283,7 @@ def _processor() -> str:
 
 def told() -> dict[str, Any]:
     """All that the driver is told, beside which configurations to run."""
-    names = {kind: RENAMES[kind] for kind in ("homes", "fields", "optional", "files")}
+    names = {kind: RENAMES[kind] for kind in ("homes", "fields", "files")}
     content = {name: {"kind": type(one).__name__, **asdict(one)} for name, one in CONFIGURATIONS.items()}
     return {**names, "configurations": content}
 

@@ -44,8 +44,7 @@ class Driver:
 
     def __init__(self, job: Mapping[str, Any], runs: Path, text: Path) -> None:
         self.homes, self.files = job["homes"], job["files"]
-        self.older, self.optional = job["fields"], job["optional"]
-        self.configurations = job["configurations"]
+        self.older, self.configurations = job["fields"], job["configurations"]
         self.runs = runs
         self.text = written(self.home("generate")("mixed-de-en", pairs=PAIRS, seed=0), text)
         self._folders: dict[str, Path] = {}
@@ -188,23 +187,18 @@ class Driver:
         """The resolved configuration with these fields."""
         kind = wanted.get("task", "translation")
         default, fields = self.home("Config")(), {**wanted, **self.text[kind]}
-        base = configured(default, fields, self.older, self.optional)
-        return self.home("resolve")(recipe, base)
+        return self.home("resolve")(recipe, configured(default, fields, self.older))
 
 
-def configured(
-    default: Any, wanted: Mapping[str, Any], older: Mapping[str, list[str]], optional: Collection[str] = ()
-) -> Any:
+def configured(default: Any, wanted: Mapping[str, Any], older: Mapping[str, list[str]]) -> Any:
     """A dataclass of dataclasses with fields at dotted paths changed, each under the first of its names that
     there is.
 
-    Raises LookupError for a field with none of its names there, unless it is optional.
+    Raises LookupError for a field with none of its names there.
     """
     known, placed = set(paths(default)), dict[str, Any]()
     for path, value in wanted.items():
         names = [name for name in (path, *older.get(path, ())) if name in known]
-        if not names and path in optional:
-            continue
         if not names:
             tried = ", ".join((path, *older.get(path, ())))
             raise LookupError(f"no field {tried} in {type(default).__name__}; add its name there to RENAMES")

@@ -224,10 +224,9 @@ def test_a_field_is_set_under_the_name_that_is_there():
     assert found == replace(Whole(), task="b", section=Section(new=2))
 
 
-def test_a_field_that_is_nowhere_is_an_error_unless_it_is_optional():
+def test_a_field_that_is_nowhere_is_an_error():
     with pytest.raises(LookupError, match=r"section\.gone"):
         configured(Whole(), {"section.gone": 1}, {})
-    assert configured(Whole(), {"section.gone": 1}, {}, ["section.gone"]) == Whole()
 
 
 def test_of_a_sentence_the_numbers_count():
