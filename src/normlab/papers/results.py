@@ -81,12 +81,12 @@ def read_reproduction(path: Path) -> Reproduction:
     try:
         stored: Reproduction = from_plain(Reproduction, read_json(path))
     except UserError as error:
-        raise UserError(f"{path} holds no reproduction: {error}; delete it, then: {again(path)}") from error
+        raise UserError(f"{path} holds no reproduction: {error}; delete it, then: {_again(path)}") from error
     name = result_name(stored.id, stored.scale)
     if name != path.stem:
         raise UserError(
             f"{path} holds the reproduction of {name}; name it {name}.json, or delete it and type: "
-            f"{again(path)}"
+            f"{_again(path)}"
         )
     tables = {
         name: tuple({key: float(v) if v in NOT_FINITE else v for key, v in row.items()} for row in rows)
@@ -112,8 +112,8 @@ def standing(artefact: Artefact, where: Sequence[Path], scale: Scale = LAPTOP) -
         return ArtefactStatus(artefact, "no study yet", before=before)
     file = f"{result_name(artefact.id, scale)}.json"
     seen = [_read(artefact, path) for folder in where if (path := folder / file).is_file()]
-    order = (lambda s: s.fresh), (lambda s: s.found is not None), (lambda s: True)
-    found = next((s for wanted in order for s in seen if wanted(s)), ArtefactStatus(artefact, "not run"))
+    none = ArtefactStatus(artefact, "not run")
+    found = max(seen, key=lambda one: (one.fresh, one.found is not None), default=none)
     return replace(found, scale=scale, before=before)
 
 
@@ -172,7 +172,7 @@ def write_superseded(artefact: Artefact, found: Reproduction) -> Path:
     return path
 
 
-def again(path: Path) -> str:
+def _again(path: Path) -> str:
     """Return the command that measures again what a file should hold."""
     id_, _, scale = path.stem.partition("@")
     return f"normlab papers reproduce {id_}" + (f" --scale {scale}" if scale else "")

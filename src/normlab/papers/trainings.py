@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from operator import attrgetter
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 from normlab.config.config import Config, SeedConfig, numbers
@@ -63,25 +63,20 @@ def changed(config: Config, changes: Mapping[str, Any]) -> Config:
 
     Raises UserError with the nearest name for a field that does not exist.
     """
+    names = _names(config)
+    known = {*names, *(f.name for f in fields(config))}
     for name, value in changes.items():
-        section, _, field = name.rpartition(".")
-        part = getattr(config, section, None) if section else config
-        known = {f.name for f in fields(part)} if is_dataclass(part) else set[str]()
-        if part is None or field not in known:
-            raise UserError(f"a configuration has no {name!r}{nearest(name, _names(config))}")
-        inner: Any = replace(part, **{field: value})
-        within: dict[str, Any] = {section: inner}
-        config = replace(config, **within) if section else inner
+        if name not in known:
+            raise UserError(f"a configuration has no {name!r}{nearest(name, names)}")
+        section, _, inner = name.rpartition(".")
+        part = replace(getattr(config, section), **{inner: value}) if section else value
+        config = replace(config, **{section or inner: part})
     return config
 
 
 def unlike(config: Config, other: Config) -> dict[str, Any]:
     """Return the changes that turn one configuration into another, under names like ``optim.lr``."""
-    return {name: value for name in _names(config) if (value := _at(other, name)) != _at(config, name)}
-
-
-def _at(config: Config, name: str) -> Any:
-    return functools.reduce(getattr, name.split("."), config)
+    return {n: value for n in _names(config) if (value := attrgetter(n)(other)) != attrgetter(n)(config)}
 
 
 def _names(config: Config) -> list[str]:
