@@ -10,7 +10,7 @@ from normlab.config.units import count
 from normlab.papers.artefact import Artefact, Reproduction, Superseded, Tally
 from normlab.papers.claim import VERDICTS, Claim, Measure
 from normlab.papers.measures import ShareGap, ShareTrained
-from normlab.papers.results import STATES, ArtefactStatus, State
+from normlab.papers.results import STATES, ArtefactStatus
 from normlab.papers.studies import TRAININGS
 from normlab.papers.trainings import LAPTOP, Scale, Trainings, work
 
@@ -63,9 +63,10 @@ def overall(standings: Sequence[ArtefactStatus]) -> list[str]:
     holding, *checks = _tallied(total, count(total.claims, "claim")) or ["none measured yet"]
     counted = ((v.removesuffix("s"), total.verdicts.get(v, 0)) for v in VERDICTS if v != "agrees")
     others = [f"{n} {verdict}" for verdict, n in counted if n]
-    rest = counts(s.state for s in standings if s not in judged)
+    states = Counter(s.state for s in standings if s not in judged)
     kind = next((s.artefact.kind for s in standings), "artefact")
-    return [holding, *others, *checks, *(f"{count(n, kind)} {state}" for state, n in rest.items())]
+    rest = [f"{count(states[state], kind)} {state}" for state in STATES if states[state]]
+    return [holding, *others, *checks, *rest]
 
 
 def by_kind(standings: Iterable[ArtefactStatus]) -> dict[str, list[ArtefactStatus]]:
@@ -155,12 +156,6 @@ def stood_in(found: Reproduction) -> str:
         f"This was measured on the built-in corpus, because {found.stand_in} was not there, and decides "
         "nothing of what the paper says; set NORMLAB_DATA to the folder that has it, and measure it again"
     )
-
-
-def counts(states: Iterable[State]) -> dict[str, int]:
-    """Count the artefacts in each state that occurs."""
-    counted = Counter(states)
-    return {state: counted[state] for state in STATES if counted[state]}
 
 
 def command(artefact: Artefact, scale: Scale = LAPTOP) -> str:
