@@ -30,6 +30,8 @@ from normlab.papers.intervals import exponential, highest, log_slope, mean, simu
 from normlab.papers.lab import Lab, Row, apart, curves, generator, having
 
 ROLES = ("self_attention", "ffn")
+CLASSES: Final = 1000
+"""Of the network's output."""
 
 
 class _UniformAttention(nn.Module):
@@ -62,15 +64,7 @@ class TheoryNetwork(nn.Module):
     """A network of the theory with inputs `[1, T, D]`, a target for each position, and an output matrix."""
 
     def __init__(
-        self,
-        placement: str,
-        *,
-        layers: int,
-        dim: int,
-        tokens: int,
-        seed: int,
-        ffn_dim: int = 0,
-        classes: int = 1000,
+        self, placement: str, *, layers: int, dim: int, tokens: int, seed: int, ffn_dim: int = 0
     ) -> None:
         super().__init__()
         random = generator(seed=seed)
@@ -79,9 +73,9 @@ class TheoryNetwork(nn.Module):
             branches += [_UniformAttention(dim, random), _FeedForward(dim, ffn_dim or dim, random)]
         first = next(stack_of(ROLES, layers, dim))
         self.stack = Stack.of(branches, Placement.registry[placement], first)
-        self.output = torch.randn(dim, classes, generator=random) * dim**-0.5
+        self.output = torch.randn(dim, CLASSES, generator=random) * dim**-0.5
         self.x = torch.randn(1, tokens, dim, generator=random)
-        self.target = torch.randint(classes, (tokens,), generator=random)
+        self.target = torch.randint(CLASSES, (tokens,), generator=random)
 
     def forward(self) -> Tensor:
         """Return the mean over positions of the negative log-likelihood."""
@@ -274,7 +268,7 @@ def last_gradient(
         )
         for n, m in zip(depths, values, strict=True)
     ]
-    facts = {"network": f"{tokens} tokens, {seeds} seeds, 1,000 classes"}
+    facts = {"network": f"{tokens} tokens, {seeds} seeds, {CLASSES:,} classes"}
     return Measurement(measures, {"ratios": shown, "gradients": rows}, facts)
 
 
