@@ -50,11 +50,6 @@ def _recipe(old: Json, *, swept: bool, one_rate: bool) -> Json:
     return recipe | ({"trials": []} if one_rate else {})
 
 
-def judge_anew(path: Path) -> Comparison:
-    """Judge the comparison of a file and write it and its page."""
-    return write(path, today(read_json(path)))
-
-
 def write(path: Path, comparison: Comparison) -> Comparison:
     """Write the conclusions of a comparison, whose runs lie beside ``path``, and its page."""
     judged = judge(comparison, path.parent)
@@ -69,5 +64,6 @@ if __name__ == "__main__":
             "name the folders of the comparisons: tools/judge_comparisons.py results/gl-en results/gl-en-low"
         )
     for given in sys.argv[1:]:
-        for sentence in judge_anew(Path(given) / "comparison.json").sentences:
+        file = Path(given) / "comparison.json"
+        for sentence in write(file, today(read_json(file))).sentences:
             print(f"{given}: {sentence}")

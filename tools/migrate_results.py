@@ -175,7 +175,9 @@ def migrate(root: Path) -> dict[str, str]:
     for folder in (RunFolder(path.parent) for path in root.rglob("config.json")):
         start = folder.config().train.init_from
         if start in ids:
-            _rewrite(folder.path / "config.json", lambda content, to=ids[start]: _started(content, to))
+            content = read_json(path := folder.path / "config.json")
+            content["config"]["train"]["init_from"] = ids[start]
+            write_json_atomic(path, content)
     for path in sorted(root.rglob("comparison.json")):
         migrate_comparison(path, ids)
     return ids
@@ -187,11 +189,6 @@ def old_runs(root: Path) -> Iterator[RunFolder]:
         content = read_json(path)
         if isinstance(content, dict) and "config" in content and "metrics" not in content:
             yield RunFolder(path.parent)
-
-
-def _started(content: Json, start: str) -> Json:
-    content["config"]["train"]["init_from"] = start
-    return content
 
 
 def _rewrite(path: Path, change: Any) -> None:
