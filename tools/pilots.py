@@ -24,7 +24,7 @@ import torch
 from normlab.config.config import Config, DataConfig, MachineConfig, SeedConfig, numbers, parallel_files
 from normlab.papers.bases import DATES, LANGUAGE_MODEL
 from normlab.papers.disputes import BASELINE, RATES, recipe
-from normlab.papers.liu2020.bases import HALF
+from normlab.papers.liu2020.bases import FP16, HALF
 from normlab.papers.studies.trained_models import OUTPUT, ROLES, TrainedModel
 from normlab.papers.trainings import changed, sweep
 from normlab.runs.folder import RunFolder, read_scores
@@ -211,7 +211,7 @@ BATCHES: Final[Mapping[str, Batch]] = {
     "E-half": Batch(
         "Does a Pre-LN of 18 layers train in half precision in 1,200 steps of Multi30k, at the paper's size?",
         _HALF.base,
-        {"pre": {**_HALF.recipe("pre", (18, 18)), **_HALF.dropout, **_HALF.half}},
+        {"pre": {**_HALF.recipe("pre", (18, 18)), **FP16}},
         device="cuda",
     ),
     "G-noise": Batch(

@@ -13,7 +13,9 @@ from normlab.papers.liu2020.bases import (
     EDGE,
     EN_DE,
     EN_FR,
+    FP16,
     HALF,
+    INSIDE,
     IWSLT,
     IWSLT_DEEP,
     LONG_WARMUPS,
@@ -273,13 +275,13 @@ _HALF: Final = "a GPU, in half precision"
 
 def _others(s: LiuTraining) -> Cells:
     return {
-        f"{name}, dropout": {**s.recipe(placement, (18, 18)), **s.dropout, **s.half}
-        for name, placement in _OTHERS.values()
+        f"{name}, dropout": {**s.recipe(placement, (18, 18)), **FP16} for name, placement in _OTHERS.values()
     }
 
 
 def _without_dropout(s: LiuTraining) -> Cells:
-    return {name: {**_others(s)[f"{name}, dropout"], **s.dry} for name in _BLAMED.values()}
+    none = dict.fromkeys((*INSIDE, "model.dropout"), 0.0)
+    return {name: {**_others(s)[f"{name}, dropout"], **none} for name in _BLAMED.values()}
 
 
 SECTION5_3: Final = declare(
@@ -305,7 +307,7 @@ DROPOUT: Final = declare(
     trainings=for_each_scale(
         lambda s: {
             "neither": {**s.recipe("post"), **s.bare},
-            "both": {**s.recipe("post"), "model.attention_dropout": 0.1, "model.ffn_dropout": 0.1},
+            "both": {**s.recipe("post"), **dict.fromkeys(INSIDE, 0.1)},
         },
         IWSLT,
     ),

@@ -31,8 +31,6 @@ class Iwslt(Setting):
     sgd: float = 1.0
     warmups: tuple[int, int, int] = (0, 500, 4000)
     """Steps of warm-up for the paper's 1, 500 and 4000."""
-    fixed: str = "post+constant"
-    """The recipe of a constant rate."""
     figure4: float = 5e-4
     """The learning rate of Figure 4."""
     epoch_8: int = 7 * 1100 + 1
@@ -52,9 +50,7 @@ _PAPER: Final = replace(
 """
 IWSLT: Final = settings_of(
     "xiong2020.iwslt",
-    laptop=Iwslt(
-        LAPTOP, adam=2.0, sgd=100.0, warmups=(0, 8, 60), fixed="post", figure4=2e-3, epoch_8=107, tuned=107
-    ),
+    laptop=Iwslt(LAPTOP, adam=2.0, sgd=100.0, warmups=(0, 8, 60), figure4=2e-3, epoch_8=107, tuned=107),
     gpu=Iwslt(replace(_PAPER, data=IWSLT14_PART, train=replace(_PAPER.train, precision="auto"))),
     paper=Iwslt(_PAPER),
 )
@@ -68,7 +64,6 @@ EDGE: Final = {
             base=replace(DATES, optim=replace(DATES.optim, schedule="inverse_sqrt")),
             adam=4.0,
             warmups=(0, 40, 300),
-            fixed="post+constant",
             epoch_8=641,
             seeds=6,
         ),

@@ -64,7 +64,7 @@ def _some(s: Iwslt, *names: str) -> Cells:
 
 def _small_rate(s: Iwslt) -> Cells:
     """A fixed tenth of the larger learning rate, Figure 6."""
-    return {"fixed lr 1e-4": {"recipe": s.fixed, "optim.lr": s.adam * 1e-4, "optim.warmup_steps": 0}}
+    return {"fixed lr 1e-4": {"recipe": "post+constant", "optim.lr": s.adam * 1e-4, "optim.warmup_steps": 0}}
 
 
 def _longest_over(steps: int, rate: str, metric: str) -> ShareBetter:
