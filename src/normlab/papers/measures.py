@@ -235,19 +235,16 @@ class PairsBetter(OfRuns):
 
 
 class StepsRatio(_OfTwo[str]):
-    """The first step at which ``a`` is as good on dev as ``b`` ever is, over the step at which ``b`` is that
-    good, as a geometric mean over seeds. A run of ``a`` that never gets there counts with its last step,
-    which is too small, so the interval then has no upper end.
+    """The first step at which the NLL of ``a`` on dev is as low as that of ``b`` ever is, over the step at
+    which ``b`` is that good, as a geometric mean over seeds. A run of ``a`` that never gets there counts with
+    its last step, which is too small, so the interval then has no upper end.
     """
 
-    metric: str = "nll"
-
     def measure(self, runs: Trained) -> Measure:
-        sign = 1.0 if runs.metric(self.metric).higher_is_better else -1.0
         ratios, arrived = list[float](), True
-        for first, second in _by_seed(partial(runs.on_dev, self.metric), self):
-            step, best = max(second, key=lambda one: sign * one[1])
-            reached = next((s for s, value in first if sign * value >= sign * best), None)
+        for first, second in _by_seed(partial(runs.on_dev, "nll"), self):
+            step, best = min(second, key=lambda one: one[1])
+            reached = next((s for s, nll in first if nll <= best), None)
             ratios.append((reached or first[-1][0]) / step)
             arrived = arrived and reached is not None
         found = runs.mean_ratio(ratios)
@@ -283,18 +280,16 @@ class GradientRatio(_OfTwo[str]):
 
 
 class DisorderedPairs(OfRuns):
-    """The number of pairs, among runs that reach at most ``good`` on the metric, in which the one with the
-    better dev loss has the worse score, each at the validation with its best loss.
+    """The number of pairs, among runs that reach at most ``good`` on the headline metric, in which the one
+    with the better dev loss has the worse score, each at the validation with its best loss.
     """
 
     good: float
-    metric: str = ""
 
     def measure(self, runs: Trained) -> Measure:
-        of = runs.metric(self.metric)
-        ends = []
+        headline, ends = runs.metric("").name, list[tuple[float, float]]()
         for cell in runs.cells:
-            for losses, scores in zip(runs.on_dev("nll", cell), runs.on_dev(of.name, cell), strict=True):
+            for losses, scores in zip(runs.on_dev("nll", cell), runs.on_dev(headline, cell), strict=True):
                 if losses:
                     step, loss = min(losses, key=lambda one: one[1])
                     ends.append((loss, dict(scores).get(step, 0.0)))
