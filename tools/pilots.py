@@ -263,7 +263,7 @@ def _scales(folder: RunFolder) -> dict[str, Any]:
 
 def line(cell: str, seed: int, config: Config, folder: RunFolder) -> dict[str, Any]:
     """What is kept of a finished run."""
-    status, scores = folder.status(), read_scores(folder.scores) if folder.scores.exists() else {}
+    status, scores = folder.status(), read_scores(folder.scores)
     norms = [row["grad_norm_l2"] for row in folder.metrics() if row["kind"] == "train" and row["step"] <= 1]
     return {
         "key": key(config),

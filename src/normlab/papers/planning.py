@@ -202,8 +202,7 @@ def train(
 def _progress(plan: TrainingPlan, root: Path, trained: Sequence[Config], seconds: float) -> str:
     """Say how the last of the trained runs ended, and how long the others will take."""
     config = trained[-1]
-    status = RunFolder(root / run_id(config)).status()
-    outcome = status.outcome.state if status.outcome else status.state
+    outcome = RunFolder(root / run_id(config)).status().ended_as
     done, whole = (sum(map(work, some)) for some in (trained, plan.todo.values()))
     left = duration(seconds * (whole - done) / done)
     return (

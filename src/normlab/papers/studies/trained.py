@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
 from operator import itemgetter
-from typing import Final, TypeAlias, TypeGuard
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from normlab.comparison.result import Interval, has_trained
 from normlab.comparison.statistics import MetricScale, share, share_gap
 from normlab.config.metric import MOSTLY, Metric, metric_named
+from normlab.diagnosis.study import as_float
 from normlab.errors import UserError
 from normlab.papers import find_artefact
 from normlab.papers.artefact import Measurement, Reproduction
@@ -28,7 +29,6 @@ from normlab.papers.trainings import SCALES
 from normlab.runs.folder import RunFolder, read_scores
 from normlab.training.outcome import READS_BY
 
-Runs: TypeAlias = Mapping[str, Sequence[RunFolder]]
 Curve: TypeAlias = list[tuple[int, float]]
 SPIKE: Final = 3.0
 """A gradient norm this many times the median of the steps around it is a spike."""
@@ -40,7 +40,7 @@ AROUND: Final = 25
 class Trained:
     """The finished runs of an artefact, by cell, in the order of their seeds."""
 
-    cells: Runs
+    cells: Mapping[str, Sequence[RunFolder]]
 
     def seeds(self) -> Iterator[tuple[str, int, RunFolder]]:
         """Every run, with its cell and seed."""
@@ -66,11 +66,11 @@ class Trained:
         return [_dev_curve(folder, metric) for folder in self.cells[cell]]
 
     def trained(self, cell: str) -> list[bool]:
-        return [has_trained(_outcome(folder)) for folder in self.cells[cell]]
+        return [has_trained(folder.status().ended_as) for folder in self.cells[cell]]
 
     def trained_to_the_end(self, cell: str) -> list[bool]:
         """Return whether each seed trained and at last reads its source and repeats no output."""
-        return [has_trained(_outcome(folder)) and _reads(folder) for folder in self.cells[cell]]
+        return [has_trained(folder.status().ended_as) and _reads(folder) for folder in self.cells[cell]]
 
     def edges(self, cells: Sequence[str], rates: Sequence[float]) -> list[float]:
         """Return the largest rate up to which each seed trains to its end; 0 if it does not at the first."""
@@ -178,18 +178,13 @@ def _reads(folder: RunFolder) -> bool:
     return bool(gap >= READS_BY and repeated <= MOSTLY)
 
 
-def _finite(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and math.isfinite(value)
-
-
 def _dev_curve(folder: RunFolder, metric: str) -> Curve:
-    dev = [(int(row["step"]), row.get(metric)) for row in folder.metrics() if row["kind"] == "dev"]
-    return [(step, float(value)) for step, value in dev if _finite(value)]
+    dev = [(int(row["step"]), as_float(row.get(metric))) for row in folder.metrics() if row["kind"] == "dev"]
+    return [(step, value) for step, value in dev if value is not None]
 
 
 def _test_score(folder: RunFolder, metric: Metric) -> float | None:
-    score = read_scores(folder.scores).get(metric.name) if folder.scores.exists() else None
-    return score if _finite(score) else None
+    return as_float(read_scores(folder.scores).get(metric.name))
 
 
 def _worst(metric: Metric, folder: RunFolder) -> float:
@@ -200,15 +195,10 @@ def _worst(metric: Metric, folder: RunFolder) -> float:
     return max((value for _, value in _dev_curve(folder, metric.name)), default=math.inf)
 
 
-def _outcome(folder: RunFolder) -> str:
-    status = folder.status()
-    return status.outcome.state if status.outcome else status.state
-
-
 def _gradient_norms(runs: Trained, cell: str) -> Iterator[Array]:
     for folder in runs.cells[cell]:
-        norms = [row.get("grad_norm_l2") for row in folder.metrics() if row["kind"] == "train"]
-        yield np.array([v for v in norms if _finite(v)], float)
+        norms = [as_float(row.get("grad_norm_l2")) for row in folder.metrics() if row["kind"] == "train"]
+        yield np.array([v for v in norms if v is not None], float)
 
 
 def _spikes(norms: Array) -> float:
@@ -218,7 +208,7 @@ def _spikes(norms: Array) -> float:
 
 def _cell(runs: Trained, metric: Metric, cell: str) -> Row:
     """Return a cell as the paper's table prints it, with every seed beside the mean."""
-    scores, outcomes = runs.scores(metric, cell), [_outcome(folder) for folder in runs.cells[cell]]
+    scores, outcomes = runs.scores(metric, cell), [run.status().ended_as for run in runs.cells[cell]]
     found = runs.mean_score(metric, runs.together(metric, cell))
     shown = [metric.shown(float(s)) if has_trained(o) else f"({metric.shown(float(s))})"
              for s, o in zip(scores, outcomes, strict=True)]  # fmt: skip
@@ -239,7 +229,7 @@ def _runs(runs: Trained) -> Iterator[Row]:
             "cell": cell,
             "seed": seed,
             "run": folder.path.name,
-            "outcome": _outcome(folder),
+            "outcome": status.ended_as,
             **{m.name: _test_score(folder, m) for m in runs.metrics},
             **{f"dev_{name}": value for name, value in status.best_dev.items()},
             "seconds": status.train_seconds,
