@@ -98,20 +98,17 @@ IWSLT: Final = settings_of(
     ),
     paper=LiuTraining(_SMALL, 7e-4, 6000),
 )
-EDGE: Final = {
-    **IWSLT,
-    **settings_of(
-        "liu2020.edge",
-        laptop=replace(
-            IWSLT["laptop"],
-            base=DATES,
-            seldom={"train.validate_every_steps": 200},
-            grid=2e-3,
-            betas=(0.999,),
-            seeds=3,
-        ),
+EDGE: Final = IWSLT | settings_of(
+    "liu2020.edge",
+    laptop=replace(
+        IWSLT["laptop"],
+        base=DATES,
+        seldom={"train.validate_every_steps": 200},
+        grid=2e-3,
+        betas=(0.999,),
+        seeds=3,
     ),
-}
+)
 """The trainings in which Post-LN's edge falls where the paper's does (docs/pilots.md)."""
 EN_DE: Final = settings_of(
     "liu2020.en_de",
@@ -124,8 +121,8 @@ EN_DE: Final = settings_of(
     ),
     paper=LiuTraining(_EN_DE, 1e-3, 8000),
 )
-DEEP_EDGE: Final = {
-    **settings_of(
+DEEP_EDGE: Final = (
+    settings_of(
         "liu2020.deep",
         laptop=LiuTraining(
             replace(DATES, train=replace(DATES.train, validate_every_steps=120, stop_early=False)),
@@ -136,9 +133,9 @@ DEEP_EDGE: Final = {
             six=("Post", "Pre"),
             seeds=6,
         ),
-    ),
-    **EN_DE,
-}
+    )
+    | EN_DE
+)
 """The trainings in which a Post-LN of 18 layers fails as the paper's does (docs/pilots.md)."""
 HALF: Final = settings_of(
     "liu2020.half",

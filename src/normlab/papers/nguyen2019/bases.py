@@ -135,22 +135,19 @@ TED: Final = settings_of(
     ),
     paper=Ted(_EN_VI),
 )
-EDGE: Final = {
-    **TED,
-    **settings_of(
-        "nguyen2019.edge",
-        laptop=replace(
-            TED["laptop"],
-            base=replace(
-                TED["laptop"].base,
-                train=DATES.train,
-                optim=replace(TED["laptop"].base.optim, lr=4e-3, warmup_steps=40),
-            ),
-            placements=("Post",),
-            seeds=6,
+EDGE: Final = TED | settings_of(
+    "nguyen2019.edge",
+    laptop=replace(
+        TED["laptop"],
+        base=replace(
+            TED["laptop"].base,
+            train=DATES.train,
+            optim=replace(TED["laptop"].base.optim, lr=4e-3, warmup_steps=40),
         ),
+        placements=("Post",),
+        seeds=6,
     ),
-}
+)
 """The trainings in which Post-LN's edge falls where the paper's does (docs/pilots.md)."""
 GL_EN_AT: Final = settings_of(
     "nguyen2019.gl_en",

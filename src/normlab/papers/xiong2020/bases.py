@@ -55,20 +55,17 @@ IWSLT: Final = settings_of(
     paper=Iwslt(_PAPER),
 )
 
-EDGE: Final = {
-    **IWSLT,
-    **settings_of(
-        "xiong2020.edge",
-        laptop=replace(
-            IWSLT["laptop"],
-            base=replace(DATES, optim=replace(DATES.optim, schedule="inverse_sqrt")),
-            adam=4.0,
-            warmups=(0, 40, 300),
-            epoch_8=641,
-            seeds=6,
-        ),
+EDGE: Final = IWSLT | settings_of(
+    "xiong2020.edge",
+    laptop=replace(
+        IWSLT["laptop"],
+        base=replace(DATES, optim=replace(DATES.optim, schedule="inverse_sqrt")),
+        adam=4.0,
+        warmups=(0, 40, 300),
+        epoch_8=641,
+        seeds=6,
     ),
-}
+)
 """The trainings in which Post-LN's edge falls where the paper's does (docs/pilots.md)."""
 
 
