@@ -32,7 +32,6 @@ class DiagnosisOf:
     fields: Fields = field(default_factory=dict)
     model: str = ""
     """A name in ``same_numbers_foreign.MODELS``."""
-    preset: str = "full"
 
 
 @dataclass(frozen=True)
@@ -113,14 +112,14 @@ _PARTS: Final = (
 )
 
 
-def translation(recipe: str, fields: Fields | None = None, **more: Any) -> Training:
+def translation(recipe: str, fields: Fields, **more: Any) -> Training:
     """A training on pairs of sentences."""
-    return Training(recipe, _BASE | (fields or {}), **more)
+    return Training(recipe, _BASE | fields, **more)
 
 
-def language_model(recipe: str, fields: Fields | None = None, **more: Any) -> Training:
+def language_model(recipe: str, fields: Fields, **more: Any) -> Training:
     """A training on plain text."""
-    return Training(recipe, _BASE | _PLAIN_TEXT | (fields or {}), **more)
+    return Training(recipe, _BASE | _PLAIN_TEXT | fields, **more)
 
 
 def bert(recipe: str, fields: Fields, **more: Any) -> Training:

@@ -26,6 +26,7 @@ import same_numbers_foreign as foreign
 from same_numbers_text import PAIRS, written
 
 BATCH_TOKENS: Final = 256
+PRESET: Final = "full"
 TABLES: Final = "tables.json"
 ERROR: Final = "error.txt"
 STATUS: Final = ("step", "best_step", "outcome.state", "outcome.step")
@@ -109,7 +110,7 @@ class Driver:
         """A diagnosis of a recipe at its start."""
         config = self.config(spec["recipe"], spec["fields"])
         case = self.home("case")(config, self.runs, tokens=BATCH_TOKENS)
-        return self.home("diagnosed")(case, spec["preset"]), {}
+        return self.home("diagnosed")(case, PRESET), {}
 
     def of_foreign(self, spec: Mapping[str, Any]) -> tuple[Any, Tables]:
         """A diagnosis of a foreign model on a fixed batch, and its residual stream as it is read."""
@@ -119,7 +120,7 @@ class Driver:
             tables.setdefault(table, []).append(dict(flat(content)))
         diagnose = self.home("diagnose")
         shuffle_generators()
-        return diagnose(one.model, one.batch, loss=one.loss, lr=1e-3, preset=spec["preset"]), tables
+        return diagnose(one.model, one.batch, loss=one.loss, lr=1e-3, preset=PRESET), tables
 
     def watched(self, spec: Mapping[str, Any], out: Path) -> Tables:
         """Rows and reports of a watched loop, its losses and the weights at its end."""
