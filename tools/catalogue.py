@@ -180,7 +180,10 @@ def page(points: Mapping[str, hidden_scale.Points]) -> str:
     by_axis: dict[str, list[RecipePart]] = defaultdict(list)
     for part in shipped():
         by_axis[part.axis].append(part)
-    blocks = [*about(), "Axes: " + " · ".join(f"[{axis}](#axis-{_slug(axis)})" for axis in by_axis)]
+    blocks = [
+        *about(),
+        "Axes: " + " · ".join(f"[{axis}](#axis-{axis.replace(' ', '-')})" for axis in by_axis),
+    ]
     for axis, members in by_axis.items():
         blocks += [f"## Axis: {axis}", index(axis, members, points)]
         blocks += [text for part in members for text in entry(part)]
@@ -188,10 +191,6 @@ def page(points: Mapping[str, hidden_scale.Points]) -> str:
     blocks += [text for part in baselines() for text in baseline(part)]
     blocks += ["## Left out", linked(LEFT_OUT)]
     return "\n\n".join(blocks) + "\n"
-
-
-def _slug(axis: str) -> str:
-    return axis.replace(" ", "-")
 
 
 def measured(names: Iterable[str]) -> dict[str, hidden_scale.Points]:

@@ -7,12 +7,10 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from normlab.papers.claim import Claim, Measure, Verdict, together, whole
 from normlab.papers.trainings import LAPTOP, Scale, Trainings
-
-Kind: TypeAlias = Literal["artefact", "dispute"]
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,7 @@ class Artefact:
         return {**self.settings, **own}
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> Literal["artefact", "dispute"]:
         """What it counts as: an artefact of a paper, or a public dispute."""
         return "dispute" if self.id.startswith("disputes.") else "artefact"
 
