@@ -11,21 +11,20 @@ import argparse
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from normlab.diagnosis.structure import read_structure
 from normlab.diagnosis.studies.dependency import dependency, residual_dependency
 from normlab.diagnosis.studies.gradients import parameter_gradients
 from normlab.diagnosis.subject import Subject
-from normlab.papers.lab import READING_TOKENS, Lab, size
+from normlab.papers.intervals import Array
+from normlab.papers.lab import Lab, size
 from normlab.papers.studies.amplification import encoder_changes, encoder_on_batches
-from normlab.training.subjects import mean_loss
 from pilots import FIRST_SEED, KEPT, provenance
 
 DEPTHS: Final = (6, 9, 12, 15, 18)
@@ -33,7 +32,6 @@ BATCHES: Final = 4
 CHANGES: Final = 4
 TEXT: Final = "wmt14.en-de"
 Line = Mapping[str, Any]
-Array = NDArray[np.float64]
 
 
 def _encoders(lab: Lab, placement: str, *, seed: int, tokens: int) -> Iterator[Subject]:
@@ -93,15 +91,13 @@ def theorem2(lab: Lab, placement: str, seed: int) -> Line:
 def fig3ab(lab: Lab, placement: str, seed: int) -> Line:
     """‖E ∂L/∂W‖ of both matrices of each feed-forward by stack, over batches that are this model's own."""
     text, tokens = "iwslt14.de-en", 4096
-    model = lab.model(size("small", placement, 6), text, seed=seed, tokens=tokens)
-    for name, parameter in model.named_parameters():
+    subject = lab.subject(size("small", placement, 6), text, seed=seed, tokens=tokens)
+    for name, parameter in subject.model.named_parameters():
         parameter.requires_grad_(".f.inner.weight" in name or ".f.outer.weight" in name)
-    structure = read_structure(model, lab.batches(text, READING_TOKENS, 1)[0])
     first = BATCHES * (seed - FIRST_SEED)
     batches = lab.random_batches(text, tokens, first + BATCHES)[first:]
-    subject = Subject(model, batches[0], mean_loss, structure, batches=batches)
     found: dict[str, list[float]] = {}
-    for row in parameter_gradients(subject):
+    for row in parameter_gradients(replace(subject, batches=batches)):
         matrix = "W1" if ".inner." in str(row["parameter"]) else "W2"
         name = f"{str(row['stack']).partition('.')[0]} {matrix}"
         found.setdefault(name, []).append(float(f"{row['mean_grad_l2']:.5g}"))
