@@ -198,7 +198,8 @@ def test_two_runs_decide_nothing():
     assert claim.runs_to_decide({"a": Measure(3.0, 1.0, 5.0, 2)}) == 3
 
 
-def test_two_bounds_have_a_range_only_around_1():
+@pytest.mark.parametrize(("low", "high", "until"), [(0.0, 1.0, 0.5), (0.0, 1.0, 1.5), (0.5, 2.0, 0.8)])
+def test_two_bounds_have_a_range_only_around_1(low, high, until):
     assert within("a", 0.5, 2.0, until=1.25).allowed() == "0.5 to 2, and so with 0.8 to 1.25"
-    with pytest.raises(ValueError, match=r"the bounds 0\.0 and 1\.0; until is the range of a single bound"):
-        within("a", 0.0, 1.0, until=0.5)
+    with pytest.raises(ValueError, match=rf"the bounds {low} and {high} and until {until}; until is the"):
+        within("a", low, high, until=until)

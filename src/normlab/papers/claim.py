@@ -89,10 +89,11 @@ class Claim:
                 f"the claim {self.says!r} allows {self.at_least} to {self.at_most}, which decides nothing; "
                 "give at_least, at_most or both, the smaller one first"
             )
-        if self.until is not None and not self._one_bound() and not isclose(self.at_least * self.at_most, 1):
+        around_1 = isclose(self.at_least * self.at_most, 1) and (self.until or 0) > 1
+        if self.until is not None and not self._one_bound() and not around_1:
             raise ValueError(
-                f"the claim {self.says!r} has the bounds {self.at_least} and {self.at_most}; until is the "
-                "range of a single bound, or of two around 1 whose product is 1"
+                f"the claim {self.says!r} has the bounds {self.at_least} and {self.at_most} and until "
+                f"{self.until}; until is the range of a single bound, or, above 1, of two whose product is 1"
             )
 
     def verdict(self, measures: Mapping[str, Measure]) -> Verdict:
