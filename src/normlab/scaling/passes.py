@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -40,10 +39,9 @@ class Ends:
             with suppress(Exception):  # another call of the module may return something else
                 self._tapped = at(values, where.place).detach().clone()
 
-    def call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        if name in SCORED:
-            logits = FunctionCall(name, "", args, kwargs, result).argument(0, "input")
-            self._scored.append(logits.detach().clone())
+    def call(self, call: FunctionCall) -> None:
+        if call.name in SCORED:
+            self._scored.append(call.argument(0, "input").detach().clone())
 
     @property
     def scored(self) -> Tensor | None:
@@ -84,11 +82,11 @@ class WholePass(Ends):
         if x is not None:
             self._show("stream" if path in subject.blocks else "activation", path, x)
 
-    def call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        super().call(name, args, kwargs, result)
+    def call(self, call: FunctionCall) -> None:
+        super().call(call)
         own = self._running[-1] if self._running else ""
-        if name not in SCORED and (own in self.subject.scores or name != "softmax"):
-            self._show("scores", own, _scores_of(FunctionCall(name, own, args, kwargs, result)))
+        if call.name not in SCORED and (own in self.subject.scores or call.name != "softmax"):
+            self._show("scores", own, _scores_of(call))
 
     def _show(self, kind: str, path: str, x: Tensor) -> None:
         self.time += 1

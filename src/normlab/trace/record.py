@@ -20,6 +20,18 @@ from normlab.trace.tensors import Side, Tap, activations, forward_hooks, tensors
 
 ROOM: Final = 256
 """How many hooks on tensors are held before those of dead tensors are released."""
+WIDE: Final = torch.float64
+NARROW: Final = (torch.float32, torch.float16, torch.bfloat16)
+CASTS: Final = {Tensor.float, Tensor.half, Tensor.bfloat16}
+DROPOUTS: Final = {
+    F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout,
+}  # fmt: skip
+OWN: Final = "Function.apply"
+"""The name under which calls of autograd functions written in Python are recorded."""
+RUNNING: Final = list[type]()
+"""The autograd functions that are running now, inside which nothing has a graph."""
+READING: Final = ("__int__", "__iter__", "__invert__", "__index__", "__init__")
+"""Methods of tensors with names that begin like in-place ones, but do not write."""
 
 
 class Want(NamedTuple):
@@ -134,30 +146,11 @@ class _Hooks:
             self._on_error(error)
 
 
-WIDE: Final = torch.float64
-
-
-NARROW: Final = (torch.float32, torch.float16, torch.bfloat16)
-
-
-CASTS: Final = {Tensor.float, Tensor.half, Tensor.bfloat16}
-
-
-DROPOUTS: Final = {
-    F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout,
-}  # fmt: skip
-
-
-OWN: Final = "Function.apply"
-"""The name under which calls of autograd functions written in Python are recorded."""
-
-
-RUNNING: Final = list[type]()
-"""The autograd functions that are running now, inside which nothing has a graph."""
-
-
 class FunctionCall(NamedTuple):
-    """One call of a torch function: its name, the module that was running, its arguments, its result."""
+    """One call of a torch function: its name, the module that was running, its arguments, its result.
+
+    The module is empty where modules are not watched.
+    """
 
     name: str
     module: str
@@ -197,7 +190,7 @@ class FunctionMode(TorchFunctionMode, ABC):
         kwargs = dict(kwargs or {})
         if func is F.multi_head_attention_forward:
             with self:  # what it calls is seen too
-                return seen_through(func)(*args, **kwargs)
+                return _seen_through(func)(*args, **kwargs)
         return self.called(func, args, kwargs)
 
     @abstractmethod
@@ -219,7 +212,7 @@ class Functions(FunctionMode):
         exact: bool = False,
         dropout: bool = True,
         wanted: Collection[str] | None = None,
-        see: Callable[[str, tuple[Any, ...], Mapping[str, Any], Any], None] | None = None,
+        see: Callable[[FunctionCall], None] | None = None,
     ) -> None:
         super().__init__()
         self._exact, self._dropout, self._wanted, self._see = exact, dropout, wanted, see
@@ -232,7 +225,7 @@ class Functions(FunctionMode):
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         if self._see is not None and (self._wanted is None or name in self._wanted):
-            self._see(name, args, kwargs, result)
+            self._see(FunctionCall(name, "", args, kwargs, result))
         return result
 
 
@@ -274,7 +267,7 @@ def _without_dropout(
     return args, {**kwargs, name: 0.0}
 
 
-def seen_through(func: FunctionType) -> FunctionType:
+def _seen_through(func: FunctionType) -> FunctionType:
     """Return the same function without its own dispatch to the mode, so that its inner calls are seen."""
     blind = {name: lambda *_: False for name in func.__globals__ if name.startswith("has_torch_function")}
     seen = FunctionType(func.__code__, {**func.__globals__, **blind}, func.__name__, func.__defaults__)
@@ -283,7 +276,7 @@ def seen_through(func: FunctionType) -> FunctionType:
 
 
 @contextmanager
-def own_functions(see: Callable[[str, tuple[Any, ...], Mapping[str, Any], Any], None]) -> Iterator[None]:
+def own_functions(see: Callable[[FunctionCall], None]) -> Iterator[None]:
     """Inside this block, pass each call of an autograd function written in Python to ``see``."""
     base = torch.autograd.Function
     own = base.__dict__["apply"]
@@ -294,7 +287,7 @@ def own_functions(see: Callable[[str, tuple[Any, ...], Mapping[str, Any], Any], 
             result = own.__func__(cls, *args, **kwargs)
         finally:
             RUNNING.pop()
-        see(OWN, args, kwargs, result)
+        see(FunctionCall(OWN, "", args, kwargs, result))
         return result
 
     base.apply = classmethod(apply)  # type: ignore[assignment]
@@ -331,7 +324,3 @@ def writes(func: Any, kwargs: Mapping[str, Any]) -> bool:
     name = getattr(func, "__name__", "")
     inplace = (name.endswith("_") and not name.startswith("_")) or bool(kwargs.get("inplace"))
     return inplace or name == "__setitem__" or (name.startswith("__i") and name not in READING)
-
-
-READING: Final = ("__int__", "__iter__", "__invert__", "__index__", "__init__")
-"""Methods of tensors with names that begin like in-place ones, but do not write."""

@@ -59,14 +59,42 @@ class Event(NamedTuple):
     """Where the outputs are."""
 
 
-class Pass(NamedTuple):
-    """What one forward pass gave: the loss, the model's outputs, and what was recorded on the way."""
+class Pass:
+    """What one forward pass gave: the loss, the model's outputs, and what hooks and functions showed."""
 
-    loss: Tensor | None
-    outputs: tuple[Tensor, ...]
-    events: tuple[Event, ...]
-    functions: tuple[FunctionCall, ...]
-    taps: Mapping[Tap, Tensor]
+    def __init__(self, taps: Iterable[Tap], *, graph: bool, events: bool) -> None:
+        self._taps, self._graph, self._events = frozenset(taps), graph, events
+        self._calls: Counter[tuple[str, Side]] = Counter()
+        self._entered: list[tuple[str, tuple[Tensor, ...]]] = []
+        self.loss: Tensor | None = None
+        self.outputs: list[Tensor] = []
+        self.events: list[Event] = []
+        self.functions: list[FunctionCall] = []
+        self.taps: dict[Tap, Tensor] = {}
+
+    def see(self, path: str, side: Side, values: Any) -> None:
+        if torch._C._current_graph_task_id() != -1:
+            return
+        call = self._calls[path, side]
+        self._calls[path, side] += 1
+        shown = [(place, x if self._graph else x.detach()) for place, x in tensors_in(values)]
+        for place, x in shown:
+            if (tap := Tap(path, side, place, call)) in self._taps:
+                self.taps[tap] = x
+        kept = tuple(x if self._graph else x.clone() for _, x in shown) if self._events else ()
+        if side == "input":
+            self._entered.append((path, kept))
+            return
+        entered, inputs = self._entered.pop()
+        while entered != path:  # the model caught what a module inside raised
+            entered, inputs = self._entered.pop()
+        if path == "":
+            self.outputs.extend(x for _, x in shown)
+        if self._events:
+            self.events.append(Event(path, call, inputs, kept, tuple(place for place, _ in shown)))
+
+    def call(self, call: FunctionCall) -> None:
+        self.functions.append(call._replace(module=self._entered[-1][0] if self._entered else ""))
 
 
 def output_loss(model: nn.Module, batch: Any, call: Call = call_model) -> Tensor:
@@ -143,7 +171,7 @@ class Trace:
         self, *, graph: bool = True, events: bool = False, functions: Collection[str] = ()
     ) -> Iterator[Pass]:
         """Run a pass whose graph may be used inside this block."""
-        watch, modules = _Watch(self.taps, graph=graph, events=events), dict(self.model.named_modules())
+        passed, modules = Pass(self.taps, graph=graph, events=events), dict(self.model.named_modules())
         if unknown := [tap.module for tap in self.taps if tap.module not in modules]:
             raise UserError(f"the model has no module {unknown[0]!r}; read_structure gives taps that it has")
         if not events and not functions:
@@ -151,21 +179,19 @@ class Trace:
         with self._surroundings():
             with ExitStack() as stack:
                 stack.enter_context(torch.set_grad_enabled(graph))
-                stack.enter_context(forward_hooks(modules, watch.see))
+                stack.enter_context(forward_hooks(modules, passed.see))
                 if self.exact or not self.dropout or functions:
-                    see = watch.call if functions else None
+                    see = passed.call if functions else None
                     mode = Functions(exact=self.exact, dropout=self.dropout, wanted=functions, see=see)
                     stack.enter_context(mode)
                 if self.taps:
-                    stack.enter_context(Preserve(watch.held))
+                    stack.enter_context(Preserve(passed.taps))
                 if OWN in functions:
-                    stack.enter_context(own_functions(watch.call))
+                    stack.enter_context(own_functions(passed.call))
                 loss = self.loss_of(self.model, self.batch)
-            if not isinstance(loss, Tensor):
-                loss = None
-            elif loss.numel() == 1:
-                loss = loss.reshape(())
-            yield Pass(loss, tuple(watch.outputs), tuple(watch.events), tuple(watch.functions), watch.held)
+            if isinstance(loss, Tensor):
+                passed.loss = loss.reshape(()) if loss.numel() == 1 else loss
+            yield passed
 
     def once(self, *, graph: bool = False, **recorded: Any) -> Pass:
         """Run a pass; its results may have a graph, but no backward pass may go through it any more."""
@@ -179,11 +205,11 @@ class Trace:
     @cached_property
     def events(self) -> tuple[Event, ...]:
         """Every call of a module, inner ones before outer ones."""
-        return self.once(events=True).events
+        return tuple(self.once(events=True).events)
 
     def functions(self, *names: str) -> tuple[FunctionCall, ...]:
         """Return the calls of torch functions with these names, in order."""
-        return self.once(functions=names).functions
+        return tuple(self.once(functions=names).functions)
 
     @property
     def loss(self) -> Tensor:
@@ -196,7 +222,7 @@ class Trace:
     @property
     def outputs(self) -> tuple[Tensor, ...]:
         """Every tensor of the model's output."""
-        return self._plain.outputs
+        return tuple(self._plain.outputs)
 
     def __getitem__(self, tap: Tap) -> Tensor:
         return self._plain.taps[tap]
@@ -290,44 +316,6 @@ class Trace:
 
 
 NO_LOSS: Final = "the loss is not a tensor; return loss=lambda model, batch: … as a scalar tensor"
-
-
-class _Watch:
-    """Collects what hooks and functions show in one pass."""
-
-    def __init__(self, taps: Iterable[Tap], *, graph: bool, events: bool) -> None:
-        self._taps, self._graph, self._events = frozenset(taps), graph, events
-        self._calls: Counter[tuple[str, Side]] = Counter()
-        self._entered: list[tuple[str, tuple[Tensor, ...]]] = []
-        self.outputs: list[Tensor] = []
-        self.events: list[Event] = []
-        self.functions: list[FunctionCall] = []
-        self.held: dict[Tap, Tensor] = {}
-
-    def see(self, path: str, side: Side, values: Any) -> None:
-        if torch._C._current_graph_task_id() != -1:
-            return
-        call = self._calls[path, side]
-        self._calls[path, side] += 1
-        shown = [(place, x if self._graph else x.detach()) for place, x in tensors_in(values)]
-        for place, x in shown:
-            if (tap := Tap(path, side, place, call)) in self._taps:
-                self.held[tap] = x
-        kept = tuple(x if self._graph else x.clone() for _, x in shown) if self._events else ()
-        if side == "input":
-            self._entered.append((path, kept))
-            return
-        entered, inputs = self._entered.pop()
-        while entered != path:  # the model caught what a module inside raised
-            entered, inputs = self._entered.pop()
-        if path == "":
-            self.outputs.extend(x for _, x in shown)
-        if self._events:
-            self.events.append(Event(path, call, inputs, kept, tuple(place for place, _ in shown)))
-
-    def call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        module = self._entered[-1][0] if self._entered else ""
-        self.functions.append(FunctionCall(name, module, args, kwargs, result))
 
 
 @contextmanager

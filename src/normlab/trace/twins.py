@@ -80,7 +80,7 @@ def _ratio(
         return _floating(functional_call(twin, weights, args, keywords))
 
     with torch.no_grad():
-        with Functions(see=lambda name, *_: operations.append(name)):
+        with Functions(see=lambda call: operations.append(call.name)):
             plain = run({}, wide)
         moved = [run(*(map_tensors(x, moved_by_one) for x in (weights, wide))) for _ in range(DRAWS)]
     worst = 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from math import prod
 from typing import Any, Final, NamedTuple
 
@@ -16,7 +16,28 @@ from normlab.trace.record import OWN, RUNNING, FunctionCall
 from normlab.trace.step import nodes_behind
 from normlab.trace.trace import Event, Trace
 
+Node = Any
+"""A node of the autograd graph."""
 ATTENDED: Final = ("softmax", "scaled_dot_product_attention")
+MULTIPLIED: Final = ("linear", "addmm", "matmul", "__matmul__", "bmm", "baddbmm", "einsum")
+"""Functions of torch that multiply matrices."""
+PRODUCTS: Final = frozenset("Mm Addmm Bmm Baddbmm Addbmm Mv Addmv Dot Linear MkldnnLinear".split())
+"""Operations that contract two tensors over an axis."""
+MAPS: Final = PRODUCTS | {"Convolution", "Embedding", "Softmax", "FftR2C", "FftC2C", "ThnnFusedLstmCell"}
+"""Operations after which nothing of a stream is left unchanged."""
+REDUCTIONS: Final = frozenset(
+    "Mean Var Std VarMean Norm LinalgVectorNorm NativeLayerNorm FusedRmsNorm Rsqrt".split()
+)
+"""Operations that only norms need."""
+SHAPES: Final = frozenset(
+    "View UnsafeView ReshapeAlias Transpose Permute T Clone Expand Unsqueeze Squeeze ViewAsReal "
+    "ViewAsComplex ToCopy Select Slice Split SplitWithSizes Alias AsStrided Unbind Repeat Flip".split()
+)
+"""Operations that only move entries."""
+SUMS: Final = frozenset(("Add", "Sub", "Cat", "MaskedFill", "Where", "Tanh"))
+"""Operations between products and a softmax: sums, masks and caps."""
+TURNS: Final = frozenset(("Add", "Sub", "Cat", "Stack", "Neg", "Roll"))
+"""Operations that make up a rotation of features, besides products with cosines."""
 
 
 class Scores(NamedTuple):
@@ -175,7 +196,7 @@ def _over_queries(call: FunctionCall, *later: FunctionCall) -> bool:
     return False
 
 
-def _chains(calls: tuple[FunctionCall, ...]) -> Iterator[tuple[str, str, int]]:
+def _chains(calls: Sequence[FunctionCall]) -> Iterator[tuple[str, str, int]]:
     """Yield pairs of maps, wider inside than outside, of which the second reads the first's output."""
     maps: dict[Node, tuple[str, int]] = {}
     for call in calls:
@@ -189,39 +210,6 @@ def _chains(calls: tuple[FunctionCall, ...]) -> Iterator[tuple[str, str, int]]:
         end = _scaled(call.result.grad_fn)[1]
         if _operation(end) in PRODUCTS:  # not overwritten since, as by an in-place activation
             maps[end] = call.module, x.shape[-1]
-
-
-Node = Any
-"""A node of the autograd graph."""
-
-
-PRODUCTS: Final = frozenset("Mm Addmm Bmm Baddbmm Addbmm Mv Addmv Dot Linear MkldnnLinear".split())
-"""Operations that contract two tensors over an axis."""
-
-
-MAPS: Final = PRODUCTS | {"Convolution", "Embedding", "Softmax", "FftR2C", "FftC2C", "ThnnFusedLstmCell"}
-"""Operations after which nothing of a stream is left unchanged."""
-
-
-REDUCTIONS: Final = frozenset(
-    "Mean Var Std VarMean Norm LinalgVectorNorm NativeLayerNorm FusedRmsNorm Rsqrt".split()
-)
-"""Operations that only norms need."""
-
-
-SHAPES: Final = frozenset(
-    "View UnsafeView ReshapeAlias Transpose Permute T Clone Expand Unsqueeze Squeeze ViewAsReal "
-    "ViewAsComplex ToCopy Select Slice Split SplitWithSizes Alias AsStrided Unbind Repeat Flip".split()
-)
-"""Operations that only move entries."""
-
-
-SUMS: Final = frozenset(("Add", "Sub", "Cat", "MaskedFill", "Where", "Tanh"))
-"""Operations between products and a softmax: sums, masks and caps."""
-
-
-TURNS: Final = frozenset(("Add", "Sub", "Cat", "Stack", "Neg", "Roll"))
-"""Operations that make up a rotation of features, besides products with cosines."""
 
 
 def _operation(node: Node) -> str:
@@ -332,7 +320,3 @@ def _rotated(node: Node) -> float | None:
 def _operands(product: Node) -> tuple[Node | None, Node | None]:
     pair = [n for n, _ in product.next_functions][-2:]
     return (pair[0], pair[1]) if len(pair) == 2 else (None, None)
-
-
-MULTIPLIED: Final = ("linear", "addmm", "matmul", "__matmul__", "bmm", "baddbmm", "einsum")
-"""Functions of torch that multiply matrices."""
