@@ -12,16 +12,19 @@ from torch import Tensor, nn
 from normlab.trace.tensors import LATER, Place, counts, map_tensors, rows_of, tensors_in
 from normlab.trace.trace import Event, Trace
 
+LARGE: Final = 4_000_000_000
+"""Positions times parameters for which a pass in float64 takes about a second on one core."""
+COLUMNS: Final = 32
+"""The fewest columns that a part of a batch keeps."""
+Part = Callable[[Tensor], Tensor | None]
+"""Selects the entries of a tensor to compare; None if it has no such entries."""
+
 
 class Located(NamedTuple):
     """How large a difference or a share is, and the module where it begins."""
 
     size: float
     module: str
-
-
-Part = Callable[[Tensor], Tensor | None]
-"""Selects the entries of a tensor to compare; None if it has no such entries."""
 
 
 def distance(a: Tensor, b: Tensor) -> float:
@@ -46,9 +49,7 @@ def blame(a: Trace, b: Trace, part: Part, limit: float) -> str:
     not, or "" if there is none.
     """
     for one, other in zip(a.events, b.events, strict=False):
-        if one.module != other.module:
-            return one.module
-        if part_ways(one, other, part, limit):
+        if one.module != other.module or part_ways(one, other, part, limit):
             return one.module
     return ""
 
@@ -100,14 +101,6 @@ def laid_out(x: Tensor, rows: int, width: int) -> Tensor | None:
     if x.ndim >= 2 and rows > 1 and shape[0] in (rows * width, rows * (width - 1)):
         return x.reshape(rows, -1, *shape[1:])
     return None
-
-
-LARGE: Final = 4_000_000_000
-"""Positions times parameters for which a pass in float64 takes about a second on one core."""
-
-
-COLUMNS: Final = 32
-"""The fewest columns that a part of a batch keeps."""
 
 
 def awake(model: nn.Module) -> nn.Module:

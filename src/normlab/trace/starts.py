@@ -53,19 +53,16 @@ class Start:
     begin: int | None = None
     end: int | None = None
 
-    def of(self, parameter: Tensor) -> Tensor:
-        """Return the slice of the parameter that this is about."""
-        if self.begin is None and self.end is None:
-            return parameter
-        return parameter[(*(slice(None),) * self.axis, slice(self.begin, self.end))]
-
     def difference(self, parameter: Tensor, compared: int = 1) -> str:
         r"""Say how a parameter differs from what is declared; empty if chance explains it.
 
         The logarithm of the root mean square of n draws with kurtosis k has the error
         :math:`\sqrt{(k - 1) / 4n}`; the level is divided by ``compared``, the number of comparisons.
         """
-        x = self.of(parameter.detach()).double()
+        x = parameter.detach()
+        if self.begin is not None or self.end is not None:
+            x = x[(*(slice(None),) * self.axis, slice(self.begin, self.end))]
+        x = x.double()
         if self.value is not None:
             off = x != torch.tensor(self.value, dtype=parameter.dtype).double().to(x.device)
             few = f"{int(off.sum()):,} of {x.numel():,} entries are not {self.value:g}"

@@ -8,7 +8,7 @@ import inspect
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Final, Literal, TypeVar
 
@@ -188,25 +188,18 @@ def forward_hooks(
     """Call ``see(path, side, values)``, inside this block, with the inputs and outputs of each module; those
     of a call that raises are None, and shown only ``even_if_stopped``.
     """
-
-    def hooks(path: str, module: nn.Module) -> Iterator[Any]:
-        def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            see(path, "input", {**dict(enumerate(args)), **kwargs})
-
-        def after(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
-            see(path, "output", output)
-
-        yield module.register_forward_pre_hook(before, with_kwargs=True)
-        yield module.register_forward_hook(after, always_call=even_if_stopped)
-
-    handles: list[Any] = []
-    try:
+    with ExitStack() as stack:
         for path, module in modules.items():
-            handles.extend(hooks(path, module))
+
+            def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], path: str = path) -> None:
+                see(path, "input", {**dict(enumerate(args)), **kwargs})
+
+            def after(_: Any, __: Any, output: Any, path: str = path) -> None:
+                see(path, "output", output)
+
+            stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+            stack.callback(module.register_forward_hook(after, always_call=even_if_stopped).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager

@@ -189,8 +189,6 @@ PLAIN: Final = frozenset(
     }
 )
 """Types of values whose contents are not searched."""
-
-
 FILLED: Final = frozenset({dict, OrderedDict, list, set})
 MAPPINGS: Final = (dict, UserDict)
 OBJECTS: Final = (nn.Module, Optimizer, LRScheduler, GradScaler)

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, Final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlab.trace.facts import Unknown
@@ -91,14 +92,10 @@ class Facts:
         return self._shaped[0]
 
     @property
-    def scores(self) -> list[tuple[Logits, Targets]]:
-        """All logits whose cross-entropy is the loss, with their targets in the same layout."""
-        return [pair for pair in self._scored if pair[0].output] or self._scored[:1]
-
-    @property
     def unexplained(self) -> float:
         """What is left of the loss after subtracting the cross-entropies that its gradient shows."""
-        return float(self.loss or 0.0) - sum(asked.value(logits.value) for logits, asked in self.scores)
+        outputs = [pair for pair in self._scored if pair[0].output] or self._scored[:1]
+        return float(self.loss or 0.0) - sum(asked.value(logits.value) for logits, asked in outputs)
 
     @property
     def targets(self) -> Targets:
@@ -155,8 +152,7 @@ class Facts:
         """
         if self.declared.causal is not None:
             return self.declared.causal
-        shift = self.shift
-        return shift is not None and shift >= 1
+        return (self.shift or 0) >= 1
 
     @cached_property
     def padding(self) -> Padding:
@@ -234,14 +230,11 @@ class Facts:
     def counted(self) -> Tensor:
         """The positions `[B, T]` at which the loss has a target; everywhere if that is not known."""
         everywhere = torch.ones_like(self.tokens.ids, dtype=torch.bool)
-        try:
+        with suppress(Unknown):
             counted = self.targets.counted
-        except Unknown:
-            return everywhere
-        if counted.ndim != 2 or len(counted) != len(everywhere):
-            return everywhere
-        width = min(everywhere.shape[1], counted.shape[1])
-        return torch.zeros_like(everywhere).index_copy(1, torch.arange(width), counted[:, :width])
+            if counted.ndim == 2 and len(counted) == len(everywhere):
+                return F.pad(counted, (0, everywhere.shape[1] - counted.shape[1]))
+        return everywhere
 
     def by_position(self, logits: Tensor) -> bool:
         """Return whether logits `[B, T, …]` have an axis for the tokens' positions, perhaps one shorter."""
@@ -259,7 +252,7 @@ class Facts:
         entry[:, tokens.start : tokens.start + ids.shape[1]] = ids.to(entry)
         return replaced(self.trace.batch, tokens.place, entry.T if tokens.transposed else entry)
 
-    def other_tokens(self, pick: Tensor, tokens: Tokens | None = None, seed: int = 1) -> Any:
+    def other_tokens(self, pick: Tensor, tokens: Tokens | None = None) -> Any:
         """Return the batch with another id, one that it uses elsewhere, at the picked positions `[B, T]`."""
         tokens = tokens or self.tokens
         own = (self.configured(f"{name}_token_id") for name in ("pad", "eos"))
@@ -269,7 +262,7 @@ class Facts:
             pool = torch.arange(min(tokens.vocabulary, 8))
         ids = tokens.ids
         index = torch.searchsorted(pool, ids.contiguous()).clamp(max=len(pool) - 1)
-        shift = torch.randint(1, len(pool), ids.shape, generator=torch.Generator().manual_seed(seed))
+        shift = torch.randint(1, len(pool), ids.shape, generator=torch.Generator().manual_seed(1))
         new = pool[(index + shift) % len(pool)]
         new = torch.where(new == ids, pool[(index + shift + 1) % len(pool)], new)
         return self.with_tokens(torch.where(pick, new, ids), tokens)

@@ -35,9 +35,7 @@ def stream_of(tensors: Iterable[Tensor]) -> Tensor | None:
 
 def find_stacks(model: nn.Module, events: Sequence[Event]) -> dict[str, list[Block]]:
     """Find the stacks among the modules that were called."""
-    called: dict[str, Event] = {}
-    for event in events:
-        called.setdefault(event.module, event)
+    called = {event.module: event for event in events if event.call == 0}
     stacks: dict[str, list[Block]] = {}
     for path, module in model.named_modules():
         siblings: dict[str, list[Block]] = defaultdict(list)
