@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from normlab.trace.readings import Readings
+from normlab.trace.functions import Readings
 
 
 class Every(nn.Module):

@@ -22,9 +22,8 @@ from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.stacks import within
 from normlab.trace.facts.targets import SCORED
 from normlab.trace.facts.wiring import ATTENDED, MULTIPLIED, Scores, read_wiring
+from normlab.trace.functions import Functions, ParameterReading, Readings
 from normlab.trace.optimizers import copied, held
-from normlab.trace.readings import ParameterReading, Readings
-from normlab.trace.record import Functions
 from normlab.trace.rehearsal import SEED, groups_of
 from normlab.trace.setup import Setup
 from normlab.trace.step import Weights

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from normlab.trace.facts.stacks import stream_of
 from normlab.trace.facts.targets import SCORED, FunctionInput
-from normlab.trace.readings import ParameterReading
-from normlab.trace.record import FunctionCall
+from normlab.trace.functions import FunctionCall, ParameterReading
 from normlab.trace.tensors import Side, at, tensors_in
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from normlab.trace.compare import distance
+from normlab.trace.functions import OWN, FunctionCall
 from normlab.trace.prepared import Step
-from normlab.trace.record import OWN, FunctionCall
 from normlab.trace.starts import from_library
 from normlab.trace.step import gradients_in
 from normlab.trace.tensors import later_counts

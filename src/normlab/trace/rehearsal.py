@@ -18,7 +18,7 @@ from normlab.errors import UserError
 from normlab.trace.compare import distance, rounded
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
-from normlab.trace.record import Functions
+from normlab.trace.functions import Functions
 from normlab.trace.setup import Loss
 from normlab.trace.setup import Step as Whole
 from normlab.trace.tensors import eager, map_tensors, tensors_in

@@ -18,7 +18,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from normlab.errors import UserError
-from normlab.trace.record import OWN, FunctionCall, Functions, Preserve, own_functions
+from normlab.trace.functions import OWN, FunctionCall, Functions, Preserve, own_functions
 from normlab.trace.setup import Loss
 from normlab.trace.step import Gradients, OptimizerFactory, Weights, gradients_in, trainable, twin_of
 from normlab.trace.tensors import Call, Place, Side, Tap, call_model, forward_hooks, tensors_in

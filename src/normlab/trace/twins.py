@@ -16,8 +16,8 @@ from normlab.trace.compare import distance, laid_out, shaken, whole
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.tokens import Arranged, Tokens, restarts
+from normlab.trace.functions import Functions
 from normlab.trace.prepared import Step
-from normlab.trace.record import Functions
 from normlab.trace.step import Weights
 from normlab.trace.tensors import Place, apart, first_calls, map_tensors, replaced, tensors_in
 from normlab.trace.trace import Trace

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from normlab.trace.compare import Located, distance
 from normlab.trace.facts.wiring import MULTIPLIED, factors
-from normlab.trace.record import FunctionCall
+from normlab.trace.functions import FunctionCall
 from normlab.trace.step import gradients_in
 from normlab.trace.tensors import Tap, rows_of
 from normlab.trace.trace import Event, Pass, Trace

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.trace.facts import Unknown
-from normlab.trace.record import FunctionCall
+from normlab.trace.functions import FunctionCall
 from normlab.trace.tensors import Place
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.trace.facts.stacks import Stacks, siblings, stream_of
-from normlab.trace.record import OWN, RUNNING, FunctionCall
+from normlab.trace.functions import OWN, RUNNING, FunctionCall
 from normlab.trace.step import nodes_behind
 from normlab.trace.trace import Event, Trace
 
