@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from normlab.config.io import parsed, to_plain
+from normlab.config.io import parsed, to_json, to_plain
 from normlab.errors import UserError
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def write_json_atomic(path: Path, content: Any, *, flat: bool = False) -> None:
 
     ``flat`` writes each innermost object, such as a row of a table, on one line.
     """
-    text = json.dumps(to_plain(content), ensure_ascii=False, indent=1, allow_nan=False)
+    text = to_json(content, indent=1)
     if flat:  # newlines occur only between values: inside a string they are escaped
         text = _INNERMOST.sub(lambda match: _BREAK.sub(" ", match[0]), text)
     write_text_atomic(path, text + "\n")

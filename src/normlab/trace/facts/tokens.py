@@ -236,11 +236,8 @@ def _run(ids: Tensor) -> int | None:
         for pad in torch.unique(ids[:, end]).tolist():
             real = real_tokens(ids, pad)
             lengths = (~real).sum(1)
-            if (
-                int((lengths >= 2).sum()) >= 2
-                and not bool((ids[real] == pad).any())
-                and not bool((lengths == ids.shape[1]).any())
-            ):
+            elsewhere = (ids[real] == pad).any() or (lengths == ids.shape[1]).any()
+            if (lengths >= 2).sum() >= 2 and not elsewhere:
                 return int(pad)
     return None
 
