@@ -168,7 +168,7 @@ def derivative(step: Step) -> Answers:
         yield note("", f"{len(along.attached)} numbers get a gradient but are not part of the loss")
     if not along.all.disagrees:
         return
-    place = along.first_wrong(module for module, _ in step.facts.order)
+    place = along.first_wrong(step.facts.order)
     moved = along.compare([place])
     if abs(moved.measured) <= 10 * moved.error:
         yield note(place, "it gets a gradient, but the loss does not move with it: a surrogate gradient")

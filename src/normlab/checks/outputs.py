@@ -137,7 +137,7 @@ def dropout_repeats(step: Step) -> Answers:
     if along.all.disagrees and not Along(step.training).all.disagrees:
         say = "with dropout on, the gradient is not the derivative of the loss; without, it is"
         advice = "let checkpoints keep the random state: preserve_rng_state=True"
-        yield fail(along.first_wrong(m for m, _ in step.facts.order), say, advice)
+        yield fail(along.first_wrong(step.facts.order), say, advice)
 
 
 @property_of("round trips", explains=["overfit"], passes=12, applies=low_calls)

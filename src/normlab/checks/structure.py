@@ -34,12 +34,12 @@ def residual(step: Step) -> Answers:
 
 
 def _in_order(step: Step, name: str, blocks: Sequence[stacks.Block]) -> Answers:
-    facts, ran = step.facts, {b.path: b for b in blocks if step.facts.called[b.path]}
+    facts, ran = step.facts, {b.path: b for b in blocks if b.path in step.facts.order}
     seen, classes = ({f(b.module) for b in ran.values()} for f in (id, type))
     idle = [b for b in blocks if id(b.module) not in seen and type(b.module) in classes]
     if idle:
         yield fail(idle[0].path, f"{len(idle)} of {len(blocks)} blocks never run", "run every block")
-    calls = [path for path, _ in facts.order if path in ran]
+    calls = [path for path in facts.order if path in ran]
     if len(calls) != len(ran):
         return
     numbers = [ran[path].index for path in calls]
@@ -111,7 +111,7 @@ def norms(step: Step) -> Answers:
 
 def _before_the_head(step: Step) -> Answers:
     factors, _, runs = step.scaled
-    last = next((path for path, _ in reversed(step.facts.order) if path in factors), None)
+    last = next((path for path in reversed(step.facts.order) if path in factors), None)
     if last is None or factors[last] != 1.0:
         return
     declared, grow = step.declare.final_norm, stacks.grown(*map(step.logits, runs))
@@ -170,7 +170,7 @@ def siblings(step: Step) -> Answers:
     """
     yield from _modes(step)
     for blocks in step.facts.stacks.values():
-        ran = [b for b in blocks if step.facts.called[b.path]]
+        ran = [b for b in blocks if b.path in step.facts.order]
         types = {b.path: {p.dtype for p in step.model.get_submodule(b.path).parameters()} for b in ran}
         odd = stacks.odd_one({p: ", ".join(sorted(str(t)[6:] for t in own)) for p, own in types.items()})
         if odd is not None:

@@ -218,7 +218,6 @@ class ParameterReading(NamedTuple):
     nth: int
     """How many readings of the parameter come before it in the pass."""
     function: str
-    result: Tensor
     change: Tensor
     """The result minus what the function returns if only this parameter has its other value."""
 
@@ -271,7 +270,7 @@ class Readings(_FunctionMode):
                 nth = self._counts[parameter]
                 self._counts[parameter] += 1
                 if self._see is not None:
-                    self._see(ParameterReading(parameter, nth, name, result, result - other(i)))
+                    self._see(ParameterReading(parameter, nth, name, result - other(i)))
                 if (parameter, nth) in self._instead:
                     instead.append(i)
             return other(*instead) if instead else result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from functools import cached_property
@@ -31,8 +30,7 @@ class Facts:
         with trace.with_graph(events=True, functions=(*SCORED, LOOKED_UP)) as passed:
             self.loss = None if passed.loss is None else passed.loss.detach()
             self.lookups = [f._replace(result=None) for f in passed.functions if f.name == LOOKED_UP]
-            self.called = Counter(e.module for e in passed.events)
-            self.order = [(e.module, e.call) for e in passed.events]
+            self.order = [e.module for e in passed.events]
             self.stacks: dict[str, list[Block]] = find_stacks(self.trace.model, passed.events)
             blocks = {b.path for b in self.blocks}
             first = [e for e in passed.events if e.module in blocks and not e.call]
@@ -170,7 +168,7 @@ class Facts:
         tables = {id(f.argument(1, "weight")) for f in self.lookups}
         modules = dict(self.trace.model.named_modules())
         where, (*_, classes) = self._scored[0][0][:2] if self._scored else (None, (0,))
-        linear = [path for path, _ in self.order if isinstance(modules[path], nn.Linear)]
+        linear = [path for path in self.order if isinstance(modules[path], nn.Linear)]
         outside = [path for path in linear if block_of(self.stacks, path) is None]
         fits = [path for path in outside if modules[path].out_features == classes]
         ends = {getattr(where, "module", ""), *fits[-1:]} - {""}
