@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,12 +21,11 @@ from normlab.trace.facts.facts import Facts
 from normlab.trace.functions import Functions
 from normlab.trace.setup import Loss
 from normlab.trace.setup import Step as Whole
+from normlab.trace.step import Weights
 from normlab.trace.tensors import eager, map_tensors, tensors_in
 from normlab.trace.trace import Trace, recomputing
 from normlab.trace.untouched import same, same_globals, same_random_state
 
-Gradients = Mapping[str, Tensor]
-"""Samples of gradients, by name of parameter; those that are 0 may be missing."""
 SEED: Final = 20_011
 """The seed of every run: not one that draws a batch, or a loss would draw the same numbers again."""
 BIG: Final = 2.0**20
@@ -128,7 +127,7 @@ class Rehearsal:
         own = self.own(batch)
         return Trace(self.model, own, self.loss_of, dropout=False, exact=self.exact, seed=SEED, **changes)
 
-    def gradients(self, batch: Any, *, training: bool, **changes: Any) -> Gradients:
+    def gradients(self, batch: Any, *, training: bool, **changes: Any) -> Weights:
         """Return samples of the gradients of the loss in the parameters that the optimizers hold."""
         for p in self.model.parameters():
             p.grad = None
@@ -300,8 +299,10 @@ class _Fit(NamedTuple):
         return max(self.rest, abs(self.factor - 1))
 
 
-def fit(gradients: Gradients, want: Gradients, scale: float = 1.0) -> _Fit:
-    """Return the factor k in gradients / scale = k · want and what it leaves; 1 and 0 if both are zero."""
+def fit(gradients: Weights, want: Weights, scale: float = 1.0) -> _Fit:
+    """Return the factor k in gradients / scale = k · want and what it leaves; 1 and 0 if both are zero. Those
+    of single parameters that are 0 may be missing.
+    """
     zeros = {n: torch.zeros_like(g) for n, g in {**gradients, **want}.items()}
     if not any(bool(g.any()) for own in (gradients, want) for g in own.values()):
         return _Fit(1.0, 0.0)

@@ -6,7 +6,7 @@ import copy
 import math
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +21,7 @@ from normlab.trace.compare import awake_step, distance
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import odd_one, settings, shared
 from normlab.trace.setup import Setup, shown
+from normlab.trace.step import Weights
 from normlab.trace.tensors import unwrap
 from normlab.trace.trace import Trace
 from normlab.trace.untouched import same_globals, same_random_state
@@ -31,7 +32,6 @@ LEAST: Final = 64
 """Number of entries below which the size of a draw is chance."""
 MOST: Final = 2**16
 """How many entries are looked at."""
-Parameters = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _looks_drawn(p: Tensor) -> bool:
     return p.numel() > 1 and len(part.unique()) >= sum(part.shape)
 
 
-def equal_draws(parameters: Parameters, drawn: Callable[[str, Tensor], bool]) -> Iterator[tuple[str, str]]:
+def equal_draws(parameters: Weights, drawn: Callable[[str, Tensor], bool]) -> Iterator[tuple[str, str]]:
     """Yield pairs of drawn matrices that are different tensors but equal in every entry."""
     seen: dict[tuple[torch.Size, float], str] = {}
     for name, p in parameters.items():
@@ -142,7 +142,7 @@ def equal_draws(parameters: Parameters, drawn: Callable[[str, Tensor], bool]) ->
                 yield first, name
 
 
-def unlike_class(live: Parameters, one: Parameters, other: Parameters) -> list[_Unlike]:
+def unlike_class(live: Weights, one: Weights, other: Weights) -> list[_Unlike]:
     """Compare parameters with two draws of their class: constants exactly, draws by their deviation."""
     shared = [n for n, p in live.items() if n in one and n in other and p.shape == one[n].shape]
     seeded = all(torch.equal(one[n], other[n]) for n in shared)
@@ -165,7 +165,7 @@ def unlike_class(live: Parameters, one: Parameters, other: Parameters) -> list[_
     return odd
 
 
-def unlike_siblings(groups: Sequence[Parameters]) -> _Unlike | None:
+def unlike_siblings(groups: Sequence[Weights]) -> _Unlike | None:
     """Return the parameter most unlike the others in its group, if those agree."""
     groups = [g for g in groups if len(g) > 2 and len({p.shape for p in g.values()}) == 1]
     limit = _limit_of(sum(map(len, groups)))
@@ -173,7 +173,7 @@ def unlike_siblings(groups: Sequence[Parameters]) -> _Unlike | None:
     return max((one for one in odd if one), default=None)
 
 
-def _odd_constant(group: Parameters) -> _Unlike | None:
+def _odd_constant(group: Weights) -> _Unlike | None:
     is_ = {n: f"is {float(p.flatten()[0]):.9g}" if constant(p) else "is drawn" for n, p in group.items()}
     if (odd := odd_one(is_)) is None:
         return None
@@ -181,7 +181,7 @@ def _odd_constant(group: Parameters) -> _Unlike | None:
     return _Unlike(math.inf, odd.key, how)
 
 
-def _odd_draw(group: Parameters, limit: float) -> _Unlike | None:
+def _odd_draw(group: Weights, limit: float) -> _Unlike | None:
     if next(iter(group.values())).numel() < LEAST:
         return None
     logs, errors = (torch.tensor(x, dtype=torch.float64) for x in _log_std(list(group.values())))
