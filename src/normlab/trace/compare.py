@@ -103,7 +103,7 @@ def laid_out(x: Tensor, rows: int, width: int) -> Tensor | None:
     return None
 
 
-def awake(model: nn.Module) -> nn.Module:
+def _awake(model: nn.Module) -> nn.Module:
     """Fill parameters that are zero with small draws, in place: ReZero's scalars and FixUp's and LoRA's last
     matrices hide their branch at the start. So do gates that open during training; their counts are advanced.
     """
@@ -148,10 +148,10 @@ def small_part(batch: Any, parameters: int) -> Any:
 
 
 def awake_step(trace: Trace, model: nn.Module) -> Trace:
-    """Return the same step without dropout on this model, which is made ``awake``: in float64, unless it does
+    """Return the same step without dropout on this model, which is made awake: in float64, unless it does
     not run there or gives another loss.
     """
-    own = trace.again(model=awake(model), dropout=False)
+    own = trace.again(model=_awake(model), dropout=False)
     try:
         batch = map_tensors(own.batch, lambda _, x: x.double() if x.is_floating_point() else x)
         wide = own.again(model=copy.deepcopy(own.model).double(), batch=batch, exact=True)

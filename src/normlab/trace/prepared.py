@@ -102,7 +102,7 @@ class Step:
 
     @cached_property
     def _awake(self) -> Trace:
-        """The model ``awake`` and without dropout, in float64 if possible."""
+        """The model awake (see ``awake_step``) and without dropout, in float64 if possible."""
         return awake_step(self.plain, self.copy()) if self.copyable else self.plain.again(dropout=False)
 
     @property
@@ -117,7 +117,7 @@ class Step:
 
     @cached_property
     def exact(self) -> Trace:
-        """The model in float64 if possible, ``awake`` and without dropout, in evaluation mode."""
+        """The model in float64 if possible, awake and without dropout, in evaluation mode."""
         with suppress(Exception):
             if isinstance(tap := self.facts.logits.where, Tap):
                 self.facts.trace = self._awake.again(taps=(tap,))

@@ -102,9 +102,8 @@ def read_targets(logits: Tensor, gradient: Tensor, precision: torch.dtype = torc
     counted = counted.cpu()
 
     def full(values: Tensor) -> Tensor:
-        everywhere = torch.zeros(len(counted), dtype=values.dtype)
-        everywhere[counted] = values.cpu()
-        return everywhere.reshape(shape)
+        nothing = torch.zeros(len(counted), dtype=values.dtype)
+        return nothing.masked_scatter(counted, values.cpu()).reshape(shape)
 
     weight = weight + uniform * classes
     smoothing = float((uniform * classes / weight).median())

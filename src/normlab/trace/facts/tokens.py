@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlab.trace.facts import Unknown
@@ -191,14 +192,11 @@ def real_tokens(ids: Tensor, pad: int, *, ends: bool = False) -> Tensor:
     """
     filled = ids == pad
     left, right = _runs(filled)
-    left = left & ~filled.all(1, keepdim=True)
-    if bool(filled[:, 0].all()):  # every row begins with it, so it is a start
-        left = left & False
     if ends:
-        first = right & ~torch.cat([torch.zeros_like(right[:, :1]), right[:, :-1]], 1)
-        right = right & ~first
-        left = left & False
-    return ~(right | left)
+        right = right & F.pad(right[:, :-1], (1, 0))
+    if ends or bool(filled[:, 0].all()):  # where every row begins with it, it is a start
+        return ~right
+    return ~(right | (left & ~filled.all(1, keepdim=True)))
 
 
 def _as_mask(entry: Tensor, tokens: Tokens, declared: int | None) -> Tensor | None:
@@ -276,14 +274,11 @@ def documents_of(facts: Facts) -> Tensor:
 
 def restarts(positions: Tensor) -> Tensor | None:
     """Return `[B, T]`, True where positions that otherwise count up by one restart at 0 within a row."""
-    step = positions[:, 1:] - positions[:, :-1]
-    anew = positions[:, 1:] == 0
-    counts = (step == 1) | anew
-    inside = anew & (step != 1)
-    inside = inside & ~_runs(anew)[1]  # zeros under padding
-    if not bool((positions[:, 0] == 0).all()) or not bool(counts.all()) or not bool(inside.any()):
+    up, anew = positions.diff(dim=1) == 1, positions[:, 1:] == 0
+    inside = anew & ~up & ~_runs(anew)[1]  # without zeros under padding
+    if not bool((positions[:, 0] == 0).all()) or not bool((up | anew).all()) or not bool(inside.any()):
         return None
-    return torch.cat([torch.zeros_like(inside[:, :1]), inside], 1)
+    return F.pad(inside, (1, 0))
 
 
 def _changes(numbers: Tensor) -> Tensor | None:
@@ -294,13 +289,12 @@ def _changes(numbers: Tensor) -> Tensor | None:
     change = numbers[:, 1:] != numbers[:, :-1]
     if not bool(change.any()) or bool((change.float().mean(1) > 0.5).any()):
         return None
-    for row, moved in zip(numbers, change, strict=True):
-        runs = [int(row[0]), *row[1:][moved].tolist()]
-        if len(set(runs)) != len(runs):
-            return None
+    runs = [row.unique_consecutive() for row in numbers]
+    if any(len(own.unique()) < len(own) for own in runs):
+        return None
     if set(torch.unique(numbers).tolist()) == {0, 1} and not bool((numbers[:, 0] == 0).all()):
         return None  # ones, then zeros: a mask
-    return torch.cat([torch.zeros_like(change[:, :1]), change], 1)
+    return F.pad(change, (1, 0))
 
 
 def _offsets(offsets: Tensor, ids: Tensor) -> Tensor | None:
