@@ -32,6 +32,7 @@ LEAST: Final = 64
 """Number of entries below which the size of a draw is chance."""
 MOST: Final = 2**16
 """How many entries are looked at."""
+SEEDS: Final = (101, 202)
 
 
 @dataclass(frozen=True)
@@ -205,9 +206,6 @@ def _log_std(draws: list[Tensor]) -> tuple[list[float], list[float]]:
     fourth = sum(float(((x - x.mean()) / s).pow(4).sum()) for x, s in zip(flat, stds, strict=True))
     share = max(fourth / sum(x.numel() for x in flat) - 1, 0.05) / 4
     return [math.log(s) for s in stds], [(share / x.numel()) ** 0.5 for x in flat]
-
-
-SEEDS: Final = (101, 202)
 
 
 def from_library(one: object) -> bool:

@@ -20,6 +20,9 @@ Side = Literal["input", "output"]
 Place = tuple[int | str, ...]
 Call = Callable[[nn.Module, Any], Any]
 """``call(model, batch)``: the model's output."""
+PARALLEL: Final = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+LATER: Final = 10**6
+"""A count of steps late in training, when every schedule is over."""
 
 
 @dataclass(frozen=True)
@@ -108,9 +111,6 @@ def replaced(value: Any, place: Place, new: Tensor) -> Any:
     return map_tensors(value, lambda here, x: new if here == place else x)
 
 
-PARALLEL: Final = (nn.parallel.DistributedDataParallel, nn.DataParallel)
-
-
 def unwrapped(model: nn.Module) -> list[nn.Module]:
     """Return the model and what its wrappers (data parallel, compiled) hold, the bare model last."""
     models = [model]
@@ -122,10 +122,6 @@ def unwrapped(model: nn.Module) -> list[nn.Module]:
             models.append(inner)
         else:
             return models
-
-
-LATER: Final = 10**6
-"""A count of steps late in training, when every schedule is over."""
 
 
 def saved_buffers(model: nn.Module) -> dict[str, Tensor]:

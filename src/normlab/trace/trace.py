@@ -24,6 +24,8 @@ from normlab.trace.step import Gradients, OptimizerFactory, Weights, gradients_i
 from normlab.trace.tensors import Call, Place, Side, Tap, call_model, forward_hooks, tensors_in
 from normlab.trace.untouched import undisturbed
 
+NO_LOSS: Final = "the loss is not a tensor; return loss=lambda model, batch: … as a scalar tensor"
+
 
 @contextmanager
 def at_weights(model: nn.Module, weights: Weights) -> Iterator[None]:
@@ -313,9 +315,6 @@ class Trace:
                 evaluate()
                 step(used)
         return weights()
-
-
-NO_LOSS: Final = "the loss is not a tensor; return loss=lambda model, batch: … as a scalar tensor"
 
 
 @contextmanager

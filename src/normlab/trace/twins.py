@@ -23,6 +23,8 @@ from normlab.trace.tensors import Place, apart, first_calls, map_tensors, replac
 from normlab.trace.trace import Trace
 
 DRAWS: Final = 3
+GENERATED: Final = 24
+"""Number of tokens in a sequence that is generated with a cache; the first of them are read at once."""
 
 
 def low_calls(step: Step) -> tuple[Mapping[str, Any], float, bool]:
@@ -99,10 +101,6 @@ def _apart(a: Tensor, b: Tensor) -> float:
     a, b = a.detach().double(), b.detach().double()
     known = torch.isfinite(a).all() and torch.isfinite(b).all()
     return float((a - b).norm() / a.norm().clamp_min(1e-300)) if known else 0.0
-
-
-GENERATED: Final = 24
-"""Number of tokens in a sequence that is generated with a cache; the first of them are read at once."""
 
 
 def difference_when_loaded(step: Step, model: nn.Module) -> tuple[str, str] | None:

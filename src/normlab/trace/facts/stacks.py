@@ -15,6 +15,10 @@ from torch import Tensor, nn
 from normlab.trace.compare import distance
 from normlab.trace.trace import Event, Trace
 
+SCALES: Final = (1e6, 1e7)
+"""Sizes of the stream beside which a normed branch that is added to it vanishes."""
+OVER_TOKENS: Final = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LocalResponseNorm)
+
 
 class Block(NamedTuple):
     """A numbered member of a stack."""
@@ -179,10 +183,6 @@ def common(paths: list[str]) -> str:
     return ".".join(shared(paths)) or paths[0]
 
 
-SCALES: Final = (1e6, 1e7)
-"""Sizes of the stream beside which a normed branch that is added to it vanishes."""
-
-
 class Scaled(NamedTuple):
     """What streams of two sizes show."""
 
@@ -227,9 +227,6 @@ def grown(low: Tensor, high: Tensor) -> bool:
     """Return whether a value of the two runs grows in proportion to the stream."""
     a, b = float(low.double().norm()), float(high.double().norm())
     return a > 0 and abs(b / a - SCALES[1] / SCALES[0]) < 1e-3
-
-
-OVER_TOKENS: Final = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LocalResponseNorm)
 
 
 class _Response(NamedTuple):
