@@ -261,9 +261,7 @@ class Facts:
         ids = tokens.ids
         index = torch.searchsorted(pool, ids.contiguous()).clamp(max=len(pool) - 1)
         shift = torch.randint(1, len(pool), ids.shape, generator=torch.Generator().manual_seed(1))
-        new = pool[(index + shift) % len(pool)]
-        new = torch.where(new == ids, pool[(index + shift + 1) % len(pool)], new)
-        return self.with_tokens(torch.where(pick, new, ids), tokens)
+        return self.with_tokens(torch.where(pick, pool[(index + shift) % len(pool)], ids), tokens)
 
     def other_values(self, place: Place) -> Iterator[Tensor]:
         """Yield other values of the same kind for an entry of the batch."""

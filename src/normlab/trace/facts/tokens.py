@@ -122,7 +122,7 @@ class Padding(NamedTuple):
         padding, else in those that begin with it; "moved" has all of it at the other end, "moved on" one more
         column there.
         """
-        left, right = (own & ~self.real for own in _runs(~self.real))
+        left, right = _runs(~self.real)
         lead, trail, width = left.sum(1), right.sum(1), self.real.shape[1]
         whole = (self.real == ~(left | right)).all(1) & self.real.any(1)
         some = (whole & ~self.real.all(1)).nonzero()[:1, 0]
