@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -79,23 +80,18 @@ def _by_backward(
 ) -> list[Tensor | None]:
     """Do the same by ``loss.backward()``, without what the user's hooks do to gradients that arrive."""
     arrived: dict[int, Tensor] = {}
-    handles = [x.register_hook(partial(arrived.__setitem__, id(x))) for x in tensors if not x.is_leaf]
-    hooks = [hooks for p in model.parameters() if (hooks := p._post_accumulate_grad_hooks)]
-    kept, own = [OrderedDict(one) for one in hooks], [(p, p.grad) for p in model.parameters()]
-    try:
-        for one in hooks:
-            one.clear()
-        for p, _ in own:
+    with ExitStack() as stack:
+        for x in tensors:
+            if not x.is_leaf:
+                stack.callback(x.register_hook(partial(arrived.__setitem__, id(x))).remove)
+        for p in model.parameters():
+            stack.callback(setattr, p, "grad", p.grad)
             p.grad = None
+            if hooks := p._post_accumulate_grad_hooks:
+                stack.callback(hooks.update, OrderedDict(hooks))
+                hooks.clear()
         loss.backward(retain_graph=retain_graph)
         return [x.grad if x.is_leaf else arrived.get(id(x)) for x in tensors]
-    finally:
-        for p, gradient in own:
-            p.grad = gradient
-        for one, before in zip(hooks, kept, strict=True):
-            one.update(before)
-        for handle in handles:
-            handle.remove()
 
 
 def made(optimizer: Optimizer | OptimizerFactory, model: nn.Module) -> tuple[Optimizer, float]:

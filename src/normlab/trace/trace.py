@@ -37,17 +37,14 @@ def at_weights(model: nn.Module, weights: Weights) -> Iterator[None]:
     if not weights:
         yield
         return
-    parameters = [attrgetter(path)(model) for path in weights]
-    own = [p.data for p in parameters]
-    try:
-        for p, weight in zip(parameters, weights.values(), strict=True):
+    with ExitStack() as stack:
+        stack.callback(torch.clear_autocast_cache)  # it keeps copies of cast weights
+        for path, weight in weights.items():
+            p = attrgetter(path)(model)
+            stack.callback(setattr, p, "data", p.data)
             p.data = weight.detach()
-        torch.clear_autocast_cache()  # it keeps copies of cast weights
-        yield
-    finally:
-        for p, data in zip(parameters, own, strict=True):
-            p.data = data
         torch.clear_autocast_cache()
+        yield
 
 
 class Event(NamedTuple):
