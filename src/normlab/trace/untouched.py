@@ -8,7 +8,7 @@ import types
 import warnings
 from collections import OrderedDict, UserDict, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import is_dataclass
 from functools import partial
@@ -32,23 +32,21 @@ from normlab.trace.tensors import eager, unwrap
 @contextmanager
 def same_random_state(seed: int | None = None) -> Iterator[None]:
     """Seed the generators of torch on every device, Python and numpy; restore them after this block."""
-    cpu, python, legacy = torch.get_rng_state(), random.getstate(), numpy.random.get_state()  # noqa: NPY002
-    states = [(device, at, device.get_rng_state(*at)) for device, *at in _accelerators()]
-    try:
+    accelerators = _accelerators()
+    with ExitStack() as stack:
+        stack.callback(torch.set_rng_state, torch.get_rng_state())
+        for device, *at in accelerators:
+            stack.callback(device.set_rng_state, device.get_rng_state(*at), *at)
+        stack.callback(random.setstate, random.getstate())
+        stack.callback(numpy.random.set_state, numpy.random.get_state())  # noqa: NPY002
         if seed is not None:
             torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed devices that start later
-            for device, at, _ in states:
+            for device, *at in accelerators:
                 with device.device(*at) if at else nullcontext():
                     device.manual_seed(seed)
             random.seed(seed)
             numpy.random.seed(seed)  # noqa: NPY002
         yield
-    finally:
-        torch.set_rng_state(cpu)
-        for device, at, state in states:
-            device.set_rng_state(state, *at)
-        random.setstate(python)
-        numpy.random.set_state(legacy)  # noqa: NPY002
 
 
 def _accelerators() -> list[tuple[Any, ...]]:
@@ -66,14 +64,11 @@ def _accelerators() -> list[tuple[Any, ...]]:
 @contextmanager
 def same_globals() -> Iterator[None]:
     """Restore torch's default dtype and gradient mode after this block, in which warnings are silent."""
-    dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        torch.set_default_dtype(dtype)
-        torch.set_grad_enabled(grad)
+    with ExitStack() as stack, warnings.catch_warnings():
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        stack.callback(torch.set_grad_enabled, torch.is_grad_enabled())
+        warnings.simplefilter("ignore")
+        yield
 
 
 @contextmanager

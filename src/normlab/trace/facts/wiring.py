@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from math import prod
 from typing import Any, Final, NamedTuple
 
@@ -95,10 +96,11 @@ def read_wiring(trace: Trace, blocks: list[str]) -> Wiring:
 
         return enter
 
-    frozen = [p for p in trace.model.parameters() if not p.requires_grad and p.is_floating_point()]
-    try:
-        for p in frozen:
-            p.requires_grad_(True)
+    with ExitStack() as stack:
+        for p in trace.model.parameters():
+            if not p.requires_grad and p.is_floating_point():
+                stack.callback(p.requires_grad_, False)
+                p.requires_grad_(True)
         again = trace.again(changed={path: cut(path) for path in blocks})
         with again.with_graph(events=True, functions=(*ATTENDED, *MULTIPLIED, OWN)) as passed:
             calls = passed.functions
@@ -110,9 +112,6 @@ def read_wiring(trace: Trace, blocks: list[str]) -> Wiring:
                 [s.module for i, s in read if calls[i].name == "softmax" and _over_queries(*calls[i:])],
                 list(_chains(calls)),
             )
-    finally:
-        for p in frozen:
-            p.requires_grad_(False)
 
 
 def alike(stacks: Stacks, scores: Iterable[Scores]) -> Iterator[dict[str, Scores]]:
