@@ -29,7 +29,7 @@ def open_lines(spec: str | Path) -> Text:
     """Return the text that a path in the configuration refers to; it is read when it is iterated.
 
     ``corpus.de``, a file; ``pairs.tsv#2`` and ``pairs.tsv#en``, a ``Column``;
-    ``hf:wmt14:de-en#train.translation.de``, a ``HubColumn``; ``corpus.de[:1000]``, a ``_LineRange`` of any of
+    ``hf:wmt14:de-en#train.translation.de``, a ``HubColumn``; ``corpus.de[:1000]``, a part of any of
     these. A file whose own name contains a ``#`` or ``[:1000]`` is a file. Raises UserError for a path of any
     other form.
     """

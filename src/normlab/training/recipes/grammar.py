@@ -182,7 +182,7 @@ def describe(config: Config) -> str:
 
 
 def not_plain(axis: Axis, config: Config) -> dict[str, str]:
-    """Return ``_by_stack`` without plain choices, unless the recipe names them."""
+    """Return each stack's choice without plain ones, unless the recipe names them."""
     chosen = _by_stack(axis, config)
     if axis.always_said or (axis.of_branch and axis.of(config)):
         return chosen
