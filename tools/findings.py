@@ -45,7 +45,6 @@ FINDINGS = {
     ),
     "a Post-LN of 18 layers fails": (
         "liu2020.table1 post",
-        "liu2020.table1 hybrid",
         "liu2020.warmup trains",
         "liu2020.table2 post_18",
         "liu2020.fig1_9 post_18",
