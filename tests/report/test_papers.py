@@ -8,7 +8,7 @@ from dataclasses import replace
 from normlab.config.config import Config
 from normlab.papers import ARTEFACTS
 from normlab.papers.artefact import Artefact
-from normlab.papers.results import ArtefactStatus, at_other_scales, standing, write_reproduction
+from normlab.papers.results import KEPT, ArtefactStatus, at_other_scales, standing, write_reproduction
 from normlab.papers.trainings import Trainings
 from normlab.report.papers import papers_page, write_papers_page, write_reproduction_page
 from report.reproductions import ARTEFACT, found
@@ -47,6 +47,14 @@ def test_an_artefact_that_no_laptop_trains_is_shown_at_its_smallest_scale(tmp_pa
     shown = standing(artefact, [tmp_path])
     assert (shown.path, shown.scale, shown.fresh) == (path, "gpu", True)
     assert at_other_scales([artefact], [tmp_path]) == []
+
+
+def test_a_page_says_its_measures_in_the_words_of_the_claims(tmp_path):
+    shown = standing(ARTEFACTS["xiong2020.fig4ab"], [KEPT])
+    html = write_reproduction_page(shown, tmp_path).read_text(encoding="utf-8")
+    assert "steps of Pre-LN to the best dev loss of Post-LN" in html
+    assert "StepsRatio" not in html
+    assert "Difference(" not in html
 
 
 def test_results_that_disagree_about_a_run_are_named_above_the_tables(tmp_path):

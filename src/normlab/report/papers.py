@@ -265,7 +265,8 @@ def _how(standing: ArtefactStatus) -> Section:
     facts: dict[str, str] = {"scale": scale} if scale in artefact.trainings else {}
     facts["claims' fingerprint"] = artefact.fingerprint(scale)
     if artefact.study:
-        settings = {k: _plain(v) for k, v in artefact.settings_at(scale).items() if k != "measures"}
+        measures = "measures", "gpu", "paper"  # which the claims say in words
+        settings = {k: _plain(v) for k, v in artefact.settings_at(scale).items() if k not in measures}
         facts = {"study": artefact.study_name, **settings, **facts}
     if found is not None:
         facts = {**facts, **found.facts, "measured for": found.fingerprint}
