@@ -8,7 +8,7 @@ import tyro
 
 from cases import each
 from normlab.cli.compare import CompareCommand, RequestFlags
-from normlab.cli.main import COMMANDS
+from normlab.cli.main import COMMANDS, main
 from normlab.cli.main import load as load_command
 from normlab.cli.options import ConfigFlags, config_name, flags_of, load, typed_value
 from normlab.cli.presets import CONFIGS
@@ -17,6 +17,7 @@ from normlab.cli.translate import DecodeFlags
 from normlab.config.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
 from normlab.config.io import no_flag
 from normlab.runs import RunFolder
+from normlab.training.recipes.grammar import parts
 
 DATA = (
     "train_src train_tgt dev_src dev_tgt test_src test_tgt train_text dev_text test_text train_pairs "
@@ -199,6 +200,39 @@ def test_every_size_and_step_that_a_recipe_needs_can_be_typed():
     config = parse(TrainCommand, *typed, "--recipe", "pre+rope+adamw+step_decay").resolved()
     assert (config.model.kv_heads, config.model.position_encoding) == (2, "rope")
     assert (config.optim.decay_step, config.optim.weight_decay) == (200, 0.1)
+
+
+@each(
+    ("recipe", "flag", "owners"),
+    [
+        ("post", "--logit-cap 30", "softcap"),
+        ("pre+softcap", "--logit-cap 30", ""),
+        ("pre+mup", "--base-layers 2", "completep, depth_mup"),
+        ("pre+depth_mup", "--base-layers 2", ""),
+        ("enc:pre/dec:prores", "--residual-warmup-steps 50", ""),
+        ("pre+learned", "--rope-theta 5e5", "rope"),
+        ("post+normed", "--qk-norm-len 20", "qknorm"),
+    ],
+)
+def test_a_flag_that_no_part_of_the_recipe_reads_is_named(capsys, recipe, flag, owners):
+    parse(TrainCommand, "--recipe", recipe, *flag.split()).resolved()
+    note = f"{flag.split()[0]} changes nothing in {recipe}; it belongs to {owners}\n"
+    assert capsys.readouterr().err == (note if owners else "")
+
+
+def test_a_comparison_names_what_none_of_its_recipes_reads(capsys, tmp_path):
+    asked = ["--out", str(tmp_path), "--plan", "--lrs", "1e-3", "--logit-cap", "30"]
+    assert main(["compare", "--recipes", "post", "like:gpt2", *asked]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith("like:gpt2 was published for the task language_model, but the task is translat")
+    assert said[1] == "--logit-cap changes nothing in post, like:gpt2; it belongs to softcap"
+    assert main(["compare", "--recipes", "post", "pre+softcap", *asked]) == 0
+    assert "changes nothing" not in capsys.readouterr().err
+
+
+def test_parts_name_only_fields_of_the_model_that_can_be_typed():
+    named = {option for part in parts() for option in getattr(part.source, "options", ())}
+    assert named <= set(MODEL.split())
 
 
 def test_a_run_with_somebody_elses_placement_says_how_to_import_it(tmp_path):

@@ -20,7 +20,6 @@ from normlab.cli.options import (
     command_line,
     flags_of,
     load,
-    note_task,
     typed_values,
 )
 from normlab.cli.run import FORCED, forced_lines
@@ -88,13 +87,22 @@ class CompareCommand:
             **vars(self.asked), base=self.flags.applied_to(base), kept=kept, command=command
         )
 
+    @staticmethod
+    def _note(request: CompareRequest) -> None:
+        from normlab.training.recipes import build, grammar
+
+        own = {"force": request.force, "kept": request.kept}
+        configs = [grammar.resolve(name, request.base, **own) for name in request.recipes]
+        for note in build.notes(configs, request.kept):
+            errors.write(note)
+
     def run(self) -> None:
         from normlab.comparison import compare, plan
         from normlab.comparison.grid import on_backend
 
         request = on_backend(self.request(command_line()))
-        for recipe in request.recipes if not request.setup else ():
-            note_task(recipe, request.base.task)
+        if not request.setup:
+            self._note(request)
         if self.plan:
             _print_plan(plan.plan(request), jobs=request.jobs)
             return

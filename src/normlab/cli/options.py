@@ -215,7 +215,7 @@ def resolved(name: str, flags: ConfigFlags, *, recipe: str, lr: float, seed: int
     Only what is typed changes the configuration in a run's file.
     """
     from normlab.training.devices import resolved_precision
-    from normlab.training.recipes.grammar import own_code, require_known, resolve
+    from normlab.training.recipes import build, grammar
 
     base = load(name)
     config = flags.applied_to(base)
@@ -223,24 +223,13 @@ def resolved(name: str, flags: ConfigFlags, *, recipe: str, lr: float, seed: int
     if seed != base.seeds.init:
         config = replace(config, seeds=SeedConfig(seed, seed, seed))
     if recipe != base.recipe or not _is_file_name(name):
-        config = resolve(recipe, config, force=force, kept=flags.changed(base))
+        config = grammar.resolve(recipe, config, force=force, kept=flags.changed(base))
     else:
-        require_known(config)
-        config = replace(config, own_code=own_code(config))
-    note_task(config.recipe, config.task)
+        grammar.require_known(config)
+        config = replace(config, own_code=grammar.own_code(config))
+    for note in build.notes([config], flags.changed(base)):
+        errors.write(note)
     return resolved_precision(config)
-
-
-def note_task(recipe: str, task: str) -> None:
-    """Say so if a baseline is used for another task than the one it was published for."""
-    from normlab.training.recipes.baselines import baseline_of
-
-    baseline = baseline_of(recipe)
-    if baseline is not None and baseline.task != task:
-        errors.write(
-            f"{recipe} was published for the task {baseline.task}, but the task is {task}; for "
-            f"{baseline.task} type --config {baseline.task}"
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

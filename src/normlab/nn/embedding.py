@@ -106,6 +106,8 @@ class SoftCap(LogitMap, name="softcap"):
     Gemma Team 2024, Section 2 (arXiv 2408.00118).
     """
 
+    options: ClassVar[tuple[str, ...]] = ("logit_cap",)
+
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__(config, vocab_size)
         self.cap = config.logit_cap

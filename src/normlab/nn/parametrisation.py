@@ -107,6 +107,7 @@ class MuP(Parametrisation, name="mup"):
     is not rescaled. Yang et al. 2022, Table 8 (arXiv 2203.03466), as EleutherAI's nanoGPT-mup has it.
     """
 
+    options: ClassVar[tuple[str, ...]] = ("base_dim",)
     starts: ClassVar[Mapping[str, float]] = {"embedding": 0.0, "head": 0.0, "hidden": -0.5}
     rates: ClassVar[Mapping[str, Exponents]] = {"hidden": Exponents(width=-1)}
     head: ClassVar[Exponents] = Exponents(width=-1)
@@ -131,6 +132,7 @@ class CompleteP(MuP, name="completep"):
     Table 1 (arXiv 2505.01618).
     """
 
+    options: ClassVar[tuple[str, ...]] = ("base_dim", "base_layers")
     decays: ClassVar[Mapping[str, Exponents]] = {"hidden": Exponents(width=1)}
     branch: ClassVar[Exponents] = Exponents(depth=-1)
     eps: ClassVar[Exponents] = Exponents(width=-1, depth=-1)

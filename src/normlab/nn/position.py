@@ -106,6 +106,8 @@ class Rotary(PositionEncoding, name="rope"):
     Nothing is added to the embeddings. Su et al. 2021, Section 3.2 (arXiv 2104.09864).
     """
 
+    options: ClassVar[tuple[str, ...]] = ("rope_theta",)
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         if config.head_width % 2:

@@ -62,6 +62,7 @@ class ScaledCosines(QueryKeyNorm, name="qknorm"):
     sentences (``qk_norm_len``). Henry et al. 2020, Section 2 (arXiv 2010.04245).
     """
 
+    options: ClassVar[tuple[str, ...]] = ("qk_norm_len",)
     scale: ClassVar[float | None] = 1.0
 
     def __init__(self, config: ModelConfig) -> None:

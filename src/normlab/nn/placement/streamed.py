@@ -163,6 +163,7 @@ class ProRes(NormedInput, name="prores"):
     Progressive Residual Warmup (arXiv 2603.05369), as in the authors' code.
     """
 
+    options: ClassVar[tuple[str, ...]] = ("residual_warmup_steps",)
     steps: Tensor
 
     def build(self, site: Site) -> None:

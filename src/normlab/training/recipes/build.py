@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from normlab.config.config import Config
+from normlab.config.io import flag_name
 from normlab.config.model import ModelConfig, derive
 from normlab.config.units import readable
 from normlab.nn import Branch, Decoder, Placement, Sublayer, TokenModel
@@ -88,6 +89,28 @@ def explain(config: Config) -> dict[str, str]:
     if config.forced:
         texts["forced"] = config.forced
     return texts
+
+
+def notes(configs: Sequence[Config], typed: Iterable[str]) -> Iterator[str]:
+    """Yield what may not be meant: a baseline that was published for another task, and a typed field of the
+    model that no part of any of these configurations reads.
+    """
+    for config in configs:
+        baseline = baseline_of(config.recipe)
+        if baseline is not None and baseline.task != config.task:
+            yield (
+                f"{config.recipe} was published for the task {baseline.task}, but the task is {config.task}; "
+                f"for {baseline.task} type --config {baseline.task}"
+            )
+    readers = defaultdict[str, list[str]](list)
+    for part in grammar.parts():
+        for option in getattr(part.source, "options", ()):
+            readers[option].append(part.name)
+    parts = (source for config in configs for source in grammar.chosen(config))
+    read = {option for part in parts for option in getattr(part, "options", ())}
+    recipes = ", ".join(config.recipe for config in configs)
+    for name in (name for name in typed if name in readers and name not in read):
+        yield f"{flag_name(name)} changes nothing in {recipes}; it belongs to {', '.join(readers[name])}"
 
 
 def summary(part: grammar.RecipePart) -> tuple[str, str]:

@@ -243,10 +243,14 @@ def _shallow(model: ModelConfig) -> ModelConfig:
     return replace(model, **layers)
 
 
+def chosen(config: Config) -> list[object]:
+    """Return the classes and functions that a configuration's names stand for, axis by axis."""
+    return [axis.names[name] for axis in (PLACEMENT, *AXES) for name in _by_stack(axis, config).values()]
+
+
 def own_code(config: Config) -> str:
     """Return the digest of the files outside this package that define parts of a configuration, or ''."""
-    chosen = [axis.names[name] for axis in (PLACEMENT, *AXES) for name in _by_stack(axis, config).values()]
-    return code_digest([*chosen, *(task for name, task in TASKS.items() if name == config.task)])
+    return code_digest([*chosen(config), *(task for name, task in TASKS.items() if name == config.task)])
 
 
 def stack_placements(model: ModelConfig) -> dict[str, str]:
