@@ -39,7 +39,7 @@ FINDINGS = {
         "liu2020.fig10 pre_over_post",
         "apx.claims higher_rates",
     ),
-    "a Post-LN fails under Xavier's weights": (
+    "a Post-LN under Xavier's weights fails at a large rate with a short warm-up": (
         "nguyen2019.table2 xavier_post*",
         "nguyen2019.batchsize small",
     ),
@@ -51,7 +51,7 @@ FINDINGS = {
         "apx.claims deep_post",
     ),
     "an Admin of 18 layers trains": ("liu2020.table2 trains_18", "liu2020.admin_vanishes converges"),
-    "a Pre-LN is faster at first": (
+    "a Pre-LN is faster at first, or reaches a Post-LN's best loss sooner": (
         "xiong2020.fig4ab steps_pre_over_post",
         "xiong2020.fig4cd first*",
         "xiong2020.fig5a sooner*",

@@ -47,6 +47,8 @@ class LiuTraining(Setting):
     """The β₂ of Figure 10."""
     six: tuple[str, ...] = tuple(PLACEMENTS)
     """The placements that are trained at 6 layers, beside those of 18."""
+    shallow: Mapping[str, Any] = field(default_factory=dict)
+    """What the models of 6 layers have that those of 18 do not."""
     bare: Mapping[str, Any] = field(default_factory=lambda: dict.fromkeys(INSIDE, 0.0))
     """No dropout of attention and activations."""
 
@@ -131,6 +133,7 @@ DEEP_EDGE: Final = (
             optimised="+warmup+inverse_sqrt",
             seldom={"train.validate_every_steps": 50, **TO_THE_END},
             six=("Post", "Pre"),
+            shallow={"optim.warmup_steps": 300},
             seeds=6,
         ),
     )

@@ -39,6 +39,7 @@ from normlab.papers.measures import (
 from normlab.papers.trainings import Cells, for_each_scale, unlike
 
 _TRANSLATES: Final = "if it translates: at least 10 BLEU"
+_SAME: Final = "the same six Post-LNs decide {}, which counts"
 _SMALL: Final = "IWSLT'14 6L-6L small"
 _DEEP_DE: Final = "WMT'14 En-De 18L-18L"
 """Rows of Table 2 that are trained."""
@@ -68,7 +69,7 @@ TABLE2: Final = declare(
     claims=(
         positive("admin_6"),
         positive("post_6"),
-        mostly("post_18"),
+        mostly("post_18", check=_SAME.format("post of liu2020.table1")),
         positive("admin_18"),
         at_least("trains_18", 10.0, convention=f"it trains {_TRANSLATES}"),
     ),
@@ -225,10 +226,10 @@ FIG1_9: Final = declare(
     },
     trainings=for_each_scale(
         lambda s: {
-            f"{layers}L {name}": s.recipe(placement, depth)
-            for layers, depth, placements in (
-                (6, None, {name: PLACEMENTS[name] for name in s.six}),
-                (18, (18, 18), DEEP),
+            f"{layers}L {name}": {**s.recipe(placement, depth), **more}
+            for layers, depth, placements, more in (
+                (6, None, {name: PLACEMENTS[name] for name in s.six}, s.shallow),
+                (18, (18, 18), DEEP, {}),
             )
             for name, placement in placements.items()
         },
@@ -238,7 +239,7 @@ FIG1_9: Final = declare(
         negative("pre_faster"),
         positive("pre_worse"),
         negative("admin_6"),
-        mostly("post_18"),
+        mostly("post_18", check=_SAME.format("post of liu2020.table1")),
         negative("admin_18"),
     ),
 )

@@ -209,8 +209,10 @@ def sublayer_outputs(
         others = [geometric_mean([step.through("self_attention"), step.through("ffn")]) for step in steps]
         measures[f"{placement}_cross_attention_step"] = mean_ratio(crossing)
         measures[f"{placement}_other_step"] = mean_ratio(others)
-    found = trainings(lab, measures=training) if training else Measurement({})
-    facts = {**found.facts, **lab.facts(**sizes)}
+    found, facts = Measurement({}), lab.facts(**sizes)
+    if training:
+        found = trainings(lab, measures=training)
+        facts = found.facts | {"batch": "gradients at initialisation on {text}, {batch}".format(**facts)}
     return Measurement({**measures, **found.measures}, {**apart(rows, "stack"), **found.tables}, facts)
 
 

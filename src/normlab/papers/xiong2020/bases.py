@@ -62,7 +62,7 @@ EDGE: Final = IWSLT | settings_of(
         base=replace(DATES, optim=replace(DATES.optim, schedule="inverse_sqrt")),
         adam=4.0,
         warmups=(0, 40, 300),
-        epoch_8=641,
+        epoch_8=561,
         seeds=6,
     ),
 )
