@@ -43,14 +43,8 @@ FINDINGS = {
         "nguyen2019.table2 xavier_post*",
         "nguyen2019.batchsize small",
     ),
-    "a Post-LN of 18 layers fails": (
-        "liu2020.table1 post",
-        "liu2020.warmup trains",
-        "liu2020.table2 post_18",
-        "liu2020.fig1_9 post_18",
-        "apx.claims deep_post",
-    ),
-    "an Admin of 18 layers trains": ("liu2020.table2 trains_18", "liu2020.admin_vanishes converges"),
+    "a Post-LN of 18 layers fails": ("liu2020.table1 post", "liu2020.warmup trains", "apx.claims deep_post"),
+    "an Admin of 18 layers trains": ("liu2020.table2 trains_18",),
     "a Pre-LN is faster at first, or reaches a Post-LN's best loss sooner": (
         "xiong2020.fig4ab steps_pre_over_post",
         "xiong2020.fig4cd first*",
@@ -101,12 +95,12 @@ FINDINGS = {
 
 
 def verdicts(pattern: str) -> Iterator[tuple[str, Verdict]]:
-    """The claims that a pattern names, each with its verdict."""
+    """The claims that a pattern names, each with its verdict; checks do not count."""
     id_, _, measures = pattern.partition(" ")
     status = standings()[id_]
     measured = status.found.measures if status.found is not None and status.fresh else {}
     for claim in status.artefact.claims:
-        if fnmatchcase(claim.measure, measures):
+        if fnmatchcase(claim.measure, measures) and not claim.check:
             yield id_, claim.verdict(measured)
 
 
