@@ -25,13 +25,15 @@ class Trainings:
     cells: Mapping[str, Mapping[str, Any]]
     """Cell to its recipe, under ``recipe``, and to what else it changes, under names like ``optim.lr``."""
     seeds: int = 3
-    """Runs per cell: the seeds 1, 2 and so on draw the weights, the order of the data and dropout."""
+    """Runs per cell, each with a seed that draws the weights, the order of the data and dropout."""
     differs: str = ""
     """How this scale differs from the paper's settings, and what it keeps of them, in one sentence."""
     least: int = 0
     """Seeds that are enough for a first measurement while others are still missing; 0 means all of them."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the study at this scale, instead of the artefact's."""
+    first_seed: int = 1
+    """The seeds are this one and those after it; above 1 where the results of earlier ones had been seen."""
 
     def configs(self) -> Iterator[tuple[str, int, Config]]:
         """Yield each cell and seed with its configuration, whose recipe is a name that is not resolved yet.
@@ -40,7 +42,7 @@ class Trainings:
         """
         for cell, changes in self.cells.items():
             config = changed(self.base, changes)
-            for seed in range(1, self.seeds + 1):
+            for seed in range(self.first_seed, self.first_seed + self.seeds):
                 yield cell, seed, replace(config, seeds=SeedConfig(seed, seed, seed))
 
     def content(self) -> dict[str, Any]:
@@ -48,7 +50,8 @@ class Trainings:
         cells = {cell: dict(changes) for cell, changes in self.cells.items()}
         base = {"recipe": self.base.recipe, **numbers(self.base)}
         own = {"seeds": self.seeds, "least": self.least, "settings": dict(self.settings)}
-        return {"base": base, "cells": cells, **own}
+        later = {"first_seed": self.first_seed} if self.first_seed > 1 else {}
+        return {"base": base, "cells": cells, **own, **later}
 
 
 def work(config: Config) -> float:
@@ -116,6 +119,7 @@ class Setting:
     """How it differs from the paper's, and what it keeps, in sentences."""
     seeds: int = field(default=0, kw_only=True)
     """Runs per cell at this scale, if their number differs from the other scales'."""
+    first_seed: int = field(default=1, kw_only=True)
 
 
 def for_each_scale(
@@ -138,6 +142,7 @@ def for_each_scale(
             first.differs,
             least,
             own.get(scale, {}),
+            first.first_seed,
         )
         for scale, first in settings[0].items()
     }

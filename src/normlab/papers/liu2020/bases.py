@@ -47,8 +47,8 @@ class LiuTraining(Setting):
     """The β₂ of Figure 10."""
     six: tuple[str, ...] = tuple(PLACEMENTS)
     """The placements that are trained at 6 layers, beside those of 18."""
-    shallow: Mapping[str, Any] = field(default_factory=dict)
-    """What the models of 6 layers have that those of 18 do not."""
+    eighteen: tuple[str, ...] = tuple(DEEP)
+    """The placements that are trained at 18 layers in Figures 1 and 9."""
     bare: Mapping[str, Any] = field(default_factory=lambda: dict.fromkeys(INSIDE, 0.0))
     """No dropout of attention and activations."""
 
@@ -133,7 +133,6 @@ DEEP_EDGE: Final = (
             optimised="+warmup+inverse_sqrt",
             seldom={"train.validate_every_steps": 50, **TO_THE_END},
             six=("Post", "Pre"),
-            shallow={"optim.warmup_steps": 300},
             seeds=6,
         ),
     )
@@ -161,6 +160,11 @@ HALF: Final = settings_of(
     ),
 )
 """The paper's model in its half precision, for as many steps as ``DEEP_EDGE``."""
+SHALLOW: Final[Mapping[Scale, LiuTraining]] = {
+    **DEEP_EDGE,
+    "laptop": replace(DEEP_EDGE["laptop"], warmup=300, eighteen=(), first_seed=7),
+}
+"""At the laptop scale only 6 layers, with a warm-up with which a Post-LN of these trains (docs/pilots.md)."""
 LONG_WARMUPS: Final[Mapping[Scale, LiuTraining]] = {
     **DEEP_EDGE,
     "laptop": replace(DEEP_EDGE["laptop"], seeds=2),

@@ -67,6 +67,8 @@ EDGE: Final = IWSLT | settings_of(
     ),
 )
 """The trainings in which Post-LN's edge falls where the paper's does (docs/pilots.md)."""
+FRESH: Final = EDGE | {"laptop": replace(EDGE["laptop"], first_seed=7)}
+"""The same with seeds of which no result had been seen."""
 
 
 @dataclass(frozen=True)

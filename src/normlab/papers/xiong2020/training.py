@@ -22,7 +22,7 @@ from normlab.papers.measures import (
     StepsRatio,
 )
 from normlab.papers.trainings import Cells, for_each_scale
-from normlab.papers.xiong2020.bases import EDGE, IWSLT, PRETRAINING, WMT, Iwslt, LargeTraining
+from normlab.papers.xiong2020.bases import EDGE, FRESH, IWSLT, PRETRAINING, WMT, Iwslt, LargeTraining
 
 _RATES: Final = "5e-4", "1e-3"
 """The paper's learning rates of Adam."""
@@ -178,7 +178,7 @@ FIG4AB: Final = declare(
         "pre_over_post": Difference("bleu", "pre, Adam", _POST),
         "radam_changes_pre": Difference("bleu", "pre, RAdam", "pre, Adam"),
     },
-    trainings=for_each_scale(_figure4, EDGE),
+    trainings=for_each_scale(_figure4, FRESH),
     claims=(
         at_least("pre_over_post", -2.0, convention="comparable: at most 2 BLEU below"),
         below_one("steps_pre_over_post"),
