@@ -212,7 +212,7 @@ def sublayer_outputs(
     found, facts = Measurement({}), lab.facts(**sizes)
     if training:
         found = trainings(lab, measures=training)
-        facts = found.facts | {"batch": "gradients at initialisation on {text}, {batch}".format(**facts)}
+        facts = {**found.facts, "batch": "gradients at initialisation on {text}, {batch}".format(**facts)}
     return Measurement({**measures, **found.measures}, {**apart(rows, "stack"), **found.tables}, facts)
 
 

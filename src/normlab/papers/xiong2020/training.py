@@ -156,7 +156,7 @@ SIMPLIFIED: Final = declare(
 )
 
 
-_POST: Final = "lr 5e-4, warm-up 4000"
+_LONG_WARMUP: Final = "lr 5e-4, warm-up 4000"
 """The Post-LN of Figure 4, which is one of Figure 2(a)."""
 
 
@@ -165,17 +165,17 @@ def _figure4(s: Iwslt) -> Cells:
     recipes |= {f"{placement}, RAdam": f"{placement}+radam+linear" for placement in ("post", "pre")}
     cells = {cell: {"recipe": recipe, "optim.lr": s.figure4} for cell, recipe in recipes.items()}
     cells["pre, Adam"]["optim.decay_step"] = s.epoch_8
-    return {**cells, **_some(s, _POST, "lr 5e-4, warm-up 1")}
+    return {**cells, **_some(s, _LONG_WARMUP, "lr 5e-4, warm-up 1")}
 
 
 FIG4AB: Final = declare(
     "xiong2020.fig4ab",
     measures={
-        "steps_pre_over_post": StepsRatio("pre, Adam", _POST),
+        "steps_pre_over_post": StepsRatio("pre, Adam", _LONG_WARMUP),
         "radam_trains_post": ShareBetter("bleu", "post, RAdam", "lr 5e-4, warm-up 1"),
     },
     gpu={
-        "pre_over_post": Difference("bleu", "pre, Adam", _POST),
+        "pre_over_post": Difference("bleu", "pre, Adam", _LONG_WARMUP),
         "radam_changes_pre": Difference("bleu", "pre, RAdam", "pre, Adam"),
     },
     trainings=for_each_scale(_figure4, FRESH),
