@@ -67,6 +67,7 @@ TRAININGS = {
     "base": replace(LAPTOP, recipe="pre"),
     "cells": {"a": {"recipe": "pre"}},
     "seeds": 4,
+    "first_seed": 7,
     "least": 2,
     "settings": {"dims": (3,)},
 }
