@@ -45,7 +45,7 @@ class Registered:
     registry: ClassVar[Registry[Any]]
     name: ClassVar[str]
     options: ClassVar[tuple[str, ...]] = ()
-    """Fields of ``ModelConfig`` that only this variant reads, or a few others that name them, too."""
+    """Fields of ``ModelConfig`` that have no effect unless a variant that lists them is in the model."""
 
     def __init_subclass__(cls, *, name: str = "", **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

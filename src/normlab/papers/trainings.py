@@ -120,6 +120,7 @@ class Setting:
     seeds: int = field(default=0, kw_only=True)
     """Runs per cell at this scale, if their number differs from the other scales'."""
     first_seed: int = field(default=1, kw_only=True)
+    """The first seed of each cell, as in ``Trainings``."""
 
 
 def for_each_scale(

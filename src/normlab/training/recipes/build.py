@@ -92,8 +92,8 @@ def explain(config: Config) -> dict[str, str]:
 
 
 def notes(configs: Sequence[Config], typed: Iterable[str]) -> Iterator[str]:
-    """Yield what may not be meant: a baseline that was published for another task, and a typed field of the
-    model that no part of any of these configurations reads.
+    """Yield a sentence for each choice that was perhaps not meant: a baseline that was published for another
+    task, and a typed field of the model that no part of any of these configurations reads.
     """
     for config in configs:
         baseline = baseline_of(config.recipe)
@@ -109,8 +109,9 @@ def notes(configs: Sequence[Config], typed: Iterable[str]) -> Iterator[str]:
     parts = (source for config in configs for source in grammar.chosen(config))
     read = {option for part in parts for option in getattr(part, "options", ())}
     recipes = ", ".join(config.recipe for config in configs)
-    for name in (name for name in typed if name in readers and name not in read):
-        yield f"{flag_name(name)} changes nothing in {recipes}; it belongs to {', '.join(readers[name])}"
+    for name in typed:
+        if name in readers and name not in read:
+            yield f"{flag_name(name)} changes nothing in {recipes}; it belongs to {', '.join(readers[name])}"
 
 
 def summary(part: grammar.RecipePart) -> tuple[str, str]:
