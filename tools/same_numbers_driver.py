@@ -147,12 +147,12 @@ class Driver:
             trained = {
                 name: one.trainings[scale] for name, one in artefacts.items() if scale in one.trainings
             }
-            cells = {
-                f"{name} {cell}": self.run_id(config.recipe, config)
+            first = {
+                f"{name} {cell}": config
                 for name, trainings in trained.items()
-                for cell, seed, config in trainings.configs()
-                if seed == 1
+                for cell, _, config in reversed(list(trainings.configs()))
             }
+            cells = {cell: self.run_id(config.recipe, config) for cell, config in first.items()}
             prints = {name: fingerprint(one, scale) for name, one in artefacts.items()}
             tables |= {f"fingerprints.{scale}": [prints], f"run_ids.{scale}": [cells]}
         return tables
