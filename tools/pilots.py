@@ -21,8 +21,8 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
-from normlab.config.config import Config, DataConfig, MachineConfig, SeedConfig, numbers, parallel_files
-from normlab.papers.bases import DATES, LANGUAGE_MODEL
+from normlab.config.config import Config, MachineConfig, SeedConfig, numbers
+from normlab.papers.bases import DATES, LANGUAGE_MODEL, MULTI30K_SMALL
 from normlab.papers.disputes import BASELINE, RATES, recipe
 from normlab.papers.liu2020.bases import FP16, HALF
 from normlab.papers.studies.trained_models import OUTPUT, ROLES, TrainedModel
@@ -38,11 +38,10 @@ FIRST_SEED: Final = 1000
 Changes: TypeAlias = Mapping[str, Any]
 Rates: TypeAlias = tuple[float, ...]
 
-_MULTI30K: Final = parallel_files(
-    DataConfig(vocab_size=2000), "multi30k", splits=("train", "val", "test2016"), source="de", target="en"
-)
 _EDGE: Final = changed(DATES, {"train.stop_early": False})
-REAL: Final = changed(_EDGE, {"data": _MULTI30K, "optim.schedule": "inverse_sqrt", "train.max_tokens": 2048})
+REAL: Final = changed(
+    _EDGE, {"data": MULTI30K_SMALL, "optim.schedule": "inverse_sqrt", "train.max_tokens": 2048}
+)
 """The papers' laptop model on Multi30k De-En, with 2,048 positions a step and a joint vocabulary of 2,000."""
 
 

@@ -27,8 +27,8 @@ from normlab.papers.measures import (
     GradientRatio,
     PairsBetter,
     RiseRatio,
-    ScaleChange,
     ScaleGrowth,
+    ScaleRatio,
     Score,
     ShareBetter,
     ShareGap,
@@ -276,5 +276,5 @@ def test_learned_scales_are_read_from_the_weights(runs):
     assert TrainedModel(both.cells["a"][0]).by_layer("decoder-encoder attention").tolist() == [19, 16, 13, 10]
     assert ScaleGrowth("a", "encoder attention").measure(both).value == pytest.approx(math.log(12 / 8) / 2)
     assert all(ScaleGrowth("b", r).measure(both).value > 0 for r in ROLES if r.startswith("decoder"))
-    assert ScaleChange("a", "b", "output").measure(both).value == pytest.approx(2.0)
-    assert ScaleChange("a", "b", "late").measure(both).value == pytest.approx(-19.0)
+    assert ScaleRatio("a", "b", "output").measure(both).value == pytest.approx(31 / 29)
+    assert ScaleRatio("a", "b", "late").measure(both).value == pytest.approx((20 - 9.5) / (20 + 9.5))

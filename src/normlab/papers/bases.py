@@ -68,6 +68,10 @@ WMT14_FR: Final = replace(_hub("fr-en", "en", "fr"), vocab_size=44_500)
 """WMT'14 with newstest2013 as dev and newstest2014 as test; joint vocabularies of the papers' sizes."""
 MULTI30K_DE: Final = _multi30k("de")
 MULTI30K_FR: Final = _multi30k("fr")
+MULTI30K_SMALL: Final = parallel_files(
+    DataConfig(vocab_size=2000), "multi30k", splits=("train", "val", "test2016"), source="de", target="en"
+)
+"""De-En on its own tokens, with a joint vocabulary for a small model."""
 EN_VI: Final = parallel_files(
     DataConfig(vocab_size=8000, word_dropout=0.1, target_vocab_mask=True),
     "iwslt15.en-vi",

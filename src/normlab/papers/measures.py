@@ -356,8 +356,8 @@ class ScaleGrowth(OfRuns):
         return runs.mean(model.scale_growth(self.role) for model in runs.models(self.cell))
 
 
-class ScaleChange(_OfTwo[str]):
-    """g in ``a`` minus g in ``b`` within seeds: at the ``output``, or its mean over the sublayers in the
+class ScaleRatio(_OfTwo[str]):
+    """g in ``a`` over g in ``b``, within seeds: at the ``output``, or its mean over the sublayers in the
     ``late`` third of the decoder.
     """
 
@@ -365,7 +365,7 @@ class ScaleChange(_OfTwo[str]):
 
     def measure(self, runs: Trained) -> Measure:
         scales = _by_seed(lambda cell: (model.scale_at(self.where) for model in runs.models(cell)), self)
-        return runs.mean(x - y for x, y in scales)
+        return runs.mean_ratio(x / y for x, y in scales)
 
 
 def _at(curve: Sequence[tuple[int, float]], share: float) -> float:

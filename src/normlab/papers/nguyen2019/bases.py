@@ -15,7 +15,7 @@ from normlab.config.config import (
     TrainConfig,
     parallel_files,
 )
-from normlab.papers.bases import BASE, DATES, EN_VI, LAPTOP, MULTI30K_DE
+from normlab.papers.bases import BASE, DATES, EN_VI, LAPTOP, MULTI30K_DE, MULTI30K_SMALL
 from normlab.papers.cells import settings_of
 from normlab.papers.trainings import Setting
 
@@ -149,6 +149,22 @@ EDGE: Final = TED | settings_of(
     ),
 )
 """The trainings in which Post-LN's edge falls where the paper's does (docs/pilots.md)."""
+LEARNED: Final = TED | settings_of(
+    "nguyen2019.learned",
+    laptop=replace(
+        TED["laptop"],
+        base=replace(
+            TED["laptop"].base,
+            data=MULTI30K_SMALL,
+            optim=replace(TED["laptop"].base.optim, schedule="linear", warmup_steps=400),
+            train=TrainConfig(steps=8000, max_tokens=2048, validate_every_steps=1000, stop_early=False),
+        ),
+        seeds=4,
+    ),
+)
+"""The trainings in which a scale can move as far as in the paper: Adam moves it by at most the sum of the
+rates, which is 8 here, as much as the scale at its start, √64 (docs/pilots.md).
+"""
 GL_EN_AT: Final = settings_of(
     "nguyen2019.gl_en",
     laptop=Setting(GL_EN_SMALL),

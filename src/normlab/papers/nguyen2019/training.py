@@ -22,15 +22,15 @@ from normlab.papers.measures import (
     DevAt,
     Difference,
     GradientRatio,
-    ScaleChange,
     ScaleGrowth,
+    ScaleRatio,
     ScoreRatio,
     ShareBetter,
     ShareTrainedToTheEnd,
     SpikesDifference,
     TrainPerplexityRatio,
 )
-from normlab.papers.nguyen2019.bases import EDGE, GL_EN_AT, MODELS, TED, WMT, NguyenWmt, Ted
+from normlab.papers.nguyen2019.bases import EDGE, GL_EN_AT, LEARNED, MODELS, TED, WMT, NguyenWmt, Ted
 from normlab.papers.trainings import Cells, for_each_scale
 
 _BEST: Final = "Pre+FixNorm+ScaleNorm"
@@ -286,10 +286,10 @@ _GROWING: Final = "encoder_attention", "encoder_feed-forward", "decoder_attentio
 FIG3: Final = declare(
     "nguyen2019.fig3",
     "trained.learned_scales",
-    gpu={
+    measures={
         role: ScaleGrowth(_BEST, role.replace("_", " ")) for role in (*_GROWING, "decoder-encoder_attention")
     },
-    trainings=for_each_scale(lambda s: {_BEST: MODELS[_BEST]}, TED),
+    trainings=for_each_scale(lambda s: {_BEST: MODELS[_BEST]}, LEARNED),
     claims=(
         *(at_least(r, 0.0, derived="growing is a positive slope") for r in _GROWING),
         at_most("decoder-encoder_attention", 0.0, derived="not growing is a slope of at most 0"),
@@ -299,15 +299,18 @@ FIG3: Final = declare(
 FIG4: Final = declare(
     "nguyen2019.fig4",
     "trained.learned_scales",
-    gpu={where: ScaleChange("without smoothing", _BEST, where) for where in ("late", "output")},
+    measures={where: ScaleRatio("without smoothing", _BEST, where) for where in ("late", "output")},
     trainings=for_each_scale(
         lambda s: {
             _BEST: MODELS[_BEST],
             "without smoothing": {**MODELS[_BEST], "optim.label_smoothing": 0.0},
         },
-        TED,
+        LEARNED,
     ),
-    claims=(negative("late"), positive("output")),
+    claims=(
+        below_one("late"),
+        at_least("output", 1.2, convention="increases sharply: by a fifth at least", until=1.0),
+    ),
 )
 
 _LONGER: Final = "more operations take longer: a ratio above 1; limits simultaneous over the shapes"

@@ -152,9 +152,9 @@ def trainings(
     return Measurement(found, tables, _facts(runs))
 
 
-def learned_scales(lab: Lab, *, gpu: Mapping[str, OfRuns]) -> Measurement:
+def learned_scales(lab: Lab, *, measures: Mapping[str, OfRuns]) -> Measurement:
     """Do as ``trainings``, and add a table of the scales that every run has learned."""
-    found = trainings(lab, measures={}, gpu=gpu)
+    found = trainings(lab, measures=measures)
     seeds = Trained(lab.runs).seeds()
     rows = [row for cell, seed, run in seeds for row in TrainedModel(run).scale_rows(cell, seed)]
     return replace(found, tables={**found.tables, "scales": rows})
