@@ -197,7 +197,7 @@ def ends(measure: Measure, digits: int = 2) -> str:
 def papers_in_the_readme() -> Iterator[str]:
     yield from (f"lists all {len(OF_PAPERS)} with", f"{len(ARTEFACTS) - len(OF_PAPERS)} public disputes")
     untrained = sum(not a.trainings and not a.rests_on for a in OF_PAPERS.values())
-    yield f"Those that need no training, {untrained}, are measured"
+    yield f"The {untrained} that need no training are measured"
     yield f"Another {sum(bool(a.trainings) for a in OF_PAPERS.values())} are decided by trainings"
     most = ("three", "four", "five")[max(a.version for a in OF_PAPERS.values()) - 4]
     rewritten = sum(bool(superseded(a)) for a in OF_PAPERS)
