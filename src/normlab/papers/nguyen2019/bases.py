@@ -162,8 +162,8 @@ LEARNED: Final = TED | settings_of(
         seeds=4,
     ),
 )
-"""The trainings in which a scale can move as far as in the paper: Adam moves it by at most the sum of the
-rates, which is 8 here, as much as the scale at its start, √64 (docs/pilots.md).
+"""Trainings in which Adam can move a scale by about as much as it begins with, √64: the rates sum to 8
+(docs/pilots.md).
 """
 GL_EN_AT: Final = settings_of(
     "nguyen2019.gl_en",

@@ -152,9 +152,11 @@ def trainings(
     return Measurement(found, tables, _facts(runs))
 
 
-def learned_scales(lab: Lab, *, measures: Mapping[str, OfRuns]) -> Measurement:
+def learned_scales(
+    lab: Lab, *, measures: Mapping[str, OfRuns] | None = None, paper: Mapping[str, OfRuns] | None = None
+) -> Measurement:
     """Do as ``trainings``, and add a table of the scales that every run has learned."""
-    found = trainings(lab, measures=measures)
+    found = trainings(lab, measures=measures or {}, paper=paper)
     seeds = Trained(lab.runs).seeds()
     rows = [row for cell, seed, run in seeds for row in TrainedModel(run).scale_rows(cell, seed)]
     return replace(found, tables={**found.tables, "scales": rows})
