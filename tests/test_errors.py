@@ -68,7 +68,6 @@ OTHERS_CODE = {
     "trace/setup.py": "asks whether torch takes an object for numbers",
     "training/recipes/plugins.py": "imports a module named by the user",
     **dict.fromkeys(("scaling/measured.py", "trials/training.py"), "runs a step that is anybody's"),
-    "scaling/passes.py": "another call of a module puts out something else",
     "scaling/coordinates.py": "looks at a model that is anybody's, which its trials do not need",
     "training/devices.py": "a compiler that is missing or broken may raise anything; the error says what",
     "watching/observation.py": "a training elsewhere does not end by a model that cannot be read",

@@ -16,18 +16,17 @@ from torch import Tensor, nn
 
 from normlab.errors import UserError
 from normlab.nn import TokenModel, parameter_roles, reference
-from normlab.scaling.passes import Ends, EnoughError, WholePass
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
-from normlab.trace.facts.stacks import within
-from normlab.trace.facts.targets import SCORED
+from normlab.trace.facts.stacks import block_of, stream_of, within
+from normlab.trace.facts.targets import Logits
 from normlab.trace.facts.wiring import ATTENDED, MULTIPLIED, Scores, read_wiring
-from normlab.trace.functions import Functions, ParameterReading, Readings
+from normlab.trace.functions import FunctionCall, Functions, ParameterReading, Readings
 from normlab.trace.optimizers import copied, held
 from normlab.trace.rehearsal import SEED, groups_of
 from normlab.trace.setup import Setup
 from normlab.trace.step import Weights
-from normlab.trace.tensors import Side, forward_hooks, unwrap
+from normlab.trace.tensors import Side, forward_hooks, tensors_in, unwrap
 from normlab.trace.trace import Trace, output_loss
 from normlab.trace.untouched import untouched
 from normlab.trials.attempts import batches_of
@@ -76,6 +75,55 @@ Nth = tuple[str, int]
 """A parameter, and how many times a pass has read it before."""
 
 
+class EnoughError(Exception):
+    """Ends a pass when the rest of it is not needed."""
+
+
+class WholePass:
+    """What one pass shows, in its order."""
+
+    def __init__(self, subject: WatchedModel) -> None:
+        self.subject, self.time = subject, 0
+        self.entering: dict[str, Tensor] = {}
+        """The streams as they first enter each block."""
+        self.shown: list[tuple[str, str, Tensor, int]] = []
+        """Outputs of modules and scores of attention, each with its module and its time."""
+        self.readings: list[tuple[ParameterReading, str, int]] = []
+        self.scored: Tensor | None = None
+        """The logits."""
+        self._running: list[str] = []
+
+    def module(self, path: str, side: Side, values: Any) -> None:
+        x, blocks = stream_of(t for _, t in tensors_in(values)), self.subject.blocks
+        if side == "input":
+            self._running.append(path)
+            if path in blocks and x is not None and path not in self.entering:
+                self.entering[path] = x.detach().clone()
+                if path in self.subject.entries:
+                    self._show("entry", path, x)
+            return
+        while self._running and self._running.pop() != path:
+            pass
+        if x is not None:
+            self._show("stream" if path in blocks else "activation", path, x)
+
+    def call(self, call: FunctionCall) -> None:
+        """Keep the scores before the softmax, with 0 for masked ones."""
+        own = self._running[-1] if self._running else ""
+        if call.name != "softmax":
+            self._show("scores", own, call.products())
+        elif own in self.subject.scores:
+            self._show("scores", own, call.argument(0, "input").masked_fill(call.result == 0, 0.0))
+
+    def _show(self, kind: str, path: str, x: Tensor) -> None:
+        self.time += 1
+        self.shown.append((kind, path, x.detach().clone(), self.time))
+
+    def read(self, reading: ParameterReading) -> None:
+        self.time += 1
+        self.readings.append((reading, self._running[-1] if self._running else "", self.time))
+
+
 class WatchedModel:
     """A model at its start, whose later states are looked at on one batch."""
 
@@ -94,46 +142,49 @@ class WatchedModel:
         self.roles = {n: r.role for n, r in parameter_roles(self.model).items()} if own else self.facts.roles
         self.roles = {n: ROLES.get(role, role) for n, role in self.roles.items()}
         self.names = {id(p): n for n, p in self.model.named_parameters()}
-        self.logits: Any = None
+        self.logits: Logits | None = None
         with suppress(Unknown):
-            self.logits = self.facts.logits.where
+            self.logits = self.facts.logits
         self.first = self.look(self.model)
         self._read_roles()
 
     def look(self, model: nn.Module) -> WholePass:
         """Run one pass of the model in some state."""
         seen = WholePass(self)
-        functions = Functions(wanted=(*ATTENDED, *SCORED), see=seen.call)
-        watches = forward_hooks(dict(model.named_modules()), seen.module), functions
-        self._run(model, *watches, Readings(model, self.weights, seen.read))
+        scores = Functions(wanted=ATTENDED, see=seen.call)
+        hooks = forward_hooks(dict(model.named_modules()), seen.module)
+        seen.scored = self._run(model, hooks, scores, Readings(model, self.weights, seen.read))
         return seen
 
     def logits_with(self, model: nn.Module, first: Iterable[Nth]) -> Tensor | None:
         """The logits of the model in some state, when these readings get the weights of the start."""
-        seen, path = Ends(self), getattr(self.logits, "module", None)
-        functions = Functions(wanted=SCORED, see=seen.call)
-        modules = {} if path is None else {path: model.get_submodule(path)}
-        self._run(model, forward_hooks(modules, seen.module), functions, self._other(model, first))
-        return seen.scored
+        return self._run(model, self._other(model, first))
 
     def entries_with(self, model: nn.Module, first: Iterable[Nth]) -> list[Tensor]:
         """What enters the stacks under the same condition. The pass ends there."""
-        seen = Ends(self)
+        entered: dict[str, Tensor] = {}
 
         def enter(path: str, side: Side, values: Any) -> None:
-            seen.module(path, side, values)
-            if len(seen.entered) == len(self.first.entered):
+            x = stream_of(t for _, t in tensors_in(values))
+            if side == "input" and x is not None:
+                entered.setdefault(path, x.detach().clone())
+            if len(entered) == len(self.entered(self.first.entering)):
                 raise EnoughError
 
         modules = {path: model.get_submodule(path) for path in self.entries}
         with suppress(EnoughError):
             self._run(model, forward_hooks(modules, enter), self._other(model, first))
-        return seen.entered
+        return self.entered(entered)
+
+    def entered(self, entering: Mapping[str, Tensor]) -> list[Tensor]:
+        """The streams as they enter the first block of each stack, of those that enter blocks."""
+        return [entering[path] for path in self.entries if path in entering]
 
     def _other(self, model: nn.Module, first: Iterable[Nth]) -> Readings:
         return Readings(model, self.weights, None, frozenset(first))
 
-    def _run(self, model: nn.Module, *watches: AbstractContextManager[Any]) -> None:
+    def _run(self, model: nn.Module, *watches: AbstractContextManager[Any]) -> Tensor | None:
+        """Run one pass of the model inside these watches, and return its logits."""
         loss_of = self.trace.loss_of
 
         def watched(model: nn.Module, batch: Any) -> Tensor:
@@ -142,7 +193,11 @@ class WatchedModel:
                     stack.enter_context(watch)
                 return loss_of(model, batch)
 
-        self.trace.again(model=model, loss_of=watched).once()
+        step = self.trace.again(model=model, loss_of=watched)
+        if self.logits is not None:
+            return self.logits.of(step)
+        step.once()
+        return None
 
     def _read_roles(self) -> None:
         """Tell tables from matrices by how they are read, and find the product that makes the logits."""
@@ -178,12 +233,8 @@ class WatchedModel:
 
     def glob(self, path: str) -> str:
         """A path with ``*`` for the number of its block."""
-        block = self.block(path)
-        return path if block is None else self.blocks[block] + path[len(block) :]
-
-    def block(self, path: str) -> str | None:
-        """The block that holds a module or parameter."""
-        return next((b for b in self.blocks if within(path, b)), None)
+        block = block_of(self.facts.stacks, path)
+        return path if block is None else self.blocks[block.path] + path[len(block.path) :]
 
 
 def measure(setup: Setup, steps: int, seed: int) -> Measured:
@@ -231,7 +282,7 @@ class _Gauge:
 
     def _key(self, quantity: str, role: str, path: str, parameter: str = "", **place: Any) -> Key:
         key = Key(quantity, role, self.subject.glob(path), self.subject.glob(parameter))
-        in_block = self.subject.block(path) is not None
+        in_block = block_of(self.subject.facts.stacks, path) is not None
         self.measured.places.setdefault(key, Place(path, in_block=in_block, **place))
         return key
 
@@ -284,7 +335,8 @@ class _Gauge:
                 values[key].append(square(x - x0))
         self._updates(seen, model, step, values)
         if seen.scored is not None and first.scored is not None:
-            path = subject.head_module or getattr(subject.logits, "module", "")
+            where = None if subject.logits is None else subject.logits.where
+            path = subject.head_module or getattr(where, "module", "")
             own = ("logits", path, subject.head[0] if subject.head else "")
             values[self._key("logits", *own, time=seen.time)].append(square(seen.scored))
             if step:
@@ -314,7 +366,7 @@ class _Gauge:
                 values[key].append(square(reading.change))
             elif reading.nth == subject.lookups[reading.parameter][0][1]:
                 entered = subject.entries_with(model, subject.lookups[reading.parameter])
-                pairs = zip(seen.entered, entered, strict=True)
+                pairs = zip(subject.entered(seen.entering), entered, strict=True)
                 values[key].append(sum(square(a - b) for a, b in pairs))
 
 

@@ -20,7 +20,7 @@ from normlab.trace.compare import Located, Part, awake_step, blame, distance, pa
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.stacks import Scaled, scaled_streams, stream_of
-from normlab.trace.facts.targets import SCORED, FunctionInput, Targets
+from normlab.trace.facts.targets import Targets
 from normlab.trace.facts.wiring import Scores, Wiring, read_wiring
 from normlab.trace.optimizers import Rates, copied, held, rates_of, rebound
 from normlab.trace.rehearsal import SEED, Rehearsal, RehearsedStep, plain_step
@@ -200,22 +200,15 @@ class Step:
     def logits(self, trace: Trace) -> Tensor:
         """Return what the loss is computed from: the logits if they are known, else the main output."""
         try:
-            where = self.facts.logits.where
+            logits = self.facts.logits
         except Unknown:
             wide = [x for x in trace.outputs if x.is_floating_point() and x.numel() > 1]
             if not wide:
                 raise Unknown("the model returns no tensor to compare") from None
             return wide[0]
-        if trace is self.exact:
-            return self.facts.logits.value
-        if isinstance(where, FunctionInput):
-            calls = trace.functions(*SCORED)
-            if max(where.calls) >= len(calls):
-                raise Unknown("the loss is computed differently after the change")
-            return where.joined([calls[i].argument(0, "input").detach() for i in where.calls])
-        if where not in trace.taps:
-            trace = trace.again(taps=(*trace.taps, where))
-        return trace[where]
+        if (value := logits.value if trace is self.exact else logits.of(trace)) is None:
+            raise Unknown("the loss is computed differently after the change")
+        return value
 
     def difference(self, a: Trace, b: Trace, part: Part) -> Located | None:
         """Return the largest difference of two runs in a part of the logits, relative to the largest entry;

@@ -181,6 +181,15 @@ class Logits(NamedTuple):
         """Whether the model itself returns them."""
         return isinstance(self.where, Tap) and not self.where.module
 
+    def of(self, step: Trace) -> Tensor | None:
+        """Return the same logits of another step; None if it computes its loss in a different way."""
+        if isinstance(self.where, Tap):
+            tapped = step if self.where in step.taps else step.again(taps=(*step.taps, self.where))
+            return tapped[self.where]
+        inputs = [call.argument(0, "input").detach() for call in step.functions(*SCORED)]
+        known = max(self.where.calls) < len(inputs)
+        return self.where.joined([inputs[i] for i in self.where.calls]) if known else None
+
 
 def read_logits(trace: Trace, passed: Pass) -> list[tuple[Logits, Targets]]:
     """Find the logits whose cross-entropy is the loss, and their targets, from a pass with its graph."""
