@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -28,7 +27,8 @@ from normlab.diagnosis.study import (
 )
 from normlab.diagnosis.subject import Subject
 from normlab.errors import UserError
-from normlab.trace.tensors import Side, Tap, at, forward_hooks
+from normlab.trace.record import Seen, Want, record
+from normlab.trace.tensors import Tap
 
 SATURATED: Final = 100.0
 """A logit this far above the others leaves a softmax no gradient: float32's normal numbers end at e^-88."""
@@ -60,13 +60,12 @@ def attention(subject: Subject) -> Table:
     Zhai et al. 2023, Section 3 (arXiv 2303.06296) for the entropy; Dehghani et al. 2023, Section 2 (arXiv
     2302.05442) for the logits. Raises UserError if no softmax is seen.
     """
-    masks, moments = subject.masks, _SoftmaxRecorder(subject)
-    plain, seen = sdpa_kernel(SDPBackend.MATH), forward_hooks(moments.watched, moments.see)
-    with plain, seen, moments:
+    masks, stacks, turned = subject.masks, subject.structure.stacks, _is_sequence_first(subject.model)
+    taps = [tap for _, view in subject.structure.sublayers for tap in (view.before, view.total)]
+    wants = dict.fromkeys(Want(tap.module, tap.side, keep=_shape) for tap in taps)
+    with sdpa_kernel(SDPBackend.MATH), record(subject.model, wants) as shown, _Softmaxes(shown) as seen:
         subject.calls().once()
-    turned = _is_sequence_first(subject.model)
-    stacks = subject.structure.stacks
-    rows = [row for s in stacks for row in _rows(s, moments, masks[s.name], sequence_first=turned)]
+    rows = [row for s in stacks for row in _rows(s, seen, masks[s.name], sequence_first=turned)]
     if not rows:
         roles = dict.fromkeys(view.role for _, view in subject.structure.sublayers)
         attends = any(role.endswith("attention") for role in roles)
@@ -78,44 +77,40 @@ def attention(subject: Subject) -> Table:
 
 
 class _Softmax(NamedTuple):
-    """A softmax over `[N, T, S]`: the moment when it ran, and its statistics `[N, T]` for each query."""
+    """A softmax over `[N, T, S]`, and its statistics `[N, T]` for each query."""
 
     moment: int
+    """How many tensors were recorded before it ran."""
     entropy: Tensor
     largest: Tensor
     uniform: Tensor
     """Minus infinity for a query that may look at no key."""
 
 
-class _SoftmaxRecorder(TorchDispatchMode):
-    """Counts the moments when a forward pass shows a stream, and records the softmaxes between them."""
+class _Softmaxes(TorchDispatchMode):
+    """Keeps the softmaxes of a pass, between the tensors of streams that are being recorded."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, shown: Sequence[Seen]) -> None:
         super().__init__()
-        self._taps = {tap for _, view in subject.structure.sublayers for tap in (view.before, view.total)}
-        modules = dict(subject.model.named_modules())
-        self.watched = {tap.module: modules[tap.module] for tap in self._taps}
+        self._shown = shown
         self.softmaxes: list[_Softmax] = []
-        self.moments: dict[Tap, int] = {}
-        self.shapes: dict[Tap, torch.Size] = {}
-        self._moment = 0
-        self._calls: Counter[tuple[str, Side]] = Counter()
 
-    def see(self, path: str, side: Side, values: Any) -> None:
-        call = self._calls[path, side]
-        self._calls[path, side] += 1
-        for tap in self._taps:
-            if (tap.module, tap.side, tap.call) == (path, side, call):
-                self.moments[tap], self.shapes[tap] = self._moment, at(values, tap.place).shape
-        self._moment += 1
+    @property
+    def places(self) -> dict[Tap, tuple[int, torch.Size]]:
+        """The place of each tensor among those that were recorded, and its shape."""
+        return {seen.tap: (i, seen.value) for i, seen in enumerate(self._shown)}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         output = func(*args, **(kwargs or {}))
         if func.overloadpacket in SOFTMAXES and args[0].ndim > 2 and args[1] in (-1, args[0].ndim - 1):
-            self.softmaxes.append(_summary(self._moment - 1, args[0], output))
+            self.softmaxes.append(_summary(len(self._shown), args[0], output))
         return output
+
+
+def _shape(x: Tensor) -> torch.Size:
+    return x.shape
 
 
 def _summary(moment: int, scores: Tensor, weights: Tensor) -> _Softmax:
@@ -126,17 +121,17 @@ def _summary(moment: int, scores: Tensor, weights: Tensor) -> _Softmax:
     return _Softmax(moment, *(part.flatten(0, -2) for part in parts))
 
 
-def _rows(stack: StackView, seen: _SoftmaxRecorder, mask: Tensor, *, sequence_first: bool) -> Iterator[Row]:
+def _rows(stack: StackView, seen: _Softmaxes, mask: Tensor, *, sequence_first: bool) -> Iterator[Row]:
     """Yield the rows of a stack; among parallel sublayers, the first that attends owns a softmax."""
     mask = mask.T if sequence_first and mask.ndim == 2 else mask
-    taken: set[int] = set()
+    taken, places = set[int](), seen.places
     for view in stack.sublayers:
         if view.role == "ffn":
             continue
-        start, end = seen.moments[view.before], seen.moments[view.total]
-        inside = [i for i, s in enumerate(seen.softmaxes) if start <= s.moment < end and i not in taken]
+        (start, shape), (end, _) = places[view.before], places[view.total]
+        inside = [i for i, s in enumerate(seen.softmaxes) if start < s.moment <= end and i not in taken]
         taken.update(inside)
-        tokens = seen.shapes[view.before][:-1].numel()
+        tokens = shape[:-1].numel()
         softmaxes = [heads for i in inside if (heads := _by_head(seen.softmaxes[i], tokens, mask))]
         for head, those in enumerate(zip(*softmaxes, strict=True) if softmaxes else ()):
             yield {"stack": stack.name, "index": view.index, "head": head, **_joined(those)}

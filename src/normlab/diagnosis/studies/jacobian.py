@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import log
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from normlab.diagnosis.subject import Subject
 from normlab.diagnosis.theory import layer_norm_jacobian, rms_norm_jacobian
 from normlab.errors import UserError
 from normlab.trace.facts.stacks import within
-from normlab.trace.tensors import activations, first_calls
+from normlab.trace.record import Want, record
 from normlab.trace.untouched import undisturbed
 
 ASKED: Final = 1
@@ -60,23 +60,17 @@ def jacobian(subject: Subject, *, tokens: int = TOKENS) -> Table:
     """
     if tokens < 1:
         raise UserError(f"tokens is {tokens}; give 1 or more, say {TOKENS}")
-    modules = dict(subject.model.named_modules())
     places: dict[str, tuple[str, int | None]] = {}
     for stack in subject.structure.stacks:
         places |= {path: (stack.name, view.index) for view in stack.sublayers for path in view.norms}
         places |= {stack.final_norm: (stack.name, None)} if stack.final_norm is not None else {}
-
-    def first(values: Any) -> Tensor | None:
-        return next((x for _, x in activations(values)), None)
-
-    with first_calls({path: modules[path] for path in places}, first) as calls:
+    with record(subject.model, [Want(path, "input", first=True) for path in places]) as seen:
         subject.calls().once(graph=torch.is_grad_enabled())
-    rows = list[Row]()
+    first, rows = {one.tap.module: one.value for one in reversed(seen)}, list[Row]()
     with undisturbed(subject.model):
         for path, (name, index) in places.items():
-            read, _ = calls[path]
-            kept = _spread(subject.tokens(name, read), tokens)
-            measured = _measured(modules[path], kept.to(read.dtype), kept)
+            kept, norm = _spread(subject.tokens(name, first[path]), tokens), subject.model.get_submodule(path)
+            measured = _measured(norm, kept.to(first[path].dtype), kept)
             rows.append({"module": path, "stack": name, "index": index, **measured})
     return Table("jacobian", tuple(rows))
 
