@@ -282,7 +282,7 @@ def test_stacks_and_roles():
     assert {name: len(blocks) for name, blocks in read.stacks.items()} == {"layers": 3}
     assert read.roles["embed.weight"] == "embedding"
     assert (read.roles["head.weight"], read.roles["head.bias"]) == ("head", "bias")
-    assert read.roles["layers.1.weight"] == "matrix"
+    assert read.roles["layers.1.weight"] == "hidden"
 
 
 def test_the_head_is_the_matrix_whose_product_the_logits_are():

@@ -48,7 +48,7 @@ def test_a_model_that_is_initialised_as_its_recipe_is_as_declared():
     model = gpt2()
     starts = declared("deepnorm", Setup(model, BATCH)).declare.init
     assert len(starts) == 1 + 6 * LAYERS
-    values = [s for s in starts if s.path == "transformer.h.2.attn.c_attn.weight" and s.begin == 2 * DIM]
+    values = [s for s in starts if s.path == "transformer.h.2.attn.c_attn.weight" and s.part.start == 2 * DIM]
     assert [s.std for s in values] == [pytest.approx(xavier(BETA), rel=0.1)]
     assert unlike(model, "deepnorm") == []
 
@@ -80,7 +80,7 @@ def test_the_last_entry_of_a_role_a_glob_or_both_decides():
         "norm": {"value": 1.0},
     }
     setup = resolved_init(Setup(gpt2(), BATCH, declare={"init": init}))
-    starts = {(s.path, s.begin): s for s in setup.declare.init}
+    starts = {(s.path, s.part.start): s for s in setup.declare.init}
     assert starts["transformer.h.1.attn.c_attn.weight", 2 * DIM].std == 0.5
     assert ("transformer.h.1.attn.c_attn.weight", 0) not in starts
     assert starts["transformer.h.0.attn.c_attn.weight", 0].truncated_at == 3.0

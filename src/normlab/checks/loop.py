@@ -82,7 +82,7 @@ def groups(step: Step) -> Answers:
     """Each parameter has the weight decay, the learning rate and the optimizer that suit its role."""
     model, optimizers = step.handed
     every = [h for h in held(model, optimizers) if h.parameter.requires_grad]
-    roles = {h.name: step.facts.roles.get(h.name, "matrix") for h in every}
+    roles = {h.name: step.facts.roles.get(h.name, "hidden") for h in every}
     decays = (_decay([h for h in every if h.optimizer is o], roles, o) for o in optimizers)
     yield from chain(_settings(step, optimizers), _muon(every, roles), *decays, _odd_one(step, every))
 
@@ -99,7 +99,7 @@ def _settings(step: Step, optimizers: Sequence[Optimizer]) -> Answers:
 
 
 def _muon(every: Sequence[Held], roles: Mapping[str, str]) -> Answers:
-    wrong = [h.name for h in every if h.orthogonal and roles[h.name] != "matrix"]
+    wrong = [h.name for h in every if h.orthogonal and roles[h.name] != "hidden"]
     if wrong:
         say = f"Muon is made for hidden matrices, but steps {len(wrong)} embeddings, heads or vectors"
         yield fail(wrong[0], say, "give them to AdamW")
@@ -107,9 +107,9 @@ def _muon(every: Sequence[Held], roles: Mapping[str, str]) -> Answers:
 
 def _decay(every: Sequence[Held], roles: Mapping[str, str], optimizer: Optimizer) -> Answers:
     """What decays in one optimizer. A gain that is centred on 0 may decay."""
-    vectors = [h for h in every if roles[h.name] in ("gain", "bias", "scalar")]
-    matrices = [h for h in every if roles[h.name] == "matrix" and h.name.endswith("weight")]
-    gains, biases = ([h for h in vectors if roles[h.name] == role] for role in ("gain", "bias"))
+    vectors = [h for h in every if roles[h.name] in ("norm", "bias", "scalar")]
+    matrices = [h for h in every if roles[h.name] == "hidden" and h.name.endswith("weight")]
+    gains, biases = ([h for h in vectors if roles[h.name] == role] for role in ("norm", "bias"))
     exempt = any(not h.decay for h in vectors)
     exempt |= any(not g["params"] and not g.get("weight_decay") for g in optimizer.param_groups)
     centred = [h.name for h in gains if abs(float(h.parameter.detach().float().mean())) < 0.5]

@@ -224,7 +224,7 @@ def _parts(step: Step, found: Found) -> Answers:
     with suppress(Unknown):  # a table of positions may be longer, and is read from either end
         lengths.add(facts.tokens.ids.shape[1])
         lengths.add(int(facts.padding.real.any(0).nonzero().max()) + 1)
-    matrices = {n: g for n, g in found.items() if g is not None and facts.roles.get(n) == "matrix"}
+    matrices = {n: g for n, g in found.items() if g is not None and facts.roles.get(n) == "hidden"}
     holes = [(n, axis, hole(g, axis)) for n, g in matrices.items() if g.ndim == 2 for axis in (0, 1)]
     bad = [
         (n, a, one) for n, a, one in holes if one and (id(own[n]) in whole or lengths.isdisjoint(one[::2]))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from normlab.diagnosis.block import ATTENTION, FFN, Norms
 from normlab.diagnosis.structure import Structure
+from normlab.trace.starts import ParameterPart
 from normlab.trace.step import nodes_behind
 from normlab.trace.tensors import Tap, activations, first_calls
 from normlab.trace.untouched import undisturbed
@@ -69,18 +70,6 @@ def _joint(those: list[Owner]) -> Owner:
     stacks, layers = {owner.stack for owner in those}, {(owner.stack, owner.layer) for owner in those}
     stack = those[0].stack if len(stacks) == 1 else None
     return Owner(stack, None, those[0].layer if len(layers) == 1 else None, "shared")
-
-
-class ParameterPart(NamedTuple):
-    """The function of a slice of a parameter along one axis, or of all of it."""
-
-    kind: str
-    axis: int = 0
-    start: int | None = None
-    stop: int | None = None
-
-    def of(self, x: Tensor) -> Tensor:
-        return x[(*(slice(None),) * self.axis, slice(self.start, self.stop))] if x.ndim else x
 
 
 Parts: TypeAlias = tuple[ParameterPart, ...]

@@ -34,8 +34,6 @@ from normlab.trials.training import Course, Training, read_course, train
 
 PRODUCTS: Final = (*MULTIPLIED, "conv1d", "conv2d", "grouped_mm", "_grouped_mm")
 """Functions of torch that sum over the features of what they read."""
-ROLES: Final = {"matrix": "hidden", "gain": "norm"}
-"""Roles of ``Facts.roles`` under the names of ``nn.roles``."""
 
 
 class Key(NamedTuple):
@@ -138,9 +136,9 @@ class WatchedModel:
         self.scores: dict[str, Scores] = {}
         with suppress(Exception):  # any model may raise anything
             self.scores = {s.module: s for s in read_wiring(self.trace, list(self.blocks)).scores}
-        own = isinstance(self.model, TokenModel)
-        self.roles = {n: r.role for n, r in parameter_roles(self.model).items()} if own else self.facts.roles
-        self.roles = {n: ROLES.get(role, role) for n, role in self.roles.items()}
+        self.roles = dict(self.facts.roles)
+        if isinstance(self.model, TokenModel):
+            self.roles = {name: own.role for name, own in parameter_roles(self.model).items()}
         self.names = {id(p): n for n, p in self.model.named_parameters()}
         self.logits: Logits | None = None
         with suppress(Unknown):

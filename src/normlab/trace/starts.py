@@ -35,9 +35,21 @@ MOST: Final = 2**16
 SEEDS: Final = (101, 202)
 
 
+class ParameterPart(NamedTuple):
+    """The function of a slice of a parameter along one axis, or of all of it."""
+
+    kind: str
+    axis: int = 0
+    start: int | None = None
+    stop: int | None = None
+
+    def of(self, x: Tensor) -> Tensor:
+        return x[(*(slice(None),) * self.axis, slice(self.start, self.stop))] if x.ndim else x
+
+
 @dataclass(frozen=True)
 class Start:
-    """The declared start of a parameter, or of a slice of it along one axis."""
+    """The declared start of a parameter, or of a part of it."""
 
     path: str
     std: float | None = None
@@ -50,9 +62,7 @@ class Start:
     """
     entries: int | None = None
     """How many entries ``std`` was measured on; None if it is exact."""
-    axis: int = 0
-    begin: int | None = None
-    end: int | None = None
+    part: ParameterPart = ParameterPart("all")
 
     def difference(self, parameter: Tensor, compared: int = 1) -> str:
         r"""Say how a parameter differs from what is declared; empty if chance explains it.
@@ -60,10 +70,7 @@ class Start:
         The logarithm of the root mean square of n draws with kurtosis k has the error
         :math:`\sqrt{(k - 1) / 4n}`; the level is divided by ``compared``, the number of comparisons.
         """
-        x = parameter.detach()
-        if self.begin is not None or self.end is not None:
-            x = x[(*(slice(None),) * self.axis, slice(self.begin, self.end))]
-        x = x.double()
+        x = self.part.of(parameter.detach()).double()
         if self.value is not None:
             off = x != torch.tensor(self.value, dtype=parameter.dtype).double().to(x.device)
             few = f"{int(off.sum()):,} of {x.numel():,} entries are not {self.value:g}"

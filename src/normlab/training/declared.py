@@ -22,7 +22,6 @@ from normlab.checks.property import Violation
 from normlab.config.config import Config, ModelConfig
 from normlab.diagnosis import Structure, read_structure
 from normlab.diagnosis.block import layer_of
-from normlab.diagnosis.parameters import ParameterPart
 from normlab.diagnosis.subject import Subject
 from normlab.errors import UserError, nearest
 from normlab.nn import Branch, TokenModel
@@ -31,7 +30,7 @@ from normlab.nn.sublayer import Sublayer
 from normlab.runs.files import read_json
 from normlab.tasks.task import build_model
 from normlab.trace.setup import Declaration, Setup
-from normlab.trace.starts import Start
+from normlab.trace.starts import ParameterPart, Start
 from normlab.trace.tensors import call_model, unwrap
 from normlab.trace.trace import output_loss
 from normlab.training.recipes.grammar import MODELS, resolve
@@ -112,10 +111,6 @@ class _Place:
     def matrix(self) -> bool:
         return len(self.shape) >= 2
 
-    @property
-    def slice(self) -> dict[str, Any]:
-        return {"axis": self.part.axis, "begin": self.part.start, "end": self.part.stop}
-
 
 def _read(setup: Setup, *, stream: bool = False) -> tuple[Structure, list[_Place]]:
     """Read the residual stream and the parts of all parameters; with ``stream``, the former must work."""
@@ -189,12 +184,12 @@ def _fits(name: str, place: _Place) -> bool:
 
 def _start(entry: Mapping[str, Any], place: _Place) -> Start | None:
     if "value" in entry:
-        return Start(place.path, value=float(entry["value"]), **place.slice)
+        return Start(place.path, value=float(entry["value"]), part=place.part)
     by = {"total": place.layers, "layer": None if place.layer is None else place.layer + 1}
     number = by.get(entry.get("depth", "none"))
     std = float(entry["std"]) / math.sqrt(2 * number) if number else float(entry["std"])
     most = entry.get("truncated_at") if place.matrix else None
-    return Start(place.path, std=std, truncated_at=most or None, **place.slice)
+    return Start(place.path, std=std, truncated_at=most or None, part=place.part)
 
 
 def _starts_of_recipe(recipe: str, setup: Setup) -> tuple[Start, ...]:
@@ -214,7 +209,7 @@ def _starts_of_recipe(recipe: str, setup: Setup) -> tuple[Start, ...]:
     drawn = dict(_draws(build_model(kind, config, max(table.shape), 0)))
     keys = [(p, (stacks[p.stack], p.index, p.part.kind)) for p in places if p.matrix and p.stack]
     return tuple(
-        Start(p.path, std=size, entries=n, **p.slice)
+        Start(p.path, std=size, entries=n, part=p.part)
         for p, key in [*keys, (table, ("", 0, "embedding"))]
         if key in drawn
         for size, n in [drawn[key]]

@@ -164,7 +164,9 @@ class Facts:
 
     @cached_property
     def roles(self) -> dict[str, str]:
-        """The role of each parameter by path: embedding, head, matrix, gain, bias or scalar."""
+        """The role of each parameter by path, in the words of ``nn.roles``: embedding, head, hidden, norm,
+        bias or scalar. A vector that is no bias counts as a norm's.
+        """
         tables = {id(f.argument(1, "weight")) for f in self.lookups}
         modules = dict(self.trace.model.named_modules())
         where, (*_, classes) = self._scored[0][0][:2] if self._scored else (None, (0,))
@@ -182,12 +184,12 @@ class Facts:
             elif id(p) in known or (not known and owner in ends and p.ndim > 1 and classes in p.shape):
                 roles[path] = "head"
             elif p.ndim >= 2:
-                roles[path] = "matrix"
+                roles[path] = "hidden"
             elif p.numel() == 1:
                 roles[path] = "scalar"
             else:
                 adds = isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d)) and name != "weight"
-                roles[path] = "bias" if adds or "bias" in name else "gain"
+                roles[path] = "bias" if adds or "bias" in name else "norm"
         return roles
 
     @property
