@@ -17,7 +17,6 @@ import torch
 from torch.optim import SGD, Optimizer
 
 from normlab.checks.property import Answers, fail, needs, note, property_of
-from normlab.diagnosis.structure import unregistered
 from normlab.trace.compare import distance
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import common, odd_one, siblings
@@ -37,6 +36,7 @@ from normlab.trace.rehearsal import (
     splits,
     written,
 )
+from normlab.trace.tensors import unregistered
 
 LOOP: Final = ("groups", "update", "step", "repeats", "overfit")
 NO_STEP: Final = "there is no step: pass step=, a function of model, batch, optimizer and scheduler"

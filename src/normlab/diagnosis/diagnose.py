@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from normlab.config.io import Count, Positive, to_plain, validated
 from normlab.config.units import count
 from normlab.diagnosis.recording import refuse_elsewhere
-from normlab.diagnosis.structure import Structure, pointed_out, read_structure, unregistered
+from normlab.diagnosis.structure import Structure, pointed_out, read_structure
 from normlab.diagnosis.study import (
     SEVERITIES,
     Finding,
@@ -37,7 +37,7 @@ from normlab.errors import UserError
 from normlab.trace.optimizers import made_by
 from normlab.trace.setup import Loss, Setup, setup_of
 from normlab.trace.step import made
-from normlab.trace.tensors import Call, call_model, tensors_in, unwrap
+from normlab.trace.tensors import Call, call_model, tensors_in, unregistered, unwrap
 from normlab.trace.trace import output_loss
 from normlab.trace.untouched import refuse_hollow, undisturbed, untouched
 

@@ -16,7 +16,7 @@ from normlab.diagnosis.recording import Factor, Recording, Sum, awake, record, r
 from normlab.errors import UserError
 from normlab.trace.facts.stacks import within
 from normlab.trace.setup import Setup
-from normlab.trace.tensors import Call, Tap, call_model, counts, unwrap
+from normlab.trace.tensors import Call, Tap, call_model, counts, unregistered, unwrap
 from normlab.trace.untouched import untouched
 
 PLACEMENTS: Final = {
@@ -350,28 +350,6 @@ def _sorry(model: nn.Module, recording: Recording, unread: Sequence[str]) -> str
         'name the modules whose outputs are added, as in branches=("attn", "mlp"); sums with factors are '
         "seen in float32 only, as model.float() has it"
     )
-
-
-def unregistered(model: nn.Module) -> dict[str, list[nn.Module]]:
-    """Return the modules that are kept in plain lists, tuples and dicts, by the path of the attribute.
-
-    The model counts neither them among its modules nor their parameters among its own.
-    """
-    own, hidden = set(model.modules()), dict[str, list[nn.Module]]()
-    for path, module in model.named_modules():
-        for name, value in vars(module).items():
-            if inside := [m for m in _held(value) if m not in own]:
-                hidden[f"{path}.{name}" if path else name] = inside
-    return hidden
-
-
-def _held(value: Any, depth: int = 3) -> Iterator[nn.Module]:
-    items = value.values() if isinstance(value, Mapping) else value
-    for item in items if depth and isinstance(value, (Mapping, list, tuple)) else ():
-        if isinstance(item, nn.Module):
-            yield item
-        else:
-            yield from _held(item, depth - 1)
 
 
 def pointed_out(path: str, modules: list[nn.Module]) -> str:

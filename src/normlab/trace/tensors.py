@@ -163,6 +163,28 @@ def loose_tensors(model: nn.Module) -> list[str]:
     ]
 
 
+def unregistered(model: nn.Module) -> dict[str, list[nn.Module]]:
+    """Return the modules that are kept in plain lists, tuples and dicts, by the path of the attribute.
+
+    The model counts neither them among its modules nor their parameters among its own.
+    """
+    own, hidden = set(model.modules()), dict[str, list[nn.Module]]()
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if inside := [m for m in _held(value) if m not in own]:
+                hidden[f"{path}.{name}" if path else name] = inside
+    return hidden
+
+
+def _held(value: Any, depth: int = 3) -> Iterator[nn.Module]:
+    items = value.values() if isinstance(value, Mapping) else value
+    for item in items if depth and isinstance(value, (Mapping, list, tuple)) else ():
+        if isinstance(item, nn.Module):
+            yield item
+        else:
+            yield from _held(item, depth - 1)
+
+
 def shared_names(model: nn.Module) -> list[list[str]]:
     """Return the names of each parameter that has several, compared by storage if it has one."""
     names: dict[int, list[str]] = {}
