@@ -223,8 +223,13 @@ class Trace:
         """Every tensor of the model's output."""
         return tuple(self._plain.outputs)
 
+    @property
+    def tapped(self) -> Mapping[Tap, Tensor]:
+        """The tensors at the taps, as far as the pass has shown them."""
+        return self._plain.taps
+
     def __getitem__(self, tap: Tap) -> Tensor:
-        return self._plain.taps[tap]
+        return self.tapped[tap]
 
     @cached_property
     def _backward(self) -> tuple[float, dict[str, Tensor | None], bool]:

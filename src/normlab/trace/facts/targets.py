@@ -184,8 +184,8 @@ class Logits(NamedTuple):
     def of(self, step: Trace) -> Tensor | None:
         """Return the same logits of another step; None if it computes its loss in a different way."""
         if isinstance(self.where, Tap):
-            tapped = step if self.where in step.taps else step.again(taps=(*step.taps, self.where))
-            return tapped[self.where]
+            shows = step if self.where in step.taps else step.again(taps=(*step.taps, self.where))
+            return shows.tapped.get(self.where)
         inputs = [call.argument(0, "input").detach() for call in step.functions(*SCORED)]
         known = max(self.where.calls) < len(inputs)
         return self.where.joined([inputs[i] for i in self.where.calls]) if known else None
