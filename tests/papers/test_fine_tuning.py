@@ -86,10 +86,10 @@ def test_a_run_of_a_study_s_own_that_fails_is_no_score(tmp_path):
     queue = Queue(tmp_path, 1)
     queue.failed["0123abcd4567"] = "there is no room"
     with pytest.raises(UserError, match="run 0123abcd4567 could not be trained: there is no room"):
-        finished([], queue)
+        finished({}, queue)
 
 
 def test_a_spent_budget_is_no_failure_and_no_score(tmp_path):
     queue = Queue(tmp_path, 1, until=0.0)
     with pytest.raises(SpentError, match="the budget is spent; 2 of 2 runs left"):
-        finished([Config(), replace(Config(), seeds=SeedConfig(2, 2, 2))], queue)
+        finished({"": [Config(), replace(Config(), seeds=SeedConfig(2, 2, 2))]}, queue)

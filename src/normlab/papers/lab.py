@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Final, TypeAlias, TypedDict, Unpack
+from typing import Any, Final, TypeAlias, TypedDict, TypeVar, Unpack
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ from normlab.training.jobs import Queue
 from normlab.training.subjects import TaskInputs, mean_loss
 
 Row: TypeAlias = Mapping[str, Any]
+K = TypeVar("K")
 
 
 class Sizes(TypedDict):
@@ -175,21 +176,22 @@ def _is_there(text: str) -> bool:
     return bool(os.environ.get("NORMLAB_DATA")) and located(TEXTS[text].train_src).exists()
 
 
-def finished(configs: Sequence[Config], queue: Queue) -> dict[str, RunFolder]:
-    """Train what is not done yet in the queue's folder; return the run folders by run id.
+def finished(asked: Mapping[K, Sequence[Config]], queue: Queue) -> dict[K, tuple[RunFolder, ...]]:
+    """Train what is not done yet in the queue's folder; return the run folders in place of configurations.
 
     Raises UserError for a run that fails, and SpentError if the queue's time is over before all are done.
     """
-    folders = {run_id(config): RunFolder(queue.root / run_id(config)) for config in configs}
-    for config in configs:
-        if folders[run_id(config)].status().state != "done":
+    configs = {run_id(config): config for some in asked.values() for config in some}
+    folders = {run: RunFolder(queue.root / run) for run in configs}
+    for run, config in configs.items():
+        if folders[run].status().state != "done":
             queue.add(config)
     queue.run()
     for run, reason in queue.failed.items():
         raise UserError(f"run {run} could not be trained: {reason}")
     if left := [folder for folder in folders.values() if folder.status().state != "done"]:
         raise SpentError(f"the budget is spent; {len(left)} of {count(len(folders), 'run')} left")
-    return folders
+    return {name: tuple(folders[run_id(config)] for config in some) for name, some in asked.items()}
 
 
 def size(name: str, placement: str, layers: int) -> ModelConfig:

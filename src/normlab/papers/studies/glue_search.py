@@ -10,7 +10,7 @@ from typing import Final, TypedDict, Unpack
 
 import numpy as np
 
-from normlab.config.config import Config, SeedConfig, run_id
+from normlab.config.config import Config
 from normlab.config.metric import NLL
 from normlab.data.sentence_pairs import LabelledCorpus
 from normlab.papers.artefact import Measurement
@@ -21,6 +21,7 @@ from normlab.papers.intervals import mean
 from normlab.papers.lab import Lab, finished
 from normlab.papers.measures import OfRuns
 from normlab.papers.studies.trained import trainings
+from normlab.papers.trainings import with_seed
 from normlab.runs.folder import RunFolder, find_run, read_scores
 from normlab.tasks.classification import Classification
 from normlab.training.devices import resolved_precision
@@ -138,22 +139,15 @@ def _fine_tuned(
     searches: Mapping[str, _GlueSearch], seeds: int, searching: Queue, reporting: Queue
 ) -> dict[str, FineTuned]:
     """Train the cells of all searches, then the best ones on dev with other seeds."""
-    swept = finished([config for one in searches.values() for config in one.cells], searching)
-    chosen = {
-        name: max(one.cells, key=lambda config: _merit(swept[run_id(config)]))
-        for name, one in searches.items()
-    }
-    reported = {
-        name: [replace(config, seeds=SeedConfig(seed, seed, seed)) for seed in range(1, 1 + seeds)]
-        for name, config in chosen.items()
-    }
-    runs = finished([config for own in reported.values() for config in own], reporting)
+    swept = finished({name: one.cells for name, one in searches.items()}, searching)
+    chosen = {name: max(some, key=_merit).config() for name, some in swept.items()}
+    seeded = {name: [with_seed(c, seed) for seed in range(1, 1 + seeds)] for name, c in chosen.items()}
+    runs = finished(seeded, reporting)
     found = {}
     for name, one in searches.items():
         commonest = int(np.bincount(one.corpus.train.labels).argmax())
         majority = 100 * float(np.mean(one.corpus.test.labels == commonest))
-        own = tuple(runs[run_id(config)] for config in reported[name])
-        found[name] = FineTuned(chosen[name], own, majority)
+        found[name] = FineTuned(chosen[name], runs[name], majority)
     return found
 
 
@@ -166,12 +160,8 @@ def search(base: Config, pairs: int, **ranges: Unpack[_Ranges]) -> Iterator[Conf
         train = replace(
             base.train, steps=passes * each, validate_every_steps=each, max_tokens=batch * base.data.block_len
         )
-        yield replace(
-            base,
-            optim=replace(base.optim, lr=lr, warmup_steps=warmup_steps),
-            train=train,
-            seeds=SeedConfig(SEARCH_SEED, SEARCH_SEED, SEARCH_SEED),
-        )
+        optim = replace(base.optim, lr=lr, warmup_steps=warmup_steps)
+        yield with_seed(replace(base, optim=optim, train=train), SEARCH_SEED)
 
 
 def _merit(folder: RunFolder) -> tuple[float, float]:

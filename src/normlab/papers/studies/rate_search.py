@@ -6,17 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from normlab.config.config import Config, SeedConfig, run_id
 from normlab.config.metric import NLL
 from normlab.papers.artefact import Measurement
 from normlab.papers.lab import Lab, Row, finished
 from normlab.papers.measures import OfRuns
 from normlab.papers.studies.trained import trainings
-from normlab.papers.trainings import at_factor, changed, side_of
+from normlab.papers.trainings import at_factor, changed, side_of, with_seed
 from normlab.runs.folder import RunFolder
 
-Sweep: TypeAlias = dict[float, Config]
-"""Configurations by learning rate."""
+Sweep: TypeAlias = dict[float, RunFolder]
+"""Runs by learning rate."""
 
 
 def tuned(
@@ -35,42 +34,37 @@ def tuned(
     """
     sweeps: dict[str, Sweep] = {}
     for cell, (folder,) in lab.runs.items():
-        config = folder.config()
-        sweeps.setdefault(side_of(cell), {})[config.optim.lr] = config
-    swept = _widened(lab, sweeps)
-    best = {side: _best(own, swept) for side, own in sweeps.items()}
+        sweeps.setdefault(side_of(cell), {})[folder.config().optim.lr] = folder
+    _widen(lab, sweeps)
+    best = {side: _best(own) for side, own in sweeps.items()}
     lab.log(f"best rates: {_in_words(best)}")
     configs = {
-        at_factor(side, factor): [
-            changed(sweeps[side][rate], {"seeds": SeedConfig(seed, seed, seed), "optim.lr": factor * rate})
-            for seed in seeds
-        ]
+        at_factor(side, factor): [with_seed(config, seed) for seed in seeds]
         for side, rate in best.items()
         for factor in factors
+        for config in (changed(sweeps[side][rate].config(), {"optim.lr": factor * rate}),)
     }
-    runs = finished([config for own in configs.values() for config in own], lab.queue(lab.root))
-    cells = {cell: tuple(runs[run_id(config)] for config in own) for cell, own in configs.items()}
-    found = trainings(replace(lab, runs=cells), measures=measures, shown=shown)
-    tables = {**found.tables, "rates": _rates(sweeps, swept)}
+    runs = finished(configs, lab.queue(lab.root))
+    found = trainings(replace(lab, runs=runs), measures=measures, shown=shown)
+    tables = {**found.tables, "rates": _rates(sweeps)}
     return replace(found, tables=tables, facts={**found.facts, "rates": f"at rates of {_in_words(best)}"})
 
 
-def _widened(lab: Lab, sweeps: Mapping[str, Sweep]) -> dict[str, RunFolder]:
-    """Train the sweeps, widened by octaves until every best rate is inside; return the folders by run id."""
-    while True:
-        swept = finished([config for own in sweeps.values() for config in own.values()], lab.queue(lab.root))
-        wider = False
-        for own in sweeps.values():
-            best = _best(own, swept)
-            if beyond := {min(own): best / 2, max(own): best * 2}.get(best):
-                own[beyond] = changed(own[best], {"optim.lr": beyond})
-                wider = True
-        if not wider:
-            return swept
+def _widen(lab: Lab, sweeps: Mapping[str, Sweep]) -> None:
+    """Train runs by octaves beyond the sweeps' ends until every best rate is inside."""
+    while beyond := {
+        (side, rate): [changed(own[best].config(), {"optim.lr": rate})]
+        for side, own in sweeps.items()
+        for best in (_best(own),)
+        for end, rate in ((min(own), best / 2), (max(own), best * 2))
+        if best == end
+    }:
+        for (side, rate), (folder,) in finished(beyond, lab.queue(lab.root)).items():
+            sweeps[side][rate] = folder
 
 
-def _best(sweep: Sweep, swept: Mapping[str, RunFolder]) -> float:
-    return max(sweep, key=lambda rate: NLL.sort_key(_dev_nll(swept[run_id(sweep[rate])])))
+def _best(sweep: Sweep) -> float:
+    return max(sweep, key=lambda rate: NLL.sort_key(_dev_nll(sweep[rate])))
 
 
 def _dev_nll(folder: RunFolder) -> float | None:
@@ -81,11 +75,10 @@ def _in_words(rates: Mapping[str, float]) -> str:
     return ", ".join(f"{rate:g} ({side})" for side, rate in rates.items())
 
 
-def _rates(sweeps: Mapping[str, Sweep], swept: Mapping[str, RunFolder]) -> list[Row]:
+def _rates(sweeps: Mapping[str, Sweep]) -> list[Row]:
     """Return the dev NLL of each side at each rate of its sweep, lowest rate first."""
     return [
-        {"cell": side, "rate": rate, "nll": _dev_nll(swept[run]), "run": run}
+        {"cell": side, "rate": rate, "nll": _dev_nll(folder), "run": folder.path.name}
         for side, own in sweeps.items()
-        for rate, config in sorted(own.items())
-        for run in (run_id(config),)
+        for rate, folder in sorted(own.items())
     ]
