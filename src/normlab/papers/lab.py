@@ -7,24 +7,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Final, TypeAlias, TypedDict, TypeVar, Unpack
+from typing import Any, Final, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 import numpy as np
 import torch
 from torch import nn
 
-from normlab.config.config import (
-    Config,
-    DataConfig,
-    ModelConfig,
-    SeedConfig,
-    TrainConfig,
-    parallel_files,
-    run_id,
-)
+from normlab.config.config import Config, DataConfig, ModelConfig, SeedConfig, parallel_files, run_id
 from normlab.config.model import derive
 from normlab.config.units import count
-from normlab.data.batches import dev_batches, permutation
+from normlab.data.batches import Batch, dev_batches, permutation
 from normlab.data.text import located
 from normlab.diagnosis.structure import Structure, read_structure
 from normlab.diagnosis.subject import Subject
@@ -34,8 +26,8 @@ from normlab.papers.bases import IWSLT14_PART
 from normlab.papers.trainings import LAPTOP, Scale
 from normlab.runs import RunFolder
 from normlab.tasks.translation import Translation
-from normlab.training.devices import prepare_process
 from normlab.training.jobs import Queue
+from normlab.training.setups import task_of
 from normlab.training.subjects import TaskInputs, mean_loss
 
 Row: TypeAlias = Mapping[str, Any]
@@ -120,8 +112,7 @@ class Lab:
     def batches(self, text: str, tokens: int, count: int) -> list[TaskInputs]:
         """Return the first ``count`` batches of a text."""
         task = self._task(text, tokens)
-        batches = (task.batch(i) for i in range(count))
-        return [TaskInputs(task, b, {"source": b.source, "target_in": b.target_in}) for b in batches]
+        return [_inputs(task, task.batch(i)) for i in range(count)]
 
     def random_batches(self, text: str, tokens: int, count: int) -> list[TaskInputs]:
         """Draw ``count`` batches of at most ``tokens`` padded positions from sentences of any length.
@@ -141,7 +132,7 @@ class Lab:
             chosen = np.isin(np.arange(len(pairs)), order[:size])
             some = pairs.only(chosen)
             (batch,) = dev_batches(some, tokens)
-            found.append(TaskInputs(task, batch, {"source": batch.source, "target_in": batch.target_in}))
+            found.append(_inputs(task, batch))
             order = order[size:]
         return found
 
@@ -164,12 +155,13 @@ class Lab:
 
     def _task(self, text: str, tokens: int) -> Translation:
         if (text, tokens) not in self._tasks:
-            config = Config(train=TrainConfig(max_tokens=tokens))
-            device = prepare_process(config.machine)
-            asked = TEXTS[text] if _is_there(text) else DataConfig()
-            data, corpus = Translation.prepare(asked, self.root / "data")
-            self._tasks[text, tokens] = Translation(replace(config, data=data), corpus, device)
+            config = Config(data=TEXTS[text] if _is_there(text) else DataConfig())
+            self._tasks[text, tokens] = cast("Translation", task_of(config, self.root, tokens))
         return self._tasks[text, tokens]
+
+
+def _inputs(task: Translation, batch: Batch) -> TaskInputs:
+    return TaskInputs(task, batch, {"source": batch.source, "target_in": batch.target_in})
 
 
 def _is_there(text: str) -> bool:
