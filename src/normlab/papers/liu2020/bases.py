@@ -14,12 +14,13 @@ from normlab.papers.bases import (
     LAPTOP,
     MULTI30K_DE,
     MULTI30K_FR,
+    ON_GPU,
     SMALL,
     TO_THE_END,
     WMT14_FR,
 )
 from normlab.papers.cells import settings_of
-from normlab.papers.trainings import Scale, Setting
+from normlab.papers.trainings import Scale, Setting, changed
 
 PLACEMENTS: Final = {"Post": "post", "Pre": "pre", "Admin": "admin"}
 DEEP: Final = {"Post": "enc:post/dec:post", "Pre": "enc:pre/dec:pre", "Admin": "admin"}
@@ -94,9 +95,7 @@ IWSLT: Final = settings_of(
     "liu2020.iwslt",
     laptop=LiuTraining(LAPTOP, lr=2e-3, warmup=60, bare={}),
     gpu=LiuTraining(
-        replace(_trained(_SMALL, 25_000, precision="auto", validate_every_steps=500), data=IWSLT14_PART),
-        lr=7e-4,
-        warmup=1500,
+        changed(_SMALL, {**ON_GPU, "data": IWSLT14_PART, "train.steps": 25_000}), lr=7e-4, warmup=1500
     ),
     paper=LiuTraining(_SMALL, 7e-4, 6000),
 )

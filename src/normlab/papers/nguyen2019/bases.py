@@ -15,9 +15,9 @@ from normlab.config.config import (
     TrainConfig,
     parallel_files,
 )
-from normlab.papers.bases import BASE, DATES, EN_VI, LAPTOP, MULTI30K_DE, MULTI30K_SMALL
+from normlab.papers.bases import BASE, DATES, EN_VI, LAPTOP, MULTI30K_DE, MULTI30K_SMALL, ON_GPU
 from normlab.papers.cells import settings_of
-from normlab.papers.trainings import Setting
+from normlab.papers.trainings import Setting, changed
 
 MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "Post+LN": {"recipe": "post+smallinit+warmup"},
@@ -139,11 +139,7 @@ EDGE: Final = TED | settings_of(
     "nguyen2019.edge",
     laptop=replace(
         TED["laptop"],
-        base=replace(
-            TED["laptop"].base,
-            train=DATES.train,
-            optim=replace(TED["laptop"].base.optim, lr=4e-3, warmup_steps=40),
-        ),
+        base=changed(TED["laptop"].base, {"train": DATES.train, "optim.lr": 4e-3, "optim.warmup_steps": 40}),
         placements=("Post",),
         seeds=6,
     ),
@@ -195,13 +191,7 @@ WMT: Final = settings_of(
     "nguyen2019.wmt",
     laptop=NguyenWmt(LAPTOP, {"optim.lr": 2e-3, "optim.warmup_steps": 60}, "+warmup+inverse_sqrt"),
     gpu=NguyenWmt(
-        replace(
-            _WMT,
-            data=MULTI30K_DE,
-            train=replace(
-                _WMT.train, steps=10_000, grad_accum_steps=1, precision="auto", validate_every_steps=500
-            ),
-        ),
+        changed(_WMT, {**ON_GPU, "data": MULTI30K_DE, "train.steps": 10_000}),
         {"optim.lr": 1e-3, "optim.warmup_steps": 2000},
     ),
     paper=NguyenWmt(_WMT, {"optim.lr": 1e-3, "optim.warmup_steps": 4000}),

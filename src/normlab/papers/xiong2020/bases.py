@@ -14,10 +14,11 @@ from normlab.papers.bases import (
     IWSLT14_PART,
     LAPTOP,
     MULTI30K_DE,
+    ON_GPU,
     SMALL,
 )
 from normlab.papers.cells import settings_of
-from normlab.papers.trainings import Setting
+from normlab.papers.trainings import Setting, changed
 
 _DECODE: Final = replace(SMALL.decode, length_penalty=1.2)
 
@@ -92,23 +93,12 @@ about 1,000 batches of 8192 on each of 16 GPUs.
 WMT: Final = settings_of(
     "xiong2020.wmt",
     laptop=LargeTraining(
-        replace(
-            DATES,
-            optim=replace(DATES.optim, warmup_steps=250),
-            train=replace(DATES.train, validate_every_steps=60),
-        ),
+        changed(DATES, {"optim.warmup_steps": 250, "train.validate_every_steps": 60}),
         rates=(1e-3, 2e-3),
         epoch_6=316,
     ),
     gpu=LargeTraining(
-        replace(
-            _WMT,
-            data=MULTI30K_DE,
-            optim=replace(_WMT.optim, warmup_steps=2000),
-            train=replace(
-                _WMT.train, steps=9500, grad_accum_steps=1, precision="auto", validate_every_steps=500
-            ),
-        ),
+        changed(_WMT, {**ON_GPU, "data": MULTI30K_DE, "train.steps": 9500, "optim.warmup_steps": 2000}),
         rates=(7e-4, 1.5e-3),
         epoch_6=2501,
     ),
@@ -118,18 +108,9 @@ PRETRAINING: Final = settings_of(
     "xiong2020.pretraining",
     laptop=LargeTraining(BERT_SHORT, rates=(3e-3, 1e-3)),
     gpu=LargeTraining(
-        replace(
-            BERT_BASE,
-            data=replace(BERT.data, vocab_size=8000, block_len=128),
-            optim=replace(BERT_BASE.optim, warmup_steps=500),
-            train=replace(
-                BERT_BASE.train,
-                steps=10_000,
-                max_tokens=256 * 128,
-                grad_accum_steps=1,
-                precision="auto",
-                validate_every_steps=500,
-            ),
+        changed(
+            replace(BERT_BASE, data=replace(BERT.data, vocab_size=8000, block_len=128)),
+            {**ON_GPU, "train.steps": 10_000, "train.max_tokens": 256 * 128, "optim.warmup_steps": 500},
         ),
         rates=(3e-4, 1e-4),
     ),
