@@ -65,7 +65,7 @@ def declare(
     """
     words = dict(_words(id_))
     own, scales = words.pop("claims", {}), words.pop("scales", {})
-    drawn = words.pop("drawings", None)
+    drawn = words.pop("drawings", words_of(id_.partition(".")[0]).get("drawings"))
     of_runs = {name: some for name, some in (("measures", measures), ("gpu", gpu)) if some is not None}
     told: dict[str, Any] = {
         **words,
@@ -92,7 +92,7 @@ def settings_of(id_: str, **of: S) -> dict[Scale, S]:
     key, _, name = id_.partition(".")
     words = words_of(key)["settings"]
     return {
-        scale: replace(of[scale], differs=words[name][scale].format(open=words["open"]))
+        scale: replace(of[scale], differs=words[name][scale].format(open=words.get("open", "")))
         for scale in SCALES
         if scale in of
     }
@@ -113,5 +113,7 @@ def _words(id_: str) -> Mapping[str, Any]:
 
 @cache
 def words_of(key: str) -> Mapping[str, Any]:
-    """Return the file of a paper: ``paper``, its ``settings``, and its artefacts by name."""
+    """Return the file of a paper: ``paper``, its ``settings``, its artefacts by name, and the ``drawings`` of
+    those that have none of their own.
+    """
     return tomllib.loads(Path(__file__).with_name(f"{key}.toml").read_text(encoding="utf-8"))

@@ -5,15 +5,14 @@ contradict each other. Each has the position of either side as claims, some abou
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Final
 
-from normlab.papers.artefact import Artefact, Drawing
+from normlab.papers.artefact import Artefact
 from normlab.papers.bases import LANGUAGE_MODEL
-from normlab.papers.cells import declare, words_of
+from normlab.papers.cells import declare, settings_of
 from normlab.papers.claim import Claim, at_least, at_most, below_one, negative, positive, within
 from normlab.papers.measures import Difference, OfRuns, RiseRatio
-from normlab.papers.trainings import LAPTOP, Cells, Trainings, at_factor, sweep
+from normlab.papers.trainings import Cells, Setting, at_factor, for_each_scale, sweep
 
 SHOWN: Final = "bits_per_byte"
 RATES: Final = (0.004, 0.008, 0.016)
@@ -26,19 +25,7 @@ NO_GAIN: Final = (
     "no gain: less than one run of each side can tell, 1.96 √2 times the deviation of 0.0054 bits per byte "
     "over seeds of the kept language models with Pre-LN (docs/brown.md)"
 )
-DRAWINGS: Final = (
-    Drawing(
-        "rates",
-        "rate",
-        "nll",
-        "Dev NLL over the learning rate, by the seed that chooses it",
-        "learning rate",
-        "nats per token",
-        colour="cell",
-        log_x=True,
-    ),
-    Drawing("curves", "step", "nll", "Dev NLL through training", "step", "nats per token", colour="cell"),
-)
+BROWN: Final = settings_of("disputes.brown", laptop=Setting(LANGUAGE_MODEL))
 _FOUR: Final = 4
 
 
@@ -64,22 +51,16 @@ def _dispute(
 ) -> Artefact:
     """Set the first side against the second: claims without their own measure are about their difference."""
     of_both = Difference(SHOWN, first[0], second[0])
-    found = declare(
+    return declare(
         f"disputes.{name}",
         "rate_search.tuned",
         settings={"shown": SHOWN, "seeds": SEEDS, **settings},
         measures={claim.measure: (measures or {}).get(claim.measure, of_both) for claim in claims},
         claims=claims,
-        trainings={
-            LAPTOP: Trainings(
-                LANGUAGE_MODEL,
-                sweep({**dict([first, second]), **(others or {})}, RATES),
-                seeds=1,
-                differs=words_of("disputes")["settings"][LAPTOP],
-            )
-        },
+        trainings=for_each_scale(
+            lambda s: sweep({**dict([first, second]), **(others or {})}, RATES), BROWN, seeds=1
+        ),
     )
-    return replace(found, drawings=DRAWINGS)
 
 
 DYT: Final = _dispute(
