@@ -187,17 +187,7 @@ LANGUAGE_MODEL: Final = Config(
         vocab_size=1000,
         block_len=128,
     ),
-    optim=OptimConfig(
-        betas=(0.9, 0.95),
-        eps=1e-8,
-        optimiser="adamw",
-        weight_decay=0.1,
-        weight_decay_on="matrices",
-        max_grad_norm=1.0,
-        schedule="linear",
-        warmup_steps=50,
-        label_smoothing=0.0,
-    ),
+    optim=replace(BERT.optim, lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, warmup_steps=50),
     train=TrainConfig(steps=500, max_tokens=1024, validate_every_steps=125, stop_early=False),
 )
 """A small decoder on the Brown corpus: its first 425 documents, then 12 as dev, and 20 at its end as test. A

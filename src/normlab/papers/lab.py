@@ -22,7 +22,7 @@ from normlab.diagnosis.structure import Structure, read_structure
 from normlab.diagnosis.subject import Subject
 from normlab.errors import SpentError, UserError
 from normlab.nn import PAD, Seq2Seq
-from normlab.papers.bases import IWSLT14_PART
+from normlab.papers.bases import BASE, IWSLT14_PART, SMALL
 from normlab.papers.trainings import LAPTOP, Scale
 from normlab.runs import RunFolder
 from normlab.tasks.translation import Translation
@@ -45,11 +45,8 @@ class Sizes(TypedDict):
     seeds: int
 
 
-SIZES: Final = {
-    "small": ModelConfig(dim=512, ffn_dim=1024, heads=4),
-    "base": ModelConfig(dim=512, ffn_dim=2048, heads=8),
-}
-"""Transformer-small and Transformer-base of the papers, without their depth."""
+SIZES: Final = {"small": SMALL.model, "base": BASE.model}
+"""Transformer-small and Transformer-base of the papers, whose depth a study sets."""
 TEXTS: Final = {
     "iwslt14.de-en": IWSLT14_PART,
     "wmt14.en-de": parallel_files(

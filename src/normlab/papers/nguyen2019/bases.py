@@ -110,21 +110,7 @@ class Ted(Setting):
 
 TED: Final = settings_of(
     "nguyen2019.ted",
-    laptop=Ted(
-        replace(
-            LAPTOP,
-            optim=replace(
-                LAPTOP.optim,
-                lr=2e-3,
-                betas=(0.9, 0.999),
-                eps=1e-8,
-                max_grad_norm=1.0,
-                schedule="inverse_sqrt",
-                warmup_steps=30,
-            ),
-        ),
-        batch=256,
-    ),
+    laptop=Ted(replace(LAPTOP, optim=replace(GL_EN_SMALL.optim, lr=2e-3, warmup_steps=30)), batch=256),
     gpu=Ted(
         replace(
             _EN_VI,
