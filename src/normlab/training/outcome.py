@@ -116,8 +116,14 @@ def _ended(course: _Course, best: Row, *, has_source: bool) -> Outcome:
         evidence.append(f"{math.floor(100 * share)}% of the outputs are one and the same")
     if nll <= course.limit < course.now:
         evidence.append(f"{course.now:.2f} at the end of training")
-    state = IGNORES_SOURCE if gap < READS_BY or share > MOSTLY else "trained"
+    state = IGNORES_SOURCE if ignores_source(best) else "trained"
     return Outcome(state, course.step, "; ".join(evidence) + course.trend)
+
+
+def ignores_source(validation: Row) -> bool:
+    """Whether a validation says that outputs do not depend on the source, see ``outcome``."""
+    gap = validation.get("nll_exchanged", math.nan) - validation["nll"]
+    return bool(gap < READS_BY or validation.get("repeated_share", 0.0) > MOSTLY)
 
 
 def _above(reached: str, start: float) -> str:

@@ -12,9 +12,9 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from normlab.comparison.result import Interval, has_trained
+from normlab.comparison.result import Interval, by_seed, has_trained
 from normlab.comparison.statistics import MetricScale, share, share_gap
-from normlab.config.metric import MOSTLY, Metric, metric_named
+from normlab.config.metric import Metric, metric_named
 from normlab.diagnosis.study import as_float
 from normlab.errors import UserError
 from normlab.papers import find_artefact
@@ -27,7 +27,7 @@ from normlab.papers.results import folders, standing
 from normlab.papers.studies.trained_models import TrainedModel
 from normlab.papers.trainings import SCALES
 from normlab.runs.folder import RunFolder, read_scores
-from normlab.training.outcome import READS_BY
+from normlab.training.outcome import ignores_source
 
 Curve: TypeAlias = list[tuple[int, float]]
 SPIKE: Final = 3.0
@@ -175,9 +175,7 @@ def _mapped(found: Measure, back: Callable[[Array], Array]) -> Measure:
 
 def _reads(folder: RunFolder) -> bool:
     """Return whether a run's last validation meets what ``training.outcome`` asks of the best one."""
-    last = [row for row in folder.metrics() if row["kind"] == "dev"][-1]
-    gap, repeated = last.get("nll_exchanged", math.inf) - last["nll"], last.get("repeated_share", 0.0)
-    return bool(gap >= READS_BY and repeated <= MOSTLY)
+    return not ignores_source([row for row in folder.metrics() if row["kind"] == "dev"][-1])
 
 
 def _dev_curve(folder: RunFolder, metric: str) -> Curve:
@@ -212,14 +210,12 @@ def _cell(runs: Trained, metric: Metric, cell: str) -> Row:
     """Return a cell as the paper's table prints it, with every seed beside the mean."""
     scores, outcomes = runs.scores(metric, cell), [run.status().ended_as for run in runs.cells[cell]]
     found = runs.mean_score(metric, runs.together(metric, cell))
-    shown = [metric.shown(float(s)) if has_trained(o) else f"({metric.shown(float(s))})"
-             for s, o in zip(scores, outcomes, strict=True)]  # fmt: skip
     return {
         "cell": cell,
         metric.label: found.value,
         "low": found.low,
         "high": found.high,
-        "seeds": ", ".join(shown),
+        "seeds": by_seed(metric, scores.tolist(), outcomes),
         "trained": f"{sum(map(has_trained, outcomes))} of {len(outcomes)}",
     }
 
