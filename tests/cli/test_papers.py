@@ -151,7 +151,7 @@ def test_a_stale_and_a_damaged_result_say_so(measured, capsys, tmp_path):
     folder = tmp_path / "runs" / "papers"
     path = write_reproduction(found(changed()), folder)
     assert main(["papers", ARTEFACT.id]) == 0
-    assert "stale: this was measured for another claim" in capsys.readouterr().out
+    assert "This was measured for another claim" in capsys.readouterr().out
     path.write_text("{")
     assert main(["papers"]) == 0
     assert "is not JSON" in capsys.readouterr().out

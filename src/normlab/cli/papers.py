@@ -80,8 +80,7 @@ def _standings_of(artefacts: Iterable[Artefact], runs: Path, scale: Scale = LAPT
 
 def _plain(standing: ArtefactStatus) -> dict[str, Any]:
     """An artefact as plain data for JSON; its earlier versions come without their tables."""
-    artefact, found = standing.artefact, standing.found
-    measures = {} if found is None else found.measures
+    artefact, found, measures = standing.artefact, standing.found, standing.measures
     claims = [
         {
             **to_plain(c),
@@ -143,17 +142,12 @@ def _show_one(standing: ArtefactStatus, others: Sequence[ArtefactStatus]) -> Non
         table.add_row(Text(name), Text(words.number(value) if isinstance(value, float) else str(value)))
     terminal.write(table, "", Text(f"To decide: {artefact.asserts}"))
     _print_verdicts(standing)
-    if standing.trouble:
-        terminal.write(Text(standing.trouble))
-    if standing.found is not None and standing.found.stand_in:
-        terminal.write(words.stood_in(standing.found))
-    if standing.state == "stale":
-        terminal.write("stale: this was measured for another claim; the verdicts above are not valid")
+    terminal.write(*map(Text, words.cautions(standing)))
     for said in filter(None, (artefact.discussion, artefact.finding)):
         terminal.write("", Text(said))
     if standing.scale in artefact.trainings:
-        how = artefact.trainings[standing.scale].differs, words.resolution(artefact, standing.scale)
-        terminal.write("", Text(f"The {standing.scale} scale: {' '.join(filter(None, how))}"))
+        how = words.setting(artefact, standing.scale)
+        terminal.write("", Text(f"The {standing.scale} scale: {how}"))
     if standing.path is not None:
         terminal.write("", f"result: {standing.path}")
     for scale in (other.scale for other in others):
@@ -165,7 +159,7 @@ def _show_one(standing: ArtefactStatus, others: Sequence[ArtefactStatus]) -> Non
 def _print_verdicts(standing: ArtefactStatus) -> None:
     """Print the claims with their verdicts; if they were changed, also why, and what was found before."""
     artefact = standing.artefact
-    _judge(artefact.claims, {} if standing.found is None else standing.found.measures)
+    _judge(artefact.claims, standing.measures)
     if artefact.version > 1:
         terminal.write(Text(f"version {artefact.version}, {artefact.date}: {artefact.reason}", "dim"))
     for one in standing.before:

@@ -11,7 +11,7 @@ from typing import Final, Literal, TypeAlias
 from normlab.config.io import NOT_FINITE, from_plain
 from normlab.errors import UserError
 from normlab.papers.artefact import Artefact, Reproduction, Superseded
-from normlab.papers.claim import VERDICTS, Verdict
+from normlab.papers.claim import VERDICTS, Measure, Verdict
 from normlab.papers.trainings import LAPTOP, SCALES, Scale
 from normlab.runs.files import read_json, write_json_atomic
 
@@ -41,6 +41,11 @@ class ArtefactStatus:
     """The scale of the trainings that were asked for or measured."""
     before: tuple[Superseded, ...] = ()
     """Earlier versions of the claims, the first one first."""
+
+    @property
+    def measures(self) -> Mapping[str, Measure]:
+        """What was measured; empty if nothing was."""
+        return {} if self.found is None else self.found.measures
 
     @property
     def fresh(self) -> bool:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from normlab.config.units import count
-from normlab.papers.artefact import Artefact, Reproduction, Superseded, Tally
+from normlab.papers.artefact import Artefact, Superseded, Tally
 from normlab.papers.claim import VERDICTS, Claim, Measure
 from normlab.papers.measures import ShareGap, ShareTrained
 from normlab.papers.results import STATES, ArtefactStatus
@@ -150,12 +150,22 @@ def earlier(one: Superseded) -> str:
     return f"{dated}: {where}"
 
 
-def stood_in(found: Reproduction) -> str:
-    """Write the caution for a result on another text."""
-    return (
-        f"This was measured on the built-in corpus, because {found.stand_in} was not there, and decides "
-        "nothing of what the paper says; set NORMLAB_DATA to the folder that has it, and measure it again"
-    )
+def cautions(standing: ArtefactStatus) -> list[str]:
+    """Say why a result decides nothing: it is damaged, of another text, or of another claim."""
+    artefact, found = standing.artefact, standing.found
+    said = [standing.trouble] if standing.trouble else []
+    if found is not None and found.stand_in:
+        said.append(
+            f"This was measured on the built-in corpus, because {found.stand_in} was not there, and decides "
+            "nothing of what the paper says; set NORMLAB_DATA to the folder that has it, and measure it again"
+        )
+    if found is not None and standing.state == "stale":
+        said.append(
+            f"This was measured for another claim, {found.fingerprint}; today's is "
+            f"{artefact.fingerprint(found.scale)}. Its verdicts are not valid. To measure it again: "
+            f"{command(artefact, standing.scale)}"
+        )
+    return said
 
 
 def command(artefact: Artefact, scale: Scale = LAPTOP) -> str:
@@ -166,6 +176,11 @@ def command(artefact: Artefact, scale: Scale = LAPTOP) -> str:
     own = module.partition(".")[0] != __name__.partition(".")[0]
     sized = f" --scale {scale}" if scale != LAPTOP else ""
     return f"normlab papers reproduce {artefact.id}{sized}" + (f" --import {module}" if own else "")
+
+
+def setting(artefact: Artefact, scale: Scale) -> str:
+    """Say how the trainings at that scale differ from the paper's, and what they can tell apart."""
+    return " ".join(filter(None, (artefact.trainings[scale].differs, resolution(artefact, scale))))
 
 
 def resolution(artefact: Artefact, scale: Scale) -> str:

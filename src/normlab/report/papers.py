@@ -106,20 +106,9 @@ def _facts(standing: ArtefactStatus) -> list[str]:
 
 def _warnings(standing: ArtefactStatus) -> Iterator[Block]:
     artefact, found = standing.artefact, standing.found
-    if standing.trouble:
-        yield Text(standing.trouble, "alarm")
-    if found is not None and found.stand_in:
-        yield Text(words.stood_in(found), "alarm")
-    if standing.state == "stale" and found is not None:
-        yield Text(
-            f"This was measured for another claim, {found.fingerprint}; today's is "
-            f"{artefact.fingerprint(found.scale)}. The verdicts below are not valid. To measure it again: "
-            f"{words.command(artefact, standing.scale)}",
-            "alarm",
-        )
+    yield from (Text(caution, "alarm") for caution in words.cautions(standing))
     if found is not None and found.scale in artefact.trainings:
-        how = artefact.trainings[found.scale].differs, words.resolution(artefact, found.scale)
-        yield Text(f"Measured at the {found.scale} scale: {' '.join(filter(None, how))}")
+        yield Text(f"Measured at the {found.scale} scale: {words.setting(artefact, found.scale)}")
     if found is None and not standing.trouble:
         measure = f"To measure it: {words.command(artefact, standing.scale)}"
         yield Text(f"Nothing was measured. {measure if artefact.study else 'No study decides it yet.'}")
@@ -127,10 +116,10 @@ def _warnings(standing: ArtefactStatus) -> Iterator[Block]:
 
 def _claims(standing: ArtefactStatus) -> Iterator[Section]:
     """Yield the claims, and their earlier versions with what was found for them."""
-    artefact, found = standing.artefact, standing.found
+    artefact = standing.artefact
     changed = f"Version {artefact.version}, {artefact.date}. {artefact.reason}"
     blocks: list[Block] = [Text(artefact.asserts), *([Text(changed)] if artefact.version > 1 else [])]
-    blocks += _judged(artefact.claims, {} if found is None else found.measures)
+    blocks += _judged(artefact.claims, standing.measures)
     yield Section("What is asserted", blocks, "claims")
     before: list[Block] = []
     for one in standing.before:
