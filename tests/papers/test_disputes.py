@@ -73,7 +73,7 @@ class Planted:
         return self._config
 
     def status(self) -> SimpleNamespace:
-        return SimpleNamespace(best_dev={"nll": self._nll})
+        return SimpleNamespace(best_dev={"nll": self._nll}, ended_as="trained")
 
 
 BEST = {8: 0.001, 16: 0.008, 32: 0.032}

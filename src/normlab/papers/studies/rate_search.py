@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from normlab.config.metric import NLL
+from normlab.comparison.result import SweepRun, choose
 from normlab.papers.artefact import Measurement
 from normlab.papers.lab import Lab, Row, finished
 from normlab.papers.measures import OfRuns
@@ -26,7 +26,7 @@ def tuned(
     seeds: Sequence[int],
     factors: Sequence[float] = (1,),
 ) -> Measurement:
-    """Take measures of the sides of a sweep, as in ``trainings``: each at the rate with the lowest dev NLL,
+    """Take measures of the sides of a sweep, as in ``trainings``: each at the rate that ``choose`` gives,
     with seeds that chose nothing, under its own name; at multiples of that rate, under ``at_factor``'s.
 
     The artefact's runs are cells of ``trainings.sweep``. A side whose best rate is at an end of those tried
@@ -64,11 +64,7 @@ def _widen(lab: Lab, sweeps: Mapping[str, Sweep]) -> None:
 
 
 def _best(sweep: Sweep) -> float:
-    return max(sweep, key=lambda rate: NLL.sort_key(_dev_nll(sweep[rate])))
-
-
-def _dev_nll(folder: RunFolder) -> float | None:
-    return folder.status().best_dev.get("nll")
+    return choose([SweepRun.of(folder.path.name, rate, folder.status()) for rate, folder in sweep.items()])
 
 
 def _in_words(rates: Mapping[str, float]) -> str:
@@ -78,7 +74,7 @@ def _in_words(rates: Mapping[str, float]) -> str:
 def _rates(sweeps: Mapping[str, Sweep]) -> list[Row]:
     """Return the dev NLL of each side at each rate of its sweep, lowest rate first."""
     return [
-        {"cell": side, "rate": rate, "nll": _dev_nll(folder), "run": folder.path.name}
+        {"cell": side, "rate": rate, "nll": folder.status().best_dev.get("nll"), "run": folder.path.name}
         for side, own in sweeps.items()
         for rate, folder in sorted(own.items())
     ]
