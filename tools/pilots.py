@@ -62,7 +62,7 @@ class Batch:
                 config = changed(self.base, changes)
                 config = replace(
                     config,
-                    seeds=SeedConfig(seed, seed, seed),
+                    seeds=SeedConfig.of(seed),
                     machine=MachineConfig(self.device, threads=1, probes="", checkpoint_every_steps=10_000),
                 )
                 yield cell, seed, resolve(config.recipe, config)

@@ -221,7 +221,7 @@ def resolved(name: str, flags: ConfigFlags, *, recipe: str, lr: float, seed: int
     config = flags.applied_to(base)
     config = replace(config, optim=replace(config.optim, lr=lr))
     if seed != base.seeds.init:
-        config = replace(config, seeds=SeedConfig(seed, seed, seed))
+        config = replace(config, seeds=SeedConfig.of(seed))
     if recipe != base.recipe or not _is_file_name(name):
         config = grammar.resolve(recipe, config, force=force, kept=flags.changed(base))
     else:

@@ -158,7 +158,7 @@ class RunGrid(Grid):
 
     def config(self, name: str, lr: float, seed: int) -> Config:
         base = self.base[name]
-        return replace(base, optim=replace(base.optim, lr=lr), seeds=SeedConfig(seed, seed, seed))
+        return replace(base, optim=replace(base.optim, lr=lr), seeds=SeedConfig.of(seed))
 
     def known(self) -> dict[str, Any]:
         corpus, task = self.corpus, self.task
@@ -261,7 +261,7 @@ class SetupGrid(Grid):
             own_code=self.seen[name].digest,
             optim=OptimConfig(lr=lr),
             train=TrainConfig(steps=train.steps, validate_every_steps=train.validate_every_steps),
-            seeds=SeedConfig(seed, seed, seed),
+            seeds=SeedConfig.of(seed),
             machine=machine,
         )
 

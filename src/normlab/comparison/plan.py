@@ -163,7 +163,7 @@ def spread(root: Path, task: str, metric: Metric) -> Spread | None:
         except (UserError, OSError):
             continue  # a damaged folder says nothing about the spread
         if config.task == task and outcome and has_trained(outcome.state) and isinstance(score, int | float):
-            key = run_id(replace(config, seeds=SeedConfig(0, 0, 0)))
+            key = run_id(replace(config, seeds=SeedConfig.of(0)))
             groups.setdefault(key, []).append(float(score))
     found = pooled(MetricScale(metric).values(np.array(scores)) for scores in groups.values())
     if found is None:

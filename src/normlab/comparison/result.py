@@ -104,12 +104,6 @@ def has_trained(outcome: str) -> bool:
     return outcome.startswith("trained")
 
 
-def by_seed(metric: Metric, scores: Sequence[float | None], outcomes: Sequence[str]) -> str:
-    """Write the score of each seed, in brackets if the run did not train: ``33.1, (0.4), 33.3``."""
-    shown = ((metric.shown(score) or "–", outcome) for score, outcome in zip(scores, outcomes, strict=True))
-    return ", ".join(text if has_trained(outcome) else f"({text})" for text, outcome in shown)
-
-
 TEST_IS_DEV = (
     "The dev text serves as the test text, too. The scores called test were measured on the text on which "
     "learning rates and checkpoints were chosen, and flatter every {noun}."
@@ -205,9 +199,9 @@ class RecipeResult:
         return mean.value if mean else None
 
     def by_seed(self, metric: Metric) -> str:
-        """The score of each seed, as the function ``by_seed`` writes them."""
+        """The score of each seed, in brackets if the run did not train."""
         scores = self.scores.get(metric.name, (None,) * len(self.runs))
-        return by_seed(metric, scores, self.outcomes)
+        return metric.listed(scores, map(has_trained, self.outcomes))
 
     @property
     def trained(self) -> int:

@@ -270,6 +270,11 @@ class SeedConfig:
     data: int = 1
     dropout: int = 1
 
+    @classmethod
+    def of(cls, seed: int) -> SeedConfig:
+        """Draw all with one seed."""
+        return cls(seed, seed, seed)
+
     def __post_init__(self) -> None:
         for name, seed in vars(self).items():
             if not 0 <= seed < 2**63:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -52,6 +52,11 @@ class Metric:
     def shown(self, value: float | None) -> str:
         """Return the value as text; empty for None."""
         return "" if value is None else f"{value:z,.{self.digits}f}"
+
+    def listed(self, values: Iterable[float | None], trained: Iterable[bool]) -> str:
+        """Return the values of several runs, in brackets if a run did not train: ``33.1, (0.4), 33.3``."""
+        shown = ((self.shown(value) or "–", whole) for value, whole in zip(values, trained, strict=True))
+        return ", ".join(text if whole else f"({text})" for text, whole in shown)
 
     def signed(self, value: float) -> str:
         """Return a difference with its sign, ``+1.3``; ``0.0`` if it rounds to zero."""

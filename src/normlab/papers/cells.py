@@ -13,7 +13,7 @@ from normlab.papers.artefact import Artefact, Drawing
 from normlab.papers.bases import CONVERGED
 from normlab.papers.claim import Claim
 from normlab.papers.measures import OfRuns
-from normlab.papers.studies import TRAININGS, own_study
+from normlab.papers.studies import TRAININGS, OwnStudy
 from normlab.papers.trainings import SCALES, Scale, Setting, Trainings
 
 CURVES: Final = (
@@ -60,7 +60,7 @@ def declare(
 ) -> Artefact:
     """Return an artefact of normlab's own: what decides its verdicts, plus its words, its drawings, and what
     is in print for it and its claims, from ``<paper's key>.toml``. Without the name of a ``study`` (see
-    ``own_study``) it only takes ``measures`` of its runs. These, and those of the ``gpu`` scale, which need
+    ``OwnStudy``) it only takes ``measures`` of its runs. These, and those of the ``gpu`` scale, which need
     trainings to convergence, are settings; ``more`` holds other fields of an ``Artefact``.
     """
     words = dict(_words(id_))
@@ -70,7 +70,7 @@ def declare(
     told: dict[str, Any] = {
         **words,
         "published": printed_values(id_),
-        "study": own_study(study) if study else TRAININGS,
+        "study": OwnStudy.named(study) if study else TRAININGS,
         "settings": {**(settings or {}), **of_runs},
         "trainings": {
             scale: replace(one, differs=" ".join(filter(None, (one.differs, scales.get(scale)))))

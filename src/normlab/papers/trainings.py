@@ -43,7 +43,7 @@ class Trainings:
         for cell, changes in self.cells.items():
             config = changed(self.base, changes)
             for seed in range(self.first_seed, self.first_seed + self.seeds):
-                yield cell, seed, with_seed(config, seed)
+                yield cell, seed, replace(config, seeds=SeedConfig.of(seed))
 
     def content(self) -> dict[str, Any]:
         """Return what decides the numbers, as plain data."""
@@ -75,11 +75,6 @@ def changed(config: Config, changes: Mapping[str, Any]) -> Config:
         part = replace(getattr(config, section), **{inner: value}) if section else value
         config = replace(config, **{section or inner: part})
     return config
-
-
-def with_seed(config: Config, seed: int) -> Config:
-    """Return a configuration in which one seed draws the weights, the order of the data and dropout."""
-    return replace(config, seeds=SeedConfig(seed, seed, seed))
 
 
 def unlike(config: Config, other: Config) -> dict[str, Any]:

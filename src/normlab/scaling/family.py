@@ -85,7 +85,7 @@ def _of_config(config: Config, title: str, axis: Axis, sizes: tuple[int, ...], r
 
     def make(size: int, seed: int) -> Setup:
         model = resized(config.model, axis, size, sizes[0])
-        own = replace(config, model=model, seeds=SeedConfig(seed, seed, seed))
+        own = replace(config, model=model, seeds=SeedConfig.of(seed))
         return setup_from_config(own, root, tokens=own.train.max_tokens).setup
 
     return SetupFamily(title, axis, sizes, make, config.model.parametrisation)

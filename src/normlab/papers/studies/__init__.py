@@ -26,12 +26,12 @@ class OwnStudy:
         found: Measurement = function(lab, **settings)
         return found
 
+    @classmethod
+    def named(cls, name: str) -> OwnStudy:
+        """Return the study of a name like ``gradients.by_layer``: its module and its function there."""
+        module, _, function = name.partition(".")
+        return cls(module, function, VERSIONS.get(function, 1))
 
-def own_study(name: str) -> OwnStudy:
-    """Return the study of a name like ``gradients.by_layer``: its module and its function there."""
-    module, _, function = name.partition(".")
-    return OwnStudy(module, function, VERSIONS.get(function, 1))
 
-
-TRAININGS: Final = own_study("trained.trainings")
+TRAININGS: Final = OwnStudy.named("trained.trainings")
 """The study of artefacts that only take measures of their runs."""

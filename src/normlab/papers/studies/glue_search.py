@@ -10,7 +10,7 @@ from typing import Final, TypedDict, Unpack
 
 import numpy as np
 
-from normlab.config.config import Config
+from normlab.config.config import Config, SeedConfig
 from normlab.config.metric import NLL
 from normlab.data.sentence_pairs import LabelledCorpus
 from normlab.papers.artefact import Measurement
@@ -21,7 +21,6 @@ from normlab.papers.intervals import mean
 from normlab.papers.lab import Lab, finished
 from normlab.papers.measures import OfRuns
 from normlab.papers.studies.trained import trainings
-from normlab.papers.trainings import with_seed
 from normlab.runs.folder import RunFolder, find_run, read_scores
 from normlab.tasks.classification import Classification
 from normlab.training.devices import resolved_precision
@@ -141,7 +140,10 @@ def _fine_tuned(
     """Train the cells of all searches, then the best ones on dev with other seeds."""
     swept = finished({name: one.cells for name, one in searches.items()}, searching)
     chosen = {name: max(some, key=_merit).config() for name, some in swept.items()}
-    seeded = {name: [with_seed(c, seed) for seed in range(1, 1 + seeds)] for name, c in chosen.items()}
+    seeded = {
+        name: [replace(config, seeds=SeedConfig.of(seed)) for seed in range(1, 1 + seeds)]
+        for name, config in chosen.items()
+    }
     runs = finished(seeded, reporting)
     found = {}
     for name, one in searches.items():
@@ -161,7 +163,7 @@ def search(base: Config, pairs: int, **ranges: Unpack[_Ranges]) -> Iterator[Conf
             base.train, steps=passes * each, validate_every_steps=each, max_tokens=batch * base.data.block_len
         )
         optim = replace(base.optim, lr=lr, warmup_steps=warmup_steps)
-        yield with_seed(replace(base, optim=optim, train=train), SEARCH_SEED)
+        yield replace(base, optim=optim, train=train, seeds=SeedConfig.of(SEARCH_SEED))
 
 
 def _merit(folder: RunFolder) -> tuple[float, float]:

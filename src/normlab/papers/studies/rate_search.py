@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from normlab.comparison.result import SweepRun, choose
+from normlab.config.config import SeedConfig
 from normlab.papers.artefact import Measurement
 from normlab.papers.lab import Lab, Row, finished
 from normlab.papers.measures import OfRuns
 from normlab.papers.studies.trained import trainings
-from normlab.papers.trainings import at_factor, changed, side_of, with_seed
+from normlab.papers.trainings import at_factor, changed, side_of
 from normlab.runs.folder import RunFolder
 
 Sweep: TypeAlias = dict[float, RunFolder]
@@ -39,7 +40,7 @@ def tuned(
     best = {side: _best(own) for side, own in sweeps.items()}
     lab.log(f"best rates: {_in_words(best)}")
     configs = {
-        at_factor(side, factor): [with_seed(config, seed) for seed in seeds]
+        at_factor(side, factor): [replace(config, seeds=SeedConfig.of(seed)) for seed in seeds]
         for side, rate in best.items()
         for factor in factors
         for config in (changed(sweeps[side][rate].config(), {"optim.lr": factor * rate}),)

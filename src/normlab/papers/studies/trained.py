@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from normlab.comparison.result import Interval, by_seed, has_trained
+from normlab.comparison.result import Interval, has_trained
 from normlab.comparison.statistics import MetricScale, share, share_gap
 from normlab.config.metric import Metric, metric_named
 from normlab.diagnosis.study import as_float
@@ -215,7 +215,7 @@ def _cell(runs: Trained, metric: Metric, cell: str) -> Row:
         metric.label: found.value,
         "low": found.low,
         "high": found.high,
-        "seeds": by_seed(metric, scores.tolist(), outcomes),
+        "seeds": metric.listed(scores.tolist(), map(has_trained, outcomes)),
         "trained": f"{sum(map(has_trained, outcomes))} of {len(outcomes)}",
     }
 
