@@ -17,7 +17,7 @@ from typing import Final
 import normlab
 from normlab.cli.presets import language_model
 from normlab.config.config import Config
-from normlab.scaling.coordinates import SEEDS, STEPS, Check
+from normlab.scaling.coordinates import SEEDS, Check
 from normlab.scaling.family import SetupFamily, family_of
 from normlab.scaling.ladder import SEARCHED
 from normlab.scaling.optimum import RATES
@@ -58,7 +58,7 @@ def cost(own: SetupFamily, steps: int, seeds: int) -> float:
     """Core-seconds of all trials, the making of models and data included, and the seconds by the clock of the
     coordinate check, which are more on a machine in use.
     """
-    check = Check(own.build, own.sizes, own.axis, range(SEEDS), STEPS, own.parametrisation)
+    check = Check(own, range(SEEDS))
     check.estimate()
     total = check.seed_s * len(check.seeds)
     for size in own.sizes:

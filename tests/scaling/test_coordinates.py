@@ -20,14 +20,17 @@ from normlab.errors import UserError
 from normlab.scaling import measured
 from normlab.scaling.coordinates import STEPS as TRANSFERS
 from normlab.scaling.coordinates import Check, Coordinates
+from normlab.scaling.family import SetupFamily
 from scaling.nanogpt import COMPLETEP, DEPTH_MUP, MUP, NONE, STANDARD, Table, own_setup, setup
 
 WIDTHS, DEPTHS = (32, 64, 128), (2, 4, 8)
 STEPS = 2
 
 
-def coordinates(build, sizes, **options) -> Coordinates:
-    own = Check(build, sizes, **options)
+def coordinates(
+    make, sizes, axis: str = "width", *, seeds=(1, 2, 3), steps: int = STEPS, parametrisation: str = ""
+) -> Coordinates:
+    own = Check(SetupFamily("a model", axis, sizes, make, parametrisation), seeds, steps)
     own.run()
     return own.answer()
 
@@ -35,12 +38,12 @@ def coordinates(build, sizes, **options) -> Coordinates:
 def check(table: Table, axis: str = "width", declared: str = "", sizes=None, **options):
     """The coordinate check of a nanoGPT by its table, which declares its parametrisation."""
 
-    def build(size: int, seed: int):
+    def make(size: int, seed: int):
         own = setup(**{axis: size}, seed=seed, table=table)
         return replace(own, declare={"parametrisation": declared}) if declared else own
 
     sizes = sizes or (WIDTHS if axis == "width" else DEPTHS)
-    return coordinates(build, sizes, axis=axis, **{"steps": STEPS, **options})
+    return coordinates(make, sizes, axis, **options)
 
 
 @dataclass(frozen=True)
@@ -134,9 +137,7 @@ OWN = {
 def test_our_own_models_bring_their_parametrisation(name):
     axis, wanted = OWN[name]
     sizes = WIDTHS if axis == "width" else DEPTHS
-    found = coordinates(
-        lambda n, seed: own_setup(name, **{axis: n}, seed=seed), sizes, axis=axis, steps=STEPS
-    )
+    found = coordinates(lambda n, seed: own_setup(name, **{axis: n}, seed=seed), sizes, axis)
     assert found.parametrisation == name
     assert (found.fault and (found.fault.role, found.fault.kind)) == wanted, found.sentence()
 
@@ -222,17 +223,7 @@ def test_nothing_of_the_user_changes():
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in one.model.modules())
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"sizes": (32,)}, "two different widths"),
-        ({"seeds": ()}, "seeds"),
-        ({"steps": 0}, "steps is 0"),
-        ({"axis": "height"}, "no 'height'"),
-        ({"declared": "mupp"}, "did you mean 'mup'"),
-        ({"parametrisation": "mupp"}, "did you mean 'mup'"),
-    ],
-)
-def test_what_tells_nothing_is_refused(options, said):
-    with pytest.raises(UserError, match=said):
-        check(MUP, **{"sizes": (16, 32), **options})
+@pytest.mark.parametrize("word", ["declared", "parametrisation"])
+def test_an_unknown_parametrisation_is_refused(word):
+    with pytest.raises(UserError, match="did you mean 'mup'"):
+        check(MUP, sizes=(16, 32), **{word: "mupp"})

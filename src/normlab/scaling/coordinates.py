@@ -18,7 +18,7 @@ from normlab.scaling.exponents import FACTS, NEAR, Axis, Row, rows_of
 from normlab.scaling.family import SetupFamily
 from normlab.scaling.measured import Measured, measure
 from normlab.scaling.wording import reason
-from normlab.trace.setup import Setup, refuse_unknown, shown
+from normlab.trace.setup import Setup
 from normlab.trace.tensors import unwrap
 from normlab.trace.untouched import same_globals, same_random_state
 from normlab.trials.journal import Journal
@@ -104,21 +104,16 @@ class Check:
     parameter change: :math:`(W_t - W_0) x_t` for a matrix, the stream for a table, the logits for the head.
     The rate, decay, eps and betas of each parameter's group are recorded too.
 
-    ``parametrisation``, or what the setup declares, names one of ``nn.Parametrisation.registry``, whose
-    exponents the starts and groups then must have; normlab's own models bring theirs. Without one, only what
-    a rate needs to carry is judged.
+    The ``parametrisation`` of the family, or what its setups declare, names one of
+    ``nn.Parametrisation.registry``, whose exponents the starts and groups then must have; normlab's own
+    models bring theirs. Without one, only what a rate needs to carry is judged.
 
-    Raises UserError for sizes, seeds or steps that tell nothing, for an unknown parametrisation, and for a
-    setup that cannot be trained.
+    Raises UserError for an unknown parametrisation, and for a setup that cannot be trained.
     """
 
-    build: Callable[[int, int], Setup]
-    """``build(size, seed)``."""
-    sizes: Sequence[int]
-    axis: Axis = "width"
-    seeds: Sequence[int] = (1, 2, 3)
+    family: SetupFamily
+    seeds: Sequence[int]
     steps: int = STEPS
-    parametrisation: str = ""
     unit_s: dict[int, float] = field(default_factory=dict, init=False)
     """By size, the seconds of a unit: to make the model, to read it, and for each step with the look that
     follows it.
@@ -127,28 +122,20 @@ class Check:
     _measured: dict[tuple[int, int], Measured] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        refuse_unknown(self.axis, ["width", "depth"], "axis")
-        if len(set(self.sizes)) < 2 or len(set(self.sizes)) < len(self.sizes) or min(self.sizes) < 1:
-            some = f"at least two different {self.axis}s, as in (64, 256)"
-            raise UserError(f"sizes is {shown(self.sizes)}, but must be {some}")
-        if not self.seeds or self.steps < 1:
-            what = ("seeds", self.seeds) if not self.seeds else ("steps", self.steps)
-            raise UserError(f"{what[0]} is {shown(what[1])}, but must be at least one")
-        self.sizes = sorted(self.sizes)
-        self._kind = _named(self.parametrisation)
+        self._kind = _named(self.family.parametrisation)
 
     @property
     def seed_s(self) -> float:
         """Seconds of all sizes with one seed: a lower bound until every size was timed."""
         return sum(self.unit_s.values()) + max(self.unit_s.values(), default=0.0) * (
-            len(self.sizes) - len(self.unit_s)
+            len(self.family.sizes) - len(self.unit_s)
         )
 
     def estimate(self, until: float = math.inf) -> None:
         """Time a unit of each size by one step of it, from the smallest size on, as long as ``LEAST_SEEDS``
         could still end by ``until`` on the monotonic clock.
         """
-        for size in self.sizes:
+        for size in self.family.sizes:
             start = time.monotonic()
             if start + LEAST_SEEDS * self.seed_s >= until:
                 return
@@ -158,16 +145,16 @@ class Check:
     def run(self, until: float = math.inf) -> None:
         """Measure; do not begin a part of a seed if the rest of that seed would not end by ``until``."""
         for seed in self.seeds:
-            for i, size in enumerate(self.sizes):
+            for i, size in enumerate(self.family.sizes):
                 start = time.monotonic()
-                if start + sum(self.unit_s.get(rest, 0.0) for rest in self.sizes[i:]) > until:
+                if start + sum(self.unit_s.get(rest, 0.0) for rest in self.family.sizes[i:]) > until:
                     return
                 self._measured[size, seed] = self._unit(size, seed, self.steps)
                 self.unit_s[size] = time.monotonic() - start
 
     def _unit(self, size: int, seed: int, steps: int) -> Measured:
         with same_globals(), same_random_state():
-            setup = Setup.of(self.build(size, seed))
+            setup = self.family.build(size, seed)
             self._kind = self._kind or _named(setup.declare.parametrisation)
             if self._kind is None and isinstance(model := unwrap(setup.model), TokenModel):
                 self._kind = type(model.parametrisation)
@@ -176,22 +163,19 @@ class Check:
     @property
     def done(self) -> tuple[int, ...]:
         """The seeds with which every size was measured."""
-        return tuple(s for s in self.seeds if all((size, s) in self._measured for size in self.sizes))
+        return tuple(s for s in self.seeds if all((size, s) in self._measured for size in self.family.sizes))
 
     def answer(self) -> Coordinates:
         """What the finished seeds show."""
         seeds, own = self.done, "" if self._kind is None else self._kind.name
         whole = {key: one for key, one in self._measured.items() if key[1] in seeds}
-        rows = tuple(rows_of(whole, self.axis, self._kind))
-        return Coordinates(self.axis, tuple(self.sizes), seeds, self.steps, own, rows)
+        rows = tuple(rows_of(whole, self.family.axis, self._kind))
+        return Coordinates(self.family.axis, self.family.sizes, seeds, self.steps, own, rows)
 
 
 def _named(parametrisation: str) -> type[Parametrisation] | None:
     """The parametrisation of this name, if it has one. Raises UserError for an unknown one."""
-    if not parametrisation:
-        return None
-    refuse_unknown(parametrisation, list(Parametrisation.registry), "parametrisation")
-    return Parametrisation.registry[parametrisation]
+    return Parametrisation.registry[parametrisation] if parametrisation else None
 
 
 @dataclass
@@ -210,12 +194,11 @@ class BudgetCheck:
     @cached_property
     def check(self) -> Check:
         """What is measured."""
-        own, seeds = self.family, range(self.seed, self.seed + SEEDS)
-        return Check(self._built, own.sizes, own.axis, seeds, STEPS, own.parametrisation)
+        return Check(replace(self.family, make=self._made), range(self.seed, self.seed + SEEDS))
 
-    def _built(self, size: int, seed: int) -> Setup:
+    def _made(self, size: int, seed: int) -> Setup:
         self.journal.mark()  # before each unit, during which the process may be killed
-        return self.family.build(size, seed)
+        return self.family.make(size, seed)
 
     def plan(self) -> None:
         """Use the check that is kept for these sizes, or find out for how many seeds the budget lasts."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
@@ -149,7 +149,7 @@ class Ladder:
             options["weight_decay"] = lambda own: own * decay
         name = self._name(size, seed, decay) if size in self.own else f"{self.family.axis} {size}"
         variant = Variant(self._setup(size, seed), name, options)
-        made = Attempts(variant, request.plan(seed), batches, self.journal, request.budget_s)
+        made = Attempts(variant, replace(request, seed=seed), batches, self.journal, request.budget_s)
         if size in self.own:
             made.measured = self.own[size].measured
         return made

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from normlab.config.config import Config
@@ -17,7 +16,7 @@ from normlab.scaling.optimum import RATES
 from normlab.scaling.sweep import Decay
 from normlab.trace.setup import positive, refuse_unknown, shown
 from normlab.trace.untouched import same_globals
-from normlab.trials.attempts import Plan, Progress
+from normlab.trials.attempts import Plan
 
 
 def transfer(
@@ -55,7 +54,7 @@ def transfer(
     names = Request.__dataclass_fields__
     for word in rest:
         refuse_unknown(word, [*names], "transfer")
-    request = Request(steps, seeds, budget_s, **rest)
+    request = Request(steps=steps, seeds=seeds, budget_s=budget_s, **rest)
     if isinstance(setup, SetupFamily):
         family = setup
     else:
@@ -66,27 +65,23 @@ def transfer(
 
 
 @dataclass(frozen=True)
-class Request:
-    """What was asked for, besides the sizes."""
+class Request(Plan):
+    """What was asked for, besides the sizes: the trials of the first seed, and what there is beside them."""
 
     steps: int = STEPS
-    seeds: int = SEEDS
-    """How many, counting up from ``seed``."""
     budget_s: float = BUDGET_S
     seed: int = FIRST_SEED
+    seeds: int = SEEDS
+    """How many, counting up from ``seed``."""
     decays: Sequence[str | float] = (1.0,)
     target: int | None = None
     factor: float = FACTOR
-    rates: Sequence[float] = ()
-    folder: str | Path | None = None
-    progress: Progress | None = None
-    announce: Callable[[str], None] | None = None
     since: float | None = None
     """When the budget's clock began, by ``time.monotonic()``; by default when the first model is built."""
 
     def __post_init__(self) -> None:
         """Raises UserError for a value that makes no sense."""
-        self.plan(self.seed)
+        super().__post_init__()
         for name, least in (("seeds", 2), ("target", 1)):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
@@ -97,10 +92,6 @@ class Request:
             raise UserError(f"rates has {shown(list(self.rates))}, but must hold {RATES} rates at least")
         if not self.decays:
             raise UserError("decays is empty, but must hold factors on the weight decay, such as 0 1 4")
-
-    def plan(self, seed: int) -> Plan:
-        """The plan of a seed's trials."""
-        return Plan(self.steps, self.budget_s, tuple(self.rates), seed, progress=self.progress)
 
     @property
     def ways(self) -> list[Decay]:
