@@ -105,7 +105,7 @@ class DataConfig:
     """Longest side of a training pair in tokens, end of sentence included; longer pairs are left out."""
     block_len: Size = 128
     """Context length of a language model in tokens, or longest input of a BERT."""
-    document_mask: bool = since(False, introduced=False)
+    document_mask: bool = False
     """Let the tokens of a language model attend only to their own document, and restart positions in each."""
     word_dropout: Share = 0.0
     """Probability of replacing an input token by UNK in training."""
@@ -144,9 +144,9 @@ class OptimConfig:
     """Parameters that decay: all, or only matrices, without biases and norms, as in BERT."""
     max_grad_norm: Annotated[float, Ge(0)] = 0.0
     """Largest norm of the gradient, beyond which it is clipped; 0: no clipping."""
-    clip_by: Literal["all", "role"] = since("all", introduced="all")
+    clip_by: Literal["all", "role"] = "all"
     """What max_grad_norm bounds: the gradient of all parameters together, or of each role separately."""
-    roles: str = since("", introduced="")
+    roles: str = ""
     """Optimizer settings by role of the parameters: jordan, nanochat, olmo2 or your own table; '': none."""
     schedule: str = since("linear", introduced="inverse_sqrt", flag=False)
     warmup_steps: Count = 0
@@ -157,15 +157,15 @@ class OptimConfig:
     """Factor of step_decay, step_decay_inverse_sqrt and val_decay; 0: as published (0.1, 0.1 and 0.8)."""
     decay_patience: Size = 3
     """Validations in a row without a new best dev score after which val_decay lowers the learning rate."""
-    decay_share: Share = since(0.1, introduced=0.1)
+    decay_share: Share = 0.1
     """Share of the steps, at the end, in which wsd and wsd_sqrt lower the learning rate."""
-    final_lr_factor: Share = since(0.0, introduced=0.0)
+    final_lr_factor: Share = 0.0
     """Factor of the peak learning rate at which linear, cosine, wsd and wsd_sqrt end."""
     stop_lr: Amount = 0.0
     """Learning rate, such as 1e-6, below which the run ends once it has warmed up; 0: never."""
     label_smoothing: Share = 0.1
     """Probability mass that label smoothing spreads over the vocabulary."""
-    z_loss: Amount = since(0.0, introduced=0.0)
+    z_loss: Amount = 0.0
     """Coefficient of the mean square of the logits' log-sum-exp, added to a language model's loss."""
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Lt
 
-from normlab.config.io import Amount, Count, Positive, Share, Size, no_flag, since, validated
+from normlab.config.io import Amount, Count, Positive, Share, Size, no_flag, validated
 from normlab.errors import UserError
 
 
@@ -53,30 +53,30 @@ class ModelConfig:
     bias: str = no_flag("")
     inner_norm: str = no_flag("")
     head_gain: str = no_flag("")
-    attention_gate: str = since("ungated", introduced="ungated", flag=False)
-    value_residual: str = since("novalueresidual", introduced="novalueresidual", flag=False)
-    embedding_scale: str = since("embedscale", introduced="embedscale", flag=False)
-    logit_map: str = since("rawlogits", introduced="rawlogits", flag=False)
-    weight_constraint: str = since("freeweights", introduced="freeweights", flag=False)
-    logit_cap: Positive = since(15.0, introduced=15.0)
+    attention_gate: str = no_flag("ungated")
+    value_residual: str = no_flag("novalueresidual")
+    embedding_scale: str = no_flag("embedscale")
+    logit_map: str = no_flag("rawlogits")
+    weight_constraint: str = no_flag("freeweights")
+    logit_cap: Positive = 15.0
     """Largest absolute logit c of recipes with softcap, c tanh(z/c): nanochat has 15, Gemma 2 30."""
-    head_dim: Count = since(0, introduced=0)
+    head_dim: Count = 0
     """Width of an attention head; 0: the width of the stream divided by the number of heads."""
-    rope_theta: Positive = since(10000.0, introduced=10000.0)
+    rope_theta: Positive = 10000.0
     """Base of the wavelengths of rope: Llama 2 has 1e4, Llama 3 and OLMo 2 5e5, Gemma 3 1e6."""
-    sliding_window: Count = since(0, introduced=0)
+    sliding_window: Count = 0
     """Positions, including its own, that a token attends to in a sliding layer of a decoder; 0: all."""
-    layer_pattern: str = since("S", introduced="S")
+    layer_pattern: str = "S"
     """S for a sliding layer and F for a full one, repeated over the layers."""
-    sliding_rope_theta: Amount = since(0.0, introduced=0.0, flag=False)
+    sliding_rope_theta: Amount = no_flag(0.0)
     """Base of the wavelengths of rope in sliding layers; 0: as in the others."""
-    residual_warmup_steps: Size = since(1000, introduced=1000)
+    residual_warmup_steps: Size = 1000
     """Steps T in which prores opens the first layer's branches; layer l takes l times as many."""
-    parametrisation: str = since("standard", introduced="standard", flag=False)
+    parametrisation: str = no_flag("standard")
     """How starts, rates, decay and multipliers scale with width and depth."""
-    base_dim: Count = since(0, introduced=0)
+    base_dim: Count = 0
     """Width at which a parametrisation such as mup changes nothing; 0: the model's own."""
-    base_layers: Count = since(0, introduced=0)
+    base_layers: Count = 0
     """Layers of a stack at which a parametrisation changes nothing; 0: the model's own."""
     qk_norm_len: Annotated[int, Ge(2), Lt(2**63)] = 64
     """97.5th percentile of the training sentences' lengths in tokens, which sets qknorm's initial scale."""
