@@ -204,7 +204,7 @@ def _encode_train(
     return _Tally(read, kept, left_out, tokens, counts, [hashed.digest() for hashed in whole])
 
 
-def require_lengths(corpus: Corpus, config: Config, *, max_positions: int | None) -> None:
+def require_lengths(config: Config, corpus: Corpus, max_positions: int | None) -> None:
     """Raise UserError at the first sentence that is too long for a batch of ``train.max_tokens``, or for a
     model with ``max_positions`` (None: no limit).
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from normlab.config.config import DataConfig
+from normlab.config.config import Config, DataConfig
 from normlab.config.model import derive
 from normlab.data.batches import TensorBatch, drop_words, permutation
 from normlab.data.builtin import generate
@@ -234,12 +234,15 @@ def blocks_in_order(stream: TokenArray, *, block_len: int, rows: int) -> Iterato
         yield _batch(*_cut(read, len(stream), chosen, block_len), len(chosen))
 
 
-def require_block_len(data: DataConfig, max_positions: int | None) -> None:
-    """Raise UserError if inputs of ``block_len`` tokens exceed ``max_positions`` (None: no limit)."""
-    if max_positions is not None and data.block_len > max_positions:
+def require_block_len(config: Config, corpus: object, max_positions: int | None) -> None:
+    """Raise UserError if inputs of ``data.block_len`` tokens, whatever their text, exceed ``max_positions``
+    (None: no limit).
+    """
+    length = config.data.block_len
+    if max_positions is not None and length > max_positions:
         raise UserError(
-            f"block_len is {data.block_len}, and the model has learned {max_positions} positions; type "
-            f"--block-len {max_positions}, or --max-positions {data.block_len}"
+            f"block_len is {length}, and the model has learned {max_positions} positions; type "
+            f"--block-len {max_positions}, or --max-positions {length}"
         )
 
 

@@ -82,9 +82,7 @@ class BertPretraining(Task[TextCorpus, Encoder, BertBatch], name="bert_pretraini
             sentence_pairs.word_beginnings(corpus.tokenizer) if config.data.whole_word_masking else None
         )
 
-    @classmethod
-    def check_lengths(cls, config: Config, corpus: TextCorpus, max_positions: int | None) -> None:
-        require_block_len(config.data, max_positions)
+    check_lengths = staticmethod(require_block_len)
 
     @classmethod
     def check(cls, config: Config) -> None:

@@ -89,12 +89,7 @@ class Classification(Task[sentence_pairs.LabelledCorpus, PairClassifier, PairBat
                 "--block-len or --max-tokens"
             )
 
-    @classmethod
-    def check_lengths(
-        cls, config: Config, corpus: sentence_pairs.LabelledCorpus, max_positions: int | None
-    ) -> None:
-        require_block_len(config.data, max_positions)
-
+    check_lengths = staticmethod(require_block_len)
     prepare = staticmethod(sentence_pairs.prepare_labelled)
 
     def build(self) -> PairClassifier:

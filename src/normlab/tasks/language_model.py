@@ -80,9 +80,7 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
                 "set data.target_vocab_mask to false"
             )
 
-    @classmethod
-    def check_lengths(cls, config: Config, corpus: plain.TextCorpus, max_positions: int | None) -> None:
-        plain.require_block_len(config.data, max_positions)
+    check_lengths = staticmethod(plain.require_block_len)
 
     @classmethod
     def check_text(cls, config: Config, corpus: plain.TextCorpus) -> None:

@@ -196,8 +196,8 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
             longest = PositionEncoding.registry[config.model.position_encoding](config.model).longest
         cls.check_lengths(config, corpus, longest)
 
-    @classmethod
-    def check_lengths(cls, config: Config, corpus: CorpusT, max_positions: int | None) -> None:
+    @staticmethod
+    def check_lengths(config: Config, corpus: CorpusT, max_positions: int | None) -> None:
         """Raise as ``check_text`` does; ``max_positions`` is None for a model without a limit."""
 
     @staticmethod

@@ -63,10 +63,7 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         super().check(config)
         require_bleu_tokens(config.data.target_lang)
 
-    @classmethod
-    def check_lengths(cls, config: Config, corpus: Corpus, max_positions: int | None) -> None:
-        require_lengths(corpus, config, max_positions=max_positions)
-
+    check_lengths = staticmethod(require_lengths)
     prepare = staticmethod(prepare)
 
     def build(self) -> Seq2Seq:
