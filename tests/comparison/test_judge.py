@@ -1,5 +1,6 @@
 """Conclusions from run folders: answers, sentences, and how often recipes train."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -91,6 +92,12 @@ def test_a_difference_that_does_not_matter(judged):
     assert d.delta.largest < 1
     assert d.sentence.startswith(f"no difference larger than {d.delta.largest:.1f} BLEU between")
     assert "there is no difference larger than" in found.sentences[0]
+
+
+def test_a_score_that_is_not_finite_is_a_number_too(judged):
+    (pre,) = judged(pre=(35.1, math.nan, math.inf, 35.3)).recipes
+    assert pre.by_seed(BLEU) == "35.1, nan, inf, 35.3"
+    assert not pre.means
 
 
 def test_an_open_difference_says_how_many_seeds_would_do(judged):

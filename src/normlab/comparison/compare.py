@@ -32,7 +32,7 @@ from normlab.config.metric import Metric
 from normlab.config.units import count
 from normlab.data.text import read_lines
 from normlab.runs.files import read_examples
-from normlab.runs.folder import RunFolder, read_json, write_text_atomic
+from normlab.runs.folder import RunFolder, read_json, read_scores, write_text_atomic
 from normlab.tasks import TASKS
 from normlab.training.jobs import Queue, Watch
 
@@ -191,7 +191,7 @@ def _result(recipe: RecipeResult, comparison: Comparison, root: Path) -> RecipeR
 
 def _scores(metrics: Sequence[Metric], folders: Sequence[RunFolder]) -> dict[str, tuple[float | None, ...]]:
     """The test scores by metric, one for each run, for the metrics that at least one run has."""
-    read = [read_json(folder.scores) if folder.scores.exists() else {} for folder in folders]
+    read = [read_scores(folder.scores) for folder in folders]
     scores = {m.name: tuple(of_run.get(m.name) for of_run in read) for m in metrics}
     return {name: values for name, values in scores.items() if any(value is not None for value in values)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from normlab.config.io import validated
 from normlab.config.metric import Metric
 from normlab.config.units import count
 from normlab.errors import UserError
-from normlab.runs.folder import RunFolder, read_json
+from normlab.runs.folder import RunFolder, read_scores
 from normlab.training.rehearsal import Seconds
 
 NUMBERS = (2, 3, 5, 10)
@@ -159,12 +160,12 @@ def spread(root: Path, task: str, metric: Metric) -> Spread | None:
         folder = RunFolder(path.parent)
         try:
             config, outcome = folder.config(), folder.status().outcome
-            score = read_json(folder.scores).get(metric.name) if folder.scores.exists() else None
+            score = read_scores(folder.scores).get(metric.name, math.nan)
         except (UserError, OSError):
             continue  # a damaged folder says nothing about the spread
-        if config.task == task and outcome and has_trained(outcome.state) and isinstance(score, int | float):
+        if config.task == task and outcome and has_trained(outcome.state) and math.isfinite(score):
             key = run_id(replace(config, seeds=SeedConfig.of(0)))
-            groups.setdefault(key, []).append(float(score))
+            groups.setdefault(key, []).append(score)
     found = pooled(MetricScale(metric).values(np.array(scores)) for scores in groups.values())
     if found is None:
         return None
