@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from normlab.config.config import Config, ModelConfig, OptimConfig
-from normlab.nn import DECODER_LAYER, ENCODER_LAYER, Placement, Seq2Seq, Site, sites
+from normlab.nn import DECODER_LAYER, ENCODER_LAYER, Placement, ProfiledPlacement, Seq2Seq, Site, sites
 from normlab.training.recipes.build import gains as matrix_gains
 from normlab.training.recipes.grammar import AXES, PLACEMENT, Axis, RecipePart, parts, resolve
 
@@ -179,7 +179,7 @@ def own(placement: type[Placement]) -> Iterator[str]:
 
 def profiled_parameters(place: Placement) -> set[str]:
     """The parameters that are initialised from data."""
-    if not place.profiled:
+    if not isinstance(place, ProfiledPlacement):
         return set()
     profiled = deepcopy(place)
     profiled.init_(4.0)

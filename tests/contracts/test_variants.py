@@ -27,7 +27,7 @@ from contracts.variants import (
     started,
     uniform,
 )
-from normlab.nn import Branch, Placement, Sublayer
+from normlab.nn import Branch, Placement, ProfiledPlacement, Sublayer
 from normlab.nn.init import SCHEMES, profile_
 from normlab.training.checkpoint import load_checkpoint, save_checkpoint
 from normlab.training.parallel import SingleProcess
@@ -132,7 +132,8 @@ def test_a_start_without_data_is_left_alone_by_the_profile(config):
     before = {n: p.clone() for n, p in model.named_parameters()}
     called = []
     given = profile_(model, lambda: (called.append(1), model(*inputs(model))))
-    asking = {n for n, m in model.named_modules() if isinstance(m, Sublayer) and m.place.profiled}
+    places = {n: m.place for n, m in model.named_modules() if isinstance(m, Sublayer)}
+    asking = {n for n, place in places.items() if isinstance(place, ProfiledPlacement)}
     assert given.keys() == asking
     assert len(called) == bool(asking)
     changed = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}

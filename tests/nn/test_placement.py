@@ -33,9 +33,6 @@ def test_what_a_placement_states(name):
     place(site), place.begin(site), place.end(site)
     assert place.normed == bool(built)
     assert set(built) <= {site.dim}
-    if not place.profiled:
-        with pytest.raises(NotImplementedError, match=f"^placement '{name}' has no data-dependent init"):
-            Placement.init_(place(SITE), 1.0)
 
 
 @each("name", Placement.registry)

@@ -27,18 +27,21 @@ def profile_(model: nn.Module, forward: Callable[[], Any]) -> dict[str, float]:
 
     Raises UserError if the pass skips a sublayer to be initialised, or runs a stack out of order.
     """
-    sublayers = [(name, module) for name, module in model.named_modules() if isinstance(module, Sublayer)]
-    profiled = {name: module for name, module in sublayers if isinstance(module.place, ProfiledPlacement)}
+    profiled = {
+        name: (module, module.place)
+        for name, module in model.named_modules()
+        if isinstance(module, Sublayer) and isinstance(module.place, ProfiledPlacement)
+    }
     if not profiled:
         return {}
     pass_ = _ProfilingPass()
     hooks = []
-    for name, sublayer in profiled.items():
+    for name, (sublayer, _) in profiled.items():
         hooks.append(sublayer.register_forward_pre_hook(partial(pass_.before, name), with_kwargs=True))
         hooks.append(sublayer.f.register_forward_hook(partial(pass_.after, sublayer), with_kwargs=True))
-    kept = [(p, p.clone()) for sublayer in profiled.values() for p in sublayer.place.parameters()]
-    for sublayer in profiled.values():
-        sublayer.place.init_(1.0)  # an initialised model is profiled like a new one
+    kept = [(p, p.clone()) for _, place in profiled.values() for p in place.parameters()]
+    for _, place in profiled.values():
+        place.init_(1.0)  # an initialised model is profiled like a new one
     try:
         with evaluating(model):
             forward()
@@ -52,8 +55,8 @@ def profile_(model: nn.Module, forward: Callable[[], Any]) -> dict[str, float]:
     finally:
         for hook in hooks:
             hook.remove()
-    for name, sublayer in profiled.items():
-        sublayer.place.init_(float(pass_.given[name]))
+    for name, (_, place) in profiled.items():
+        place.init_(float(pass_.given[name]))
     return {name: float(variance) for name, variance in pass_.given.items()}
 
 

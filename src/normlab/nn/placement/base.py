@@ -59,8 +59,6 @@ class Placement(Registered, nn.Module, ABC):
     """Whether the stream ends with a norm, because nothing normalises its sum on the way."""
     sums: ClassVar[bool] = False
     """Whether the output of a branch is added to the stream unchanged, so a factor on it stays."""
-    profiled: ClassVar[bool] = False
-    """Whether its initialisation depends on data, so ``init.profile_`` calls ``init_``."""
     deep: ClassVar[bool] = False
     """Whether its source claims that very deep models train with it."""
     silent: ClassVar[bool] = False
@@ -117,10 +115,6 @@ class Placement(Registered, nn.Module, ABC):
         """Return the factor on the initial output matrix, if it is not tied to the embeddings."""
         return 1.0
 
-    def init_(self, variance: float) -> None:
-        """Set the data-dependent parameters from the value that ``carry`` passed to this sublayer."""
-        raise NotImplementedError(f"placement {self.name!r} has no data-dependent initialisation")
-
     def fold(self) -> Plain:
         """Return the plainer form of this sublayer, equal for every input with its factors in the weights.
 
@@ -141,11 +135,16 @@ class Placement(Registered, nn.Module, ABC):
 
 
 class ProfiledPlacement(Placement, ABC):
-    """A placement that is initialised from one batch, sublayer by sublayer, beginning with ``init_(1.0)``."""
+    """A placement whose initialisation depends on data: ``init.profile_`` calls ``init_`` sublayer by
+    sublayer for one batch, beginning with ``init_(1.0)``.
+    """
 
-    profiled: ClassVar[bool] = True
     in_order: ClassVar[bool] = False
     """Whether each sublayer is initialised just before the pass runs it, or all of them after the pass."""
+
+    @abstractmethod
+    def init_(self, variance: float) -> None:
+        """Set the data-dependent parameters from the value that ``carry`` passed to this sublayer."""
 
     @staticmethod
     @abstractmethod

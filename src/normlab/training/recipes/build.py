@@ -15,7 +15,7 @@ from normlab.config.config import Config
 from normlab.config.io import flag_name
 from normlab.config.model import ModelConfig, derive
 from normlab.config.units import readable
-from normlab.nn import Branch, Decoder, Placement, Sublayer, TokenModel
+from normlab.nn import Branch, Decoder, Placement, ProfiledPlacement, Sublayer, TokenModel
 from normlab.nn.init import profile_
 from normlab.tasks.task import build_model
 from normlab.training.recipes import grammar
@@ -152,7 +152,7 @@ def _initialisation(model: TokenModel) -> Iterator[str]:
         yield f"embeddings × {embeddings:.3g}"
     if classifier != 1:
         yield f"classifier × {classifier:.3g}"
-    if any(s.place.profiled for s in sublayers):
+    if any(isinstance(s.place, ProfiledPlacement) for s in sublayers):
         yield "profiled on one batch before the first step"
 
 
