@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from normlab.errors import UserError
 from normlab.nn import TokenModel, parameter_roles, reference
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
@@ -239,8 +238,6 @@ def measure(setup: Setup, steps: int, seed: int) -> Measured:
     """Train a copy of the setup's model for some steps at its peak rates, and measure it after each, on the
     first batch. The setup stays as it was. Raises UserError if it cannot be trained.
     """
-    if setup.optimizer is None:
-        raise UserError("there is no optimizer: pass optimizer=, as in torch.optim.AdamW(…, lr=1e-3)")
     with untouched(replace(setup, batches=())):
         batches = batches_of(setup, seed)(steps)
         subject, course = WatchedModel(setup, batches[0]), _course(setup, batches, seed)
