@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from normlab.config.io import to_plain
 from normlab.report.page import Columns, Details, Notes, Section, whole
 from normlab.report.transfer import transfer_page
 from normlab.scaling.answer import Transfer
@@ -160,3 +161,14 @@ def test_a_page_is_made_where_nothing_was_tried():
 
 def test_a_rate_is_not_broken_at_its_hyphen():
     assert whole("take 3.6e-3 <b>") == 'take <span class="whole">3.6e-3</span> &lt;b&gt;'
+
+
+def test_a_page_is_drawn_where_no_loss_is_a_number():
+    own = some_sweep()
+    lost = {
+        size: {key: replace(t, losses=(math.nan,), stopped="not finite at step 1") for key, t in some.items()}
+        for size, some in own.trials.items()
+    }
+    scales = {size: replace(scale, start=math.nan, unigram=None) for size, scale in own.scales.items()}
+    plain = to_plain(answer(replace(own, trials=lost, scales=scales)).to_dict())
+    assert "not finite at step 1" in transfer_page(plain).html()

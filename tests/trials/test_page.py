@@ -10,11 +10,13 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+import normlab
 from normlab.config.io import to_plain
 from normlab.report.charts.rates import loss_by_rate
 from normlab.report.trial import trial_page
 from normlab.trials.scale import Scale
 from normlab.trials.trials import Trial, Trials
+from trials.tiny import loss_of, setup
 
 
 def trial(rate: float, end: float, stopped: str = "", steps: int = 40) -> Trial:
@@ -84,6 +86,14 @@ def test_a_page_is_drawn_from_json_with_losses_that_are_not_finite():
 def test_a_page_is_drawn_where_nothing_trained(tried: tuple[Trial, ...]):
     none = replace(trials(), tried=tried, beside=(), cut="too short to tell")
     assert "<h1" in trial_page(none.to_dict()).html()
+
+
+def test_a_loss_that_is_never_a_number_has_a_page_also_when_its_trials_were_kept(tmp_path: Path):
+    own = setup(loss=lambda model, ids: math.nan * loss_of(model, ids))
+    for _ in range(2):
+        answer = normlab.trial(own, steps=16, rates=(1e-3, 1e-2), folder=tmp_path)
+        assert math.isnan(answer.scale.start)
+        assert "not finite at step 1" in answer.page(tmp_path / "trial.html").read_text()
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import isfinite
 from statistics import fmean
 from typing import Any, Final
 
@@ -156,7 +157,7 @@ class _View:
             optima,
             self.names,
             today=1.0 if self.multiples else self.transfer["today"],
-            reference=max(one["reference"] for _, one in of),
+            reference=max((x for _, one in of if isfinite(x := float(one["reference"]))), default=0.0),
             title=self.rate,
         )
         charts = [Chart(f"rates-{i}", self.title("Loss by rate", sweep), _RATES, drawn, losses)]

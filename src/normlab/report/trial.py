@@ -84,7 +84,7 @@ def _by_rate(trials: Mapping[str, Any], i: int) -> Chart:
         table,
         today=trials["today"],
         usable=(min(inside), max(inside)) if inside else None,
-        reference=trials["reference"],
+        reference=float(trials["reference"]),
         words="unigram entropy" if entropy else "loss at the start",
     )
     caption = (

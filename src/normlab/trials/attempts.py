@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from normlab.config.io import from_plain
 from normlab.config.units import duration, short_rate
 from normlab.errors import UserError
 from normlab.trace.setup import Setup, positive, shown
@@ -121,7 +122,7 @@ class Attempts:
             row["step_s"] = median(seen.seconds[1:] or seen.seconds)
             row["seconds"] = self.journal.seconds - start
             self.journal.append(row)
-        course, scale = Course(**row["course"]), Scale(**row["scale"])
+        course, scale = from_plain(Course, row["course"]), from_plain(Scale, row["scale"])
         return _FirstSteps(course, scale, [float(row["step_s"])], float(row["seconds"]))
 
     def trial(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from math import isfinite
 from typing import Any, Final
 
 import altair as alt
@@ -37,12 +38,13 @@ def loss_by_rate(
     """Draw ``loss`` against ``rate``; a trial that ended early has no loss and is a cross at the top.
 
     ``trials`` has ``rate``, ``loss`` (null: it ended early) and ``ended``. The band is the range that trains,
-    the dashed line today's rate, and the dotted line ``reference``, named by ``words``.
+    the dashed line today's rate, and the dotted line ``reference``, if that is finite, named by ``words``.
     """
     if trials.is_empty():
         return finish([], HEIGHT)
     whole = trials.filter(pl.col("loss").is_finite())
-    low, top = (end([reference, *whole["loss"].to_list()]) for end in (min, max))
+    known = [x for x in (reference, *whole["loss"].to_list()) if isfinite(x)] or [0.0]
+    low, top = min(known), max(known)
     edge = max(top - low, 1e-9) * EDGE
     rate = _rate_axis([*trials["rate"].to_list(), today], "learning rate")
     x, y = rate("rate"), _loss_axis(low - edge, top + 2 * edge)("loss")
@@ -53,8 +55,9 @@ def loss_by_rate(
         layers += layer(band, "rect", {"opacity": 0.12, "style": "ink"}, x=x, x2="end:Q")
     level = {"loss": reference, "words": words}
     named = {"align": "right", "baseline": "top", "dx": -4, "dy": 4, "style": "faint"}
-    layers += layer(level, "rule", {"strokeDash": [2, 3], "style": "faint"}, y=y)
-    layers += layer(level, "text", named, y=y, x=alt.value("width"), text="words:N")
+    if isfinite(reference):
+        layers += layer(level, "rule", {"strokeDash": [2, 3], "style": "faint"}, y=y)
+        layers += layer(level, "text", named, y=y, x=alt.value("width"), text="words:N")
     layers += _today(today, rate, "height")
     dots = alt.OverlayMarkDef(size=50, filled=True)
     layers += layer(whole, "line", {"point": dots}, x=x, y=y, tooltip=tips)
