@@ -41,7 +41,7 @@ def some_sweep(decay: Decay | None = None) -> Sweep:
     own = swept({**curves, SIZES[3]: widest}, decay)
     top = max(x for x, _ in wide)
     ended = {
-        key: replace(t, stopped="not finite at step 3") if key[0] == top else t
+        key: replace(t, stopped="loss not finite at step 3") if key[0] == top else t
         for key, t in own.trials[SIZES[2]].items()
     }
     return replace(own, trials={**own.trials, SIZES[2]: ended})
@@ -112,7 +112,7 @@ def test_a_rate_with_one_seed_shows_its_loss_and_only_one_that_ended_early_is_an
     assert float(quiet.text) > 3
     assert quiet.tone == "faint"
     assert [(cell.text, cell.small) for cell in cells if cell.tone == "alarm"] == [
-        ("stopped", "not finite at step 3")
+        ("stopped", "loss not finite at step 3")
     ]
 
 
@@ -166,9 +166,12 @@ def test_a_rate_is_not_broken_at_its_hyphen():
 def test_a_page_is_drawn_where_no_loss_is_a_number():
     own = some_sweep()
     lost = {
-        size: {key: replace(t, losses=(math.nan,), stopped="not finite at step 1") for key, t in some.items()}
+        size: {
+            key: replace(t, losses=(math.nan,), stopped="loss not finite at step 1")
+            for key, t in some.items()
+        }
         for size, some in own.trials.items()
     }
     scales = {size: replace(scale, start=math.nan, unigram=None) for size, scale in own.scales.items()}
     plain = to_plain(answer(replace(own, trials=lost, scales=scales)).to_dict())
-    assert "not finite at step 1" in transfer_page(plain).html()
+    assert "loss not finite at step 1" in transfer_page(plain).html()

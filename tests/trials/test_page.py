@@ -30,7 +30,7 @@ def trials() -> Trials:
         trial(1e-3, 2.5),
         trial(4e-3, 2.0),
         trial(8e-3, 2.02),
-        trial(16e-3, 3.0, "not finite at step 20"),
+        trial(16e-3, 3.0, "loss not finite at step 20"),
     ]
     own = Trials(
         model="Decoder",
@@ -49,8 +49,8 @@ def test_the_page_says_the_sentence_and_holds_every_rate(tmp_path: Path):
     text = trials().page(tmp_path / "trial.html").read_text()
     for part in (
         'Up to <span class="whole">8e-3</span> trains',
-        "1.6e-2 is worse",
-        "not finite at step 20",
+        "1.6e-2 ended early (loss not finite at step 20)",
+        "loss not finite at step 20",
         "allows 20 trials",
         "lower ones",
         "1.6e-2,1.6e-2,0,ended early,20,",  # the mark at the end of its curve
@@ -77,12 +77,12 @@ def test_the_picture_marks_the_usable_range_and_the_rate_of_today():
 
 def test_a_page_is_drawn_from_json_with_losses_that_are_not_finite():
     own = trials()
-    wild = Trial(1.0, 40, (4.0, math.inf, math.nan), "not finite at step 3")
+    wild = Trial(1.0, 40, (4.0, math.inf, math.nan), "loss not finite at step 3")
     plain = to_plain(replace(own, tried=(*own.tried, wild)).to_dict())
-    assert "not finite at step 3" in trial_page(json.loads(json.dumps(plain, allow_nan=False))).html()
+    assert "loss not finite at step 3" in trial_page(json.loads(json.dumps(plain, allow_nan=False))).html()
 
 
-@pytest.mark.parametrize("tried", [(), (trial(1.0, 9.0, "above its start at step 20"),)])
+@pytest.mark.parametrize("tried", [(), (trial(1.0, 9.0, "loss above its start at step 20"),)])
 def test_a_page_is_drawn_where_nothing_trained(tried: tuple[Trial, ...]):
     none = replace(trials(), tried=tried, beside=(), cut="too short to tell")
     assert "<h1" in trial_page(none.to_dict()).html()
@@ -93,7 +93,7 @@ def test_a_loss_that_is_never_a_number_has_a_page_also_when_its_trials_were_kept
     for _ in range(2):
         answer = normlab.trial(own, steps=16, rates=(1e-3, 1e-2), folder=tmp_path)
         assert math.isnan(answer.scale.start)
-        assert "not finite at step 1" in answer.page(tmp_path / "trial.html").read_text()
+        assert "loss not finite at step 1" in answer.page(tmp_path / "trial.html").read_text()
 
 
 @pytest.mark.slow

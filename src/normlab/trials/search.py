@@ -29,7 +29,7 @@ def _level(losses: Sequence[float]) -> float:
 
 
 def hopeless(losses: Sequence[float], steps: int, best: Sequence[float], nats: float) -> str:
-    """Why a trial of n steps need not go on; empty if it must.
+    """Why a trial of n steps need not go on, such as "loss not finite at step 3"; empty if it must.
 
     It ends at a loss that is not finite; from n/4 on, if the mean of its last eight losses is 0.5 nats above
     its first loss; from n/2 on, if that mean is behind the best trial's at the same step by more than a tenth
@@ -38,13 +38,13 @@ def hopeless(losses: Sequence[float], steps: int, best: Sequence[float], nats: f
     """
     now = len(losses)
     if not math.isfinite(losses[-1]):
-        return f"not finite at step {now}"
+        return f"loss not finite at step {now}"
     if now >= max(steps / 4, LAST) and _level(losses) > losses[0] + ABOVE_START_NATS * nats:
-        return f"above its start at step {now}"
+        return f"loss above its start at step {now}"
     if now >= max(steps / 2, LAST) and len(best) >= now:
         leader = _level(best[:now])
         if _level(losses) - leader > BEHIND * max(losses[0] - leader, 0.0) > 0:
-            return f"behind the best at step {now}"
+            return f"loss behind the best at step {now}"
     return ""
 
 

@@ -41,6 +41,11 @@ class Trial:
         return self.losses[-max(LAST, self.steps // 10) :]
 
     @property
+    def fate(self) -> str:
+        """What became of a rate that does not train: ``1.4e-2 ended early (loss not finite at step 3)``."""
+        return f"{short_rate(self.rate)} {f'ended early ({self.stopped})' if self.stopped else 'is worse'}"
+
+    @property
     def loss(self) -> float:
         """The mean of the last losses; infinite if it ended early."""
         return math.inf if self.stopped else fmean(self.last)
@@ -162,16 +167,16 @@ class Trials:
         if not self.tried:
             return f"{self.cut[:1].upper()}{self.cut[1:]}" or "Nothing was tried"
         if self.best is None:
-            ends = "; ".join(f"{short_rate(t.rate)} is {t.stopped}" for t in self.rates)
-            return f"No rate trains for {self.steps} steps: {ends}"
+            return f"No rate trains for {self.steps} steps: {'; '.join(t.fate for t in self.rates)}"
         return self.unmoved or (self._range(self.best) if self.learns else self._too_short(self.best))
 
     def _range(self, best: Trial) -> str:
         low, high = self.usable or (0.0, 0.0)
-        end = f"{short_rate(self.above)} is worse" if self.above else "no rate that is worse was reached"
+        above = next((t for t in self.rates if t.rate == self.above), None)
+        end = above.fate if above else "no rate that is worse was reached"
         own = next((t for t in self.rates if t.rate == self.today), None)
         if self.today > high:
-            place = "is above that" + (f", and ended {own.stopped}" if own and own.stopped else "")
+            place = "is above that" + (" and ended early" if own and own.stopped else "")
         elif own is None:
             place = "was not tried"
         elif self.is_usable(own):
