@@ -228,8 +228,16 @@ class Rehearsal:
             seen.late |= bool(held & seen.fresh)
 
 
-def plain_step(loss_of: Loss, max_grad_norm: float | None = None) -> Whole:
-    """Return the step for users who give none: zero, backward, clip if a norm is given, step."""
+def plain_step(
+    loss_of: Loss,
+    *,
+    clip: Callable[[nn.Module], object] = lambda model: None,
+    after: Callable[[nn.Module], object] = lambda model: None,
+    scheduled: bool = False,
+) -> Whole:
+    """Return the usual step: zero, backward, ``clip``, step, ``after`` and, if ``scheduled``, the scheduler's
+    step, if there is one.
+    """
 
     def whole(model: nn.Module, batch: Any, optimizer: Any, scheduler: Any) -> Tensor:
         model.train()
@@ -240,13 +248,15 @@ def plain_step(loss_of: Loss, max_grad_norm: float | None = None) -> Whole:
                 o.zero_grad()
             loss = loss_of(model, batch)
             loss.backward()
-            if max_grad_norm is not None:
-                nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+            clip(model)
             return loss
 
         loss = closure()
         for o in optimizers:
             o.step(closure) if isinstance(o, torch.optim.LBFGS) else o.step()
+        after(model)
+        if scheduled and scheduler is not None:
+            scheduler.step()
         return loss
 
     return whole

@@ -79,15 +79,11 @@ def with_step(setup: Setup) -> Setup:
     if setup.step is not None or (setup.scheduler is None and norm is None):
         return setup
 
-    plain = plain_step(loss_of, norm)
+    def clip(model: nn.Module) -> None:
+        if norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), norm)
 
-    def step(model: nn.Module, batch: Any, optimizer: Any, scheduler: Any) -> Any:
-        loss = plain(model, batch, optimizer, scheduler)
-        if scheduler is not None:
-            scheduler.step()
-        return loss
-
-    return replace(setup, step=step)
+    return replace(setup, step=plain_step(loss_of, clip=clip, scheduled=True))
 
 
 def _code(setup: Setup, value: Any, files: Mapping[str, Path]) -> str:

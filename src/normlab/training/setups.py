@@ -25,6 +25,7 @@ from normlab.optim import ScheduleState, build_optimiser, clipped_together, sche
 from normlab.runs.folder import RunFolder
 from normlab.runs.manifest import committed
 from normlab.tasks import TASKS
+from normlab.trace.rehearsal import plain_step
 from normlab.trace.setup import Declaration, Setup
 from normlab.trace.tensors import Side, arguments_of, forward_hooks, unwrap
 from normlab.trace.untouched import same_random_state
@@ -290,20 +291,10 @@ def _setup(task: AnyTask, model: nn.Module) -> Setup:
     def scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
         return LambdaLR(optimizer, lambda step: schedule_factor(step + 1, state))
 
-    def step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, scheduler: Any) -> Tensor:
-        model.train()
-        optimizer.zero_grad()
-        value = loss(model, batch)
-        value.backward()
-        if optim.max_grad_norm:
-            parameters = list(model.parameters())
-            for own in clipped_together(model, optim):
-                nn.utils.clip_grad_norm_([parameters[i] for i in own], optim.max_grad_norm)
-        optimizer.step()
-        after_step(model)
-        if scheduler is not None:
-            scheduler.step()
-        return value
+    def clip(model: nn.Module) -> None:
+        parameters = list(model.parameters())
+        for own in clipped_together(model, optim) if optim.max_grad_norm else ():
+            nn.utils.clip_grad_norm_([parameters[i] for i in own], optim.max_grad_norm)
 
     def make() -> nn.Module:
         seeds = replace(config.seeds, init=draw_seed())
@@ -318,7 +309,7 @@ def _setup(task: AnyTask, model: nn.Module) -> Setup:
         loss=loss,
         optimizer=optimizer,
         scheduler=scheduler,
-        step=step,
+        step=plain_step(loss, clip=clip, after=after_step, scheduled=True),
         lr=optim.lr,
         declare=Declaration(pad_id=PAD, eos_id=EOS, steps=config.train.steps, peak_lr=optim.lr),
         make=make,
