@@ -64,11 +64,13 @@ RENAMES: Final[dict[str, Any]] = {
         "Encoder": ["normlab.nn:Encoder"],
         "generate": ["normlab.data.builtin:generate"],
         "case": [
-            "normlab.training.subjects:of_config",
+            "normlab.training.subjects:of_config",  # first, as long as there was one beside the last
             "normlab.examine.subjects:of_config",
             "normlab.run.diagnose:of_config",
+            "normlab.training.setups:setup_from_config",
         ],
         "diagnosed": [
+            "normlab.training.setups:NamedSetup.diagnosed",
             "normlab.training.subjects:Case.diagnosed",
             "normlab.examine.subjects:Case.diagnosed",
             "normlab.run.diagnose:Case.diagnosed",

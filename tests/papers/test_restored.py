@@ -13,7 +13,7 @@ from normlab.papers.studies.trained import Trained
 from normlab.papers.studies.trained_models import TRAINING_BATCHES
 from normlab.tasks.translation import Translation
 from normlab.training.recipes.grammar import resolve
-from normlab.training.subjects import of_run
+from normlab.training.setups import setup_from_run
 from normlab.training.train import train
 
 BASE = replace(
@@ -43,8 +43,8 @@ def test_a_plain_form_has_the_same_logits(some):
 
 
 def training_loss(folder):
-    task = of_run(folder, "best", tokens=256).batch.task
-    model = of_run(folder, "best", tokens=256).model.eval()
+    setup = setup_from_run(folder, "best", tokens=256).setup
+    task, model = setup.batches.task, setup.model.eval()
     batches = [task.batch(i) for i in range(TRAINING_BATCHES)]
     with torch.no_grad():
         return sum(float(task.loss(model, b).loss) for b in batches) / sum(int(b.tokens) for b in batches)

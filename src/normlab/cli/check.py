@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from rich.text import Text
 
-from normlab.cli import errors, terminal
-from normlab.cli.options import FAILS, SourceFlags, Switch, command_line, progress_line, title_lines
+from normlab.cli import terminal
+from normlab.cli.options import FAILS, Switch, command_line, progress_line, title_lines
+from normlab.cli.sources import ExaminedFlags
 from normlab.config.io import to_plain
 from normlab.config.units import duration
 from normlab.errors import UserError
-from normlab.runs.folder import find_run, write_text_atomic
+from normlab.runs.folder import write_text_atomic
 
 if TYPE_CHECKING:
     from normlab.checks.report import Report
@@ -32,7 +33,7 @@ STYLES: Final = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckCommand(SourceFlags):
+class CheckCommand(ExaminedFlags):
     """Test one training step against properties that either hold exactly or fail.
 
     SOURCE is train.py:setup, a function of yours that returns normlab.Setup(model, batches, …) (your file is
@@ -53,10 +54,6 @@ class CheckCommand(SourceFlags):
     """What you meant: a TOML file (causal, pad_id, …, starts by role or path), or a recipe for the starts."""
     baseline: Path | None = None
     """JSON of an earlier check; the parameters are compared with those in it."""
-    checkpoints: tuple[str, ...] = ()
-    """Checkpoints of a run, last, best or average; by default the last, and the best if that is another."""
-    step: int | None = None
-    """For a run with --keep-checkpoints: test the weights after this step."""
     trust_remote_code: Switch = False
     """For hf: also run code that the folder's configuration names."""
     tokens: int = 512
@@ -73,7 +70,7 @@ class CheckCommand(SourceFlags):
         command = command_line()
         self._require_flags()
         shown, failed = list[dict[str, Any]](), False
-        for source, several in self._sources():
+        for source, several in self.sources():
             with progress_line() as progress:
                 report, setup = self._tested(source, progress)
             plain = self._plain(source, report, setup) | {"command": command}
@@ -108,26 +105,15 @@ class CheckCommand(SourceFlags):
         if self.kind != "hf" and self.trust_remote_code:
             raise UserError("--trust-remote-code needs hf:FOLDER")
 
-    def _sources(self) -> Iterator[tuple[NamedSetup, bool]]:
+    def sources(self) -> Iterator[tuple[NamedSetup, bool]]:
         """Yield what is to be tested, and whether it is one of several."""
-        from normlab.training import setups
+        if self.kind != "hf":
+            yield from super().sources()
+            return
+        from normlab.training.pretrained import setup_from_folder
 
-        if self.kind == "file":
-            errors.write(f"running {self.source}")
-            with setups.setup_from_file(self.source, seed=self.seed) as source:
-                yield source, False
-        elif self.kind == "hf":
-            from normlab.training.pretrained import setup_from_folder
-
-            folder = Path(self.source.removeprefix("hf:"))
-            yield setup_from_folder(folder, seed=self.seed, trust_remote_code=self.trust_remote_code), False
-        elif self.kind == "run":
-            run = find_run(self.source, self.runs)
-            wanted = setups.checkpoints(run, self.checkpoints, self.step)
-            for one in wanted:
-                yield setups.setup_from_run(run, one, tokens=self.tokens), len(wanted) > 1
-        else:
-            yield setups.setup_from_config(self.resolved(), self.runs, tokens=self.tokens), False
+        folder = Path(self.source.removeprefix("hf:"))
+        yield setup_from_folder(folder, seed=self.seed, trust_remote_code=self.trust_remote_code), False
 
     # ------------------------------------------------------------------------------------------------ answers
     def _tested(self, source: NamedSetup, progress: Any) -> tuple[Report, Setup]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 from rich.text import Text
 
 from normlab.cli import errors, terminal
-from normlab.cli.options import FAILS, SourceFlags, Switch, command_line, title_lines
-from normlab.config.config import run_id
+from normlab.cli.options import FAILS, Switch, command_line, title_lines
+from normlab.cli.sources import ExaminedFlags
 from normlab.config.io import flag_name, to_plain
 from normlab.config.units import count, duration
 from normlab.errors import UserError
@@ -21,7 +21,7 @@ from normlab.runs.folder import find_run, write_text_atomic
 
 if TYPE_CHECKING:
     from normlab.diagnosis import Diagnosis
-    from normlab.training.subjects import Case
+    from normlab.training.setups import NamedSetup
 
 PAGE: Final = "diagnosis"
 """What the names of a page and of the JSON file beside it begin with."""
@@ -31,7 +31,7 @@ STYLES: Final = {"problem": "bold red", "warning": "yellow", "note": "dim"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiagnoseCommand(SourceFlags):
+class DiagnoseCommand(ExaminedFlags):
     """Measure a model before it trains, compare it with theory, and write a page with the findings.
 
     SOURCE is train.py:setup, a function of yours that returns normlab.Setup(model, batches, …), or a run's
@@ -52,15 +52,11 @@ class DiagnoseCommand(SourceFlags):
     branches: tuple[str, ...] = ()
     """Modules inside a block whose outputs are added to the stream, if normlab does not see the sums."""
     tokens: int = 2048
-    """Padded source + target positions in the batch to examine."""
+    """Padded positions in the batch of a recipe or a run."""
     out: Path | None = None
     """Folder of the page; by default --runs, or a run's own folder."""
     preset: Literal["cheap", "standard", "full"] = "standard"
     """cheap: a few passes; standard: everything but second derivatives; full: everything."""
-    checkpoints: tuple[Literal["last", "best", "average"], ...] = ()
-    """Checkpoints of a run; by default the last, and the best if it is another one."""
-    step: int | None = None
-    """For a run with --keep-checkpoints: examine the weights after this step."""
     flight: Switch = False
     """For a run: repeat its steps with every module watched, and name the first one that went wrong."""
     fail_on: Literal["", "problem"] = ""
@@ -76,16 +72,16 @@ class DiagnoseCommand(SourceFlags):
         from normlab.report.diagnosis import write_diagnosis
 
         problems, everything = 0, list[dict[str, Any]]()
-        with ExitStack() as stack:
-            for case, folder, name in self._cases(stack):
-                with _flags_for_arguments():
-                    diagnosis = case.diagnosed(self.preset, blocks=self.blocks, branches=self.branches)
-                plain = to_plain(diagnosis.to_plain() | {"title": case.title, "case": dict(case.facts)})
-                page = write_diagnosis(plain | {"command": command}, folder, name)
-                everything.append(plain)
-                if not self.as_json:
-                    _print(case, diagnosis, page)
-                problems += len(diagnosis.at_least("problem")) if self.fail_on else 0
+        lr = self.lr if self.kind == "file" else None  # a recipe's is in its configuration
+        for source, _ in self.sources():
+            with _flags_for_arguments():
+                diagnosis = source.diagnosed(self.preset, lr, blocks=self.blocks, branches=self.branches)
+            plain = to_plain(diagnosis.to_plain() | {"title": source.title, "case": dict(source.facts)})
+            page = write_diagnosis(plain | {"command": command}, *self._place(source))
+            everything.append(plain)
+            if not self.as_json:
+                _print(source, diagnosis, page)
+            problems += len(diagnosis.at_least("problem")) if self.fail_on else 0
         if self.as_json:
             self.print_json(everything)
         if problems:
@@ -127,30 +123,13 @@ class DiagnoseCommand(SourceFlags):
         terminal.write(report["verdict"]["sentence"], *evidence)
         print(f"page: {page}")
 
-    def _cases(self, stack: ExitStack) -> list[tuple[Case, Path, str]]:
-        """Return each case to examine, with the folder and the name of its page."""
-        from normlab.training import setups, subjects
-
-        if self.kind == "file":  # its folder is on ``sys.path`` until the stack is closed
-            errors.write(f"running {self.source}")
-            source = stack.enter_context(setups.setup_from_file(self.source, seed=self.seed))
-            return [(subjects.of_setup(source, self.lr), self.out or self.runs, self._named(self.source))]
+    def _place(self, source: NamedSetup) -> tuple[Path, str]:
+        """Return the folder and the name of a page."""
         if self.kind == "run":
-            folder = find_run(self.source, self.runs)
-            wanted = setups.checkpoints(folder, self.checkpoints, self.step)
-            cases = ((one, subjects.of_run(folder, one, tokens=self.tokens)) for one in wanted)
-            return [(case, self.out or folder.path, self._page_of(one)) for one, case in cases]
-        config = self.resolved()
-        case = subjects.of_config(config, self.runs, tokens=self.tokens)
-        return [(case, self.out or self.runs, self._named(f"{config.recipe}-{run_id(config)[:8]}"))]
-
-    def _named(self, subject: str) -> str:
-        return f"{PAGE}-{re.sub(r'[^A-Za-z0-9_.]+', '-', subject)[-100:]}"
-
-    def _page_of(self, checkpoint: str | int) -> str:
-        if isinstance(checkpoint, int):
-            return f"{PAGE}-step-{checkpoint}"
-        return PAGE if checkpoint == "last" else f"{PAGE}-{checkpoint}"
+            folder = self.out or find_run(self.source, self.runs).path
+            return folder, PAGE if source.name == "last" else f"{PAGE}-{source.name}"
+        name = re.sub(r"[^A-Za-z0-9_.]+", "-", source.name or self.source)[-100:]
+        return self.out or self.runs, f"{PAGE}-{name}"
 
 
 @contextmanager
@@ -165,11 +144,11 @@ def _flags_for_arguments() -> Iterator[None]:
         raise UserError(f"{error}. On the command line: {typed}") from error
 
 
-def _print(case: Case, diagnosis: Diagnosis, page: Path) -> None:
-    cause, facts = diagnosis.cause, {**diagnosis.facts, **case.facts}
+def _print(source: NamedSetup, diagnosis: Diagnosis, page: Path) -> None:
+    cause, facts = diagnosis.cause, {**diagnosis.facts, **source.facts}
     about = {name: value for name, value in facts.items() if name not in ("recipe", "run")}
     lines = [Text(diagnosis.verdict, STYLES[cause.severity] if cause else "bold green")]
-    lines += title_lines(case.title, about)
+    lines += title_lines(source.title, about)
     for finding in (f for f in diagnosis.findings if f is not cause):
         lines.append(Text.assemble((f"{finding.severity:<8}", STYLES[finding.severity]), finding.sentence))
         support = "; ".join(filter(None, (finding.evidence, finding.reference)))

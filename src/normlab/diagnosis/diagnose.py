@@ -8,7 +8,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from normlab.config.io import Count, Positive, to_plain, validated
 from normlab.config.units import count
 from normlab.diagnosis.recording import refuse_elsewhere
-from normlab.diagnosis.structure import Structure, pointed_out, read_structure
+from normlab.diagnosis.structure import StackView, Structure, pointed_out, read_structure
 from normlab.diagnosis.study import (
     SEVERITIES,
     Finding,
@@ -34,6 +35,7 @@ from normlab.diagnosis.study import (
 )
 from normlab.diagnosis.subject import STEP_LR, AnyOptimizer, Subject
 from normlab.errors import UserError
+from normlab.nn.sublayer import Sublayer
 from normlab.trace.optimizers import made_by
 from normlab.trace.setup import Loss, Setup, setup_of
 from normlab.trace.step import made
@@ -186,7 +188,7 @@ def diagnose(
     """
     if isinstance(model, Setup):
         own = setup_of("diagnose", model, batch, loss, {} if optimizer is None else {"optimizer": optimizer})
-        (step, rate), model, batch, loss = step_of(own, lr), own.model, own.batch, own.loss
+        (step, rate), model, batch, loss = _one_optimizer(own, lr), own.model, own.batch, own.loss
         return diagnose(model, batch, loss=loss, lr=rate, optimizer=step, preset=preset, **options)
     studies = studies_named(options["studies"]) if "studies" in options else registered(preset)
     model, make = _checked(model, batch), optimizer or partial(torch.optim.Adam, lr=lr or STEP_LR)
@@ -195,9 +197,7 @@ def diagnose(
     call = options.get("call") or loss or call_model
     with untouched(setup):
         begun = _loss(model, batch, loss) if loss else None  # its errors are its own, not the reader's
-        structure = options.get("structure") or read_structure(
-            model, batch, call=call, blocks=options.get("blocks", ()), branches=options.get("branches", ())
-        )
+        structure = options.get("structure") or _read(model, batch, call, options)
         used, rate = made(make, model)
         warmup = 0 if used.state else options.get("warmup_steps", 0)
         loss = loss or partial(output_loss, call=call)
@@ -220,7 +220,26 @@ def diagnose(
     )
 
 
-def step_of(setup: Setup, lr: float | None) -> tuple[torch.optim.Optimizer | None, float | None]:
+def _read(model: nn.Module, batch: Any, call: Call, options: Options) -> Structure:
+    """Read the residual stream. One of our own sublayers that shows no sum, as if its placement keeps the
+    stream on a sphere, is read by its branch.
+    """
+    blocks, branches = options.get("blocks", ()), options.get("branches", ())
+    ours = {path.rpartition(".")[0] for path, m in model.named_modules() if isinstance(m, Sublayer)}
+    if ours and not blocks and not branches:
+        seen = dict[str, StackView]()
+        with suppress(UserError):
+            read = read_structure(model, batch, call=call)
+            seen = {stack.name: stack for stack in read.stacks}
+            if seen.keys() >= ours:
+                return read
+        with suppress(UserError):
+            by_branch = read_structure(model, batch, call=call, branches=("f",))
+            return replace(by_branch, stacks=tuple(seen.get(stack.name, stack) for stack in by_branch.stacks))
+    return read_structure(model, batch, call=call, blocks=blocks, branches=branches)
+
+
+def _one_optimizer(setup: Setup, lr: float | None) -> tuple[torch.optim.Optimizer | None, float | None]:
     """Return the one optimizer of a setup or, if it has none, the rate of an Adam.
 
     Raises UserError for several optimizers, and for a rate if the optimizer brings its own.

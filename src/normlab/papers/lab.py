@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from normlab.config.config import Config, DataConfig, ModelConfig, SeedConfig, parallel_files, run_id
 from normlab.config.model import derive
@@ -28,10 +28,23 @@ from normlab.runs import RunFolder
 from normlab.tasks.translation import Translation
 from normlab.training.jobs import Queue
 from normlab.training.setups import task_of
-from normlab.training.subjects import TaskInputs, mean_loss
+from normlab.training.trainer import AnyTask
 
 Row: TypeAlias = Mapping[str, Any]
 K = TypeVar("K")
+
+
+class TaskInputs(dict[str, Any]):
+    """The keyword arguments of a model, with the task and the micro-batch that give its loss."""
+
+    def __init__(self, task: AnyTask, batch: Any, arguments: Mapping[str, Any]) -> None:
+        super().__init__(arguments)
+        self.task, self.batch = task, batch
+
+
+def mean_loss(model: nn.Module, inputs: TaskInputs) -> Tensor:
+    """Return the task's loss on its micro-batch, as a mean over the tokens that it predicts."""
+    return inputs.task.loss(model, inputs.batch).loss / inputs.batch.tokens
 
 
 class Sizes(TypedDict):

@@ -9,16 +9,21 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module, util
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Unpack, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from normlab.config.config import Config
+from normlab.config.config import Config, run_id
+from normlab.config.units import rate
 from normlab.data.tokenizer import EOS, PAD
+from normlab.diagnosis import Diagnosis, diagnose
+from normlab.diagnosis.diagnose import Options
+from normlab.diagnosis.subject import SMALL_TOKENS
 from normlab.errors import UserError
 from normlab.nn import after_step
 from normlab.optim import ScheduleState, build_optimiser, clipped_together, schedule_factor, set_rate
@@ -32,13 +37,13 @@ from normlab.trace.untouched import same_random_state
 from normlab.training.checkpoint import has_checkpoint, load_checkpoint
 from normlab.training.devices import prepare_process
 from normlab.training.parallel import SingleProcess
-from normlab.training.progress import RunProgress
 from normlab.training.recipes.grammar import describe, require_known
 from normlab.training.trainer import AnyTask
 from normlab.training.weights import checkpoint_of, load_initial_weights, with_start
 
 FIRST: Final = 0
 """Index of the training batch that is examined."""
+MINI_BATCHES: Final = 4
 ANEW: Final = ("seed", "width", "depth")
 """Arguments that a ``setup`` function may declare."""
 SIZED: Final = {"width": (256, "n_embd"), "depth": (4, "n_layer")}
@@ -53,7 +58,16 @@ class NamedSetup:
     setup: Setup
     facts: Mapping[str, str] = field(default_factory=dict)
     name: str = ""
-    """Tells it apart from others in one command, such as a run's checkpoints; empty if it is the only one."""
+    """A run's checkpoint, or the recipe and the id of a configuration."""
+    warmup_steps: int = 0
+    """Steps over which the rate rises to its peak, in the training ahead, if that is known."""
+    mini_batches: Callable[[], Sequence[Any]] = tuple
+    """Makes small training batches, for what takes many passes; none if that is not known."""
+
+    def diagnosed(self, preset: str, lr: float | None = None, **options: Unpack[Options]) -> Diagnosis:
+        """Run the studies of a preset, see ``diagnosis.diagnose``. Raises UserError if that is impossible."""
+        own: Options = {"batches": self.mini_batches(), "warmup_steps": self.warmup_steps}
+        return diagnose(self.setup, loss=None, lr=lr, optimizer=None, preset=preset, **(own | options))
 
 
 @contextmanager
@@ -190,45 +204,41 @@ def setup_from_config(config: Config, root: Path, *, tokens: int) -> NamedSetup:
     FileNotFoundError if there are no such weights.
     """
     task = task_of(with_start(config, root), root, tokens)
-    setup = _setup(task, task.build())
-    if task.config.train.init_digest:
+    optim, trained = task.config.optim, bool(task.config.train.init_digest)
+    setup = _setup(task, task.build(), optim.lr, trained=trained)
+    if trained:
         load_initial_weights(SingleProcess(setup.model), task)
-        setup = replace(setup, declare=replace(setup.declare, trained=True))
-    return NamedSetup(title_of(config), setup, _facts(task))
+    facts = {"warm-up": f"{optim.warmup_steps:,} steps to this rate"} if optim.warmup_steps else {}
+    more = {"warmup_steps": optim.warmup_steps, "mini_batches": partial(_mini_batches, task)}
+    name = f"{config.recipe}-{run_id(config)[:8]}"
+    return NamedSetup(title_of(config), setup, _facts(task) | facts, name, **more)
 
 
 def setup_from_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> NamedSetup:
-    """Return the setup of a run at a checkpoint of ``training.weights``. At the last one the optimizer has
-    the run's moments; the others keep none. Raises FileNotFoundError for a run without that checkpoint.
-    """
-    task, model, optimizer, progress = load_run(folder, checkpoint, tokens=tokens)
-    setup = _setup(task, model)
-    declare = replace(setup.declare, trained=progress.step > 0 or None)
-    setup = replace(setup, declare=declare, scheduler=None, optimizer=optimizer or setup.optimizer)
-    label = label_of(checkpoint, progress)
-    name = f"step-{checkpoint}" if isinstance(checkpoint, int) else checkpoint
-    facts = {"run": folder.path.name, "checkpoint": label, **_facts(task)}
-    return NamedSetup(f"{title_of(task.config)}, {label}", setup, facts, name)
+    """Return the setup of a run at a checkpoint of ``training.weights``, at the rate of the run's next step.
+    At the last one the optimizer has the run's moments; the others keep none, so there it starts afresh.
 
-
-def load_run(
-    folder: RunFolder, checkpoint: str | int, *, tokens: int
-) -> tuple[AnyTask, nn.Module, torch.optim.Optimizer | None, RunProgress]:
-    """Load a run's weights and, if they were kept, its optimizer's moments. Raises FileNotFoundError for a
-    run without that checkpoint.
+    Raises FileNotFoundError for a run without that checkpoint.
     """
     path = committed(checkpoint_of(folder, checkpoint))
     task = task_of(folder.config(), folder.path.parent, tokens)
-    model, optimizer = task.build(), None
+    config, model, optimizer = task.config, task.build(), None
     if (path / "optimiser.safetensors").exists():
-        optimizer = build_optimiser(model, task.config.optim)
-    return task, model, optimizer, load_checkpoint(path, model, optimizer, run=folder.id()).progress()
-
-
-def label_of(checkpoint: str | int, progress: RunProgress) -> str:
-    """Name a checkpoint with its step."""
-    step = f"step {progress.step:,}"
-    return step if isinstance(checkpoint, int) else f"{checkpoint}, {step}"
+        optimizer = build_optimiser(model, config.optim)
+    progress = load_checkpoint(path, model, optimizer, run=folder.id()).progress()
+    label = which = f"step {progress.step:,}"
+    name = f"step-{checkpoint}"
+    if isinstance(checkpoint, str):
+        label, which, name = f"{checkpoint}, {label}", f"{checkpoint} checkpoint", checkpoint
+    facts = {"run": folder.path.name, "checkpoint": label, **_facts(task)}
+    if not (lr := progress.learning_rate(config, ahead=1)):
+        lr = config.optim.lr
+        facts["learning rate"] = f"0 by now, so that the peak of {rate(lr)} is examined"
+    setup = replace(_setup(task, model, lr, trained=progress.step > 0), scheduler=None)
+    if optimizer is not None:
+        setup = replace(setup, optimizer=set_rate(optimizer, lr))
+    title = f"{title_of(config)}, {which}"
+    return NamedSetup(title, setup, facts, name, mini_batches=partial(_mini_batches, task))
 
 
 def checkpoints(folder: RunFolder, names: Sequence[str] = (), step: int | None = None) -> list[str | int]:
@@ -267,6 +277,12 @@ def task_of(config: Config, root: Path, tokens: int) -> AnyTask:
     return kind(replace(config, data=data, train=sized), corpus, device)
 
 
+def _mini_batches(task: AnyTask) -> list[Any]:
+    train = replace(task.config.train, max_tokens=min(task.config.train.max_tokens, SMALL_TOKENS))
+    small = type(task)(replace(task.config, train=train), task.corpus, task.device)
+    return [small.batch(i) for i in range(MINI_BATCHES)]
+
+
 class _TrainingBatches:
     """The training batches of a task, in an endless stream."""
 
@@ -277,7 +293,7 @@ class _TrainingBatches:
         return map(self.task.batch, itertools.count(FIRST))
 
 
-def _setup(task: AnyTask, model: nn.Module) -> Setup:
+def _setup(task: AnyTask, model: nn.Module, lr: float, *, trained: bool) -> Setup:
     config, optim = task.config, task.config.optim
     state = ScheduleState(optim, config.train.steps)
 
@@ -286,7 +302,7 @@ def _setup(task: AnyTask, model: nn.Module) -> Setup:
         return task.loss(model, own).loss / own.tokens
 
     def optimizer(model: nn.Module) -> torch.optim.Optimizer:
-        return set_rate(build_optimiser(model, optim), optim.lr)
+        return set_rate(build_optimiser(model, optim), lr)
 
     def scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
         return LambdaLR(optimizer, lambda step: schedule_factor(step + 1, state))
@@ -310,8 +326,10 @@ def _setup(task: AnyTask, model: nn.Module) -> Setup:
         optimizer=optimizer,
         scheduler=scheduler,
         step=plain_step(loss, clip=clip, after=after_step, scheduled=True),
-        lr=optim.lr,
-        declare=Declaration(pad_id=PAD, eos_id=EOS, steps=config.train.steps, peak_lr=optim.lr),
+        lr=lr,
+        declare=Declaration(
+            pad_id=PAD, eos_id=EOS, steps=config.train.steps, peak_lr=optim.lr, trained=trained or None
+        ),
         make=make,
     )
 

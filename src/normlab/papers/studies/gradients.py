@@ -22,12 +22,22 @@ from normlab.nn import PAD, Context, Seq2Seq
 from normlab.papers.artefact import Measurement
 from normlab.papers.claim import Measure
 from normlab.papers.intervals import exponential, highest, log_slope, lowest, mean, mean_ratio, simultaneous
-from normlab.papers.lab import READING_TOKENS, Lab, Row, Sizes, apart, curves, having, size
+from normlab.papers.lab import (
+    READING_TOKENS,
+    Lab,
+    Row,
+    Sizes,
+    TaskInputs,
+    apart,
+    curves,
+    having,
+    mean_loss,
+    size,
+)
 from normlab.papers.measures import OfRuns
 from normlab.papers.studies.lemmas import TheoryNetwork, norm_factors
 from normlab.papers.studies.trained import trainings
 from normlab.trace.tensors import forward_hooks
-from normlab.training.subjects import TaskInputs, mean_loss
 
 BOTH = ("post", "pre")
 

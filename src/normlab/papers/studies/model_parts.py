@@ -22,9 +22,8 @@ from normlab.nn import Attention, LayerNorm, Norm, ScaleNorm, Seq2Seq, Sublayer,
 from normlab.papers.artefact import Measurement
 from normlab.papers.claim import Measure
 from normlab.papers.intervals import exponential, lowest, mean_ratio, simultaneous
-from normlab.papers.lab import Lab, Row, apart, generator, size
+from normlab.papers.lab import Lab, Row, TaskInputs, apart, generator, mean_loss, size
 from normlab.papers.studies.lemmas import ROLES, TheoryNetwork
-from normlab.training.subjects import TaskInputs, mean_loss
 
 
 def table_1(lab: Lab, *, dim: int, layers: int, tokens: int, seeds: int) -> Measurement:

@@ -20,8 +20,9 @@ from normlab.papers.intervals import Array
 from normlab.papers.lab import Row
 from normlab.papers.studies.amplification import theorem_constant
 from normlab.runs import RunFolder
+from normlab.trace.trace import output_loss
 from normlab.training.fold import measure_fold
-from normlab.training.subjects import Case, mean_loss, of_config, of_run
+from normlab.training.setups import NamedSetup, setup_from_config, setup_from_run
 
 ROLES: Final = {
     "encoder attention": ("encoder", 2, 0),
@@ -85,14 +86,14 @@ class TrainedModel:
     def constant_ratio(self, seed: int) -> float:
         """Return C of Theorem 2 over C at initialisation."""
         config = self.folder.config()
-        first = of_config(config, self.folder.path.parent, tokens=config.train.max_tokens)
-        return _constant(self._case(), seed) / _constant(first, seed)
+        first = setup_from_config(config, self.folder.path.parent, tokens=config.train.max_tokens)
+        return _constant(self._best, seed) / _constant(first, seed)
 
     @torch.no_grad()
     def training_loss(self) -> float:
         """Return the label-smoothed loss in nats per token on the first micro-batches of training."""
-        case = self._case()
-        task, model = case.batch.task, case.model.eval()
+        setup = self._best.setup
+        task, model = setup.batches.task, setup.model.eval()
         batches = [task.batch(i) for i in range(TRAINING_BATCHES)]
         total = sum(float(task.loss(model, batch).loss) for batch in batches)
         return total / sum(int(batch.tokens) for batch in batches)
@@ -102,11 +103,13 @@ class TrainedModel:
         fold = measure_fold(self.folder)
         return fold.float32 / fold.largest_logit
 
-    def _case(self) -> Case:
-        return of_run(self.folder, "best", tokens=self.folder.config().train.max_tokens)
+    @property
+    def _best(self) -> NamedSetup:
+        return setup_from_run(self.folder, "best", tokens=self.folder.config().train.max_tokens)
 
 
-def _constant(case: Case, seed: int) -> float:
-    structure = read_structure(case.model, case.batches[0])
-    subject = Subject(case.model, case.batch, mean_loss, structure)
+def _constant(source: NamedSetup, seed: int) -> float:
+    model, batch, loss = source.setup.model, source.setup.batch, source.setup.loss or output_loss
+    structure = read_structure(model, source.mini_batches()[0], call=loss)
+    subject = Subject(model, batch, loss, structure, call=loss)
     return theorem_constant(subject, tokens=FOLLOWED, seed=seed)

@@ -1,4 +1,4 @@
-"""What becomes of a configuration, a run's checkpoints, and of anybody's setup."""
+"""What a diagnosis examines: a configuration, a run's checkpoints, anybody's setup."""
 
 from dataclasses import replace
 
@@ -9,14 +9,15 @@ from torch import nn
 
 from contracts.variants import CONFIG, build
 from diagnosis.small import BATCH, labelled
+from normlab.checks.check import check
 from normlab.config.config import Config
 from normlab.errors import UserError
 from normlab.nn import Placement
 from normlab.runs import RunFolder
+from normlab.trace.optimizers import copied
 from normlab.trace.setup import Setup
 from normlab.training.checkpoint import load_checkpoint
-from normlab.training.setups import NamedSetup, checkpoints
-from normlab.training.subjects import SMALL_TOKENS, Case, of_config, of_run, of_setup
+from normlab.training.setups import SMALL_TOKENS, NamedSetup, checkpoints, setup_from_config, setup_from_run
 from normlab.training.train import train
 from training.tiny import tiny, tiny_language_model, write_plain
 
@@ -73,7 +74,7 @@ def test_a_placement_whose_stream_shows_no_sum_is_read_as_our_own_sublayer():
         model = build(replace(CONFIG, encoder_placement="sphere_of_a_test", decoder_placement="pre"))
     finally:
         del Placement.registry["sphere_of_a_test"]
-    found = Case("spheres", model, BATCH[:2], loss=labelled).diagnosed("standard")
+    found = NamedSetup("spheres", Setup(model, BATCH[:2], labelled)).diagnosed("standard")
     encoder, decoder = found.structure.stacks
     assert [view.role for view in encoder.sublayers] == ["self_attention", "ffn"] * 2
     assert {view.placement for view in encoder.sublayers} == {"other"}
@@ -85,21 +86,22 @@ def test_a_placement_whose_stream_shows_no_sum_is_read_as_our_own_sublayer():
 
 
 def test_a_configuration_is_taken_at_its_start_on_its_own_text(text, tmp_path):
-    case = of_config(tiny(text, "post+warmup"), tmp_path, tokens=256)
-    assert case.title == "post+warmup, 1+1 layers of width 16"
-    assert set(case.batch) == {"source", "target_in"}
-    assert case.facts["warm-up"] == "4 steps to this rate"
-    positions = sum(x.numel() for x in case.batch.values())
-    assert positions <= 256
-    assert all(sum(x.numel() for x in b.values()) <= SMALL_TOKENS for b in case.batches)
+    source = setup_from_config(tiny(text, "post+warmup"), tmp_path, tokens=256)
+    assert source.title == "post+warmup, 1+1 layers of width 16"
+    assert source.facts["warm-up"] == "4 steps to this rate"
+    assert source.warmup_steps == 4
+    batch = source.setup.batch
+    assert batch.source.numel() + batch.target_in.numel() <= 256
+    assert len(source.mini_batches()) == 4
+    assert all(b.source.numel() + b.target_in.numel() <= SMALL_TOKENS for b in source.mini_batches())
 
 
 def test_its_loss_is_that_of_training_a_token(text, tmp_path):
-    case = of_config(tiny(text, "pre"), tmp_path, tokens=256)
-    case.model.eval()
-    loss = case.loss(case.model, case.batch)
-    logits = case.model(**case.batch).flatten(0, 1)
-    target = case.batch.batch.target_out.flatten()
+    setup = setup_from_config(tiny(text, "pre"), tmp_path, tokens=256).setup
+    model, batch = setup.model.eval(), setup.batch
+    loss = setup.loss(model, batch)
+    logits = model(batch.source, batch.target_in).flatten(0, 1)
+    target = batch.target_out.flatten()
     log_p = logits.log_softmax(-1)[target != 0]
     smoothed = 0.9 * -log_p.gather(1, target[target != 0, None]).mean() + 0.1 * -log_p.mean()
     torch.testing.assert_close(loss, smoothed)
@@ -107,15 +109,14 @@ def test_its_loss_is_that_of_training_a_token(text, tmp_path):
 
 def test_a_language_model_too(tmp_path):
     config = tiny_language_model(write_plain(tmp_path / "text"), "pre")
-    found = of_config(config, tmp_path, tokens=256).diagnosed("cheap")
+    found = setup_from_config(config, tmp_path, tokens=256).diagnosed("cheap")
     assert found.model == "Decoder"
     assert "Pre-LN with 2 layers" in str(found)
     assert not [f for f in found.findings if f.name == "not_done"]
 
 
 def test_a_whole_diagnosis_of_a_configuration(text, tmp_path):
-    case = of_config(tiny(text, "post", lr=2e-3), tmp_path, tokens=512)
-    found = case.diagnosed("full")
+    found = setup_from_config(tiny(text, "post", lr=2e-3), tmp_path, tokens=512).diagnosed("full")
     assert not [f for f in found.findings if f.name == "not_done"], str(found)
     assert found.facts["optimizer"] == "Adam, lr 0.002"
     assert set(found.tables["curvature"].column("quantity")) > {"critical_lr", "largest_eigenvalue"}
@@ -132,13 +133,14 @@ def test_the_checkpoints_of_a_run(trained, tmp_path):
 
 
 def test_a_run_is_taken_at_its_checkpoint_with_its_optimiser(trained):
-    last, best = (of_run(trained, name, tokens=256) for name in ("last", "best"))
-    expected = last.model.state_dict()
-    load_checkpoint(trained.last, last.model)
-    assert all(torch.equal(expected[name], w) for name, w in last.model.state_dict().items())
+    last, best = (setup_from_run(trained, name, tokens=256) for name in ("last", "best"))
+    model = last.setup.model
+    expected = model.state_dict()
+    load_checkpoint(trained.last, model)
+    assert all(torch.equal(expected[name], w) for name, w in model.state_dict().items())
     assert last.facts["checkpoint"] == "last, step 12"
-    assert last.optimiser.state
-    assert not isinstance(best.optimiser, torch.optim.Optimizer)
+    assert last.setup.optimizer.state
+    assert not isinstance(best.setup.optimizer, torch.optim.Optimizer)
     assert last.title.endswith("last checkpoint")
     found = last.diagnosed("cheap")
     assert found.facts["optimizer"].startswith("Adam during its training, lr 0.00")
@@ -149,7 +151,16 @@ def test_a_run_without_that_checkpoint(tmp_path):
     with pytest.raises(
         FileNotFoundError, match="no checkpoint 'last' yet; train it on: normlab train --config"
     ):
-        of_run(folder, "last", tokens=256)
+        setup_from_run(folder, "last", tokens=256)
+
+
+def test_a_check_at_a_checkpoint_steps_at_the_rate_of_the_runs_next_step(trained):
+    for name in ("last", "best"):
+        setup = setup_from_run(trained, name, tokens=256).setup
+        _, (optimizer,), _ = copied(setup)
+        assert all(float(group["lr"]) == pytest.approx(setup.lr) for group in optimizer.param_groups)
+        report = check(setup)
+        assert not {"groups", "update"} & {failure.property for failure in report.failures}, str(report)
 
 
 # ------------------------------------------------------------------------------------------- anybody's setup
@@ -164,10 +175,10 @@ def setup(**more):
 
 
 def test_a_setup_is_stepped_by_its_optimizer_or_by_an_adam():
-    plain = of_setup(setup(), 1e-3).diagnosed("cheap")
+    plain = setup().diagnosed("cheap", 1e-3)
     assert "Pre-LN with 3 layers" in str(plain)
     assert plain.facts["optimizer"] == "Adam, lr 0.001"
-    own = of_setup(setup(optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.25)))
+    own = setup(optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.25))
     assert own.diagnosed("cheap").facts["optimizer"] == "SGD, lr 0.25"
 
 
@@ -182,4 +193,4 @@ def test_a_setup_is_stepped_by_its_optimizer_or_by_an_adam():
 )
 def test_an_optimizer_that_a_diagnosis_cannot_step_with(optimizer, lr, words):
     with pytest.raises(UserError, match=words):
-        of_setup(setup(optimizer=optimizer), lr)
+        setup(optimizer=optimizer).diagnosed("cheap", lr)
