@@ -37,10 +37,9 @@ from normlab.diagnosis.subject import STEP_LR, AnyOptimizer, Subject
 from normlab.errors import UserError
 from normlab.nn.sublayer import Sublayer
 from normlab.trace.optimizers import made_by
-from normlab.trace.setup import Loss, Setup, setup_of
+from normlab.trace.setup import Loss, Setup, output_loss, setup_of
 from normlab.trace.step import made
 from normlab.trace.tensors import Call, call_model, tensors_in, unregistered, unwrap
-from normlab.trace.trace import output_loss
 from normlab.trace.untouched import refuse_hollow, undisturbed, untouched
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from normlab.trace.rehearsal import SEED, groups_of
 from normlab.trace.setup import Setup
 from normlab.trace.step import Weights
 from normlab.trace.tensors import Side, forward_hooks, tensors_in, unwrap
-from normlab.trace.trace import Trace, output_loss
+from normlab.trace.trace import Trace
 from normlab.trace.untouched import untouched
 from normlab.trials.attempts import batches_of
 from normlab.trials.training import Course, Training, read_course, train
@@ -126,7 +126,7 @@ class WatchedModel:
 
     def __init__(self, setup: Setup, batch: Any) -> None:
         self.model = copy.deepcopy(unwrap(setup.model))
-        self.trace = Trace(self.model, batch, setup.loss or output_loss, dropout=False, seed=SEED)
+        self.trace = Trace(self.model, batch, setup.loss_of, dropout=False, seed=SEED)
         self.weights: Weights = {n: p.detach().clone() for n, p in self.model.named_parameters()}
         self.facts = Facts(self.trace, setup.declare)
         self.blocks = {b.path: re.sub(r"\d+$", "*", b.path) for b in self.facts.blocks}

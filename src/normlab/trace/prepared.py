@@ -27,7 +27,7 @@ from normlab.trace.rehearsal import SEED, Rehearsal, RehearsedStep, plain_step
 from normlab.trace.setup import Setup, shown
 from normlab.trace.starts import Fresh, constant, parameters_of
 from normlab.trace.tensors import Place, Tap, forward_hooks, refusal, replaced, unwrap
-from normlab.trace.trace import Trace, output_loss
+from normlab.trace.trace import Trace
 
 LARGE_MODEL: Final = 50_000_000
 """Number of parameters up to which an optimizer's states are copied in float64."""
@@ -49,7 +49,7 @@ class Step:
         self.model = unwrap(setup.model)
         self.size = sum(p.numel() for p in self.model.parameters())
         self.started, self.budget_s = time.monotonic(), budget_s
-        self.loss_of = self.setup.loss or output_loss
+        self.loss_of = self.setup.loss_of
         self._group = ""
 
     # ------------------------------------------------------------------------------------------- copies

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.errors import UserError, nearest
-from normlab.trace.tensors import PARALLEL, unwrapped
+from normlab.trace.tensors import PARALLEL, Call, call_model, tensors_in, unwrapped
 
 Loss = Callable[[nn.Module, Any], Tensor]
 """``loss(model, batch)``: a scalar with its graph."""
@@ -130,6 +130,25 @@ def refuse_unknown(word: Any, allowed: Sequence[str], where: str) -> None:
         raise UserError(f"{where} has no {shown(word)}{nearest(str(word), allowed)}")
 
 
+def output_loss(model: nn.Module, batch: Any, call: Call = call_model) -> Tensor:
+    """Return the loss in the model's own output, where Hugging Face's models put it for batches with labels;
+    for a tuple or a dict, the only number in it.
+
+    Raises UserError, saying what to pass, if there is none.
+    """
+    output = call(model, batch)
+    loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
+    numbers = [x for _, x in tensors_in(output) if x.numel() == 1 and x.is_floating_point()]
+    if loss is None and len(numbers) == 1:
+        loss = numbers[0]
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        raise UserError(
+            f"{type(model).__name__} puts out no loss: give a batch with labels, or a function "
+            "loss=lambda model, batch: … that returns a differentiable scalar"
+        )
+    return loss.reshape(())
+
+
 class _Wrapped(nn.Module):
     """Stands in for a data-parallel wrapper in the user's functions, which may ask for what it wraps."""
 
@@ -215,6 +234,11 @@ class Setup:
             return self
         own = {n: f for n in ("loss", "step", "optimizer") if callable(f := getattr(self, n))}
         return replace(self, **{n: lambda m, *more, f=f: f(_Wrapped(m), *more) for n, f in own.items()})
+
+    @property
+    def loss_of(self) -> Loss:
+        """The function that returns the loss: without ``loss``, one that finds it in the model's output."""
+        return self.loss or output_loss
 
     @property
     def optimizers(self) -> list[Any]:

@@ -19,9 +19,9 @@ from torch.optim import Optimizer
 
 from normlab.errors import UserError
 from normlab.trace.functions import OWN, FunctionCall, Functions, Preserve, own_functions
-from normlab.trace.setup import Loss
+from normlab.trace.setup import Loss, output_loss
 from normlab.trace.step import Gradients, OptimizerFactory, Weights, gradients_in, trainable, twin_of
-from normlab.trace.tensors import Call, Place, Side, Tap, call_model, forward_hooks, tensors_in
+from normlab.trace.tensors import Place, Side, Tap, forward_hooks, tensors_in
 from normlab.trace.untouched import undisturbed
 
 NO_LOSS: Final = "the loss is not a tensor; return loss=lambda model, batch: … as a scalar tensor"
@@ -94,25 +94,6 @@ class Pass:
 
     def call(self, call: FunctionCall) -> None:
         self.functions.append(call._replace(module=self._entered[-1][0] if self._entered else ""))
-
-
-def output_loss(model: nn.Module, batch: Any, call: Call = call_model) -> Tensor:
-    """Return the loss in the model's own output, where Hugging Face's models put it for batches with labels;
-    for a tuple or a dict, the only number in it.
-
-    Raises UserError, saying what to pass, if there is none.
-    """
-    output = call(model, batch)
-    loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
-    numbers = [x for _, x in tensors_in(output) if x.numel() == 1 and x.is_floating_point()]
-    if loss is None and len(numbers) == 1:
-        loss = numbers[0]
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        raise UserError(
-            f"{type(model).__name__} puts out no loss: give a batch with labels, or a function "
-            "loss=lambda model, batch: … that returns a differentiable scalar"
-        )
-    return loss.reshape(())
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,7 +32,6 @@ from normlab.tasks.task import build_model
 from normlab.trace.setup import Declaration, Setup
 from normlab.trace.starts import ParameterPart, Start
 from normlab.trace.tensors import call_model, unwrap
-from normlab.trace.trace import output_loss
 from normlab.training.recipes.grammar import MODELS, resolve
 
 DEPTHS: Final = ("none", "total", "layer")
@@ -119,7 +118,7 @@ def _read(setup: Setup, *, stream: bool = False) -> tuple[Structure, list[_Place
     with torch.enable_grad():
         with nullcontext() if stream else suppress(UserError):
             structure = read_structure(model, batch, call=call)
-        subject = Subject(model, batch, setup.loss or output_loss, structure, call=call)
+        subject = Subject(model, batch, setup.loss_of, structure, call=call)
         owned, parts = subject.forward.owned, subject.parts
     layers = {s.name: s.sublayers[-1].layer + 1 for s in structure.stacks}
     places = []

@@ -30,7 +30,6 @@ from normlab.runs.folder import Row, RunFolder, State, Status
 from normlab.trace.optimizers import copied
 from normlab.trace.setup import Setup
 from normlab.trace.tensors import bytes_of, compiles, tensors_in, unwrap
-from normlab.trace.trace import output_loss
 from normlab.trace.untouched import same_globals, same_random_state, undisturbed
 from normlab.training.cost import cost_of
 from normlab.training.devices import hardware, prepare_process
@@ -105,8 +104,7 @@ def read(setups: Mapping[str, Any], name: str, seed: int) -> SetupFacts:
         dev = _held_out(shared)
         if dev and own.loss is None:
             _loss_of(own, own.model, dev[:1])
-        loss = own.loss or output_loss
-        cost = cost_of(own.model, lambda model: loss(model, batches[0]), _tokens(scale))
+        cost = cost_of(own.model, lambda model: own.loss_of(model, batches[0]), _tokens(scale))
         content = hashlib.sha256(" ".join(parts.values()).encode())
         for _, held in tensors_in(dev):
             content.update(bytes_of(held))
@@ -165,9 +163,8 @@ def _tokens(scale: Scale) -> int:
 
 def _loss_of(setup: Setup, model: torch.nn.Module, batches: Sequence[Any]) -> float:
     """The mean loss of batches, without training."""
-    loss = setup.loss or output_loss
     with undisturbed(model), torch.no_grad():
-        return statistics.fmean(float(loss(model, batch)) for batch in batches)
+        return statistics.fmean(float(setup.loss_of(model, batch)) for batch in batches)
 
 
 @dataclass

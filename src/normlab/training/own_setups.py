@@ -16,7 +16,6 @@ from torch import nn
 from normlab.errors import UserError
 from normlab.trace.rehearsal import plain_step
 from normlab.trace.setup import Setup
-from normlab.trace.trace import output_loss
 from normlab.trace.untouched import same_random_state
 from normlab.training.recipes.baselines import without_alias
 from normlab.training.setups import called, setup_from_file
@@ -75,7 +74,7 @@ def with_step(setup: Setup) -> Setup:
     """Return the setup with a step, if it has none and the plain step would ignore its scheduler or the norm
     to which it declares that gradients are clipped.
     """
-    norm, loss_of = setup.declare.max_grad_norm, setup.loss or output_loss
+    norm = setup.declare.max_grad_norm
     if setup.step is not None or (setup.scheduler is None and norm is None):
         return setup
 
@@ -83,7 +82,7 @@ def with_step(setup: Setup) -> Setup:
         if norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), norm)
 
-    return replace(setup, step=plain_step(loss_of, clip=clip, scheduled=True))
+    return replace(setup, step=plain_step(setup.loss_of, clip=clip, scheduled=True))
 
 
 def _code(setup: Setup, value: Any, files: Mapping[str, Path]) -> str:

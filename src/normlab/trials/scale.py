@@ -17,7 +17,7 @@ from normlab.errors import UserError
 from normlab.trace.facts.targets import SCORED, Targets, read_logits
 from normlab.trace.setup import Setup
 from normlab.trace.tensors import unwrap
-from normlab.trace.trace import Trace, output_loss
+from normlab.trace.trace import Trace
 from normlab.trace.untouched import untouched
 
 LEARNT_NATS: Final = 0.15
@@ -78,7 +78,7 @@ def read_scale(setup: Setup, batches: Sequence[Any], seconds: float, first: floa
     with untouched(setup), suppress(UserError):  # the step alone may know the loss
         model = copy.deepcopy(unwrap(setup.model))
         for batch in {id(batch): batch for batch in batches}.values():
-            trace = Trace(model, batch, setup.loss or output_loss)
+            trace = Trace(model, batch, setup.loss_of)
             with trace.with_graph(events=True, functions=SCORED) as passed:
                 scored = read_logits(trace, passed)
                 losses.append(float(passed.loss.detach()) if passed.loss is not None else math.nan)

@@ -20,7 +20,6 @@ from normlab.trace.optimizers import copied, rates_of
 from normlab.trace.rehearsal import groups_of, plain_step
 from normlab.trace.setup import Setup, shown
 from normlab.trace.tensors import eager, forward_hooks, map_tensors, refusal
-from normlab.trace.trace import output_loss
 from normlab.trace.untouched import same_random_state, untouched
 
 RateOf = Callable[[int, Sequence[float]], Sequence[float]]
@@ -74,8 +73,7 @@ def train(
         for group in groups_of(optimizers):
             given = {name: value for name, value in groups.items() if name in group}
             group.update({n: value(group[n]) if callable(value) else value for n, value in given.items()})
-        loss_of = setup.loss or output_loss
-        step = setup.step or plain_step(loss_of)
+        step = setup.step or plain_step(setup.loss_of)
         several = isinstance(setup.optimizer, (list, tuple)) or len(optimizers) > 1
         steered: Any = optimizers if several else optimizers[0]
         watch = forward_hooks(dict(model.named_modules()), lambda *_: setattr(seen, "ran", True))

@@ -20,7 +20,6 @@ from normlab.papers.intervals import Array
 from normlab.papers.lab import Row
 from normlab.papers.studies.amplification import theorem_constant
 from normlab.runs import RunFolder
-from normlab.trace.trace import output_loss
 from normlab.training.fold import measure_fold
 from normlab.training.setups import NamedSetup, setup_from_config, setup_from_run
 
@@ -109,7 +108,7 @@ class TrainedModel:
 
 
 def _constant(source: NamedSetup, seed: int) -> float:
-    model, batch, loss = source.setup.model, source.setup.batch, source.setup.loss or output_loss
+    model, batch, loss = source.setup.model, source.setup.batch, source.setup.loss_of
     structure = read_structure(model, source.mini_batches()[0], call=loss)
     subject = Subject(model, batch, loss, structure, call=loss)
     return theorem_constant(subject, tokens=FOLLOWED, seed=seed)
