@@ -11,7 +11,7 @@ RESULTS = (
     "normlab.comparison.result",
     "normlab.diagnosis.diagnose",
     "normlab.scaling.answer",
-    "normlab.trials.trials",
+    "normlab.trials.answer",
     "normlab.watching.watch",
 )
 """The modules whose results draw their own page."""

@@ -13,8 +13,8 @@ import pytest
 from normlab.scaling.answer import Transfer
 from normlab.scaling.optimum import Losses
 from normlab.scaling.sweep import Decay, Sweep
+from normlab.trials.answer import Trial
 from normlab.trials.scale import Scale
-from normlab.trials.trials import Trial
 from scaling.curves import draw, skewed
 
 SIZES = (64, 128, 256, 512)

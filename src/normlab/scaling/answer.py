@@ -14,7 +14,7 @@ from normlab.scaling.optimum import means_of
 from normlab.scaling.remedy import Remedy, remedy_of
 from normlab.scaling.sweep import CARRIES, LEAST_SIZES, SHIFTS, Between, Sweep
 from normlab.scaling.wording import apart, moves
-from normlab.trials.trials import INTERRUPTED
+from normlab.trials.answer import INTERRUPTED
 
 
 @dataclass(frozen=True, repr=False)

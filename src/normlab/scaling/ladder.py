@@ -21,11 +21,11 @@ from normlab.trace.optimizers import copied
 from normlab.trace.rehearsal import groups_of
 from normlab.trace.setup import Setup
 from normlab.trace.untouched import untouched
+from normlab.trials.answer import INTERRUPTED, Trial
 from normlab.trials.attempts import LEAST_STEPS, Attempts, batches_of, kept_trial
 from normlab.trials.change import Variant
 from normlab.trials.journal import Journal, fingerprint
 from normlab.trials.search import FARTHEST
-from normlab.trials.trials import INTERRUPTED, Trial
 
 if TYPE_CHECKING:
     from normlab.scaling.transfer import Request

@@ -16,12 +16,12 @@ from normlab.errors import UserError
 from normlab.trace.setup import Setup, positive, shown
 from normlab.trace.untouched import same_random_state, untouched
 from normlab.trials import STEPS
+from normlab.trials.answer import Trial
 from normlab.trials.change import Variant
 from normlab.trials.journal import Journal
 from normlab.trials.scale import Scale, read_scale
 from normlab.trials.search import LAST, hopeless
 from normlab.trials.training import Course, Training, first_steps, read_course, train
-from normlab.trials.trials import Trial
 
 LEAST_STEPS: Final = 2 * LAST
 SHOWN: Final = 16

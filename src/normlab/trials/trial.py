@@ -15,11 +15,11 @@ from normlab.trace.setup import Loss, Setup, setup_of
 from normlab.trace.tensors import unwrap
 from normlab.trace.untouched import same_globals
 from normlab.trials import STEPS
+from normlab.trials.answer import INTERRUPTED, Trial, Trials
 from normlab.trials.attempts import LEAST_STEPS, Attempts, Plan, batches_of
 from normlab.trials.change import Changes, Variant, variants
 from normlab.trials.journal import Journal, fingerprint
 from normlab.trials.search import FARTHEST, next_octave
-from normlab.trials.trials import INTERRUPTED, Trial, Trials
 
 FEWEST: Final = 3
 """With fewer trials, nothing is compared; if the budget does not hold so many, they get fewer steps."""
