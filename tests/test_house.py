@@ -19,9 +19,9 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 8
 MOST_CASES = 5_200
-MOST_LINES = 54_060
-MOST_MODULES = 261
-MOST_NAMES = 1_354
+MOST_LINES = 53_820
+MOST_MODULES = 260
+MOST_NAMES = 1_347
 MEDIAN_LINES = 120
 """Of src: what it may grow to, which is lowered when it shrinks; the median module has so many lines at
 least. The aim was 39,500 lines, 230 modules and 700 names of functions and classes before language models,
