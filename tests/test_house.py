@@ -21,7 +21,7 @@ MAX_PARAMETERS = 8
 MOST_CASES = 5_200
 MOST_LINES = 53_820
 MOST_MODULES = 260
-MOST_NAMES = 1_347
+MOST_NAMES = 1_348
 MEDIAN_LINES = 120
 """Of src: what it may grow to, which is lowered when it shrinks; the median module has so many lines at
 least. The aim was 39,500 lines, 230 modules and 700 names of functions and classes before language models,

@@ -64,7 +64,7 @@ RENAMES: Final[dict[str, Any]] = {
         "Encoder": ["normlab.nn:Encoder"],
         "generate": ["normlab.data.builtin:generate"],
         "case": [
-            "normlab.training.subjects:of_config",  # first, as long as there was one beside the last
+            "normlab.training.subjects:of_config",  # older code also has the last, for something else
             "normlab.examine.subjects:of_config",
             "normlab.run.diagnose:of_config",
             "normlab.training.setups:setup_from_config",

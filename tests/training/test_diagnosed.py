@@ -96,6 +96,17 @@ def test_a_configuration_is_taken_at_its_start_on_its_own_text(text, tmp_path):
     assert all(b.source.numel() + b.target_in.numel() <= SMALL_TOKENS for b in source.mini_batches())
 
 
+def test_a_configuration_that_leaves_the_precision_open_has_a_name_for_each_start(text, trained, tmp_path):
+    config = tiny(text, "pre")
+    config = replace(config, train=replace(config.train, precision="auto"))
+    begun = replace(config, train=replace(config.train, init_from=str(trained.path)))
+    drawn, loaded = (setup_from_config(one, tmp_path, tokens=256) for one in (config, begun))
+    assert drawn.name.startswith("pre-")
+    assert loaded.name.startswith("pre-")
+    assert drawn.name != loaded.name
+    assert loaded.facts["weights"] == str(trained.path)
+
+
 def test_its_loss_is_that_of_training_a_token(text, tmp_path):
     setup = setup_from_config(tiny(text, "pre"), tmp_path, tokens=256).setup
     model, batch = setup.model.eval(), setup.batch

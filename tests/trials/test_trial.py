@@ -27,8 +27,9 @@ def test_a_range_says_how_far_up_where_it_is_worse_and_where_the_own_rate_is():
     assert worse == pytest.approx(2 * high)
     assert answer.best.loss < answer.unigram - 0.15
     assert answer.is_usable(next(t for t in answer.rates if t.rate == high))
-    fate = next(t.fate for t in answer.rates if t.rate == worse)
-    for part in ("within 5%", fate, "your 2e-2 is", "lowest rate tried"):
+    stopped = next(t.stopped for t in answer.rates if t.rate == worse)
+    why = f"ended early ({stopped})" if stopped else "is worse"
+    for part in ("within 5%", why, "your 2e-2 is", "lowest rate tried"):
         assert part in answer.sentence
     assert str(answer).startswith(answer.sentence)
     assert len(repr(answer)) < 400

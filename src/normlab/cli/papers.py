@@ -146,8 +146,8 @@ def _show_one(standing: ArtefactStatus, others: Sequence[ArtefactStatus]) -> Non
     for said in filter(None, (artefact.discussion, artefact.finding)):
         terminal.write("", Text(said))
     if standing.scale in artefact.trainings:
-        how = artefact.trainings[standing.scale].differs, words.resolution(artefact, standing.scale)
-        terminal.write("", Text(f"The {standing.scale} scale: {' '.join(filter(None, how))}"))
+        how = words.setting(artefact, standing.scale)
+        terminal.write("", Text(f"The {standing.scale} scale: {how}"))
     if standing.path is not None:
         terminal.write("", f"result: {standing.path}")
     for scale in (other.scale for other in others):

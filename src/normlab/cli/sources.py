@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ExaminedFlags(SourceFlags):
-    """The flags that name one step, or that of each checkpoint of a run."""
+    """The flags that say what is examined: one setup, or one for each checkpoint of a run."""
 
     checkpoints: tuple[Literal["last", "best", "average"], ...] = ()
     """Checkpoints of a run; by default the last, and the best if it is another one."""

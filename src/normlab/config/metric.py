@@ -55,8 +55,8 @@ class Metric:
 
     def listed(self, values: Iterable[float | None], trained: Iterable[bool]) -> str:
         """Return the values of several runs, in brackets if a run did not train: ``33.1, (0.4), 33.3``."""
-        shown = ((self.shown(value) or "–", whole) for value, whole in zip(values, trained, strict=True))
-        return ", ".join(text if whole else f"({text})" for text, whole in shown)
+        shown = ((self.shown(value) or "–", counts) for value, counts in zip(values, trained, strict=True))
+        return ", ".join(text if counts else f"({text})" for text, counts in shown)
 
     def signed(self, value: float) -> str:
         """Return a difference with its sign, ``+1.3``; ``0.0`` if it rounds to zero."""

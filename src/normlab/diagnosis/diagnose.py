@@ -220,8 +220,8 @@ def diagnose(
 
 
 def _read(model: nn.Module, batch: Any, call: Call, options: Options) -> Structure:
-    """Read the residual stream. One of our own sublayers that shows no sum, as if its placement keeps the
-    stream on a sphere, is read by its branch.
+    """Read the residual stream. One of our own sublayers that shows no sum, as when its placement keeps
+    the stream on a sphere, is read by its branch.
     """
     blocks, branches = options.get("blocks", ()), options.get("branches", ())
     ours = {path.rpartition(".")[0] for path, m in model.named_modules() if isinstance(m, Sublayer)}

@@ -178,6 +178,11 @@ def command(artefact: Artefact, scale: Scale = LAPTOP) -> str:
     return f"normlab papers reproduce {artefact.id}{sized}" + (f" --import {module}" if own else "")
 
 
+def setting(artefact: Artefact, scale: Scale) -> str:
+    """Say how the trainings at that scale differ from the paper's, and what they can tell apart."""
+    return " ".join(filter(None, (artefact.trainings[scale].differs, resolution(artefact, scale))))
+
+
 def resolution(artefact: Artefact, scale: Scale) -> str:
     """Say which differences and shares its trainings at that scale can tell apart, in sentences; empty for an
     artefact with a study other than ``trainings``.

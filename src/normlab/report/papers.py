@@ -108,8 +108,7 @@ def _warnings(standing: ArtefactStatus) -> Iterator[Block]:
     artefact, found = standing.artefact, standing.found
     yield from (Text(caution, "alarm") for caution in words.cautions(standing))
     if found is not None and found.scale in artefact.trainings:
-        how = artefact.trainings[found.scale].differs, words.resolution(artefact, found.scale)
-        yield Text(f"Measured at the {found.scale} scale: {' '.join(filter(None, how))}")
+        yield Text(f"Measured at the {found.scale} scale: {words.setting(artefact, found.scale)}")
     if found is None and not standing.trouble:
         measure = f"To measure it: {words.command(artefact, standing.scale)}"
         yield Text(f"Nothing was measured. {measure if artefact.study else 'No study decides it yet.'}")

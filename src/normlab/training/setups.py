@@ -58,7 +58,7 @@ class NamedSetup:
     setup: Setup
     facts: Mapping[str, str] = field(default_factory=dict)
     name: str = ""
-    """A run's checkpoint, or the recipe and the id of a configuration."""
+    """A run's checkpoint, or the recipe and the id of a configuration; empty for a file."""
     warmup_steps: int = 0
     """Steps over which the rate rises to its peak, in the training ahead, if that is known."""
     mini_batches: Callable[[], Sequence[Any]] = tuple
@@ -208,10 +208,14 @@ def setup_from_config(config: Config, root: Path, *, tokens: int) -> NamedSetup:
     setup = _setup(task, task.build(), optim.lr, trained=trained)
     if trained:
         load_initial_weights(SingleProcess(setup.model), task)
-    facts = {"warm-up": f"{optim.warmup_steps:,} steps to this rate"} if optim.warmup_steps else {}
-    more = {"warmup_steps": optim.warmup_steps, "mini_batches": partial(_mini_batches, task)}
-    name = f"{config.recipe}-{run_id(config)[:8]}"
-    return NamedSetup(title_of(config), setup, _facts(task) | facts, name, **more)
+    facts = _facts(task)
+    if optim.warmup_steps:
+        facts["warm-up"] = f"{optim.warmup_steps:,} steps to this rate"
+    if trained:
+        facts["weights"] = task.config.train.init_from
+    name = f"{config.recipe}-{run_id(task.config)[:8]}"
+    batches = partial(_mini_batches, task)
+    return NamedSetup(title_of(config), setup, facts, name, optim.warmup_steps, batches)
 
 
 def setup_from_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> NamedSetup:
@@ -226,10 +230,11 @@ def setup_from_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> 
     if (path / "optimiser.safetensors").exists():
         optimizer = build_optimiser(model, config.optim)
     progress = load_checkpoint(path, model, optimizer, run=folder.id()).progress()
-    label = which = f"step {progress.step:,}"
-    name = f"step-{checkpoint}"
+    step = f"step {progress.step:,}"
     if isinstance(checkpoint, str):
-        label, which, name = f"{checkpoint}, {label}", f"{checkpoint} checkpoint", checkpoint
+        label, which, name = f"{checkpoint}, {step}", f"{checkpoint} checkpoint", checkpoint
+    else:
+        label, which, name = step, step, f"step-{checkpoint}"
     facts = {"run": folder.path.name, "checkpoint": label, **_facts(task)}
     if not (lr := progress.learning_rate(config, ahead=1)):
         lr = config.optim.lr
@@ -263,7 +268,7 @@ def _facts(task: AnyTask) -> dict[str, str]:
     micro = task.batch(FIRST)
     return {
         "recipe": describe(task.config),
-        "batch": f"{micro.tokens:,} predicted in {micro.padded_tokens:,} positions",
+        "tokens": f"{micro.tokens:,} predicted in {micro.padded_tokens:,} positions",
     }
 
 

@@ -41,11 +41,6 @@ class Trial:
         return self.losses[-max(LAST, self.steps // 10) :]
 
     @property
-    def fate(self) -> str:
-        """What became of a rate that does not train: ``1.4e-2 ended early (loss not finite at step 3)``."""
-        return f"{short_rate(self.rate)} {f'ended early ({self.stopped})' if self.stopped else 'is worse'}"
-
-    @property
     def loss(self) -> float:
         """The mean of the last losses; infinite if it ended early."""
         return math.inf if self.stopped else fmean(self.last)
@@ -167,13 +162,13 @@ class Trials:
         if not self.tried:
             return f"{self.cut[:1].upper()}{self.cut[1:]}" or "Nothing was tried"
         if self.best is None:
-            return f"No rate trains for {self.steps} steps: {'; '.join(t.fate for t in self.rates)}"
+            return f"No rate trains for {self.steps} steps: {'; '.join(_fate(t) for t in self.rates)}"
         return self.unmoved or (self._range(self.best) if self.learns else self._too_short(self.best))
 
     def _range(self, best: Trial) -> str:
         low, high = self.usable or (0.0, 0.0)
         above = next((t for t in self.rates if t.rate == self.above), None)
-        end = above.fate if above else "no rate that is worse was reached"
+        end = _fate(above) if above else "no rate that is worse was reached"
         own = next((t for t in self.rates if t.rate == self.today), None)
         if self.today > high:
             place = "is above that" + (" and ended early" if own and own.stopped else "")
@@ -271,3 +266,9 @@ class Trials:
         from normlab.report.trial import trial_page
 
         return trial_page(self.to_dict()).write(Path(path))
+
+
+def _fate(trial: Trial) -> str:
+    """What became of a rate that is not usable: ``1.4e-2 ended early (loss not finite at step 3)``."""
+    why = f"ended early ({trial.stopped})" if trial.stopped else "is worse"
+    return f"{short_rate(trial.rate)} {why}"

@@ -86,12 +86,12 @@ class TrainedModel:
         """Return C of Theorem 2 over C at initialisation."""
         config = self.folder.config()
         first = setup_from_config(config, self.folder.path.parent, tokens=config.train.max_tokens)
-        return _constant(self._best, seed) / _constant(first, seed)
+        return _constant(self._best(), seed) / _constant(first, seed)
 
     @torch.no_grad()
     def training_loss(self) -> float:
         """Return the label-smoothed loss in nats per token on the first micro-batches of training."""
-        setup = self._best.setup
+        setup = self._best().setup
         task, model = setup.batches.task, setup.model.eval()
         batches = [task.batch(i) for i in range(TRAINING_BATCHES)]
         total = sum(float(task.loss(model, batch).loss) for batch in batches)
@@ -102,7 +102,6 @@ class TrainedModel:
         fold = measure_fold(self.folder)
         return fold.float32 / fold.largest_logit
 
-    @property
     def _best(self) -> NamedSetup:
         return setup_from_run(self.folder, "best", tokens=self.folder.config().train.max_tokens)
 
