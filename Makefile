@@ -8,6 +8,8 @@ BIN   := $(VENV)/bin
 # The stamp's name is the content of what was installed, so a checkout that only touches files costs nothing.
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1)
 DOCS_STAMP := $(STAMP)-docs
+# A demo needs no developer tools: in a new checkout it installs normlab alone, and `make install` the rest.
+DEMO_STAMP := $(or $(wildcard $(STAMP)),$(STAMP)-demo)
 # Two workers of one core each; a training that a test starts counts its own threads. Each begins with one half of
 # the tests in order, so that what the tests of a file share is made once.
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
@@ -35,8 +37,12 @@ $(STAMP):
 	@rm -f $(VENV)/.installed-*
 	@touch $@
 
-demo: $(STAMP) ## compare recipes on the built-in corpus and write the page; DEMO="--seeds 5" changes it
+demo: $(DEMO_STAMP) ## compare recipes on the built-in corpus and write the page; DEMO="--seeds 5" changes it
 	$(BIN)/normlab compare $(DEMO)
+
+$(STAMP)-demo:
+	@bash tools/install.sh $(VENV) ""
+	@touch $@
 
 lint: $(STAMP) ## style, import layers, types
 	$(BIN)/python -m ruff check

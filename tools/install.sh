@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Usage: [PYTHON=python3.12] tools/install.sh VENV [EXTRA]
-# Makes the virtual environment and installs normlab with an extra, its developer tools where none is named,
-# pinned by constraints.txt.
+# Makes the virtual environment and installs normlab with an extra, pinned by constraints.txt: its developer
+# tools where none is named, nothing more where it is empty.
 # A torch (2.9 and up) that is already there, in VENV or in $PYTHON, is used as it is, without our pin for it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-venv=${1:?usage: tools/install.sh VENV [EXTRA]}
+venv=${1:?usage: tools/install.sh VENV [EXTRA]} extra=${2-dev}
 
 fits() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; }
 
@@ -50,4 +50,4 @@ else
 fi
 
 echo "installing normlab into $venv with $("$venv/bin/python" --version)${torch:+ and the torch $torch that is there}"
-"$venv/bin/python" -m pip install -qq --disable-pip-version-check -c "$pins" -e ".[${2:-dev}]"
+"$venv/bin/python" -m pip install -qq --disable-pip-version-check -c "$pins" -e ".${extra:+[$extra]}"
