@@ -14,10 +14,12 @@ from normlab.cli.options import ConfigFlags, config_name, flags_of, load, typed_
 from normlab.cli.presets import CONFIGS
 from normlab.cli.train import TrainCommand
 from normlab.cli.translate import DecodeFlags
+from normlab.comparison import grid
 from normlab.config.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
 from normlab.config.io import no_flag
 from normlab.runs import RunFolder
 from normlab.training.recipes.grammar import parts
+from normlab.training.rehearsal import Seconds
 
 DATA = (
     "train_src train_tgt dev_src dev_tgt test_src test_tgt train_text dev_text test_text train_pairs "
@@ -220,7 +222,8 @@ def test_a_flag_that_no_part_of_the_recipe_reads_is_named(capsys, recipe, flag, 
     assert capsys.readouterr().err == (note if owners else "")
 
 
-def test_a_comparison_names_what_none_of_its_recipes_reads(capsys, tmp_path):
+def test_a_comparison_names_what_none_of_its_recipes_reads(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(grid, "measure_side_by_side", lambda *asked: Seconds(1.0, 1.0, 100.0))
     asked = ["--out", str(tmp_path), "--plan", "--lrs", "1e-3", "--logit-cap", "30"]
     assert main(["compare", "--recipes", "post", "like:gpt2", *asked]) == 0
     said = capsys.readouterr().err.splitlines()
