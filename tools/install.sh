@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Usage: [PYTHON=python3.12] tools/install.sh VENV [EXTRA]
-# Makes the virtual environment and installs normlab with an extra, pinned by constraints.txt: its developer
-# tools where none is named, nothing more where it is empty.
+# Makes the virtual environment and installs normlab, pinned by constraints.txt, with EXTRA: the developer
+# tools by default, nothing more if it is empty.
 # A torch (2.9 and up) that is already there, in VENV or in $PYTHON, is used as it is, without our pin for it.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -114,7 +114,7 @@ DATES: Final = replace(LAPTOP, train=replace(LAPTOP.train, steps=1200, validate_
 """The same, six times as long: for claims about which recipes train, which 200 steps cannot show."""
 
 ON_GPU: Final = {"train.grad_accum_steps": 1, "train.precision": "auto", "train.validate_every_steps": 500}
-"""How the gpu scale differs from most of the papers' trainings, beside its text and its steps."""
+"""How the gpu scale differs from most of the papers' trainings, besides text and steps."""
 TO_THE_END: Final = {"train.stop_early": False}
 """For cells in which a run may get stuck: it has until the last step to leave its plateau."""
 CONVERGED: Final = "trainings to convergence, at the gpu scale"

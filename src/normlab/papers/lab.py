@@ -179,7 +179,7 @@ def _is_there(text: str) -> bool:
 
 
 def finished(asked: Mapping[K, Sequence[Config]], queue: Queue) -> dict[K, tuple[RunFolder, ...]]:
-    """Train what is not done yet in the queue's folder; return the run folders in place of configurations.
+    """Train what is not done yet in the queue's folder; return each name's run folders.
 
     Raises UserError for a run that fails, and SpentError if the queue's time is over before all are done.
     """

@@ -174,7 +174,7 @@ class WatchedModel:
         return self.entered(entered)
 
     def entered(self, entering: Mapping[str, Tensor]) -> list[Tensor]:
-        """The streams as they enter the first block of each stack, of those that enter blocks."""
+        """The stream that enters each stack's first block, for the stacks where one did."""
         return [entering[path] for path in self.entries if path in entering]
 
     def _other(self, model: nn.Module, first: Iterable[Nth]) -> Readings:

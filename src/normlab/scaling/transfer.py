@@ -66,7 +66,7 @@ def transfer(
 
 @dataclass(frozen=True)
 class Request(Plan):
-    """What was asked for, besides the sizes: the trials of the first seed, and what there is beside them."""
+    """What was asked for, besides the sizes: the plan of the first seed's trials, and the rest."""
 
     steps: int = STEPS
     budget_s: float = BUDGET_S

@@ -62,7 +62,7 @@ class NamedSetup:
     warmup_steps: int = 0
     """Steps over which the rate rises to its peak, in the training ahead, if that is known."""
     mini_batches: Callable[[], Sequence[Any]] = tuple
-    """Makes small training batches, for what takes many passes; none if that is not known."""
+    """Makes small training batches for studies that take many passes; none if unknown."""
 
     def diagnosed(self, preset: str, lr: float | None = None, **options: Unpack[Options]) -> Diagnosis:
         """Run the studies of a preset, see ``diagnosis.diagnose``. Raises UserError if that is impossible."""

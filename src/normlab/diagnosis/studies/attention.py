@@ -88,7 +88,7 @@ class _Softmax(NamedTuple):
 
 
 class _Softmaxes(TorchDispatchMode):
-    """Keeps the softmaxes of a pass, between the tensors of streams that are being recorded."""
+    """Keeps a pass's softmaxes, each with the number of stream tensors recorded before it."""
 
     def __init__(self, shown: Sequence[Seen]) -> None:
         super().__init__()

@@ -165,7 +165,7 @@ class Facts:
     @cached_property
     def roles(self) -> dict[str, str]:
         """The role of each parameter by path, in the words of ``nn.roles``: embedding, head, hidden, norm,
-        bias or scalar. A vector that is no bias counts as a norm's.
+        bias or scalar. Any vector but a bias counts as a norm's.
         """
         tables = {id(f.argument(1, "weight")) for f in self.lookups}
         modules = dict(self.trace.model.named_modules())
