@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from normlab.comparison.result import SweepRun, choose
-from normlab.config.config import SeedConfig
+from normlab.config.config import Config, SeedConfig
 from normlab.papers.artefact import Measurement
 from normlab.papers.lab import Lab, Row, finished
 from normlab.papers.measures import OfRuns
@@ -39,12 +39,11 @@ def tuned(
     _widen(lab, sweeps)
     best = {side: _best(own) for side, own in sweeps.items()}
     lab.log(f"best rates: {_in_words(best)}")
-    configs = {
-        at_factor(side, factor): [replace(config, seeds=SeedConfig.of(seed)) for seed in seeds]
-        for side, rate in best.items()
-        for factor in factors
-        for config in (changed(sweeps[side][rate].config(), {"optim.lr": factor * rate}),)
-    }
+    configs = dict[str, list[Config]]()
+    for side, rate in best.items():
+        for factor in factors:
+            config = changed(sweeps[side][rate].config(), {"optim.lr": factor * rate})
+            configs[at_factor(side, factor)] = [replace(config, seeds=SeedConfig.of(seed)) for seed in seeds]
     runs = finished(configs, lab.queue(lab.root))
     found = trainings(replace(lab, runs=runs), measures=measures, shown=shown)
     tables = {**found.tables, "rates": _rates(sweeps)}
@@ -53,15 +52,20 @@ def tuned(
 
 def _widen(lab: Lab, sweeps: Mapping[str, Sweep]) -> None:
     """Train runs by octaves beyond the sweeps' ends until every best rate is inside."""
-    while beyond := {
-        (side, rate): [changed(own[best].config(), {"optim.lr": rate})]
-        for side, own in sweeps.items()
-        for best in (_best(own),)
-        for end, rate in ((min(own), best / 2), (max(own), best * 2))
-        if best == end
-    }:
+    while beyond := _beyond(sweeps):
         for (side, rate), (folder,) in finished(beyond, lab.queue(lab.root)).items():
             sweeps[side][rate] = folder
+
+
+def _beyond(sweeps: Mapping[str, Sweep]) -> dict[tuple[str, float], list[Config]]:
+    """Return what is to be trained an octave beyond each end of a sweep that is its best rate."""
+    found = {}
+    for side, own in sweeps.items():
+        best = _best(own)
+        for end, rate in ((min(own), best / 2), (max(own), best * 2)):
+            if best == end:
+                found[side, rate] = [changed(own[best].config(), {"optim.lr": rate})]
+    return found
 
 
 def _best(sweep: Sweep) -> float:
