@@ -22,9 +22,10 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from normlab.config.config import Config, MachineConfig, SeedConfig, numbers
-from normlab.papers.bases import DATES, LANGUAGE_MODEL, MULTI30K_SMALL
+from normlab.papers.bases import DATES, LANGUAGE_MODEL, MULTI30K_QUARTER, MULTI30K_SMALL
 from normlab.papers.disputes import BASELINE, RATES, recipe
 from normlab.papers.liu2020.bases import FP16, HALF
+from normlab.papers.nguyen2019.bases import MODELS, PAST_BEST
 from normlab.papers.studies.trained_models import OUTPUT, ROLES, TrainedModel
 from normlab.papers.trainings import changed, sweep
 from normlab.runs.folder import RunFolder, read_scores
@@ -184,6 +185,16 @@ BATCHES: Final[Mapping[str, Batch]] = {
         "Does Post-LN converge in 6,000 steps, and at which rate?",
         changed(_END, {"train.steps": 6000, "train.validate_every_steps": 500}),
         {**_peak("post", 1e-3), **_peak("post", 2e-3)},
+    ),
+    "F-liu": Batch(
+        "Does Liu et al.'s Post-LN come to its end on a quarter of the text, where dev NLL rises again?",
+        changed(_END, {"data": MULTI30K_QUARTER, "train.steps": 3000}),
+        {"post": {"recipe": "post+radam+warmup+inverse_sqrt", "optim.lr": 2e-3, "optim.warmup_steps": 400}},
+    ),
+    "F-nguyen": Batch(
+        "Do Nguyen and Salazar's models, with SmallInit and clipping?",
+        PAST_BEST["laptop"].base,
+        {name: MODELS[name] for name in ("Post+LN", "Pre+LN", "Pre+FixNorm+ScaleNorm")},
     ),
     "F-rate": Batch("Does Post-LN converge sooner at a higher rate?", _END, _peak("post", 2e-3)),
     "F-end": Batch(

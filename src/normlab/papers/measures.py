@@ -243,7 +243,7 @@ class StepsRatio(_OfTwo[str]):
     def measure(self, runs: Trained) -> Measure:
         ratios, arrived = list[float](), True
         for first, second in _by_seed(partial(runs.on_dev, "nll"), self):
-            step, best = min(second, key=lambda one: one[1])
+            step, best = min(second, key=_value)
             reached = next((s for s, nll in first if nll <= best), None)
             ratios.append((reached or first[-1][0]) / step)
             arrived = arrived and reached is not None
@@ -259,6 +259,27 @@ class DevAt(_ScoresOfTwo[str]):
     def measure(self, runs: Trained) -> Measure:
         curves = _by_seed(partial(runs.on_dev, self.metric), self)
         return runs.mean(_at(first, self.share) - _at(second, self.share) for first, second in curves)
+
+
+class BestOnDev(_ScoresOfTwo[str]):
+    """The best dev score of ``a`` in its training minus that of ``b``, as a mean over seeds."""
+
+    def measure(self, runs: Trained) -> Measure:
+        best = max if runs.metric(self.metric).higher_is_better else min
+        curves = _by_seed(partial(runs.on_dev, self.metric), self)
+        return runs.mean(best(map(_value, first)) - best(map(_value, second)) for first, second in curves)
+
+
+class SharePastBest(OfRuns):
+    """The share of the runs of some cells whose best dev NLL comes before their last validation, with its
+    exact interval: more steps would not have made them better.
+    """
+
+    cells: Sequence[str]
+
+    def measure(self, runs: Trained) -> Measure:
+        curves = [curve for cell in self.cells for curve in runs.on_dev("nll", cell)]
+        return runs.share([min(curve, key=_value) != curve[-1] for curve in curves])
 
 
 class SpikesDifference(_OfTwo[str]):
@@ -291,7 +312,7 @@ class DisorderedPairs(OfRuns):
         for cell in runs.cells:
             for losses, scores in zip(runs.on_dev("nll", cell), runs.on_dev(headline, cell), strict=True):
                 if losses:
-                    step, loss = min(losses, key=lambda one: one[1])
+                    step, loss = min(losses, key=_value)
                     ends.append((loss, dict(scores).get(step, 0.0)))
         bad = [one for one in ends if one[1] <= self.good]
         return Measure.exact(float(sum(a[0] < b[0] and a[1] < b[1] for a in bad for b in bad)))
@@ -366,6 +387,10 @@ class ScaleRatio(_OfTwo[str]):
     def measure(self, runs: Trained) -> Measure:
         scales = _by_seed(lambda cell: (model.scale_at(self.where) for model in runs.models(cell)), self)
         return runs.mean_ratio(x / y for x, y in scales)
+
+
+def _value(point: tuple[int, float]) -> float:
+    return point[1]
 
 
 def _at(curve: Sequence[tuple[int, float]], share: float) -> float:

@@ -15,7 +15,16 @@ from normlab.config.config import (
     TrainConfig,
     parallel_files,
 )
-from normlab.papers.bases import BASE, DATES, EN_VI, LAPTOP, MULTI30K_DE, MULTI30K_SMALL, ON_GPU
+from normlab.papers.bases import (
+    BASE,
+    DATES,
+    EN_VI,
+    LAPTOP,
+    MULTI30K_DE,
+    MULTI30K_QUARTER,
+    MULTI30K_SMALL,
+    ON_GPU,
+)
 from normlab.papers.cells import settings_of
 from normlab.papers.trainings import Setting, changed
 
@@ -147,6 +156,26 @@ LEARNED: Final = TED | settings_of(
 """Trainings in which Adam can move a scale by about as much as it begins with, √64: the rates sum to 8
 (docs/pilots.md).
 """
+PAST_BEST: Final = TED | settings_of(
+    "nguyen2019.past_best",
+    laptop=replace(
+        TED["laptop"],
+        base=replace(
+            TED["laptop"].base,
+            data=MULTI30K_QUARTER,
+            optim=replace(TED["laptop"].base.optim, warmup_steps=400),
+            train=TrainConfig(
+                steps=2100,
+                max_tokens=2048,
+                validate_every_steps=150,
+                dev_decode_sentences=500,
+                stop_early=False,
+            ),
+        ),
+        seeds=6,
+    ),
+)
+"""Trainings that pass their best dev loss, after which more steps gain nothing (docs/pilots.md)."""
 GL_EN_AT: Final = settings_of(
     "nguyen2019.gl_en",
     laptop=Setting(GL_EN_SMALL),

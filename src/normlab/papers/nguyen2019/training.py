@@ -19,6 +19,7 @@ from normlab.papers.claim import (
     within,
 )
 from normlab.papers.measures import (
+    BestOnDev,
     DevAt,
     Difference,
     GradientRatio,
@@ -26,11 +27,22 @@ from normlab.papers.measures import (
     ScaleRatio,
     ScoreRatio,
     ShareBetter,
+    SharePastBest,
     ShareTrainedToTheEnd,
     SpikesDifference,
     TrainPerplexityRatio,
 )
-from normlab.papers.nguyen2019.bases import EDGE, GL_EN_AT, LEARNED, MODELS, TED, WMT, NguyenWmt, Ted
+from normlab.papers.nguyen2019.bases import (
+    EDGE,
+    GL_EN_AT,
+    LEARNED,
+    MODELS,
+    PAST_BEST,
+    TED,
+    WMT,
+    NguyenWmt,
+    Ted,
+)
 from normlab.papers.trainings import Cells, for_each_scale
 
 _BEST: Final = "Pre+FixNorm+ScaleNorm"
@@ -225,20 +237,23 @@ TABLE6: Final = declare(
     ),
 )
 
+_ENDED: Final = "only trainings past their best dev loss are compared at their end"
+
 TABLE8: Final = declare(
     "nguyen2019.table8",
     settings={"shown": "perplexity_smoothed"},
-    measures={},
-    gpu={
+    measures={
         "train": TrainPerplexityRatio("ScaleNorm", "LayerNorm"),
         "test": ScoreRatio("perplexity_smoothed", "ScaleNorm", "LayerNorm"),
+        "ended": SharePastBest(("LayerNorm", "ScaleNorm")),
     },
     trainings=for_each_scale(
-        lambda s: {"LayerNorm": MODELS["Pre+FixNorm+LN"], "ScaleNorm": MODELS[_BEST]}, TED
+        lambda s: {"LayerNorm": MODELS["Pre+FixNorm+LN"], "ScaleNorm": MODELS[_BEST]}, PAST_BEST
     ),
     claims=(
         within("train", 0.8, 1.25, convention="no clear effect: less than a quarter either way"),
         below_one("test"),
+        mostly("ended", check=_ENDED),
     ),
 )
 
@@ -248,14 +263,14 @@ FIG1: Final = declare(
         "pre_early": DevAt("bleu", "Pre+LN", "Post+LN", 0.5),
         "fixnorm_early": DevAt("nll", "Pre+FixNorm+LN", "Pre+LN", 0.3),
         "warmup_early": DevAt("nll", _BEST, f"{_BEST}, no warm-up", 0.1),
-    },
-    gpu={
-        "pre_late": DevAt("bleu", "Pre+LN", "Post+LN", 1.0),
-        "fixnorm_late": DevAt("bleu", "Pre+FixNorm+LN", "Pre+LN", 1.0),
-        "best": DevAt("bleu", _BEST, "Pre+LN", 1.0),
+        "pre_late": BestOnDev("bleu", "Pre+LN", "Post+LN"),
+        "fixnorm_late": BestOnDev("bleu", "Pre+FixNorm+LN", "Pre+LN"),
+        "best": BestOnDev("bleu", _BEST, "Pre+LN"),
+        "ended": SharePastBest(tuple(MODELS)),
     },
     trainings=for_each_scale(
-        lambda s: {**MODELS, f"{_BEST}, no warm-up": {"recipe": f"{_VARIANT}+val_decay", **s.no_warmup}}, TED
+        lambda s: {**MODELS, f"{_BEST}, no warm-up": {"recipe": f"{_VARIANT}+val_decay", **s.no_warmup}},
+        PAST_BEST,
     ),
     claims=(
         positive("pre_early"),
@@ -264,15 +279,19 @@ FIG1: Final = declare(
         within("fixnorm_late", -1.0, 1.0, convention="similar: less than 1 BLEU either way"),
         positive("best"),
         positive("warmup_early", check="the steps lie in the warm-up, in which the rate is lower"),
+        mostly("ended", check=_ENDED),
     ),
 )
 
 FIG2: Final = declare(
     "nguyen2019.fig2",
-    measures={"spikes": SpikesDifference("Post+LN", "Pre+LN")},
-    gpu={"level": GradientRatio("Pre+LN", _BEST), "height": GradientRatio("Post+LN", "Pre+LN")},
+    measures={
+        "spikes": SpikesDifference("Post+LN", "Pre+LN"),
+        "level": GradientRatio("Pre+LN", _BEST),
+        "height": GradientRatio("Post+LN", "Pre+LN"),
+    },
     trainings=for_each_scale(
-        lambda s: {name: MODELS[name] for name in MODELS if name != "Pre+FixNorm+LN"}, TED
+        lambda s: {name: MODELS[name] for name in MODELS if name != "Pre+FixNorm+LN"}, PAST_BEST
     ),
     claims=(
         at_least("spikes", 0.0, convention="a spike: three times the median of the steps around it"),
