@@ -196,6 +196,19 @@ BATCHES: Final[Mapping[str, Batch]] = {
         PAST_BEST["laptop"].base,
         {name: MODELS[name] for name in ("Post+LN", "Pre+LN", "Pre+FixNorm+ScaleNorm")},
     ),
+    "F-dropout": Batch(
+        "The same with the dropout of gl_en_small, without which the models differ in how soon they overfit",
+        changed(
+            PAST_BEST["laptop"].base,
+            {
+                **dict.fromkeys(("model.dropout", "model.attention_dropout", "model.ffn_dropout"), 0.1),
+                "train.steps": 4800,
+                "train.validate_every_steps": 300,
+                "train.best_by": "nll",
+            },
+        ),
+        {name: MODELS[name] for name in ("Post+LN", "Pre+LN", "Pre+FixNorm+ScaleNorm")},
+    ),
     "F-rate": Batch("Does Post-LN converge sooner at a higher rate?", _END, _peak("post", 2e-3)),
     "F-end": Batch(
         "Do six layers converge in 1,500 steps of Multi30k, with headroom, and at which rates?",

@@ -17,6 +17,7 @@ from normlab.papers.claim import Measure, at_least
 from normlab.papers.lab import Lab
 from normlab.papers.measures import (
     BestDifference,
+    BestOnDev,
     BestScore,
     DevAt,
     Difference,
@@ -32,6 +33,7 @@ from normlab.papers.measures import (
     Score,
     ShareBetter,
     ShareGap,
+    SharePastBest,
     ShareTrained,
     ShareTrainedToTheEnd,
     SpikesDifference,
@@ -190,15 +192,29 @@ def test_steps_to_the_other_s_best_loss(runs):
     assert DevAt("nll", "slow", "fast", 0.5).measure(both).value == pytest.approx(1.0)
 
 
-def test_spikes_of_the_gradient_norm(runs):
+def test_spikes_of_the_gradient_norm_after_the_warm_up(runs):
     both = runs(calm=[[(1.0, 1.0)]], wild=[[(1.0, 1.0)]])
+    first = both.cells["calm"][0].config().optim.warmup_steps
     for cell, every in (("calm", 10**9), ("wild", 20)):
-        for step in range(100):
-            norm = 10.0 if step % every == every // 2 else 1.0 + 0.1 * math.sin(step)
-            both.cells[cell][0].append_metrics({"kind": "train", "step": step, "grad_norm_l2": norm})
+        for step in range(-50, 101):
+            spike = step <= 0 or step % every == every // 2
+            norm = 10.0 if spike else 1.0 + 0.1 * math.sin(step)
+            row = {"kind": "train", "step": first + step, "grad_norm_l2": norm}
+            both.cells[cell][0].append_metrics(row)
     assert both.spikes("calm") == [0.0]
     assert SpikesDifference("wild", "calm").measure(both).value == pytest.approx(5.0)
     assert GradientRatio("wild", "calm").measure(both).value == pytest.approx(1.0, rel=0.05)
+    none = SpikesDifference("calm", "calm").measure(both)
+    assert at_least("m", 0.0).verdict({"m": none}) == "undecided", "nobody spikes, so nothing is said"
+
+
+def test_the_best_validation_may_come_before_the_end(runs):
+    past, rising = [(3.0, 5.0), (2.0, 9.0), (2.5, 8.0)], [(3.0, 4.0), (2.0, 6.0), (1.9, 7.0)]
+    some = runs(past=[past, past], rising=[rising, past])
+    assert BestOnDev("bleu", "past", "rising").measure(some).value == pytest.approx(1.0)
+    assert BestOnDev("nll", "past", "rising").measure(some).value == pytest.approx(0.05)
+    assert SharePastBest(("past",)).measure(some) == Measure.exact(1.0)
+    assert SharePastBest(("past", "rising")).measure(some).value == 0.75
 
 
 def test_pairs_whose_better_loss_has_the_worse_score(runs):

@@ -271,29 +271,37 @@ class BestOnDev(_ScoresOfTwo[str]):
 
 
 class SharePastBest(OfRuns):
-    """The share of the runs of some cells whose best dev NLL comes before their last validation, with its
-    exact interval: more steps would not have made them better.
+    """The share of the runs of some cells whose best dev NLL comes before their last validation, so that more
+    steps would not have made them better: a fact about these runs, without an interval.
     """
 
     cells: Sequence[str]
 
     def measure(self, runs: Trained) -> Measure:
         curves = [curve for cell in self.cells for curve in runs.on_dev("nll", cell)]
-        return runs.share([min(curve, key=_value) != curve[-1] for curve in curves])
+        past = [min(curve, key=_value) != curve[-1] for curve in curves]
+        return Measure.exact(sum(past) / len(past))
 
 
 class SpikesDifference(_OfTwo[str]):
-    """The steps with a spike of the gradient norm, in per cent: ``a`` minus ``b``, within seeds."""
+    """The steps after the warm-up with a spike of the gradient norm, in per cent: ``a`` minus ``b``, within
+    seeds; open if no run has any.
+    """
 
+    version = 2
     of_gradients = True
 
     def measure(self, runs: Trained) -> Measure:
-        return runs.mean(x - y for x, y in _by_seed(runs.spikes, self))
+        spikes = [*_by_seed(runs.spikes, self)]
+        if not any(map(any, spikes)):
+            return Measure(0.0, -math.inf, math.inf, len(spikes))
+        return runs.mean(x - y for x, y in spikes)
 
 
 class GradientRatio(_OfTwo[str]):
-    """The median gradient norm of ``a`` over that of ``b``, within seeds."""
+    """The median gradient norm of ``a`` after the warm-up over that of ``b``, within seeds."""
 
+    version = 2
     of_gradients = True
 
     def measure(self, runs: Trained) -> Measure:

@@ -115,11 +115,13 @@ class Trained:
         return _measured(gap, len(pairs))
 
     def spikes(self, cell: str) -> list[float]:
-        """Return the percentage of logged steps whose gradient norm is a spike, for each seed."""
+        """Return the percentage of logged steps after the warm-up whose gradient norm is a spike, for each
+        seed.
+        """
         return [_spikes(norms) for norms in _gradient_norms(self, cell)]
 
     def median_gradients(self, cell: str) -> list[float]:
-        """Return the median gradient norm of each seed."""
+        """Return the median gradient norm of each seed after the warm-up."""
         return [float(np.median(norms)) for norms in _gradient_norms(self, cell)]
 
 
@@ -197,7 +199,9 @@ def _worst(metric: Metric, folder: RunFolder) -> float:
 
 def _gradient_norms(runs: Trained, cell: str) -> Iterator[Array]:
     for folder in runs.cells[cell]:
-        norms = [as_float(row.get("grad_norm_l2")) for row in folder.metrics() if row["kind"] == "train"]
+        first = folder.config().optim.warmup_steps
+        rows = (row for row in folder.metrics() if row["kind"] == "train" and row["step"] > first)
+        norms = (as_float(row.get("grad_norm_l2")) for row in rows)
         yield np.array([v for v in norms if v is not None], float)
 
 
