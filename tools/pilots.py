@@ -25,7 +25,7 @@ from normlab.config.config import Config, MachineConfig, SeedConfig, numbers
 from normlab.papers.bases import DATES, LANGUAGE_MODEL, MULTI30K_QUARTER, MULTI30K_SMALL
 from normlab.papers.disputes import BASELINE, RATES, recipe
 from normlab.papers.liu2020.bases import FP16, HALF
-from normlab.papers.nguyen2019.bases import MODELS, PAST_BEST
+from normlab.papers.nguyen2019.bases import GL_EN_SMALL, MODELS, PAST_BEST
 from normlab.papers.studies.trained_models import OUTPUT, ROLES, TrainedModel
 from normlab.papers.trainings import changed, sweep
 from normlab.runs.folder import RunFolder, read_scores
@@ -205,6 +205,22 @@ BATCHES: Final[Mapping[str, Batch]] = {
                 "train.steps": 4800,
                 "train.validate_every_steps": 300,
                 "train.best_by": "nll",
+            },
+        ),
+        {name: MODELS[name] for name in ("Post+LN", "Pre+LN", "Pre+FixNorm+ScaleNorm")},
+    ),
+    "F-gl-en": Batch(
+        "Do the rows of Table 3 come to their end on the paper's own smallest text, at width 64?",
+        changed(
+            GL_EN_SMALL,
+            {
+                "model.dim": 64,
+                "model.ffn_dim": 256,
+                "optim.lr": 2e-3,
+                "optim.warmup_steps": 400,
+                "train": replace(
+                    PAST_BEST["laptop"].base.train, steps=6000, validate_every_steps=300, best_by="nll"
+                ),
             },
         ),
         {name: MODELS[name] for name in ("Post+LN", "Pre+LN", "Pre+FixNorm+ScaleNorm")},
