@@ -58,7 +58,7 @@ def test_the_perplexity_of_the_training_text_is_that_of_its_first_batches(some):
 
 
 def test_a_ratio_of_scores(some):
-    (still,), (moved,) = (some.scores(some.metric("perplexity_smoothed"), c) for c in ("still", "moved"))
+    (still,), (moved,) = (some.scores("perplexity_smoothed", c) for c in ("still", "moved"))
     found = ScoreRatio("perplexity_smoothed", "moved", "still").measure(some)
     assert found.value == pytest.approx(moved / still)
 

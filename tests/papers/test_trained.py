@@ -99,7 +99,7 @@ def test_a_run_without_a_score_has_the_worst_one(runs):
     both = runs(a=[[(2.0, 30.0)], [(2.0, 31.0)]], b=["diverged", "diverged"])
     assert Score("bleu", "b").measure(both).value < 0.1
     assert Difference("bleu", "a", "b").measure(both).value == pytest.approx(30.5, abs=0.6)
-    assert both.scores(both.metric("nll"), "b") == pytest.approx([8.0, 8.0])
+    assert both.scores("nll", "b") == pytest.approx([8.0, 8.0])
 
 
 def test_shares_have_exact_intervals(runs):

@@ -25,7 +25,6 @@ Cells: TypeAlias = str | Sequence[str]
 """A cell, or several, whose mean on the metric's scale is taken."""
 C = TypeVar("C", bound=Cells)
 T = TypeVar("T")
-Pair: TypeAlias = "_OfTwo[str] | _ScoresOfTwo[str]"
 
 
 @dataclass_transform(frozen_default=True)
@@ -67,47 +66,48 @@ class _OfTwo(OfRuns, Generic[C]):
     b: C
     within_seeds = True
 
+    def both(self, of: Callable[[C], T]) -> tuple[T, T]:
+        return of(self.a), of(self.b)
 
-class _ScoresOfTwo(OfRuns, Generic[C]):
-    """A comparison of a metric of cells."""
+    def by_seed(self, values: Callable[[C], Iterable[T]]) -> Iterator[tuple[T, T]]:
+        return zip(*self.both(values), strict=True)
+
+
+class _OfMetric(OfRuns):
+    """A number taken from a metric of cells."""
 
     metric: str
-    a: C
-    b: C
-    within_seeds = True
 
 
-def _by_seed(values: Callable[[str], Iterable[T]], cells: Pair) -> Iterator[tuple[T, T]]:
-    return zip(values(cells.a), values(cells.b), strict=True)
+class _ScoresOfTwo(_OfTwo[C], _OfMetric):
+    """A comparison of a metric of cells, which is the first field."""
 
 
-class Score(OfRuns):
+class Score(_OfMetric):
     """The mean test score of a cell."""
 
-    metric: str
     cell: str
 
     def measure(self, runs: Trained) -> Measure:
-        of = runs.metric(self.metric)
-        return runs.mean_score(of, runs.together(of, self.cell))
+        return runs.mean_score(self.metric, runs.together(self.metric, self.cell))
 
 
 class Difference(_ScoresOfTwo[Cells]):
     """The test score of ``a`` minus that of ``b`` within seeds; of several cells, their mean on the scale."""
 
     def measure(self, runs: Trained) -> Measure:
-        of = runs.metric(self.metric)
-        return runs.score_difference(of, *(runs.together(of, cells) for cells in (self.a, self.b)))
+        return runs.score_difference(self.metric, *self.both(partial(runs.together, self.metric)))
 
 
 class DifferenceOfTrained(_ScoresOfTwo[str]):
     """``Difference`` over the seeds at which both cells train to the end; open if fewer than two do."""
 
     def measure(self, runs: Trained) -> Measure:
-        of, both = runs.metric(self.metric), [all(seed) for seed in _by_seed(runs.trained_to_the_end, self)]
-        if sum(both) < 2:
-            return Measure(math.nan, -math.inf, math.inf, sum(both))
-        return runs.score_difference(of, *(runs.together(of, cell)[both] for cell in (self.a, self.b)))
+        kept = [all(seed) for seed in self.by_seed(runs.trained_to_the_end)]
+        if sum(kept) < 2:
+            return Measure(math.nan, -math.inf, math.inf, sum(kept))
+        scores = self.both(lambda cell: runs.together(self.metric, cell)[kept])
+        return runs.score_difference(self.metric, *scores)
 
 
 class DifferenceSize(_ScoresOfTwo[str]):
@@ -125,19 +125,16 @@ class BestDifference(_ScoresOfTwo[Sequence[str]]):
     """
 
     def measure(self, runs: Trained) -> Measure:
-        of = runs.metric(self.metric)
-        return runs.score_difference(of, runs.best(of, self.a), runs.best(of, self.b))
+        return runs.score_difference(self.metric, *self.both(partial(runs.best, self.metric)))
 
 
-class BestScore(OfRuns):
+class BestScore(_OfMetric):
     """The mean over seeds of the best test score of any cell."""
 
-    metric: str
     cells: Sequence[str]
 
     def measure(self, runs: Trained) -> Measure:
-        of = runs.metric(self.metric)
-        return runs.mean_score(of, runs.best(of, self.cells))
+        return runs.mean_score(self.metric, runs.best(self.metric, self.cells))
 
 
 class ShareTrained(OfRuns):
@@ -168,11 +165,10 @@ class ShareBetter(_ScoresOfTwo[str]):
     within_seeds = False
 
     def measure(self, runs: Trained) -> Measure:
-        of = runs.metric(self.metric)
-        sign = 1.0 if of.higher_is_better else -1.0
+        sign = 1.0 if runs.metric(self.metric).higher_is_better else -1.0
 
         def ranks(cell: str, factor: float) -> list[tuple[bool, float]]:
-            seeds = zip(runs.trained_to_the_end(cell), runs.scores(of, cell), strict=True)
+            seeds = zip(runs.trained_to_the_end(cell), runs.scores(self.metric, cell), strict=True)
             return [(trained, sign * factor * float(score) if trained else 0.0) for trained, score in seeds]
 
         both = zip(ranks(self.a, 1.0), ranks(self.b, self.times), strict=True)
@@ -199,7 +195,7 @@ class EdgeRatio(_OfTwo[Sequence[str]]):
     rates: Sequence[float]
 
     def measure(self, runs: Trained) -> Measure:
-        first, second = runs.edges(self.a, self.rates), runs.edges(self.b, self.rates)
+        first, second = self.both(lambda cells: runs.edges(cells, self.rates))
         if min(first) == 0:
             return Measure(0.0, 0.0, math.inf, len(first))
         return runs.mean_ratio(x / max(y, self.rates[0]) for x, y in zip(first, second, strict=True))
@@ -211,24 +207,22 @@ class ShareGap(_OfTwo[Sequence[str]]):
     within_seeds = False
 
     def measure(self, runs: Trained) -> Measure:
-        first, second = ([one for c in cells for one in runs.trained(c)] for cells in (self.a, self.b))
-        return runs.share_gap(first, second)
+        return runs.share_gap(*self.both(lambda cells: [*chain.from_iterable(map(runs.trained, cells))]))
 
 
-class PairsBetter(OfRuns):
+class PairsBetter(_OfMetric):
     """The share of pairs (a, b) of cells in which ``a`` has the better test score, over the seeds at which
     both train, with its exact interval; all of 0 to 1 if there are none.
     """
 
-    metric: str
     pairs: Sequence[tuple[str, str]]
 
     def measure(self, runs: Trained) -> Measure:
-        of = runs.metric(self.metric)
+        higher, scores = runs.metric(self.metric).higher_is_better, partial(runs.scores, self.metric)
         ahead = [
-            bool(x > y if of.higher_is_better else x < y)
+            bool(x > y if higher else x < y)
             for pair in self.pairs
-            for x, y, *both in zip(*(runs.scores(of, c) for c in pair), *map(runs.trained, pair), strict=True)
+            for x, y, *both in zip(*map(scores, pair), *map(runs.trained, pair), strict=True)
             if all(both)
         ]
         return runs.share(ahead) if ahead else Measure(0.5, 0.0, 1.0)
@@ -242,7 +236,7 @@ class StepsRatio(_OfTwo[str]):
 
     def measure(self, runs: Trained) -> Measure:
         ratios, arrived = list[float](), True
-        for first, second in _by_seed(partial(runs.on_dev, "nll"), self):
+        for first, second in self.by_seed(partial(runs.on_dev, "nll")):
             step, best = min(second, key=_value)
             reached = next((s for s, nll in first if nll <= best), None)
             ratios.append((reached or first[-1][0]) / step)
@@ -257,7 +251,7 @@ class DevAt(_ScoresOfTwo[str]):
     share: float
 
     def measure(self, runs: Trained) -> Measure:
-        curves = _by_seed(partial(runs.on_dev, self.metric), self)
+        curves = self.by_seed(partial(runs.on_dev, self.metric))
         return runs.mean(_at(first, self.share) - _at(second, self.share) for first, second in curves)
 
 
@@ -266,7 +260,7 @@ class BestOnDev(_ScoresOfTwo[str]):
 
     def measure(self, runs: Trained) -> Measure:
         best = max if runs.metric(self.metric).higher_is_better else min
-        curves = _by_seed(partial(runs.on_dev, self.metric), self)
+        curves = self.by_seed(partial(runs.on_dev, self.metric))
         return runs.mean(best(map(_value, first)) - best(map(_value, second)) for first, second in curves)
 
 
@@ -292,7 +286,7 @@ class SpikesDifference(_OfTwo[str]):
     of_gradients = True
 
     def measure(self, runs: Trained) -> Measure:
-        spikes = [*_by_seed(runs.spikes, self)]
+        spikes = [*self.by_seed(runs.spikes)]
         if not any(map(any, spikes)):
             return Measure(0.0, -math.inf, math.inf, len(spikes))
         return runs.mean(x - y for x, y in spikes)
@@ -305,7 +299,7 @@ class GradientRatio(_OfTwo[str]):
     of_gradients = True
 
     def measure(self, runs: Trained) -> Measure:
-        return runs.mean_ratio(x / y for x, y in _by_seed(runs.median_gradients, self))
+        return runs.mean_ratio(x / y for x, y in self.by_seed(runs.median_gradients))
 
 
 class DisorderedPairs(OfRuns):
@@ -332,7 +326,7 @@ class TrainPerplexityRatio(_OfTwo[str]):
     """
 
     def measure(self, runs: Trained) -> Measure:
-        losses = _by_seed(lambda cell: (model.training_loss() for model in runs.models(cell)), self)
+        losses = self.by_seed(lambda cell: (model.training_loss() for model in runs.models(cell)))
         return runs.mean_ratio(math.exp(x - y) for x, y in losses)
 
 
@@ -340,17 +334,16 @@ class ScoreRatio(_ScoresOfTwo[str]):
     """The test score of ``a`` over that of ``b``, within seeds."""
 
     def measure(self, runs: Trained) -> Measure:
-        scores = _by_seed(partial(runs.scores, runs.metric(self.metric)), self)
-        return runs.mean_ratio(x / y for x, y in scores)
+        return runs.mean_ratio(x / y for x, y in self.by_seed(partial(runs.scores, self.metric)))
 
 
 class RiseRatio(_ScoresOfTwo[Sequence[str]]):
     """The first score in ``a`` over the second, over the same of ``b``, within seeds."""
 
     def measure(self, runs: Trained) -> Measure:
-        scores = partial(runs.scores, runs.metric(self.metric))
-        a, b = ([x / y for x, y in zip(*map(scores, two), strict=True)] for two in (self.a, self.b))
-        return runs.mean_ratio(x / y for x, y in zip(a, b, strict=True))
+        scores = partial(runs.scores, self.metric)
+        ratios = self.by_seed(lambda two: [x / y for x, y in zip(*map(scores, two), strict=True)])
+        return runs.mean_ratio(x / y for x, y in ratios)
 
 
 class FoldDifference(OfRuns):
@@ -393,7 +386,7 @@ class ScaleRatio(_OfTwo[str]):
     where: str
 
     def measure(self, runs: Trained) -> Measure:
-        scales = _by_seed(lambda cell: (model.scale_at(self.where) for model in runs.models(cell)), self)
+        scales = self.by_seed(lambda cell: (model.scale_at(self.where) for model in runs.models(cell)))
         return runs.mean_ratio(x / y for x, y in scales)
 
 

@@ -281,9 +281,7 @@ FIG1: Final = declare(
         positive("pre_early"),
         *(positive(measure, part_of="throughout") for measure in ("pre_half", "pre_late")),
         negative("fixnorm_early"),
-        within(
-            "fixnorm_late", -1.0, 1.0, convention="similar: less than 1 BLEU either way", needs=_DROPOUT
-        ),
+        within("fixnorm_late", -1.0, 1.0, convention="similar: less than 1 BLEU either way", needs=_DROPOUT),
         *(positive(measure, part_of="best", needs=_DROPOUT) for measure in ("best", "scalenorm")),
         positive("warmup_early", check="the steps lie in the warm-up, in which the rate is lower"),
         at_least(

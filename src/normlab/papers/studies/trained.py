@@ -56,10 +56,14 @@ class Trained:
             name or self.metrics[0].name, self.metrics, f"a measure wants {name!r}, and the runs"
         )
 
-    def scores(self, metric: Metric, cell: str) -> Array:
+    def scale(self, metric: str) -> MetricScale:
+        return MetricScale(self.metric(metric))
+
+    def scores(self, metric: str, cell: str) -> Array:
         """Return the test score of each seed; the worst one for a run without any."""
-        found = ((_test_score(folder, metric), folder) for folder in self.cells[cell])
-        return np.array([_worst(metric, folder) if score is None else score for score, folder in found])
+        of = self.metric(metric)
+        found = ((_test_score(folder, of), folder) for folder in self.cells[cell])
+        return np.array([_worst(of, folder) if score is None else score for score, folder in found])
 
     def on_dev(self, metric: str, cell: str) -> list[Curve]:
         """Return the dev scores of each seed by step, without values that are not finite."""
@@ -78,26 +82,26 @@ class Trained:
         return [max([0.0, *(rate for rate, _ in takewhile(itemgetter(1), zip(rates, seed, strict=True)))])
                 for seed in by_seed]  # fmt: skip
 
-    def together(self, metric: Metric, cells: Cells) -> Array:
+    def together(self, metric: str, cells: Cells) -> Array:
         """Return the scores of each seed on the scale, averaged over cells."""
         names = [cells] if isinstance(cells, str) else cells
-        return np.mean([MetricScale(metric).values(self.scores(metric, cell)) for cell in names], axis=0)
+        return np.mean([self.scale(metric).values(self.scores(metric, cell)) for cell in names], axis=0)
 
-    def best(self, metric: Metric, cells: Sequence[str]) -> Array:
+    def best(self, metric: str, cells: Sequence[str]) -> Array:
         """Return the best score of each seed in any of the cells, on the scale."""
-        best = np.max if metric.higher_is_better else np.min
-        return MetricScale(metric).values(best([self.scores(metric, cell) for cell in cells], axis=0))
+        best = np.max if self.metric(metric).higher_is_better else np.min
+        return self.scale(metric).values(best([self.scores(metric, cell) for cell in cells], axis=0))
 
-    def mean_score(self, metric: Metric, values: Array) -> Measure:
+    def mean_score(self, metric: str, values: Array) -> Measure:
         """Return the mean of values on the scale, as a score."""
-        return _mapped(mean(values), MetricScale(metric).scores)
+        return _mapped(mean(values), self.scale(metric).scores)
 
-    def score_difference(self, metric: Metric, first: Array, second: Array) -> Measure:
+    def score_difference(self, metric: str, first: Array, second: Array) -> Measure:
         """Return the mean difference of values on the scale, as a difference of scores at a level halfway
         between the two, which is taken as known.
         """
         centre = np.array(float((first + second).mean() / 2))
-        return _mapped(mean(first - second), lambda moved: MetricScale(metric).difference(centre, moved))
+        return _mapped(mean(first - second), lambda moved: self.scale(metric).difference(centre, moved))
 
     def models(self, cell: str) -> list[TrainedModel]:
         return [TrainedModel(folder) for folder in self.cells[cell]]
@@ -212,8 +216,8 @@ def _spikes(norms: Array) -> float:
 
 def _cell(runs: Trained, metric: Metric, cell: str) -> Row:
     """Return a cell as the paper's table prints it, with every seed beside the mean."""
-    scores, outcomes = runs.scores(metric, cell), [run.status().ended_as for run in runs.cells[cell]]
-    found = runs.mean_score(metric, runs.together(metric, cell))
+    scores, outcomes = runs.scores(metric.name, cell), [run.status().ended_as for run in runs.cells[cell]]
+    found = runs.mean_score(metric.name, runs.together(metric.name, cell))
     return {
         "cell": cell,
         metric.label: found.value,
