@@ -127,22 +127,19 @@ CONVERGED: Final = "trainings to convergence, at the gpu scale"
 """What a claim needs if it compares models at the end of training: a Post-LN is far from it after the 200
 steps of the laptop scale.
 """
+_PRE: Final = {"encoder_placement": "pre", "decoder_placement": "pre"}
 _BROWN: Final = "$NORMLAB_DATA/text/brown.txt"
 BERT: Final = Config(
     recipe="pre",
     task="bert_pretraining",
-    model=ModelConfig(
-        dim=64,
-        ffn_dim=256,
-        heads=4,
+    model=replace(
+        LAPTOP.model,
         encoder_layers=4,
         decoder_layers=0,
-        encoder_placement="pre",
-        decoder_placement="pre",
         position_encoding="rope",
         embedding_norm=True,
         activation="gelu",
-        dropout=0.0,
+        **_PRE,
     ),
     data=DataConfig(
         train_text=f"{_BROWN}[:46368]",
@@ -175,19 +172,9 @@ BERT_SHORT: Final = replace(
 LANGUAGE_MODEL: Final = Config(
     recipe="pre",
     task="language_model",
-    model=ModelConfig(
-        dim=64,
-        ffn_dim=168,
-        heads=4,
-        encoder_layers=0,
-        decoder_layers=4,
-        encoder_placement="pre",
-        decoder_placement="pre",
-        dropout=0.0,
-    ),
-    data=DataConfig(
-        train_text=BERT_SHORT.data.train_text,
-        dev_text=BERT_SHORT.data.dev_text,
+    model=replace(LAPTOP.model, ffn_dim=168, encoder_layers=0, decoder_layers=4, **_PRE),
+    data=replace(
+        BERT_SHORT.data,
         test_text=f"{_BROWN}[50518:53466]",
         tokenizer="byte_bpe",
         vocab_size=1000,

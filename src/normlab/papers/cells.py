@@ -14,7 +14,7 @@ from normlab.papers.bases import CONVERGED
 from normlab.papers.claim import Claim
 from normlab.papers.measures import OfRuns
 from normlab.papers.studies import TRAININGS, OwnStudy
-from normlab.papers.trainings import SCALES, Scale, Setting, Trainings
+from normlab.papers.trainings import LAPTOP, SCALES, Scale, Setting, Trainings, changed
 
 CURVES: Final = (
     Drawing("curves", "step", "bleu", "Dev BLEU through training", "step", "BLEU", colour="cell"),
@@ -60,13 +60,14 @@ def declare(
 ) -> Artefact:
     """Return an artefact of normlab's own: what decides its verdicts, plus its words, its drawings, and what
     is in print for it and its claims, from ``<paper's key>.toml``. Without the name of a ``study`` (see
-    ``OwnStudy``) it only takes ``measures`` of its runs. These, and those of the ``gpu`` scale, which need
-    trainings to convergence, are settings; ``more`` holds other fields of an ``Artefact``.
+    ``OwnStudy``) it only takes ``measures`` of its runs, if any. These, and those of the ``gpu`` scale, which
+    need trainings to convergence, are settings; ``more`` holds other fields of an ``Artefact``.
     """
     words = dict(_words(id_))
     own, scales = words.pop("claims", {}), words.pop("scales", {})
     drawn = words.pop("drawings", words_of(id_.partition(".")[0]).get("drawings"))
-    of_runs = {name: some for name, some in (("measures", measures), ("gpu", gpu)) if some is not None}
+    taken = measures if study else measures or {}
+    of_runs = {name: some for name, some in (("measures", taken), ("gpu", gpu)) if some is not None}
     told: dict[str, Any] = {
         **words,
         "published": printed_values(id_),
@@ -96,6 +97,16 @@ def settings_of(id_: str, **of: S) -> dict[Scale, S]:
         for scale in SCALES
         if scale in of
     }
+
+
+def with_laptop(
+    of: Mapping[Scale, S], id_: str = "", base: Mapping[str, Any] | None = None, **own: Any
+) -> dict[Scale, S]:
+    """Return settings whose laptop scale has its own values, those of the ``base`` under names like
+    ``optim.lr``; and its own words, as in ``settings_of``, if it has an id.
+    """
+    laptop = replace(of[LAPTOP], base=changed(of[LAPTOP].base, base or {}), **own)
+    return {**of, **(settings_of(id_, laptop=laptop) if id_ else {LAPTOP: laptop})}
 
 
 def printed_values(id_: str) -> Mapping[str, float | str]:

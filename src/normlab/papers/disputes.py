@@ -84,8 +84,7 @@ SWIGLU: Final = _dispute(
 GATE: Final = _dispute(
     "gate", ("gated heads", recipe("headgate")), ("heads without gates", BASELINE), *BETTER_OR_NO_GAIN
 )
-_QK: Final = tuple(at_factor("QK-norm", k) for k in (_FOUR, 1))
-_NO_QK: Final = tuple(at_factor("no QK-norm", k) for k in (_FOUR, 1))
+_QK, _NO_QK = ((at_factor(side, _FOUR), side) for side in ("QK-norm", "no QK-norm"))
 QKNORM: Final = _dispute(
     "qknorm",
     ("QK-norm", recipe("headnormed")),

@@ -19,8 +19,8 @@ from normlab.papers.bases import (
     TO_THE_END,
     WMT14_FR,
 )
-from normlab.papers.cells import settings_of
-from normlab.papers.trainings import Scale, Setting, changed
+from normlab.papers.cells import settings_of, with_laptop
+from normlab.papers.trainings import Setting, changed
 
 PLACEMENTS: Final = {"Post": "post", "Pre": "pre", "Admin": "admin"}
 DEEP: Final = {"Post": "enc:post/dec:post", "Pre": "enc:pre/dec:pre", "Admin": "admin"}
@@ -67,21 +67,15 @@ def _trained(config: Config, steps: int, **changes: Any) -> Config:
     return replace(config, train=replace(config.train, steps=steps, **own))
 
 
-_DROPPED: Final = {"attention_dropout": 0.1, "ffn_dropout": 0.1}
+DROPPED: Final = dict.fromkeys(INSIDE, 0.1)
 _SMALL: Final = _trained(
-    replace(
-        SMALL,
-        model=replace(SMALL.model, dropout=0.3, **_DROPPED),
-        optim=replace(SMALL.optim, weight_decay=1e-4),
-    ),
+    changed(SMALL, {"model.dropout": 0.3, **DROPPED, "optim.weight_decay": 1e-4}),
     90 * 1100,
     precision="fp16",
     validate_every_steps=1100,
 )
 """90 epochs of 1,100 batches: 4.0 million tokens a side by 4096, with padding."""
-_EN_DE: Final = _trained(
-    replace(BASE, model=replace(BASE.model, **_DROPPED)), 100 * 4000, precision="fp16", grad_accum_steps=4
-)
+_EN_DE: Final = _trained(changed(BASE, DROPPED), 100 * 4000, precision="fp16", grad_accum_steps=4)
 """100 epochs of 4,000 batches: 130 million tokens a side by 8196 on each of 4 GPUs."""
 _EN_FR: Final = _trained(
     replace(_EN_DE, data=WMT14_FR),
@@ -99,23 +93,21 @@ IWSLT: Final = settings_of(
     ),
     paper=LiuTraining(_SMALL, 7e-4, 6000),
 )
-EDGE: Final = IWSLT | settings_of(
+EDGE: Final = with_laptop(
+    IWSLT,
     "liu2020.edge",
-    laptop=replace(
-        IWSLT["laptop"],
-        base=DATES,
-        seldom={"train.validate_every_steps": 200},
-        grid=2e-3,
-        betas=(0.999,),
-        seeds=3,
-    ),
+    {"train": DATES.train},
+    seldom={"train.validate_every_steps": 200},
+    grid=2e-3,
+    betas=(0.999,),
+    seeds=3,
 )
 """The trainings in which Post-LN's edge falls where the paper's does (docs/pilots.md)."""
 EN_DE: Final = settings_of(
     "liu2020.en_de",
     gpu=LiuTraining(
-        replace(
-            _trained(_EN_DE, 10_000, precision="auto", max_tokens=8192, grad_accum_steps=1), data=MULTI30K_DE
+        _trained(
+            replace(_EN_DE, data=MULTI30K_DE), 10_000, precision="auto", max_tokens=8192, grad_accum_steps=1
         ),
         lr=1e-3,
         warmup=2000,
@@ -159,16 +151,10 @@ HALF: Final = settings_of(
     ),
 )
 """The paper's model in its half precision, for as many steps as ``DEEP_EDGE``."""
-SHALLOW: Final[Mapping[Scale, LiuTraining]] = {
-    **DEEP_EDGE,
-    "laptop": replace(DEEP_EDGE["laptop"], warmup=300, eighteen=(), first_seed=7),
-}
+SHALLOW: Final = with_laptop(DEEP_EDGE, warmup=300, eighteen=(), first_seed=7)
 """At the laptop scale only 6 layers, with a warm-up with which a Post-LN of these trains (docs/pilots.md)."""
-LONG_WARMUPS: Final[Mapping[Scale, LiuTraining]] = {
-    **DEEP_EDGE,
-    "laptop": replace(DEEP_EDGE["laptop"], seeds=2),
-}
-IWSLT_DEEP: Final[Mapping[Scale, LiuTraining]] = {**IWSLT, "laptop": replace(DEEP_EDGE["laptop"], six=())}
+LONG_WARMUPS: Final = with_laptop(DEEP_EDGE, seeds=2)
+IWSLT_DEEP: Final = with_laptop({**IWSLT, "laptop": DEEP_EDGE["laptop"]}, six=())
 """At the laptop scale Table 2 trains only its row of 18 layers."""
 EN_FR: Final = settings_of(
     "liu2020.en_fr",

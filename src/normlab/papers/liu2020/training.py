@@ -10,6 +10,7 @@ from normlab.papers.claim import at_least, at_most, fails, mostly, negative, pos
 from normlab.papers.liu2020.bases import (
     DEEP,
     DEEP_EDGE,
+    DROPPED,
     EDGE,
     EN_DE,
     EN_FR,
@@ -79,22 +80,6 @@ _BETAS: Final = 0.99, 0.995, 0.999
 _RATES: Final = 1e-4, 2e-4, 3e-4, 4e-4, 5e-4
 
 
-def _grid(s: LiuTraining) -> Cells:
-    return {
-        f"lr {k}e-4 {name} β₂ {beta}": {
-            "recipe": f"{placement}+radam+linear",
-            "optim.lr": s.grid * k,
-            "optim.betas": (0.9, beta),
-            "optim.warmup_steps": 0,
-            **TO_THE_END,
-            **s.seldom,
-        }
-        for name, placement in PLACEMENTS.items()
-        for beta in s.betas
-        for k in range(1, 6)
-    }
-
-
 def _of(name: str, beta: float = 0.999) -> tuple[str, ...]:
     return tuple(f"lr {k}e-4 {name} β₂ {beta}" for k in range(1, 6))
 
@@ -113,7 +98,23 @@ FIG10: Final = declare(
         },
     },
     gpu={f"{name.lower()}_over_pre": PairsBetter("bleu", _both(name, "Pre")) for name in ("Post", "Admin")},
-    trainings=for_each_scale(_grid, EDGE, seeds=1),
+    trainings=for_each_scale(
+        lambda s: {
+            f"lr {k}e-4 {name} β₂ {beta}": {
+                "recipe": f"{placement}+radam+linear",
+                "optim.lr": s.grid * k,
+                "optim.betas": (0.9, beta),
+                "optim.warmup_steps": 0,
+                **TO_THE_END,
+                **s.seldom,
+            }
+            for name, placement in PLACEMENTS.items()
+            for beta in s.betas
+            for k in range(1, 6)
+        },
+        EDGE,
+        seeds=1,
+    ),
     claims=(
         within(
             "post",
@@ -140,7 +141,6 @@ FIG10: Final = declare(
 
 TABLE3: Final = declare(
     "liu2020.table3",
-    measures={},
     gpu={
         "rezero": Difference("bleu", "ReZero+Post", "ReZero"),
         "rezero_post": Difference("bleu", ("Admin", "Post", "Pre"), "ReZero+Post"),
@@ -165,7 +165,6 @@ _ADMIN_FR, _PRE_FR = "En-Fr Admin BLEU", "En-Fr Pre BLEU"
 TABLE4: Final = declare(
     "liu2020.table4",
     settings={"paper": {"admin_bleu": Score("bleu", _ADMIN_FR), "pre_bleu": Score("bleu", _PRE_FR)}},
-    measures={},
     gpu={
         "admin": Difference("bleu", _ADMIN_FR, _PRE_FR),
         "admin_trains": ShareTrained((_ADMIN_FR,)),
@@ -279,7 +278,6 @@ def _without_dropout(s: LiuTraining) -> Cells:
 SECTION5_3: Final = declare(
     "liu2020.section5_3",
     settings={"paper": {key: ShareGap((name,), (f"{name}, dropout",)) for key, name in _BLAMED.items()}},
-    measures={},
     gpu={key: ShareTrainedToTheEnd((f"{name}, dropout",)) for key, (name, _) in _OTHERS.items()},
     trainings={
         **for_each_scale(_others, HALF),
@@ -297,11 +295,7 @@ DROPOUT: Final = declare(
     measures={"size": DifferenceSize("bleu", "both", "neither")},
     gpu={"effect": Difference("bleu", "both", "neither")},
     trainings=for_each_scale(
-        lambda s: {
-            "neither": {**s.recipe("post"), **s.bare},
-            "both": {**s.recipe("post"), **dict.fromkeys(INSIDE, 0.1)},
-        },
-        IWSLT,
+        lambda s: {"neither": {**s.recipe("post"), **s.bare}, "both": {**s.recipe("post"), **DROPPED}}, IWSLT
     ),
     claims=(
         at_least("size", 1.0, convention=_ENORMOUS),

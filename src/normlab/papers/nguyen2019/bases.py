@@ -25,7 +25,7 @@ from normlab.papers.bases import (
     MULTI30K_SMALL,
     ON_GPU,
 )
-from normlab.papers.cells import settings_of
+from normlab.papers.cells import settings_of, with_laptop
 from normlab.papers.trainings import Setting, changed
 
 MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -88,9 +88,10 @@ GL_EN_SMALL: Final = replace(
     train=TrainConfig(steps=4000, max_tokens=1024, precision="bf16", validate_every_steps=800),
 )
 """Width 256, small batches, six passes over the text: a quarter of an hour per run on one core."""
+_SIX: Final = replace(GL_EN.model, heads=8, encoder_layers=6, decoder_layers=6)
 _EN_VI: Final = replace(
     GL_EN,
-    model=replace(GL_EN.model, heads=8, encoder_layers=6, decoder_layers=6, **_dropouts(0.3)),
+    model=replace(_SIX, **_dropouts(0.3)),
     data=EN_VI,
     train=replace(GL_EN.train, steps=200 * 1500, validate_every_steps=1500, early_stopping_patience=20),
 )
@@ -122,62 +123,44 @@ class Ted(Setting):
 TED: Final = settings_of(
     "nguyen2019.ted",
     laptop=Ted(replace(LAPTOP, optim=replace(GL_EN_SMALL.optim, lr=2e-3, warmup_steps=30)), batch=256),
-    gpu=Ted(
-        replace(
-            _EN_VI,
-            model=replace(_EN_VI.model, **_dropouts(0.4)),
-            data=GL_EN.data,
-            train=replace(GL_EN.train, steps=20_000, validate_every_steps=200),
-        )
-    ),
+    gpu=Ted(changed(GL_EN, {"model": _SIX, "train.steps": 20_000, "train.validate_every_steps": 200})),
     paper=Ted(_EN_VI),
 )
-EDGE: Final = TED | settings_of(
+EDGE: Final = with_laptop(
+    TED,
     "nguyen2019.edge",
-    laptop=replace(
-        TED["laptop"],
-        base=changed(TED["laptop"].base, {"train": DATES.train, "optim.lr": 4e-3, "optim.warmup_steps": 40}),
-        placements=("Post",),
-        seeds=6,
-    ),
+    {"train": DATES.train, "optim.lr": 4e-3, "optim.warmup_steps": 40},
+    placements=("Post",),
+    seeds=6,
 )
 """The trainings in which Post-LN's edge falls where the paper's does (docs/pilots.md)."""
-LEARNED: Final = TED | settings_of(
+LEARNED: Final = with_laptop(
+    TED,
     "nguyen2019.learned",
-    laptop=replace(
-        TED["laptop"],
-        base=replace(
-            TED["laptop"].base,
-            data=MULTI30K_SMALL,
-            optim=replace(TED["laptop"].base.optim, schedule="linear", warmup_steps=400),
-            train=TrainConfig(steps=8000, max_tokens=2048, validate_every_steps=1000, stop_early=False),
-        ),
-        seeds=4,
-    ),
+    {
+        "data": MULTI30K_SMALL,
+        "optim.schedule": "linear",
+        "optim.warmup_steps": 400,
+        "train": TrainConfig(steps=8000, max_tokens=2048, validate_every_steps=1000, stop_early=False),
+    },
+    seeds=4,
 )
 """Trainings in which Adam can move a scale by about as much as it begins with, √64: the rates sum to 8
 (docs/pilots.md).
 """
-PAST_BEST: Final = TED | settings_of(
+PAST_BEST: Final = with_laptop(
+    TED,
     "nguyen2019.past_best",
-    laptop=replace(
-        TED["laptop"],
-        base=replace(
-            TED["laptop"].base,
-            data=MULTI30K_QUARTER,
-            optim=replace(TED["laptop"].base.optim, warmup_steps=400),
-            train=TrainConfig(
-                steps=2100,
-                max_tokens=2048,
-                validate_every_steps=150,
-                dev_decode_sentences=500,
-                stop_early=False,
-            ),
+    {
+        "data": MULTI30K_QUARTER,
+        "optim.warmup_steps": 400,
+        "train": replace(
+            LEARNED["laptop"].base.train, steps=2100, validate_every_steps=150, dev_decode_sentences=500
         ),
-        without_warmup=False,
-        seeds=6,
-        first_seed=7,
-    ),
+    },
+    without_warmup=False,
+    seeds=6,
+    first_seed=7,
 )
 """Trainings that pass their best dev loss, after which more steps gain nothing (docs/pilots.md)."""
 GL_EN_AT: Final = settings_of(

@@ -32,39 +32,13 @@ from normlab.papers.measures import (
     SpikesDifference,
     TrainPerplexityRatio,
 )
-from normlab.papers.nguyen2019.bases import (
-    EDGE,
-    GL_EN_AT,
-    LEARNED,
-    MODELS,
-    PAST_BEST,
-    TED,
-    WMT,
-    NguyenWmt,
-    Ted,
-)
+from normlab.papers.nguyen2019.bases import EDGE, GL_EN_AT, LEARNED, MODELS, PAST_BEST, TED, WMT, Ted
 from normlab.papers.trainings import Cells, for_each_scale
 
 _BEST: Final = "Pre+FixNorm+ScaleNorm"
 _VARIANT: Final = "pre+fixnorm+scalenorm+smallinit"
 """The model of the paper's last row, and its recipe without a schedule."""
 _WARMUPS: Final = 4, 8, 16
-
-
-def _table2(s: Ted) -> Cells:
-    peak, warmup = s.base.optim.lr, s.base.optim.warmup_steps
-    return {
-        f"warm-up {k}k {init} {name}": {
-            "recipe": f"{name.lower()}{words}+warmup",
-            "optim.lr": peak * (warmup / steps) ** 0.5,
-            "optim.warmup_steps": steps,
-            **(TO_THE_END if name == "Post" else {}),
-        }
-        for init, words in (("Xavier", ""), ("SmallInit", "+smallinit"))
-        for name in s.placements
-        for k in _WARMUPS
-        for steps in (warmup * k // 8,)
-    }
 
 
 def _row(init: str, placement: str) -> tuple[str, ...]:
@@ -89,7 +63,21 @@ TABLE2: Final = declare(
         }.items()
     },
     gpu={"pre": Difference("bleu", _row("SmallInit", "Pre"), _row("Xavier", "Pre"))},
-    trainings=for_each_scale(_table2, EDGE),
+    trainings=for_each_scale(
+        lambda s: {
+            f"warm-up {k}k {init} {name}": {
+                "recipe": f"{name.lower()}{words}+warmup",
+                "optim.lr": s.base.optim.lr * (s.base.optim.warmup_steps / steps) ** 0.5,
+                "optim.warmup_steps": steps,
+                **(TO_THE_END if name == "Post" else {}),
+            }
+            for init, words in (("Xavier", ""), ("SmallInit", "+smallinit"))
+            for name in s.placements
+            for k in _WARMUPS
+            for steps in (s.base.optim.warmup_steps * k // 8,)
+        },
+        EDGE,
+    ),
     claims=(
         *(
             claim
@@ -120,45 +108,29 @@ TABLE3: Final = declare(
 )
 
 
-def _table4(s: Ted) -> Cells:
-    return {
-        "NoWarmup": {"recipe": f"{_VARIANT}+val_decay", **s.no_warmup},
-        "InvSqrtDecay": MODELS[_BEST],
-        "ValDecay": {"recipe": f"{_VARIANT}+val_decay+warmup"},
-        "InvSqrtDecay+2xLR": {**MODELS[_BEST], **s.double},
-        "ValDecay+2xLR": {"recipe": f"{_VARIANT}+val_decay+warmup", **s.double},
-    }
-
-
 TABLE4: Final = declare(
     "nguyen2019.table4",
-    measures={},
     gpu={
         "no_warmup": Difference("bleu", "NoWarmup", "InvSqrtDecay"),
         "val_decay": Difference("bleu", "ValDecay", "InvSqrtDecay"),
         "double": Difference("bleu", "InvSqrtDecay+2xLR", "InvSqrtDecay"),
     },
-    trainings=for_each_scale(_table4, TED),
+    trainings=for_each_scale(
+        lambda s: {
+            "NoWarmup": {"recipe": f"{_VARIANT}+val_decay", **s.no_warmup},
+            "InvSqrtDecay": MODELS[_BEST],
+            "ValDecay": {"recipe": f"{_VARIANT}+val_decay+warmup"},
+            "InvSqrtDecay+2xLR": {**MODELS[_BEST], **s.double},
+            "ValDecay+2xLR": {"recipe": f"{_VARIANT}+val_decay+warmup", **s.double},
+        },
+        TED,
+    ),
     claims=(
         at_least("no_warmup", -1.0, convention="warm-up can be left out: at most 1 BLEU below"),
         at_least("val_decay", -1.0, convention="as good: at most 1 BLEU below"),
         within("double", -1.0, 1.0, convention="no change: less than 1 BLEU either way"),
     ),
 )
-
-
-def _table5(s: Ted) -> Cells:
-    return {
-        f"{layers} layers {name}": {
-            "recipe": f"{placement}+smallinit+val_decay",
-            **s.no_warmup,
-            "model.encoder_layers": layers,
-            "model.decoder_layers": layers,
-            **(TO_THE_END if name == "Post" else {}),
-        }
-        for name, placement in (("Post", "post"), ("Pre", "pre"))
-        for layers in (4, 5, 6)
-    }
 
 
 TABLE5: Final = declare(
@@ -173,7 +145,20 @@ TABLE5: Final = declare(
         "pre": ShareTrainedToTheEnd(("4 layers Pre", "5 layers Pre", "6 layers Pre")),
         "four_layers": ShareBetter("bleu", "4 layers Pre", "4 layers Post"),
     },
-    trainings=for_each_scale(_table5, EDGE),
+    trainings=for_each_scale(
+        lambda s: {
+            f"{layers} layers {name}": {
+                "recipe": f"{placement}+smallinit+val_decay",
+                **s.no_warmup,
+                "model.encoder_layers": layers,
+                "model.decoder_layers": layers,
+                **(TO_THE_END if name == "Post" else {}),
+            }
+            for name, placement in (("Post", "post"), ("Pre", "pre"))
+            for layers in (4, 5, 6)
+        },
+        EDGE,
+    ),
     claims=(
         *(at_least(f"post_{layers}", 0.5, derived=_FAILED, part_of="post_deep") for layers in (5, 6)),
         trains("pre"),
@@ -182,20 +167,9 @@ TABLE5: Final = declare(
 )
 
 
-def _table7(s: Ted) -> Cells:
-    fixed = "pre+fixnorm+fixedscalenorm+smallinit"
-    return {
-        "RMSNorm+FixNorm": {"recipe": "pre+fixnorm+rmsnorm+smallinit+warmup"},
-        "ScaleNorm+FixNorm": MODELS[_BEST],
-        "ScaleNorm(g=√d)+FixNorm": {"recipe": f"{fixed}+warmup"},
-        "ScaleNorm(g=√d)+FixNorm+ValDecay": {"recipe": f"{fixed}+val_decay+warmup"},
-        "ScaleNorm(g=√d)+FixNorm+ValDecay+2xLR": {"recipe": f"{fixed}+val_decay+warmup", **s.double},
-    }
-
-
+_FIXED: Final = "pre+fixnorm+fixedscalenorm+smallinit"
 TABLE7: Final = declare(
     "nguyen2019.table7",
-    measures={},
     gpu={
         "one_scale": Difference("bleu", "ScaleNorm+FixNorm", "RMSNorm+FixNorm"),
         "fixed": Difference("bleu", "ScaleNorm(g=√d)+FixNorm", "ScaleNorm+FixNorm"),
@@ -203,7 +177,16 @@ TABLE7: Final = declare(
             "bleu", "ScaleNorm(g=√d)+FixNorm+ValDecay+2xLR", "ScaleNorm(g=√d)+FixNorm+ValDecay"
         ),
     },
-    trainings=for_each_scale(_table7, TED),
+    trainings=for_each_scale(
+        lambda s: {
+            "RMSNorm+FixNorm": {"recipe": "pre+fixnorm+rmsnorm+smallinit+warmup"},
+            "ScaleNorm+FixNorm": MODELS[_BEST],
+            "ScaleNorm(g=√d)+FixNorm": {"recipe": f"{_FIXED}+warmup"},
+            "ScaleNorm(g=√d)+FixNorm+ValDecay": {"recipe": f"{_FIXED}+val_decay+warmup"},
+            "ScaleNorm(g=√d)+FixNorm+ValDecay+2xLR": {"recipe": f"{_FIXED}+val_decay+warmup", **s.double},
+        },
+        TED,
+    ),
     claims=(
         at_least("one_scale", -1.0, convention="as good: at most 1 BLEU below"),
         at_least("fixed", -1.0, convention="as good: at most 1 BLEU below"),
@@ -212,24 +195,22 @@ TABLE7: Final = declare(
 )
 
 
-def _table6(s: NguyenWmt) -> Cells:
-    return {
-        name: {"recipe": name.lower().removesuffix("+ln") + s.recipe, **s.peak}
-        for name in ("Pre+LN", _BEST, "Post+LN", "Post+FixNorm+ScaleNorm")
-    }
-
-
 _NOT_WORSE: Final = "not worse: at most 1 BLEU below"
 
 TABLE6: Final = declare(
     "nguyen2019.table6",
-    measures={},
     gpu={
         "pre_scalenorm": Difference("bleu", _BEST, "Pre+LN"),
         "post": Difference("bleu", "Post+LN", "Pre+LN"),
         "post_scalenorm": Difference("bleu", "Post+FixNorm+ScaleNorm", "Post+LN"),
     },
-    trainings=for_each_scale(_table6, WMT),
+    trainings=for_each_scale(
+        lambda s: {
+            name: {"recipe": name.lower().removesuffix("+ln") + s.recipe, **s.peak}
+            for name in ("Pre+LN", _BEST, "Post+LN", "Post+FixNorm+ScaleNorm")
+        },
+        WMT,
+    ),
     claims=(
         positive("post"),
         at_least("pre_scalenorm", -1.0, convention=_NOT_WORSE),
@@ -240,7 +221,6 @@ TABLE6: Final = declare(
 TABLE8: Final = declare(
     "nguyen2019.table8",
     settings={"shown": "perplexity_smoothed"},
-    measures={},
     gpu={
         "train": TrainPerplexityRatio("ScaleNorm", "LayerNorm"),
         "test": ScoreRatio("perplexity_smoothed", "ScaleNorm", "LayerNorm"),

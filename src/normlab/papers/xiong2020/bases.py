@@ -17,7 +17,7 @@ from normlab.papers.bases import (
     ON_GPU,
     SMALL,
 )
-from normlab.papers.cells import settings_of
+from normlab.papers.cells import settings_of, with_laptop
 from normlab.papers.trainings import Setting, changed
 
 _DECODE: Final = replace(SMALL.decode, length_penalty=1.2)
@@ -56,19 +56,17 @@ IWSLT: Final = settings_of(
     paper=Iwslt(_PAPER),
 )
 
-EDGE: Final = IWSLT | settings_of(
+EDGE: Final = with_laptop(
+    IWSLT,
     "xiong2020.edge",
-    laptop=replace(
-        IWSLT["laptop"],
-        base=replace(DATES, optim=replace(DATES.optim, schedule="inverse_sqrt")),
-        adam=4.0,
-        warmups=(0, 40, 300),
-        epoch_8=561,
-        seeds=6,
-    ),
+    {"train": DATES.train, "optim.schedule": "inverse_sqrt"},
+    adam=4.0,
+    warmups=(0, 40, 300),
+    epoch_8=561,
+    seeds=6,
 )
 """The trainings in which Post-LN's edge falls where the paper's does (docs/pilots.md)."""
-FRESH: Final = EDGE | {"laptop": replace(EDGE["laptop"], first_seed=7)}
+FRESH: Final = with_laptop(EDGE, first_seed=7)
 """The same with seeds of which no result had been seen."""
 
 
