@@ -23,6 +23,7 @@ from normlab.diagnosis.subject import Subject
 from normlab.errors import SpentError, UserError
 from normlab.nn import PAD, Seq2Seq
 from normlab.papers.bases import BASE, IWSLT14_PART, SMALL
+from normlab.papers.claim import Measure
 from normlab.papers.trainings import LAPTOP, Scale
 from normlab.runs import RunFolder
 from normlab.tasks.translation import Translation
@@ -96,8 +97,7 @@ class Lab:
 
     def model(self, config: ModelConfig, text: str, *, seed: int, tokens: int) -> Seq2Seq:
         """Build a model as ``seed`` initialises it; data-dependent parts read the first batch of the text."""
-        layers = f"{config.encoder_layers}-{config.decoder_layers}"
-        self.log(f"{config.decoder_placement} {layers}, seed {seed}")
+        self.log(f"{config.decoder_placement} {config.encoder_layers}-{config.decoder_layers}, seed {seed}")
         task = self._task(text, tokens)
         own = replace(task.config, model=config, seeds=SeedConfig(init=seed))
         return Translation(own, task.corpus, task.device).build()
@@ -139,9 +139,7 @@ class Lab:
             size = int(np.searchsorted(widest * np.arange(1, len(order) + 1), tokens, side="right"))
             if not size:
                 raise UserError(f"{text} has no sentences left for {count} batches of {tokens} positions")
-            chosen = np.isin(np.arange(len(pairs)), order[:size])
-            some = pairs.only(chosen)
-            (batch,) = dev_batches(some, tokens)
+            (batch,) = dev_batches(pairs.only(np.isin(np.arange(len(pairs)), order[:size])), tokens)
             found.append(_inputs(task, batch))
             order = order[size:]
         return found
@@ -191,15 +189,16 @@ def finished(asked: Mapping[K, Sequence[Config]], queue: Queue) -> dict[K, tuple
     queue.run()
     for run, reason in queue.failed.items():
         raise UserError(f"run {run} could not be trained: {reason}")
-    if left := [folder for folder in folders.values() if folder.status().state != "done"]:
-        raise SpentError(f"the budget is spent; {len(left)} of {count(len(folders), 'run')} left")
+    if left := sum(folder.status().state != "done" for folder in folders.values()):
+        raise SpentError(f"the budget is spent; {left} of {count(len(folders), 'run')} left")
     return {name: tuple(folders[run_id(config)] for config in some) for name, some in asked.items()}
 
 
-def size(name: str, placement: str, layers: int) -> ModelConfig:
-    """Return a model of ``layers`` + ``layers`` layers under one placement."""
+def size(name: str, placement: str, layers: int, decoder: int | None = None) -> ModelConfig:
+    """Return a model of ``layers`` + ``decoder`` layers under one placement; by default as many in both."""
     parts = {"encoder_placement": placement, "decoder_placement": placement}
-    return replace(SIZES[name], encoder_layers=layers, decoder_layers=layers, **parts)
+    depth = layers if decoder is None else decoder
+    return replace(SIZES[name], encoder_layers=layers, decoder_layers=depth, **parts)
 
 
 def subject_on(model: nn.Module, batch: TaskInputs, structure: Structure) -> Subject:
@@ -215,6 +214,11 @@ def apart(rows: Iterable[Row], *columns: str) -> dict[str, list[Row]]:
     for row in rows:
         tables.setdefault("_".join(str(row[column]) for column in columns), []).append(row)
     return tables
+
+
+def interval(name: str, found: Measure) -> dict[str, float]:
+    """Return a measure as columns of a row: its value under a name, then the ends of its interval."""
+    return {name: found.value, "low": found.low, "high": found.high}
 
 
 def having(rows: Iterable[Row], **equal: Any) -> list[Row]:

@@ -120,8 +120,9 @@ def plan(
                 own.append((seed, config))
         else:
             cells[artefact.id] = {cell: tuple(some) for cell, some in folders.items()}
-            by_seed = sorted(own, key=lambda one: one[0])
-            missing[artefact.id] = {run_id(config): config for _, config in by_seed}
+            missing[artefact.id] = {
+                run_id(config): config for _, config in sorted(own, key=lambda one: one[0])
+            }
     todo = _ordered(missing, {a.id: max(1, len(a.claims)) for a in artefacts})
     least = {a.id: t.least or t.seeds for a in artefacts if (t := a.trainings.get(scale))}
     return TrainingPlan(cells, todo, least, without_text)

@@ -48,9 +48,8 @@ def reproduce(
     lab = Lab(root, log, runs or {}, scale, queue)
     found = artefact.study(lab, **artefact.settings_at(scale))
     seconds = time.perf_counter() - start
-    machine = hardware(torch.device("cpu"))
     versions = f"torch {torch.__version__}, Python {platform.python_version()}"
-    facts = {**found.facts, "machine": machine, "versions": versions}
+    facts = {**found.facts, "machine": hardware(torch.device("cpu")), "versions": versions}
     fingerprint = artefact.fingerprint(scale)
     return Reproduction(
         artefact.id,

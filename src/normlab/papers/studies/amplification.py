@@ -56,16 +56,14 @@ def over_depth(
     batches and over changes in each, and how many have ``deepest`` layers, with one draw each.
     """
     rows: list[Row] = []
-    adam = partial(torch.optim.Adam, lr=lr)
     once = {**nested, "batches": 1, "changes": 1}
     seeds = nested["models"], nested["deepest"]
     sizes = (("", depths[-1], seeds[0], nested), ("_deepest", deepest, seeds[1], once))
     for placement in PLACEMENTS:
         for _, layers, count, draws in sizes:
             for seed in range(count):
-                config = size(model, placement, layers)
-                drawn = encoder_on_batches(lab, config, text, seed, tokens, draws)
-                moved = _moved(drawn, draws["changes"], adam)
+                drawn = encoder_on_batches(lab, size(model, placement, layers), text, seed, tokens, draws)
+                moved = _moved(drawn, draws["changes"], partial(torch.optim.Adam, lr=lr))
                 named = {"placement": placement, "encoder": f"{layers} layers", "seed": seed}
                 rows += [
                     {**named, "layers": layer, "kind": kind, "change": float(curve[2 * layer - 1])}
@@ -73,10 +71,12 @@ def over_depth(
                     for layer in range(1, layers + 1)
                 ]
     measures: dict[str, Measure] = {}
+    exponents: dict[tuple[str, str], list[float]] = {}
     shallow = having(rows, encoder=f"{depths[-1]} layers")
     for placement, kind in product(PLACEMENTS, ("random", "update")):
-        found = curves(shallow, "change", "layers", depths, seeds[0], placement=placement, kind=kind)
-        measures |= {f"{placement}_{kind}_{law}": measure for law, measure in laws(depths, found).items()}
+        own = curves(shallow, "change", "layers", depths, seeds[0], placement=placement, kind=kind)
+        measures |= {f"{placement}_{kind}_{law}": measure for law, measure in laws(depths, own).items()}
+        exponents[placement, kind] = [log_slope(depths, [one]).value for one in own]
     for name, layers, count, _ in sizes:
         ends = {"kind": "update", "encoder": f"{layers} layers"}
         post, pre, admin = (
@@ -85,11 +85,8 @@ def over_depth(
         for above, moved in (("post", post), ("admin", admin)):
             ratios = (a / b for (a,), (b,) in zip(moved, pre, strict=True))
             measures[f"{above}_over_pre_update{name}"] = mean_ratio(ratios)
-    admin_, pre_ = (
-        [log_slope(depths, [c]).value for c in curves(shallow, "change", "layers", depths, seeds[0], **where)]
-        for where in ({"placement": "admin", "kind": "random"}, {"placement": "pre", "kind": "random"})
-    )
-    measures["admin_minus_pre_exponent"] = mean(a - b for a, b in zip(admin_, pre_, strict=True))
+    both = zip(exponents["admin", "random"], exponents["pre", "random"], strict=True)
+    measures["admin_minus_pre_exponent"] = mean(a - b for a, b in both)
     counts = f"{seeds[0]} models of {depths[-1]} layers and {seeds[1]} of {deepest}, {_said(nested)}"
     facts = {"text": lab.text(text), "batch": f"{tokens:,} positions, {counts}", "update": f"Adam, lr {lr:g}"}
     return Measurement(measures, apart(rows, "kind"), facts)
@@ -155,10 +152,8 @@ def dependencies(
     shares: list[Row] = []
     own: list[Row] = []
     for placement, layers, seed in product(PLACEMENTS, depths, range(seeds)):
-        config = replace(size(model, placement, layers), decoder_layers=1)
-        subject = lab.subject(config, text, seed=seed, tokens=tokens)
-        table = dependency(subject, tokens=followed)
-        table = table.where(stack=subject.structure.stacks[0].name)
+        subject = lab.subject(size(model, placement, layers, 1), text, seed=seed, tokens=tokens)
+        table = dependency(subject, tokens=followed).where(stack=subject.structure.stacks[0].name)
         named = {"placement": placement, "layers": layers, "seed": seed}
         if not seed:
             shares += [{**named, **{name: r[name] for name in ("of", "on", "beta_sq")}} for r in table]
@@ -212,9 +207,8 @@ def prefixes(
         count = models[placement]
         inverse = np.array(curves(some, "inverse", "depth", depths, count))
         both = np.stack([curves(some, y, "depth", depths, count) for y in ("sum_own", "change")], 1)
-        measures |= {f"{placement}_{name}": m for name, m in _shares(inverse).items()}
-        measures |= {f"{placement}_{name}": m for name, m in _theorem(both).items()}
-        measures |= {f"{placement}_{name}": m for name, m in laws(depths, both[:, 1].tolist()).items()}
+        found = {**_shares(inverse), **_theorem(both), **laws(depths, both[:, 1].tolist())}
+        measures |= {f"{placement}_{name}": m for name, m in found.items()}
         factor = _factor(both.mean(0))
         tables["changes"] += [{**row, "predicted": factor * row["sum_own"]} for row in some]
     counts = ", ".join(f"{count} {placement}" for placement, count in models.items())
@@ -273,14 +267,18 @@ def _factor(mean_of: Array) -> float:
     return float((sums * changes).sum() / np.square(sums).sum())
 
 
+def _change(subject: Subject, seed: int) -> list[float]:
+    """Return the change of the encoder's output after every sublayer, for a random change of the weights."""
+    table = output_change(subject, seeds=[seed], stacks=[subject.structure.stacks[0].name])
+    return [float(row["change"] or 0) for row in table]
+
+
 def theorem_constant(subject: Subject, *, tokens: int, seed: int) -> float:
     """Fit C of Theorem 2 by least squares over the whole encoder, for a random change of 1% of each matrix's
     root mean square.
     """
-    encoder = subject.structure.stacks[0].name
-    changes = output_change(subject, seeds=[seed], stacks=[encoder])
+    measured = np.array(_change(subject, seed))
     sums = np.cumsum([beta for _, beta in _own(subject, tokens)])
-    measured = np.array([float(row["change"] or 0) for row in changes])
     return float((sums * measured).sum() / np.square(sums).sum())
 
 
@@ -320,9 +318,7 @@ def _moved_under(subject: Subject, variances: dict[str, float], seed: int) -> fl
     for path, variance in variances.items():
         place = cast("Sublayer", subject.model.get_submodule(path)).place
         cast("ProfiledPlacement", place).init_(variance)
-    encoder = subject.structure.stacks[0].name
-    table = output_change(subject, seeds=[seed], stacks=[encoder])
-    return float(table.rows[-1]["change"] or 0)
+    return _change(subject, seed)[-1]
 
 
 def _log_spread_ratio(logs: Array) -> float:

@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Final, TypedDict, Unpack
+from typing import Final, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 
 from normlab.config.config import Config, SeedConfig
 from normlab.config.metric import NLL
-from normlab.data.sentence_pairs import LabelledCorpus
 from normlab.papers.artefact import Measurement
 from normlab.papers.bases import GLUE
 from normlab.papers.bases import fine_tuning as of_pairs
@@ -114,15 +113,11 @@ def fine_tuned(
     return _fine_tuned({"": asked}, seeds, queue(root), queue(root))[""]
 
 
-@dataclass(frozen=True)
-class _GlueSearch:
-    """The cells of a search, and its pairs."""
-
-    cells: tuple[Config, ...]
-    corpus: LabelledCorpus
+_Search: TypeAlias = tuple[list[Config], float]
+"""The cells of a search, and the accuracy of the commonest label, as in ``FineTuned``."""
 
 
-def _prepare(pretrained: str | Path, base: Config, root: Path, **ranges: Unpack[_Ranges]) -> _GlueSearch:
+def _prepare(pretrained: str | Path, base: Config, root: Path, **ranges: Unpack[_Ranges]) -> _Search:
     """Prepare the search for the fine-tuning of a run (see ``fine_tuned``); nothing is trained yet."""
     source = find_run(str(pretrained), root)
     given = source.config()
@@ -131,26 +126,23 @@ def _prepare(pretrained: str | Path, base: Config, root: Path, **ranges: Unpack[
     base = with_start(replace(base, train=replace(base.train, init_from=str(source.path))), root)
     data, corpus = Classification.prepare(base.data, root / "data")
     base = resolved_precision(replace(base, data=data))
-    return _GlueSearch(tuple(search(base, len(corpus.train), **ranges)), corpus)
+    commonest = int(np.bincount(corpus.train.labels).argmax())
+    majority = 100 * float(np.mean(corpus.test.labels == commonest))
+    return [*search(base, len(corpus.train), **ranges)], majority
 
 
 def _fine_tuned(
-    searches: Mapping[str, _GlueSearch], seeds: int, searching: Queue, reporting: Queue
+    searches: Mapping[str, _Search], seeds: int, searching: Queue, reporting: Queue
 ) -> dict[str, FineTuned]:
     """Train the cells of all searches, then the best ones on dev with other seeds."""
-    swept = finished({name: one.cells for name, one in searches.items()}, searching)
+    swept = finished({name: cells for name, (cells, _) in searches.items()}, searching)
     chosen = {name: max(some, key=_merit).config() for name, some in swept.items()}
     seeded = {
         name: [replace(config, seeds=SeedConfig.of(seed)) for seed in range(1, 1 + seeds)]
         for name, config in chosen.items()
     }
     runs = finished(seeded, reporting)
-    found = {}
-    for name, one in searches.items():
-        commonest = int(np.bincount(one.corpus.train.labels).argmax())
-        majority = 100 * float(np.mean(one.corpus.test.labels == commonest))
-        found[name] = FineTuned(chosen[name], runs[name], majority)
-    return found
+    return {name: FineTuned(chosen[name], runs[name], majority) for name, (_, majority) in searches.items()}
 
 
 def search(base: Config, pairs: int, **ranges: Unpack[_Ranges]) -> Iterator[Config]:

@@ -31,6 +31,7 @@ from normlab.papers.lab import (
     apart,
     curves,
     having,
+    interval,
     mean_loss,
     size,
 )
@@ -72,8 +73,7 @@ def last_matrix(
         last.requires_grad_()
         loss = mean_loss(network, lab.batches(text, tokens, 1)[0])
         (found,) = torch.autograd.grad(loss, [last])
-        named = {"placement": placement, "layers": layers, "seed": seed}
-        rows.append({**named, "grad_l2": found.norm().item()})
+        rows.append({"placement": placement, "layers": layers, "seed": seed, "grad_l2": found.norm().item()})
     measures: dict[str, Measure] = {}
     for placement, some in apart(rows, "placement").items():
         lengths = curves(some, "grad_l2", "layers", depths, seeds)
@@ -122,7 +122,7 @@ def decay(lab: Lab, *, theory: Mapping[str, int], dims: Sequence[int], **sizes: 
     where_layer = product(dims, range(1, theory["layers"] + 1))
     tables: dict[str, Sequence[Row]] = {
         "norm_factors": [
-            {"d": dim, "layer": layer, "over_expected": f.value, "low": f.low, "high": f.high}
+            {"d": dim, "layer": layer, **interval("over_expected", f)}
             for (dim, layer), f in zip(where_layer, factors, strict=True)
         ]
     }
@@ -135,11 +135,10 @@ def decay(lab: Lab, *, theory: Mapping[str, int], dims: Sequence[int], **sizes: 
     for name, own in apart(rows, "placement", "where", "signal").items():
         depth = max(r["layer"] for r in own)
         some = curves(own, "grad_l2", "layer", (1, depth // 2, depth), len({r["seed"] for r in own}))
-        ends = [(first, last) for first, _, last in some]
-        measures[f"{name}_last_over_first"] = mean_ratio(last / first for first, last in ends)
+        measures[f"{name}_last_over_first"] = mean_ratio(last / first for first, _, last in some)
         measures[f"{name}_last_over_middle"] = mean_ratio(last / middle for _, middle, last in some)
         said = (2 / 3) ** ((depth - 1) / 2)
-        measures[f"{name}_decay_over_said"] = mean_ratio(first / last / said for first, last in ends)
+        measures[f"{name}_decay_over_said"] = mean_ratio(first / last / said for first, _, last in some)
     in_theory = "d {dim}, {layers} layers, {tokens} tokens, {seeds} seeds, {norm_seeds} for norms"
     facts = {"theory": in_theory.format(**theory), **lab.facts(**sizes)}
     return Measurement(measures, {**tables, **apart(rows, "where", "signal")}, facts)
@@ -215,9 +214,10 @@ def sublayer_outputs(
             measures[f"{name}_first_over_last"] = mean_ratio(s.first_over_last() for s in steps)
             measures[f"{name}_variance_first_over_last"] = mean_ratio(s.first_over_last() ** 2 for s in steps)
             measures[f"{name}_least_variance_step"] = mean_ratio(s.least_variance_step() for s in steps)
-        crossing = [step.through("cross_attention") for step in steps]
         others = [geometric_mean([step.through("self_attention"), step.through("ffn")]) for step in steps]
-        measures[f"{placement}_cross_attention_step"] = mean_ratio(crossing)
+        measures[f"{placement}_cross_attention_step"] = mean_ratio(
+            step.through("cross_attention") for step in steps
+        )
         measures[f"{placement}_other_step"] = mean_ratio(others)
     found, facts = Measurement({}), lab.facts(**sizes)
     if training:
@@ -261,8 +261,7 @@ def cross_attention(lab: Lab, **sizes: Unpack[Sizes]) -> Measurement:
     """Compare Var[∂a/∂x] + 1 with σ_b² at the cross-attention of every decoder layer of a Post-LN model."""
     rows: list[Row] = []
     for _, seed, subject in lab.subjects(("post",), **sizes):
-        table = branch_jacobians(subject, seed=seed)
-        for row in table.where(role="cross_attention"):
+        for row in branch_jacobians(subject, seed=seed).where(role="cross_attention"):
             ratio = (1 + float(row["jacobian_variance"] or 0)) / float(row["total_variance"] or 1)
             rows.append({**row, "seed": seed, "ratio": ratio})
     largest = mean(max(r["ratio"] for r in having(rows, seed=seed)) for seed in range(sizes["seeds"]))
@@ -302,12 +301,11 @@ def encoder_gradients(lab: Lab, **sizes: Unpack[Sizes]) -> Measurement:
     rows: list[Row] = []
     for _, seed, subject in lab.subjects(("post",), **sizes):
         for where, table in _tables(lab, subject, sizes["text"]):
-            steps = pairwise(table)
             rows += [
                 {"where": where, "seed": seed, "index": now["index"], "role": now["role"],
                  "variance": now["variance"],
                  "step": float(before["variance"] or 0) / float(now["variance"] or 0)}
-                for before, now in steps
+                for before, now in pairwise(table)
             ]  # fmt: skip
     measures: dict[str, Measure] = {}
     tables: dict[str, list[Row]] = {"gradients": rows, "steps": []}
@@ -317,15 +315,13 @@ def encoder_gradients(lab: Lab, **sizes: Unpack[Sizes]) -> Measurement:
         logs = np.log(curves(own, "step", "index", indices, sizes["seeds"]))
         masks = {role: np.array([r == role for r in roles]) for role in dict.fromkeys(roles)}
         means = [logs[:, mask].mean(1) for mask in masks.values()] + [logs.mean(1)]
-        found = simultaneous(np.stack(means, 1))
-        names = (*masks, "all")
+        found = simultaneous(np.stack(means, 1)) + simultaneous(logs.sum(1)[:, None])
+        names = (*masks, "all", "first_over_last")
         measures |= {f"{where}_{name}": exponential(m) for name, m in zip(names, found, strict=True)}
-        first_over_last = simultaneous(logs.sum(1)[:, None])[0]
-        measures[f"{where}_first_over_last"] = exponential(first_over_last)
-        for i, role, m in zip(indices, roles, simultaneous(logs), strict=True):
-            ratio = exponential(m)
-            shown = {"ratio": ratio.value, "low": ratio.low, "high": ratio.high}
-            tables["steps"].append({"where": where, "index": i, "role": role, **shown})
+        tables["steps"] += [
+            {"where": where, "index": i, "role": role, **interval("ratio", exponential(m))}
+            for i, role, m in zip(indices, roles, simultaneous(logs), strict=True)
+        ]
     return Measurement(measures, tables, lab.facts(**sizes))
 
 

@@ -27,7 +27,7 @@ from normlab.nn import LayerNorm, Placement, Stack, stack_of
 from normlab.papers.artefact import Measurement
 from normlab.papers.claim import Measure
 from normlab.papers.intervals import exponential, highest, log_slope, mean, simultaneous
-from normlab.papers.lab import Lab, Row, apart, curves, generator, having
+from normlab.papers.lab import Lab, Row, apart, curves, generator, having, interval
 
 ROLES = ("self_attention", "ffn")
 CLASSES: Final = 1000
@@ -128,8 +128,7 @@ def relu_scale(
         expected = relu_mean_square(sigma**2) * dim
         drawn = (sigma * torch.randn(draws, dim, generator=generator(seed=s)) for s in range(seeds))
         found = mean(x.relu().square().sum(-1).mean().item() / expected for x in drawn)
-        setting = {"d": dim, "sigma": sigma, "expected": expected}
-        rows.append({**setting, "ratio": found.value, "low": found.low, "high": found.high})
+        rows.append({"d": dim, "sigma": sigma, "expected": expected, **interval("ratio", found)})
     extremes = {
         "lowest_ratio": min(rows, key=lambda r: r["low"]),
         "highest_ratio": max(rows, key=lambda r: r["high"]),
@@ -183,15 +182,14 @@ def norm_jacobian(
 ) -> Measurement:
     """Lemma 3 on full Jacobian matrices in float64: its exact form, and the published one."""
     rows: list[Row] = []
+    wanted = torch.tensor(lengths, dtype=torch.float64)[:, None]
     for dim in dims:
         norm = LayerNorm(dim).double()
         norm.eps = 0.0
         for seed in range(seeds):
             drawn = torch.randn(len(lengths), dim, generator=generator(seed=seed), dtype=torch.float64)
             drawn = drawn - drawn.mean(-1, keepdim=True)
-            scaled = (
-                drawn / drawn.norm(dim=-1, keepdim=True) * torch.tensor(lengths, dtype=torch.float64)[:, None]
-            )
+            scaled = drawn / drawn.norm(dim=-1, keepdim=True) * wanted
             for shift in (0.0, mean_over_sd):
                 x = scaled + shift * scaled.square().mean(-1, keepdim=True).sqrt()
                 rows += [_jacobian_row(norm, one, seed=seed, shift=shift) for one in x]
@@ -214,13 +212,12 @@ def norm_jacobian(
 
 
 def _jacobian_row(norm: LayerNorm, x: Tensor, *, seed: int, shift: float) -> Row:
-    measured = spectral_norm(token_jacobian(norm, x)[None]).item()
     return {
         "d": len(x),
         "seed": seed,
         "shift": shift,
         "length": (x - x.mean()).norm().item(),
-        "spectral": measured,
+        "spectral": spectral_norm(token_jacobian(norm, x)[None]).item(),
         "exact": layer_norm_jacobian(x).item(),
         "published": rms_norm_jacobian(x).item(),
     }
@@ -250,8 +247,7 @@ def last_gradient(
         measures[f"{placement}_exponent_in_layers"] = log_slope(depths, by_layer[placement])
         measures[f"{placement}_exponent_of_inverse_rms"] = log_slope(depths, scales)
         measures[f"{placement}_exponent_in_d"] = log_slope(dims, widths)
-    logs = np.log(by_layer["pre"]) - np.log(by_layer["post"])
-    ratios = [exponential(m) for m in simultaneous(logs)]
+    ratios = [exponential(m) for m in simultaneous(np.log(by_layer["pre"]) - np.log(by_layer["post"]))]
     bounds = [math.sqrt(1.5 / (1 + layers / 2)) for layers in depths]
     measures["pre_over_post_over_bound"] = highest(
         replace(m, value=m.value / b, low=m.low / b, high=m.high / b)
@@ -260,7 +256,7 @@ def last_gradient(
     predicted = [math.sqrt(1.5 / scale) for scale in mean_field_scales(tokens, depths)]
     measures["mean_field_exponent"] = log_slope(depths, [predicted])
     shown = [
-        {"layers": n, "what": what, "ratio": m.value, "low": m.low, "high": m.high}
+        {"layers": n, "what": what, **interval("ratio", m)}
         for what, values in (
             ("measured", ratios),
             ("at most, by the proof", map(Measure.exact, bounds)),
@@ -275,13 +271,14 @@ def last_gradient(
 def chi_square(lab: Lab, *, dim: int, epsilon: float, draws: int, seeds: int) -> Measurement:
     """Appendix G: how often ‖Y‖² of a normal vector exceeds (1 + ε)d, and the bound for that."""
     bound = chi_square_tail(dim, epsilon)
-    tails = []
-    for seed in range(seeds):
-        lengths = torch.randn(draws, dim, generator=generator(seed=seed)).square().sum(-1)
-        tails.append((lengths >= (1 + epsilon) * dim).double().mean().item())
-    found = mean(tails)
+    drawn = (torch.randn(draws, dim, generator=generator(seed=seed)) for seed in range(seeds))
+    tails = [(x.square().sum(-1) >= (1 + epsilon) * dim).double().mean().item() for x in drawn]
     return Measurement(
-        {"bound": Measure.exact(bound), "tail": found, "tail_over_bound": mean(t / bound for t in tails)},
+        {
+            "bound": Measure.exact(bound),
+            "tail": mean(tails),
+            "tail_over_bound": mean(t / bound for t in tails),
+        },
         {"tails": [{"seed": s, "tail": t, "bound": bound} for s, t in enumerate(tails)]},
         {"draws": f"{seeds} times {draws:,} vectors of width {dim}, epsilon {epsilon:g}"},
     )
@@ -295,8 +292,7 @@ def norm_factors(*, layers: int, dim: int, tokens: int, seeds: int) -> list[Meas
     without its mean is :math:`1 + 2 g \sqrt{a/d} + a \chi^2_{d-1}/d`: mean 3/2 − 1/(2d), variance 15/(4d).
     """
     expected = 2 / 3 * (1 + 2 / dim)
-    found: list[list[float]] = []
-    for seed in range(seeds):
-        totals = TheoryNetwork("post", layers=layers, dim=dim, tokens=tokens, seed=seed).totals()
-        found.append([layer_norm_jacobian(x).square().mean().item() / expected for x in totals])
-    return simultaneous(found)
+    networks = (TheoryNetwork("post", layers=layers, dim=dim, tokens=tokens, seed=s) for s in range(seeds))
+    return simultaneous(
+        [[layer_norm_jacobian(x).square().mean().item() / expected for x in n.totals()] for n in networks]
+    )

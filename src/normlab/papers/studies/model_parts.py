@@ -104,8 +104,7 @@ def wrapped_blocks(lab: Lab, *, shape: Sequence[int]) -> Measurement:
                 for mine, theirs in zip(copy.parameters(), original.parameters(), strict=True):
                     mine.data.copy_(theirs.data)
             with torch.no_grad():
-                written = page(x, branch, norm)
-                found = ours(x)
+                found, written = ours(x), page(x, branch, norm)
             named = {"placement": placement, "sublayer": name, "shape": "x".join(map(str, found.shape))}
             rows.append({**named, "difference": (found - written).abs().max().item()})
     same_shape = all(r["shape"] == "x".join(map(str, shape)) for r in rows)
@@ -122,16 +121,16 @@ def parameter_counts(
     rows: list[Row] = []
     for name, (kind, encoder, decoder, types) in models.items():
         for placement in ("post", "pre", "admin"):
-            config = replace(size(str(kind), placement, int(encoder)), decoder_layers=int(decoder))
+            config = size(str(kind), placement, int(encoder), int(decoder))
             with torch.device("meta"):
                 millions = sum(p.numel() for p in Seq2Seq(config, int(types)).parameters()) / 1e6
             named = {"model": name, "placement": placement, "types": int(types)}
             rows.append({**named, "millions": millions, "published": published[name]})
     farthest = {
-        name: max((float(r["millions"] - r["published"]) for r in own), key=abs)
+        name: Measure.exact(max((float(r["millions"] - r["published"]) for r in own), key=abs))
         for name, own in apart(rows, "model").items()
     }
-    return Measurement({name: Measure.exact(d) for name, d in farthest.items()}, {"counts": rows})
+    return Measurement(farthest, {"counts": rows})
 
 
 def attention_matrices(
@@ -145,14 +144,12 @@ def attention_matrices(
         network = lab.model(size(model, "pre", layers), text, seed=seed, tokens=tokens).eval()
         own = _gradients_and_updates(network, lab.batches(text, tokens, steps), lr)
         rows += [{"seed": seed, **row} for row in own]
-        spread = dict[str, float]()
         for what in ("gradient", "update"):
             by = {kind: geometric_mean(r[what] for r in some) for kind, some in apart(own, "kind").items()}
             ratio = (by["value"] * by["output"] / by["query"] / by["key"]) ** 0.5
             ratios[f"{what}_values_over_queries"].append(ratio)
-            spread[what] = max(r[what] for r in own) / min(r[what] for r in own)
-            ratios[f"{what}_spread"].append(spread[what])
-        ratios["spread_ratio"].append(spread["gradient"] / spread["update"])
+            ratios[f"{what}_spread"].append(max(r[what] for r in own) / min(r[what] for r in own))
+        ratios["spread_ratio"].append(ratios["gradient_spread"][-1] / ratios["update_spread"][-1])
         lab.log(f"model {seed} of {seeds}")
     facts = {"text": lab.text(text), "update": f"{steps} steps of Adam on {tokens:,} positions, lr {lr:g}"}
     return Measurement({name: mean_ratio(some) for name, some in ratios.items()}, {"matrices": rows}, facts)
@@ -162,9 +159,9 @@ def _gradients_and_updates(
     network: nn.Module, batches: Sequence[TaskInputs], lr: float
 ) -> list[dict[str, Any]]:
     """Return the norms of each matrix's gradient and of its update by a step of Adam on every batch."""
-    matrices = dict(_self_attention(network))
-    found = torch.autograd.grad(mean_loss(network, batches[0]), [weight for weight, _ in matrices.values()])
-    before = [weight.detach()[part].clone() for weight, part in matrices.values()]
+    matrices = [*_self_attention(network)]
+    found = torch.autograd.grad(mean_loss(network, batches[0]), [weight for _, weight, _ in matrices])
+    before = [weight.detach()[part].clone() for _, weight, part in matrices]
     optimiser = torch.optim.Adam(network.parameters(), lr=lr, betas=(0.9, 0.98))
     for batch in batches:
         optimiser.zero_grad()
@@ -172,15 +169,11 @@ def _gradients_and_updates(
         optimiser.step()
     rows: list[dict[str, Any]] = [
         {
-            "stack": stack,
-            "layer": layer,
-            "kind": kind,
+            **where,
             "gradient": gradient[part].norm().item(),
             "update": (weight.detach()[part] - old).norm().item(),
         }
-        for ((stack, layer, kind), (weight, part)), gradient, old in zip(
-            matrices.items(), found, before, strict=True
-        )
+        for (where, weight, part), gradient, old in zip(matrices, found, before, strict=True)
     ]
     for row in rows:
         for what in ("gradient", "update"):
@@ -188,7 +181,7 @@ def _gradients_and_updates(
     return rows
 
 
-def _self_attention(network: nn.Module) -> Iterator[tuple[tuple[str, int, str], tuple[nn.Parameter, slice]]]:
+def _self_attention(network: nn.Module) -> Iterator[tuple[Row, nn.Parameter, slice]]:
     """Yield stack, layer and kind of every matrix, with the parameter that holds it and its rows there."""
     for name, f in network.named_modules():
         if isinstance(f, Attention) and not f.from_memory:
@@ -196,8 +189,8 @@ def _self_attention(network: nn.Module) -> Iterator[tuple[tuple[str, int, str], 
             for kind, view in f.matrices().items():
                 weight = cast("nn.Parameter", (f.out if kind == "output" else f.qkv).weight)
                 start = view.storage_offset() // view.shape[1]
-                where = site.stack, site.layer + 1, kind
-                yield where, (weight, slice(start, start + len(view)))
+                where = {"stack": site.stack, "layer": site.layer + 1, "kind": kind}
+                yield where, weight, slice(start, start + len(view))
 
 
 Run: TypeAlias = Callable[[], None]
@@ -269,9 +262,7 @@ def speed(
                 for name, all_ in seconds.items()
                 for i, taken in enumerate(all_)
             ]
-            ratios.append(
-                [np.log(a / b) for a, b in zip(seconds["layernorm"], seconds["scalenorm"], strict=True)]
-            )
+            ratios.append(np.log(np.divide(seconds["layernorm"], seconds["scalenorm"])).tolist())
         found = [exponential(m) for m in simultaneous(np.transpose(ratios))]
         measures |= {f"{form}_{c}x{d}": m for (c, d), m in zip(shapes, found, strict=True)}
         measures[f"{form}_least"] = lowest(found)
@@ -282,8 +273,8 @@ def speed(
     if bound >= FASTER:
         lab.log("whole steps")
         seconds = _alternating({n: _step(net, tokens, device) for n, net in networks.items()}, steps, device)
-        pairs = zip(seconds["layernorm"], seconds["scalenorm"], strict=True)
-        measures["steps_layernorm_over_scalenorm"] = mean_ratio(a / b for a, b in pairs)
+        ratio = mean_ratio(np.divide(seconds["layernorm"], seconds["scalenorm"]).tolist())
+        measures["steps_layernorm_over_scalenorm"] = ratio
     judged = f"the paper's {FASTER} {'is' if bound >= FASTER else 'cannot be'} judged"
     facts = {
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",

@@ -36,7 +36,9 @@ def tuned(
     sweeps: dict[str, Sweep] = {}
     for cell, (folder,) in lab.runs.items():
         sweeps.setdefault(side_of(cell), {})[folder.config().optim.lr] = folder
-    _widen(lab, sweeps)
+    while beyond := _beyond(sweeps):
+        for (side, rate), (folder,) in finished(beyond, lab.queue(lab.root)).items():
+            sweeps[side][rate] = folder
     best = {side: _best(own) for side, own in sweeps.items()}
     lab.log(f"best rates: {_in_words(best)}")
     configs = dict[str, list[Config]]()
@@ -48,13 +50,6 @@ def tuned(
     found = trainings(replace(lab, runs=runs), measures=measures, shown=shown)
     tables = {**found.tables, "rates": _rates(sweeps)}
     return replace(found, tables=tables, facts={**found.facts, "rates": f"at rates of {_in_words(best)}"})
-
-
-def _widen(lab: Lab, sweeps: Mapping[str, Sweep]) -> None:
-    """Train runs by octaves beyond the sweeps' ends until every best rate is inside."""
-    while beyond := _beyond(sweeps):
-        for (side, rate), (folder,) in finished(beyond, lab.queue(lab.root)).items():
-            sweeps[side][rate] = folder
 
 
 def _beyond(sweeps: Mapping[str, Sweep]) -> dict[tuple[str, float], list[Config]]:

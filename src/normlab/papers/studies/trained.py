@@ -21,7 +21,7 @@ from normlab.papers import find_artefact
 from normlab.papers.artefact import Measurement, Reproduction
 from normlab.papers.claim import Measure
 from normlab.papers.intervals import Array, mean, mean_ratio
-from normlab.papers.lab import Lab, Row
+from normlab.papers.lab import Lab, Row, interval
 from normlab.papers.measures import Cells, OfRuns
 from normlab.papers.results import folders, standing
 from normlab.papers.studies.trained_models import TrainedModel
@@ -220,9 +220,7 @@ def _cell(runs: Trained, metric: Metric, cell: str) -> Row:
     found = runs.mean_score(metric.name, runs.together(metric.name, cell))
     return {
         "cell": cell,
-        metric.label: found.value,
-        "low": found.low,
-        "high": found.high,
+        **interval(metric.label, found),
         "seeds": metric.listed(scores.tolist(), map(has_trained, outcomes)),
         "trained": f"{sum(map(has_trained, outcomes))} of {len(outcomes)}",
     }
@@ -258,10 +256,9 @@ def _facts(runs: Trained) -> dict[str, str]:
     for _, _, folder in runs.seeds():
         config = folder.config()
         data, model, train = config.data, config.model, config.train
-        layers = f"{model.encoder_layers}+{model.decoder_layers} layers of width {model.dim}"
         text = data.train_src or data.train_text or data.train_pairs or data.dataset
         facts["text"][text or f"the built-in corpus {data.builtin}"] = None
-        facts["model"][layers] = None
+        facts["model"][f"{model.encoder_layers}+{model.decoder_layers} layers of width {model.dim}"] = None
         facts["training"][f"{train.steps:,} steps of {train.max_tokens:,} positions"] = None
         facts["trained on"][folder.status().hardware] = None
     return {name: "; ".join(filter(None, said)) for name, said in facts.items()}
