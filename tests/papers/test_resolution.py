@@ -12,7 +12,7 @@ from normlab.papers.words import resolution
 
 def test_differences_and_shares_that_its_seeds_resolve():
     said = resolution(ARTEFACTS["nguyen2019.fig1"], "laptop")
-    assert f"a difference of {detectable(2, 3):.1f} standard deviations over seeds" in said
+    assert f"a difference of {detectable(2, 6):.1f} standard deviations over seeds" in said
     assert resolution(ARTEFACTS["nguyen2019.table2"], "laptop") == (
         "If all of 6 runs train, the interval of their share begins at 0.54."
     )
