@@ -36,6 +36,10 @@ class Measure:
         """Return a number without spread: measured again, it would be the same."""
         return cls(value, value, value)
 
+    def columns(self, name: str) -> dict[str, float]:
+        """Return the columns of a row: the value under a name, then the ends of its interval."""
+        return {name: self.value, "low": self.low, "high": self.high}
+
 
 @dataclass(frozen=True)
 class Claim:

@@ -23,7 +23,6 @@ from normlab.diagnosis.subject import Subject
 from normlab.errors import SpentError, UserError
 from normlab.nn import PAD, Seq2Seq
 from normlab.papers.bases import BASE, IWSLT14_PART, SMALL
-from normlab.papers.claim import Measure
 from normlab.papers.trainings import LAPTOP, Scale
 from normlab.runs import RunFolder
 from normlab.tasks.translation import Translation
@@ -214,11 +213,6 @@ def apart(rows: Iterable[Row], *columns: str) -> dict[str, list[Row]]:
     for row in rows:
         tables.setdefault("_".join(str(row[column]) for column in columns), []).append(row)
     return tables
-
-
-def interval(name: str, found: Measure) -> dict[str, float]:
-    """Return a measure as columns of a row: its value under a name, then the ends of its interval."""
-    return {name: found.value, "low": found.low, "high": found.high}
 
 
 def having(rows: Iterable[Row], **equal: Any) -> list[Row]:

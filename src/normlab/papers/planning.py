@@ -33,7 +33,7 @@ KEPT: Final = reproductions.KEPT.parent
 
 
 @dataclass(frozen=True)
-class TrainingPlan:
+class _TrainingPlan:
     """The runs of some artefacts at one scale."""
 
     cells: Mapping[str, Cells]
@@ -87,7 +87,7 @@ def _preparing(root: Path) -> Callable[[Config], DataConfig]:
 
 def plan(
     artefacts: Sequence[Artefact], root: Path, *, scale: Scale = LAPTOP, machine: MachineConfig | None = None
-) -> TrainingPlan:
+) -> _TrainingPlan:
     """Resolve the runs of the artefacts that have trainings at this scale, with the device and the threads of
     ``machine``, and prepare their data.
 
@@ -125,7 +125,7 @@ def plan(
             }
     todo = _ordered(missing, {a.id: max(1, len(a.claims)) for a in artefacts})
     least = {a.id: t.least or t.seeds for a in artefacts if (t := a.trainings.get(scale))}
-    return TrainingPlan(cells, todo, least, without_text)
+    return _TrainingPlan(cells, todo, least, without_text)
 
 
 def _resolved(asked: Config, prepare: Callable[[Config], DataConfig], machine: MachineConfig) -> Config:
@@ -156,7 +156,7 @@ def _ordered(missing: Mapping[str, Mapping[str, Config]], claims: Mapping[str, i
 
 
 def train(
-    plan: TrainingPlan,
+    plan: _TrainingPlan,
     root: Path,
     jobs: int,
     ended: Callable[[str], None],
@@ -200,7 +200,7 @@ def train(
     return queue.failed
 
 
-def _progress(plan: TrainingPlan, root: Path, trained: Sequence[Config], seconds: float) -> str:
+def _progress(plan: _TrainingPlan, root: Path, trained: Sequence[Config], seconds: float) -> str:
     """Say how the last of the trained runs ended, and how long the others will take."""
     config = trained[-1]
     outcome = RunFolder(root / run_id(config)).status().ended_as

@@ -215,7 +215,7 @@ def setup_from_config(config: Config, root: Path, *, tokens: int) -> NamedSetup:
         facts["weights"] = task.config.train.init_from
     name = f"{config.recipe}-{run_id(task.config)[:8]}"
     batches = partial(_mini_batches, task)
-    return NamedSetup(title_of(config), setup, facts, name, optim.warmup_steps, batches)
+    return NamedSetup(_title_of(config), setup, facts, name, optim.warmup_steps, batches)
 
 
 def setup_from_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> NamedSetup:
@@ -242,7 +242,7 @@ def setup_from_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> 
     setup = replace(_setup(task, model, lr, trained=progress.step > 0), scheduler=None)
     if optimizer is not None:
         setup = replace(setup, optimizer=set_rate(optimizer, lr))
-    title = f"{title_of(config)}, {which}"
+    title = f"{_title_of(config)}, {which}"
     return NamedSetup(title, setup, facts, name, mini_batches=partial(_mini_batches, task))
 
 
@@ -258,7 +258,7 @@ def checkpoints(folder: RunFolder, names: Sequence[str] = (), step: int | None =
     return [*there[: 1 if status.step == status.best_step else 2]] or ["last"]
 
 
-def title_of(config: Config) -> str:
+def _title_of(config: Config) -> str:
     """Name a configuration by its recipe, its layers and its width."""
     layers = [str(n) for n in (config.model.encoder_layers, config.model.decoder_layers) if n]
     return f"{config.recipe}, {'+'.join(layers)} layers of width {config.model.dim}"

@@ -172,7 +172,7 @@ GL_EN_AT: Final = settings_of(
 
 
 @dataclass(frozen=True)
-class NguyenWmt(Setting):
+class _NguyenWmt(Setting):
     """A training on WMT'14 En-De."""
 
     peak: Mapping[str, Any]
@@ -191,10 +191,10 @@ _WMT: Final = replace(
 """40 epochs of 1,600 batches: 130 million tokens a side by 8192 x 10."""
 WMT: Final = settings_of(
     "nguyen2019.wmt",
-    laptop=NguyenWmt(LAPTOP, {"optim.lr": 2e-3, "optim.warmup_steps": 60}, "+warmup+inverse_sqrt"),
-    gpu=NguyenWmt(
+    laptop=_NguyenWmt(LAPTOP, {"optim.lr": 2e-3, "optim.warmup_steps": 60}, "+warmup+inverse_sqrt"),
+    gpu=_NguyenWmt(
         changed(_WMT, {**ON_GPU, "data": MULTI30K_DE, "train.steps": 10_000}),
         {"optim.lr": 1e-3, "optim.warmup_steps": 2000},
     ),
-    paper=NguyenWmt(_WMT, {"optim.lr": 1e-3, "optim.warmup_steps": 4000}),
+    paper=_NguyenWmt(_WMT, {"optim.lr": 1e-3, "optim.warmup_steps": 4000}),
 )

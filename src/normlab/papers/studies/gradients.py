@@ -31,7 +31,6 @@ from normlab.papers.lab import (
     apart,
     curves,
     having,
-    interval,
     mean_loss,
     size,
 )
@@ -122,7 +121,7 @@ def decay(lab: Lab, *, theory: Mapping[str, int], dims: Sequence[int], **sizes: 
     where_layer = product(dims, range(1, theory["layers"] + 1))
     tables: dict[str, Sequence[Row]] = {
         "norm_factors": [
-            {"d": dim, "layer": layer, **interval("over_expected", f)}
+            {"d": dim, "layer": layer, **f.columns("over_expected")}
             for (dim, layer), f in zip(where_layer, factors, strict=True)
         ]
     }
@@ -319,7 +318,7 @@ def encoder_gradients(lab: Lab, **sizes: Unpack[Sizes]) -> Measurement:
         names = (*masks, "all", "first_over_last")
         measures |= {f"{where}_{name}": exponential(m) for name, m in zip(names, found, strict=True)}
         tables["steps"] += [
-            {"where": where, "index": i, "role": role, **interval("ratio", exponential(m))}
+            {"where": where, "index": i, "role": role, **exponential(m).columns("ratio")}
             for i, role, m in zip(indices, roles, simultaneous(logs), strict=True)
         ]
     return Measurement(measures, tables, lab.facts(**sizes))

@@ -27,7 +27,7 @@ from normlab.nn import LayerNorm, Placement, Stack, stack_of
 from normlab.papers.artefact import Measurement
 from normlab.papers.claim import Measure
 from normlab.papers.intervals import exponential, highest, log_slope, mean, simultaneous
-from normlab.papers.lab import Lab, Row, apart, curves, generator, having, interval
+from normlab.papers.lab import Lab, Row, apart, curves, generator, having
 
 ROLES = ("self_attention", "ffn")
 CLASSES: Final = 1000
@@ -128,7 +128,7 @@ def relu_scale(
         expected = relu_mean_square(sigma**2) * dim
         drawn = (sigma * torch.randn(draws, dim, generator=generator(seed=s)) for s in range(seeds))
         found = mean(x.relu().square().sum(-1).mean().item() / expected for x in drawn)
-        rows.append({"d": dim, "sigma": sigma, "expected": expected, **interval("ratio", found)})
+        rows.append({"d": dim, "sigma": sigma, "expected": expected, **found.columns("ratio")})
     extremes = {
         "lowest_ratio": min(rows, key=lambda r: r["low"]),
         "highest_ratio": max(rows, key=lambda r: r["high"]),
@@ -256,7 +256,7 @@ def last_gradient(
     predicted = [math.sqrt(1.5 / scale) for scale in mean_field_scales(tokens, depths)]
     measures["mean_field_exponent"] = log_slope(depths, [predicted])
     shown = [
-        {"layers": n, "what": what, **interval("ratio", m)}
+        {"layers": n, "what": what, **m.columns("ratio")}
         for what, values in (
             ("measured", ratios),
             ("at most, by the proof", map(Measure.exact, bounds)),

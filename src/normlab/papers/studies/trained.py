@@ -21,7 +21,7 @@ from normlab.papers import find_artefact
 from normlab.papers.artefact import Measurement, Reproduction
 from normlab.papers.claim import Measure
 from normlab.papers.intervals import Array, mean, mean_ratio
-from normlab.papers.lab import Lab, Row, interval
+from normlab.papers.lab import Lab, Row
 from normlab.papers.measures import Cells, OfRuns
 from normlab.papers.results import folders, standing
 from normlab.papers.studies.trained_models import TrainedModel
@@ -220,7 +220,7 @@ def _cell(runs: Trained, metric: Metric, cell: str) -> Row:
     found = runs.mean_score(metric.name, runs.together(metric.name, cell))
     return {
         "cell": cell,
-        **interval(metric.label, found),
+        **found.columns(metric.label),
         "seeds": metric.listed(scores.tolist(), map(has_trained, outcomes)),
         "trained": f"{sum(map(has_trained, outcomes))} of {len(outcomes)}",
     }
