@@ -38,6 +38,9 @@ def test_what_disagrees_comes_first():
     short = in_short(ArtefactStatus(ARTEFACT, "disagrees", found()))
     assert short == "pre exponent 0.52 [0.45, 0.59], admin exponent 0.55 [0.48, 0.62], ..."
     assert in_short(ArtefactStatus(ARTEFACT, "not run")) == ""
+    wanting = replace(ARTEFACT, claims=tuple(replace(c, needs="a GPU") for c in ARTEFACT.claims))
+    without = replace(found(), measures={})
+    assert in_short(ArtefactStatus(wanting, "undecided", without)) == "to decide it: a GPU"
     assert in_short(ArtefactStatus(changed(), "damaged", trouble="why")) == "why"
 
 

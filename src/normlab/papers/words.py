@@ -101,16 +101,17 @@ def undecided(claim: Claim, measures: Mapping[str, Measure]) -> str:
 
 
 def in_short(standing: ArtefactStatus, pace: float | None = None) -> str:
-    """Give the measures of the claims that do not agree, or else of the first; for an artefact without a
-    result, the trainings that it needs, with their time at a ``pace``.
+    """Give the measures of the claims that do not agree, or else of the first; if no claim has any, what the
+    first needs, and without a result the trainings that the artefact does, with their time at a ``pace``.
     """
     found, claims, most = standing.found, standing.artefact.claims, 2
     if standing.trouble or found is None or not claims:
         return standing.trouble or missing(standing, pace)
     measures = found.measures
-    order = sorted(claims, key=lambda claim: (bool(claim.check), VERDICTS.index(claim.verdict(measures))))
-    names = [claim.measure for claim in order[:most] if claim.measure in measures]
-    shown = [f"{name.replace('_', ' ')} {measured(measures[name])}" for name in names]
+    if not (known := [claim for claim in claims if claim.measure in measures]):
+        return undecided(claims[0], measures)
+    known.sort(key=lambda claim: (bool(claim.check), VERDICTS.index(claim.verdict(measures))))
+    shown = [f"{c.measure.replace('_', ' ')} {measured(measures[c.measure])}" for c in known[:most]]
     return ", ".join([*shown, *([] if len(claims) <= most else ["..."])])
 
 
