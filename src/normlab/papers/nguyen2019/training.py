@@ -285,7 +285,7 @@ FIG2: Final = declare(
             "spikes",
             0.0,
             convention="a spike: three times the median of the steps around it",
-            needs="a training whose gradients spike: here one batch does it at most, to all models alike",
+            needs="trainings whose spikes differ between models; here one batch causes them in every one",
         ),
         below_one("level"),
         above_one("height"),
