@@ -44,8 +44,6 @@ STYLES: Final = {
     "stale": "yellow",
     "damaged": "bold red",
 }
-WIDE: Final = 130
-"""Columns that a terminal needs to show what was measured beside what an artefact shows."""
 
 
 @dataclass(frozen=True)
@@ -114,19 +112,15 @@ def _plain(standing: ArtefactStatus) -> dict[str, Any]:
 
 
 def _show_all(standings: Sequence[ArtefactStatus]) -> None:
-    """Print a row for each artefact, and how many of all claims hold."""
+    """Print a line for each artefact, cut to the terminal's width, and how many of all claims hold."""
     seconds = words.pace(standings)
-    roomy = terminal.console().width >= WIDE
-    table = terminal.table(
-        "artefact", "scale", "claims that hold", "what it shows", *(("what was measured",) if roomy else ())
-    )
+    table = terminal.table("artefact", "scale", "claims that hold", "what it shows, or needs")
     for s in standings:
-        short = words.in_short(s, seconds)
-        said = [Text(s.artefact.shows), Text(short)]
-        cells = said if roomy else [Text("\n").join(filter(None, said))]
+        shows = s.trouble or (words.missing(s, seconds) if s.found is None else "") or s.artefact.shows
         scale = s.scale if s.scale in s.artefact.trainings else "–"
-        hold = Text(words.standing_in_words(s), STYLES.get(s.state, "dim"))
-        table.add_row(Text(s.artefact.id), Text(scale), hold, *cells)
+        hold = Text(words.standing_in_words(s, brief=True), STYLES.get(s.state, "dim"))
+        line = Text(shows, no_wrap=True, overflow="ellipsis")
+        table.add_row(Text(s.artefact.id), Text(scale), hold, line)
     totals = words.by_kind(standings).items()
     terminal.write(table, *(f"{counted}: {', '.join(words.overall(some))}" for counted, some in totals))
     terminal.write(*map(Text, disagreements(standings)))

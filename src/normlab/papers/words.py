@@ -29,18 +29,19 @@ def measured(measure: Measure | None) -> str:
     return number(measure.value)
 
 
-def standing_in_words(standing: ArtefactStatus) -> str:
-    """Say how many claims hold, or why that cannot be said."""
+def standing_in_words(standing: ArtefactStatus, *, brief: bool = False) -> str:
+    """Say how many claims hold, or why that cannot be said; ``brief`` leaves out checks if all pass."""
     found = standing.found
     if found is None or found.stand_in or standing.state == "stale":
         return "measured on another text" if found is not None and found.stand_in else standing.state
-    return tallied(found.tally(standing.artefact.claims))
+    return tallied(found.tally(standing.artefact.claims), brief=brief)
 
 
-def tallied(tally: Tally) -> str:
-    """Write ``5 of 9 hold, 3 undecided; 2 of 2 checks pass``."""
+def tallied(tally: Tally, *, brief: bool = False) -> str:
+    """Write ``5 of 9 hold, 3 undecided; 2 of 2 checks pass``; ``brief`` as for an artefact."""
     undecided = tally.verdicts.get("undecided", 0)
-    return "; ".join(_tallied(tally, str(tally.claims), f", {undecided} undecided" if undecided else ""))
+    parts = _tallied(tally, str(tally.claims), f", {undecided} undecided" if undecided else "")
+    return "; ".join(parts[:1] if brief and tally.passed == tally.checks else parts)
 
 
 def _tallied(tally: Tally, claims: str, undecided: str = "") -> list[str]:
