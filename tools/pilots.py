@@ -129,6 +129,8 @@ _DEEP: Final = changed(REAL, {"train.max_tokens": 1024, "train.validate_every_st
 """18+18 layers on the same text, 1,200 steps of 1,024 positions."""
 _HALF: Final = HALF["gpu"]
 _VARIANT: Final = "pre+fixnorm+scalenorm+smallinit"
+_ROWS: Final = {name: MODELS[name] for name in ("Post+LN", "Pre+LN", "Pre+FixNorm+ScaleNorm")}
+"""Rows of Table 3 of Nguyen and Salazar 2019."""
 _TED: Final = {"optim.betas": (0.9, 0.999), "optim.eps": 1e-8, "optim.max_grad_norm": 1.0}
 BATCHES: Final[Mapping[str, Batch]] = {
     "pace": Batch("How long does a step take?", DATES, _edges("post", (1e-3,), (0,))),
@@ -192,9 +194,7 @@ BATCHES: Final[Mapping[str, Batch]] = {
         {"post": {"recipe": "post+radam+warmup+inverse_sqrt", "optim.lr": 2e-3, "optim.warmup_steps": 400}},
     ),
     "F-nguyen": Batch(
-        "Do Nguyen and Salazar's models, with SmallInit and clipping?",
-        PAST_BEST["laptop"].base,
-        {name: MODELS[name] for name in ("Post+LN", "Pre+LN", "Pre+FixNorm+ScaleNorm")},
+        "Do Nguyen and Salazar's models, with SmallInit and clipping?", PAST_BEST["laptop"].base, _ROWS
     ),
     "F-dropout": Batch(
         "The same with the dropout of gl_en_small, without which the models differ in how soon they overfit",
@@ -207,7 +207,7 @@ BATCHES: Final[Mapping[str, Batch]] = {
                 "train.best_by": "nll",
             },
         ),
-        {name: MODELS[name] for name in ("Post+LN", "Pre+LN", "Pre+FixNorm+ScaleNorm")},
+        _ROWS,
     ),
     "F-gl-en": Batch(
         "Do the rows of Table 3 come to their end on the paper's own smallest text, at width 64?",
@@ -223,7 +223,7 @@ BATCHES: Final[Mapping[str, Batch]] = {
                 ),
             },
         ),
-        {name: MODELS[name] for name in ("Post+LN", "Pre+LN", "Pre+FixNorm+ScaleNorm")},
+        _ROWS,
     ),
     "F-rate": Batch("Does Post-LN converge sooner at a higher rate?", _END, _peak("post", 2e-3)),
     "F-end": Batch(
