@@ -116,10 +116,10 @@ def _show_all(standings: Sequence[ArtefactStatus]) -> None:
     seconds = words.pace(standings)
     table = terminal.table("artefact", "scale", "claims that hold", "what it shows, or needs")
     for s in standings:
-        shows = s.trouble or (words.missing(s, seconds) if s.found is None else "") or s.artefact.shows
+        lacks = words.in_short(s, seconds) if s.trouble or s.found is None else ""
         scale = s.scale if s.scale in s.artefact.trainings else "–"
         hold = Text(words.standing_in_words(s, brief=True), STYLES.get(s.state, "dim"))
-        line = Text(shows, no_wrap=True, overflow="ellipsis")
+        line = Text(lacks or s.artefact.shows, no_wrap=True, overflow="ellipsis")
         table.add_row(Text(s.artefact.id), Text(scale), hold, line)
     totals = words.by_kind(standings).items()
     terminal.write(table, *(f"{counted}: {', '.join(words.overall(some))}" for counted, some in totals))
