@@ -182,7 +182,9 @@ def test_every_command_has_help(capsys):
         with pytest.raises(SystemExit) as stopped:
             main([*name.split(), "--help"])
         assert stopped.value.code == 0
-        assert f"usage: normlab {name}" in capsys.readouterr().out
+        text = capsys.readouterr().out
+        assert f"usage: normlab {name}" in text
+        assert "{None}" not in text
 
 
 @pytest.mark.parametrize("args", [["--help"], ["compare", "--help"], ["--version"]])

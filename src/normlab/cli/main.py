@@ -151,7 +151,7 @@ def _dispatch(args: Sequence[str]) -> None:
     require_places(rest)
     defaults = getattr(command, "defaults", None)
     options: dict[str, Any] = {"default": defaults(rest)} if defaults else {}
-    typed = tyro.cli(command, prog=f"normlab {name}", args=rest, **options)
+    typed = tyro.cli(command, prog=f"normlab {name}", args=rest, config=(tyro.conf.DisallowNone,), **options)
     if hasattr(typed, "imports"):
         from normlab.training.recipes.plugins import load_plugins
 
