@@ -131,6 +131,7 @@ _HALF: Final = HALF["gpu"]
 _VARIANT: Final = "pre+fixnorm+scalenorm+smallinit"
 _ROWS: Final = {name: MODELS[name] for name in ("Post+LN", "Pre+LN", "Pre+FixNorm+ScaleNorm")}
 """Rows of Table 3 of Nguyen and Salazar 2019."""
+_DROPOUT: Final = dict.fromkeys(("model.dropout", "model.attention_dropout", "model.ffn_dropout"), 0.1)
 _TED: Final = {"optim.betas": (0.9, 0.999), "optim.eps": 1e-8, "optim.max_grad_norm": 1.0}
 BATCHES: Final[Mapping[str, Batch]] = {
     "pace": Batch("How long does a step take?", DATES, _edges("post", (1e-3,), (0,))),
@@ -144,6 +145,11 @@ BATCHES: Final[Mapping[str, Batch]] = {
         "The same with the paper's inverse square root after the warm-up",
         changed(_EDGE, {"optim.schedule": "inverse_sqrt"}),
         _edges("post", (1e-3, 2e-3, 4e-3), (0, 40, 300)),
+    ),
+    "C-sgd": Batch(
+        "At which rates does a warm-up decide whether Post-LN learns under SGD?",
+        changed(_EDGE, {"optim.schedule": "inverse_sqrt"}),
+        _edges("post+sgd", (0.2, 0.1, 0.04), (0, 300)),
     ),
     "C-radam": Batch(
         "Where is Post-LN's edge under RAdam without warm-up?", _EDGE, _radam((4e-3, 8e-3), (0.999,))
@@ -200,11 +206,19 @@ BATCHES: Final[Mapping[str, Batch]] = {
         "The same with the dropout of gl_en_small, without which the models differ in how soon they overfit",
         changed(
             PAST_BEST["laptop"].base,
+            {**_DROPOUT, "train.steps": 4800, "train.validate_every_steps": 300, "train.best_by": "nll"},
+        ),
+        _ROWS,
+    ),
+    "F-eighth": Batch(
+        "The same on half of that text, where models come to their end sooner",
+        changed(
+            PAST_BEST["laptop"].base,
             {
-                **dict.fromkeys(("model.dropout", "model.attention_dropout", "model.ffn_dropout"), 0.1),
-                "train.steps": 4800,
-                "train.validate_every_steps": 300,
-                "train.best_by": "nll",
+                **_DROPOUT,
+                "data.train_src": f"{MULTI30K_SMALL.train_src}[:3625]",
+                "data.train_tgt": f"{MULTI30K_SMALL.train_tgt}[:3625]",
+                "train.steps": 2700,
             },
         ),
         _ROWS,

@@ -61,13 +61,12 @@ EDGE: Final = with_laptop(
     "xiong2020.edge",
     {"train": DATES.train, "optim.schedule": "inverse_sqrt"},
     adam=4.0,
+    sgd=40.0,
     warmups=(0, 40, 300),
     epoch_8=561,
     seeds=6,
 )
 """The trainings in which Post-LN's edge falls where the paper's does (docs/pilots.md)."""
-FRESH: Final = with_laptop(EDGE, first_seed=7)
-"""The same with seeds of which no result had been seen."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from normlab.papers.bases import TO_THE_END
-from normlab.papers.cells import declare
+from normlab.papers.cells import declare, with_laptop
 from normlab.papers.claim import at_least, at_most, below_one, mostly, negative, positive, within
 from normlab.papers.measures import (
     BestDifference,
@@ -22,10 +22,14 @@ from normlab.papers.measures import (
     StepsRatio,
 )
 from normlab.papers.trainings import Cells, for_each_scale
-from normlab.papers.xiong2020.bases import EDGE, FRESH, IWSLT, PRETRAINING, WMT, Iwslt, LargeTraining
+from normlab.papers.xiong2020.bases import EDGE, IWSLT, PRETRAINING, WMT, Iwslt, LargeTraining
 
 _RATES: Final = "5e-4", "1e-3"
 """The paper's learning rates of Adam."""
+_LONGEST: Final = {rate: f"lr {rate}, warm-up 4000" for rate in _RATES}
+"""The cells of Figure 2(a) with the longest warm-up; the one at 5e-4 is the Post-LN of Figure 4."""
+_SGD_RATES: Final = "1e-3", "5e-3"
+"""The paper's learning rates of SGD."""
 
 
 def _adam(s: Iwslt) -> Cells:
@@ -51,7 +55,7 @@ def _sgd(s: Iwslt) -> Cells:
             "optim.warmup_steps": s.warmups[-1],
             **TO_THE_END,
         }
-        for rate in ("1e-3", "5e-3")
+        for rate in _SGD_RATES
         for name, recipe in (("without", "post+sgd"), ("with", "post+sgd+warmup"))
     }
 
@@ -69,7 +73,7 @@ def _small_rate(s: Iwslt) -> Cells:
 
 def _longest_over(steps: int, rate: str, metric: str) -> ShareBetter:
     """Measure the share of seeds at which the longest warm-up beats one of this many of the paper's steps."""
-    return ShareBetter(metric, f"lr {rate}, warm-up 4000", f"lr {rate}, warm-up {steps}")
+    return ShareBetter(metric, _LONGEST[rate], f"lr {rate}, warm-up {steps}")
 
 
 def _needs_warmup(metric: str) -> dict[str, OfRuns]:
@@ -108,20 +112,33 @@ FIG2A: Final = declare(
 )
 
 _SGD: Final = {
-    word: tuple(f"SGD lr {rate}, {word} warm-up" for rate in ("1e-3", "5e-3")) for word in ("with", "without")
+    word: tuple(f"SGD lr {rate}, {word} warm-up" for rate in _SGD_RATES) for word in ("with", "without")
 }
 FIG2B: Final = declare(
     "xiong2020.fig2b",
     measures={
-        "helps": Difference("nll", _SGD["with"], _SGD["without"]),
+        **{
+            f"helps_at_{rate}": ShareBetter("bleu", warm, cold)
+            for rate, warm, cold in zip(_SGD_RATES, _SGD["with"], _SGD["without"], strict=True)
+        },
         "without": BestScore("bleu", _SGD["without"]),
-        "below_adam": BestDifference("bleu", ("lr 1e-3, warm-up 4000",), _SGD["with"]),
+        **{
+            f"below_adam_at_{rate}": BestDifference("bleu", (_LONGEST[rate],), _SGD["with"])
+            for rate in _RATES
+        },
     },
-    trainings=for_each_scale(lambda s: {**_sgd(s), **_some(s, "lr 1e-3, warm-up 4000")}, IWSLT),
+    trainings=for_each_scale(
+        lambda s: {**_sgd(s), **_some(s, *_LONGEST.values())}, with_laptop(EDGE, first_seed=13)
+    ),
     claims=(
-        negative("helps"),
-        at_most("without", 2.0, convention="just above zero: at most 2"),
-        positive("below_adam"),
+        *(mostly(f"helps_at_{rate}", part_of="helps") for rate in _SGD_RATES),
+        at_most(
+            "without",
+            2.0,
+            until=5.8,
+            convention="just above zero: at most 2; of our 98 BLEU, 5.8 are as much as 2 of the paper's 34",
+        ),
+        *(positive(f"below_adam_at_{rate}", part_of="below_adam") for rate in _RATES),
     ),
 )
 
@@ -151,13 +168,9 @@ def _simplified(s: Iwslt) -> Cells:
 SIMPLIFIED: Final = declare(
     "xiong2020.simplified",
     measures=_needs_warmup("nll"),
-    trainings=for_each_scale(_simplified, EDGE),
+    trainings=for_each_scale(_simplified, with_laptop(EDGE, first_seed=7, seeds=17)),
     claims=[mostly(f"needs_warmup_at_{rate}", part_of="needs_warmup") for rate in _RATES],
 )
-
-
-_LONG_WARMUP: Final = "lr 5e-4, warm-up 4000"
-"""The Post-LN of Figure 4, which is one of Figure 2(a)."""
 
 
 def _figure4(s: Iwslt) -> Cells:
@@ -165,20 +178,20 @@ def _figure4(s: Iwslt) -> Cells:
     recipes |= {f"{placement}, RAdam": f"{placement}+radam+linear" for placement in ("post", "pre")}
     cells = {cell: {"recipe": recipe, "optim.lr": s.figure4} for cell, recipe in recipes.items()}
     cells["pre, Adam"]["optim.decay_step"] = s.epoch_8
-    return {**cells, **_some(s, _LONG_WARMUP, "lr 5e-4, warm-up 1")}
+    return {**cells, **_some(s, _LONGEST["5e-4"], "lr 5e-4, warm-up 1")}
 
 
 FIG4AB: Final = declare(
     "xiong2020.fig4ab",
     measures={
-        "steps_pre_over_post": StepsRatio("pre, Adam", _LONG_WARMUP),
+        "steps_pre_over_post": StepsRatio("pre, Adam", _LONGEST["5e-4"]),
         "radam_trains_post": ShareBetter("bleu", "post, RAdam", "lr 5e-4, warm-up 1"),
     },
     gpu={
-        "pre_over_post": Difference("bleu", "pre, Adam", _LONG_WARMUP),
+        "pre_over_post": Difference("bleu", "pre, Adam", _LONGEST["5e-4"]),
         "radam_changes_pre": Difference("bleu", "pre, RAdam", "pre, Adam"),
     },
-    trainings=for_each_scale(_figure4, FRESH),
+    trainings=for_each_scale(_figure4, with_laptop(EDGE, first_seed=7)),
     claims=(
         at_least("pre_over_post", -2.0, convention="comparable: at most 2 BLEU below"),
         below_one("steps_pre_over_post"),
@@ -191,13 +204,13 @@ FIG4AB: Final = declare(
 def _small_rate_for_longer(s: Iwslt) -> Cells:
     steps = 27 * s.base.train.steps // 15
     longer = {cell: {**fixed, "train.steps": steps} for cell, fixed in _small_rate(s).items()}
-    return {**longer, **_some(s, "lr 1e-3, warm-up 1", "lr 1e-3, warm-up 4000")}
+    return {**longer, **_some(s, "lr 1e-3, warm-up 1", _LONGEST["1e-3"])}
 
 
 FIG6: Final = declare(
     "xiong2020.fig6",
     measures={"below_large": ShareBetter("nll", "fixed lr 1e-4", "lr 1e-3, warm-up 1")},
-    gpu={"above_best": ShareBetter("nll", "lr 1e-3, warm-up 4000", "fixed lr 1e-4")},
+    gpu={"above_best": ShareBetter("nll", _LONGEST["1e-3"], "fixed lr 1e-4")},
     trainings=for_each_scale(_small_rate_for_longer, EDGE),
     claims=(mostly("below_large"), mostly("above_best")),
 )
