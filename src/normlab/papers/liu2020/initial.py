@@ -189,8 +189,8 @@ THEOREM2: Final = declare(
         "layers": 18,
         "tokens": 512,
         "followed": 32,
-        "models": {"post": 80, "pre": 24, "admin": 24},
-        "nested": _NESTED,
+        "models": {"post": 80, "pre": 80, "admin": 24},
+        "nested": {**_NESTED, "first": 200},
     },
     claims=(
         within("pre_inverse_slope", 0.8, 1.25, convention="a slope of 1: within 25%"),
