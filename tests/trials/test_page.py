@@ -70,9 +70,17 @@ def test_the_picture_marks_the_usable_range_and_the_rate_of_today():
     ).to_dict()
     held = drawn["datasets"]
     marks = [(one["mark"]["type"], held[one["data"]["name"]][0]) for one in drawn["layer"]]
+    texts = [one["mark"].get("text") for one in drawn["layer"] if one["mark"]["type"] == "text"]
     assert ("rect", {"rate": 4e-3, "end": 8e-3}) in marks
     assert ("rule", {"rate": 1e-3, "words": "today"}) in marks
-    assert ("rule", {"loss": 3.2, "words": "unigram entropy"}) in marks
+    assert ("rule", {"level": 3.2}) in marks
+    assert "unigram entropy" in texts
+
+
+def test_the_legend_names_the_rates_that_are_drawn():
+    own = trials()
+    shorter = replace(own, tried=(*own.tried, Trial(0.5, own.steps // 2, (4.0, 3.9), "")))
+    assert trial_page(shorter.to_dict()).recipes == trial_page(own.to_dict()).recipes
 
 
 def test_a_page_is_drawn_from_json_with_losses_that_are_not_finite():

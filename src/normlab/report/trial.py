@@ -33,7 +33,7 @@ SMOOTH: Final = 8
 def trial_page(trials: Mapping[str, Any]) -> Page:
     """The page of ``Trials.to_dict()``, to which ``title`` and ``command`` may be added."""
     every = [trials, *trials["beside"]]
-    rates = [short_rate(rate) for rate in sorted({t["rate"] for one in every for t in one["trials"]})]
+    rates = [short_rate(rate) for rate in _rates(every)]
     facts = [f"{name} {value}" for name, value in trials["facts"].items()]
     number = sum(len(one["trials"]) for one in every)
     headline, _, rest = trials["sentence"].partition("; ")
@@ -72,6 +72,11 @@ _MEANING: Final = (
 def _own(trials: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The trials that the answer is about, by rate."""
     return [t for t in trials["trials"] if t["steps"] == trials["steps"]]
+
+
+def _rates(every: Sequence[Mapping[str, Any]]) -> list[float]:
+    """The rates of the trials that the answers are about."""
+    return sorted({t["rate"] for one in every for t in _own(one)})
 
 
 def _by_rate(trials: Mapping[str, Any], i: int) -> Chart:
@@ -133,7 +138,7 @@ def _table(every: Sequence[Mapping[str, Any]]) -> PageTable:
             Cell(short_rate(value), "today" if value == every[0]["today"] else ""),
             *(_cell(one, value) for one in every),
         ]
-        for value in sorted({t["rate"] for one in every for t in _own(one)})
+        for value in _rates(every)
     ]
     header = ["learning rate", *(f"with {one['change']}" if one["change"] else "loss" for one in every)]
     return PageTable(header, rows)

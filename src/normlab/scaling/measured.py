@@ -72,7 +72,7 @@ Nth = tuple[str, int]
 """A parameter, and how many times a pass has read it before."""
 
 
-class EnoughError(Exception):
+class _SeenError(Exception):
     """Ends a pass when the rest of it is not needed."""
 
 
@@ -166,10 +166,10 @@ class WatchedModel:
             if side == "input" and x is not None:
                 entered.setdefault(path, x.detach().clone())
             if len(entered) == len(self.entered(self.first.entering)):
-                raise EnoughError
+                raise _SeenError
 
         modules = {path: model.get_submodule(path) for path in self.entries}
-        with suppress(EnoughError):
+        with suppress(_SeenError):
             self._run(model, forward_hooks(modules, enter), self._other(model, first))
         return self.entered(entered)
 

@@ -29,6 +29,7 @@ from normlab.report.charts.theme import (
     focused,
     has_place,
     layer,
+    level,
     log_or_linear,
     recipe_colour,
     recipe_dash,
@@ -88,18 +89,17 @@ def curve(
     zero = "datum.value === 0 ? '0' : datum.label"
     steps = alt.Axis(format=axis.x_number, tickCount=5, grid=False, labelExpr=zero, labelSeparation=6)
     x = alt.X(f"{axis.x}:Q", title=axis.x_title, axis=steps)
-    layers: list[Any] = []
-    if entropy_nats is not None and not axis.log and entropy_nats <= top:
-        layers += _level(entropy_nats, "unigram entropy")
-    layers += _means(together, recipes, axis, x, y)
+    layers = _means(together, recipes, axis, x, y)
     layers += _strays(alone, recipes, axis, x, y, top)
+    if entropy_nats is not None and not axis.log and entropy_nats <= top:
+        layers += level(entropy_nats, "unigram entropy", "level:Q")
     if len(together):
         layers.append(_ruler(together, recipes, axis, x))
     return finish(layers, axis.height)
 
 
-def _scale(shown: pl.DataFrame, axis: CurveAxis, level: float | None) -> tuple[alt.Scale, alt.Axis, float]:
-    """The scale of y, which reaches down to ``level``, its ticks and its upper end."""
+def _scale(shown: pl.DataFrame, axis: CurveAxis, entropy: float | None) -> tuple[alt.Scale, alt.Axis, float]:
+    """The scale of y, which reaches down to ``entropy``, its ticks and its upper end."""
     values, even = shown[axis.column].cast(pl.Float64), alt.Axis(tickCount=5)
     if values.is_empty():
         return alt.Scale(type="log" if axis.log else "linear", nice=False), even, float("inf")
@@ -109,7 +109,7 @@ def _scale(shown: pl.DataFrame, axis: CurveAxis, level: float | None) -> tuple[a
     start = shown.sort(axis.x).group_by("run").agg(pl.col(axis.column).first())[axis.column].max()
     settled = shown.filter(~pl.col("outcome").is_in(ASTRAY))[axis.column].max()
     top = 1.05 * max(float(v) for v in (start, settled, 1e-9) if isinstance(v, int | float))
-    bottom = 0.0 if axis.zero else min(float(values.min()), top if level is None else min(level, top))  # type: ignore[arg-type]
+    bottom = 0.0 if axis.zero else min(float(values.min()), top if entropy is None else min(entropy, top))  # type: ignore[arg-type]
     domain = [max(0.0, bottom - 0.06 * (top - bottom)), top]
     return alt.Scale(domain=domain, nice=False, zero=False), even, top
 
@@ -152,13 +152,6 @@ def _strays(
 def _outcome_shape() -> alt.Shape:
     scale = alt.Scale(domain=list(OUTCOMES), range=list(OUTCOMES.values()))
     return alt.Shape(field="outcome", type="nominal", legend=None, scale=scale)
-
-
-def _level(value: float, words: str) -> list[Any]:
-    named = {"text": words, "align": "right", "baseline": "bottom", "dx": -4, "dy": -3, "style": "faint"}
-    rule = {"strokeDash": [2, 3], "style": "faint", "clip": True}
-    level = partial(layer, {"level": value}, y="level:Q")
-    return level("rule", rule) + level("text", named, x=alt.value("width"))
 
 
 def _ruler(together: pl.DataFrame, recipes: Sequence[str], axis: CurveAxis, x: alt.X) -> Any:

@@ -15,6 +15,7 @@ from normlab.report.charts.theme import (
     finish,
     focused,
     layer,
+    level,
     log_or_linear,
     recipe_colour,
     recipe_dash,
@@ -47,18 +48,16 @@ def loss_by_rate(
     low, top = min(known), max(known)
     edge = max(top - low, 1e-9) * EDGE
     rate = _rate_axis([*trials["rate"].to_list(), today], "learning rate")
-    x, y = rate("rate"), _loss_axis(low - edge, top + 2 * edge)("loss")
+    loss = _loss_axis(low - edge, top + 2 * edge)
+    x, y = rate("rate"), loss("loss")
     tips = [alt.Tooltip("rate:Q", format=".2~e"), alt.Tooltip("loss:Q", format=".3f"), "ended:N"]
     layers: list[Any] = []
     if usable is not None:
         band = {"rate": usable[0], "end": usable[1]}
         layers += layer(band, "rect", {"opacity": 0.12, "style": "ink"}, x=x, x2="end:Q")
-    level = {"loss": reference, "words": words}
-    named = {"align": "right", "baseline": "top", "dx": -4, "dy": 4, "style": "faint"}
-    if isfinite(reference):
-        layers += layer(level, "rule", {"strokeDash": [2, 3], "style": "faint"}, y=y)
-        layers += layer(level, "text", named, y=y, x=alt.value("width"), text="words:N")
     layers += _today(today, rate, "height")
+    if isfinite(reference):
+        layers += level(reference, words, loss("level"), below=True)
     dots = alt.OverlayMarkDef(size=50, filled=True)
     layers += layer(whole, "line", {"point": dots}, x=x, y=y, tooltip=tips)
     early = trials.filter(pl.col("ended") != "").with_columns(loss=pl.col("loss").fill_null(top + edge))

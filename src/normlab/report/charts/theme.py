@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Literal
 
 import altair as alt
@@ -93,6 +94,16 @@ def layer(
     return [drawn.encode(**channels) if channels else drawn]
 
 
+def level(value: float, words: str, y: Any, *, below: bool = False) -> list[Any]:
+    """Return a dotted line at a value, ``level`` in the encoding ``y``, and its name, legible over curves."""
+    side = {"baseline": "top", "dy": 4} if below else {"baseline": "bottom", "dy": -3}
+    named = {"text": words, "align": "right", "dx": -4, **side}
+    drawn = partial(layer, {"level": value}, y=y)
+    text = partial(drawn, "text", x=alt.value("width"))
+    rule = drawn("rule", {"strokeDash": [2, 3], "style": "faint", "clip": True})
+    return rule + text({**named, "style": "halo"}) + text({**named, "style": "faint"})
+
+
 def finish(layers: Sequence[Any], height: int) -> Drawn:
     """Return the layers as one chart, as wide as its container, ``height`` px high; without layers, a chart
     that says so.
@@ -144,6 +155,7 @@ def theme(mode: Mode = "light", *, legend: bool = True) -> dict[str, Any]:
             "ink": {"color": ink},
             "faint": {"color": faint, "fontSize": 11},
             "alarm": {"color": alarm, "fontSize": 11},
+            "halo": {"stroke": paper, "strokeWidth": 4, "fontSize": 11},
         },
     }
 
