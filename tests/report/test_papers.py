@@ -26,7 +26,7 @@ def test_the_overview_links_to_the_pages_that_lie_beside_it(tmp_path):
     assert "2 artefacts of the papers: 1 of 5 claims hold" in html
     assert all(fact in html for fact in ("1 disagree", "2 undecided", "1 not run", "1 artefact no study yet"))
     assert "1 of 5 hold, 2 undecided" in html
-    assert "pre exponent 0.52 [0.45, 0.59]" in html
+    assert "the exponent of Pre-LN: 0.52 [0.45, 0.59]" in html
     assert "no study yet" in html
 
 

@@ -112,8 +112,8 @@ def in_short(standing: ArtefactStatus, pace: float | None = None) -> str:
     if not (known := [claim for claim in claims if claim.measure in measures]):
         return undecided(claims[0], measures)
     known.sort(key=lambda claim: (bool(claim.check), VERDICTS.index(claim.verdict(measures))))
-    shown = [f"{c.measure.replace('_', ' ')} {measured(measures[c.measure])}" for c in known[:most]]
-    return ", ".join([*shown, *([] if len(claims) <= most else ["..."])])
+    shown = [f"{c.says}: {measured(measures[c.measure])}" for c in known[:most]]
+    return "; ".join([*shown, *([f"and {len(claims) - most} more"] if len(claims) > most else [])])
 
 
 def missing(standing: ArtefactStatus, pace: float | None = None) -> str:
