@@ -214,6 +214,13 @@ def test_every_size_and_step_that_a_recipe_needs_can_be_typed():
         ("enc:pre/dec:prores", "--residual-warmup-steps 50", ""),
         ("pre+learned", "--rope-theta 5e5", "rope"),
         ("post+normed", "--qk-norm-len 20", "qknorm"),
+        ("post", "--warmup-steps 50", "warmup"),
+        ("post+warmup", "--warmup-steps 50", ""),
+        ("post+cosine", "--decay-step 50", "step_decay, step_decay_inverse_sqrt"),
+        ("post+wsd", "--decay-share 0.2 --final-lr-factor 0.1", ""),
+        ("post+val_decay", "--decay-factor 0.5 --decay-patience 2", ""),
+        ("post+sgd", "--eps 1e-8", "adam, adamw, radam, radam_sgd, muon, muon_original"),
+        ("post+muon", "--eps 1e-8", ""),
     ],
 )
 def test_a_flag_that_no_part_of_the_recipe_reads_is_named(capsys, recipe, flag, owners):
@@ -233,9 +240,9 @@ def test_a_comparison_names_what_none_of_its_recipes_reads(capsys, tmp_path, mon
     assert "changes nothing" not in capsys.readouterr().err
 
 
-def test_parts_name_only_fields_of_the_model_that_can_be_typed():
+def test_parts_name_only_fields_that_can_be_typed():
     named = {option for part in parts() for option in getattr(part.source, "options", ())}
-    assert named <= set(MODEL.split())
+    assert named <= {*MODEL.split(), *OPTIM.split()}
 
 
 def test_a_run_with_somebody_elses_placement_says_how_to_import_it(tmp_path):

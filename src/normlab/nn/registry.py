@@ -26,11 +26,15 @@ class Registry(dict[str, T]):
             raise UserError(f"the {self.kind} name {name!r} is taken by {getattr(owner, '__name__', owner)}")
         super().__setitem__(name, variant)
 
-    def register(self, name: str) -> Callable[[T], T]:
-        """Return a decorator that registers a function under ``name``."""
+    def register(self, name: str, *options: str) -> Callable[[T], T]:
+        """Return a decorator that registers a function under ``name``; ``options`` are those of
+        ``Registered``.
+        """
 
         def enter(variant: T) -> T:
             self[name] = variant
+            if options:
+                vars(variant)["options"] = options
             return variant
 
         return enter
@@ -45,7 +49,7 @@ class Registered:
     registry: ClassVar[Registry[Any]]
     name: ClassVar[str]
     options: ClassVar[tuple[str, ...]] = ()
-    """Fields of ``ModelConfig`` that have no effect unless a variant that lists them is in the model."""
+    """Fields of the configuration that have no effect unless a variant that lists them is chosen."""
 
     def __init_subclass__(cls, *, name: str = "", **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

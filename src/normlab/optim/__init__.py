@@ -2,12 +2,13 @@
 
 from .optimiser import OPTIMISERS, build_optimiser, keeps_tensors, set_rate
 from .roles import ROLE_TABLES, RoleRule, clipped_together, underived
-from .schedule import SCHEDULES, ScheduleState, ValDecay, schedule_factor, warmup
+from .schedule import SCHEDULES, WARM_UP, ScheduleState, ValDecay, schedule_factor
 
 __all__ = [
     "OPTIMISERS",
     "ROLE_TABLES",
     "SCHEDULES",
+    "WARM_UP",
     "RoleRule",
     "ScheduleState",
     "ValDecay",
@@ -17,5 +18,4 @@ __all__ = [
     "schedule_factor",
     "set_rate",
     "underived",
-    "warmup",
 ]

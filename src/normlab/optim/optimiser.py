@@ -25,7 +25,7 @@ OPTIMISERS: Registry[Callable[[Groups, Tensor, OptimConfig], torch.optim.Optimiz
 """Builders of optimisers from parameters, learning rate and configuration."""
 
 
-@OPTIMISERS.register("adam")
+@OPTIMISERS.register("adam", "betas", "eps")
 def adam(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.optim.Optimizer:
     r""":math:`x \leftarrow x - \eta\, \hat m / (\sqrt{\hat v} + \epsilon)` with moments of
     :math:`g + \lambda x`.
@@ -38,7 +38,7 @@ def adam(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.optim.Opt
     return torch.optim.Adam(parameters, lr, config.betas, config.eps, config.weight_decay, fused=True)
 
 
-@OPTIMISERS.register("adamw")
+@OPTIMISERS.register("adamw", "betas", "eps")
 def adamw(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.optim.Optimizer:
     r""":math:`x \leftarrow x - \eta\left(\hat m / (\sqrt{\hat v} + \epsilon) + \lambda x\right)`.
 
@@ -61,7 +61,7 @@ def sgd(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.optim.Opti
     return torch.optim.SGD(parameters, lr, config.momentum, weight_decay=config.weight_decay, fused=True)
 
 
-@OPTIMISERS.register("radam")
+@OPTIMISERS.register("radam", "betas", "eps")
 def radam(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.optim.Optimizer:
     r""":math:`x \leftarrow x - \eta\left(r_n\, \hat m / (\sqrt{\hat v} + \epsilon_n) + \lambda x\right)`,
     and no update while :math:`\rho_n \le 5`, which is the first 5 steps with a usual :math:`\beta_2`.
@@ -103,7 +103,7 @@ def radam(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.optim.Op
     return optimiser
 
 
-@OPTIMISERS.register("radam_sgd")
+@OPTIMISERS.register("radam_sgd", "betas", "eps")
 def radam_sgd(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.optim.Optimizer:
     r""":math:`x \leftarrow x - \eta\left(r_n\, \hat m / (\sqrt{\hat v} + \epsilon_n) + \lambda x\right)`,
     and :math:`x - \eta\left(\hat m + \lambda x\right)` while :math:`\rho_n \le 5`.
@@ -155,7 +155,7 @@ def _muon(parameters: Groups, lr: Tensor, config: OptimConfig, adjust: str) -> t
     return CombinedOptimiser(made)
 
 
-@OPTIMISERS.register("muon")
+@OPTIMISERS.register("muon", "betas", "eps")
 def muon(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.optim.Optimizer:
     r""":math:`x \leftarrow x - \eta\left(0.2 \sqrt{\max(r, c)}\, \mathrm{NS}(u) + \lambda x\right)` for each
     hidden matrix `[r, c]`, and ``adamw`` for all other parameters.
@@ -171,7 +171,7 @@ def muon(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.optim.Opt
     return _muon(parameters, lr, config, "match_rms_adamw")
 
 
-@OPTIMISERS.register("muon_original")
+@OPTIMISERS.register("muon_original", "betas", "eps")
 def muon_original(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.optim.Optimizer:
     r""":math:`x \leftarrow x - \eta\left(\sqrt{\max(1, r/c)}\, \mathrm{NS}(u) + \lambda x\right)` for each
     hidden matrix `[r, c]`, and ``adamw`` for all other parameters.

@@ -51,7 +51,7 @@ def inverse_sqrt(step: int, state: ScheduleState) -> float:
     return (state.peak_step / step) ** 0.5
 
 
-@SCHEDULES.register("linear")
+@SCHEDULES.register("linear", "final_lr_factor")
 def linear(step: int, state: ScheduleState) -> float:
     r""":math:`r + (1 - r)(N - n)/(N - k)` from 1 at the peak to r at step N (``optim.final_lr_factor``, 0).
 
@@ -60,7 +60,7 @@ def linear(step: int, state: ScheduleState) -> float:
     return _down_to_final(_left(step, state), state)
 
 
-@SCHEDULES.register("cosine")
+@SCHEDULES.register("cosine", "final_lr_factor")
 def cosine(step: int, state: ScheduleState) -> float:
     r""":math:`r + \frac{1 - r}{2}\left(1 + \cos \pi\frac{n - k}{N - k}\right)` from 1 at the peak to r
     at step N (``optim.final_lr_factor``, 0).
@@ -70,7 +70,7 @@ def cosine(step: int, state: ScheduleState) -> float:
     return _down_to_final(0.5 * (1.0 - math.cos(math.pi * _left(step, state))), state)
 
 
-@SCHEDULES.register("wsd")
+@SCHEDULES.register("wsd", "decay_share", "final_lr_factor")
 def wsd(step: int, state: ScheduleState) -> float:
     r""":math:`1` until the last :math:`\lfloor f N \rfloor` steps, and then
     :math:`r + (1 - r)(1 - u)`, with u from 0 to 1.
@@ -81,7 +81,7 @@ def wsd(step: int, state: ScheduleState) -> float:
     return _down_to_final(1.0 - _decayed(step, state), state)
 
 
-@SCHEDULES.register("wsd_sqrt")
+@SCHEDULES.register("wsd_sqrt", "decay_share", "final_lr_factor")
 def wsd_sqrt(step: int, state: ScheduleState) -> float:
     r""":math:`1` until the last :math:`\lfloor f N \rfloor` steps, and then
     :math:`r + (1 - r)(1 - \sqrt{u})`, with u from 0 to 1.
@@ -91,7 +91,7 @@ def wsd_sqrt(step: int, state: ScheduleState) -> float:
     return _down_to_final(1.0 - _decayed(step, state) ** 0.5, state)
 
 
-@SCHEDULES.register("step_decay")
+@SCHEDULES.register("step_decay", "decay_step", "decay_factor")
 def step_decay(step: int, state: ScheduleState) -> float:
     r""":math:`1` before step s and :math:`\alpha` from then on (``optim.decay_factor``, 0.1).
 
@@ -102,7 +102,7 @@ def step_decay(step: int, state: ScheduleState) -> float:
     return (state.optim.decay_factor or 0.1) if step >= _decay_step(state) else 1.0
 
 
-@SCHEDULES.register("step_decay_inverse_sqrt")
+@SCHEDULES.register("step_decay_inverse_sqrt", "decay_step", "decay_factor")
 def step_decay_inverse_sqrt(step: int, state: ScheduleState) -> float:
     r""":math:`1` before step s and :math:`\alpha \sqrt{s/n}` from then on (``optim.decay_factor``, 0.1).
 
@@ -114,7 +114,7 @@ def step_decay_inverse_sqrt(step: int, state: ScheduleState) -> float:
     return step_decay(step, state) * min(1.0, _decay_step(state) / step) ** 0.5
 
 
-@SCHEDULES.register("val_decay")
+@SCHEDULES.register("val_decay", "decay_factor", "decay_patience")
 def val_decay(step: int, state: ScheduleState) -> float:
     r""":math:`\alpha^m` once the dev score has failed m times to improve for P validations.
 
@@ -131,6 +131,11 @@ def warmup(step: int, warmup_steps: int) -> float:
     Vaswani et al. 2017, Section 5.3 (arXiv 1706.03762).
     """
     return step / warmup_steps
+
+
+WARM_UP: Registry[Callable[[int, int], float]] = Registry("warm-up")
+"""The recipe part that switches on the warm-up of ``optim.warmup_steps``."""
+WARM_UP.register("warmup", "warmup_steps")(warmup)
 
 
 def schedule_factor(step: int, state: ScheduleState) -> float:

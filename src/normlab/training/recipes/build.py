@@ -93,7 +93,7 @@ def explain(config: Config) -> dict[str, str]:
 
 def notes(configs: Sequence[Config], typed: Iterable[str]) -> Iterator[str]:
     """Yield a sentence for each choice that was perhaps not meant: a baseline that was published for another
-    task, and a typed field of the model that no part of any of these configurations reads.
+    task, and a typed field that no part of any of these configurations reads.
     """
     for config in configs:
         baseline = baseline_of(config.recipe)

@@ -15,7 +15,7 @@ from normlab.config.config import OWN_TASK, Config, ModelConfig
 from normlab.config.io import validated
 from normlab.errors import UserError, nearest
 from normlab.nn.init import SCHEMES
-from normlab.optim import OPTIMISERS, ROLE_TABLES, SCHEDULES, underived, warmup
+from normlab.optim import OPTIMISERS, ROLE_TABLES, SCHEDULES, WARM_UP, underived
 from normlab.optim.schedule import check_schedule
 from normlab.tasks import TASKS
 from normlab.training.recipes.baselines import LIKE, NamedBaseline, baseline_of, without_alias
@@ -84,8 +84,6 @@ AXES = (
     Axis("schedule", SCHEDULES, "optim", "schedule", keeps=True, always_said=True),
 )
 """The choices that may follow the placement in a recipe, at most one name for each."""
-WARM_UP: Mapping[str, object] = {"warmup": warmup}
-"""The recipe part that switches on the warm-up of ``optim.warmup_steps``."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +243,8 @@ def _shallow(model: ModelConfig) -> ModelConfig:
 
 def chosen(config: Config) -> list[object]:
     """Return the classes and functions that a configuration's names stand for, axis by axis."""
-    return [axis.names[name] for axis in (PLACEMENT, *AXES) for name in _by_stack(axis, config).values()]
+    parts = [axis.names[name] for axis in (PLACEMENT, *AXES) for name in _by_stack(axis, config).values()]
+    return [*parts, *(WARM_UP.values() if config.optim.warmup_steps else ())]
 
 
 def own_code(config: Config) -> str:
