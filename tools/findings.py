@@ -25,6 +25,7 @@ FINDINGS = {
     ),
     "warm-up makes a Post-LN better": (
         "xiong2020.fig2a needs_warmup*",
+        "xiong2020.fig2b helps*",
         "xiong2020.simplified needs_warmup*",
         "xiong2020.fig5a needs_warmup",
     ),
