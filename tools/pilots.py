@@ -211,7 +211,7 @@ BATCHES: Final[Mapping[str, Batch]] = {
         _ROWS,
     ),
     "F-eighth": Batch(
-        "The same on half of that text, where models come to their end sooner",
+        "The same on an eighth of Multi30k: do models pass their best sooner there?",
         changed(
             PAST_BEST["laptop"].base,
             {

@@ -27,8 +27,8 @@ class Registry(dict[str, T]):
         super().__setitem__(name, variant)
 
     def register(self, name: str, *options: str) -> Callable[[T], T]:
-        """Return a decorator that registers a function under ``name``; ``options`` are those of
-        ``Registered``.
+        """Return a decorator that registers a function under ``name``; ``options`` are the fields it reads,
+        as in ``Registered``.
         """
 
         def enter(variant: T) -> T:

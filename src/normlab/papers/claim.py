@@ -128,13 +128,7 @@ class Claim:
 
     def allowed(self) -> str:
         """Return the bounds in words."""
-        if self.at_least == self.at_most:
-            return f"{self.at_least:g}"
-        if not self._one_bound():
-            both = f"{self.at_least:g} to {self.at_most:g}"
-            return both if self.until is None else f"{both}, and so with {1 / self.until:g} to {self.until:g}"
-        one = f"at least {self.at_least:g}" if isfinite(self.at_least) else f"at most {self.at_most:g}"
-        return one if self.until is None else f"{one}, and so with {self.until:g}"
+        return ", with the same verdict for ".join(map(_range, dict.fromkeys(self._bounds())))
 
     def turning(self, found: Measure) -> str:
         """Say for which bounds the verdict on this measure would differ."""
@@ -181,6 +175,13 @@ mostly: Final = partial(at_least, bound=0.5, derived="one is better than the oth
 fails: Final = partial(at_most, bound=0.5, convention="it fails if most of its runs do")
 trains: Final = partial(at_least, bound=0.5, convention="it trains if most of its runs do")
 """Claims for papers that say which of two is better, or whether a model trains."""
+
+
+def _range(bounds: tuple[float, float]) -> str:
+    low, high = bounds
+    if isfinite(low) and isfinite(high):
+        return f"{low:g} to {high:g}" if low < high else f"{low:g}"
+    return f"at least {low:g}" if isfinite(low) else f"at most {high:g}"
 
 
 def _verdict(found: Measure, low: float, high: float) -> Verdict:

@@ -95,7 +95,9 @@ def layer(
 
 
 def level(value: float, words: str, y: Any, *, below: bool = False) -> list[Any]:
-    """Return a dotted line at a value, ``level`` in the encoding ``y``, and its name, legible over curves."""
+    """Return a dotted line at a value, which ``y`` reads from the field ``level``, and a label that stays
+    legible over curves.
+    """
     side = {"baseline": "top", "dy": 4} if below else {"baseline": "bottom", "dy": -3}
     named = {"text": words, "align": "right", "dx": -4, **side}
     drawn = partial(layer, {"level": value}, y=y)
