@@ -77,6 +77,12 @@ def test_the_picture_marks_the_usable_range_and_the_rate_of_today():
     assert "unigram entropy" in texts
 
 
+def test_the_rate_of_today_is_named_once_where_the_range_ends():
+    sentence = replace(trials(), today=16e-3).sentence
+    assert sentence.count("1.6e-2") == 1
+    assert "; your 1.6e-2 ended early (loss not finite at step 20); lowest rate tried" in sentence
+
+
 def test_the_legend_names_the_rates_that_are_drawn():
     own = trials()
     shorter = replace(own, tried=(*own.tried, Trial(0.5, own.steps // 2, (4.0, 3.9), "")))

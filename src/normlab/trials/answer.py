@@ -170,7 +170,9 @@ class Trials:
         above = next((t for t in self.rates if t.rate == self.above), None)
         end = _fate(above) if above else "no rate that is worse was reached"
         own = next((t for t in self.rates if t.rate == self.today), None)
-        if self.today > high:
+        if own is not None and own is above:
+            end, place = f"your {end}", ""
+        elif self.today > high:
             place = "is above that" + (" and ended early" if own and own.stopped else "")
         elif own is None:
             place = "was not tried"
@@ -178,9 +180,10 @@ class Trials:
             place = "is inside"
         else:
             place = f"is slower here than {short_rate(best.rate)}, which a long training may make up for"
+        mine = f"; your {short_rate(self.today)} {place}" if place else ""
         return (
-            f"Up to {short_rate(high)} trains within 5% of the best in {self.steps} steps; {end}; your "
-            f"{short_rate(self.today)} {place}; lowest rate tried: {short_rate(low)}"
+            f"Up to {short_rate(high)} trains within 5% of the best in {self.steps} steps; {end}{mine}; "
+            f"lowest rate tried: {short_rate(low)}"
         )
 
     def _too_short(self, trial: Trial) -> str:
