@@ -25,6 +25,7 @@ from normlab.cli.options import (
 from normlab.cli.run import FORCED, forced_lines
 from normlab.cli.terminal import STYLES, ProgressDisplay
 from normlab.comparison.result import AROUND, CompareRequest, Comparison, RecipeResult
+from normlab.config.io import flag_name
 from normlab.config.metric import amount
 from normlab.config.units import count, duration, p_value, rate
 from normlab.errors import UserError
@@ -74,7 +75,8 @@ class CompareCommand:
     def request(self, command: str = "") -> CompareRequest:
         """Return the request that the flags make. Raises UserError for flags that would be ignored."""
         base = load(self.config)
-        unread = [name for name in self.flags.differing_from(base) if name not in READ_BY_SETUPS]
+        kept = tuple(self.flags.changed(base))
+        unread = [name for name in map(flag_name, kept) if name not in READ_BY_SETUPS]
         if self.asked.recipes != RequestFlags().recipes:
             unread.insert(0, "--recipes")
         if self.asked.setup and unread:
@@ -82,27 +84,21 @@ class CompareCommand:
                 f"a file of --setup has a model, data and optimizer of its own, so normlab would ignore "
                 f"{' and '.join(unread)}; leave that out"
             )
-        kept = tuple(self.flags.changed(base))
         return CompareRequest(
             **vars(self.asked), base=self.flags.applied_to(base), kept=kept, command=command
         )
 
-    @staticmethod
-    def _note(request: CompareRequest) -> None:
-        from normlab.training.recipes import build, grammar
-
-        own = {"force": request.force, "kept": request.kept}
-        configs = [grammar.resolve(name, request.base, **own) for name in request.recipes]
-        for note in build.notes(configs, request.kept):
-            errors.write(note)
-
     def run(self) -> None:
         from normlab.comparison import compare, plan
         from normlab.comparison.grid import on_backend
+        from normlab.training.recipes import build, grammar
 
         request = on_backend(self.request(command_line()))
         if not request.setup:
-            self._note(request)
+            own_flags = {"force": request.force, "kept": request.kept}
+            configs = [grammar.resolve(name, request.base, **own_flags) for name in request.recipes]
+            for note in build.notes(configs, request.kept):
+                errors.write(note)
         if self.plan:
             _print_plan(plan.plan(request), jobs=request.jobs)
             return

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
@@ -74,8 +73,12 @@ class DiagnoseCommand(ExaminedFlags):
         problems, everything = 0, list[dict[str, Any]]()
         lr = self.lr if self.kind == "file" else None  # a recipe's is in its configuration
         for source, _ in self.sources():
-            with _flags_for_arguments():
+            try:
                 diagnosis = source.diagnosed(self.preset, lr, blocks=self.blocks, branches=self.branches)
+            except UserError as error:
+                if typed := ", ".join(flag for python, flag in FLAGS.items() if python in str(error)):
+                    raise UserError(f"{error}. On the command line: {typed}") from error
+                raise
             plain = to_plain(diagnosis.to_plain() | {"title": source.title, "case": dict(source.facts)})
             page = write_diagnosis(plain | {"command": command}, *self._place(source))
             everything.append(plain)
@@ -130,18 +133,6 @@ class DiagnoseCommand(ExaminedFlags):
             return folder, PAGE if source.name == "last" else f"{PAGE}-{source.name}"
         name = re.sub(r"[^A-Za-z0-9_.]+", "-", source.name or self.source)[-100:]
         return self.out or self.runs, f"{PAGE}-{name}"
-
-
-@contextmanager
-def _flags_for_arguments() -> Iterator[None]:
-    """If a UserError names Python arguments, add the flags to type instead."""
-    try:
-        yield
-    except UserError as error:
-        typed = ", ".join(flag for python, flag in FLAGS.items() if python in str(error))
-        if not typed:
-            raise
-        raise UserError(f"{error}. On the command line: {typed}") from error
 
 
 def _print(source: NamedSetup, diagnosis: Diagnosis, page: Path) -> None:

@@ -91,10 +91,6 @@ class ConfigFlags(_Sections):
         }
         return cls(**given)
 
-    def differing_from(self, config: Config) -> list[str]:
-        """The flags whose values differ from a configuration's, spelled as they are typed."""
-        return [flag_name(name) for name in self.changed(config)]
-
     def changed(self, config: Config) -> list[str]:
         """The fields whose values differ from a configuration's."""
         return [
@@ -327,7 +323,7 @@ class SourceFlags(ABC):
             "--force": self.force,
         }
         of_recipe = [name for name, there in typed.items() if there]
-        of_recipe += [name for name in self.flags.differing_from(base) if name not in self.OWN]
+        of_recipe += [name for name in map(flag_name, self.flags.changed(base)) if name not in self.OWN]
         of_recipe = of_recipe or ["--config"] * (self.config != config_name(()))
         if not self.source and not of_recipe and self.lr is None:
             raise UserError(self.WHAT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self
@@ -145,18 +145,15 @@ class TrialCommand(_TrialFlags):
         if answer.interrupted:
             raise _interrupted(self.folder)
 
-    @contextmanager
-    def _source(self) -> Iterator[NamedSetup]:
-        """Yield what to try. Raises UserError if nothing is named, or for flags that would be ignored."""
+    def _source(self) -> AbstractContextManager[NamedSetup]:
+        """Return what to try. Raises UserError if nothing is named, or for flags that would be ignored."""
         from normlab.training import setups
 
         self.require_trainable()
         if self.kind == "recipe":
-            yield self._recipe(self.recipe)
-            return
+            return nullcontext(self._recipe(self.recipe))
         errors.write(f"running {self.source}")
-        with setups.setup_from_file(self.source, seed=self.seed) as source:
-            yield source
+        return setups.setup_from_file(self.source, seed=self.seed)
 
     def _recipe(self, name: str) -> NamedSetup:
         from normlab.training import setups

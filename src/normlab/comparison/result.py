@@ -20,10 +20,6 @@ from normlab.errors import UserError
 from normlab.runs.folder import Status
 
 
-def _base() -> Config:
-    return Config(optim=OptimConfig(warmup_steps=400), train=TrainConfig(precision="auto"))
-
-
 @validated
 @dataclass(frozen=True)
 class CompareRequest:
@@ -53,7 +49,7 @@ class CompareRequest:
     """The first of the reported seeds."""
     sweep_seed: Count = 0
     """Seed with which learning rates are tried; it is not reported."""
-    base: Config = field(default_factory=_base, metadata={"flag": False})
+    base: Config = no_flag(Config(optim=OptimConfig(warmup_steps=400), train=TrainConfig(precision="auto")))
     """Everything that is not a recipe's choice, a learning rate or a seed; `normlab.cli.presets` has more."""
     jobs: Count = 0
     """Runs to train at the same time; 0: one per usable core, or just one on a GPU; on Ray as many as its

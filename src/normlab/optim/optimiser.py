@@ -6,7 +6,7 @@ In the equations g is the gradient after clipping, :math:`\eta` the learning rat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import chain, count
 from typing import Any
@@ -221,18 +221,16 @@ class CombinedOptimiser(torch.optim.Optimizer):
         return loss
 
 
-def build_optimiser(
-    model: nn.Module, config: OptimConfig, stand_ins: Iterable[nn.Parameter] | None = None
-) -> torch.optim.Optimizer:
+def build_optimiser(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
     """Build the configured optimiser of a model's parameters, in groups by role (see ``roles.Groups``). Its
     rates are tensors on the device, 0 until ``set_rate`` sets them.
 
-    ``stand_ins`` take the places of the trainable parameters, in their order. Raises UserError for an unknown
-    optimiser or table of roles, and for a schedule that is unknown or not fully configured.
+    Raises UserError for an unknown optimiser or table of roles, and for a schedule that is unknown or not
+    fully configured.
     """
     check_schedule(config)
     lr = torch.zeros((), device=next((p.device for p in model.parameters()), None))
-    groups = parameter_groups(model, config, stand_ins, lr)
+    groups = parameter_groups(model, config, lr)
     made = [OPTIMISERS[rule](own, lr, config) for rule, own in groups.items()]
     return made[0] if len(made) == 1 else CombinedOptimiser(made)
 

@@ -6,7 +6,7 @@ parametrisation multiplies both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -65,21 +65,16 @@ ROLE_TABLES["nanochat"] = {
 ROLE_TABLES["olmo2"] = {"embedding": RoleRule(decay=0.0)}
 
 
-def parameter_groups(
-    model: nn.Module, config: OptimConfig, stand_ins: Iterable[nn.Parameter] | None, lr: Tensor
-) -> dict[str, Groups]:
+def parameter_groups(model: nn.Module, config: OptimConfig, lr: Tensor) -> dict[str, Groups]:
     """Return the groups of a model's parameters by the rule that steps them, in the order of the model.
 
-    ``stand_ins`` take the places of the trainable parameters, in their order. Raises UserError for an unknown
-    table.
+    Raises UserError for an unknown table.
     """
     table = _rules_by_role(config)
     scaling = getattr(model, "parametrisation", None)
-    roles, parameters = parameter_roles(model), dict(model.named_parameters())
-    if stand_ins is not None:
-        parameters = dict(zip((n for n, p in parameters.items() if p.requires_grad), stand_ins, strict=True))
+    roles = parameter_roles(model)
     groups: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {}
-    for name, parameter in parameters.items():
+    for name, parameter in model.named_parameters():
         own = roles[name]
         by_role = table.get(f"{own.role}.{name.rpartition('.')[2]}") or table.get(own.role, RoleRule())
         rule = by_role.rule or config.optimiser

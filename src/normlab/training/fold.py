@@ -119,14 +119,12 @@ def fold(
     return result
 
 
-def measure_fold(
-    folder: RunFolder, *, weights: str | int = "", max_positions: int | None = None
-) -> FoldResult:
+def measure_fold(folder: RunFolder, *, max_positions: int | None = None) -> FoldResult:
     """Rewrite the model of a finished run as ``fold`` does and measure the differences, but write nothing.
 
     Raises UserError for a run that is not done or has nothing to fold.
     """
-    return _fold(folder, weights, max_positions)[2]
+    return _fold(folder, "", max_positions)[2]
 
 
 def _fold(

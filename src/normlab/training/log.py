@@ -175,8 +175,7 @@ class TensorBoard(RunPart):
             if name not in ("kind", "step"):
                 self._add(f"{row['kind']}/{name}", value, row["step"])
 
-    def on_validation(self, row: Row) -> None:
-        self.on_row(row)
+    on_validation = on_row
 
     def on_probes(self, rows: list[Row]) -> None:
         for row in rows:

@@ -88,8 +88,7 @@ class OnRow(RunPart):
     def on_row(self, row: Row) -> None:
         self._function(row)
 
-    def on_validation(self, row: Row) -> None:
-        self._function(row)
+    on_validation = on_row
 
 
 class MetricRows(RunPart):
@@ -219,8 +218,7 @@ class StoppingRule(RunPart):
     def on_row(self, row: Row) -> None:
         self.judge()
 
-    def on_validation(self, row: Row) -> None:
-        self.judge()
+    on_validation = on_row
 
     def consider(self) -> bool:
         """Let the rules stop the run here; return whether it is ``reached``."""

@@ -5,14 +5,13 @@ Moritz et al. 2018 (arXiv 1712.05889).
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn, final
 
@@ -41,7 +40,7 @@ class Ray(Backend):
     def share(self, jobs: int, machine: MachineConfig) -> tuple[int, int]:
         """Return one thread for each run, and as many runs as the nodes' CPUs or GPUs have room for."""
         _connect()
-        threads, on_gpu = machine.threads or 1, _gpus(machine) > 0
+        threads, on_gpu = machine.threads or 1, machine.device.startswith("cuda")
         living = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         room = sum(int(has.get("GPU", 0)) if on_gpu else int(has.get("CPU", 0) // threads) for has in living)
         return jobs or max(1, room), threads
@@ -74,23 +73,12 @@ def _join(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdigit():
         socket.create_connection((host, int(port)), _REACH_SECONDS).close()
-    with _own_handler():
-        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-
-
-@contextlib.contextmanager
-def _own_handler() -> Generator[None]:
-    """Keep this process's SIGTERM handler, which Ray replaces by one that ends the process."""
     before = signal.getsignal(signal.SIGTERM)
     try:
-        yield
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     finally:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)
-
-
-def _gpus(machine: MachineConfig) -> float:
-    return float(machine.device.startswith("cuda"))
+            signal.signal(signal.SIGTERM, before)  # Ray's handler ends the process
 
 
 @final
@@ -104,8 +92,8 @@ class _OnRay(Worker):
 
     def train(self, config: Config) -> str:
         """Train as a ``Worker`` does. Raises UserError if the node cannot train as this machine would."""
-        machine = config.machine
-        wanted = {"num_cpus": machine.threads or 1, "num_gpus": _gpus(machine), "max_concurrency": 2}
+        cpus, gpus = config.machine.threads or 1, float(config.machine.device.startswith("cuda"))
+        wanted = {"num_cpus": cpus, "num_gpus": gpus, "max_concurrency": 2}
         sent = {name: os.environ[name] for name in _SENT if name in os.environ}
         actor: Any = ray.remote(Host)
         host = actor.options(**wanted, max_restarts=0).remote(self.root, Path.cwd(), sent)

@@ -237,25 +237,18 @@ def train(
     with join_processes(prepare_process(config.machine)) as (ranks, device):
         with ranks.main_first():
             task = load_task(with_start(config, root), root, device)
-        with _open_run(root, task, ranks) as (folder, finished):
-            if not finished:
+        folder = RunFolder(root / run_id(task.config))
+        with ExitStack() as held:
+            if ranks.from_main(lambda: not _finished(folder) and _acquire_run(folder, task, held)):
                 observers = [Log(), *([TensorBoard()] if config.machine.tensorboard else [])]
                 _train_and_test(task, folder, [*observers, *callbacks, OnRow(on_row)], ranks)
     return folder
 
 
-@contextmanager
-def _open_run(root: Path, task: AnyTask, ranks: Ranks) -> Iterator[tuple[RunFolder, bool]]:
-    """Yield a run's folder, and whether the run is finished; if not, the folder is complete, and locked
-    within this block. Raises UserError for a folder from which a part was removed.
-    """
-    folder = RunFolder(root / run_id(task.config))
-    with ExitStack() as held:
-        yield folder, ranks.from_main(lambda: _finished(folder) or not _acquire_run(folder, task, held))
-
-
 def _acquire_run(folder: RunFolder, task: AnyTask, held: ExitStack) -> bool:
-    """Lock a run and create its folder; return whether the run still has to be finished."""
+    """Lock a run and create its folder; return whether the run still has to be finished. Raises UserError for
+    a folder from which a part was removed.
+    """
     folder.path.mkdir(parents=True, exist_ok=True)
     held.enter_context(folder.lock())
     if _finished(folder):  # by another process, a moment ago

@@ -99,7 +99,9 @@ class Loop:
 
     def detach(self) -> None:
         self._hooks.close()
-        _leave(self)
+        _FOLLOWED.discard(self)
+        if not _FOLLOWED:
+            _CALLS.close()
         self._gradients.clear()
         self._passes.clear()
         self.left = 0
@@ -251,12 +253,6 @@ def _follow(loop: Loop) -> None:
             setattr(owner, name, new)
             _CALLS.callback(setattr, owner, name, own)
     _FOLLOWED.add(loop)
-
-
-def _leave(loop: Loop) -> None:
-    _FOLLOWED.discard(loop)
-    if not _FOLLOWED:
-        _CALLS.close()
 
 
 def _norm(p: Tensor) -> Tensor | None:

@@ -13,8 +13,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from normlab.config.metric import Outcome
-
 
 class Losses:
     """Collects the losses of the micro-batches of a step, on the device.
@@ -164,9 +162,6 @@ class LossCurve:
             return f"the loss began at {self.start:.4g} and ended at {self.end:.4g}"
         highest = max(self.top, self.early)
         return f"the loss rose from {self.start:.4g} to {highest:.4g} and ended at {self.end:.4g}"
-
-    def outcome(self, step: int) -> Outcome | None:
-        return Outcome("diverged", step, self.words) if self.diverged else None
 
     @property
     def _ended(self) -> list[float]:

@@ -161,11 +161,8 @@ class Observation:
         waiting.enter_context(forward_hooks(holders, called))
 
     def _read(self, module: nn.Module, given: tuple[Any, Any]) -> Structure:
-        def call(model: nn.Module, batch: tuple[Any, Any]) -> Any:
-            return model(*batch[0], **batch[1])
-
         try:
-            return read_structure(module, given, call=call)
+            return read_structure(module, given, call=lambda model, batch: model(*batch[0], **batch[1]))
         finally:
             torch.clear_autocast_cache()  # it keeps copies of weights; those made here have no gradient
 

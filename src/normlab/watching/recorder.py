@@ -230,7 +230,8 @@ class Recorder:
             return
         last = self.ring[-1].step
         self.check_steps(last)
-        self.check_steps(last, self.curve.outcome(last))
+        diverged = Outcome("diverged", last, self.curve.words) if self.curve.diverged else None
+        self.check_steps(last, diverged)
         self.report_spike(last)
         if self.curve.returned and self._reported.isdisjoint(("diverged", "spike")):
             self._note(last, Trigger("recovered", last, last, self.curve.words))
