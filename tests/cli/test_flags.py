@@ -216,6 +216,7 @@ def test_every_size_and_step_that_a_recipe_needs_can_be_typed():
         ("post+normed", "--qk-norm-len 20", "qknorm"),
         ("post", "--warmup-steps 50", "warmup"),
         ("post+warmup", "--warmup-steps 50", ""),
+        ("post", "--warmup-steps 0", ""),
         ("post+cosine", "--decay-step 50", "step_decay, step_decay_inverse_sqrt"),
         ("post+wsd", "--decay-share 0.2 --final-lr-factor 0.1", ""),
         ("post+val_decay", "--decay-factor 0.5 --decay-patience 2", ""),

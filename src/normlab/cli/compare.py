@@ -97,7 +97,7 @@ class CompareCommand:
         if not request.setup:
             own_flags = {"force": request.force, "kept": request.kept}
             configs = [grammar.resolve(name, request.base, **own_flags) for name in request.recipes]
-            for note in build.notes(configs, request.kept):
+            for note in build.notes(configs, request.kept, request.base):
                 errors.write(note)
         if self.plan:
             _print_plan(plan.plan(request), jobs=request.jobs)

@@ -223,7 +223,7 @@ def resolved(name: str, flags: ConfigFlags, *, recipe: str, lr: float, seed: int
     else:
         grammar.require_known(config)
         config = replace(config, own_code=grammar.own_code(config))
-    for note in build.notes([config], flags.changed(base)):
+    for note in build.notes([config], flags.changed(base), flags.applied_to(base)):
         errors.write(note)
     return resolved_precision(config)
 

@@ -91,9 +91,10 @@ def explain(config: Config) -> dict[str, str]:
     return texts
 
 
-def notes(configs: Sequence[Config], typed: Iterable[str]) -> Iterator[str]:
+def notes(configs: Sequence[Config], typed: Iterable[str], asked: Config) -> Iterator[str]:
     """Yield a sentence for each choice that was perhaps not meant: a baseline that was published for another
-    task, and a typed field that no part of any of these configurations reads.
+    task, and a typed field that no part of any of these configurations reads, unless its value in ``asked``
+    is 0, as of a warm-up that is not wanted.
     """
     for config in configs:
         baseline = baseline_of(config.recipe)
@@ -108,9 +109,9 @@ def notes(configs: Sequence[Config], typed: Iterable[str]) -> Iterator[str]:
             readers[option].append(part.name)
     parts = (source for config in configs for source in grammar.chosen(config))
     read = {option for part in parts for option in getattr(part, "options", ())}
-    recipes = ", ".join(config.recipe for config in configs)
+    recipes, values = ", ".join(config.recipe for config in configs), vars(asked.model) | vars(asked.optim)
     for name in typed:
-        if name in readers and name not in read:
+        if name in readers and name not in read and values[name]:
             yield f"{flag_name(name)} changes nothing in {recipes}; it belongs to {', '.join(readers[name])}"
 
 
