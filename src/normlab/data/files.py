@@ -264,7 +264,7 @@ class ShardTokens:
 
 Files: TypeAlias = Folder | Parquet | Shards
 AnyText: TypeAlias = "Text | Files"
-_KINDS: Final[dict[str, Callable[[str, tuple[Path, ...]], Files]]] = {
+_BY_SUFFIX: Final[dict[str, Callable[[str, tuple[Path, ...]], Files]]] = {
     ".parquet": Parquet,
     ".bin": Shards,
     ".npy": Shards,
@@ -282,15 +282,15 @@ def open_files(spec: str) -> AnyText:
     if path.is_dir():
         found = (f for f in path.rglob("*") if not any(n.startswith(".") for n in f.relative_to(path).parts))
     elif path.exists() or not any(mark in str(path) for mark in "*?["):
-        if path.suffix in _KINDS and path.is_file():
-            return _KINDS[path.suffix](spec, (path,))
+        if path.suffix in _BY_SUFFIX and path.is_file():
+            return _BY_SUFFIX[path.suffix](spec, (path,))
         return open_text(spec)
     else:
         found = Path(path.anchor).glob(str(path.relative_to(path.anchor)))
     files = sorted(f for f in found if f.is_file() and not _is_index(f))
     if not files and spec.endswith("]") and not path.is_dir():  # a part, such as text[:1000]
         return open_text(spec)
-    kinds = {_KINDS.get(file.suffix, Folder) for file in files}
+    kinds = {_BY_SUFFIX.get(file.suffix, Folder) for file in files}
     if len(kinds) != 1:
         endings = ", ".join(sorted({file.suffix for file in files}))
         wrong = f"files of several kinds, {endings}" if files else "no file"
