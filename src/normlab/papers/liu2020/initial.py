@@ -198,6 +198,7 @@ THEOREM2: Final = declare(
             "post_inverse_last_over_first",
             0.5,
             2.0,
+            until=1.25,
             convention="flat: the last layer has between half and twice what the first has",
         ),
         *(
