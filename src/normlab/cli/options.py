@@ -214,8 +214,8 @@ def resolved(name: str, flags: ConfigFlags, *, recipe: str, lr: float, seed: int
     from normlab.training.recipes import build, grammar
 
     base = load(name)
-    config = flags.applied_to(base)
-    config = replace(config, optim=replace(config.optim, lr=lr))
+    asked = flags.applied_to(base)
+    config = replace(asked, optim=replace(asked.optim, lr=lr))
     if seed != base.seeds.init:
         config = replace(config, seeds=SeedConfig.of(seed))
     if recipe != base.recipe or not _is_file_name(name):
@@ -223,7 +223,7 @@ def resolved(name: str, flags: ConfigFlags, *, recipe: str, lr: float, seed: int
     else:
         grammar.require_known(config)
         config = replace(config, own_code=grammar.own_code(config))
-    for note in build.notes([config], flags.changed(base), flags.applied_to(base)):
+    for note in build.notes([config], flags.changed(base), asked):
         errors.write(note)
     return resolved_precision(config)
 
