@@ -111,7 +111,7 @@ def notes(configs: Sequence[Config], typed: Iterable[str], asked: Config) -> Ite
     read = {option for part in parts for option in getattr(part, "options", ())}
     recipes, values = ", ".join(config.recipe for config in configs), vars(asked.model) | vars(asked.optim)
     for name in typed:
-        if name in readers and name not in read and values[name]:
+        if name in readers and name not in read and values.get(name, True):
             yield f"{flag_name(name)} changes nothing in {recipes}; it belongs to {', '.join(readers[name])}"
 
 
