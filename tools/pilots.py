@@ -25,7 +25,7 @@ from normlab.config.config import Config, MachineConfig, SeedConfig, numbers
 from normlab.papers.bases import DATES, LANGUAGE_MODEL, MULTI30K_QUARTER, MULTI30K_SMALL
 from normlab.papers.disputes import BASELINE, RATES, recipe
 from normlab.papers.liu2020.bases import FP16, HALF
-from normlab.papers.nguyen2019.bases import GL_EN_SMALL, MODELS, PAST_BEST
+from normlab.papers.nguyen2019.bases import GL_EN, GL_EN_SMALL, MODELS, PAST_BEST
 from normlab.papers.studies.trained_models import OUTPUT, ROLES, TrainedModel
 from normlab.papers.trainings import changed, sweep
 from normlab.runs.folder import RunFolder, read_scores
@@ -133,6 +133,22 @@ _ROWS: Final = {name: MODELS[name] for name in ("Post+LN", "Pre+LN", "Pre+FixNor
 """Rows of Table 3 of Nguyen and Salazar 2019."""
 _DROPOUT: Final = dict.fromkeys(("model.dropout", "model.attention_dropout", "model.ffn_dropout"), 0.1)
 _TED: Final = {"optim.betas": (0.9, 0.999), "optim.eps": 1e-8, "optim.max_grad_norm": 1.0}
+_GL_EN_GPU: Final = changed(
+    GL_EN,
+    {
+        "optim.warmup_steps": 600,
+        "optim.stop_lr": 0.0,
+        "train": replace(
+            PAST_BEST["laptop"].base.train,
+            steps=2500,
+            max_tokens=16_384,
+            precision="bf16",
+            validate_every_steps=250,
+            dev_decode_sentences=100,
+            best_by="nll",
+        ),
+    },
+)
 BATCHES: Final[Mapping[str, Batch]] = {
     "pace": Batch("How long does a step take?", DATES, _edges("post", (1e-3,), (0,))),
     "pace-real": Batch("How long does a step take?", REAL, _edges("post", (1e-3,), (0,))),
@@ -238,6 +254,17 @@ BATCHES: Final[Mapping[str, Batch]] = {
             },
         ),
         _ROWS,
+    ),
+    "F-gl-en-gpu": Batch(
+        "Do they at the paper's size, with four times its batch, and at which rate?",
+        _GL_EN_GPU,
+        {
+            f"{row} lr {rate:g}": {**changes, "optim.lr": rate}
+            for rate, rows in ((1e-3, MODELS), (2e-3, ("Post+LN", "Pre+FixNorm+ScaleNorm")))
+            for row, changes in MODELS.items()
+            if row in rows
+        },
+        device="cuda",
     ),
     "F-rate": Batch("Does Post-LN converge sooner at a higher rate?", _END, _peak("post", 2e-3)),
     "F-end": Batch(
