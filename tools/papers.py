@@ -90,7 +90,7 @@ def artefact(one: ArtefactStatus) -> str:
         parts.append(f"Measured on {', '.join(regime)}.")
     parts.append("\n".join(f"| {' | '.join(row)} |" for row in (HEAD, ["---"] * len(HEAD), *rows)))
     costs = (f"- {claim.says}: {undecided(claim, found.measures)}." for claim in own.claims)
-    parts.append("\n".join(cost for cost in costs if not cost.endswith(": .")))
+    parts += ["\n".join(cost for cost in costs if not cost.endswith(": .")), own.discussion]
     if any(claim.verdict(found.measures) == "disagrees" for claim in own.claims):
         parts.append(own.finding or "We do not know yet why it differs.")
     return "\n\n".join(filter(None, parts))

@@ -5,7 +5,7 @@ from dataclasses import replace
 from normlab.comparison.statistics import detectable
 from normlab.papers import ARTEFACTS
 from normlab.papers.bases import LAPTOP
-from normlab.papers.measures import EdgeRatio, ShareGap
+from normlab.papers.measures import Difference, ShareGap
 from normlab.papers.trainings import Trainings
 from normlab.papers.words import resolution
 
@@ -19,7 +19,7 @@ def test_differences_and_shares_that_its_seeds_resolve():
 
 
 def test_one_seed_a_cell_tests_no_difference_and_says_so():
-    measures = {"ratio": EdgeRatio(("a",), ("b",), (1.0,)), "gap": ShareGap(("a",) * 15, ("b",) * 15)}
+    measures = {"difference": Difference("bleu", "a", "b"), "gap": ShareGap(("a",) * 15, ("b",) * 15)}
     one = replace(
         ARTEFACTS["liu2020.fig10"],
         settings={"measures": measures},

@@ -23,8 +23,6 @@ from normlab.papers.measures import (
     Difference,
     DifferenceOfTrained,
     DisorderedPairs,
-    Edge,
-    EdgeRatio,
     GradientRatio,
     PairsBetter,
     RiseRatio,
@@ -168,18 +166,6 @@ def test_a_failed_run_is_worse_than_any_that_trains_and_in_no_mean(ends):
     failed = DifferenceOfTrained("bleu", "a", "b").measure(ends(a=[(1.0, False)], b=[(1.0, True)]))
     assert (failed.low, failed.high) == (-math.inf, math.inf)
     assert at_least("m", 0.0).verdict({"m": failed}) == "undecided"
-
-
-def test_edges_are_those_up_to_which_every_rate_trains(ends):
-    yes, no = (9.0, True), (9.0, False)
-    some = ends(low=[yes, yes], middle=[yes, no], high=[yes, yes], none=[no, no])
-    rates = 1e-4, 2e-4, 5e-4
-    first, second = ("low", "middle", "high"), ("none", "low", "low")
-    assert some.edges(first, rates) == [5e-4, 1e-4]
-    assert Edge(("low", "high"), (1e-4, 5e-4)).measure(some) == Measure(5e-4, 5e-4, 5e-4, 2)
-    found = EdgeRatio(("low", "high"), second[:2], (4e-4, 5e-4)).measure(some)
-    assert found.low >= 1.25, "an edge below the grid counts as its first rate"
-    assert EdgeRatio(second, first, rates).measure(some).high == math.inf
 
 
 def test_steps_to_the_other_s_best_loss(runs):

@@ -18,8 +18,6 @@ from normlab.papers.measures import (
     DevAt,
     Difference,
     DifferenceSize,
-    Edge,
-    EdgeRatio,
     OfRuns,
     Score,
     ScoreRatio,
@@ -49,7 +47,7 @@ def counts_failures(measure: OfRuns, claim: Claim, verdict: Verdict) -> bool:
     """Whether a verdict needs runs that fail; a share of at least one half does where it disagrees."""
     if isinstance(measure, ShareTrained):
         return verdict == ("disagrees" if claim.at_least > 0 else "agrees")
-    return isinstance(measure, (Edge, EdgeRatio, ShareBetter, ShareGap))
+    return isinstance(measure, (ShareBetter, ShareGap))
 
 
 def objections(artefact: Artefact, found: Reproduction, claim: Claim) -> Iterator[str]:
@@ -117,7 +115,6 @@ def judged(
         ({"steps": 1199, "claim": trains("share")}, ["a short failure"]),
         ({"steps": 1199, "measure": ShareBetter("bleu", "post", "pre")}, ["a short failure"]),
         ({"optim.lr": 0.5}, ["pooled rates"]),
-        ({"optim.lr": 0.5, "measure": Edge(("post", "pre"), (0.1, 0.5))}, []),
         ({"outcome": "stuck"}, []),
         ({"outcome": "stuck", "measure": Difference("nll", "post", "pre")}, ["a failed run in a mean"]),
         ({"measure": Difference("nll", "post", "pre")}, []),

@@ -175,32 +175,6 @@ class ShareBetter(_ScoresOfTwo[str]):
         return runs.share([x > y for x, y in both])
 
 
-class Edge(OfRuns):
-    """The largest of rising ``rates`` up to which each seed trains to its end, as a mean over seeds;
-    ``cells`` are those of the rates, and a seed that does not train at the first rate counts as 0.
-    """
-
-    cells: Sequence[str]
-    rates: Sequence[float]
-
-    def measure(self, runs: Trained) -> Measure:
-        return runs.mean(runs.edges(self.cells, self.rates))
-
-
-class EdgeRatio(_OfTwo[Sequence[str]]):
-    """The edge of ``a`` over that of ``b``, within seeds. An edge of ``b`` below the grid counts as its first
-    rate, which is higher; an edge of ``a`` below it leaves the ratio open.
-    """
-
-    rates: Sequence[float]
-
-    def measure(self, runs: Trained) -> Measure:
-        first, second = self.both(lambda cells: runs.edges(cells, self.rates))
-        if min(first) == 0:
-            return Measure(0.0, 0.0, math.inf, len(first))
-        return runs.mean_ratio(x / max(y, self.rates[0]) for x, y in zip(first, second, strict=True))
-
-
 class ShareGap(_OfTwo[Sequence[str]]):
     """The share of the runs of ``a`` that train minus that of ``b``, paired in order."""
 

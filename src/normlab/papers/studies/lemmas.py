@@ -224,16 +224,16 @@ def _jacobian_row(norm: LayerNorm, x: Tensor, *, seed: int, shift: float) -> Row
 
 
 def last_gradient(
-    lab: Lab, *, depths: Sequence[int], dims: Sequence[int], dim: int, tokens: int, seeds: int
+    lab: Lab, *, depths: Sequence[int], dims: Sequence[int], dim: int, tokens: int, seeds: int, first: int
 ) -> Measurement:
     """Theorem 1: the gradient of the last feed-forward matrix over depth, Pre-LN's over Post-LN's of the same
-    draws at each depth, and over width; plus the scale of what the last norm reads.
+    draws at each depth, and over width; plus the scale of what the last norm reads. Seeds begin at ``first``.
     """
     rows: list[Row] = []
     grid = [(layers, dim) for layers in depths] + [(depths[0], d) for d in dims if d != dim]
     for placement, (layers, width), seed in product(("post", "pre"), grid, range(seeds)):
         lab.log(f"{placement}, {layers} layers, d {width}, seed {seed}")
-        setting = TheoryNetwork(placement, layers=layers, dim=width, tokens=tokens, seed=seed)
+        setting = TheoryNetwork(placement, layers=layers, dim=width, tokens=tokens, seed=first + seed)
         (found,) = torch.autograd.grad(setting(), [setting.outer()[-1]])
         where = {"placement": placement, "layers": layers, "d": width, "seed": seed}
         inverse_rms = setting.totals()[-1].square().mean().item() ** -0.5
@@ -259,7 +259,7 @@ def last_gradient(
         {"layers": n, "what": what, **m.columns("ratio")}
         for what, values in (
             ("measured", ratios),
-            ("at most, by the proof", map(Measure.exact, bounds)),
+            ("of the proof's scales", map(Measure.exact, bounds)),
             ("mean field", map(Measure.exact, predicted)),
         )
         for n, m in zip(depths, values, strict=True)

@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import takewhile
-from operator import itemgetter
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -75,12 +73,6 @@ class Trained:
     def trained_to_the_end(self, cell: str) -> list[bool]:
         """Return whether each seed trained and at last reads its source and repeats no output."""
         return [has_trained(folder.status().ended_as) and _reads(folder) for folder in self.cells[cell]]
-
-    def edges(self, cells: Sequence[str], rates: Sequence[float]) -> list[float]:
-        """Return the largest rate up to which each seed trains to its end; 0 if it does not at the first."""
-        by_seed = zip(*map(self.trained_to_the_end, cells), strict=True)
-        return [max([0.0, *(rate for rate, _ in takewhile(itemgetter(1), zip(rates, seed, strict=True)))])
-                for seed in by_seed]  # fmt: skip
 
     def together(self, metric: str, cells: Cells) -> Array:
         """Return the scores of each seed on the scale, averaged over cells."""

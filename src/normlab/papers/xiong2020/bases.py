@@ -93,6 +93,8 @@ WMT: Final = settings_of(
         changed(DATES, {"optim.warmup_steps": 250, "train.validate_every_steps": 60}),
         rates=(1e-3, 2e-3),
         epoch_6=316,
+        seeds=6,
+        first_seed=4,
     ),
     gpu=LargeTraining(
         changed(_WMT, {**ON_GPU, "data": MULTI30K_DE, "train.steps": 9500, "optim.warmup_steps": 2000}),
