@@ -37,6 +37,7 @@ FINDINGS = {
     ),
     "a Pre-LN stands larger rates than a Post-LN": (
         "xiong2020.fig5a pre_more_often",
+        "liu2020.fig10 pre",
         "liu2020.fig10 pre_over_post",
     ),
     "a Post-LN under Xavier's weights fails at a large rate with a short warm-up": (
@@ -47,7 +48,7 @@ FINDINGS = {
     "an Admin of 18 layers trains": ("liu2020.table2 trains_18",),
     "a Pre-LN is faster at first, or reaches a Post-LN's best loss sooner": (
         "xiong2020.fig4ab steps_pre_over_post",
-        "xiong2020.fig4cd first*",
+        "xiong2020.fig4cd *",
         "xiong2020.fig5a sooner*",
         "nguyen2019.fig1 pre_early",
         "liu2020.fig1_9 pre_faster",
@@ -80,7 +81,7 @@ FINDINGS = {
         "liu2020.theorem1 in_model*",
     ),
     "the gradient of the last layer falls with depth in a Pre-LN alone": (
-        "xiong2020.theorem1 pre_over_post*",
+        "xiong2020.theorem1 pre_exponent_in_layers",
         "xiong2020.fig3cd *",
     ),
     "gradients are flat in a Pre-LN": ("xiong2020.fig3ab pre*", "xiong2020.appendixF pre_*"),

@@ -44,8 +44,12 @@ class LiuTraining(Setting):
     """Less frequent validations, if they would take most of the time."""
     grid: float = 1e-4
     """The smallest learning rate of Figure 10."""
+    multiples: tuple[int, ...] = (1, 2, 3, 4, 5)
+    """Its learning rates, as multiples of the smallest."""
     betas: tuple[float, ...] = (0.99, 0.995, 0.999)
     """The β₂ of Figure 10."""
+    warmups: tuple[int, ...] = (8, 16, 24, 32)
+    """The warm-ups at 18 layers, in the paper's thousands of steps."""
     six: tuple[str, ...] = tuple(PLACEMENTS)
     """The placements that are trained at 6 layers, beside those of 18."""
     eighteen: tuple[str, ...] = tuple(DEEP)
@@ -99,6 +103,7 @@ EDGE: Final = with_laptop(
     {"train": DATES.train},
     seldom={"train.validate_every_steps": 200},
     grid=2e-3,
+    multiples=(1, 3, 5),
     betas=(0.999,),
     seeds=6,
     first_seed=4,
@@ -154,7 +159,7 @@ HALF: Final = settings_of(
 """The paper's model in its half precision, for as many steps as ``DEEP_EDGE``."""
 SHALLOW: Final = with_laptop(DEEP_EDGE, warmup=300, eighteen=(), first_seed=7)
 """At the laptop scale only 6 layers, with a warm-up with which a Post-LN of these trains (docs/pilots.md)."""
-LONG_WARMUPS: Final = with_laptop(DEEP_EDGE, seeds=2)
+LONGEST_WARMUP: Final = with_laptop(DEEP_EDGE, warmups=(32,), first_seed=7)
 IWSLT_DEEP: Final = with_laptop({**IWSLT, "laptop": DEEP_EDGE["laptop"]}, six=())
 """At the laptop scale Table 2 trains only its row of 18 layers."""
 EN_FR: Final = settings_of(

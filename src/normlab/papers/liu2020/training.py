@@ -19,7 +19,7 @@ from normlab.papers.liu2020.bases import (
     INSIDE,
     IWSLT,
     IWSLT_DEEP,
-    LONG_WARMUPS,
+    LONGEST_WARMUP,
     PLACEMENTS,
     SHALLOW,
     LiuTraining,
@@ -109,7 +109,7 @@ FIG10: Final = declare(
             }
             for name, placement in PLACEMENTS.items()
             for beta in s.betas
-            for k in range(1, 6)
+            for k in s.multiples
         },
         EDGE,
         seeds=1,
@@ -228,11 +228,9 @@ FIG1_9: Final = declare(
     claims=(negative("pre_faster"), positive("pre_worse"), negative("admin_6"), negative("admin_18")),
 )
 
-_THOUSANDS: Final = 8, 16, 24, 32
-"""The paper's steps of warm-up."""
 WARMUP: Final = declare(
     "liu2020.warmup",
-    measures={"trains": ShareTrainedToTheEnd(tuple(f"warm-up {k}k" for k in _THOUSANDS))},
+    measures={"trains": ShareTrainedToTheEnd(("warm-up 32k",))},
     trainings=for_each_scale(
         lambda s: {
             f"warm-up {k}k": {
@@ -241,9 +239,9 @@ WARMUP: Final = declare(
                 "train.steps": s.base.train.steps * 3 // 2,
                 **s.seldom,
             }
-            for k in _THOUSANDS
+            for k in s.warmups
         },
-        LONG_WARMUPS,
+        LONGEST_WARMUP,
         seeds=2,
     ),
     claims=(fails("trains"),),
