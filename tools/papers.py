@@ -21,10 +21,10 @@ FOLDER = Path(__file__).resolve().parents[1] / "docs/papers"
 OPEN = FOLDER / "open.md"
 COMMAND = "python tools/papers.py"
 HOW = (
-    "A claim is written before its result is measured; one that has come to say less keeps its result. The "
-    "parts of a claim count as one. Our runs are much smaller than the published ones; `normlab papers ID` "
-    "and its page say how they differ. Intervals are not adjusted for several claims, and those of shares "
-    "treat all runs as independent, although cells share seeds."
+    "A claim is written before its result is measured; a claim that was later narrowed keeps its result. The "
+    "parts of a claim count as one. Our runs are much smaller than the published ones. Intervals are not "
+    "adjusted for several claims, and those of shares treat all runs as independent, although cells share "
+    "seeds."
 )
 REGIME = ("text", "model", "network", "training", "batch", "tokens", "rates")
 """The facts of a measurement that say on what it was made."""
@@ -67,8 +67,9 @@ def counted(own: Sequence[ArtefactStatus]) -> str:
     sentences, do = "", "does" if differs == 1 else "do"
     if claims := holds + differs + undecided:
         sentences = (
-            f"Of {count(claims, 'claim')}, **{holds} hold here**, **{differs} {do} not**, and this machine "
-            f"cannot tell **{undecided}**."
+            f"Of {count(claims, 'claim')}, **{holds} hold here**, **{differs} {do} not**, and "
+            f"**{undecided}** are undecided: they had too few runs, are too close to a bound, or need other "
+            "data or hardware."
         )
     if total.checks:
         sentences += f" Checks on the measurements: {total.passed} of {total.checks} pass."
@@ -86,8 +87,10 @@ def artefact(one: ArtefactStatus) -> str:
         return "\n\n".join([*parts, f"{one.state.capitalize()}."])
     regime = [found.facts[name] for name in REGIME if name in found.facts]
     rows = [cells(claim, found.measures) for claim in own.claims]
-    if regime:
+    if regime and found.measures:
         parts.append(f"Measured on {', '.join(regime)}.")
+    if found.measures and one.scale in own.trainings:
+        parts.append(own.trainings[one.scale].differs)
     parts.append("\n".join(f"| {' | '.join(row)} |" for row in (HEAD, ["---"] * len(HEAD), *rows)))
     costs = (f"- {claim.says}: {undecided(claim, found.measures)}." for claim in own.claims)
     parts += ["\n".join(cost for cost in costs if not cost.endswith(": .")), own.discussion]

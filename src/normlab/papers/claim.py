@@ -128,7 +128,8 @@ class Claim:
 
     def allowed(self) -> str:
         """Return the bounds in words."""
-        return ", with the same verdict for ".join(map(_range, dict.fromkeys(self._bounds())))
+        first, other = map(_range, self._bounds())
+        return first if first == other else f"{first}; decided only if {other} gives the same verdict"
 
     def turning(self, found: Measure) -> str:
         """Say for which bounds the verdict on this measure would differ."""
