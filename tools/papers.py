@@ -67,9 +67,9 @@ def counted(own: Sequence[ArtefactStatus]) -> str:
     sentences, do = "", "does" if differs == 1 else "do"
     if claims := holds + differs + undecided:
         sentences = (
-            f"Of {count(claims, 'claim')}, **{holds} hold here**, **{differs} {do} not**, and "
-            f"**{undecided}** are undecided: they had too few runs, are too close to a bound, or need other "
-            "data or hardware."
+            f"Of {count(claims, 'claim')}, **{holds}** {'holds' if holds == 1 else 'hold'} here, "
+            f"**{differs}** {do} not, and **{undecided}** {'is' if undecided == 1 else 'are'} undecided for "
+            "want of runs, of distance from a bound, or of other data or hardware."
         )
     if total.checks:
         sentences += f" Checks on the measurements: {total.passed} of {total.checks} pass."

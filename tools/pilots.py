@@ -256,7 +256,7 @@ BATCHES: Final[Mapping[str, Batch]] = {
         _ROWS,
     ),
     "F-gl-en-gpu": Batch(
-        "Do they at the paper's size, with four times its batch, and at which rate?",
+        "At which rate do models of the paper's size pass their best on gl-en, with four times its batch?",
         _GL_EN_GPU,
         {
             f"{row} lr {rate:g}": {**changes, "optim.lr": rate}

@@ -169,10 +169,10 @@ FIG7_8: Final = declare(
             at_most(
                 f"{placement}_{layers}_own_times_i",
                 1.5,
-                convention="evenly: at most half more than an even share",
+                convention=f"{word}: at most half more than an even share",
                 needs=needs,
             )
-            for placement, needs in (("pre", _EQUAL), ("admin", ""))
+            for placement, word, needs in (("pre", "evenly", _EQUAL), ("admin", "not over-large", ""))
             for layers in (6, 18)
         ),
         *(

@@ -259,7 +259,7 @@ def last_gradient(
         {"layers": n, "what": what, **m.columns("ratio")}
         for what, values in (
             ("measured", ratios),
-            ("of the proof's scales", map(Measure.exact, bounds)),
+            ("ratio of the proof's bounds", map(Measure.exact, bounds)),
             ("mean field", map(Measure.exact, predicted)),
         )
         for n, m in zip(depths, values, strict=True)
