@@ -153,27 +153,37 @@ FIG4: Final = declare(
     ),
 )
 
-_EQUAL: Final = "branches of equal variance; here the two roles differ, which no mean over both can show"
 FIG7_8: Final = declare(
     "liu2020.fig7_8",
     "amplification.dependencies",
-    settings={**_ON_WMT, "depths": (6, 18), "tokens": 1024, "followed": 32, "seeds": 8},
+    settings={**_ON_WMT, "depths": (6, 18), "tokens": 1024, "followed": 32, "seeds": 8, "first": 100},
     claims=(
-        at_least("post_6_own_times_i", 2.0, convention="relies on its own: twice an even share, or more"),
-        at_least(
-            "post_18_own_times_i",
-            4.0,
-            convention="relies on its own: four times an even share at this depth, or more",
-        ),
         *(
-            at_most(
-                f"{placement}_{layers}_own_times_i",
-                1.5,
-                convention=f"{word}: at most half more than an even share",
-                needs=needs,
+            claim
+            for layers, own in ((6, 2.0), (18, 4.0))
+            for role in ("self_attention", "ffn")
+            for claim in (
+                at_least(
+                    f"post_{layers}_{role}",
+                    own,
+                    convention=f"relies on its own: {own:g} times an even share, or more",
+                    part_of=f"post_{layers}",
+                ),
+                within(
+                    f"pre_{layers}_{role}",
+                    0.5,
+                    2.0,
+                    until=1.25,
+                    convention="evenly: from half to twice an even share",
+                    part_of=f"pre_{layers}",
+                ),
+                at_most(
+                    f"admin_{layers}_{role}",
+                    1.5,
+                    convention="not over-large: at most half more than an even share",
+                    part_of=f"admin_{layers}",
+                ),
             )
-            for placement, word, needs in (("pre", "evenly", _EQUAL), ("admin", "not over-large", ""))
-            for layers in (6, 18)
         ),
         *(
             within(f"{placement}_{layers}_total", 0.95, 1.05, convention="1: within 5%", part_of="totals")

@@ -144,15 +144,24 @@ def encoder_changes(
 
 
 def dependencies(
-    lab: Lab, *, text: str, model: str, depths: Sequence[int], tokens: int, followed: int, seeds: int
+    lab: Lab,
+    *,
+    text: str,
+    model: str,
+    depths: Sequence[int],
+    tokens: int,
+    followed: int,
+    seeds: int,
+    first: int,
 ) -> Measurement:
     """Figures 7 and 8 at initialisation: the shares β_ij² of every branch in every sublayer's output, in the
-    encoder. ``own_times_i`` is i β_ii² over the upper half, 1 if a layer leans evenly on all before it.
+    encoder, and by role the mean of i β_ii² over the upper half: 1 if its sublayers lean evenly on all before
+    them. Models have seeds from ``first`` up.
     """
     shares: list[Row] = []
     own: list[Row] = []
     for placement, layers, seed in product(PLACEMENTS, depths, range(seeds)):
-        subject = lab.subject(size(model, placement, layers, 1), text, seed=seed, tokens=tokens)
+        subject = lab.subject(size(model, placement, layers, 1), text, seed=first + seed, tokens=tokens)
         table = dependency(subject, tokens=followed).where(stack=subject.structure.stacks[0].name)
         named = {"placement": placement, "layers": layers, "seed": seed}
         if not seed:
@@ -163,9 +172,10 @@ def dependencies(
     measures: dict[str, Measure] = {}
     for placement, layers in product(PLACEMENTS, depths):
         mine = [having(own, placement=placement, layers=layers, seed=seed) for seed in range(seeds)]
-        measures[f"{placement}_{layers}_own_times_i"] = mean(
-            fmean(r["i"] * r["own"] for r in one if r["i"] > layers) for one in mine
-        )
+        for role in dict.fromkeys(r["role"] for r in own):
+            measures[f"{placement}_{layers}_{role}"] = mean(
+                fmean(r["i"] * r["own"] for r in one if r["i"] > layers and r["role"] == role) for one in mine
+            )
         measures[f"{placement}_{layers}_total"] = mean(fmean(r["total"] for r in one) for one in mine)
     facts = {"text": lab.text(text), "tokens": f"{followed} of {tokens:,}, {seeds} seeds"}
     tables = {f"shares_{layers}": having(shares, layers=layers) for layers in depths}
