@@ -272,7 +272,6 @@ def trainings_in_the_lab_book() -> Iterator[str]:
 @quotes("docs/lab-book/papers.md")
 def second_reading_in_the_lab_book() -> Iterator[str]:
     theorem = measures("xiong2020.theorem1")
-    yield f"most {ends(theorem['pre_over_post_over_bound'])} of the ratio of the proof's two bounds"
     mean_field, measured = (theorem[name].value for name in ("mean_field_exponent", "pre_exponent_in_layers"))
     yield f"falls as L^{mean_field:.3f}, the gradient as L^{measured:.3f}"
     decay = measures("xiong2020.appendixF")

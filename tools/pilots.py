@@ -258,12 +258,7 @@ BATCHES: Final[Mapping[str, Batch]] = {
     "F-gl-en-gpu": Batch(
         "At which rate do models of the paper's size pass their best on gl-en, with four times its batch?",
         _GL_EN_GPU,
-        {
-            f"{row} lr {rate:g}": {**changes, "optim.lr": rate}
-            for rate, rows in ((1e-3, MODELS), (2e-3, ("Post+LN", "Pre+FixNorm+ScaleNorm")))
-            for row, changes in MODELS.items()
-            if row in rows
-        },
+        sweep(MODELS, (1e-3, 2e-3)),
         device="cuda",
     ),
     "F-rate": Batch("Does Post-LN converge sooner at a higher rate?", _END, _peak("post", 2e-3)),

@@ -5,10 +5,12 @@ The dependency of a residual branch is Var[f(x)] / Var[x + f(x)].
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from normlab.papers.cells import declare, with_laptop
-from normlab.papers.claim import at_least, at_most, below_one, within
+from normlab.papers.claim import Claim, at_least, at_most, below_one, within
 from normlab.papers.liu2020.bases import DEEP_EDGE, PLACEMENTS
 from normlab.papers.measures import ConstantRatio, Score
 from normlab.papers.trainings import for_each_scale
@@ -153,37 +155,29 @@ FIG4: Final = declare(
     ),
 )
 
+_EVENLY: Final = partial(
+    within, low=0.5, high=2.0, until=1.25, convention="evenly: from half to twice an even share"
+)
+_NOT_LARGE: Final = partial(
+    at_most, bound=1.5, convention="not over-large: at most half more than an even share"
+)
+
+
+def _leans(times: float) -> Callable[..., Claim]:
+    own = f"relies on its own: {times:g} times an even share, or more"
+    return partial(at_least, bound=float(times), convention=own)
+
+
 FIG7_8: Final = declare(
     "liu2020.fig7_8",
     "amplification.dependencies",
     settings={**_ON_WMT, "depths": (6, 18), "tokens": 1024, "followed": 32, "seeds": 8, "first": 100},
     claims=(
         *(
-            claim
-            for layers, own in ((6, 2.0), (18, 4.0))
+            says(f"{placement}_{layers}_{role}", part_of=f"{placement}_{layers}")
+            for layers, leans in ((6, _leans(2)), (18, _leans(4)))
             for role in ("self_attention", "ffn")
-            for claim in (
-                at_least(
-                    f"post_{layers}_{role}",
-                    own,
-                    convention=f"relies on its own: {own:g} times an even share, or more",
-                    part_of=f"post_{layers}",
-                ),
-                within(
-                    f"pre_{layers}_{role}",
-                    0.5,
-                    2.0,
-                    until=1.25,
-                    convention="evenly: from half to twice an even share",
-                    part_of=f"pre_{layers}",
-                ),
-                at_most(
-                    f"admin_{layers}_{role}",
-                    1.5,
-                    convention="not over-large: at most half more than an even share",
-                    part_of=f"admin_{layers}",
-                ),
-            )
+            for placement, says in (("post", leans), ("pre", _EVENLY), ("admin", _NOT_LARGE))
         ),
         *(
             within(f"{placement}_{layers}_total", 0.95, 1.05, convention="1: within 5%", part_of="totals")

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import product
 from typing import Final
 
@@ -26,7 +25,7 @@ from normlab.diagnosis.theory import (
 from normlab.nn import LayerNorm, Placement, Stack, stack_of
 from normlab.papers.artefact import Measurement
 from normlab.papers.claim import Measure
-from normlab.papers.intervals import exponential, highest, log_slope, mean, simultaneous
+from normlab.papers.intervals import exponential, log_slope, mean, simultaneous
 from normlab.papers.lab import Lab, Row, apart, curves, generator, having
 
 ROLES = ("self_attention", "ffn")
@@ -249,10 +248,6 @@ def last_gradient(
         measures[f"{placement}_exponent_in_d"] = log_slope(dims, widths)
     ratios = [exponential(m) for m in simultaneous(np.log(by_layer["pre"]) - np.log(by_layer["post"]))]
     bounds = [math.sqrt(1.5 / (1 + layers / 2)) for layers in depths]
-    measures["pre_over_post_over_bound"] = highest(
-        replace(m, value=m.value / b, low=m.low / b, high=m.high / b)
-        for m, b in zip(ratios, bounds, strict=True)
-    )
     predicted = [math.sqrt(1.5 / scale) for scale in mean_field_scales(tokens, depths)]
     measures["mean_field_exponent"] = log_slope(depths, [predicted])
     shown = [
