@@ -165,7 +165,7 @@ _NOT_LARGE: Final = partial(
 
 def _leans(times: float) -> Callable[..., Claim]:
     own = f"relies on its own: {times:g} times an even share, or more"
-    return partial(at_least, bound=float(times), convention=own)
+    return partial(at_least, bound=times, convention=own)
 
 
 FIG7_8: Final = declare(
@@ -175,7 +175,7 @@ FIG7_8: Final = declare(
     claims=(
         *(
             says(f"{placement}_{layers}_{role}", part_of=f"{placement}_{layers}")
-            for layers, leans in ((6, _leans(2)), (18, _leans(4)))
+            for layers, leans in ((6, _leans(2.0)), (18, _leans(4.0)))
             for role in ("self_attention", "ffn")
             for placement, says in (("post", leans), ("pre", _EVENLY), ("admin", _NOT_LARGE))
         ),

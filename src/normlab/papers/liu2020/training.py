@@ -242,7 +242,7 @@ WARMUP: Final = declare(
             for k in s.warmups
         },
         LONGEST_WARMUP,
-        seeds=2,
+        seeds=6,
     ),
     claims=(fails("trains"),),
 )

@@ -149,7 +149,6 @@ def attention_matrices(
             ratio = (by["value"] * by["output"] / by["query"] / by["key"]) ** 0.5
             ratios[f"{what}_values_over_queries"].append(ratio)
             ratios[f"{what}_spread"].append(max(r[what] for r in own) / min(r[what] for r in own))
-        ratios["spread_ratio"].append(ratios["gradient_spread"][-1] / ratios["update_spread"][-1])
         lab.log(f"model {seed} of {seeds}")
     facts = {"text": lab.text(text), "update": f"{steps} steps of Adam on {tokens:,} positions, lr {lr:g}"}
     return Measurement({name: mean_ratio(some) for name, some in ratios.items()}, {"matrices": rows}, facts)
