@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from normlab.training.recipes.build import build
     from normlab.training.recipes.grammar import resolve
     from normlab.training.recipes.plugins import load_plugins
+    from normlab.training.sized import sized
     from normlab.training.train import train
     from normlab.training.translate import translate
     from normlab.trials.trial import trial
@@ -56,6 +57,7 @@ _HOME = {
     "translate": "normlab.training.translate",
     "score": "normlab.tasks.scores",
     "fold": "normlab.training.fold",
+    "sized": "normlab.training.sized",
     "load_plugins": "normlab.training.recipes.plugins",
     "UserError": "normlab.errors",
 }

@@ -14,7 +14,7 @@ from normlab.cli.options import FAILS
 from normlab.cli.trials import TransferCommand
 from normlab.scaling.family import family_of
 from normlab.scaling.transfer import Request
-from normlab.training.setups import function_from_file
+from normlab.setups.function import function_from_file
 from normlab.trials.training import first_steps, read_course
 
 NANO = (Path(__file__).parents[1] / "comparison" / "mine" / "nano.py").read_text(encoding="utf-8")

@@ -18,7 +18,8 @@ from normlab.config.config import Config, ModelConfig
 from normlab.errors import UserError
 from normlab.scaling import coordinates
 from normlab.scaling.answer import Transfer
-from normlab.scaling.family import family_of, resized
+from normlab.scaling.family import family_of
+from normlab.training.sized import resized, sized
 from normlab.trials import journal
 from scaling.sums import STEPS, Sum, decaying, scaled, setup, slowly, squared
 
@@ -379,7 +380,7 @@ def test_a_recipe_grows_with_its_ratio_and_its_smallest_size_as_base():
 def test_a_family_builds_a_configuration_in_each_size(tmp_path: Path):
     config = normlab.resolve("pre", Config(model=ModelConfig(dim=16, ffn_dim=32, heads=2)))
     config = replace(config, data=replace(config.data, builtin_pairs=50, vocab_size=150))
-    family = family_of(config, "pre", depths=(2, 1), root=tmp_path)
+    family = family_of(sized(config, tmp_path), depths=(2, 1))
     assert family.sizes == (1, 2)
     counts = [sum(p.numel() for p in family.build(n, 0).model.parameters()) for n in family.sizes]
     assert counts[0] < counts[1]

@@ -8,10 +8,10 @@ import transformers as tf
 from torch import nn
 
 from cases import each
+from normlab.checks.declared import declared, resolved_init
 from normlab.errors import UserError
 from normlab.trace.setup import Setup
 from normlab.trace.starts import differences
-from normlab.training.declared import declared, resolved_init
 
 DIM, LAYERS, VOCAB = 64, 4, 211
 IDS = torch.randint(5, VOCAB, (2, 16), generator=torch.Generator().manual_seed(1))

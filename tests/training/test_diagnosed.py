@@ -11,13 +11,15 @@ from contracts.variants import CONFIG, build
 from diagnosis.small import BATCH, labelled
 from normlab.checks.check import check
 from normlab.config.config import Config
+from normlab.diagnosis.diagnose import diagnose_named
 from normlab.errors import UserError
 from normlab.nn import Placement
 from normlab.runs import RunFolder
+from normlab.setups.named import NamedSetup
 from normlab.trace.optimizers import copied
 from normlab.trace.setup import Setup
 from normlab.training.checkpoint import load_checkpoint
-from normlab.training.setups import SMALL_TOKENS, NamedSetup, checkpoints, setup_from_config, setup_from_run
+from normlab.training.setups import SMALL_TOKENS, checkpoints, setup_from_config, setup_from_run
 from normlab.training.train import train
 from training.tiny import tiny, tiny_language_model, write_plain
 
@@ -74,7 +76,7 @@ def test_a_placement_whose_stream_shows_no_sum_is_read_as_our_own_sublayer():
         model = build(replace(CONFIG, encoder_placement="sphere_of_a_test", decoder_placement="pre"))
     finally:
         del Placement.registry["sphere_of_a_test"]
-    found = NamedSetup("spheres", Setup(model, BATCH[:2], labelled)).diagnosed("standard")
+    found = diagnose_named(NamedSetup("spheres", Setup(model, BATCH[:2], labelled)), "standard")
     encoder, decoder = found.structure.stacks
     assert [view.role for view in encoder.sublayers] == ["self_attention", "ffn"] * 2
     assert {view.placement for view in encoder.sublayers} == {"other"}
@@ -120,14 +122,14 @@ def test_its_loss_is_that_of_training_a_token(text, tmp_path):
 
 def test_a_language_model_too(tmp_path):
     config = tiny_language_model(write_plain(tmp_path / "text"), "pre")
-    found = setup_from_config(config, tmp_path, tokens=256).diagnosed("cheap")
+    found = diagnose_named(setup_from_config(config, tmp_path, tokens=256), "cheap")
     assert found.model == "Decoder"
     assert "Pre-LN with 2 layers" in str(found)
     assert not [f for f in found.findings if f.name == "not_done"]
 
 
 def test_a_whole_diagnosis_of_a_configuration(text, tmp_path):
-    found = setup_from_config(tiny(text, "post", lr=2e-3), tmp_path, tokens=512).diagnosed("full")
+    found = diagnose_named(setup_from_config(tiny(text, "post", lr=2e-3), tmp_path, tokens=512), "full")
     assert not [f for f in found.findings if f.name == "not_done"], str(found)
     assert found.facts["optimizer"] == "Adam, lr 0.002"
     assert set(found.tables["curvature"].column("quantity")) > {"critical_lr", "largest_eigenvalue"}
@@ -153,7 +155,7 @@ def test_a_run_is_taken_at_its_checkpoint_with_its_optimiser(trained):
     assert last.setup.optimizer.state
     assert not isinstance(best.setup.optimizer, torch.optim.Optimizer)
     assert last.title.endswith("last checkpoint")
-    found = last.diagnosed("cheap")
+    found = diagnose_named(last, "cheap")
     assert found.facts["optimizer"].startswith("Adam during its training, lr 0.00")
 
 
@@ -186,11 +188,11 @@ def setup(**more):
 
 
 def test_a_setup_is_stepped_by_its_optimizer_or_by_an_adam():
-    plain = setup().diagnosed("cheap", 1e-3)
+    plain = diagnose_named(setup(), "cheap", 1e-3)
     assert "Pre-LN with 3 layers" in str(plain)
     assert plain.facts["optimizer"] == "Adam, lr 0.001"
     own = setup(optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.25))
-    assert own.diagnosed("cheap").facts["optimizer"] == "SGD, lr 0.25"
+    assert diagnose_named(own, "cheap").facts["optimizer"] == "SGD, lr 0.25"
 
 
 @pytest.mark.parametrize(
@@ -204,4 +206,4 @@ def test_a_setup_is_stepped_by_its_optimizer_or_by_an_adam():
 )
 def test_an_optimizer_that_a_diagnosis_cannot_step_with(optimizer, lr, words):
     with pytest.raises(UserError, match=words):
-        setup(optimizer=optimizer).diagnosed("cheap", lr)
+        diagnose_named(setup(optimizer=optimizer), "cheap", lr)

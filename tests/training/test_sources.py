@@ -7,8 +7,8 @@ from pathlib import Path
 
 from torch import nn
 
+from normlab.setups.named import sources
 from normlab.trace.setup import Setup
-from normlab.training.setups import sources
 
 
 class Block(nn.Module):

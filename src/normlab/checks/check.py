@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 from torch import nn
@@ -59,7 +58,10 @@ def check(
         for guard in (untouched(given), same_globals(), same_random_state(0), unscanned()):
             stack.enter_context(guard)
         if given.declare.init not in (None, "class") and not isinstance(given.declare.init, tuple):
-            given = import_module("normlab.training.declared").resolved_init(given)  # a layer above this one
+            # reads the model's stream as a diagnosis does, which most checks need not load
+            from normlab.checks.declared import resolved_init
+
+            given = resolved_init(given)
         return examine(Step(given, budget_s=budget_s), properties(), progress)
 
 

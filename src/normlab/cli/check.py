@@ -19,8 +19,8 @@ from normlab.runs.folder import write_text_atomic
 
 if TYPE_CHECKING:
     from normlab.checks.report import Report
+    from normlab.setups.named import NamedSetup
     from normlab.trace.setup import Setup
-    from normlab.training.setups import NamedSetup
 
 STYLES: Final = {
     "failure": "bold red",
@@ -117,8 +117,9 @@ class CheckCommand(ExaminedFlags):
 
     # ------------------------------------------------------------------------------------------------ answers
     def _tested(self, source: NamedSetup, progress: Any) -> tuple[Report, Setup]:
+        from normlab.checks.baseline import changed_parameters, read_baseline
         from normlab.checks.check import check
-        from normlab.training.declared import changed_parameters, declared, read_baseline
+        from normlab.checks.declared import declared
 
         setup, given = source.setup, self.declared
         beside = Path(self.source.removeprefix("hf:")) / "normlab.toml"
@@ -133,8 +134,8 @@ class CheckCommand(ExaminedFlags):
         return report, setup
 
     def _plain(self, source: NamedSetup, report: Report, setup: Setup) -> dict[str, Any]:
-        from normlab.training.declared import parameters_of
-        from normlab.training.setups import sources
+        from normlab.checks.baseline import parameters_of
+        from normlab.setups.named import sources
 
         places = {found.module for found in (*report.failures, *report.notes)}
         plain: dict[str, Any] = to_plain(report.to_dict() | {"title": source.title})

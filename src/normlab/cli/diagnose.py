@@ -20,7 +20,7 @@ from normlab.runs.folder import find_run, write_text_atomic
 
 if TYPE_CHECKING:
     from normlab.diagnosis import Diagnosis
-    from normlab.training.setups import NamedSetup
+    from normlab.setups.named import NamedSetup
 
 PAGE: Final = "diagnosis"
 """What the names of a page and of the JSON file beside it begin with."""
@@ -68,13 +68,16 @@ class DiagnoseCommand(ExaminedFlags):
         if self.flight:
             self._print_flight()
             return
+        from normlab.diagnosis.diagnose import diagnose_named
         from normlab.report.diagnosis import write_diagnosis
 
         problems, everything = 0, list[dict[str, Any]]()
         lr = self.lr if self.kind == "file" else None  # a recipe's is in its configuration
         for source, _ in self.sources():
             try:
-                diagnosis = source.diagnosed(self.preset, lr, blocks=self.blocks, branches=self.branches)
+                diagnosis = diagnose_named(
+                    source, self.preset, lr, blocks=self.blocks, branches=self.branches
+                )
             except UserError as error:
                 if typed := ", ".join(flag for python, flag in FLAGS.items() if python in str(error)):
                     raise UserError(f"{error}. On the command line: {typed}") from error

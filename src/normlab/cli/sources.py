@@ -11,7 +11,7 @@ from normlab.cli.options import SourceFlags
 from normlab.runs.folder import find_run
 
 if TYPE_CHECKING:
-    from normlab.training.setups import NamedSetup
+    from normlab.setups.named import NamedSetup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,13 +29,16 @@ class ExaminedFlags(SourceFlags):
         """Yield what is to be examined, and whether it is one of several. The folder of a file is on
         ``sys.path`` until the next one is asked for.
         """
-        from normlab.training import setups
-
         if self.kind == "file":
+            from normlab.setups.function import setup_from_file
+
             errors.write(f"running {self.source}")
-            with setups.setup_from_file(self.source, seed=self.seed) as source:
+            with setup_from_file(self.source, seed=self.seed) as source:
                 yield source, False
-        elif self.kind == "run":
+            return
+        from normlab.training import setups  # the laboratory, which a file of the user's does not need
+
+        if self.kind == "run":
             run = find_run(self.source, self.runs)
             wanted = setups.checkpoints(run, self.checkpoints, self.step)
             for one in wanted:

@@ -25,8 +25,8 @@ from normlab.trials import STEPS
 
 if TYPE_CHECKING:
     from normlab.scaling.family import SetupFamily
+    from normlab.setups.named import NamedSetup
     from normlab.trace.setup import Setup
-    from normlab.training.setups import NamedSetup
 
 OTHERS: Final = {
     "hf": "hf: has neither text nor an optimizer; write a function setup() with both, as in train.py:setup",
@@ -147,13 +147,13 @@ class TrialCommand(_TrialFlags):
 
     def _source(self) -> AbstractContextManager[NamedSetup]:
         """Return what to try. Raises UserError if nothing is named, or for flags that would be ignored."""
-        from normlab.training import setups
+        from normlab.setups.function import setup_from_file
 
         self.require_trainable()
         if self.kind == "recipe":
             return nullcontext(self._recipe(self.recipe))
         errors.write(f"running {self.source}")
-        return setups.setup_from_file(self.source, seed=self.seed)
+        return setup_from_file(self.source, seed=self.seed)
 
     def _recipe(self, name: str) -> NamedSetup:
         from normlab.training import setups
@@ -274,13 +274,14 @@ class TransferCommand(_TrialFlags):
     def _family(self) -> Iterator[SetupFamily]:
         """Yield the model in its sizes. Raises UserError for no model, or for flags that would be ignored."""
         from normlab.scaling.family import family_of
-        from normlab.training.setups import function_from_file
+        from normlab.setups.function import function_from_file
 
         self.require_trainable()
         sizes: dict[str, Any] = {"widths": self.widths, "depths": self.depths}
         if self.kind == "recipe":
-            config = self.planned()
-            yield family_of(config, config.recipe, root=self.runs, **sizes)
+            from normlab.training.sized import sized
+
+            yield family_of(sized(self.planned(), self.runs), **sizes)
             return
         errors.write(f"running {self.source}")
         with function_from_file(self.source, seed=self.seed) as function:

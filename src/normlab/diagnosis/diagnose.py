@@ -35,7 +35,7 @@ from normlab.diagnosis.study import (
 )
 from normlab.diagnosis.subject import STEP_LR, AnyOptimizer, Subject
 from normlab.errors import UserError
-from normlab.nn.sublayer import Sublayer
+from normlab.setups.named import NamedSetup
 from normlab.trace.optimizers import made_by
 from normlab.trace.setup import Loss, Setup, output_loss, setup_of
 from normlab.trace.step import made
@@ -219,23 +219,43 @@ def diagnose(
     )
 
 
+def diagnose_named(
+    source: NamedSetup, preset: str, lr: float | None = None, **options: Unpack[Options]
+) -> Diagnosis:
+    """Run the studies of a preset on a setup with what is known of its training; see ``diagnose``.
+
+    Raises UserError if that is impossible.
+    """
+    known: Options = {"batches": source.mini_batches(), "warmup_steps": source.warmup_steps}
+    return diagnose(source.setup, loss=None, lr=lr, optimizer=None, preset=preset, **(known | options))
+
+
 def _read(model: nn.Module, batch: Any, call: Call, options: Options) -> Structure:
-    """Read the residual stream. One of our own sublayers that shows no sum, as when its placement keeps
-    the stream on a sphere, is read by its branch.
+    """Read the residual stream. A sublayer that names its branch and shows no sum, as when its placement
+    keeps the stream on a sphere, is read by that branch.
     """
     blocks, branches = options.get("blocks", ()), options.get("branches", ())
-    ours = {path.rpartition(".")[0] for path, m in model.named_modules() if isinstance(m, Sublayer)}
-    if ours and not blocks and not branches:
+    stacks = {path.rpartition(".")[0] for path, m in model.named_modules() if _names_its_branch(m)}
+    if stacks and not blocks and not branches:
         seen = dict[str, StackView]()
         with suppress(UserError):
             read = read_structure(model, batch, call=call)
             seen = {stack.name: stack for stack in read.stacks}
-            if seen.keys() >= ours:
+            if seen.keys() >= stacks:
                 return read
         with suppress(UserError):
             by_branch = read_structure(model, batch, call=call, branches=("f",))
             return replace(by_branch, stacks=tuple(seen.get(stack.name, stack) for stack in by_branch.stacks))
     return read_structure(model, batch, call=call, blocks=blocks, branches=branches)
+
+
+def _names_its_branch(module: nn.Module) -> bool:
+    """Return whether a module has the form of a sublayer of normlab's: a branch ``f`` under a placement
+    ``place`` at a ``site``. The form is enough, so a diagnosis need not import the models that normlab
+    builds.
+    """
+    has_branch = isinstance(getattr(module, "f", None), nn.Module)
+    return has_branch and hasattr(module, "place") and hasattr(module, "site")
 
 
 def _one_optimizer(setup: Setup, lr: float | None) -> tuple[torch.optim.Optimizer | None, float | None]:

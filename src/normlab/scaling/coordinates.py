@@ -11,12 +11,11 @@ from typing import Any, Final
 
 from normlab.config.units import count, duration
 from normlab.errors import UserError
-from normlab.nn import TokenModel
-from normlab.nn.parametrisation import Parametrisation
 from normlab.scaling import ALL
 from normlab.scaling.exponents import FACTS, NEAR, Axis, Row, rows_of
 from normlab.scaling.family import SetupFamily
 from normlab.scaling.measured import Measured, measure
+from normlab.scaling.parametrisation import Parametrisation, built_with
 from normlab.scaling.wording import reason
 from normlab.trace.setup import Setup
 from normlab.trace.tensors import unwrap
@@ -155,9 +154,8 @@ class Check:
     def _unit(self, size: int, seed: int, steps: int) -> Measured:
         with same_globals(), same_random_state():
             setup = self.family.build(size, seed)
-            self._kind = self._kind or _named(setup.declare.parametrisation)
-            if self._kind is None and isinstance(model := unwrap(setup.model), TokenModel):
-                self._kind = type(model.parametrisation)
+            declared = _named(setup.declare.parametrisation)
+            self._kind = self._kind or declared or built_with(unwrap(setup.model))
             return measure(setup, steps, seed)
 
     @property

@@ -15,9 +15,9 @@ from typing import Any, Final, Literal, NamedTuple
 
 from normlab.config.model import ModelConfig
 from normlab.diagnosis.theory import half_width
-from normlab.nn.parametrisation import ONE, Exponents, MuP, Parametrisation
 from normlab.scaling import ALL, LEVEL
 from normlab.scaling.measured import Key, Measured, Place
+from normlab.scaling.parametrisation import ONE, Exponents, MuP, Parametrisation
 
 Axis = Literal["width", "depth"]
 HALF: Final = 0.5

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, runtime_checkable
 
-from normlab.config.config import Config, SeedConfig
-from normlab.config.model import ModelConfig
 from normlab.errors import UserError
 from normlab.scaling.exponents import Axis
+from normlab.setups.function import called
+from normlab.setups.step import with_step
 from normlab.trace.setup import Setup, shown
 from normlab.trace.untouched import same_random_state
-from normlab.training.own_setups import with_step
-from normlab.training.setups import called, setup_from_config
 
 AXES: Final[dict[Axis, str]] = {"width": "widths", "depth": "depths"}
+
+
+@runtime_checkable
+class Sized(Protocol):
+    """A model that can be built in any size, such as a recipe's configuration (``normlab.sized``)."""
+
+    @property
+    def title(self) -> str:
+        """What to call it."""
+
+    @property
+    def parametrisation(self) -> str:
+        """The name of its parametrisation; empty if it is not known."""
+
+    def at(self, axis: Axis, size: int, *, base: int, seed: int) -> Setup:
+        """Return the setup at a width or depth, drawn from a seed; at the size ``base`` its parametrisation
+        changes nothing.
+        """
 
 
 @dataclass(frozen=True)
@@ -55,14 +69,10 @@ class SetupFamily:
 
 
 def family_of(
-    what: Any,
-    title: str,
-    *,
-    widths: Sequence[int] = (),
-    depths: Sequence[int] = (),
-    root: Path = Path("runs"),
+    what: Any, title: str = "", *, widths: Sequence[int] = (), depths: Sequence[int] = ()
 ) -> SetupFamily:
-    """The family of a function ``setup(width=, seed=)`` or ``setup(depth=, seed=)``, or of a configuration.
+    """The family of a function ``setup(width=, seed=)`` or ``setup(depth=, seed=)``, or of what is ``Sized``,
+    whose base is its smallest size.
 
     Raises UserError for anything else, and unless just one of both lists holds two sizes or more.
     """
@@ -74,45 +84,13 @@ def family_of(
         raise UserError(f"{AXES[axis]} has {shown(wrong[0])}, but must hold whole numbers above 0")
     if len(set(sizes)) < 2:
         raise UserError(f"{AXES[axis]} has {shown(list(sizes))}, but must hold at least two sizes")
-    every = tuple(sorted(set(sizes)))
-    if isinstance(what, Config):
-        return _of_config(what, title, axis, every, root)
-    return SetupFamily(title, axis, every, lambda size, seed: called(what, title, seed, **{axis: size}))
+    ascending = tuple(sorted(set(sizes)))
+    if isinstance(what, Sized):
+        base = ascending[0]
 
+        def make(size: int, seed: int) -> Setup:
+            return what.at(axis, size, base=base, seed=seed)
 
-def _of_config(config: Config, title: str, axis: Axis, sizes: tuple[int, ...], root: Path) -> SetupFamily:
-    """A recipe's family. Its base is its smallest size, unless it has a base of its own."""
-
-    def make(size: int, seed: int) -> Setup:
-        model = resized(config.model, axis, size, sizes[0])
-        own = replace(config, model=model, seeds=SeedConfig.of(seed))
-        return setup_from_config(own, root, tokens=own.train.max_tokens).setup
-
-    return SetupFamily(title, axis, sizes, make, config.model.parametrisation)
-
-
-def resized(model: ModelConfig, axis: Axis, size: int, base: int) -> ModelConfig:
-    """A model in another width or depth, whose parametrisation changes nothing at the size ``base``.
-
-    The feed-forward's width keeps its ratio to the stream's. The number of heads stays, so heads become
-    wider; if ``head_dim`` fixes their width, there are more of them.
-    """
-    if axis == "depth":
-        layers: dict[str, Any] = {
-            name: size for name in ("encoder_layers", "decoder_layers") if getattr(model, name)
-        }
-        return replace(model, **layers, base_layers=model.base_layers or base)
-    heads = {name: getattr(model, name) * size for name in ("heads", "kv_heads") if model.head_dim}
-    if any(number % model.dim for number in heads.values()):
-        step = math.lcm(*(model.dim // math.gcd(model.dim, number // size) for number in heads.values()))
-        raise UserError(
-            f"width {size} holds no whole number of heads, and of kv_heads, of {model.head_dim} each; give "
-            f"multiples of {step}, or leave out --head-dim, so that heads become wider"
-        )
-    return replace(
-        model,
-        dim=size,
-        ffn_dim=max(model.ffn_dim * size // model.dim, 1),
-        base_dim=model.base_dim or base,
-        **{name: number // model.dim for name, number in heads.items()},
-    )
+        return SetupFamily(title or what.title, axis, ascending, make, what.parametrisation)
+    title = title or getattr(what, "__qualname__", "setup")
+    return SetupFamily(title, axis, ascending, lambda size, seed: called(what, title, seed, **{axis: size}))

@@ -14,7 +14,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from normlab.nn import TokenModel, parameter_roles, reference
+from normlab.base.reference import reference_arithmetic
+from normlab.scaling.parametrisation import roles_in
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.stacks import block_of, stream_of, within
@@ -135,9 +136,7 @@ class WatchedModel:
         self.scores: dict[str, Scores] = {}
         with suppress(Exception):  # any model may raise anything
             self.scores = {s.module: s for s in read_wiring(self.trace, list(self.blocks)).scores}
-        self.roles = dict(self.facts.roles)
-        if isinstance(self.model, TokenModel):
-            self.roles = {name: own.role for name, own in parameter_roles(self.model).items()}
+        self.roles = dict(roles_in(self.model) or self.facts.roles)
         self.names = {id(p): n for n, p in self.model.named_parameters()}
         self.logits: Logits | None = None
         with suppress(Unknown):
@@ -185,7 +184,7 @@ class WatchedModel:
         loss_of = self.trace.loss_of
 
         def watched(model: nn.Module, batch: Any) -> Tensor:
-            with reference(), ExitStack() as stack:
+            with reference_arithmetic(), ExitStack() as stack:
                 for watch in watches:
                     stack.enter_context(watch)
                 return loss_of(model, batch)

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from normlab.config.config import Config
 from normlab.errors import UserError
 from normlab.scaling import BUDGET_S, FACTOR, FIRST_SEED, SEEDS, STEPS
 from normlab.scaling.answer import Transfer
-from normlab.scaling.family import SetupFamily, family_of
+from normlab.scaling.family import SetupFamily, Sized, family_of
 from normlab.scaling.ladder import Ladder
 from normlab.scaling.optimum import RATES
 from normlab.scaling.sweep import Decay
@@ -20,7 +19,7 @@ from normlab.trials.attempts import Plan
 
 
 def transfer(
-    setup: Callable[..., Any] | Config | SetupFamily,
+    setup: Callable[..., Any] | Sized | SetupFamily,
     *,
     widths: Sequence[int] = (),
     depths: Sequence[int] = (),
@@ -33,10 +32,10 @@ def transfer(
     the smallest is also the best at the largest.
 
     ``setup(width=, seed=)``, or ``setup(depth=, seed=)``, builds the model in any size and returns a
-    ``Setup``; a recipe's configuration (see ``resolve``) is built in every size. A trial multiplies all rates
-    of a setup by one factor, so that what a parametrisation gives each group, or each size, stays. Rates are
-    octaves apart, five around the best one at each size, with ``seeds`` seeds from ``seed`` on; all sizes and
-    rates see the batches of the smallest size.
+    ``Setup``; ``normlab.sized(config)`` builds a recipe's configuration in every size. A trial multiplies all
+    rates of a setup by one factor, so that what a parametrisation gives each group, or each size, stays.
+    Rates are octaves apart, five around the best one at each size, with ``seeds`` seeds from ``seed`` on; all
+    sizes and rates see the batches of the smallest size.
 
     ``rest``: ``factor``, by how much the best rate may move over all sizes; ``target``, a size whose best
     rate is wanted, by default the largest; ``decays``, factors on the weight decay, the first of which gives
@@ -55,11 +54,7 @@ def transfer(
     for word in rest:
         refuse_unknown(word, [*names], "transfer")
     request = Request(steps=steps, seeds=seeds, budget_s=budget_s, **rest)
-    if isinstance(setup, SetupFamily):
-        family = setup
-    else:
-        title = setup.recipe if isinstance(setup, Config) else getattr(setup, "__qualname__", "setup")
-        family = family_of(setup, title, widths=widths, depths=depths)
+    family = setup if isinstance(setup, SetupFamily) else family_of(setup, widths=widths, depths=depths)
     with same_globals():
         return Ladder(family, request).climb()
 

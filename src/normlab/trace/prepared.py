@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normlab.errors import UserError
+from normlab.setups.step import plain_step
 from normlab.trace.compare import Located, Part, awake_step, blame, distance, part_of, rounding_of, small_part
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
@@ -23,7 +24,7 @@ from normlab.trace.facts.stacks import Scaled, scaled_streams, stream_of
 from normlab.trace.facts.targets import Targets
 from normlab.trace.facts.wiring import Scores, Wiring, read_wiring
 from normlab.trace.optimizers import Rates, copied, held, rates_of, rebound
-from normlab.trace.rehearsal import SEED, Rehearsal, RehearsedStep, plain_step
+from normlab.trace.rehearsal import SEED, Rehearsal, RehearsedStep
 from normlab.trace.setup import Setup, shown
 from normlab.trace.starts import Fresh, constant, parameters_of
 from normlab.trace.tensors import Place, Tap, forward_hooks, refusal, replaced, unwrap

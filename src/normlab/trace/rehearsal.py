@@ -228,40 +228,6 @@ class Rehearsal:
             seen.late |= bool(held & seen.fresh)
 
 
-def plain_step(
-    loss_of: Loss,
-    *,
-    clip: Callable[[nn.Module], object] = lambda model: None,
-    after: Callable[[nn.Module], object] = lambda model: None,
-    scheduled: bool = False,
-) -> Whole:
-    """Return the usual step: zero, backward, ``clip``, step, ``after`` and, if ``scheduled``, the scheduler's
-    step, if there is one.
-    """
-
-    def whole(model: nn.Module, batch: Any, optimizer: Any, scheduler: Any) -> Tensor:
-        model.train()
-        optimizers = optimizer if isinstance(optimizer, list) else [optimizer]
-
-        def closure() -> Tensor:
-            for o in optimizers:
-                o.zero_grad()
-            loss = loss_of(model, batch)
-            loss.backward()
-            clip(model)
-            return loss
-
-        loss = closure()
-        for o in optimizers:
-            o.step(closure) if isinstance(o, torch.optim.LBFGS) else o.step()
-        after(model)
-        if scheduled and scheduler is not None:
-            scheduler.step()
-        return loss
-
-    return whole
-
-
 def learnt(losses: Sequence[float]) -> bool:
     """Return whether the last losses stay below the first."""
     floor = losses[0] - 1e-6 * abs(losses[0])

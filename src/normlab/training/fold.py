@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,11 +34,11 @@ from normlab.nn.embedding import build_embedding
 from normlab.nn.model import SourceInput
 from normlab.runs.files import write_json_atomic
 from normlab.runs.folder import RunFolder
+from normlab.trace.tensors import Side, arguments_of, forward_hooks
 from normlab.training.checkpoint import load_checkpoint, save_checkpoint, weights_state
 from normlab.training.devices import prepare_process
 from normlab.training.recipes.grammar import AXES, DEFAULTS, own_code, stack_placements
 from normlab.training.recipes.plugins import imported
-from normlab.training.setups import calls_of
 from normlab.training.trainer import load_task
 from normlab.training.weights import digest, weights_of
 
@@ -153,7 +154,7 @@ def _fold(
     task.check_text(plain, task.corpus)
     built: Any = type(task)(plain, task.corpus, task.device).build().eval()
     built.load_state_dict(rewritten.model.state_dict())
-    calls = calls_of(model, lambda: task.dev_scores(model), BATCHES)
+    calls = _calls_of(model, lambda: task.dev_scores(model), BATCHES)
     model.eval()
     float32, _ = _largest_difference(model, built, calls)
     float64, largest = _largest_difference(deepcopy(model).double(), rewritten.model, calls)
@@ -185,6 +186,26 @@ def _require_done(folder: RunFolder, config: Config) -> None:
             "only a finished one is folded; train it on: normlab train "
             f"--config {folder.path / 'config.json'} --out {folder.path.parent}"
         )
+
+
+class _EnoughCallsError(Exception):
+    """Ends a run of the model when all the calls that were wanted have been seen."""
+
+
+def _calls_of(model: nn.Module, run: Callable[[], object], most: int) -> list[Mapping[str, Any]]:
+    """Return the arguments of a model's first calls, at most ``most``, while a function runs."""
+    calls: list[Mapping[str, Any]] = []
+
+    def see(_: str, side: Side, values: Any) -> None:
+        if side != "input":
+            return
+        if len(calls) == most:
+            raise _EnoughCallsError
+        calls.append(arguments_of(model, values))
+
+    with suppress(_EnoughCallsError), forward_hooks({"": model}, see):
+        run()
+    return calls
 
 
 @torch.no_grad()

@@ -11,14 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from normlab.errors import UserError
-from normlab.trace.rehearsal import plain_step
+from normlab.setups.function import called, setup_from_file
+from normlab.setups.step import with_step
 from normlab.trace.setup import Setup
 from normlab.trace.untouched import same_random_state
 from normlab.training.recipes.baselines import without_alias
-from normlab.training.setups import called, setup_from_file
 
 
 def files_of(names: Iterable[str]) -> dict[str, str]:
@@ -68,21 +66,6 @@ def _made(value: Any, name: str, seed: int) -> Iterator[Setup]:
                 )
             setup = replace(setup, model=setup.make())
     yield with_step(setup)
-
-
-def with_step(setup: Setup) -> Setup:
-    """Return the setup with a step, if it has none and the plain step would ignore its scheduler or the norm
-    to which it declares that gradients are clipped.
-    """
-    norm = setup.declare.max_grad_norm
-    if setup.step is not None or (setup.scheduler is None and norm is None):
-        return setup
-
-    def clip(model: nn.Module) -> None:
-        if norm is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), norm)
-
-    return replace(setup, step=plain_step(setup.loss_of, clip=clip, scheduled=True))
 
 
 def _code(setup: Setup, value: Any, files: Mapping[str, Path]) -> str:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from normlab.errors import UserError
+from normlab.setups.function import draw_seed
+from normlab.setups.named import NamedSetup
 from normlab.trace.setup import Declaration, Setup
 from normlab.trace.untouched import same_random_state
-from normlab.training.setups import NamedSetup, draw_seed
 
 ROWS: Final = 4
 POSITIONS: Final = 24

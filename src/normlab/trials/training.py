@@ -16,8 +16,9 @@ from torch.optim import Optimizer
 
 from normlab.config.units import count
 from normlab.errors import UserError
+from normlab.setups.step import plain_step
 from normlab.trace.optimizers import copied, rates_of
-from normlab.trace.rehearsal import groups_of, plain_step
+from normlab.trace.rehearsal import groups_of
 from normlab.trace.setup import Setup, shown
 from normlab.trace.tensors import eager, forward_hooks, map_tensors, refusal
 from normlab.trace.untouched import same_random_state, untouched

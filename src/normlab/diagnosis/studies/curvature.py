@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from normlab.base.reference import reference_arithmetic
 from normlab.diagnosis.study import (
     SMALL_BATCH,
     Finding,
@@ -23,7 +24,6 @@ from normlab.diagnosis.study import (
 )
 from normlab.diagnosis.subject import Subject
 from normlab.errors import UserError
-from normlab.nn import reference
 from normlab.trace.step import FROZEN, Gradients, Weights, made, nodes_behind, trainable
 
 CLOSE: Final = 0.2
@@ -195,7 +195,7 @@ class Hessian:
     def __init__(self, subject: Subject) -> None:
         self._subject, self.parameters = subject, trainable(subject.model)
         own = list(self.parameters.values())
-        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), reference():
+        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), reference_arithmetic():
             loss = subject.loss()
             if not loss.requires_grad:
                 raise UserError(FROZEN)

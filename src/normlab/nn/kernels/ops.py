@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normlab.base.reference import register_reference
 from normlab.errors import UserError
 
 # A plain global: torch.compile guards on it, but refuses a ContextVar and reads a threading.local only once.
@@ -27,6 +28,9 @@ def reference() -> Iterator[None]:
         yield
     finally:
         _reference = before
+
+
+register_reference(reference)
 
 
 def plain(x: Tensor) -> bool:

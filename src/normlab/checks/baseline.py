@@ -1,0 +1,82 @@
+"""A baseline: what an earlier check's JSON says of each parameter, from which the model must not differ."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from torch import nn
+
+from normlab.checks.property import Violation
+from normlab.errors import UserError
+from normlab.runs.files import read_json
+from normlab.trace.starts import Start
+
+Baseline = Mapping[str, Mapping[str, Any]]
+"""What a baseline keeps of each parameter, by path."""
+KEPT: Final = ("shape", "dtype", "trainable", "tied")
+ADVICE: Final = "if this is meant, write a new baseline: --json > baseline.json"
+
+
+def parameters_of(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """Return shape, type, size and tie of every parameter; ``tied`` is the first path at which it occurs."""
+    first: dict[int, str] = {}
+    return {
+        path: {
+            "shape": list(p.shape),
+            "dtype": str(p.dtype).removeprefix("torch."),
+            "trainable": p.requires_grad,
+            "tied": "" if (own := first.setdefault(id(p), path)) == path else own,
+            "rms": float(p.detach().double().square().mean().sqrt()) if p.numel() else 0.0,
+        }
+        for path, p in model.named_parameters(remove_duplicate=False)
+        if not p.is_complex()
+    }
+
+
+def read_baseline(path: Path) -> Baseline:
+    """Read the parameters from the JSON of a check. Raises UserError if it has none."""
+    content = read_json(path)
+    rows = content.get("parameters") if isinstance(content, dict) else None
+    form = isinstance(rows, dict) and all(
+        isinstance(row, dict) and {*KEPT, "rms"} <= row.keys() and isinstance(row["rms"], (int, float))
+        for row in rows.values()
+    )
+    if not form or not rows:
+        raise UserError(
+            f"{path} holds no parameters of a check; write one: normlab check … --json > {path.name}"
+        )
+    return rows
+
+
+def changed_parameters(model: nn.Module, before: Baseline) -> Iterator[Violation]:
+    """Name what differs from a baseline, grouping parameters that differ in the same way. Draws from another
+    seed do not count as different.
+    """
+    groups: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
+    for path, what, how in _differences(model, before):
+        groups[".".join("*" if part.isdecimal() else part for part in path.split(".")), what].append(
+            (path, how)
+        )
+    for changes in groups.values():
+        path, how = changes[0]
+        others = f", and {len(changes) - 1} others like it" if len(changes) > 1 else ""
+        yield Violation("baseline", path, f"{how}{others}", ADVICE)
+
+
+def _differences(model: nn.Module, before: Baseline) -> Iterator[tuple[str, str, str]]:
+    now, parameters = parameters_of(model), dict(model.named_parameters(remove_duplicate=False))
+    for path in dict.fromkeys([*now, *before]):
+        if path not in before or path not in now:
+            yield path, "there", "it is new" if path in now else "it is missing"
+            continue
+        old, new = before[path], now[path]
+        for name in KEPT:
+            if old[name] != new[name]:
+                yield path, name, f"its {name} was {old[name] or 'none'}, and is {new[name] or 'none'}"
+        if old["shape"] == new["shape"]:
+            start = Start(path, std=float(old["rms"]), entries=parameters[path].numel())
+            if how := start.difference(parameters[path], len(now)):
+                yield path, "rms", how.replace("is declared", "was its size in the baseline")

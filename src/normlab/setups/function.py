@@ -1,0 +1,152 @@
+"""Setups from a function of the user's, in a file or a module that normlab runs."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import replace
+from importlib import import_module, util
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+from torch import nn
+
+from normlab.errors import UserError
+from normlab.setups.named import NamedSetup
+from normlab.trace.setup import Setup
+from normlab.trace.untouched import same_random_state
+
+ANEW: Final = ("seed", "width", "depth")
+"""Arguments that a ``setup`` function may declare."""
+SIZED: Final = {"width": (256, "n_embd"), "depth": (4, "n_layer")}
+"""Sizes, with the value and the argument that the example of such a function shows for them."""
+
+
+@contextmanager
+def setup_from_file(reference: str, *, seed: int) -> Iterator[NamedSetup]:
+    """Yield the setup that the function after the colon returns, see ``function_from_file``.
+
+    The function may declare the arguments ``seed``, ``width`` and ``depth``; with ``seed`` the setup can draw
+    its model anew. Raises UserError for a file that raises, and for a function that returns no setup.
+    """
+    with function_from_file(reference, seed=seed) as function:
+        with redirect_stdout(sys.stderr), same_random_state(seed):
+            setup = called(function, reference, seed)
+        yield NamedSetup(f"{type(setup.model).__name__} of {reference}", setup)
+
+
+@contextmanager
+def function_from_file(reference: str, *, seed: int) -> Iterator[Any]:
+    """Run a file, or import a module, and yield what the name after the colon (default ``setup``) refers to.
+
+    The file runs once, not as ``__main__``, with its own name as ``sys.argv`` and its folder, or the current
+    one for a module, first on ``sys.path``; both are restored when the block ends. What it prints goes to
+    standard error. Raises UserError for a file that raises.
+    """
+    where, colon, name = reference.partition(":")
+    path, arguments = list(sys.path), list(sys.argv)
+    try:
+        with redirect_stdout(sys.stderr), same_random_state(seed):
+            value = _attribute(_load(where), where, name if colon else "setup")
+        yield value
+    finally:
+        sys.path[:], sys.argv[:] = path, arguments
+
+
+def _load(where: str) -> Any:
+    file = Path(where)
+    if not where.endswith(".py"):
+        sys.path.insert(0, str(Path.cwd()))
+        return _guard(lambda: import_module(where), f"the module {where!r}")
+    if not file.is_file():
+        raise UserError(f"there is no file {where}; give one that defines setup(), as in train.py:setup")
+    name = file.stem if file.stem not in sys.modules and file.stem.isidentifier() else f"normlab_{file.stem}"
+    spec = util.spec_from_file_location(name, file.resolve())
+    if spec is None or spec.loader is None:
+        raise UserError(f"{where} cannot be run as Python")
+    module = sys.modules[name] = util.module_from_spec(spec)
+    sys.path.insert(0, str(file.resolve().parent))
+    sys.argv[:] = [where]
+    run = spec.loader.exec_module
+    try:
+        _guard(lambda: run(module), where)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _attribute(module: Any, where: str, name: str) -> Any:
+    if hasattr(module, name):
+        return getattr(module, name)
+    own = [n for n, value in vars(module).items() if inspect.isfunction(value) and not n.startswith("_")]
+    raise UserError(
+        f"{where} has no {name!r}; define {name}(), which returns normlab.Setup(model, batches, …)"
+        + (f", or name another function: {', '.join(own[:8])}" if own else "")
+    )
+
+
+def called(value: Any, reference: str, seed: int, **size: int) -> Setup:
+    """The setup that a function returns at a ``width`` or ``depth``, or a setup itself.
+
+    Raises UserError for anything else, and for a function that takes no such size.
+    """
+    if not callable(value) or isinstance(value, nn.Module):
+        _require_sizes(size, {}, reference)
+        return Setup.of(cast("Any", value))
+    parameters: Mapping[str, inspect.Parameter] = {}
+    with suppress(TypeError, ValueError):  # from functions written in C
+        parameters = inspect.signature(value).parameters
+    _require_sizes(size, parameters, reference)
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    given = {"seed", *size}
+    needed = {n for n, p in parameters.items() if p.default is p.empty and p.kind not in kinds} - given
+    if needed:
+        rest = "give them defaults" if needed <= set(ANEW) else f"it may declare {', '.join(ANEW)}"
+        asked = ", ".join(n for n in parameters if n in needed)
+        raise UserError(f"{reference} needs the arguments {asked}; {rest}")
+    seeded = "seed" in parameters
+    setup = Setup.of(_guard(lambda: value(**size, **({"seed": seed} if seeded else {})), reference))
+    if not seeded or setup.make is not None:
+        return setup
+    return replace(setup, make=lambda: Setup.of(value(**size, seed=draw_seed())).model)
+
+
+def _require_sizes(sizes: Iterable[str], parameters: Iterable[str], reference: str) -> None:
+    """Raise UserError, with what to write, if a function does not take a size by its name."""
+    for name in set(sizes) - set(parameters):
+        size, argument = SIZED[name]
+        raise UserError(
+            f"{reference} takes no {name}; it must build the model in any {name}, as in\n\n"
+            f"  def setup({name}={size}, seed=0):\n"
+            "      torch.manual_seed(seed)\n"
+            f"      model = GPT({argument}={name})\n"
+            "      optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\n"
+            "      return normlab.Setup(model, batches, optimizer=optimizer)"
+        )
+
+
+def _guard(run: Callable[[], Any], what: str) -> Any:
+    """Run the user's own code. Raises UserError with the exception and the user's line that raised it."""
+    try:
+        return run()
+    except (KeyboardInterrupt, UserError):
+        raise
+    except BaseException as error:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
+        at = f" ({frames[-1].filename}:{frames[-1].lineno})" if len(frames) > 1 else ""
+        hint = ""
+        if isinstance(error, SystemExit):
+            hint = '; put the code that trains under if __name__ == "__main__":'
+        elif isinstance(error, ImportError) and "relative import" in str(error):
+            hint = "; name it as a module of its package, as in my_package.train:setup"
+        raise UserError(f"{what} raised {type(error).__name__}: {error}{at}{hint}") from error
+
+
+def draw_seed() -> int:
+    """Return a seed that depends only on torch's random state, whatever the default device."""
+    return int(torch.randint(2**31, (), device="cpu"))

@@ -1,0 +1,61 @@
+"""The whole training step of a setup that brings none of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normlab.trace.setup import Loss, Setup, Step
+
+
+def plain_step(
+    loss_of: Loss,
+    *,
+    clip: Callable[[nn.Module], object] = lambda model: None,
+    after: Callable[[nn.Module], object] = lambda model: None,
+    scheduled: bool = False,
+) -> Step:
+    """Return the usual step: zero, backward, ``clip``, step, ``after`` and, if ``scheduled``, the scheduler's
+    step, if there is one.
+    """
+
+    def step(model: nn.Module, batch: Any, optimizer: Any, scheduler: Any) -> Tensor:
+        model.train()
+        optimizers = optimizer if isinstance(optimizer, list) else [optimizer]
+
+        def closure() -> Tensor:
+            for o in optimizers:
+                o.zero_grad()
+            loss = loss_of(model, batch)
+            loss.backward()
+            clip(model)
+            return loss
+
+        loss = closure()
+        for o in optimizers:
+            o.step(closure) if isinstance(o, torch.optim.LBFGS) else o.step()
+        after(model)
+        if scheduled and scheduler is not None:
+            scheduler.step()
+        return loss
+
+    return step
+
+
+def with_step(setup: Setup) -> Setup:
+    """Return the setup with a step, if it has none and the plain step would ignore its scheduler or the norm
+    to which it declares that gradients are clipped.
+    """
+    norm = setup.declare.max_grad_norm
+    if setup.step is not None or (setup.scheduler is None and norm is None):
+        return setup
+
+    def clip(model: nn.Module) -> None:
+        if norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), norm)
+
+    return replace(setup, step=plain_step(setup.loss_of, clip=clip, scheduled=True))
