@@ -8,7 +8,7 @@ BIN   := $(VENV)/bin
 # The stamp's name is the content of what was installed, so a checkout that only touches files costs nothing.
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1)
 DOCS_STAMP := $(STAMP)-docs
-# A demo needs no developer tools: in a new checkout it installs normlab alone, and `make install` the rest.
+# A demo needs no developer tools: in a new checkout it installs the laboratory alone, and `make install` the rest.
 DEMO_STAMP := $(or $(wildcard $(STAMP)),$(STAMP)-demo)
 # Two workers of one core each; a training that a test starts counts its own threads. Each begins with one half of
 # the tests in order, so that what the tests of a file share is made once.
@@ -16,8 +16,8 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dis
 # A test that hangs fails and says where; those that are run by hand may take longer.
 NO_HANG := -o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true
 # The tests that compute, and what makes torch, MKL and oneDNN compute as on other processors.
-COMPUTING := $(addprefix tests/,checks contracts oracles parity nn initial optim diagnosis tasks trace training \
-  comparison papers)
+COMPUTING := $(addprefix tests/,checks contracts oracles parity nn initial optim diagnosis trace papers lab/tasks lab/training \
+  lab/comparison)
 PROCESSORS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE MKL_CBWR=AVX2 \
   ONEDNN_MAX_CPU_ISA=AVX2
 export PYTHON
@@ -25,7 +25,7 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lint test test-slow test-isa format docs bench clean
+.PHONY: help install demo lint test test-slow test-bare test-isa format docs bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F '|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -41,7 +41,7 @@ demo: $(DEMO_STAMP) ## compare recipes on the built-in corpus and write the page
 	$(BIN)/normlab compare $(DEMO)
 
 $(STAMP)-demo:
-	@bash tools/install.sh $(VENV) ""
+	@bash tools/install.sh $(VENV) lab
 	@touch $@
 
 lint: $(STAMP) ## style, import layers, types
@@ -55,6 +55,9 @@ test: lint ## lint, then every test that takes up to a second or two
 
 test-slow: $(STAMP) ## the tests that take longer, up to minutes
 	$(PYTEST) $(NO_HANG) -m slow
+
+test-bare: $(STAMP) ## the instruments beside torch and the base dependencies, in an environment of their own
+	@bash tools/bare.sh $(BIN)/python build/bare
 
 test-isa: $(STAMP) ## the tests that compute, as on five other processors
 	@failed=0; for processor in $(PROCESSORS); do echo "== $$processor"; \

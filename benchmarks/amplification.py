@@ -25,20 +25,20 @@ import torch.nn.functional as F
 import vl_convert
 from torch import Tensor, nn
 
-from normlab.config.config import MachineConfig, ModelConfig
-from normlab.data.builtin import generate
-from normlab.data.tokenizer import EOS, UNK, BytePairs
 from normlab.diagnosis.structure import Structure, read_structure
 from normlab.diagnosis.studies.output_change import SIZE, output_change, output_change_fit
 from normlab.diagnosis.study import Table
 from normlab.diagnosis.subject import Subject
 from normlab.diagnosis.theory import LawFit
+from normlab.lab.config import MachineConfig, ModelConfig
+from normlab.lab.data.builtin import generate
+from normlab.lab.data.tokenizer import EOS, UNK, BytePairs
+from normlab.lab.tasks.task import build_model
+from normlab.lab.training.devices import prepare_process
 from normlab.nn import Encoder, Seq2Seq, TokenModel
 from normlab.nn.init import profile_
 from normlab.report.charts.diagnosis import growth
 from normlab.report.charts.theme import theme
-from normlab.tasks.task import build_model
-from normlab.training.devices import prepare_process
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results/amplification.jsonl"
@@ -180,8 +180,8 @@ def measure(case: Case, structure: Structure | None = None) -> tuple[Measured, S
     """One case; models of one shape have one structure, which is read once."""
     began = time.perf_counter()
     subject = subject_of(case, structure)
-    optimiser = partial(torch.optim.Adam, lr=case.rate)
-    table = output_change(subject, optimizer=optimiser, seeds=[case.seed])
+    optimizer = partial(torch.optim.Adam, lr=case.rate)
+    table = output_change(subject, optimizer=optimizer, seeds=[case.seed])
     changes = {str(row["kind"]): row for row in table}  # the deepest is the last
     found = Measured(
         case=case,

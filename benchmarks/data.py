@@ -26,8 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from normlab.data.text import LINES_AT_A_TIME as PART
-from normlab.data.tokenizer import MOST_WORDS as KEPT
+from normlab.lab.data.text import LINES_AT_A_TIME as PART
+from normlab.lab.data.tokenizer import MOST_WORDS as KEPT
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results/data.json"
@@ -110,8 +110,8 @@ def write_text(folder: Path, pairs: int) -> None:
 
 def config(folder: Path) -> Any:
     """A Transformer that is too small to matter, on the text of a folder."""
-    from normlab.config.config import Config, DataConfig, MachineConfig, ModelConfig, TrainConfig
-    from normlab.training.recipes.grammar import resolve
+    from normlab.lab.config import Config, DataConfig, MachineConfig, ModelConfig, TrainConfig
+    from normlab.lab.recipes.grammar import resolve
 
     names = [f"{name}_{side}" for name in ("train", "dev", "test") for side in ("src", "tgt")]
     return resolve(
@@ -159,7 +159,7 @@ class Clock:
 
 def preparing(folder: Path) -> dict[str, Any]:
     """What ``normlab`` does with a new text before its first run."""
-    from normlab.data import parallel, text
+    from normlab.lab.data import parallel, text
 
     clock, wanted = Clock(), config(folder)
     for module, name in ((text, "survey"), (parallel, "vocabulary"), (parallel, "_encode_train")):
@@ -172,9 +172,9 @@ def training(folder: Path) -> dict[str, Any]:
     """Some steps on a prepared text, the order of the second epoch, and some of its batches at random."""
     from dataclasses import replace
 
-    from normlab.tasks import TASKS
-    from normlab.training.devices import hardware, prepare_process
-    from normlab.training.trainer import Trainer
+    from normlab.lab.tasks import TASKS
+    from normlab.lab.training.devices import hardware, prepare_process
+    from normlab.lab.training.trainer import Trainer
 
     wanted = config(folder)
     device = prepare_process(wanted.machine)

@@ -22,13 +22,13 @@ from torch import Tensor, nn
 
 from decoder_peers import peers, products, products_alone
 from normlab.cli.presets import language_model
-from normlab.config.config import Config, MachineConfig
+from normlab.lab.config import Config, MachineConfig
+from normlab.lab.recipes.grammar import resolve
+from normlab.lab.tasks.task import build_model
+from normlab.lab.training.devices import autocast, best_precision, prepare_process
+from normlab.lab.training.jobs import usable_cores
 from normlab.nn import Decoder
 from normlab.nn.decode import generate
-from normlab.tasks.task import build_model
-from normlab.training.devices import autocast, best_precision, prepare_process
-from normlab.training.jobs import usable_cores
-from normlab.training.recipes.grammar import resolve
 from step import Quartiles, machine, profiled, quartiles
 
 RESULTS = Path(__file__).parent / "results"
@@ -50,7 +50,7 @@ def config_of(shape: str) -> Config:
 
 def stepper(model: nn.Module, precision: str) -> Callable[[Tensor], float]:
     """A training step; its seconds."""
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     model.train()
 
     def step(ids: Tensor) -> float:
@@ -59,8 +59,8 @@ def stepper(model: nn.Module, precision: str) -> Callable[[Tensor], float]:
             logits = model(ids[:, :-1])
             loss = F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
         loss.backward()
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         return time.perf_counter() - start
 
     return step

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.config.config import Config
-from normlab.config.model import ModelConfig
+from normlab.base.model_config import ModelConfig
+from normlab.lab.config import Config
+from normlab.lab.training.export import family_of, hugging_face
 from normlab.nn import Decoder
-from normlab.training.export import family_of, hugging_face
 
 
 class NanoGPT(nn.Module):

@@ -24,14 +24,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.config.config import MachineConfig, ModelConfig, OptimConfig
-from normlab.data.builtin import generate
-from normlab.data.tokenizer import EOS, BytePairs
+from normlab.lab.config import MachineConfig, ModelConfig, OptimConfig
+from normlab.lab.data.builtin import generate
+from normlab.lab.data.tokenizer import EOS, BytePairs
+from normlab.lab.tasks.task import build_model
+from normlab.lab.training.devices import prepare_process
 from normlab.nn import Decoder, Embedding, Placement
 from normlab.nn.init import profile_
-from normlab.optim import build_optimiser, set_rate
-from normlab.tasks.task import build_model
-from normlab.training.devices import prepare_process
+from normlab.optim import build_optimizer, set_rate
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results/depth.json"
@@ -130,7 +130,7 @@ def measure(placement: str, rate: float, data: Text, *, layers: int, steps: int)
     model = build_model(Decoder, size, data.vocab_size, SEED)
     profile_(model, lambda: model(data.train[:BATCH, :-1]))
     weights = list(model.parameters())
-    optimiser = set_rate(build_optimiser(model, OptimConfig(lr=rate, schedule="constant")), rate)
+    optimizer = set_rate(build_optimizer(model, OptimConfig(lr=rate, schedule="constant")), rate)
     with torch.no_grad():
         start = float(nats(model, data.dev))
     losses: list[float] = []
@@ -144,8 +144,8 @@ def measure(placement: str, rate: float, data: Text, *, layers: int, steps: int)
             break
         losses.append(round(float(loss.detach()), 4))
         norms.append(norm_l2(grads))
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         if not finite(weights):
             break
     taken = (time.perf_counter() - began) / max(1, len(losses))

@@ -26,12 +26,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from normlab.config.config import MachineConfig, ModelConfig
 from normlab.diagnosis import diagnose
 from normlab.diagnosis.theory import LawFit, fits
+from normlab.lab.config import MachineConfig, ModelConfig
+from normlab.lab.tasks.task import build_model
+from normlab.lab.training.devices import hardware, prepare_process
 from normlab.nn import Encoder
-from normlab.tasks.task import build_model
-from normlab.training.devices import hardware, prepare_process
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results/diagnosis.json"
@@ -81,8 +81,8 @@ def diagnosed(layers: int, preset: str) -> dict[str, Any]:
         return F.cross_entropy(model(batch[0])[0].flatten(0, 1), batch[0].flatten())
 
     start = time.perf_counter()
-    optimiser = partial(torch.optim.Adam, lr=RATE)
-    found = diagnose(model, (ids,), loss=loss, optimizer=optimiser, preset=preset)
+    optimizer = partial(torch.optim.Adam, lr=RATE)
+    found = diagnose(model, (ids,), loss=loss, optimizer=optimizer, preset=preset)
     return {"total": time.perf_counter() - start, "seconds": dict(found.seconds)}
 
 

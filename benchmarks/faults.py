@@ -3,7 +3,7 @@
     python benchmarks/faults.py             # print the reports
     python benchmarks/faults.py --write     # write docs/flight-recorder.md, too
 
-A fault is planted from outside, as code of a user's would do it: by a hook on the model or the optimiser, or
+A fault is planted from outside, as code of a user's would do it: by a hook on the model or the optimizer, or
 by a task whose batches are changed. The product has no option for it.
 """
 
@@ -23,16 +23,16 @@ import torch
 from torch import nn
 
 import probing
-from normlab.config.config import Config, DataConfig, MachineConfig, ModelConfig, OptimConfig, TrainConfig
 from normlab.diagnosis import PRESETS
-from normlab.optim import build_optimiser
-from normlab.runs import RunFolder
-from normlab.tasks import TASKS
-from normlab.training import replay, trainer
-from normlab.training.devices import prepare_process
-from normlab.training.recipes.grammar import resolve
-from normlab.training.train import Run
-from normlab.training.trainer import AnyTask, Trainer
+from normlab.lab.config import Config, DataConfig, MachineConfig, ModelConfig, OptimConfig, TrainConfig
+from normlab.lab.recipes.grammar import resolve
+from normlab.lab.runs import RunFolder
+from normlab.lab.tasks import TASKS
+from normlab.lab.training import replay, trainer
+from normlab.lab.training.devices import prepare_process
+from normlab.lab.training.train import Run
+from normlab.lab.training.trainer import AnyTask, Trainer
+from normlab.optim import build_optimizer
 from normlab.watching import fault as rules
 from normlab.watching import recorder
 from normlab.watching.recorder import Trigger, report_of
@@ -71,16 +71,16 @@ def fast_layer(task: AnyTask) -> AbstractContextManager[object]:
     """One sublayer's weights in a parameter group of their own, whose rate is a thousand times larger."""
 
     def build(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-        optimiser = build_optimiser(model, config)
+        optimizer = build_optimizer(model, config)
         inside = {id(p) for name, p in model.named_parameters() if name.startswith(f"{LAYER}.")}
-        for group in list(optimiser.param_groups):
+        for group in list(optimizer.param_groups):
             fast = {**group, "lr": group["lr"].clone(), "rate": 1000 * group["rate"]}
             fast["params"] = [p for p in group["params"] if id(p) in inside]
             group["params"] = [p for p in group["params"] if id(p) not in inside]
-            optimiser.param_groups.append(fast)
-        return optimiser
+            optimizer.param_groups.append(fast)
+        return optimizer
 
-    return patch.object(trainer, "build_optimiser", build)
+    return patch.object(trainer, "build_optimizer", build)
 
 
 def numbered(task: AnyTask) -> list[int]:
@@ -340,7 +340,7 @@ parameter the norms of gradient and update, on the device. It writes a report
   there must be at least as many, and {nats} nats above their median. If training recovers before the
   next checkpoint, the spike becomes a note with its step, and nothing is done again;
 - when it is asked, by `normlab diagnose RUN --flight` or from Python:
-  `normlab.training.replay.examine("runs/<id>", step)`, which does the run's steps again.
+  `normlab.lab.training.replay.examine("runs/<id>", step)`, which does the run's steps again.
 
 `watching/recorder.py` decides when, and `training/outcome.py` whether a run has diverged.
 

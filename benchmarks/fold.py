@@ -20,12 +20,12 @@ from typing import Any
 import torch
 
 from normlab.cli.presets import demo
-from normlab.config.config import Config, MachineConfig
+from normlab.lab.config import Config, MachineConfig
+from normlab.lab.recipes.grammar import resolve
+from normlab.lab.runs.folder import read_scores
+from normlab.lab.training.fold import BOUND, measure_fold
+from normlab.lab.training.train import train
 from normlab.nn import Norm, Placement
-from normlab.runs.folder import read_scores
-from normlab.training.fold import BOUND, measure_fold
-from normlab.training.recipes.grammar import resolve
-from normlab.training.train import train
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results/fold.json"

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from normlab.diagnosis import Diagnosis, diagnose, read_structure
-from normlab.training.devices import hardware
+from normlab.lab.training.devices import hardware
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/foreign-models.md"
 RESULTS = Path(__file__).parent / "results/foreign.json"

@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from normlab.config.config import MachineConfig
+from normlab.lab.config import MachineConfig
+from normlab.lab.training.devices import prepare_process
 from normlab.nn import Norm, reference
-from normlab.training.devices import prepare_process
 from step import machine, profiled, quartiles
 
 RESULTS = Path(__file__).parent / "results"

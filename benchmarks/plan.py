@@ -18,11 +18,11 @@ from typing import Final
 import torch
 
 import normlab
+from normlab.base.files import write_json_atomic
+from normlab.base.units import duration
 from normlab.cli.presets import CONFIGS
-from normlab.config.config import Config, ModelConfig
-from normlab.config.units import duration
-from normlab.runs.files import write_json_atomic
-from normlab.training.devices import hardware
+from normlab.lab.config import Config, ModelConfig
+from normlab.lab.training.devices import hardware
 
 RESULTS: Final = Path(__file__).parent / "results"
 

@@ -20,12 +20,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from normlab.config.config import Config, DataConfig, MachineConfig, ModelConfig, TrainConfig
 from normlab.diagnosis import PRESETS, Record
-from normlab.tasks import TASKS
-from normlab.training.devices import hardware, prepare_process
-from normlab.training.replay import Probing
-from normlab.training.trainer import Trainer
+from normlab.lab.config import Config, DataConfig, MachineConfig, ModelConfig, TrainConfig
+from normlab.lab.tasks import TASKS
+from normlab.lab.training.devices import hardware, prepare_process
+from normlab.lab.training.replay import Probing
+from normlab.lab.training.trainer import Trainer
 from normlab.watching.meter import Meter
 
 RESULTS = Path(__file__).parent / "results/probing.json"

@@ -7,7 +7,7 @@ A global batch has 4096 positions. The first row computes them as one batch; the
 of 2048, which hold the same sentences: one after the other, on two gloo ranks with the model on each, and on
 two with half of it on each. Dropout is 0. The difference is that of the summed gradient: of each parameter in
 the L2 norm relative to the L2 norm of the first row's gradient, and of those the largest. Seconds are the
-median of whole optimiser steps, one thread a process; they want a quiet machine.
+median of whole optimizer steps, one thread a process; they want a quiet machine.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normlab.config.config import Config, DataConfig, MachineConfig, ModelConfig, TrainConfig
-from normlab.tasks import TASKS
-from normlab.training.devices import hardware, prepare_process
-from normlab.training.ranks import SINGLE_PROCESS, Ranks, join_processes
-from normlab.training.recipes.grammar import resolve
-from normlab.training.trainer import Trainer
+from normlab.lab.config import Config, DataConfig, MachineConfig, ModelConfig, TrainConfig
+from normlab.lab.recipes.grammar import resolve
+from normlab.lab.tasks import TASKS
+from normlab.lab.training.devices import hardware, prepare_process
+from normlab.lab.training.ranks import SINGLE_PROCESS, Ranks, join_processes
+from normlab.lab.training.trainer import Trainer
 
 PAGE = Path(__file__).parents[1] / "docs/ranks.md"
 BEGIN, END = "<!-- table: benchmarks/ranks.py --write -->", "<!-- end of table -->"
@@ -75,16 +75,16 @@ def trainer_of(config: Config, root: Path, ranks: Ranks = SINGLE_PROCESS) -> Tra
 def measured(trainer: Trainer) -> Measured:
     """The first step's gradient, then steps by the clock."""
     found: dict[str, Tensor] = {}
-    whole: Callable[[], Any] = trainer.optimiser.step
+    whole: Callable[[], Any] = trainer.optimizer.step
 
     def look() -> None:
         for index, (name, part) in enumerate(trainer.parallel.parts.items()):
             assert part.grad is not None
             found[name] = trainer.parallel.whole(index, part.grad).clone()
 
-    trainer.optimiser.step = look  # pyrefly: ignore
+    trainer.optimizer.step = look  # pyrefly: ignore
     loss = trainer.step().values[0].item()
-    trainer.optimiser.step = whole  # pyrefly: ignore
+    trainer.optimizer.step = whole  # pyrefly: ignore
     return Measured(found, loss, seconds_of(trainer.step))
 
 
@@ -117,12 +117,12 @@ def at_once(trainer: Trainer) -> Measured:
 
     def step() -> None:
         gradient()
-        trainer.optimiser.step()
-        trainer.optimiser.zero_grad(set_to_none=True)
+        trainer.optimizer.step()
+        trainer.optimizer.zero_grad(set_to_none=True)
 
     loss = gradient()
     found = {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
-    trainer.optimiser.zero_grad(set_to_none=True)
+    trainer.optimizer.zero_grad(set_to_none=True)
     return Measured(found, loss, seconds_of(step))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from normlab.runs.folder import RunFolder, Runs
+from normlab.lab.runs.folder import RunFolder, Runs
 from normlab.watching.checks import WatchReports
 from normlab.watching.meter import StepRecord
 from normlab.watching.recorder import Recorder

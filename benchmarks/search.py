@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from normlab.config.config import MachineConfig
+from normlab.lab.config import MachineConfig
+from normlab.lab.training.devices import autocast, prepare_process
 from normlab.nn.decode import Bounds, search
-from normlab.training.devices import autocast, prepare_process
 from peers import like_marian, marian
 from step import CPU, SETTINGS, VOCAB, machine, quartiles
 

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from normlab.comparison.statistics import LEVEL, MetricScale, contrasts, detectable, fisher, mean_margin
-from normlab.config.metric import Metric
+from normlab.base.metric import Metric
+from normlab.lab.comparison.statistics import LEVEL, MetricScale, contrasts, detectable, fisher, mean_margin
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results/seeds.json"

@@ -21,13 +21,13 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from normlab.config.config import MachineConfig, ModelConfig, OptimConfig
-from normlab.data.batches import Batch, PairBatches, plan_shapes
-from normlab.data.ragged import Ragged, TokenPairs
+from normlab.lab.config import MachineConfig, ModelConfig, OptimConfig
+from normlab.lab.data.batches import Batch, PairBatches, plan_shapes
+from normlab.lab.data.ragged import Ragged, TokenPairs
+from normlab.lab.tasks.task import build_model, label_smoothed
+from normlab.lab.training.devices import autocast, hardware, prepare_process
 from normlab.nn import PAD, Seq2Seq
-from normlab.optim import build_optimiser, set_rate
-from normlab.tasks.task import build_model, label_smoothed
-from normlab.training.devices import autocast, hardware, prepare_process
+from normlab.optim import build_optimizer, set_rate
 from peers import PEERS, installed
 
 RESULTS = Path(__file__).parent / "results"
@@ -83,7 +83,7 @@ def batches(max_tokens: int, count: int) -> list[Batch]:
 
 def stepper(model: nn.Module, precision: str) -> Callable[[Batch], float]:
     """A training step; its seconds."""
-    optimiser = set_rate(build_optimiser(model, OptimConfig()), 1e-4)
+    optimizer = set_rate(build_optimizer(model, OptimConfig()), 1e-4)
     model.train()
 
     def step(batch: Batch) -> float:
@@ -93,8 +93,8 @@ def stepper(model: nn.Module, precision: str) -> Callable[[Batch], float]:
                 model(batch.source, batch.target_in), batch.target_out, SMOOTHING, None, PAD
             )
         (sums.loss / batch.tokens).backward()
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         return time.perf_counter() - start
 
     return step

@@ -18,12 +18,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config, items):
-    """Count all cases, the slow ones too, for ``test_house``."""
-    config.cases = len(items)
-
-
 @pytest.fixture(scope="session", autouse=True)
 def no_power_fails():
     """Nothing waits for the disk; a test of what is synced puts its own function there."""
@@ -35,7 +29,7 @@ def no_power_fails():
 @pytest.fixture(scope="session")
 def text(tmp_path_factory):
     """A data configuration of small files."""
-    from training.tiny import write_text
+    from lab.training.tiny import write_text
 
     return write_text(tmp_path_factory.mktemp("text"))
 

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from normlab.runs import RunFolder
+from normlab.lab.runs import RunFolder
 
 ROOT = Path(__file__).parents[1]
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from statistics import fmean
 
-from normlab.comparison.result import has_trained
+from normlab.lab.comparison.result import has_trained
 from normlab.papers import ARTEFACTS
 from normlab.papers.results import KEPT, read_reproduction
 from normlab.papers.words import tallied

@@ -14,11 +14,11 @@ import catalogue
 import hidden_scale
 import variant_facts
 from cases import each
+from normlab.lab.recipes.grammar import PLACEMENT, RecipePart
 from normlab.nn import Placement
 from normlab.nn.init import SCHEMES
 from normlab.nn.placement.base import XAVIER
 from normlab.nn.registry import Registry
-from normlab.training.recipes.grammar import PLACEMENT, RecipePart
 from variant_facts import Recipe, refusals, shipped
 
 STALE = f"docs/catalogue.md is not what the code says; type: {catalogue.COMMAND}"
@@ -49,8 +49,8 @@ def test_every_placement_is_measured():
 @pytest.mark.slow
 def test_the_page_is_the_generated_one_and_names_no_variant_of_somebody_else(monkeypatch):
     # of 1,500 recipes whose sizes fit and whose parts are all the package's
-    monkeypatch.setattr("normlab.training.recipes.grammar._require_sizes", lambda model: None)
-    monkeypatch.setattr("normlab.training.recipes.grammar.own_code", lambda config: "")
+    monkeypatch.setattr("normlab.lab.recipes.grammar._require_sizes", lambda model: None)
+    monkeypatch.setattr("normlab.lab.recipes.grammar.own_code", lambda config: "")
 
     class Outsider(Placement, name="catalogue_outsider"):
         def write(self, stream: object, y: object) -> object:
@@ -68,7 +68,7 @@ def test_every_registered_name_has_an_entry():
     headings = re.findall(r"^### `(.+)`$", PAGE, re.MULTILINE)
     assert len(headings) == len(set(headings))
     names = list(registered())
-    assert {"placement", "norm", "embedding", "scheme", "schedule", "optimiser", "bias"} <= {
+    assert {"placement", "norm", "embedding", "scheme", "schedule", "optimizer", "bias"} <= {
         k for k, _ in names
     }
     missing = [f"{kind} {name}" for kind, name in names if name not in headings]

@@ -8,10 +8,10 @@ import grimp
 
 RESULTS = (
     "normlab.checks.report",
-    "normlab.comparison.result",
+    "normlab.lab.comparison.result",
     "normlab.diagnosis.diagnose",
-    "normlab.scaling.answer",
-    "normlab.trials.answer",
+    "normlab.scaling.verdict",
+    "normlab.trials.verdict",
     "normlab.watching.watch",
 )
 """The modules whose results draw their own page."""

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import judge_runs
-from normlab.config.metric import IGNORES_SOURCE
-from normlab.runs import RunFolder
+from normlab.base.metric import IGNORES_SOURCE
+from normlab.lab.runs import RunFolder
 
 KEPT = Path(__file__).parents[1] / "results"
 POST, PRE = "1c982ec80137", "71c7ad163821"

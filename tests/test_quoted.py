@@ -12,9 +12,9 @@ from dataclasses import replace
 import pytest
 
 from kept import ROOT, Kept
-from normlab.comparison.compare import judge
-from normlab.comparison.result import Comparison
-from normlab.config.io import from_plain
+from normlab.base.io import from_plain
+from normlab.lab.comparison.compare import judge
+from normlab.lab.comparison.result import Comparison
 from normlab.papers import ARTEFACTS
 from normlab.papers.artefact import Reproduction
 from normlab.papers.claim import Claim, Measure, together

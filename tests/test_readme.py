@@ -15,9 +15,9 @@ import pytest
 from normlab.cli import presets
 from normlab.cli.main import COMMANDS as KNOWN
 from normlab.cli.main import main
-from normlab.config.config import Config
-from normlab.data.builtin import generate
-from normlab.runs import Runs
+from normlab.lab.config import Config
+from normlab.lab.data.builtin import generate
+from normlab.lab.runs import Runs
 
 HOME = Path(__file__).resolve().parents[1]
 README = (HOME / "README.md").read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from normlab.data.sources import open_lines
+from normlab.lab.data.sources import open_lines
 
 EACH: Final = 200
 _END: Final = re.compile(r"(?<=[.!?])\s+")

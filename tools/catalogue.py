@@ -17,10 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import hidden_scale
+from normlab.lab.recipes.baselines import NamedBaseline
+from normlab.lab.recipes.build import paragraphs, summary
+from normlab.lab.recipes.grammar import PLACEMENT, RecipePart, baselines, resolve
 from normlab.nn import Placement
-from normlab.training.recipes.baselines import NamedBaseline
-from normlab.training.recipes.build import paragraphs, summary
-from normlab.training.recipes.grammar import PLACEMENT, RecipePart, baselines, resolve
 from variant_facts import (
     BASE,
     MODEL_AXES,

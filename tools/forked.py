@@ -10,7 +10,7 @@ from pathlib import Path
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
-    # torch imports its compiler when the first optimiser is made
+    # torch imports its compiler when the first optimizer is made
     ["torch", "torch._dynamo", "scipy.stats", "transformers", "hypothesis", "pydantic", "tyro", "rich"]
 )
 

@@ -17,16 +17,16 @@ import torch
 import vl_convert
 from torch import Tensor, nn
 
-from normlab.config.config import ModelConfig
-from normlab.data.batches import Batch, dev_batches
-from normlab.data.builtin import generate
-from normlab.data.ragged import Ragged, TokenPairs
-from normlab.data.tokenizer import BytePairs
+from normlab.lab.config import ModelConfig
+from normlab.lab.data.batches import Batch, dev_batches
+from normlab.lab.data.builtin import generate
+from normlab.lab.data.ragged import Ragged, TokenPairs
+from normlab.lab.data.tokenizer import BytePairs
+from normlab.lab.tasks.task import build_model
 from normlab.nn import PAD, Seq2Seq
 from normlab.nn.init import profile_
 from normlab.report.charts.theme import Drawn, Mode, dash, theme
 from normlab.report.charts.theme import rows as inline
-from normlab.tasks.task import build_model
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs/catalogue"
 KEPT = FOLDER / "scale.json"

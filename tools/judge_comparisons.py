@@ -13,12 +13,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from normlab.comparison.compare import judge
-from normlab.comparison.result import Comparison, RecipeResult
-from normlab.config.io import from_plain, to_json
-from normlab.config.metric import Metric
+from normlab.base.files import read_json, write_text_atomic
+from normlab.base.io import from_plain, to_json
+from normlab.base.metric import Metric
+from normlab.lab.comparison.compare import judge
+from normlab.lab.comparison.result import Comparison, RecipeResult
 from normlab.report.compare import compare_page
-from normlab.runs.files import read_json, write_text_atomic
 
 Json = dict[str, Any]
 

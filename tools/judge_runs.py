@@ -14,13 +14,13 @@ from dataclasses import replace
 from os.path import expandvars
 from pathlib import Path
 
-from normlab.config.metric import Outcome
-from normlab.data.text import read_lines
-from normlab.runs import RunFolder
-from normlab.runs.files import read_json
-from normlab.tasks import TASKS
-from normlab.tasks.task import repeated_share
-from normlab.training.outcome import outcome
+from normlab.base.files import read_json
+from normlab.base.metric import Outcome
+from normlab.lab.data.text import read_lines
+from normlab.lab.runs import RunFolder
+from normlab.lab.tasks import TASKS
+from normlab.lab.tasks.task import repeated_share
+from normlab.lab.training.outcome import outcome
 
 
 def judged(folder: RunFolder, unigram_entropy_nats: float) -> Outcome | None:

@@ -13,11 +13,11 @@ import shutil
 import sys
 from pathlib import Path
 
-from normlab.comparison.result import Comparison
-from normlab.config.io import from_json
+from normlab.base.files import write_text_atomic
+from normlab.base.io import from_json
+from normlab.lab.comparison.result import Comparison
+from normlab.lab.runs import RunFolder
 from normlab.report.compare import compare_page
-from normlab.runs import RunFolder
-from normlab.runs.files import write_text_atomic
 
 KEPT = (
     *("config.json", "metrics.jsonl", "status.json", "start.json"),

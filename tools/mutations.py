@@ -177,7 +177,7 @@ MUTATIONS = (
         {"(2 / (5 * weight.shape[1]))": "(2 / (4 * weight.shape[1]))"},
     ),
     Mutation(
-        "Muon on packed matrices as one", "optim/optimiser.py", {"tensor.split(rows[parameter])": "[tensor]"}
+        "Muon on packed matrices as one", "optim/optimizer.py", {"tensor.split(rows[parameter])": "[tensor]"}
     ),
     Mutation(
         "rates of the muP table inverted",
@@ -223,9 +223,9 @@ MUTATIONS = (
     ),
     Mutation(
         "z-loss without the square",
-        "tasks/task.py",
+        "lab/tasks/task.py",
         {"logsumexp(wide, -1).square()": "logsumexp(wide, -1).abs()"},
-        own=("tests/tasks/test_loss.py",),
+        own=("tests/lab/tasks/test_loss.py",),
     ),
     Mutation(
         "positions that go on in the next document",
@@ -234,15 +234,15 @@ MUTATIONS = (
     ),
     Mutation(
         "a byte too many in each token",
-        "data/tokenizer.py",
+        "lab/data/tokenizer.py",
         {"[len(piece) for piece": "[len(piece) + 1 for piece"},
-        own=("tests/data/test_verbatim.py",),
+        own=("tests/lab/data/test_verbatim.py",),
     ),
     Mutation(
         "an export whose rotations stay interleaved",
-        "training/families.py",
+        "lab/training/families.py",
         {"(1, 2).flatten(0, 2)": "(1, 2).transpose(1, 2).flatten(0, 2)"},
-        own=("tests/training/test_export.py",),
+        own=("tests/lab/training/test_export.py",),
     ),
 )
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from normlab.config.units import count
+from normlab.base.units import count
 from normlab.papers import ARTEFACTS, PAPERS, Paper
 from normlab.papers.claim import Claim, Measure
 from normlab.papers.results import KEPT, ArtefactStatus, standing

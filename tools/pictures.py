@@ -13,9 +13,9 @@ import tempfile
 from contextlib import chdir
 from pathlib import Path
 
-from normlab.comparison.result import Comparison
-from normlab.config.io import from_plain
-from normlab.runs.files import read_json
+from normlab.base.files import read_json
+from normlab.base.io import from_plain
+from normlab.lab.comparison.result import Comparison
 
 HOME = Path(__file__).resolve().parents[1]
 PICTURES = HOME / "docs" / "pictures"

@@ -21,17 +21,17 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
-from normlab.config.config import Config, MachineConfig, SeedConfig, numbers
+from normlab.lab.config import Config, MachineConfig, SeedConfig, numbers
+from normlab.lab.recipes.grammar import resolve
+from normlab.lab.runs.folder import RunFolder, read_scores
+from normlab.lab.training.devices import hardware
+from normlab.lab.training.train import train
 from normlab.papers.bases import DATES, LANGUAGE_MODEL, MULTI30K_QUARTER, MULTI30K_SMALL
 from normlab.papers.disputes import BASELINE, RATES, recipe
 from normlab.papers.liu2020.bases import FP16, HALF
 from normlab.papers.nguyen2019.bases import GL_EN, GL_EN_SMALL, MODELS, PAST_BEST
 from normlab.papers.studies.trained_models import OUTPUT, ROLES, TrainedModel
 from normlab.papers.trainings import changed, sweep
-from normlab.runs.folder import RunFolder, read_scores
-from normlab.training.devices import hardware
-from normlab.training.recipes.grammar import resolve
-from normlab.training.train import train
 
 HOME: Final = Path(__file__).resolve().parent.parent
 KEPT: Final = HOME / "results" / "pilots"

@@ -52,39 +52,25 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 RENAMES: Final[dict[str, Any]] = {
     # what the driver uses -> where it is, newest place first: module:name
     "homes": {
-        "Config": ["normlab.config.config:Config", "normlab.spec.config:Config"],
-        "resolve": [
-            "normlab.training.recipes.grammar:resolve",
-            "normlab.recipes.grammar:resolve",
-            "normlab.run.recipes:resolve",
-        ],
-        "train": ["normlab.training.train:train", "normlab.run.train:train"],
-        "build": ["normlab.tasks.task:build_model", "normlab.tasks.build:build_model"],
+        "Config": ["normlab.lab.config:Config", "normlab.config.config:Config"],
+        "resolve": ["normlab.lab.recipes.grammar:resolve", "normlab.training.recipes.grammar:resolve"],
+        "train": ["normlab.lab.training.train:train", "normlab.training.train:train"],
+        "build": ["normlab.lab.tasks.task:build_model", "normlab.tasks.task:build_model"],
         "Seq2Seq": ["normlab.nn:Seq2Seq"],
         "Encoder": ["normlab.nn:Encoder"],
-        "generate": ["normlab.data.builtin:generate"],
-        "case": [
-            "normlab.training.subjects:of_config",  # older code also has the last, for something else
-            "normlab.examine.subjects:of_config",
-            "normlab.run.diagnose:of_config",
-            "normlab.training.setups:setup_from_config",
-        ],
+        "generate": ["normlab.lab.data.builtin:generate", "normlab.data.builtin:generate"],
+        "case": ["normlab.lab.setups:setup_from_config", "normlab.training.setups:setup_from_config"],
         "diagnosed": [
+            "normlab.diagnosis.diagnose:diagnose_named",
             "normlab.training.setups:NamedSetup.diagnosed",
-            "normlab.training.subjects:Case.diagnosed",
-            "normlab.examine.subjects:Case.diagnosed",
-            "normlab.run.diagnose:Case.diagnosed",
         ],
         "diagnose": ["normlab.diagnosis:diagnose"],
         "read_structure": ["normlab.diagnosis:read_structure"],
-        "watch": ["normlab.watching.watch:watch", "normlab.integrations.watch:watch"],
-        "presets": ["normlab.cli.presets:CONFIGS", "normlab.configs:CONFIGS"],
-        "run_id": ["normlab.config.config:run_id", "normlab.spec.config:run_id"],
+        "watch": ["normlab.watching.watch:watch"],
+        "presets": ["normlab.cli.presets:CONFIGS"],
+        "run_id": ["normlab.lab.config:run_id", "normlab.config.config:run_id"],
         "artefacts": ["normlab.papers:ARTEFACTS"],
-        "fingerprint": [
-            "normlab.papers.artefact:Artefact.fingerprint",
-            "normlab.spec.artefact:Artefact.fingerprint",
-        ],
+        "fingerprint": ["normlab.papers.artefact:Artefact.fingerprint"],
     },
     # field of Config, as the configurations name it -> older names
     "fields": {
@@ -111,7 +97,7 @@ RENAMES: Final[dict[str, Any]] = {
         "watch": ["watch.jsonl"],
         "watch.flight": ["watch.flight.json"],
         "last.model": ["last/model.safetensors"],
-        "last.optimiser": ["last/optimiser.safetensors"],
+        "last.optimizer": ["last/optimizer.safetensors", "last/optimizer.safetensors"],
         "best.model": ["best/model.safetensors"],
         "average.model": ["average/model.safetensors"],
     },

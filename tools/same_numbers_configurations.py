@@ -2,7 +2,7 @@
 
 Fields are written in their newest names, ``section.field``; ``RENAMES`` in ``same_numbers.py`` has the older
 ones. Models are small, and together they reach every place where numbers are made: each random draw, each
-kind of placement, each optimiser and schedule, the averages of weights, the search and the ranks.
+kind of placement, each optimizer and schedule, the averages of weights, the search and the ranks.
 """
 
 from __future__ import annotations

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from normlab.config.config import Config, ModelConfig, OptimConfig
+from normlab.lab.config import Config, ModelConfig, OptimConfig
+from normlab.lab.recipes.build import gains as matrix_gains
+from normlab.lab.recipes.grammar import AXES, PLACEMENT, Axis, RecipePart, parts, resolve
 from normlab.nn import DECODER_LAYER, ENCODER_LAYER, Placement, ProfiledPlacement, Seq2Seq, Site, sites
-from normlab.training.recipes.build import gains as matrix_gains
-from normlab.training.recipes.grammar import AXES, PLACEMENT, Axis, RecipePart, parts, resolve
 
 SIZE = ModelConfig(dim=512, ffn_dim=2048, heads=8, encoder_layers=6, decoder_layers=6, max_positions=1000)
 """The model whose parameters are counted: Transformer base, and no two sizes alike."""

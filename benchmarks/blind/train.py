@@ -158,7 +158,7 @@ def run(config: dict[str, Any], text: Text, seed: int, marks: tuple[int, ...]) -
     begun = time.process_time()
     optim, training, decode = config["optim"], config["train"], config["decode"]
     model = Transformer(config["model"], text.tokenizer.get_vocab_size(), seed)
-    optimiser = torch.optim.Adam(model.parameters(), betas=tuple(optim["betas"]), eps=optim["eps"])
+    optimizer = torch.optim.Adam(model.parameters(), betas=tuple(optim["betas"]), eps=optim["eps"])
     random = np.random.default_rng(seed)
     queue: list[list[Pair]] = []
     norms: list[float] = []
@@ -168,17 +168,17 @@ def run(config: dict[str, Any], text: Text, seed: int, marks: tuple[int, ...]) -
     for step in range(1, training["steps"] + 1):
         queue = queue or batches(text.train, training["max_tokens"], random)
         source, given, wanted = tensors(queue.pop())
-        optimiser.param_groups[0]["lr"] = rate(optim, step)
+        optimizer.param_groups[0]["lr"] = rate(optim, step)
         loss = F.cross_entropy(
             model(source, given).flatten(0, 1),
             wanted.flatten(),
             ignore_index=PAD,
             label_smoothing=optim["label_smoothing"],
         )
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
         norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), optim["max_grad_norm"] or math.inf)))
-        optimiser.step()
+        optimizer.step()
         if step % config["machine"]["log_every_steps"] == 0:
             dev = devs[str(step)] = nll(model, text.dev)
         if step % training["validate_every_steps"] == 0:

@@ -16,7 +16,7 @@ from typing import Final
 
 import normlab
 from normlab.cli.presets import language_model
-from normlab.config.config import Config
+from normlab.lab.config import Config
 from normlab.scaling.coordinates import SEEDS, Check
 from normlab.scaling.family import SetupFamily, family_of
 from normlab.scaling.ladder import SEARCHED

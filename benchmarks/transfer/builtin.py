@@ -25,10 +25,10 @@ import torch
 from brown import cost, family
 
 import normlab
-from normlab.config.io import to_plain
-from normlab.config.units import duration
-from normlab.runs.files import write_json_atomic
-from normlab.training.devices import hardware
+from normlab.base.files import write_json_atomic
+from normlab.base.io import to_plain
+from normlab.base.units import duration
+from normlab.lab.training.devices import hardware
 
 WIDTHS: Final = (64, 128, 256, 512)
 STEPS: Final = 200

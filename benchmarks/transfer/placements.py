@@ -60,14 +60,14 @@ import torch
 from brown import base, cost, family
 
 import normlab
-from normlab.config.units import count, duration
+from normlab.base.files import hold, read_json, write_json_atomic
+from normlab.base.units import count, duration
 from normlab.errors import UserError
-from normlab.runs.files import hold, read_json, write_json_atomic
-from normlab.scaling.answer import Transfer
+from normlab.lab.training.devices import hardware
 from normlab.scaling.exponents import Axis
 from normlab.scaling.family import AXES, SetupFamily
 from normlab.scaling.sweep import CARRIES, SHIFTS, UNDECIDED
-from normlab.training.devices import hardware
+from normlab.scaling.verdict import Transfer
 
 PLACEMENTS: Final = ("post", "pre", "admin", "deepnorm", "periln", "keel", "lnscale")
 SIZES: Final[dict[Axis, tuple[int, ...]]] = {"width": (32, 48, 64, 96, 128), "depth": (1, 2, 3, 4, 6, 8)}
@@ -81,7 +81,7 @@ EXPECTED: Final[dict[tuple[Axis, str, str], str]] = {
     ("width", "mup", "muon"): "",
     ("depth", "completep", "muon"): "",
 }
-"""Axis, parametrisation and optimiser, in the order in which they are run; empty where none is defined."""
+"""Axis, parametrisation and optimizer, in the order in which they are run; empty where none is defined."""
 STEPS: Final[dict[Axis, int]] = {"width": 160, "depth": 240}
 SEEDS: Final[dict[Axis, int]] = {"width": 3, "depth": 2}
 FIRST_SEED: Final = 3
@@ -111,25 +111,25 @@ class Row:
     axis: Axis
     placement: str
     parametrisation: str
-    optimiser: str
+    optimizer: str
     again: bool = False
     """Whether it is the row with the next seeds."""
 
     @property
     def name(self) -> str:
         """The axis and the recipe, less its warm-up, which all have."""
-        own = f"{self.axis}/{self.placement}+{self.parametrisation}+{self.optimiser}"
+        own = f"{self.axis}/{self.placement}+{self.parametrisation}+{self.optimizer}"
         return f"{own}, again" if self.again else own
 
     @property
     def recipe(self) -> str:
         """As ``normlab recipes`` has it."""
-        return f"{self.placement}+warmup+{self.parametrisation}+{self.optimiser}"
+        return f"{self.placement}+warmup+{self.parametrisation}+{self.optimizer}"
 
     @property
     def expected(self) -> str:
         """The verdict that was written down beforehand."""
-        return EXPECTED[self.axis, self.parametrisation, self.optimiser]
+        return EXPECTED[self.axis, self.parametrisation, self.optimizer]
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -307,10 +307,10 @@ def filled(text: str) -> str:
 
 # --------------------------------------------------------------------------------------------------- main
 def plan(rows: Sequence[Row], root: Path) -> float:
-    """Core-seconds of some rows. One for each axis and optimiser is measured: the others take as long."""
+    """Core-seconds of some rows. One for each axis and optimizer is measured: the others take as long."""
     each, total = dict[tuple[str, str], float](), 0.0
     for row in rows:
-        alike = (row.axis, row.optimiser)
+        alike = (row.axis, row.optimizer)
         if alike not in each:
             each[alike] = cost(row.family(root), STEPS[row.axis], SEEDS[row.axis])
             print(f"{row.name} takes {duration(each[alike])}", flush=True)

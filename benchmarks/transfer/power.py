@@ -21,8 +21,8 @@ from placements import SEEDS, SIZES
 from normlab.scaling.exponents import Axis
 from normlab.scaling.optimum import SKEWS, WINDOW, bent
 from normlab.scaling.sweep import Decay, Sweep
-from normlab.trials.answer import Trial
 from normlab.trials.scale import Scale
+from normlab.trials.verdict import Trial
 
 HEIGHT: Final = 0.07
 """Nats that a rate one octave from the best one costs, without the skew."""

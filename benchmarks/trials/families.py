@@ -11,10 +11,10 @@ import transformers as tf
 from text import CONTEXT, EOS, PAD, VOCAB
 from torch import Tensor, nn
 
-from normlab.config.config import Config, ModelConfig
+from normlab.lab.config import Config, ModelConfig
+from normlab.lab.recipes.grammar import resolve
+from normlab.lab.tasks.task import build_model
 from normlab.nn import Decoder
-from normlab.tasks.task import build_model
-from normlab.training.recipes.grammar import resolve
 
 DIM, LAYERS, HEADS = 64, 4, 4
 SPECIAL: Final = {"bos_token_id": EOS, "eos_token_id": EOS, "pad_token_id": PAD}

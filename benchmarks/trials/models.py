@@ -22,8 +22,8 @@ from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from normlab import Setup
-from normlab.optim import build_optimiser
-from normlab.trace.setup import Declaration
+from normlab.optim import build_optimizer
+from normlab.setups.setup import Declaration
 
 STEPS: Final = 800
 WARMUP: Final = 40
@@ -132,7 +132,7 @@ _OPTIM: Final = replace(recipe(RECIPE).optim, max_grad_norm=0.0)
 
 def of_recipe(model: nn.Module, rate: float) -> Optimizer:
     """The recipe's own optimizer."""
-    built = build_optimiser(model, _OPTIM)
+    built = build_optimizer(model, _OPTIM)
     for group in built.param_groups:
         group["lr"] = rate
     return built

@@ -27,8 +27,8 @@ from models import MODELS, PLANS, TESTED, TRIED
 from truth import entropy
 
 import normlab
-from normlab.trace.setup import Setup
-from normlab.training.devices import hardware
+from normlab.lab.training.devices import hardware
+from normlab.setups.setup import Setup
 from normlab.trials.search import LAST, highest_usable, hopeless, next_octave
 
 BUDGET_S: Final = 36_000.0

@@ -27,7 +27,7 @@ from procedures import SEED
 from truth import held_out, optimize
 
 import normlab
-from normlab.training.devices import hardware
+from normlab.lab.training.devices import hardware
 
 RATES: Final = (2e-4, 2e-3, 2e-1)
 STEPS: Final = 200

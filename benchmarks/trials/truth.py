@@ -28,8 +28,8 @@ from curve import MARKS, TRUTH, Curve, Row, keep, number, rows
 from models import MODELS, PLANS, STEPS, TESTED, setup
 from text import Batches, unigram
 
-from normlab.trace.setup import Setup
-from normlab.training.devices import hardware
+from normlab.lab.training.devices import hardware
+from normlab.setups.setup import Setup
 
 SECOND: Final = 101
 """The second seed; the first is 100."""

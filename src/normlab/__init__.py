@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from normlab import nn
     from normlab.checks.check import check
-    from normlab.comparison.compare import compare
-    from normlab.comparison.plan import plan
-    from normlab.comparison.result import CompareRequest
-    from normlab.config.config import Config
     from normlab.diagnosis import Finding, diagnose, read_structure
     from normlab.errors import UserError
-    from normlab.runs import RunFolder, Runs
+    from normlab.lab.comparison.compare import compare
+    from normlab.lab.comparison.plan import plan
+    from normlab.lab.comparison.result import CompareRequest
+    from normlab.lab.config import Config
+    from normlab.lab.recipes.build import build
+    from normlab.lab.recipes.grammar import resolve
+    from normlab.lab.recipes.plugins import load_plugins
+    from normlab.lab.runs import RunFolder, Runs
+    from normlab.lab.sized import sized
+    from normlab.lab.tasks.scores import score
+    from normlab.lab.training.fold import fold
+    from normlab.lab.training.train import train
+    from normlab.lab.training.translate import translate
     from normlab.scaling.transfer import transfer
-    from normlab.tasks.scores import score
+    from normlab.setups.setup import Setup
     from normlab.trace.record import record
-    from normlab.trace.setup import Setup
     from normlab.trace.trace import Trace
-    from normlab.training.fold import fold
-    from normlab.training.recipes.build import build
-    from normlab.training.recipes.grammar import resolve
-    from normlab.training.recipes.plugins import load_plugins
-    from normlab.training.sized import sized
-    from normlab.training.train import train
-    from normlab.training.translate import translate
     from normlab.trials.trial import trial
     from normlab.watching.watch import watch
 
@@ -40,25 +40,25 @@ _HOME = {
     "trial": "normlab.trials.trial",
     "transfer": "normlab.scaling.transfer",
     "watch": "normlab.watching.watch",
-    "Setup": "normlab.trace.setup",
+    "Setup": "normlab.setups.setup",
     "Trace": "normlab.trace.trace",
     "record": "normlab.trace.record",
     "read_structure": "normlab.diagnosis",
     "Finding": "normlab.diagnosis",
-    "build": "normlab.training.recipes.build",
-    "resolve": "normlab.training.recipes.grammar",
-    "Config": "normlab.config.config",
-    "train": "normlab.training.train",
-    "compare": "normlab.comparison.compare",
-    "CompareRequest": "normlab.comparison.result",
-    "plan": "normlab.comparison.plan",
-    "Runs": "normlab.runs",
-    "RunFolder": "normlab.runs",
-    "translate": "normlab.training.translate",
-    "score": "normlab.tasks.scores",
-    "fold": "normlab.training.fold",
-    "sized": "normlab.training.sized",
-    "load_plugins": "normlab.training.recipes.plugins",
+    "build": "normlab.lab.recipes.build",
+    "resolve": "normlab.lab.recipes.grammar",
+    "Config": "normlab.lab.config",
+    "train": "normlab.lab.training.train",
+    "compare": "normlab.lab.comparison.compare",
+    "CompareRequest": "normlab.lab.comparison.result",
+    "plan": "normlab.lab.comparison.plan",
+    "Runs": "normlab.lab.runs",
+    "RunFolder": "normlab.lab.runs",
+    "translate": "normlab.lab.training.translate",
+    "score": "normlab.lab.tasks.scores",
+    "fold": "normlab.lab.training.fold",
+    "sized": "normlab.lab.sized",
+    "load_plugins": "normlab.lab.recipes.plugins",
     "UserError": "normlab.errors",
 }
 """Each public name, with the module that defines it."""
@@ -70,7 +70,15 @@ def __getattr__(name: str) -> object:
     """Import a public name from its home (PEP 562)."""
     if name not in _HOME:
         raise AttributeError(f"normlab has no {name!r}; it has {', '.join(sorted(_HOME))}")
-    home = import_module(_HOME[name])
+    try:
+        home = import_module(_HOME[name])
+    except ModuleNotFoundError as error:
+        from normlab.base.extras import extra_for, what_to_install
+        from normlab.errors import UserError
+
+        if extra := extra_for(error):
+            raise UserError(what_to_install(f"normlab.{name}", extra)) from error
+        raise
     return home if _HOME[name] == f"normlab.{name}" else getattr(home, name)
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from normlab.checks.check import check, properties
 from normlab.checks.report import Report
-from normlab.trace.setup import Setup, refuse_unknown
+from normlab.setups.setup import Setup, refuse_unknown
 
 
 def assert_step(

@@ -44,7 +44,7 @@ NAMES = {
         "--recipe pree",
         "recipe 'pree' | enc:A/dec:B | did you mean 'pre' | admin | rezero_post | --import my_package",
     ),
-    "unknown optimiser": (
+    "unknown optimizer": (
         "--recipe pre+adamm",
         "recipe 'pre+adamm' | 'adamm' | did you mean 'adam' | rmsnorm | xavier_uniform | --import my_package",
     ),
@@ -154,9 +154,9 @@ CONFIGS = {
     ),
     "half a surrogate pair": ('{"recipe": "\\ud800"}', "c.json | surrogate pairs | '\\ud800'"),
     "thousands deep": ("[" * 100_000, "c.json | not JSON | deep"),
-    "an unknown optimiser": (
+    "an unknown optimizer": (
         '{"optim": {"optimiser": "adamm"}}',
-        "unknown optimiser 'adamm' | did you mean 'adam' | sgd | --import my_package",
+        "unknown optimizer 'adamm' | did you mean 'adam' | sgd | --import my_package",
     ),
     "an unknown task": (
         '{"task": "translaton"}',

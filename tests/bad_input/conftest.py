@@ -1,8 +1,8 @@
 import pytest
 
 from bad_input.prompt import GOOD, copy_of
+from lab.training.tiny import write_text
 from normlab.cli.main import main
-from training.tiny import write_text
 
 
 @pytest.fixture(scope="session")

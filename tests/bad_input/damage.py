@@ -14,10 +14,10 @@ from torch import Tensor
 
 from bad_input.cases import TRAIN_ANEW
 from bad_input.prompt import GOOD
-from normlab.data.tokenizer import BytePairs
-from normlab.runs import manifest
-from normlab.runs.files import read_json, write_json_atomic
-from normlab.runs.manifest import commit, read_state
+from normlab.base.files import read_json, write_json_atomic
+from normlab.lab.data.tokenizer import BytePairs
+from normlab.lab.runs import manifest
+from normlab.lab.runs.manifest import commit, read_state
 
 Damage = Callable[[Path], object]
 TRANSLATE = ["run", "translate", "{run}", "dev_src.txt"]
@@ -137,7 +137,7 @@ def pickled(name: str) -> Damage:
 
 EDITED = "was edited: it no longer has the SHA-256 that state.json gives"
 SHORT = "is shorter than it was written: cut off, or another file"
-MODEL, ADAM, STATE = "last/model.safetensors", "last/optimiser.safetensors", "last/state.json"
+MODEL, ADAM, STATE = "last/model.safetensors", "last/optimizer.safetensors", "last/state.json"
 BEST = "best/model.safetensors"
 FIRST = "decoder.end.bias"
 DAMAGED: dict[str, tuple[list[str], Damage, str]] = {
@@ -181,12 +181,12 @@ DAMAGED: dict[str, tuple[list[str], Damage, str]] = {
     "moments with a number edited": (
         GOOD,
         changed(ADAM),
-        f"{{run}}/last/optimiser.safetensors | edited | SHA-256 | state.json | {TRAIN_ANEW}",
+        f"{{run}}/last/optimizer.safetensors | edited | SHA-256 | state.json | {TRAIN_ANEW}",
     ),
     "moments that are a pickle": (
         GOOD,
         pickled(ADAM),
-        f"{{run}}/last/optimiser.safetensors | shorter | {TRAIN_ANEW}",
+        f"{{run}}/last/optimizer.safetensors | shorter | {TRAIN_ANEW}",
     ),
     "a checkpoint of another run": (
         GOOD,
@@ -224,35 +224,35 @@ DAMAGED: dict[str, tuple[list[str], Damage, str]] = {
         recommitted(edited(MODEL, lambda tensors: tensors.update({FIRST: torch.zeros(8)}))),
         "{run}/last | decoder.end.bias | [8] | [16] | config.json | tokenizer.json",
     ),
-    "no optimiser": (
+    "no optimizer": (
         GOOD,
         recommitted(gone(ADAM)),
-        f"{{run}}/last/optimiser.safetensors | missing | {TRAIN_ANEW}",
+        f"{{run}}/last/optimizer.safetensors | missing | {TRAIN_ANEW}",
     ),
-    "optimiser of another model": (
+    "optimizer of another model": (
         GOOD,
         recommitted(edited(ADAM, lambda tensors: tensors.update({"foo/step": torch.zeros(1)}))),
-        f"{{run}}/last/optimiser.safetensors | another model | foo/step | {TRAIN_ANEW}",
+        f"{{run}}/last/optimizer.safetensors | another model | foo/step | {TRAIN_ANEW}",
     ),
-    "optimiser of another width": (
+    "optimizer of another width": (
         GOOD,
         recommitted(edited(ADAM, lambda tensors: tensors.update({f"{FIRST}/exp_avg": torch.zeros(3)}))),
-        f"{{run}}/last/optimiser.safetensors | another model | decoder.end.bias/exp_avg | {TRAIN_ANEW}",
+        f"{{run}}/last/optimizer.safetensors | another model | decoder.end.bias/exp_avg | {TRAIN_ANEW}",
     ),
-    "optimiser with a tensor less": (
+    "optimizer with a tensor less": (
         GOOD,
         recommitted(edited(ADAM, lambda tensors: tensors.pop(f"{FIRST}/exp_avg"))),
-        f"{{run}}/last/optimiser.safetensors | damaged | decoder.end.bias | exp_avg | {TRAIN_ANEW}",
+        f"{{run}}/last/optimizer.safetensors | damaged | decoder.end.bias | exp_avg | {TRAIN_ANEW}",
     ),
     "state cut off": (
         GOOD,
         content(STATE, '{"step": 4'),
         f"{{run}}/last/state.json | damaged | ',' | line 1 | column 11 | {TRAIN_ANEW}",
     ),
-    "state without an optimiser's tensors": (
+    "state without an optimizer's tensors": (
         GOOD,
         recommitted(edited(ADAM, lambda tensors: tensors.clear())),
-        f"{{run}}/last/state.json | optimiser's tensors | 4 steps | {TRAIN_ANEW}",
+        f"{{run}}/last/state.json | optimizer's tensors | 4 steps | {TRAIN_ANEW}",
     ),
     "weights that are whole numbers": (
         GOOD,

@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 from bad_input.cases import TINY
+from lab.training.tiny import NAMES
 from normlab.cli.main import main
-from training.tiny import NAMES
 
 GOOD = [
     "train",

@@ -17,8 +17,8 @@ from bad_input.damage import MODEL
 from bad_input.disk import small_disk
 from bad_input.prompt import GOOD, lacking
 from normlab.cli.main import main
-from normlab.runs import RunFolder
-from normlab.runs.manifest import read_state
+from normlab.lab.runs import RunFolder
+from normlab.lab.runs.manifest import read_state
 
 WORDS = [*GOOD, "--checkpoint-every-steps", "1"]
 """Checkpoints of the steps 1 to 4."""

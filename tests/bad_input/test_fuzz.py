@@ -12,11 +12,11 @@ from typing import Any
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from normlab.config.config import Config, OptimConfig, numbers
-from normlab.config.io import from_json, to_json
-from normlab.data.text import read_lines, require_parallel
-from normlab.runs.folder import read_config
-from normlab.training.recipes.grammar import describe, parts, resolve
+from normlab.base.io import from_json, to_json
+from normlab.lab.config import Config, OptimConfig, numbers
+from normlab.lab.data.text import read_lines, require_parallel
+from normlab.lab.recipes.grammar import describe, parts, resolve
+from normlab.lab.runs.folder import read_config
 
 FEW = settings(max_examples=60, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 BASE = Config(optim=OptimConfig(warmup_steps=4, decay_step=8))

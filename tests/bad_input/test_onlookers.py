@@ -13,7 +13,7 @@ import pytest
 from bad_input.damage import MODEL
 from bad_input.prompt import GOOD, runs_made
 from normlab.cli.main import keep_streams, main
-from normlab.runs import RunFolder
+from normlab.lab.runs import RunFolder
 
 NORMLAB = [sys.executable, "-m", "normlab"]
 

@@ -13,8 +13,8 @@ import pytest
 
 from bad_input.damage import MODEL
 from bad_input.prompt import GOOD, lacking, refused
+from normlab.base.files import write_output, write_text_atomic
 from normlab.cli.main import main
-from normlab.runs.files import write_output, write_text_atomic
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from bad_input.damage import DAMAGED, MODEL, before
 from bad_input.prompt import GOOD, copy_of, lacking, refused
 from cases import each
 from normlab.cli.main import main
-from normlab.runs import RunFolder
+from normlab.lab.runs import RunFolder
 
 
 @pytest.mark.slow

@@ -20,11 +20,12 @@ from safetensors import SafetensorError
 from bad_input.damage import MODEL
 from bad_input.disk import small_disk
 from bad_input.prompt import GOOD, lacking, refused
+from normlab.base import files
+from normlab.base import files as locks
 from normlab.cli.main import main
-from normlab.data.ragged import ArrayWriter
-from normlab.runs import RunFolder, files
-from normlab.runs import files as locks
-from normlab.training import checkpoint
+from normlab.lab.data.ragged import ArrayWriter
+from normlab.lab.runs import RunFolder
+from normlab.lab.training import checkpoint
 
 HOLD = """
 import fcntl, sys

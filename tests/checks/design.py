@@ -9,12 +9,12 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
-from normlab.config.config import Config, ModelConfig, OptimConfig, TrainConfig
+from normlab.lab.config import Config, ModelConfig, OptimConfig, TrainConfig
+from normlab.lab.recipes.grammar import AXES, PLACEMENT
+from normlab.lab.tasks import TASKS as KINDS
 from normlab.nn import Parametrisation, Placement
 from normlab.nn.init import SCHEMES
 from normlab.optim import underived
-from normlab.tasks import TASKS as KINDS
-from normlab.training.recipes.grammar import AXES, PLACEMENT
 
 BASE = Config(
     model=ModelConfig(

@@ -127,7 +127,7 @@ ERRORS = (
 
 def replace_one(given: dict[str, Any], draw: random.Random) -> None:
     """Put something odd in the place of one argument."""
-    given[draw.choice([*given, "optimiser", "batches"])] = draw.choice(ODD)
+    given[draw.choice([*given, "optimizer", "batches"])] = draw.choice(ODD)
 
 
 def drop_one(given: dict[str, Any], draw: random.Random) -> None:

@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from normlab.errors import UserError
-from normlab.trace.setup import Declaration
+from normlab.setups.setup import Declaration
 
 from .test_gradients import Changed
 from .test_tokens import windowed

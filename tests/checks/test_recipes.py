@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 
 from checks.design import BASE, TASKS, config_of, design, label
+from lab.tasks.test_classification import write_pairs
+from lab.training.tiny import write_plain, write_text
 from normlab import check
 from normlab.checks.property import PROPERTIES
-from normlab.config.config import DataConfig
+from normlab.lab.config import DataConfig
+from normlab.lab.recipes.grammar import resolve
+from normlab.lab.setups import setup_from_config
+from normlab.lab.training.train import train
 from normlab.nn import Placement
-from normlab.training.recipes.grammar import resolve
-from normlab.training.setups import setup_from_config
-from normlab.training.train import train
-from tasks.test_classification import write_pairs
-from training.tiny import write_plain, write_text
 
 POSITIONS = 256
 SILENT = "uniformattention"
@@ -45,7 +45,7 @@ def meant(config):
     """The properties that a recipe lacks by its source."""
     model = config.model
     silent = {"gradients"} if model.scheme == SILENT else set()
-    # a gradient that is stopped is not the slope, and weights are scaled beside the optimiser's step
+    # a gradient that is stopped is not the slope, and weights are scaled beside the optimizer's step
     silent |= {"derivative"} if model.encoder_placement == "gpas" else set()
     silent |= {"step"} if model.weight_constraint != "freeweights" else set()
     # a step that is proportional to a small gradient is rounded away

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from normlab.training.recipes.build import build
+from normlab.lab.recipes.build import build
 
 from .tiny import DIM, LENGTH, Decoder, first, report_of
 

@@ -11,8 +11,8 @@ from torch import nn
 
 import normlab
 from normlab.errors import UserError, is_own
-from normlab.trace.prepared import Step
-from normlab.trace.setup import Setup
+from normlab.setups.setup import Setup
+from normlab.trace.step_under_test import StepUnderTest
 
 from .tiny import Decoder, groups, loss_of, report_of, tokens
 
@@ -56,17 +56,17 @@ def test_functions_see_the_wrapper_that_the_model_has():
         optimizer.step()
 
     report = report_of(
-        "finite", "holds", "step", "repeats",
+        "finite", "optimizer_coverage", "step", "repeats",
         model=nn.DataParallel(Decoder()),
         loss=lambda m, ids: loss_of(m.module, ids),
         optimizer=lambda m: groups(m.module),
         step=step,
     )  # fmt: skip
-    assert report.holds == ("finite", "holds", "step", "repeats")
+    assert report.holds == ("finite", "optimizer_coverage", "step", "repeats")
 
 
 def test_large_records_are_given_back():
-    step = Step(Setup(Decoder(), torch.cat([tokens()] * 8), loss_of))
+    step = StepUnderTest(Setup(Decoder(), torch.cat([tokens()] * 8), loss_of))
     assert step.exact.events
     step.turn_to("another")
     assert "events" not in vars(step.exact)

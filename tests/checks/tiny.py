@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from normlab.checks.check import examine, properties
 from normlab.checks.report import Report
-from normlab.trace.prepared import Step
-from normlab.trace.setup import Setup
-from normlab.trace.untouched import same_globals, same_random_state, untouched
+from normlab.setups.setup import Setup
+from normlab.trace.restore import restored, same_globals, same_random_state
+from normlab.trace.step_under_test import StepUnderTest
 
 VOCAB, DIM, ROWS, LENGTH = 23, 16, 4, 8
 
@@ -65,8 +65,8 @@ def report_of(*names: str, **setup: Any) -> Report:
     """Test properties by these names on a tiny training step, which may have other parts."""
     torch.manual_seed(0)
     given = Setup(**{"model": Decoder(), "batches": tokens(), "loss": loss_of, **setup})
-    with untouched(given), same_globals(), same_random_state(0):
-        return examine(Step(given), [p for p in properties() if p.name in names])
+    with restored(given), same_globals(), same_random_state(0):
+        return examine(StepUnderTest(given), [p for p in properties() if p.name in names])
 
 
 def first(report: Report) -> tuple[str, str]:

@@ -2,10 +2,10 @@
 
 import pytest
 
+from lab.tasks.test_classification import write_pairs
+from lab.training.tiny import write_plain
 from normlab.cli.main import main
-from normlab.runs import Runs
-from tasks.test_classification import write_pairs
-from training.tiny import write_plain
+from normlab.lab.runs import Runs
 
 SMALL = ["--dim", "16", "--ffn-dim", "32", "--heads", "2", "--encoder-layers", "1", "--max-tokens", "256"]
 SHORT = ["--block-len", "32", "--steps", "12", "--validate-every-steps", "6", "--warmup-steps", "2"]

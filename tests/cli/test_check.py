@@ -171,8 +171,6 @@ def test_a_recipe_and_a_run_are_checked(here, capsys):
         ("train_of_this_test.py:needs", "needs the arguments path"),
         ("train_of_this_test.py:raises", "raised ZeroDivisionError"),
         ("no_such_module:setup", "raised ModuleNotFoundError"),
-        ("train_of_this_test.py:setup --model x:y", "name it: train.py:setup"),
-        ("train_of_this_test.py:setup --own-optimiser x:y", "optimizer"),
         ("train_of_this_test.py:setup --recipe pre", "would ignore --recipe"),
         ("train_of_this_test.py:setup --checkpoints last", "needs a run"),
         ("train_of_this_test.py:setup --trust-remote-code", "needs hf:FOLDER"),

@@ -11,19 +11,19 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from normlab.base.io import to_json
+from normlab.base.metric import Outcome
 from normlab.cli import terminal
 from normlab.cli.compare import print_comparison
 from normlab.cli.main import main
 from normlab.cli.run import print_run, print_runs
 from normlab.cli.terminal import ProgressDisplay
-from normlab.comparison.result import Comparison, Interval, RecipeDifference, RecipeResult, SweepRun
-from normlab.config.config import Config, OptimConfig
-from normlab.config.io import to_json
-from normlab.config.metric import Outcome
-from normlab.runs import RunFolder, Runs, Status
-from normlab.runs.folder import write_json_atomic
-from normlab.tasks.translation import Translation
-from normlab.training.recipes.grammar import listed
+from normlab.lab.comparison.result import Comparison, Interval, RecipeDifference, RecipeResult, SweepRun
+from normlab.lab.config import Config, OptimConfig
+from normlab.lab.recipes.grammar import listed
+from normlab.lab.runs import RunFolder, Runs, Status
+from normlab.lab.runs.folder import write_json_atomic
+from normlab.lab.tasks.translation import Translation
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_compare_trains_writes_the_page_and_prints_the_table(stand_in, tmp_path,
         assert root == tmp_path
         return path
 
-    stand_in("normlab.comparison.compare", compare=compare)
+    stand_in("normlab.lab.comparison.compare", compare=compare)
     stand_in("normlab.report.compare", write_compare_page=write_page)
     with pytest.raises(SystemExit) as stopped:
         main(["compare", "--out", str(tmp_path), "--lrs", "1e-3", "--precision", "fp32"])
@@ -150,7 +150,7 @@ def test_results_of_a_comparison_never_hang_on_its_page(stand_in, tmp_path, caps
     def write_page(comparison, root, path):
         raise ZeroDivisionError("no room")
 
-    stand_in("normlab.comparison.compare", compare=compare)
+    stand_in("normlab.lab.comparison.compare", compare=compare)
     stand_in("normlab.report.compare", write_compare_page=write_page)
     assert main(["compare", "--out", str(tmp_path), "--precision", "fp32"]) == 0
     printed = capsys.readouterr()
@@ -175,7 +175,7 @@ def test_a_plan_says_what_how_long_and_what_it_will_tell(stand_in, capsys, tmp_p
         basis="By three recipes",
         noun="recipe",
     )
-    stand_in("normlab.comparison.plan", plan=lambda request: plan)
+    stand_in("normlab.lab.comparison.plan", plan=lambda request: plan)
     assert main(["compare", "--plan", "--jobs", "2", "--precision", "fp32", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "to train" in printed
@@ -191,7 +191,7 @@ def test_train_prints_the_outcome_and_where_it_is(stand_in, run, capsys):
         assert (config.recipe, config.optim.lr, root) == ("pre", 2e-3, run.path.parent)
         return run
 
-    stand_in("normlab.training.train", train=train)
+    stand_in("normlab.lab.training.train", train=train)
     given = ["--recipe", "pre", "--lr", "2e-3", "--precision", "fp32", "--out", str(run.path.parent)]
     assert main(["train", *given]) == 0
     printed = capsys.readouterr().out

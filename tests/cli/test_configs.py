@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from cases import each
+from normlab.base.io import from_json, to_json
 from normlab.cli.presets import CONFIGS
-from normlab.comparison.result import CompareRequest
-from normlab.config.config import Config, run_id
-from normlab.config.io import from_json, to_json
-from normlab.training.devices import resolved_precision
-from normlab.training.recipes.grammar import resolve
+from normlab.lab.comparison.result import CompareRequest
+from normlab.lab.config import Config, run_id
+from normlab.lab.recipes.grammar import resolve
+from normlab.lab.training.devices import resolved_precision
 
 
 @each("name", CONFIGS)

@@ -7,8 +7,8 @@ import pytest
 
 from cases import each
 from cli.typed import TINY, normlab
+from lab.training.tiny import NAMES, tiny, write_text
 from normlab.cli.main import main
-from training.tiny import NAMES, tiny, write_text
 
 SMALL = ["--dim", "16", "--ffn-dim", "32", "--heads", "2", "--encoder-layers", "2", "--decoder-layers", "2"]
 SMALL += ["--vocab-size", "150", "--threads", "1", "--tokens", "256", "--preset", "cheap"]
@@ -105,7 +105,7 @@ def test_a_model_of_ones_own_is_stepped_by_ones_own_optimizer(here, capsys):
 
 @pytest.mark.slow
 def test_a_run_is_looked_at_through_its_checkpoints(here, capsys):
-    from normlab.training.train import train
+    from normlab.lab.training.train import train
 
     folder = train(tiny(write_text(here / "text"), "pre"), here / "runs")
     assert main(["diagnose", folder.path.name[:6], *SMALL[-4:], "--checkpoints", "last", "best"]) == 0
@@ -118,7 +118,7 @@ def test_a_run_is_looked_at_through_its_checkpoints(here, capsys):
 
 @pytest.mark.slow
 def test_the_flight_recorder_is_asked_about_a_run(here, capsys):
-    from normlab.training.train import train
+    from normlab.lab.training.train import train
 
     folder = train(tiny(write_text(here / "text"), "pre"), here / "runs")
     assert main(["diagnose", str(folder.path), "--flight"]) == 0
@@ -160,8 +160,6 @@ def test_the_gate_closes_for_findings_as_severe(here, gate, severities, code, mo
 @each(
     ("words", "sentence"),
     [
-        (["--model", "a.b:c"], "--model is what a Setup holds as model"),
-        (["--own-optimiser", "a.b:c"], "--own-optimiser is what a Setup holds as optimizer"),
         (["my_net_of_this_test.py:without_loss"], "Net puts out no loss"),
         (["no_such_module:f"], "raised ModuleNotFoundError"),
         (["0123abcd"], "no runs in runs; make one: normlab train"),

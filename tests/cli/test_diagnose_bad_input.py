@@ -163,8 +163,6 @@ def test_the_same_sentence_at_the_prompt_and_from_python(theirs, capsys, model, 
 @each(
     ("words", "sentence"),
     [
-        ("--model a:b", "--model is what a Setup holds as model"),
-        ("--batch a:b", "--batch is what a Setup holds as batches"),
         ("0123abcd", "no runs in runs; make one: normlab train"),
         (
             "0123abcd --lr 1e-3",

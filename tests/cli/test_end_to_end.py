@@ -9,7 +9,7 @@ import time
 import pytest
 
 from cli.typed import NORMLAB, TINY, normlab
-from normlab.runs import Runs
+from normlab.lab.runs import Runs
 
 
 @pytest.mark.slow

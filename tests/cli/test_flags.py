@@ -7,6 +7,7 @@ import pytest
 import tyro
 
 from cases import each
+from normlab.base.io import no_flag
 from normlab.cli.compare import CompareCommand, RequestFlags
 from normlab.cli.main import COMMANDS, main
 from normlab.cli.main import load as load_command
@@ -14,12 +15,11 @@ from normlab.cli.options import ConfigFlags, config_name, flags_of, load, typed_
 from normlab.cli.presets import CONFIGS
 from normlab.cli.train import TrainCommand
 from normlab.cli.translate import DecodeFlags
-from normlab.comparison import grid
-from normlab.config.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
-from normlab.config.io import no_flag
-from normlab.runs import RunFolder
-from normlab.training.recipes.grammar import parts
-from normlab.training.rehearsal import Seconds
+from normlab.lab.comparison import grid
+from normlab.lab.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
+from normlab.lab.recipes.grammar import parts
+from normlab.lab.runs import RunFolder
+from normlab.lab.training.timing import Seconds
 
 DATA = (
     "train_src train_tgt dev_src dev_tgt test_src test_tgt train_text dev_text test_text train_pairs "

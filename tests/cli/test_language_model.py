@@ -2,9 +2,9 @@
 
 import pytest
 
+from lab.training.tiny import write_plain
 from normlab.cli.main import main
-from normlab.runs import Runs
-from training.tiny import write_plain
+from normlab.lab.runs import Runs
 
 SMALL = ["--dim", "16", "--ffn-dim", "32", "--heads", "2", "--decoder-layers", "1", "--max-tokens", "256"]
 SHORT = ["--vocab-size", "300", "--block-len", "16", "--steps", "12", "--validate-every-steps", "6"]

@@ -9,7 +9,7 @@ import pytest
 
 from cases import each
 from normlab.cli import errors
-from normlab.cli.main import COMMANDS, MOVED, OVERVIEW, load, main
+from normlab.cli.main import COMMANDS, OVERVIEW, load, main
 from normlab.cli.recipes import RecipesCommand
 
 
@@ -154,15 +154,6 @@ def test_the_overview_names_every_command(capsys):
     words = re.split(r"[^a-z]+", OVERVIEW)
     assert {word for name in COMMANDS for word in name.split()} <= set(words)
     assert len(re.findall(r"^  [a-z]+ ", OVERVIEW, re.MULTILINE)) == 9
-
-
-@pytest.mark.parametrize("old", MOVED)
-def test_an_old_name_says_in_one_line_what_to_type_now(old, capsys):
-    assert main([old, "a b", "--runs", "kept"]) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert err.endswith(f"type: normlab {MOVED[old]} 'a b' --runs kept\n")
-    assert MOVED[old] in COMMANDS
 
 
 @pytest.mark.parametrize(

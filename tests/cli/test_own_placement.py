@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 from cli.typed import TINY, normlab
-from normlab.runs import Runs
+from normlab.lab.runs import Runs
 
 MODULE = r'''
 import torch

@@ -11,10 +11,10 @@ import shlex
 import pytest
 
 from cli.typed import normlab
-from normlab.comparison.result import Comparison
-from normlab.config.io import from_json
-from normlab.config.metric import IGNORES_SOURCE
-from normlab.runs import Runs
+from normlab.base.io import from_json
+from normlab.base.metric import IGNORES_SOURCE
+from normlab.lab.comparison.result import Comparison
+from normlab.lab.runs import Runs
 
 MODULE = r'''
 """Does a row of number words hold an even number? Accuracy and F1 of an encoder's answer."""
@@ -30,14 +30,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from normlab.cli.presets import CONFIGS
-from normlab.data.tokenizer import Tokenizer
+from normlab.lab.data.tokenizer import Tokenizer
 from normlab.nn import Context, ENCODER_LAYER, PAD, TokenModel, build_stack
-from normlab.config.config import Config, DataConfig, MachineConfig, ModelConfig, OptimConfig, TrainConfig
-from normlab.config.metric import NLL, Metric
-from normlab.config.model import derive
-from normlab.tasks.task import build_model
-from normlab.tasks.task import LossSum
-from normlab.tasks.task import Evaluation, Task
+from normlab.lab.config import Config, DataConfig, MachineConfig, ModelConfig, OptimConfig, TrainConfig
+from normlab.base.metric import NLL, Metric
+from normlab.base.model_config import derive
+from normlab.lab.tasks.task import build_model
+from normlab.lab.tasks.task import LossSum
+from normlab.lab.tasks.task import Evaluation, Task
 
 ODD, EVEN = ["one", "three", "five", "seven"], ["two", "four", "six", "eight"]
 WORDS = ODD + EVEN

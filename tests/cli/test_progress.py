@@ -6,11 +6,11 @@ import json
 import pytest
 from rich.console import Console
 
+from normlab.base.metric import Outcome
 from normlab.cli.terminal import ProgressDisplay, RunBar, Tail
-from normlab.config.config import Config, OptimConfig, SeedConfig, TrainConfig
-from normlab.config.metric import Outcome
-from normlab.runs import RunFolder, Status
-from normlab.tasks.translation import Translation
+from normlab.lab.config import Config, OptimConfig, SeedConfig, TrainConfig
+from normlab.lab.runs import RunFolder, Status
+from normlab.lab.tasks.translation import Translation
 
 
 def config(lr=1e-3, seed=1, steps=100):

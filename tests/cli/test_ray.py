@@ -19,7 +19,7 @@ import pytest
 
 from cli.test_soak import descendants, timeless_page
 from cli.typed import NORMLAB, TINY, normlab
-from normlab.runs import Runs
+from normlab.lab.runs import Runs
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'normlab[cluster]'")
 LONGER = [*TINY, "--steps", "100", "--checkpoint-every-steps", "5", "--exchanges", "100"]

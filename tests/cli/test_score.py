@@ -3,7 +3,7 @@
 import re
 
 from normlab.cli.main import main
-from normlab.tasks.scores import corpus_bleu
+from normlab.lab.tasks.scores import corpus_bleu
 
 
 def test_score_prints_every_measure(tmp_path, capsys):

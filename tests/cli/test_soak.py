@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from cli.typed import NORMLAB
-from normlab.comparison.result import Comparison
-from normlab.config.io import from_json, to_json
+from normlab.base.io import from_json, to_json
+from normlab.lab.comparison.result import Comparison
+from normlab.lab.runs import Runs
 from normlab.report.compare import write_compare_page
-from normlab.runs import Runs
 
 KILL_EVERY_SECONDS = 20
 SEED = 20

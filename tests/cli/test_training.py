@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import tyro
 
+from lab.training.tiny import tiny, tiny_language_model, write_plain, write_text
+from normlab.base.io import to_json
 from normlab.cli.main import COMMANDS, main
 from normlab.cli.train import TrainCommand
-from normlab.config.io import to_json
+from normlab.lab.runs import RunFolder, Runs
+from normlab.lab.training.train import train
 from normlab.report.run import run_page
-from normlab.runs import RunFolder, Runs
-from normlab.training.train import train
-from training.tiny import tiny, tiny_language_model, write_plain, write_text
 
 PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
 LINES = [
@@ -58,8 +58,8 @@ def runs(tmp_path_factory):
     config = replace(config, machine=replace(config.machine, keep_checkpoints="log"))
     (root / "config.json").write_text(to_json(config))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("normlab.tasks.translation.Translation.dev_nlls", lambda self, model: (2.0, 1.0))
-        patch.setattr("normlab.tasks.translation.Translation.dev_bleu", lambda self, model: 1.0)
+        patch.setattr("normlab.lab.tasks.translation.Translation.dev_nlls", lambda self, model: (2.0, 1.0))
+        patch.setattr("normlab.lab.tasks.translation.Translation.dev_bleu", lambda self, model: 1.0)
         train(config, root / "runs")
     return root
 

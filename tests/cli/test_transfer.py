@@ -17,7 +17,7 @@ from normlab.scaling.transfer import Request
 from normlab.setups.function import function_from_file
 from normlab.trials.training import first_steps, read_course
 
-NANO = (Path(__file__).parents[1] / "comparison" / "mine" / "nano.py").read_text(encoding="utf-8")
+NANO = (Path(__file__).parents[1] / "lab" / "comparison" / "mine" / "nano.py").read_text(encoding="utf-8")
 GLUE = """
 def setup(width=32, seed=0):
     global n_embd

@@ -6,11 +6,11 @@ import pytest
 
 from cases import each
 from normlab.cli.main import main
-from normlab.config.config import Config, DecodeConfig
-from normlab.runs import RunFolder
-from normlab.tasks.translation import Candidate
-from normlab.training import translate as module
-from normlab.training.checkpoint import save_checkpoint
+from normlab.lab.config import Config, DecodeConfig
+from normlab.lab.runs import RunFolder
+from normlab.lab.tasks.translation import Candidate
+from normlab.lab.training import translate as module
+from normlab.lab.training.checkpoint import save_checkpoint
 
 
 def made(path, config):

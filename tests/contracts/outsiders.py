@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.config.config import ModelConfig
+from normlab.lab.config import ModelConfig
 from normlab.nn import (
     HEAD_GAINS,
     INNER_NORMS,

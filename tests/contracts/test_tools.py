@@ -23,7 +23,7 @@ from contracts.variants import (
     perturbed,
     started,
 )
-from normlab.config.config import ModelConfig
+from normlab.lab.config import ModelConfig
 from normlab.nn import Decoder, TokenModel
 
 DECODERS = [c for c in ALONE if kind_of(c) is Decoder]

@@ -27,10 +27,10 @@ from contracts.variants import (
     started,
     uniform,
 )
+from normlab.lab.training.checkpoint import load_checkpoint, save_checkpoint
+from normlab.lab.training.parallel import SingleProcess
 from normlab.nn import Branch, Placement, ProfiledPlacement, Sublayer
 from normlab.nn.init import SCHEMES, profile_
-from normlab.training.checkpoint import load_checkpoint, save_checkpoint
-from normlab.training.parallel import SingleProcess
 
 every_variant = each("config", VARIANTS, ids=label)
 SCHEME_NAMES = [*SCHEMES, NAMES["scheme"]]
@@ -100,23 +100,23 @@ def tensors(stream: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 @pytest.mark.slow
 @each("config", PARTS, ids=label)
-def test_a_checkpoint_gives_back_weights_and_optimiser(config, tmp_path):
+def test_a_checkpoint_gives_back_weights_and_optimizer(config, tmp_path):
     """Saved, loaded into another start and stepped: the same bits as without the pause."""
     first, second = started(config), started(config, seed=4)
-    optimisers = [
+    optimizers = [
         torch.optim.Adam(m.parameters(), lr=torch.tensor(1e-3), fused=True) for m in (first, second)
     ]
     backward(first)
-    optimisers[0].step()
-    state = SingleProcess(first).state_dict(optimisers[0])
+    optimizers[0].step()
+    state = SingleProcess(first).state_dict(optimizers[0])
     save_checkpoint(tmp_path / "last", state | {"progress": {"step": 1, "seconds": 0.5}})
     assert {p.suffix for p in (tmp_path / "last").iterdir()} == {".safetensors", ".json"}
-    checkpoint = load_checkpoint(tmp_path / "last", second, optimisers[1])
+    checkpoint = load_checkpoint(tmp_path / "last", second, optimizers[1])
     assert (checkpoint.progress().step, checkpoint.progress().seconds) == (1, 0.5)
-    for model, optimiser in zip((first, second), optimisers, strict=True):
+    for model, optimizer in zip((first, second), optimizers, strict=True):
         torch.manual_seed(2)
         backward(model)
-        optimiser.step()
+        optimizer.step()
     for (name, a), (_, b) in zip(first.named_parameters(), second.named_parameters(), strict=True):
         assert torch.equal(a, b), name
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from cases import pairwise
 from contracts.outsiders import NAMES, ForeignConfig, enrolled
-from normlab.config.config import ModelConfig
+from normlab.lab.config import ModelConfig
+from normlab.lab.tasks.task import build_model
 from normlab.nn import (
     BIASES,
     EMBEDDING_SCALES,
@@ -35,7 +36,6 @@ from normlab.nn import (
     ValueResidual,
 )
 from normlab.nn.init import SCHEMES, profile_
-from normlab.tasks.task import build_model
 from normlab.trace.tensors import counts
 
 VOCAB = 13

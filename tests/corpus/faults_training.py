@@ -22,7 +22,7 @@ Batch = tuple[Tensor, ...]
 # ----------------------------------------------------------------------------------------------- optimizer
 
 
-@fault("holds", place="")
+@fault("optimizer_coverage", place="")
 def opt_before_copy() -> Arguments:
     """The optimizer was built before the model was copied, and holds the other one's parameters."""
     torch.manual_seed(0)
@@ -35,7 +35,7 @@ def without_head(model: nn.Module, lr: float) -> AdamW:
     return AdamW([p for path, p in model.named_parameters() if not path.startswith("head")], lr=lr)
 
 
-@fault("holds", place="head*|optimizer")
+@fault("optimizer_coverage", place="head*|optimizer")
 def opt_missing_head() -> Arguments:
     """The optimizer does not hold the head."""
     return own(untied, optimizer=without_head)

@@ -98,7 +98,7 @@ def each_step(model: nn.Module, batch: Tensor, optimizer: Any, scheduler: Any) -
     return loss
 
 
-@planted("holds", place="norm|norm.weight|optimizer")
+@planted("optimizer_coverage", place="norm|norm.weight|optimizer")
 def final_norm_in_no_group(*, faulty: bool) -> Arguments:
     """Muon and AdamW share out the blocks, the embedding and the head, and forget the final norm."""
     model = seeded(lambda: Llama(depth=4), 23)

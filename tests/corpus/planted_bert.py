@@ -264,7 +264,7 @@ def sgd_at_the_rate_of_adam(training: Training) -> None:
     training.optimizer = partial(SGD, lr=training.lr)
 
 
-@fault("holds", place=f"optimizer|{within('bert')}")
+@fault("optimizer_coverage", place=f"optimizer|{within('bert')}")
 def optimizer_built_while_frozen(training: Training) -> None:
     """The optimizer was built while all but the head was frozen, and what was freed later is not in it."""
     inside = sum(1 for _ in training.model.bert.parameters())

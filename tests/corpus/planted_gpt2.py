@@ -190,7 +190,7 @@ def norm_of_the_feed_forward_unused(training: Training) -> None:
         becomes(block, PastItsNorm)
 
 
-@fault("holds", "state_dict", "meta", place="|optimizer|h|h.*")
+@fault("optimizer_coverage", "state_dict", "meta", place="|optimizer|h|h.*")
 def layers_in_a_plain_list(training: Training) -> None:
     """The layers stand in a plain list, so that no optimizer sees them."""
     layers = list(training.model.h)

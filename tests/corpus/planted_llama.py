@@ -299,7 +299,7 @@ def every_label_ignored(training: Training) -> None:
 # ----------------------------------------------------------------------------------------------- optimizer
 
 
-@fault("holds", place=NORMS)
+@fault("optimizer_coverage", place=NORMS)
 def norms_not_in_the_optimizer(training: Training) -> None:
     """The optimizer got the matrices alone: the norms, a group without weight decay, were forgotten."""
 

@@ -10,7 +10,7 @@ import transformers as tf
 from torch import nn
 from torch.optim import Adafactor, Adam, AdamW
 
-from normlab.config.model import ModelConfig
+from normlab.base.model_config import ModelConfig
 from normlab.nn import PAD, Seq2Seq
 from normlab.nn.init import initialise_
 

@@ -244,7 +244,7 @@ def loss_in_a_new_tensor(training: Training) -> None:
 # ----------------------------------------------------------------------------------------------- optimizer
 
 
-@fault("holds", place="")
+@fault("optimizer_coverage", place="")
 def optimizer_of_a_former_model(training: Training) -> None:
     """The optimizer was built before the model was built anew, so that it holds no parameter of the model."""
 

@@ -28,7 +28,7 @@ targets counted reduction explained
 gradients derivative frozen
 residual attention_scale norms siblings nonlinear buffers ties
 start seeds initial_loss
-holds update groups
+optimizer_coverage update groups
 step schedule repeats
 state_dict meta precision cache
 overfit

@@ -77,7 +77,7 @@ def _new_head(*, late: bool) -> Arguments:
     }
 
 
-@case("holds", place="head*|optimizer")
+@case("optimizer_coverage", place="head*|optimizer")
 def head_replaced_after_optimizer() -> Arguments:
     """The head is replaced when the optimizer holds the old one's parameters already."""
     return _new_head(late=True)

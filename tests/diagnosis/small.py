@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contracts.variants import CONFIG, build, uniform
-from normlab.config.config import ModelConfig
 from normlab.diagnosis.structure import read_structure
 from normlab.diagnosis.study import Table
 from normlab.diagnosis.subject import Subject
+from normlab.lab.config import ModelConfig
 from normlab.nn import ENCODER_LAYER, PAD, Context, build_stack
-from normlab.trace.setup import Loss
+from normlab.setups.setup import Loss
 from normlab.trace.trace import output_loss
 
 SOURCE = torch.tensor([[4, 8, 11, 6, 8, 10], [12, 9, 8, 12, 0, 0], [12, 10, 7, 0, 0, 0], [5, 3, 9, 9, 4, 0]])

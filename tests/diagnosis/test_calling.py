@@ -15,7 +15,7 @@ from diagnosis.small import BATCH, LABELS, SOURCE, TARGET, labelled, translating
 from diagnosis.test_diagnose import X, square, tower
 from normlab.diagnosis import Diagnosis, diagnose
 from normlab.errors import UserError
-from normlab.training.recipes.build import build
+from normlab.lab.recipes.build import build
 
 Named = namedtuple("Named", "source target labels")
 

@@ -11,11 +11,11 @@ import transformers as tf
 from torch import nn
 
 from diagnosis.small import BATCH, labelled, translating, untouched
-from normlab.config.io import to_plain
+from normlab.base.io import to_plain
 from normlab.diagnosis import Table, diagnose, read_structure, registered, study
 from normlab.diagnosis.study import Row
 from normlab.errors import UserError
-from normlab.trace.setup import Setup
+from normlab.setups.setup import Setup
 
 
 class Residual(nn.Module):
@@ -152,7 +152,7 @@ def test_without_a_learning_rate_nothing_is_said_of_it():
     assert "curvature" in found.tables
 
 
-def test_the_optimiser_that_is_given_is_used():
+def test_the_optimizer_that_is_given_is_used():
     model = tower()
     made = diagnose(model, X, loss=square, optimizer=partial(torch.optim.SGD, lr=0.5), preset="standard")
     assert made.facts["optimizer"] == "SGD, lr 0.5"
@@ -166,7 +166,7 @@ def test_the_optimiser_that_is_given_is_used():
 
 
 @pytest.mark.parametrize("made", [False, True])
-def test_an_optimiser_may_find_its_own_rate(made):
+def test_an_optimizer_may_find_its_own_rate(made):
     model = tower()
     adafactor = tf.Adafactor(model.parameters()) if made else tf.Adafactor
     found = diagnose(model, X, loss=square, optimizer=adafactor, preset="cheap")
@@ -189,12 +189,12 @@ def test_a_study_that_does_not_exist_is_named_with_the_nearest():
 
 def test_a_declared_warm_up_is_a_table_for_the_rules():
     declared, amid = tower(), tower()
-    optimiser = torch.optim.Adam(amid.parameters(), lr=1e-3)
+    optimizer = torch.optim.Adam(amid.parameters(), lr=1e-3)
     square(amid, X).backward()
-    optimiser.step()
+    optimizer.step()
     of = partial(diagnose, batch=X, loss=square, studies=["updates"], warmup_steps=10)
     assert of(declared, lr=1e-3).tables["plan"].rows == ({"warmup_steps": 10},)
-    assert "plan" not in of(amid, optimizer=optimiser).tables, "that warm-up is over"
+    assert "plan" not in of(amid, optimizer=optimizer).tables, "that warm-up is over"
 
 
 def test_a_study_that_fails_becomes_a_warning(monkeypatch):

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from normlab.runs import folder as folders
-from normlab.training import checkpoint
+from normlab.lab.runs import folder as folders
+from normlab.lab.training import checkpoint
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 

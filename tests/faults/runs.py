@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from normlab.config.config import (
+from lab.training.tiny import NAMES
+from normlab.lab.config import (
     Config,
     DataConfig,
     DecodeConfig,
@@ -21,11 +22,10 @@ from normlab.config.config import (
     OptimConfig,
     TrainConfig,
 )
-from normlab.data.builtin import generate
-from normlab.data.text import Pairs
-from normlab.runs import RunFolder
-from normlab.training.recipes.grammar import resolve
-from training.tiny import NAMES
+from normlab.lab.data.builtin import generate
+from normlab.lab.data.text import Pairs
+from normlab.lab.recipes.grammar import resolve
+from normlab.lab.runs import RunFolder
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ import torch
 from torch import nn
 
 from faults.killing import Operations
-from normlab.config.config import Config
-from normlab.config.io import from_json
-from normlab.training.checkpoint import save_checkpoint
-from normlab.training.parallel import SingleProcess
-from normlab.training.train import train
+from normlab.base.io import from_json
+from normlab.lab.config import Config
+from normlab.lab.training.checkpoint import save_checkpoint
+from normlab.lab.training.parallel import SingleProcess
+from normlab.lab.training.train import train
 
 
 class Scalar(nn.Module):
@@ -82,12 +82,12 @@ def _do(task: dict[str, Any]) -> None:
 def _save(run: Path, step: int) -> None:
     """A checkpoint of one number, which is its step."""
     model = Scalar(step)
-    optimiser = torch.optim.Adam(model.parameters())
+    optimizer = torch.optim.Adam(model.parameters())
     model.x.sum().backward()
-    optimiser.step()
+    optimizer.step()
     with torch.no_grad():
         model.x.fill_(step)
-    state = SingleProcess(model).state_dict(optimiser) | {"progress": {"step": step}}
+    state = SingleProcess(model).state_dict(optimizer) | {"progress": {"step": step}}
     save_checkpoint(run / "last", state, run="it", previous=run / "previous")
 
 

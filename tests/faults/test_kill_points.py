@@ -13,9 +13,9 @@ import pytest
 
 from faults.points import COUNTS, KINDS, SEED, Kill, points
 from faults.runs import CASES, Case, Server, configuration, differences, outcome, serving, write_text
-from normlab.config.config import Config
-from normlab.config.io import to_json
-from normlab.runs import RunFolder
+from normlab.base.io import to_json
+from normlab.lab.config import Config
+from normlab.lab.runs import RunFolder
 
 KILLED = 9
 

@@ -10,8 +10,8 @@ import pytest
 
 from bad_input.damage import changed
 from faults.runs import CASES, configuration, differences, outcome, write_text
-from normlab.runs import RunFolder
-from normlab.training.train import train
+from normlab.lab.runs import RunFolder
+from normlab.lab.training.train import train
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def edited_state(name: str, **fields: object):
 
 EDITS = {
     "last/model.safetensors": changed("last/model.safetensors"),
-    "last/optimiser.safetensors": changed("last/optimiser.safetensors"),
+    "last/optimizer.safetensors": changed("last/optimizer.safetensors"),
     "best/model.safetensors": changed("best/model.safetensors"),
     "test.hyp.txt": lambda run: (run / "test.hyp.txt").write_text("a\n"),
     "scores.json": edited_state("scores.json", bleu=1e-9),

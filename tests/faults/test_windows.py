@@ -9,7 +9,7 @@ import pytest
 
 from faults.runs import Server, serving
 from faults.server import Scalar
-from normlab.training.checkpoint import load_checkpoint, resume
+from normlab.lab.training.checkpoint import load_checkpoint, resume
 
 KILLED = 9
 

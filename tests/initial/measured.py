@@ -11,7 +11,7 @@ import torch
 from scipy.stats import chi2
 from scipy.stats import norm as gaussian
 
-from normlab.config.config import ModelConfig
+from normlab.lab.config import ModelConfig
 from normlab.nn import Decoder, Encoder, Placement, Seq2Seq, TokenModel
 from normlab.nn.init import SCHEMES, initialise_
 from oracles import adapter, initial, names

@@ -17,7 +17,7 @@ from initial.measured import (
     started,
     sublayers,
 )
-from normlab.config.config import ModelConfig
+from normlab.lab.config import ModelConfig
 from normlab.nn import BIASES
 from normlab.nn.init import SCHEMES
 from oracles import adapter, initial

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import torch
 
-from normlab.config.model import ModelConfig
+from normlab.base.model_config import ModelConfig
+from normlab.lab.tasks.task import build_model
 from normlab.nn import Decoder, parameter_roles
 from normlab.nn.model import UnitWeights
-from normlab.tasks.task import build_model
 
 CONFIG = ModelConfig(
     dim=8,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from normlab.config.config import Config
-from normlab.config.model import ModelConfig
+from normlab.base.model_config import ModelConfig
+from normlab.lab.config import Config
+from normlab.lab.recipes.grammar import resolve
+from normlab.lab.tasks.task import build_model
 from normlab.nn import Decoder
 from normlab.nn.kernels import ops
-from normlab.tasks.task import build_model
-from normlab.training.recipes.grammar import resolve
 
 IDS = torch.tensor([[3, 5, 6, 7, 3, 8, 9, 3, 3, 4, 5, 6], [9, 8, 3, 5, 4, 6, 5, 4, 7, 9, 0, 0]])
 DOCUMENTS = (IDS == 3).cumsum(1)

@@ -5,10 +5,10 @@ from functools import partial
 import pytest
 import torch
 
-from normlab.config.model import ModelConfig
+from normlab.base.model_config import ModelConfig
+from normlab.lab.tasks.task import build_model
 from normlab.nn import Decoder
 from normlab.nn.decode import generate, truncated
-from normlab.tasks.task import build_model
 
 COUNT, PROMPT, SEEDS = 12, [3, 7, 1, 5], [11, 12]
 

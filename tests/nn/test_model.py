@@ -69,13 +69,13 @@ def test_segments_are_vectors_added_to_the_embeddings():
 
 def trained(model, loss, steps=30):
     """Loss before and after some steps of Adam."""
-    optimiser = torch.optim.Adam(model.parameters(), 3e-3)
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     losses = []
     for _ in range(steps + 1):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         value = loss()
         value.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(value.item())
     return losses[0], losses[-1]
 

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from contracts.variants import CONFIG, VOCAB, tokens
+from normlab.lab.tasks.task import build_model
 from normlab.nn import Placement, ProfiledPlacement, Seq2Seq, stack_of, wrap
 from normlab.nn.init import admin_, profile_
-from normlab.tasks.task import build_model
 
 ADMIN = replace(CONFIG, encoder_placement="admin", decoder_placement="admin", dropout=0.3)
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from contracts.variants import build, inputs, uniform
+from lab.training.tiny import run_of, tiny
+from normlab.lab.training.checkpoint import load_checkpoint
+from normlab.lab.training.export import family_of
 from normlab.nn import after_step
 from normlab.trace.tensors import counts
-from normlab.training.checkpoint import load_checkpoint
-from normlab.training.export import family_of
-from training.tiny import run_of, tiny
 
 T = 3
 
@@ -62,7 +62,7 @@ def test_a_run_counts_optimizer_steps_and_goes_on_with_the_same_bits(config, tmp
     load_checkpoint(first.folder.last, fresh)
     assert {int(count) for count in counts(fresh).values()} == {2}
     again.validation.run()
-    start = again.trainer.parallel.state_dict(again.trainer.optimiser)["model"]
+    start = again.trainer.parallel.state_dict(again.trainer.optimizer)["model"]
     assert {int(start[name]) for name in counts(fresh)} == {4}
 
 

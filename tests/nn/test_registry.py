@@ -9,9 +9,9 @@ from normlab.errors import nearest
 from normlab.nn import Embedding, LayerNorm, Norm, Placement, PlainEmbedding
 from normlab.nn.init import SCHEMES
 from normlab.nn.registry import Registry
-from normlab.optim import OPTIMISERS, SCHEDULES
+from normlab.optim import OPTIMIZERS, SCHEDULES
 
-EVERY = [Norm.registry, Embedding.registry, Placement.registry, SCHEMES, SCHEDULES, OPTIMISERS]
+EVERY = [Norm.registry, Embedding.registry, Placement.registry, SCHEMES, SCHEDULES, OPTIMIZERS]
 
 
 @each("registry", EVERY, ids=lambda registry: registry.kind)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 from torch import nn
 
-from normlab.config.model import ModelConfig
+from normlab.base.model_config import ModelConfig
 from normlab.errors import UserError
 from normlab.nn import Decoder, Encoder, PairClassifier, parameter_roles
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from cases import each
-from normlab.config.config import OptimConfig
-from normlab.config.model import ModelConfig
+from normlab.base.model_config import ModelConfig
 from normlab.errors import UserError
+from normlab.lab.config import OptimConfig
+from normlab.lab.tasks.task import build_model
+from normlab.lab.training.parallel import FSDP, SingleProcess
 from normlab.nn import Decoder
-from normlab.optim import build_optimiser, set_rate
-from normlab.optim.optimiser import CombinedOptimiser, _WideProducts
-from normlab.tasks.task import build_model
-from normlab.training.parallel import FSDP, SingleProcess
+from normlab.optim import build_optimizer, set_rate
+from normlab.optim.optimizer import CombinedOptimizer, _WideProducts
 
 MODEL = ModelConfig(
     dim=16,
@@ -42,14 +42,14 @@ def model():
     return build_model(Decoder, MODEL, 11, 1)
 
 
-def trained(model, optimiser, rates, before=0):
+def trained(model, optimizer, rates, before=0):
     """Step on losses that depend on the number of the step alone."""
     for n, lr in enumerate(rates, start=before):
         ids = torch.randint(1, 11, (3, 7), generator=torch.Generator().manual_seed(n))
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         model(ids).square().mean().backward()
-        set_rate(optimiser, lr)
-        optimiser.step()
+        set_rate(optimizer, lr)
+        optimizer.step()
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
@@ -100,14 +100,14 @@ class TorchsOwn:
 @pytest.fixture
 def torchs_products(monkeypatch):
     """Matrices in bf16 multiplied as torch does on this machine, however slowly."""
-    monkeypatch.setattr("normlab.optim.optimiser._WideProducts", nullcontext)
+    monkeypatch.setattr("normlab.optim.optimizer._WideProducts", nullcontext)
 
 
 @each(("name", "adjust"), [("muon", "match_rms_adamw"), ("muon_original", "original")])
 def test_a_model_moves_as_torchs_muon_and_adamw_move_it(torchs_products, name, adjust):
     ours, theirs = model(), model()
     config = replace(OPTIM, optimiser=name)
-    found = trained(ours, build_optimiser(ours, config), RATES)
+    found = trained(ours, build_optimizer(ours, config), RATES)
     wanted = trained(theirs, TorchsOwn(theirs, config, adjust), RATES)
     unequal = [key for key, value in wanted.items() if not torch.equal(found[key], value)]
     assert not unequal
@@ -131,15 +131,15 @@ def test_products_in_fp32_are_rounded_to_what_torch_has_in_bf16():
         torch.testing.assert_close(found.double(), exact(), rtol=2**-8, atol=2**-14)
 
 
-def by_checkpoint(optimiser, other, ours, theirs):
+def by_checkpoint(optimizer, other, ours, theirs):
     """Hand the state over as a run's checkpoint does."""
-    SingleProcess(theirs).load_state_dict(SingleProcess(ours).state_dict(optimiser), other)
+    SingleProcess(theirs).load_state_dict(SingleProcess(ours).state_dict(optimizer), other)
     return other
 
 
-def by_torch(optimiser, other, ours, theirs):
+def by_torch(optimizer, other, ours, theirs):
     file = io.BytesIO()
-    torch.save(optimiser.state_dict(), file)
+    torch.save(optimizer.state_dict(), file)
     file.seek(0)
     other.load_state_dict(torch.load(file, weights_only=True))
     theirs.load_state_dict(ours.state_dict())
@@ -147,11 +147,11 @@ def by_torch(optimiser, other, ours, theirs):
 
 
 @pytest.mark.parametrize("hand_over", [by_checkpoint, by_torch])
-def test_a_new_optimiser_goes_on_with_the_state_of_another(hand_over):
+def test_a_new_optimizer_goes_on_with_the_state_of_another(hand_over):
     whole = model()
-    wanted = trained(whole, build_optimiser(whole, OPTIM), RATES)
+    wanted = trained(whole, build_optimizer(whole, OPTIM), RATES)
     ours, theirs = model(), model()
-    first, second = build_optimiser(ours, OPTIM), build_optimiser(theirs, OPTIM)
+    first, second = build_optimizer(ours, OPTIM), build_optimizer(theirs, OPTIM)
     trained(ours, first, RATES[:2])
     second = hand_over(first, second, ours, theirs)
     found = trained(theirs, second, RATES[2:], before=2)
@@ -160,31 +160,31 @@ def test_a_new_optimiser_goes_on_with_the_state_of_another(hand_over):
 
 def test_a_deep_copy_steps_its_own_parameters():
     ours = model()
-    optimiser = build_optimiser(ours, OPTIM)
-    trained(ours, optimiser, RATES[:2])
-    twins, twin = copy.deepcopy((ours, optimiser))
+    optimizer = build_optimizer(ours, OPTIM)
+    trained(ours, optimizer, RATES[:2])
+    twins, twin = copy.deepcopy((ours, optimizer))
     found = trained(twins, twin, RATES[2:], before=2)
     before = {name: p.detach().clone() for name, p in ours.named_parameters()}
-    wanted = trained(ours, optimiser, RATES[2:], before=2)
+    wanted = trained(ours, optimizer, RATES[2:], before=2)
     assert all(torch.equal(found[key], value) for key, value in wanted.items())
     assert not torch.equal(before["embedding.weight"], wanted["embedding.weight"])
 
 
-def test_one_rule_alone_is_torchs_own_optimiser():
+def test_one_rule_alone_is_torchs_own_optimizer():
     ours = model()
-    assert type(build_optimiser(ours, replace(OPTIM, optimiser="adamw"))) is torch.optim.AdamW
-    assert type(build_optimiser(ours, OPTIM)) is CombinedOptimiser
+    assert type(build_optimizer(ours, replace(OPTIM, optimiser="adamw"))) is torch.optim.AdamW
+    assert type(build_optimizer(ours, OPTIM)) is CombinedOptimizer
 
 
 def test_muon_is_refused_where_ranks_hold_parts_of_matrices():
     ours = model()
     with pytest.raises(UserError, match=r"^Muon steps whole matrices, .* leave out --shard, or choose"):
-        FSDP(ours, build_optimiser(ours, OPTIM), 2)
+        FSDP(ours, build_optimizer(ours, OPTIM), 2)
 
 
 def test_a_closure_is_evaluated_once_with_gradients():
     linear, calls = torch.nn.Linear(2, 2), []
-    optimiser = set_rate(build_optimiser(linear, OPTIM), 0.1)
+    optimizer = set_rate(build_optimizer(linear, OPTIM), 0.1)
 
     def closure():
         calls.append(None)
@@ -192,5 +192,5 @@ def test_a_closure_is_evaluated_once_with_gradients():
         loss.backward()
         return loss
 
-    assert optimiser.step(closure).requires_grad
+    assert optimizer.step(closure).requires_grad
     assert len(calls) == 1

@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 
 from cases import each
-from normlab.config.config import Config, OptimConfig
-from normlab.config.model import ModelConfig
+from normlab.base.model_config import ModelConfig
 from normlab.errors import UserError
+from normlab.lab.config import Config, OptimConfig
+from normlab.lab.recipes.grammar import resolve
+from normlab.lab.tasks.task import build_model
 from normlab.nn import Context, Decoder, parameter_roles
-from normlab.optim import build_optimiser, set_rate
-from normlab.tasks.task import build_model
-from normlab.training.recipes.grammar import resolve
+from normlab.optim import build_optimizer, set_rate
 
 BASE_DIM, BASE_LAYERS, VOCAB, HEADS = 32, 2, 96, 4
 LR, DECAY, EPS = 0.01, 0.1, 1e-12
@@ -82,10 +82,10 @@ def published(alpha, m_n, m_l):
 @each("name", ALPHA)
 def test_rates_decay_and_eps_are_those_of_the_tables(name, dim, layers):
     model = model_of(name, dim, layers)
-    optimiser = set_rate(build_optimiser(model, OPTIM), LR)
+    optimizer = set_rate(build_optimizer(model, OPTIM), LR)
     found = {
         id(p): (float(g["lr"]), g["weight_decay"], g["eps"])
-        for g in optimiser.param_groups
+        for g in optimizer.param_groups
         for p in g["params"]
     }
     wanted = published(ALPHA[name], dim / BASE_DIM, layers / BASE_LAYERS)
@@ -158,13 +158,13 @@ def test_the_forward_pass_has_the_factors_of_the_tables(name, dim, layers, embed
 def sizes_of_activations(name, dim, layers, steps=3):
     """Mean absolute value of the stream behind the last block after a few steps, and of the logits."""
     model = model_of(name, dim, layers, embedding="untied")
-    optimiser = build_optimiser(model, replace(OPTIM, weight_decay=0.0, eps=1e-8))
+    optimizer = build_optimizer(model, replace(OPTIM, weight_decay=0.0, eps=1e-8))
     ids = torch.randint(1, VOCAB, (4, 24), generator=torch.Generator().manual_seed(3))
     for _ in range(steps):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         F.cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
-        set_rate(optimiser, LR)
-        optimiser.step()
+        set_rate(optimizer, LR)
+        optimizer.step()
     with torch.no_grad():
         stream, context = model.decoder.begin(model.embed(ids)), Context(padding_mask=ids != 0)
         for sublayer in model.decoder:
@@ -201,7 +201,7 @@ def test_at_the_base_and_without_one_nothing_is_scaled_but_attention():
             model = build_model(Decoder, same, VOCAB, 1)
             pairs = zip(plain.parameters(), model.parameters(), strict=True)
             assert all(torch.equal(a, b) for a, b in pairs), name
-            assert {g["rate"] for g in build_optimiser(model, OPTIM).param_groups} == {1.0}
+            assert {g["rate"] for g in build_optimizer(model, OPTIM).param_groups} == {1.0}
 
 
 def test_a_scheme_that_does_not_fall_with_the_width_is_made_to(monkeypatch):

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
+from normlab.base.model_config import ModelConfig
 from normlab.cli.presets import language_model
-from normlab.config.config import OptimConfig
-from normlab.config.model import ModelConfig
 from normlab.errors import UserError
+from normlab.lab.config import OptimConfig
+from normlab.lab.recipes.grammar import resolve
+from normlab.lab.tasks.task import build_model
 from normlab.nn import ROLES, Decoder, parameter_roles
-from normlab.optim import OPTIMISERS, ROLE_TABLES, RoleRule, build_optimiser, clipped_together, set_rate
-from normlab.tasks.task import build_model
-from normlab.training.recipes.grammar import resolve
+from normlab.optim import OPTIMIZERS, ROLE_TABLES, RoleRule, build_optimizer, clipped_together, set_rate
 
 MODEL = ModelConfig(
     dim=8,
@@ -52,8 +52,8 @@ def backward(model):
 
 
 def test_a_table_gives_each_role_its_rule_rate_decay_betas_and_eps(model, table):
-    """Each role moves as an optimiser of its own moves it."""
-    optimiser = set_rate(build_optimiser(model, replace(ADAMW, roles="mine")), 0.02)
+    """Each role moves as an optimizer of its own moves it."""
+    optimizer = set_rate(build_optimizer(model, replace(ADAMW, roles="mine")), 0.02)
     backward(model)
     own = {
         "embedding": (0.08, 0.0, (0.8, 0.9), 1e-8),
@@ -70,7 +70,7 @@ def test_a_table_gives_each_role_its_rule_rate_decay_betas_and_eps(model, table)
             lr, decay, betas, eps = own[role.role]
             torch.optim.AdamW([twin], torch.tensor(lr), betas, eps, decay, fused=True).step()
         wanted[name] = twin.detach()
-    optimiser.step()
+    optimizer.step()
     assert {role.role for role in parameter_roles(model).values()} == {*own, "head"}
     unequal = [name for name, p in model.named_parameters() if not torch.equal(p.detach(), wanted[name])]
     assert not unequal
@@ -79,43 +79,43 @@ def test_a_table_gives_each_role_its_rule_rate_decay_betas_and_eps(model, table)
 def test_a_plug_in_is_given_groups_that_name_their_roles_and_packed_rows(model):
     given = {}
 
-    @OPTIMISERS.register("outsider")
+    @OPTIMIZERS.register("outsider")
     def outsider(groups, lr, config):
         given.update({group["role"]: group for group in groups})
         return torch.optim.SGD(groups, lr)
 
     try:
-        optimiser = build_optimiser(model, OptimConfig(optimiser="outsider"))
+        optimizer = build_optimizer(model, OptimConfig(optimiser="outsider"))
     finally:
-        del OPTIMISERS["outsider"]
+        del OPTIMIZERS["outsider"]
     assert [*given] == ["embedding", "head", "hidden", "bias", "scalar", "norm"]
     shapes = [tuple(p.shape) for p in given["hidden"]["params"][:3]]
     assert (shapes, given["hidden"]["rows"][:3]) == ([(24, 8), (8, 8), (12, 8)], [(8, 8, 8), (8,), (12,)])
-    set_rate(optimiser, 0.25)
-    assert {float(group["lr"]) for group in optimiser.param_groups} == {0.25}
-    assert sum(len(group["params"]) for group in optimiser.param_groups) == len([*model.parameters()])
+    set_rate(optimizer, 0.25)
+    assert {float(group["lr"]) for group in optimizer.param_groups} == {0.25}
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len([*model.parameters()])
 
 
 def test_shipped_tables_are_those_of_their_authors(model):
-    jordan = build_optimiser(model, replace(ADAMW, lr=0.02, roles="jordan"))
+    jordan = build_optimizer(model, replace(ADAMW, lr=0.02, roles="jordan"))
     rates = {group["role"]: float(group["lr"]) for group in set_rate(jordan, 0.02).param_groups}
     assert rates == {"hidden": pytest.approx(0.02)} | dict.fromkeys(
         ("embedding", "head", "bias", "scalar", "norm"), pytest.approx(3e-4)
     )
     assert {g["eps"] for g in jordan.param_groups if g["role"] != "hidden"} == {1e-10}
     assert {g["adjust_lr_fn"] for g in jordan.param_groups if g["role"] == "hidden"} == {"original"}
-    olmo2 = build_optimiser(model, replace(ADAMW, roles="olmo2"))
+    olmo2 = build_optimizer(model, replace(ADAMW, roles="olmo2"))
     assert {g["role"]: g["weight_decay"] for g in olmo2.param_groups} == {
         "embedding": 0.0,
         **dict.fromkeys(("head", "hidden", "norm", "bias", "scalar"), 0.1),
     }
 
 
-def test_nanochat_has_its_groups_at_its_width_and_another_optimiser_does_without():
+def test_nanochat_has_its_groups_at_its_width_and_another_optimizer_does_without():
     """Rates, decays and betas of its code at rate 0.02, of which embeddings and head go with the width."""
     config = resolve("like:nanochat", replace(language_model(), model=MODEL))
     built = build_model(Decoder, config.model, 11, 1)
-    groups = set_rate(build_optimiser(built, config.optim), 0.02).param_groups
+    groups = set_rate(build_optimizer(built, config.optim), 0.02).param_groups
     names = {id(p): name.rpartition(".")[2] for name, p in built.named_parameters()}
     wide = (8 / 768) ** -0.5
     assert {names[id(g["params"][0])] if g["role"] == "scalar" else g["role"]: own(g) for g in groups} == {
@@ -126,16 +126,16 @@ def test_nanochat_has_its_groups_at_its_width_and_another_optimiser_does_without
         "hidden": pytest.approx((0.02, 0.28)),
     }
     other = resolve("like:nanochat+adamw", replace(language_model(), model=MODEL))
-    adamw = set_rate(build_optimiser(build_model(Decoder, other.model, 11, 1), other.optim), 0.02)
+    adamw = set_rate(build_optimizer(build_model(Decoder, other.model, 11, 1), other.optim), 0.02)
     assert isinstance(adamw, torch.optim.AdamW)
     assert [float(g["lr"]) for g in adamw.param_groups] == pytest.approx([0.02] * len(adamw.param_groups))
 
 
 @pytest.mark.parametrize("recipe", ["like:olmo2", "like:olmo2+adam", "like:olmo2+muon"])
-def test_a_table_without_rates_stays_with_another_optimiser(recipe):
+def test_a_table_without_rates_stays_with_another_optimizer(recipe):
     config = resolve(recipe, replace(language_model(), model=MODEL))
-    optimiser = build_optimiser(build_model(Decoder, config.model, 11, 1), config.optim)
-    assert {(g["role"] == "embedding", g["weight_decay"]) for g in optimiser.param_groups} == {
+    optimizer = build_optimizer(build_model(Decoder, config.model, 11, 1), config.optim)
+    assert {(g["role"] == "embedding", g["weight_decay"]) for g in optimizer.param_groups} == {
         (True, 0.0),
         (False, 0.1),
     }
@@ -148,12 +148,12 @@ def own(group):
 def test_every_table_names_roles_and_rules_that_exist(model):
     for name, rules in ROLE_TABLES.items():
         assert {role.partition(".")[0] for role in rules} <= {*ROLES}, name
-        build_optimiser(model, replace(ADAMW, roles=name))
+        build_optimizer(model, replace(ADAMW, roles=name))
 
 
 def test_an_unknown_table_is_refused_with_the_nearest(model):
     with pytest.raises(UserError, match=r"^unknown table of roles 'jordon', did you mean 'jordan'\?"):
-        build_optimiser(model, replace(ADAMW, roles="jordon"))
+        build_optimizer(model, replace(ADAMW, roles="jordon"))
 
 
 def test_gradients_are_clipped_together_or_role_by_role(model):

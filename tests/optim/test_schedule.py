@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cases import each
-from normlab.config.config import OptimConfig
+from normlab.lab.config import OptimConfig
 from normlab.optim import SCHEDULES, ScheduleState, ValDecay, schedule_factor
 
 
@@ -95,11 +95,11 @@ def test_inverse_sqrt_is_the_formula_of_nguyen_and_salazar(multiplier):
 
 def test_cosine_is_that_of_torch():
     p = torch.nn.Parameter(torch.ones(1))
-    optimiser = torch.optim.SGD([p], lr=1.0)
-    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, T_max=30)
+    optimizer = torch.optim.SGD([p], lr=1.0)
+    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=30)
     wanted = {}
     for n in range(1, 31):
-        optimiser.step()
+        optimizer.step()
         theirs.step()
         wanted[n + 5] = theirs.get_last_lr()[0]
     found = factors("cosine", wanted, 35, warmup_steps=5)
@@ -164,14 +164,14 @@ def test_val_decay_is_that_of_torch(seed, patience):
     """Its patience is the last count that is still forgiven; its threshold is off."""
     random = torch.Generator().manual_seed(seed)
     scores = torch.randint(0, 30 + seed, (60,), generator=random).tolist()
-    optimiser = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
     theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(
-        optimiser, "max", factor=0.5, patience=patience - 1, threshold=0.0, eps=0.0
+        optimizer, "max", factor=0.5, patience=patience - 1, threshold=0.0, eps=0.0
     )
     wanted = []
     for score in scores:
         theirs.step(score)
-        wanted.append(optimiser.param_groups[0]["lr"])
+        wanted.append(optimizer.param_groups[0]["lr"])
     assert wanted[-1] < 0.1, "there is something to compare"
     optim = OptimConfig(schedule="val_decay", decay_factor=0.5, decay_patience=patience)
     assert rates_of_ours(scores, optim) == pytest.approx(wanted, rel=1e-12)

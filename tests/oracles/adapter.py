@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from normlab.config.config import ModelConfig
+from normlab.lab.config import ModelConfig
 from oracles import branches, embeddings, norms, placements
 from oracles.comparing import STEPS
 from oracles.names import (

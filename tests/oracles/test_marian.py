@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from normlab.config.config import ModelConfig
+from normlab.lab.config import ModelConfig
 from normlab.nn import Seq2Seq
 from normlab.nn.decode import Bounds, Hypothesis, likeliest, nucleus, search
 from scripts import script

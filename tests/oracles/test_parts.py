@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cases import each, pairwise
-from normlab.config.config import ModelConfig
+from normlab.lab.config import ModelConfig
 from normlab.nn import (
     BIASES,
     GATES,

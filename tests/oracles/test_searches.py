@@ -14,10 +14,10 @@ from torch import Tensor
 
 from beams import beam_search
 from contracts.variants import CONFIG, VOCAB, perturbed
-from normlab.config.config import DecodeConfig
+from normlab.lab.config import DecodeConfig
+from normlab.lab.tasks.translation import n_best_lines
 from normlab.nn import Cache, Seq2Seq
 from normlab.nn.decode import FREE, LENGTH_PENALTIES, MAX_LEN, Bounds, Hypothesis, search
-from normlab.tasks.translation import n_best_lines
 from oracles import searches
 from oracles.searches import Asked
 
@@ -232,7 +232,7 @@ def translated(model, lines, decode):
 
 @pytest.mark.parametrize("max_positions", [4096, 8])
 def test_lines_keep_their_order_and_empty_ones_stay_empty(max_positions, monkeypatch):
-    monkeypatch.setattr("normlab.tasks.translation.SEARCH_POSITIONS", max_positions)
+    monkeypatch.setattr("normlab.lab.tasks.translation.SEARCH_POSITIONS", max_positions)
     model = deepcopy(searcher()).train()
     lines = ["abc", "", "ihgfedcba", "   ", "d", "e", "ab"]
     decode_config = DecodeConfig(beam=2, max_len_ratio=1.0)

@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor
 
 from cases import each, pairwise
-from normlab.config.config import ModelConfig
+from normlab.lab.config import ModelConfig
 from normlab.nn import (
     DECODER_LAYER,
     EMBEDDING_SCALES,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from normlab.config.config import ModelConfig
+from normlab.lab.config import ModelConfig
 from normlab.nn import TokenModel
 from oracles import embeddings
 from oracles.comparing import scattered

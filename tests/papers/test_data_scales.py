@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 import bert_text
-from normlab.config.config import MachineConfig
 from normlab.errors import UserError
+from normlab.lab.config import MachineConfig
 from normlab.papers import ARTEFACTS
 from normlab.papers.bases import paths_of
 from normlab.papers.planning import plan, train

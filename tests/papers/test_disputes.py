@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from cases import each
-from normlab.config.config import Config, numbers, run_id
+from normlab.lab.config import Config, numbers, run_id
 from normlab.papers import ARTEFACTS
 from normlab.papers.artefact import Measurement
 from normlab.papers.claim import Measure

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from lab.tasks.test_classification import write_pairs
+from lab.training.tiny import tiny_bert, write_plain
 from normlab.cli.presets import CONFIGS
-from normlab.config.config import Config, DataConfig, SeedConfig
 from normlab.errors import SpentError, UserError
+from normlab.lab.config import Config, DataConfig, SeedConfig
+from normlab.lab.runs import Runs
+from normlab.lab.training.jobs import Queue
+from normlab.lab.training.train import train
 from normlab.papers.lab import Lab, finished
 from normlab.papers.measures import Difference
 from normlab.papers.studies import glue_search
 from normlab.papers.studies.glue_search import fine_tuned, search
-from normlab.runs import Runs
-from normlab.training.jobs import Queue
-from normlab.training.train import train
-from tasks.test_classification import write_pairs
-from training.tiny import tiny_bert, write_plain
 
 
 def test_the_papers_cells_are_searched():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cases import each
-from normlab.config.config import ModelConfig
+from normlab.lab.config import ModelConfig
 from normlab.nn import Seq2Seq
 from normlab.papers import find_artefact
 

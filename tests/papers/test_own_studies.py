@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from normlab.config.config import DataConfig
+from normlab.lab.config import DataConfig
 from normlab.nn import Placement
 from normlab.papers import ARTEFACTS, lab, studies
 from normlab.papers.reproduce import each, reproduce

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from cases import each
-from normlab.config.config import DataConfig, run_id
-from normlab.config.units import seconds_of
+from normlab.base.units import seconds_of
 from normlab.errors import UserError
+from normlab.lab.config import DataConfig, run_id
+from normlab.lab.runs import RunFolder, Status
 from normlab.papers import Artefact, planning
 from normlab.papers.bases import LAPTOP
 from normlab.papers.claim import at_least
@@ -15,7 +16,6 @@ from normlab.papers.measures import ShareTrained
 from normlab.papers.planning import plan, train
 from normlab.papers.studies import TRAININGS
 from normlab.papers.trainings import Trainings, changed
-from normlab.runs import RunFolder, Status
 
 BASE = replace(
     LAPTOP,

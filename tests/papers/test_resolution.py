@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from normlab.comparison.statistics import detectable
+from normlab.lab.comparison.statistics import detectable
 from normlab.papers import ARTEFACTS
 from normlab.papers.bases import LAPTOP
 from normlab.papers.measures import Difference, ShareGap

@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from normlab.config.config import DataConfig
+from normlab.lab.config import DataConfig
+from normlab.lab.recipes.grammar import resolve
+from normlab.lab.setups import setup_from_run
+from normlab.lab.tasks.translation import Translation
+from normlab.lab.training.train import train
 from normlab.papers.bases import LAPTOP
 from normlab.papers.measures import ConstantRatio, FoldDifference, ScoreRatio, TrainPerplexityRatio
 from normlab.papers.studies.trained import Trained
 from normlab.papers.studies.trained_models import TRAINING_BATCHES
-from normlab.tasks.translation import Translation
-from normlab.training.recipes.grammar import resolve
-from normlab.training.setups import setup_from_run
-from normlab.training.train import train
 
 BASE = replace(
     LAPTOP,

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from cases import each
-from normlab.config.config import Config
+from normlab.lab.config import Config
+from normlab.lab.recipes.grammar import resolve
+from normlab.lab.tasks import TASKS
 from normlab.papers import ARTEFACTS
 from normlab.papers.bases import SOURCES, source_of, text_name
 from normlab.papers.trainings import LAPTOP, SCALES, Setting, Trainings, changed, for_each_scale, unlike
-from normlab.tasks import TASKS
-from normlab.training.recipes.grammar import resolve
 
 TRAINED = {id_: one for id_, one in ARTEFACTS.items() if one.trainings and one.kind == "artefact"}
 LARGE = [scale for scale in SCALES if scale != LAPTOP]

@@ -9,9 +9,14 @@ import pytest
 from safetensors.numpy import save_file
 
 from cases import each
-from normlab.config.config import Config, run_id
-from normlab.config.metric import Outcome
+from normlab.base.files import write_json_atomic
+from normlab.base.metric import Outcome
 from normlab.errors import UserError
+from normlab.lab.config import Config, run_id
+from normlab.lab.recipes import grammar
+from normlab.lab.runs import RunFolder, Status
+from normlab.lab.tasks import TASKS
+from normlab.lab.tasks.translation import Translation
 from normlab.papers import ARTEFACTS
 from normlab.papers.claim import Measure, at_least
 from normlab.papers.lab import Lab
@@ -40,11 +45,6 @@ from normlab.papers.measures import (
 from normlab.papers.studies.trained import Trained, trainings
 from normlab.papers.studies.trained_models import ROLES, TrainedModel
 from normlab.papers.trainings import at_factor, side_of
-from normlab.runs import RunFolder, Status
-from normlab.runs.files import write_json_atomic
-from normlab.tasks import TASKS
-from normlab.tasks.translation import Translation
-from normlab.training.recipes import grammar
 
 METRICS = Translation.metrics
 NAMES = {metric.name for task in TASKS.values() for metric in task.metrics}

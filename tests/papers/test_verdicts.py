@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import chain
 
 from cases import each
-from normlab.comparison.result import has_trained
+from normlab.lab.comparison.result import has_trained
 from normlab.papers import ARTEFACTS
 from normlab.papers.artefact import Artefact, Reproduction
 from normlab.papers.bases import LAPTOP as LAPTOP_BASE

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from normlab.config.config import ModelConfig
+from normlab.lab.config import ModelConfig
 from normlab.nn import ENCODER_LAYER, Decoder, Encoder, Placement, Seq2Seq, stack_of
 from normlab.nn.init import initialise_
 from parity.arrays import below, case, equal, located

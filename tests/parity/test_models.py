@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from normlab.config.config import ModelConfig
+from normlab.lab.config import ModelConfig
+from normlab.lab.tasks.task import label_smoothed
 from normlab.nn import ENCODER_LAYER, Context, Placement, RMSNorm, Seq2Seq, Stack, stack_of
 from normlab.nn.init import profile_
-from normlab.tasks.task import label_smoothed
 from oracles.comparing import TOLERANCE
 from parity.arrays import Case, case, equal, load_, same_gradients
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from normlab.config.config import OptimConfig
-from normlab.optim import OPTIMISERS, ScheduleState, schedule_factor
+from normlab.lab.config import OptimConfig
+from normlab.optim import OPTIMIZERS, ScheduleState, schedule_factor
 from parity.arrays import case, equal
 
 RADAM, RATES = case("radam"), case("inverse_sqrt")
@@ -18,10 +18,10 @@ def test_radam(row):
     beta1, beta2, eps, weight_decay, degenerated = SETTINGS[row]
     config = OptimConfig(betas=(beta1, beta2), eps=eps, weight_decay=weight_decay)
     p = torch.nn.Parameter(RADAM["in.start"].clone())
-    optimiser = OPTIMISERS["radam_sgd" if degenerated else "radam"]([p], RADAM["hyper.lr"], config)
+    optimizer = OPTIMIZERS["radam_sgd" if degenerated else "radam"]([p], RADAM["hyper.lr"], config)
     for gradient, expected in zip(RADAM["in.gradients"], RADAM["out.parameters"][row], strict=True):
         p.grad = gradient.clone()
-        optimiser.step()
+        optimizer.step()
         equal(p, expected)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from altair.utils.schemapi import debug_mode
 
-from normlab.comparison.result import Comparison
+from normlab.lab.comparison.result import Comparison
 from report import example
 
 

@@ -8,20 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from normlab.comparison.compare import judge
-from normlab.comparison.result import Comparison, RecipeResult, Sample, SweepRun
-from normlab.config.config import (
-    Config,
-    DataConfig,
-    MachineConfig,
-    ModelConfig,
-    OptimConfig,
-    SeedConfig,
-    run_id,
-)
-from normlab.config.metric import Outcome
-from normlab.runs.folder import RunFolder, Status, write_json_atomic
-from normlab.tasks.translation import Translation
+from normlab.base.metric import Outcome
+from normlab.lab.comparison.compare import judge
+from normlab.lab.comparison.result import Comparison, RecipeResult, Sample, SweepRun
+from normlab.lab.config import Config, DataConfig, MachineConfig, ModelConfig, OptimConfig, SeedConfig, run_id
+from normlab.lab.runs.folder import RunFolder, Status, write_json_atomic
+from normlab.lab.tasks.translation import Translation
 
 METRICS = Translation.metrics
 ENTROPY = 4.12

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from normlab.comparison.result import Comparison
+from normlab.lab.comparison.result import Comparison
 from normlab.report.compare import write_compare_page
 from normlab.report.run import run_page
 from report import example

@@ -9,8 +9,8 @@ import polars as pl
 import pytest
 from markupsafe import Markup
 
-from normlab.comparison.compare import judge
-from normlab.comparison.result import Comparison
+from normlab.lab.comparison.compare import judge
+from normlab.lab.comparison.result import Comparison
 from normlab.report.compare import compare_page, write_compare_page
 from normlab.report.comparison_charts import slug
 from normlab.report.page import LIMIT_BYTES

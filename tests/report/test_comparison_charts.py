@@ -1,6 +1,6 @@
 import dataclasses
 
-from normlab.comparison.result import Comparison
+from normlab.lab.comparison.result import Comparison
 from normlab.report import comparison_charts
 from normlab.report.charts.theme import POINTS
 

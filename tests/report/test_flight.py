@@ -6,11 +6,11 @@ import polars as pl
 import pytest
 
 from normlab.cli.run import ReportCommand
-from normlab.config.config import Config
 from normlab.errors import UserError
+from normlab.lab.config import Config
+from normlab.lab.runs.folder import RunFolder, Status
 from normlab.report.page import Chart, Columns, Notes, Text
 from normlab.report.run import curves_by_depth, flown, run_page, watched, write_probes_page
-from normlab.runs.folder import RunFolder, Status
 
 OUTSIDE = {"step": 1, "stack": None, "index": None, "module": "embedding", "value": 1.0}
 OUTSIDE |= {"signal": "grad", "statistic": "l2"}

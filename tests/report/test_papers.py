@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from normlab.config.config import Config
+from normlab.lab.config import Config
 from normlab.papers import ARTEFACTS
 from normlab.papers.artefact import Artefact
 from normlab.papers.results import KEPT, ArtefactStatus, at_other_scales, standing, write_reproduction

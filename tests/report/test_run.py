@@ -2,12 +2,12 @@ from pathlib import Path
 
 import pytest
 
-from normlab.comparison.result import Comparison
-from normlab.config.config import Config
+from normlab.lab.comparison.result import Comparison
+from normlab.lab.config import Config
+from normlab.lab.runs.folder import RunFolder, Status
 from normlab.report.run import run_page
 from normlab.report.runs import marks
 from normlab.report.runs import view as view_of
-from normlab.runs.folder import RunFolder, Status
 
 
 def test_a_run_that_trained(comparison: Comparison, root: Path) -> None:

@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from normlab.comparison.result import Comparison
-from normlab.config.config import Config, OptimConfig
+from normlab.lab.comparison.result import Comparison
+from normlab.lab.config import Config, OptimConfig
+from normlab.lab.runs.folder import RunFolder
 from normlab.report import runs
 from normlab.report.page import Code, Details, PageTable
-from normlab.runs.folder import RunFolder
 
 
 def test_a_run_is_read(comparison: Comparison, root: Path) -> None:
@@ -81,6 +81,6 @@ def test_the_command_that_repeats_a_run_finds_it_from_here(
     monkeypatch.chdir(tmp_path)
     folder = Path(root.format(here=tmp_path)) / "ab"
     content = {"imports": ["own.lanes"]}
-    monkeypatch.setattr("normlab.runs.folder.read_json", lambda path: content)
+    monkeypatch.setattr("normlab.lab.runs.folder.read_json", lambda path: content)
     command = RunFolder(folder).repeat_command()
     assert command == f"normlab train --config {shown} --out again --import own.lanes"

@@ -4,7 +4,7 @@ import polars as pl
 import pytest
 import vl_convert
 
-from normlab.config.metric import Metric
+from normlab.base.metric import Metric
 from normlab.report.charts.comparison import score_dots, sensitivity, time_bars
 from normlab.report.charts.theme import Drawn, theme
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from normlab.comparison.result import Comparison
+from normlab.lab.comparison.result import Comparison
 from normlab.report import comparison_charts as tables
 from normlab.report.runs import view
 from report import example

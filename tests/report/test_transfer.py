@@ -11,13 +11,13 @@ import numpy as np
 import polars as pl
 import pytest
 
-from normlab.config.io import to_plain
+from normlab.base.io import to_plain
 from normlab.report.page import Columns, Details, Notes, Section, whole
 from normlab.report.transfer import transfer_page
-from normlab.scaling.answer import Transfer
 from normlab.scaling.coordinates import Coordinates
 from normlab.scaling.exponents import Row
 from normlab.scaling.sweep import Decay, Sweep
+from normlab.scaling.verdict import Transfer
 from scaling.curves import draw, skewed
 from scaling.test_answer import SIZES, answer, edge, swept
 

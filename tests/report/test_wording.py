@@ -3,9 +3,9 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from normlab.comparison.result import Comparison, Interval, RecipeResult, SweepRun
+from normlab.lab.comparison.result import Comparison, Interval, RecipeResult, SweepRun
+from normlab.lab.tasks.translation import Translation
 from normlab.report import comparison_charts as wording
-from normlab.tasks.translation import Translation
 from report import example
 
 

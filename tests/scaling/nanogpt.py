@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.config.config import OptimConfig
-from normlab.config.model import ModelConfig
+from normlab.base.model_config import ModelConfig
+from normlab.lab.config import OptimConfig
+from normlab.lab.tasks.task import build_model
 from normlab.nn import Decoder
-from normlab.optim import build_optimiser, set_rate
-from normlab.tasks.task import build_model
-from normlab.trace.setup import Setup
+from normlab.optim import build_optimizer, set_rate
+from normlab.setups.setup import Setup
 
 BASE_WIDTH, BASE_DEPTH, HEADS, VOCAB, ROWS, LENGTH = 32, 2, 4, 64, 8, 24
 STD, RATE, DECAY, EPS = 0.05, 5e-3, 0.1, 1e-12
@@ -209,4 +209,4 @@ def own_setup(parametrisation: str, width: int = BASE_WIDTH, depth: int = BASE_D
         optimiser="adamw", lr=RATE, betas=(0.9, 0.95), eps=EPS, weight_decay=DECAY, weight_decay_on="matrices"
     )
     batches = [(ids + 1,) for (ids,) in text()]
-    return Setup(model, batches, loss=loss_of, optimizer=set_rate(build_optimiser(model, optim), RATE))
+    return Setup(model, batches, loss=loss_of, optimizer=set_rate(build_optimizer(model, optim), RATE))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normlab.trace.setup import Setup
+from normlab.setups.setup import Setup
 
 STEPS = 16
 

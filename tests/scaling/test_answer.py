@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from normlab.scaling.answer import Transfer
 from normlab.scaling.optimum import Losses
 from normlab.scaling.sweep import Decay, Sweep
-from normlab.trials.answer import Trial
+from normlab.scaling.verdict import Transfer
 from normlab.trials.scale import Scale
+from normlab.trials.verdict import Trial
 from scaling.curves import draw, skewed
 
 SIZES = (64, 128, 256, 512)

@@ -58,9 +58,9 @@ def test_the_page_names_what_is_fixed(script: ModuleType):
 
 
 # ------------------------------------------------------------------------------------------ what is asked
-def test_every_placement_has_both_axes_both_parametrisations_and_both_optimisers(script: ModuleType):
+def test_every_placement_has_both_axes_both_parametrisations_and_both_optimizers(script: ModuleType):
     assert script.PLACEMENTS == ("post", "pre", "admin", "deepnorm", "periln", "keel", "lnscale")
-    columns = {(r.axis, r.parametrisation, r.optimiser) for r in script.ROWS}
+    columns = {(r.axis, r.parametrisation, r.optimizer) for r in script.ROWS}
     assert columns == {
         (axis, name, rule)
         for axis, own in (("width", "mup"), ("depth", "completep"))
@@ -74,10 +74,10 @@ def test_a_recipe_is_refused_where_its_parametrisation_is_not_derived(script: Mo
     """For Muon, and CompleteP where the stream is no plain sum of its branches."""
     summed = ("pre", "lnscale")
     for row in script.ROWS:
-        derived = row.parametrisation == "standard" or row.optimiser == "adamw"
+        derived = row.parametrisation == "standard" or row.optimizer == "adamw"
         wanted = derived and (row.parametrisation != "completep" or row.placement in summed)
         assert wanted == (not row.refusals), row.name
-        assert bool(script.EXPECTED[row.axis, row.parametrisation, row.optimiser]) == derived
+        assert bool(script.EXPECTED[row.axis, row.parametrisation, row.optimizer]) == derived
     for row in (row for row in script.ROWS if row.placement == "post"):
         if row.refusals:
             with pytest.raises(UserError, match=re.escape("; ".join(row.refusals))):
@@ -86,7 +86,7 @@ def test_a_recipe_is_refused_where_its_parametrisation_is_not_derived(script: Mo
             config = normlab.resolve(row.recipe, script.base())
             assert (config.model.parametrisation, config.optim.optimiser) == (
                 row.parametrisation,
-                row.optimiser,
+                row.optimizer,
             )
 
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 import normlab
-from normlab.config.config import Config, ModelConfig
 from normlab.errors import UserError
+from normlab.lab.config import Config, ModelConfig
+from normlab.lab.sized import resized, sized
 from normlab.scaling import coordinates
-from normlab.scaling.answer import Transfer
 from normlab.scaling.family import family_of
-from normlab.training.sized import resized, sized
+from normlab.scaling.verdict import Transfer
 from normlab.trials import journal
 from scaling.sums import STEPS, Sum, decaying, scaled, setup, slowly, squared
 

@@ -9,11 +9,11 @@ from torch import nn
 
 from cases import each
 from normlab.nn.kernels import linear as kernels_linear
+from normlab.setups.setup import Declaration
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.targets import read_targets
 from normlab.trace.facts.tokens import real_tokens, restarts
-from normlab.trace.setup import Declaration
 from normlab.trace.trace import Trace, output_loss
 
 VOCAB, WIDTH = 23, 8

@@ -9,7 +9,7 @@ import transformers as tf
 from torch import Tensor, nn, optim
 
 from contracts.variants import build, inputs, loss_of, uniform
-from normlab.trace.step import trainable
+from normlab.trace.autograd import trainable
 from normlab.trace.trace import Trace
 
 KINDS = {
@@ -33,17 +33,17 @@ def trace_of(model: nn.Module) -> Trace:
     return Trace(model, inputs(model), lambda m, batch: loss_of(m, *batch))
 
 
-def really(model: nn.Module, optimiser: optim.Optimizer) -> dict[str, Tensor]:
+def really(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Tensor]:
     """The weights after a step of training without dropout."""
     model.eval()
 
     def closure() -> Tensor:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = loss_of(model, *inputs(model))
         loss.backward()
         return loss
 
-    optimiser.step(closure)
+    optimizer.step(closure)
     return {path: p.detach() for path, p in model.named_parameters()}
 
 
@@ -68,22 +68,22 @@ def test_a_first_update_is_the_one_that_training_does(make):
 
 
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
-def test_an_optimiser_amid_training_goes_on_from_a_copy(make):
+def test_an_optimizer_amid_training_goes_on_from_a_copy(make):
     model = build(uniform("post"))
-    trace, optimiser = trace_of(model), make(model.parameters())
-    schedule = optim.lr_scheduler.LambdaLR(optimiser, lambda step: 1 / (step + 1))
+    trace, optimizer = trace_of(model), make(model.parameters())
+    schedule = optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
     for _ in range(3):
-        really(model, optimiser)
+        really(model, optimizer)
         schedule.step()
-    weights, state = deepcopy(model.state_dict()), deepcopy(optimiser.state_dict())
+    weights, state = deepcopy(model.state_dict()), deepcopy(optimizer.state_dict())
     calls = []
-    optimiser.register_step_post_hook(lambda *_: calls.append(1))
+    optimizer.register_step_post_hook(lambda *_: calls.append(1))
 
-    found = trace.update(optimiser)
+    found = trace.update(optimizer)
     assert calls == []
     same(dict(model.named_parameters()), weights)
-    torch.testing.assert_close(optimiser.state_dict(), state, rtol=0, atol=0)
-    same(found, really(model, optimiser))
+    torch.testing.assert_close(optimizer.state_dict(), state, rtol=0, atol=0)
+    same(found, really(model, optimizer))
     assert calls == [1]
 
 
@@ -99,13 +99,13 @@ def test_groups_have_their_own_rates_and_what_they_do_not_hold_stays():
     assert moved == {"decoder"}
 
 
-def test_a_rate_that_is_left_to_the_optimiser_stays_its_own():
+def test_a_rate_that_is_left_to_the_optimizer_stays_its_own():
     model = build(uniform("post"))
-    trace, optimiser = trace_of(model), tf.Adafactor(model.parameters())
-    optimiser.add_param_group({"params": [nn.Parameter(torch.ones(2))], "lr": 0.5})
+    trace, optimizer = trace_of(model), tf.Adafactor(model.parameters())
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))], "lr": 0.5})
     before = trace.update(tf.Adafactor)
-    same(trace.update(optimiser, factor=0.25), before)
-    assert [group["lr"] for group in optimiser.param_groups] == [None, 0.5]
+    same(trace.update(optimizer, factor=0.25), before)
+    assert [group["lr"] for group in optimizer.param_groups] == [None, 0.5]
     same(trace.update(tf.Adafactor, factor=0.25), before)
 
 
@@ -120,7 +120,7 @@ def test_parameters_without_an_entry_are_left_out():
         trainable(nn.ParameterList([torch.empty(0, 4)]))
 
 
-def test_an_optimiser_without_a_closure_steps_on_its_gradients():
+def test_an_optimizer_without_a_closure_steps_on_its_gradients():
     class Plain(optim.Optimizer):
         def __init__(self, parameters) -> None:
             super().__init__(parameters, {})

@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from normlab.diagnosis import read_structure
 from normlab.trace.record import Want, record
+from normlab.trace.restore import undisturbed
 from normlab.trace.tensors import Tap, call_model, tensors_in, unwrap
 from normlab.trace.trace import Trace, at_weights
-from normlab.trace.untouched import undisturbed
 
 X = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from normlab.trials import answer
+from normlab.trials import verdict
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks/trials"
 AGAIN = "python benchmarks/trials/evaluate.py --page"
@@ -42,10 +42,10 @@ def test_answers_carry_the_error_that_was_measured(scripts):
     cells = next(line for line in evaluate.summary().splitlines() if line.startswith("| trial |")).split(
         " | "
     )
-    assert cells[2].startswith(f"{answer.NEAR_ENDS} of {answer.MODELS} ")
-    assert cells[4].startswith(f"{answer.USABLE_ENDS} of {answer.MODELS} ")
-    words = f"for {answer.USABLE_ENDS} of {answer.MODELS} models, and within 2x of the true end for "
-    assert f"{words}{answer.NEAR_ENDS}" in evaluate.PAGE.read_text(encoding="utf-8")
+    assert cells[2].startswith(f"{verdict.NEAR_ENDS} of {verdict.MODELS} ")
+    assert cells[4].startswith(f"{verdict.USABLE_ENDS} of {verdict.MODELS} ")
+    words = f"for {verdict.USABLE_ENDS} of {verdict.MODELS} models, and within 2x of the true end for "
+    assert f"{words}{verdict.NEAR_ENDS}" in evaluate.PAGE.read_text(encoding="utf-8")
 
 
 def test_every_run_is_kept_once(scripts):

@@ -18,7 +18,7 @@ from torch.optim import SGD, AdamW
 
 import normlab
 from normlab.errors import UserError
-from normlab.trials.answer import Trials
+from normlab.trials.verdict import Trials
 from trials.tiny import Text, setup, stepped
 
 ROOT = Path(__file__).parents[2]

@@ -11,11 +11,11 @@ import polars as pl
 import pytest
 
 import normlab
-from normlab.config.io import to_plain
+from normlab.base.io import to_plain
 from normlab.report.charts.rates import loss_by_rate
 from normlab.report.trial import trial_page
-from normlab.trials.answer import Trial, Trials
 from normlab.trials.scale import Scale
+from normlab.trials.verdict import Trial, Trials
 from trials.tiny import loss_of, setup
 
 

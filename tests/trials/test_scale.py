@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from normlab.trace.setup import Setup
+from normlab.setups.setup import Setup
 from normlab.trials.scale import Scale, read_scale
 from trials.tiny import VOCAB, Text, entropy, loss_of, setup
 

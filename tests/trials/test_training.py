@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, Multiplicative
 
 import normlab
 from normlab.errors import UserError
-from normlab.trace.untouched import same_globals
+from normlab.trace.restore import same_globals
 from normlab.trials.training import Training, read_course, train
 from trials.tiny import Pairs, Text, loss_of, setup, stepped, warmed
 

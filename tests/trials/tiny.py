@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.trace.setup import Setup
+from normlab.setups.setup import Setup
 
 VOCAB, DIM, ROWS, LENGTH = 11, 8, 8, 9
 

@@ -65,7 +65,7 @@ def test_without_a_bad_output_the_first_gradient_in_backward_order():
     assert "layer, 1 at most" in found.evidence[1]
 
 
-def test_an_update_that_is_not_finite_is_the_optimisers():
+def test_an_update_that_is_not_finite_is_the_optimizers():
     found = fault([step(1), step(2, updates={"layer.inner.weight": NAN})])
     assert (found.rule, found.module) == ("update", "layer.inner")
 

@@ -66,8 +66,8 @@ def looped(folder=None, *, steps=6, lr=1e-2, two=False, watch_loss=True, **choic
     model = Small()
     halves = (list(model.layers.parameters()), [p for n, p in model.named_parameters() if "layers" not in n])
     parts = halves if two else (list(model.parameters()),)
-    optimisers = [torch.optim.AdamW(part, lr=lr) for part in parts]
-    watching = folder and normlab.watch(model, optimisers, out=folder, **choices)
+    optimizers = [torch.optim.AdamW(part, lr=lr) for part in parts]
+    watching = folder and normlab.watch(model, optimizers, out=folder, **choices)
     losses = []
     for ids in batches(steps):
         model.train()
@@ -76,9 +76,9 @@ def looped(folder=None, *, steps=6, lr=1e-2, two=False, watch_loss=True, **choic
             watching.loss(loss)
         losses.append(loss.item())
         loss.backward()
-        for optimiser in optimisers:
-            optimiser.step()
-            optimiser.zero_grad()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
         with torch.no_grad():
             loss_of(model.eval(), ids)
     if watching:
@@ -110,13 +110,13 @@ def test_a_plain_loop_is_bit_identical_and_ends_with_a_page(tmp_path, two):
 def test_an_update_is_that_of_the_step_really_taken(tmp_path):
     torch.manual_seed(0)
     model = Small()
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = [p.detach().clone() for p in model.layers[1].mlp.parameters()]
-    with normlab.watch(model, optimiser, out=tmp_path / "rows.jsonl", every_steps=9) as watch:
+    with normlab.watch(model, optimizer, out=tmp_path / "rows.jsonl", every_steps=9) as watch:
         loss = loss_of(model, batches(1)[0])
         watch.loss(loss)
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     after = [p.detach() for p in model.layers[1].mlp.parameters()]
     moved = sum((a - b).square().sum() for a, b in zip(after, before, strict=True))
     norm = model.layers[1].ln_2
@@ -141,15 +141,15 @@ def test_the_step_of_a_parent_class_is_no_second_step(tmp_path):
     for kind in (torch.optim.AdamW, Nested):
         torch.manual_seed(0)
         model = Small()
-        optimiser = kind(model.parameters(), lr=1e-2)
+        optimizer = kind(model.parameters(), lr=1e-2)
         out = tmp_path / f"{kind.__name__}.jsonl"
-        with normlab.watch(model, optimiser, out=out, every_steps=1) as watch:
+        with normlab.watch(model, optimizer, out=out, every_steps=1) as watch:
             for ids in batches(3):
                 loss = loss_of(model.train(), ids)
                 watch.loss(loss)
                 loss.backward()
-                optimiser.step()
-                optimiser.zero_grad()
+                optimizer.step()
+                optimizer.zero_grad()
         rows = rows_of(tmp_path / f"{kind.__name__}.jsonl")
         found[kind] = [r["value"] for r in rows if r["signal"] == "update"]
     assert len(found[Nested]) > 3

@@ -58,12 +58,12 @@ class Pair(Small):
 def test_the_loss_in_a_tuple_is_seen(tmp_path):
     torch.manual_seed(0)
     model = Pair()
-    optimiser = torch.optim.AdamW(model.parameters(), lr=3.0)
-    watch = normlab.watch(model, optimiser, out=tmp_path)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3.0)
+    watch = normlab.watch(model, optimizer, out=tmp_path)
     for ids in batches(40):
         model(ids)[1].backward()
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
     with pytest.warns(UserWarning, match="flight recorder: the loss"):
         watch.close()
     assert "the loss" in watch.reports[-1]["trigger"]["words"]
@@ -81,14 +81,14 @@ def test_sparse_gradients_are_measured(tmp_path):
         torch.manual_seed(0)
         model = Small()
         model.tok_embeddings.sparse = sparse
-        optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
-        with normlab.watch(model, optimiser, out=tmp_path / f"{sparse}.jsonl", every_steps=1) as watch:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with normlab.watch(model, optimizer, out=tmp_path / f"{sparse}.jsonl", every_steps=1) as watch:
             for ids in batches(2):
                 loss = loss_of(model, ids)
                 watch.loss(loss)
                 loss.backward()
-                optimiser.step()
-                optimiser.zero_grad()
+                optimizer.step()
+                optimizer.zero_grad()
         rows = rows_of(watch.path)
         found.append({(r["step"], r["module"], r["signal"], r["statistic"]): r["value"] for r in rows})
         assert watch.reports == []
@@ -105,14 +105,14 @@ class Odd(nn.Module):
 
 def test_a_measurement_that_fails_inside_the_model_does_not_end_the_training(tmp_path):
     model = nn.Sequential(nn.Linear(4, 4), Odd())
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     probes = [normlab.diagnosis.Probe("*", "output", "similarity")]
-    watch = normlab.watch(model, optimiser, out=tmp_path, probes=probes)
+    watch = normlab.watch(model, optimizer, out=tmp_path, probes=probes)
     with pytest.warns(UserWarning, match="something is not measured .*; the training goes on"):
         loss = model(torch.ones(2, 4)).to_dense().square().mean()
     watch.loss(loss)
     loss.backward()
-    optimiser.step()
+    optimizer.step()
     watch.close()
     assert hooks_of(model) == 0
 
@@ -126,12 +126,12 @@ def test_a_process_that_ends_by_an_error_leaves_its_page(tmp_path):
 
         layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
         model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
-        watch = normlab.watch(model, optimiser, out=sys.argv[1])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        watch = normlab.watch(model, optimizer, out=sys.argv[1])
         loss = model(torch.randn(2, 4, 16)).square().mean()
         watch.loss(loss)
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         raise SystemExit("the loader failed")
     """
     done = subprocess.run(

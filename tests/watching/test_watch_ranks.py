@@ -42,19 +42,19 @@ def trained(kind: str, folder: Path | None) -> tuple[list[float], list[torch.Ten
     torch.manual_seed(0)
     model = WRAPPED[kind](Small(dropout=0.0))
     hooks = hooks_of(model)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        watching = folder and normlab.watch(model, optimiser, out=folder, every_steps=2)
+        watching = folder and normlab.watch(model, optimizer, out=folder, every_steps=2)
         for ids in batches(STEPS):
             loss = loss_of(model, ids)
             if watching:
                 watching.loss(loss)
             losses.append(loss.item())
             loss.backward()
-            optimiser.step()
-            optimiser.zero_grad()
+            optimizer.step()
+            optimizer.zero_grad()
         if watching:
             watching.close()
     assert hooks_of(model) == hooks

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from torch import nn
 
+from normlab.base.files import read_json
 from normlab.checks.property import Violation
 from normlab.errors import UserError
-from normlab.runs.files import read_json
 from normlab.trace.starts import Start
 
 Baseline = Mapping[str, Mapping[str, Any]]

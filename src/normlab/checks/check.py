@@ -19,11 +19,11 @@ import normlab.checks.tokens  # noqa: F401 (their properties)
 from normlab.checks.property import PROPERTIES, Answer, Note, Property, Violation, folded, rank
 from normlab.checks.report import Report
 from normlab.errors import UserError, is_own
+from normlab.setups.setup import Loss, Setup, setup_of, shown
 from normlab.trace.facts import Unknown
-from normlab.trace.prepared import Step
-from normlab.trace.setup import Loss, Setup, setup_of, shown
+from normlab.trace.restore import restored, same_globals, same_random_state
+from normlab.trace.step_under_test import StepUnderTest
 from normlab.trace.tensors import unscanned
-from normlab.trace.untouched import same_globals, same_random_state, untouched
 
 Progress = Callable[[str, int, int], None]
 """``progress(name, done, of)``, called before each property."""
@@ -55,14 +55,14 @@ def check(
     if isinstance(budget_s, bool) or not isinstance(budget_s, (int, float)) or not budget_s > 0:
         raise UserError(f"budget_s is {shown(budget_s)}, but must be a number of seconds above 0")
     with ExitStack() as stack:
-        for guard in (untouched(given), same_globals(), same_random_state(0), unscanned()):
+        for guard in (restored(given), same_globals(), same_random_state(0), unscanned()):
             stack.enter_context(guard)
         if given.declare.init not in (None, "class") and not isinstance(given.declare.init, tuple):
             # reads the model's stream as a diagnosis does, which most checks need not load
             from normlab.checks.declared import resolved_init
 
             given = resolved_init(given)
-        return examine(Step(given, budget_s=budget_s), properties(), progress)
+        return examine(StepUnderTest(given, budget_s=budget_s), properties(), progress)
 
 
 def properties() -> list[Property]:
@@ -70,7 +70,7 @@ def properties() -> list[Property]:
     return sorted(PROPERTIES.values(), key=lambda p: rank(p.name))
 
 
-def examine(step: Step, tests: Sequence[Property], progress: Progress | None = None) -> Report:
+def examine(step: StepUnderTest, tests: Sequence[Property], progress: Progress | None = None) -> Report:
     """Test a step against these properties, the quick ones first."""
     answers, seconds = list[Answer](), dict[str, float]()
     holds, untestable = list[str](), dict[str, str]()
@@ -101,7 +101,7 @@ def examine(step: Step, tests: Sequence[Property], progress: Progress | None = N
     )
 
 
-def _test(step: Step, one: Property) -> tuple[list[Answer], str]:
+def _test(step: StepUnderTest, one: Property) -> tuple[list[Answer], str]:
     """The answers of a property, usually up to the first failure, and why it stopped."""
     answers, needed = list[Answer](), one.passes * step.pass_s
     try:

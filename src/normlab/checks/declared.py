@@ -19,7 +19,7 @@ from normlab.diagnosis import Structure, read_structure
 from normlab.diagnosis.block import layer_of
 from normlab.diagnosis.subject import Subject
 from normlab.errors import UserError, nearest
-from normlab.trace.setup import Declaration, Setup
+from normlab.setups.setup import Declaration, Setup
 from normlab.trace.starts import ParameterPart, Start
 from normlab.trace.tensors import call_model, unwrap
 

@@ -18,17 +18,11 @@ from torch.optim import SGD, Optimizer
 
 from normlab.checks.property import Answers, fail, needs, note, property_of
 from normlab.trace.compare import distance
-from normlab.trace.facts import Unknown
-from normlab.trace.facts.stacks import common, odd_one, siblings
-from normlab.trace.facts.targets import CLOSE
-from normlab.trace.gradients import without_gradient
-from normlab.trace.optimizers import Held, Moved, Rates, factors, first_step, held, masters_of, resumed
-from normlab.trace.prepared import SMALL, Step
-from normlab.trace.rehearsal import (
+from normlab.trace.dry_run import (
     BIG,
     SEED,
-    Rehearsal,
-    RehearsedStep,
+    DryRun,
+    ObservedStep,
     fit,
     groups_of,
     learnt,
@@ -36,6 +30,12 @@ from normlab.trace.rehearsal import (
     splits,
     written,
 )
+from normlab.trace.facts import Unknown
+from normlab.trace.facts.stacks import common, odd_one, siblings
+from normlab.trace.facts.targets import CLOSE
+from normlab.trace.gradients import without_gradient
+from normlab.trace.optimizers import Held, Moved, Rates, factors, first_step, held, masters_of, resumed
+from normlab.trace.step_under_test import SMALL, StepUnderTest
 from normlab.trace.tensors import unregistered
 
 LOOP: Final = ("groups", "update", "step", "repeats", "overfit")
@@ -44,7 +44,7 @@ SORTED: Final = "sort parameters by their number of dimensions, not by their nam
 
 
 @property_of("optimizer", explains=[*LOOP, "evaluation_repeats", "state_dict"], passes=3)
-def holds(step: Step) -> Answers:
+def optimizer_coverage(step: StepUnderTest) -> Answers:
     """Every trainable parameter is in exactly one optimizer group; no group holds one of another model.
 
     A parameter that is not the model's must at least have a gradient, like a loss's own parameter, or be the
@@ -78,7 +78,7 @@ def holds(step: Step) -> Answers:
 
 
 @property_of("optimizer", explains=["update", "overfit"], passes=2)
-def groups(step: Step) -> Answers:
+def groups(step: StepUnderTest) -> Answers:
     """Each parameter has the weight decay, the learning rate and the optimizer that suit its role."""
     model, optimizers = step.handed
     every = [h for h in held(model, optimizers) if h.parameter.requires_grad]
@@ -87,7 +87,7 @@ def groups(step: Step) -> Answers:
     yield from chain(_settings(step, optimizers), _muon(every, roles), *decays, _odd_one(step, every))
 
 
-def _settings(step: Step, optimizers: Sequence[Optimizer]) -> Answers:
+def _settings(step: StepUnderTest, optimizers: Sequence[Optimizer]) -> Answers:
     for group in groups_of(optimizers):
         betas = group.get("betas")
         if isinstance(betas, (tuple, list)) and len(betas) == 2 and float(betas[0]) ** 2 >= float(betas[1]):
@@ -128,7 +128,7 @@ def _decay(every: Sequence[Held], roles: Mapping[str, str], optimizer: Optimizer
         yield note("optimizer", f"{len(decayed)} gains and {len(biased)} biases are decayed as matrices are")
 
 
-def _odd_one(step: Step, every: Sequence[Held]) -> Answers:
+def _odd_one(step: StepUnderTest, every: Sequence[Held]) -> Answers:
     """A parameter whose rate or decay differs from that of all its siblings, three or more."""
     settings = {
         h.name: f"rate {h.rate:.4g} and decay {h.decay:.4g} by {type(h.optimizer).__name__}" for h in every
@@ -139,7 +139,7 @@ def _odd_one(step: Step, every: Sequence[Held]) -> Answers:
 
 
 @property_of("optimizer", explains=["overfit"], passes=5)
-def update(step: Step) -> Answers:
+def update(step: StepUnderTest) -> Answers:
     """The first step follows the optimizer's rule, moves every parameter downhill, and survives rounding."""
     moved, wide = first_step(step), dict[str, Moved]()
     live = [m for m in moved if bool(m.gradient.any())]
@@ -193,7 +193,7 @@ def _by_rule(live: Sequence[Moved]) -> Answers:
 @property_of(
     "loop", explains=["repeats", "overfit"], passes=12, applies=lambda step: needs(step.setup.step, NO_STEP)
 )
-def step(step: Step) -> Answers:
+def step(step: StepUnderTest) -> Answers:
     """Once a step, optimizers get the gradient of the whole batch's loss: fresh, averaged and clipped."""
     exact, seen, again = step.twice
     run = step.rehearsal(exact=exact)
@@ -204,7 +204,7 @@ def step(step: Step) -> Answers:
     yield from _trains(step, seen)
 
 
-def _steps_once(step: Step, run: Rehearsal, seen: RehearsedStep) -> Answers:
+def _steps_once(step: StepUnderTest, run: DryRun, seen: ObservedStep) -> Answers:
     counts = [seen.calls.count(i) for i in range(len(run.optimizers))]
     if not any(counts):
         if any(any(c != "scheduler" for c in run.run(step.stepped).calls) for _ in range(7)):
@@ -217,14 +217,14 @@ def _steps_once(step: Step, run: Rehearsal, seen: RehearsedStep) -> Answers:
         yield fail("step", f"optimizer {counts.index(0) + 1} of {len(counts)} is never stepped", "step each")
 
 
-def _is_fresh(step: Step, seen: RehearsedStep, again: RehearsedStep) -> Answers:
+def _is_fresh(step: StepUnderTest, seen: ObservedStep, again: ObservedStep) -> Answers:
     other = fit(again.gradients, seen.gradients)
     if other.apart > step.gradient_rounding and written(step.stepped, seen.batch) is None:
         say = f"from the same weights the second gradient is {other.factor:.3g} times the first"
         yield fail("step", say, "zero the gradients once in each step; keep nothing for the next")
 
 
-def _clips(step: Step, run: Rehearsal, seen: RehearsedStep) -> Answers:
+def _clips(step: StepUnderTest, run: DryRun, seen: ObservedStep) -> Answers:
     asked = step.declare.max_grad_norm
     if not seen.clips and not asked:
         return
@@ -247,7 +247,7 @@ def _clips(step: Step, run: Rehearsal, seen: RehearsedStep) -> Answers:
         yield fail("step", say, "clip to the norm that was asked for")
 
 
-def _averages(step: Step, run: Rehearsal, seen: RehearsedStep) -> Answers:
+def _averages(step: StepUnderTest, run: DryRun, seen: ObservedStep) -> Answers:
     want = run.gradients(step.stepped, training=not seen.training or any(seen.training))
     own, floor, passes = fit(seen.gradients, want, SMALL), step.gradient_rounding, len(seen.training)
     needs(any(bool(g.any()) for g in want.values()), "the loss has no gradient in what the optimizer holds")
@@ -267,7 +267,7 @@ def _averages(step: Step, run: Rehearsal, seen: RehearsedStep) -> Answers:
     yield fail("step", say, "weight micro-batches by the targets that they count; use the same loss")
 
 
-def _trains(step: Step, seen: RehearsedStep) -> Answers:
+def _trains(step: StepUnderTest, seen: ObservedStep) -> Answers:
     """Whether dropout, if there is any, is active in the step."""
     if not seen.training or any(seen.training):
         return
@@ -277,7 +277,7 @@ def _trains(step: Step, seen: RehearsedStep) -> Answers:
 
 
 @property_of("loop", explains=["overfit"], passes=4)
-def schedule(step: Step) -> Answers:
+def schedule(step: StepUnderTest) -> Answers:
     """The learning rate reaches its intended peak, stays above 0 and moves once a step, even on resuming."""
     needs(step.setup.scheduler, "there is no scheduler: pass scheduler=")
     mine, steered = step.setup.optimizers, getattr(step.setup.scheduler, "optimizer", None)
@@ -291,7 +291,7 @@ def schedule(step: Step) -> Answers:
     yield from chain(_peak(step, course), _planned(step, course), _moves_once(step), _resumes(step, course))
 
 
-def _peak(step: Step, course: Rates) -> Answers:
+def _peak(step: StepUnderTest, course: Rates) -> Answers:
     asked, peak, count = step.declare.peak_lr or step.setup.lr, max(course.top), course.steps[-1] + 1
     if peak <= 0:
         yield fail("scheduler", f"the rate is never above 0 in {count} steps", "count steps, not epochs")
@@ -301,7 +301,7 @@ def _peak(step: Step, course: Rates) -> Answers:
         yield fail("scheduler", say, "a LambdaLR multiplies the optimizer's rate; count steps")
 
 
-def _planned(step: Step, course: Rates) -> Answers:
+def _planned(step: StepUnderTest, course: Rates) -> Answers:
     """Over the planned steps, the schedule does not end, and is at 0 only at its ends."""
     if (planned := step.declare.steps) is None:
         return
@@ -323,7 +323,7 @@ def _planned(step: Step, course: Rates) -> Answers:
         yield note("scheduler", f"the rate falls and rises again and again in the {planned} planned steps")
 
 
-def _moves_once(step: Step) -> Answers:
+def _moves_once(step: StepUnderTest) -> Answers:
     if step.setup.step is None:
         return
     run = step.rehearsal()
@@ -338,7 +338,7 @@ def _moves_once(step: Step) -> Answers:
         yield fail("scheduler", "it is stepped before the optimizer: its first rate is lost", "step it after")
 
 
-def _resumes(step: Step, course: Rates) -> Answers:
+def _resumes(step: StepUnderTest, course: Rates) -> Answers:
     if not hasattr(course.scheduler, "state_dict"):
         yield note("scheduler", "it has no state_dict, so no checkpoint can hold it")
         return
@@ -349,7 +349,7 @@ def _resumes(step: Step, course: Rates) -> Answers:
 
 
 @property_of("loop", explains=["overfit"], passes=13)
-def repeats(step: Step) -> Answers:
+def repeats(step: StepUnderTest) -> Answers:
     """The same batch, weights and seeds give the same step twice, and the step leaves the batch as it was."""
     place = "step"
     if step.setup.optimizer is None:
@@ -364,7 +364,7 @@ def repeats(step: Step) -> Answers:
 
 
 @property_of("learns", passes=30)
-def overfit(step: Step) -> Answers:
+def overfit(step: StepUnderTest) -> Answers:
     """The user's own step learns a small batch: the loss falls below its first value and stays there."""
     batch, peaks = step.stepped, step.rates.peaks
     if step.facts.rows > 4:

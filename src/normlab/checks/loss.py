@@ -21,14 +21,14 @@ from normlab.trace.facts.targets import CLOSE, bypassed, cut_off, over_one
 from normlab.trace.facts.wiring import MULTIPLIED
 from normlab.trace.gradients import HARMLESS, Along, Found, asleep, hole, lost_results, silent_parameters
 from normlab.trace.optimizers import factors
-from normlab.trace.prepared import Step
+from normlab.trace.step_under_test import StepUnderTest
 
 SHIFTS = {0: "the loss asks to copy", 2: "they are shifted twice", -1: "they are shifted the wrong way"}
 _near = partial(isclose, rel_tol=CLOSE)
 
 
 @property_of("loss", explains=["counted", "explained", "initial_loss", "reach", "overfit"], passes=3)
-def targets(step: Step) -> Answers:
+def targets(step: StepUnderTest) -> Answers:
     """Each target is the token right after the last one that its prediction sees, or its row's label."""
     facts, asked = step.facts, step.facts.targets
     shift = facts.shift if asked.ids.ndim == 2 else None
@@ -46,7 +46,7 @@ def targets(step: Step) -> Answers:
         yield fail("loss", say, "shift exactly once: the prediction at t is for the token at t + 1")
 
 
-def _elsewhere(step: Step) -> Answers:
+def _elsewhere(step: StepUnderTest) -> Answers:
     """If the targets are not tokens at one distance, they may be classes of the same rows in the batch."""
     facts, ids, counted = step.facts, step.facts.targets.ids, step.facts.targets.counted
     if ids.ndim == 2 and 2 * facts.shift_rates[0] > 1 and step.sees(0):
@@ -69,7 +69,7 @@ def _elsewhere(step: Step) -> Answers:
 
 
 @property_of("loss", explains=["initial_loss", "overfit"], passes=1)
-def counted(step: Step) -> Answers:
+def counted(step: StepUnderTest) -> Answers:
     """The loss leaves out padding, but counts the token that ends a text."""
     facts, asked, shift = step.facts, step.facts.targets, step.facts.shift or 0
     entry, ahead = facts.tokens.entry, shift + facts.offset
@@ -101,7 +101,7 @@ def counted(step: Step) -> Answers:
 
 
 @property_of("loss", explains=["overfit"], passes=6)
-def reduction(step: Step) -> Answers:
+def reduction(step: StepUnderTest) -> Answers:
     """The loss is a mean over the counted targets: their weights add up to the same for any set of rows."""
     asked, part = step.facts.targets, step.half
     weight, places = asked.weight[asked.counted], asked.ids.numel()
@@ -126,7 +126,7 @@ def reduction(step: Step) -> Answers:
 
 
 @property_of("loss", explains=["initial_loss", "overfit"], passes=8)
-def explained(step: Step) -> Answers:
+def explained(step: StepUnderTest) -> Answers:
     """The loss is the cross-entropy of the logits, and any further term has a gradient of its own."""
     if (size := over_one(step.exact)) is not None:
         say = f"nll_loss is given numbers whose exponentials add up to {size:.3g}: not log-probabilities"
@@ -157,7 +157,7 @@ def explained(step: Step) -> Answers:
 
 
 @property_of("gradients", explains=["step", "overfit", "repeats"], passes=16)
-def derivative(step: Step) -> Answers:
+def derivative(step: StepUnderTest) -> Answers:
     """The gradient is the derivative of the loss."""
     along = Along(step.exact if step.moving else step.training, step.declare.is_frozen)
     needs(step.is_exact, "the model does not run in float64")
@@ -179,7 +179,7 @@ def derivative(step: Step) -> Answers:
 
 
 @property_of("gradients", explains=["derivative", "step", "overfit", "repeats", "update"], passes=8)
-def gradients(step: Step) -> Answers:
+def gradients(step: StepUnderTest) -> Answers:
     """Every trainable parameter, and every row and column of it, gets a gradient in a training step."""
     try:
         found, why = silent_parameters(step)
@@ -196,7 +196,7 @@ def gradients(step: Step) -> Answers:
     yield from chain(_asleep(step, why), _lost(step), _parts(step, found))
 
 
-def _asleep(step: Step, why: Mapping[str, str]) -> Answers:
+def _asleep(step: StepUnderTest, why: Mapping[str, str]) -> Answers:
     """Parameters that start at zero, as does what multiplies them: neither ever wakes the other."""
     zero = [n for n, p in step.model.named_parameters() if p.requires_grad and p.numel() and not p.any()]
     if all(step.facts.roles.get(n) == "bias" for n in zero):
@@ -207,7 +207,7 @@ def _asleep(step: Step, why: Mapping[str, str]) -> Answers:
         yield fail(next((n for n in zero if n in dead), dead[0]), say, "draw one of the two at random")
 
 
-def _lost(step: Step) -> Answers:
+def _lost(step: StepUnderTest) -> Answers:
     """What is computed with a graph, for the loss, but is not part of it."""
     (lost, kept), say = lost_results(step.training), "has a graph but is not part of the loss"
     for place in lost[:1]:
@@ -215,7 +215,7 @@ def _lost(step: Step) -> Answers:
     yield from (note(place, f"a number that it keeps {say}") for place in kept[:1])
 
 
-def _parts(step: Step, found: Found) -> Answers:
+def _parts(step: StepUnderTest, found: Found) -> Answers:
     """Rows or columns of matrices, in whole heads, that get no gradient, not even from other tokens."""
     facts = step.facts
     lengths = {n for pair in facts.streams.values() for x in pair if x is not None for n in x.shape[:-1]}
@@ -242,7 +242,7 @@ def _parts(step: Step, found: Found) -> Answers:
 
 
 @property_of("gradients", explains=["siblings"], passes=1)
-def frozen(step: Step) -> Answers:
+def frozen(step: StepUnderTest) -> Answers:
     """No parameter between trained parts is frozen, unless it is declared."""
     facts, own = step.facts, dict(step.exact.model.named_parameters())
     held = [n for n, p in own.items() if not p.requires_grad]

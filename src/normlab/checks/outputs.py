@@ -14,18 +14,18 @@ from torch import Tensor, nn
 from normlab.checks.property import Answers, fail, needs, note, property_of
 from normlab.errors import UserError
 from normlab.trace.compare import distance, part_ways, rounding_of, whole
+from normlab.trace.equivalents import difference_when_loaded, generated, left_out, low_calls, roundings
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.gradients import Along
-from normlab.trace.prepared import Step
+from normlab.trace.restore import in_mode, same, same_random_state
+from normlab.trace.step_under_test import StepUnderTest
 from normlab.trace.tensors import call_model, compiles, loose_tensors, shared_names, tensors_in
 from normlab.trace.trace import Trace
-from normlab.trace.twins import difference_when_loaded, generated, left_out, low_calls, roundings
-from normlab.trace.untouched import in_mode, same, same_random_state
 
 
 @property_of("outputs", passes=1)
-def finite(step: Step) -> Answers:
+def finite(step: StepUnderTest) -> Answers:
     """Weights, buffers, outputs, the loss and its gradient are finite numbers."""
     model, trace = step.whole.model, step.whole
     for path, x in [*model.named_parameters(), *model.named_buffers()]:
@@ -49,7 +49,7 @@ def _broken(tensors: Iterable[Tensor]) -> bool:
 
 
 @property_of("outputs", explains=["causality", "rows", "padding", "cache", "state_dict"], passes=3)
-def evaluation_repeats(step: Step) -> Answers:
+def evaluation_repeats(step: StepUnderTest) -> Answers:
     """Two runs in evaluation mode on the same batch give the same results."""
     first = step.exact.again(dropout=True)
     second = first.again(seed=1)
@@ -67,7 +67,7 @@ def evaluation_repeats(step: Step) -> Answers:
         yield note(place or "", "the task is drawn: outputs depend on the random state in evaluation mode")
 
 
-def _asks_the_same(step: Step, other: Trace) -> bool:
+def _asks_the_same(step: StepUnderTest, other: Trace) -> bool:
     """Whether the loss is a cross-entropy at the same places in another run, so that no task is drawn."""
     with suppress(Unknown):
         return step.facts.targets.counted.equal(Facts(other, step.declare).targets.counted)
@@ -75,7 +75,7 @@ def _asks_the_same(step: Step, other: Trace) -> bool:
 
 
 @property_of("outputs", explains=["gradients", "step"], passes=4)
-def training_equals_evaluation(step: Step) -> Answers:
+def training_equals_evaluation(step: StepUnderTest) -> Answers:
     """Without dropout, training mode gives the same outputs as evaluation mode."""
     found = step.difference(step.exact, step.training, whole)
     if found is None:
@@ -96,7 +96,7 @@ def training_equals_evaluation(step: Step) -> Answers:
     passes=14,
     applies=lambda step: needs(any(map(compiles, step.setup.model.modules())), "nothing of it is compiled"),
 )
-def compiled_equals_plain(step: Step) -> Answers:
+def compiled_equals_plain(step: StepUnderTest) -> Answers:
     """The compiled model gives the outputs of the uncompiled one, in either mode, up to rounding."""
     model, alone = step.setup.model, step.setup.loss is None
 
@@ -128,7 +128,7 @@ def compiled_equals_plain(step: Step) -> Answers:
 @property_of(
     "outputs", passes=9, applies=lambda s: needs(s.training.run_again, "backward() runs nothing again")
 )
-def dropout_repeats(step: Step) -> Answers:
+def dropout_repeats(step: StepUnderTest) -> Answers:
     """A block that is recomputed in the backward pass uses the dropout masks of its forward pass."""
     drawn = step.training.again(dropout=True)
     needs(step.is_exact, "the model does not run in float64")
@@ -141,7 +141,7 @@ def dropout_repeats(step: Step) -> Answers:
 
 
 @property_of("round trips", explains=["overfit"], passes=12, applies=low_calls)
-def precision(step: Step) -> Answers:
+def precision(step: StepUnderTest) -> Answers:
     """In low precision, each module agrees with its float32 twin on the same inputs, up to rounding."""
     for path, ratio, count in roundings(step):
         if ratio > count**0.5:
@@ -151,7 +151,7 @@ def precision(step: Step) -> Answers:
 
 
 @property_of("round trips", explains=["meta"], passes=5)
-def state_dict(step: Step) -> Answers:
+def state_dict(step: StepUnderTest) -> Answers:
     """A freshly made model that loads the state dict gives the same outputs."""
     original, made = step.original, step.fresh.built()
     unsaved, model = loose_tensors(original), copy.deepcopy(original) if made is None else made
@@ -169,7 +169,7 @@ def state_dict(step: Step) -> Answers:
 
 
 @property_of("round trips", passes=4)
-def meta(step: Step) -> Answers:
+def meta(step: StepUnderTest) -> Answers:
     """A model built on the meta device, moved off it with to_empty and loaded gives the same outputs."""
     original, model = step.original, step.fresh.on_meta()
     if model is None:
@@ -193,7 +193,7 @@ def meta(step: Step) -> Answers:
 
 
 @property_of("round trips", passes=8)
-def cache(step: Step) -> Answers:
+def cache(step: StepUnderTest) -> Answers:
     """Generation with a cache gives, token by token, the logits of one pass over the whole sequence."""
     model, facts = step.original, step.facts
     needs("past_key_values" in signature(model.forward).parameters, "the model takes no past_key_values")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from normlab.trace.facts import Unknown
 
 if TYPE_CHECKING:
-    from normlab.trace.prepared import Step
+    from normlab.trace.step_under_test import StepUnderTest
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Note:
 
 Answer = Violation | Note
 Answers = Iterator[Answer]
-Test = Callable[["Step"], Answers]
+Test = Callable[["StepUnderTest"], Answers]
 """Yields failures and notes; raises ``Unknown`` if it cannot be tested, with what to declare or pass."""
 
 
@@ -55,7 +55,7 @@ class Property:
     """About how many forward passes it takes; it is left out if the budget does not hold them."""
     several: bool = False
     """Whether it names every failure, and not just the first."""
-    applies: Callable[[Step], object] = lambda step: step
+    applies: Callable[[StepUnderTest], object] = lambda step: step
     """Raises Unknown, within a pass, if there is nothing to test, which no budget would change."""
 
     @property
@@ -68,8 +68,8 @@ PROPERTIES: Final[dict[str, Property]] = {}
 """By name, in the order in which their violations are reported: causes before consequences."""
 
 ORDER: Final = (
-    "finite", "holds", "evaluation_repeats", "targets", "rows", "causality", "reach", "padding", "documents",
-    "counted", "order", "attention_scale", "ties", "residual", "norms", "dropout_repeats",
+    "finite", "optimizer_coverage", "evaluation_repeats", "targets", "rows", "causality", "reach", "padding",
+    "documents", "counted", "order", "attention_scale", "ties", "residual", "norms", "dropout_repeats",
     "training_equals_evaluation", "compiled_equals_plain", "inputs", "gradients", "derivative", "step",
     "frozen", "siblings", "seeds", "start", "buffers", "explained", "reduction", "initial_loss", "nonlinear",
     "precision", "groups", "update", "schedule", "repeats", "state_dict", "meta", "cache", "overfit",
@@ -77,7 +77,9 @@ ORDER: Final = (
 
 
 def property_of(group: str, *, explains: Iterable[str] = (), **settings: Any) -> Callable[[Test], Test]:
-    """Register a function of a ``Step`` as a property by its own name; its docstring is the statement."""
+    """Register a function of a ``StepUnderTest`` as a property by its own name; its docstring is the
+    statement.
+    """
 
     def add(test: Test) -> Test:
         name = test.__name__

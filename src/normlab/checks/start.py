@@ -12,12 +12,12 @@ from normlab.trace import starts
 from normlab.trace.compare import distance
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import odd_one, siblings
-from normlab.trace.prepared import Step
+from normlab.trace.step_under_test import StepUnderTest
 from normlab.trace.tensors import counts
 
 
 @property_of("start", explains=["initial_loss", "state_dict"], passes=8)
-def start(step: Step) -> Answers:
+def start(step: StepUnderTest) -> Answers:
     """Parameters start as declared, as their class or make() draws them, and as their siblings do.
 
     Constants are compared exactly, draws by a z-test on the logarithm of their deviation, whose error uses
@@ -45,7 +45,7 @@ def start(step: Step) -> Answers:
 
 
 @property_of("start", explains=["start", "initial_loss"], passes=8)
-def seeds(step: Step) -> Answers:
+def seeds(step: StepUnderTest) -> Answers:
     """Each block is drawn independently, and two seeds give two different models."""
     live = starts.parameters_of(step.model)
     for names in siblings(step.facts.stacks, live).values():
@@ -65,7 +65,7 @@ def seeds(step: Step) -> Answers:
 
 
 @property_of("start", explains=["overfit"], passes=0)
-def initial_loss(step: Step) -> Answers:
+def initial_loss(step: StepUnderTest) -> Answers:
     r"""An untrained model has no favourite: no class outweighs all others.
 
     Logits that know nothing and have variance :math:`s^2` over C classes cost :math:`\ln C + s^2 / 2`; at
@@ -87,7 +87,7 @@ def initial_loss(step: Step) -> Answers:
 
 
 @property_of("structure", explains=["start", "meta", "state_dict"], passes=3)
-def buffers(step: Step) -> Answers:
+def buffers(step: StepUnderTest) -> Answers:
     """Each buffer, except a count of steps, has the values and the precision of a freshly built model."""
     counted = counts(step.model)
     own = {n: b for n, b in step.model.named_buffers() if n not in counted}

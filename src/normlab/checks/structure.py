@@ -13,8 +13,8 @@ from normlab.checks.property import Answers, fail, needs, note, property_of
 from normlab.trace.facts import stacks
 from normlab.trace.facts.stacks import gains, responses, scatters, sets_norm_or_dropout
 from normlab.trace.facts.wiring import alike
-from normlab.trace.prepared import Step
 from normlab.trace.starts import equal_draws, from_library
+from normlab.trace.step_under_test import StepUnderTest
 from normlab.trace.tensors import shared_names
 
 ADDED, TIE = "x = x + branch(norm(x)) for each branch", "tie them after all else"
@@ -22,7 +22,7 @@ LATER = ("precision", "training_equals_evaluation", "evaluation_repeats")
 
 
 @property_of("structure", explains=["gradients", "derivative", "norms", "overfit", "siblings"], passes=8)
-def residual(step: Step) -> Answers:
+def residual(step: StepUnderTest) -> Answers:
     """Blocks run in order, each on the output of the one before, and scale the residual stream alike."""
     needs(step.facts.stacks, "no numbered blocks pass a stream on")
     for name, blocks in step.facts.stacks.items():
@@ -33,7 +33,7 @@ def residual(step: Step) -> Answers:
         yield from _by_one_factor(blocks, step.scaled.factors)
 
 
-def _in_order(step: Step, name: str, blocks: Sequence[stacks.Block]) -> Answers:
+def _in_order(step: StepUnderTest, name: str, blocks: Sequence[stacks.Block]) -> Answers:
     facts, ran = step.facts, {b.path: b for b in blocks if b.path in step.facts.order}
     seen, classes = ({f(b.module) for b in ran.values()} for f in (id, type))
     idle = [b for b in blocks if id(b.module) not in seen and type(b.module) in classes]
@@ -53,7 +53,7 @@ def _in_order(step: Step, name: str, blocks: Sequence[stacks.Block]) -> Answers:
             yield fail(after, f"reads what {before} read, whose output is lost", "pass each output on")
 
 
-def _passes_through(step: Step, blocks: Sequence[stacks.Block]) -> Answers:
+def _passes_through(step: StepUnderTest, blocks: Sequence[stacks.Block]) -> Answers:
     """Each output holds its block's input, unless none does and none attends."""
     read = step.wiring
     here = {b.path: read.streams[b.path] for b in blocks if b.path in read.streams}
@@ -64,7 +64,7 @@ def _passes_through(step: Step, blocks: Sequence[stacks.Block]) -> Answers:
         yield fail(lost[0], f"{cut} from its output to its input ({len(lost)} of {len(here)} blocks)", ADDED)
 
 
-def _dropped(step: Step) -> Answers:
+def _dropped(step: StepUnderTest) -> Answers:
     known = step.scaled.factors
     if not known:
         return
@@ -89,7 +89,7 @@ def _by_one_factor(blocks: Sequence[stacks.Block], known: Mapping[str, float]) -
 
 
 @property_of("structure", explains=["siblings", "start", "initial_loss", "overfit"], passes=4)
-def norms(step: Step) -> Answers:
+def norms(step: StepUnderTest) -> Answers:
     """A norm brings each token's features to one size, whatever their scale, and a norm precedes the head."""
     tried = responses(step.exact)
     for one in tried:
@@ -109,7 +109,7 @@ def norms(step: Step) -> Answers:
     yield from _before_the_head(step)
 
 
-def _before_the_head(step: Step) -> Answers:
+def _before_the_head(step: StepUnderTest) -> Answers:
     factors, _, runs = step.scaled
     last = next((path for path in reversed(step.facts.order) if path in factors), None)
     if last is None or factors[last] != 1.0:
@@ -132,7 +132,7 @@ def _before_the_head(step: Step) -> Answers:
 
 
 @property_of("structure", explains=["overfit", "siblings", "state_dict"], passes=4)
-def attention_scale(step: Step) -> Answers:
+def attention_scale(step: StepUnderTest) -> Answers:
     """Attention scores are divided by the root of the head's width; the softmax runs over the keys."""
     read = step.wiring
     if read.over_queries:
@@ -153,7 +153,7 @@ def attention_scale(step: Step) -> Answers:
 
 
 @property_of("structure", passes=4)
-def nonlinear(step: Step) -> Answers:
+def nonlinear(step: StepUnderTest) -> Answers:
     """Two linear maps without a nonlinearity between them are not wider inside than outside."""
     for first, second, width in step.wiring.chains[:1]:
         say = f"{second} reads the {width} features of {first} as they are (1 of {len(step.wiring.chains)})"
@@ -161,7 +161,7 @@ def nonlinear(step: Step) -> Answers:
 
 
 @property_of("structure", explains=LATER, passes=3)
-def siblings(step: Step) -> Answers:
+def siblings(step: StepUnderTest) -> Answers:
     """Blocks that look alike have the same types, settings and mode.
 
     Blocks look alike if they hold parameters of the same names and shapes. A plain attribute that differs in
@@ -182,7 +182,7 @@ def siblings(step: Step) -> Answers:
             yield from _alike(step, same)
 
 
-def _alike(step: Step, blocks: Sequence[stacks.Block]) -> Answers:
+def _alike(step: StepUnderTest, blocks: Sequence[stacks.Block]) -> Answers:
     table: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
     for b in blocks:
         for inner, module in step.model.get_submodule(b.path).named_modules():
@@ -201,7 +201,7 @@ def _alike(step: Step, blocks: Sequence[stacks.Block]) -> Answers:
         yield fail(place, say, "build all blocks alike") if slip else note(place, say)
 
 
-def _modes(step: Step) -> Answers:
+def _modes(step: StepUnderTest) -> Answers:
     """A module that draws in training is in evaluation mode, in a model that is not."""
     resting = [n for n, m in step.model.named_modules() if not m.training and stacks.learns(step.model, n)]
     if not step.model.training or not resting:
@@ -214,7 +214,7 @@ def _modes(step: Step) -> Answers:
 
 
 @property_of("structure", explains=["start", "seeds", "initial_loss", "state_dict"], passes=4)
-def ties(step: Step) -> Answers:
+def ties(step: StepUnderTest) -> Answers:
     """Parameters are shared as declared or configured, and the head is no copy of the embedding table.
 
     The head's matrix is the embedding's table if ``tied`` (declared, or ``tie_word_embeddings``) is true, and
@@ -235,7 +235,7 @@ def ties(step: Step) -> Answers:
         yield note(place, say) if meant else fail(place, say, "tie them again after copying or loading them")
 
 
-def _declared(step: Step) -> Answers:
+def _declared(step: StepUnderTest) -> Answers:
     facts, tied = step.facts, step.declare.tied
     wanted = facts.configured("tie_word_embeddings") if tied is None else tied
     parameters = dict(facts.trace.model.named_parameters())

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from normlab.checks.property import Answers, fail, needs, note, property_of
-from normlab.trace import twins
+from normlab.trace import equivalents
 from normlab.trace.compare import Part, distance, part_of
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import common, declares_itself
 from normlab.trace.facts.tokens import Arranged, Padding, Tokens, padding_of
-from normlab.trace.prepared import Step
+from normlab.trace.step_under_test import StepUnderTest
 
 ROUNDINGS = 8
 """A score may be off by so many roundings of the model's own type, in which tables of angles may be kept."""
@@ -24,7 +24,9 @@ ORDERED = "add position embeddings, or rotate queries and keys alike; or declare
 UNORDERED = "positions=False is declared: remove the positions, or do not declare it"
 
 
-def _moved(step: Step, batch: object, part: Part, what: str, do: str, *, training: bool = False) -> Answers:
+def _moved(
+    step: StepUnderTest, batch: object, part: Part, what: str, do: str, *, training: bool = False
+) -> Answers:
     """A failure if another batch moves the outputs in a part where it must not."""
     base = step.exact.again(training=True) if training else step.exact
     found = step.difference(base, base.again(batch=batch), part)
@@ -35,7 +37,7 @@ def _moved(step: Step, batch: object, part: Part, what: str, do: str, *, trainin
 
 
 @property_of("tokens", explains=["causality", "reach", "padding", "documents", "order", "cache"], passes=3)
-def rows(step: Step) -> Answers:
+def rows(step: StepUnderTest) -> Answers:
     """A row's outputs do not depend on the other rows of the batch, and follow the order of the rows."""
     facts, count, logits = step.facts, step.facts.rows, step.logits(step.exact)
     needs(count > 1, "the batch holds one row; pass a batch of two rows or more")
@@ -60,7 +62,7 @@ ALSO = ("reach", "order", "overfit", "cache", "documents", "training_equals_eval
 
 
 @property_of("tokens", explains=ALSO, passes=4)
-def causality(step: Step) -> Answers:
+def causality(step: StepUnderTest) -> Answers:
     """No prediction depends on its target or on a later token."""
     facts = step.facts
     needs(facts.causal, "the targets are not the next tokens; declare causal=True if the model looks back")
@@ -79,7 +81,7 @@ def causality(step: Step) -> Answers:
 
 
 @property_of("tokens", explains=["order"], passes=3)
-def reach(step: Step) -> Answers:
+def reach(step: StepUnderTest) -> Answers:
     """Predictions depend on the tokens that they may see: the previous one, and earlier ones."""
     facts, base = step.facts, step.logits(step.exact)
     real, places = facts.real(facts.tokens), torch.arange(facts.tokens.ids.shape[1])
@@ -115,7 +117,7 @@ def reach(step: Step) -> Answers:
 
 
 @property_of("tokens", explains=["inputs"], passes=3)
-def padding(step: Step) -> Answers:
+def padding(step: StepUnderTest) -> Answers:
     """Outputs do not depend on what the padding holds, how much there is, or at which end it is."""
     reasons: list[str] = []
     for tokens in step.facts.sources:
@@ -130,7 +132,7 @@ def padding(step: Step) -> Answers:
         raise Unknown(reasons[0] if reasons else "no tensor of the batch is looked up in an embedding")
 
 
-def _unmarked(step: Step, tokens: Tokens, padded: Padding) -> Answers:
+def _unmarked(step: StepUnderTest, tokens: Tokens, padded: Padding) -> Answers:
     """A mask of the batch that is open at padding."""
     own = step.facts.entries[tokens.place]
     for place, entry in step.facts.entries.items():
@@ -140,7 +142,7 @@ def _unmarked(step: Step, tokens: Tokens, padded: Padding) -> Answers:
             yield fail(str(place[-1]) if place else "", say, "build the mask from the lengths of the rows")
 
 
-def _under_padding(step: Step, tokens: Tokens, padded: Padding) -> Answers:
+def _under_padding(step: StepUnderTest, tokens: Tokens, padded: Padding) -> Answers:
     """The ids under a mask are exchanged; if the model makes its mask from the ids, that says nothing."""
     if padded.mask is None:
         return
@@ -152,7 +154,7 @@ def _under_padding(step: Step, tokens: Tokens, padded: Padding) -> Answers:
     yield from _moved(step, changed, part, "only ids under the mask", advice)
 
 
-def _arranged(step: Step, tokens: Tokens, padded: Padding) -> Answers:
+def _arranged(step: StepUnderTest, tokens: Tokens, padded: Padding) -> Answers:
     """One row cut to its tokens, more padding, and padding at the other end.
 
     A difference at the other end is no failure if tokens are counted from the first column, because outputs
@@ -164,7 +166,7 @@ def _arranged(step: Step, tokens: Tokens, padded: Padding) -> Answers:
     where: dict[str, Any] = {"tokens": tokens, "only": () if alone else {tokens.place, padded.mask}}
 
     def off(way: str, other: Arranged | None = None) -> float:  # may be NaN, neither above nor below
-        return twins.off_arranged(step, real, ways[way], other, **where) if way in ways else nan
+        return equivalents.off_arranged(step, real, ways[way], other, **where) if way in ways else nan
 
     if (size := off("cut")) > step.rounding:
         advice = "pass the mask to every layer, and count positions from the first token"
@@ -183,11 +185,11 @@ def _arranged(step: Step, tokens: Tokens, padded: Padding) -> Answers:
 
 
 @property_of("tokens", explains=["state_dict"], passes=4)
-def order(step: Step) -> Answers:
+def order(step: StepUnderTest) -> Answers:
     """The order of the tokens changes the outputs, in each layer that encodes positions."""
     facts, base, causal = step.facts, step.logits(step.exact), False
     if not facts.sources:
-        what, exchange = "patches", twins.exchanged_patches(facts, base)
+        what, exchange = "patches", equivalents.exchanged_patches(facts, base)
     elif facts.tokens.ids.shape[1] < 6:
         raise Unknown("rows hold fewer than six tokens")
     else:
@@ -196,7 +198,7 @@ def order(step: Step) -> Answers:
         if causal:
             yield from _in_each_layer(step)
             return
-        what, exchange = "tokens", twins.exchanged_tokens(facts, base)
+        what, exchange = "tokens", equivalents.exchanged_tokens(facts, base)
     place = exchange.module or common([f.module for f in facts.lookups])
     other = step.logits(step.exact.again(batch=exchange.batch))
     unseen, say = distance(exchange.expected, other) <= step.rounding, f"swapping two {what}"
@@ -207,20 +209,20 @@ def order(step: Step) -> Answers:
         yield fail(place, say, ORDERED) if exchange.has_positions else note(place, say)
 
 
-def _in_each_layer(step: Step) -> Answers:
+def _in_each_layer(step: StepUnderTest) -> Answers:
     rows, width = step.facts.tokens.ids.shape
     types = {x.dtype for x in (*step.model.parameters(), *step.model.buffers()) if x.is_floating_point()}
     least = ROUNDINGS * max(torch.finfo(dtype).eps for dtype in types)
-    trace = step.exact.again(batch=twins.one_token(step.facts))
-    layers = list(twins.repeated(trace, width))
+    trace = step.exact.again(batch=equivalents.one_token(step.facts))
+    layers = list(equivalents.repeated(trace, width))
     needs(layers, "no scores of self-attention are seen, so layers cannot be told apart")
     first, flat = layers[0], [one for one in layers if one.slope < least]
-    varies = twins.stream_variation(trace, first.module, (rows, width)) > least
+    varies = equivalents.stream_variation(trace, first.module, (rows, width)) > least
     if step.declare.positions is False and (varies or len(flat) < len(layers)):
         yield fail(first.module, "what it makes of one repeated token differs by position", UNORDERED)
     if varies or step.declare.positions is False:
         return
-    if first.values is not None and twins.variation(first.values, 2) > least:
+    if first.values is not None and equivalents.variation(first.values, 2) > least:
         yield fail(first.module, "values of one repeated token differ by position", "do not rotate values")
     same = "the scores of one repeated token"
     if len(flat) == len(layers):
@@ -237,7 +239,7 @@ def _in_each_layer(step: Step) -> Answers:
 
 
 @property_of("tokens", explains=["inputs"], passes=4)
-def documents(step: Step) -> Answers:
+def documents(step: StepUnderTest) -> Answers:
     """Packed documents do not see each other, and positions restart in each of them."""
     facts, numbers = step.facts, step.facts.documents
     packed = [i for i, own in enumerate(numbers) if int(own.max()) > int(own.min())]
@@ -250,13 +252,13 @@ def documents(step: Step) -> Answers:
     yield from _moved(step, facts.other_tokens(here & first & ~border), part, what, advice)
     second = here & (numbers == numbers[row][~first[row]][0])
     alone = Padding(second, "", None, None).arranged()["cut"]
-    if (size := twins.off_arranged(step, second, alone)) > step.rounding:
+    if (size := equivalents.off_arranged(step, second, alone)) > step.rounding:
         say = f"a document alone gives outputs {size:.1e} of their size off those in its row"
         yield fail("", say, "restart positions at each document, and masks at the token after an end")
 
 
 @property_of("tokens", passes=6, several=True)
-def inputs(step: Step) -> Answers:
+def inputs(step: StepUnderTest) -> Answers:
     """Every tensor that the model is given affects its outputs or the loss."""
     for place, entry in step.facts.entries.items():
         if entry.numel() > 1 and step.moves(place) is False:

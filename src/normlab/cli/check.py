@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from rich.text import Text
 
+from normlab.base.files import write_text_atomic
+from normlab.base.io import to_plain
+from normlab.base.units import duration
 from normlab.cli import terminal
 from normlab.cli.options import FAILS, Switch, command_line, progress_line, title_lines
 from normlab.cli.sources import ExaminedFlags
-from normlab.config.io import to_plain
-from normlab.config.units import duration
 from normlab.errors import UserError
-from normlab.runs.folder import write_text_atomic
 
 if TYPE_CHECKING:
     from normlab.checks.report import Report
     from normlab.setups.named import NamedSetup
-    from normlab.trace.setup import Setup
+    from normlab.setups.setup import Setup
 
 STYLES: Final = {
     "failure": "bold red",
@@ -110,7 +110,7 @@ class CheckCommand(ExaminedFlags):
         if self.kind != "hf":
             yield from super().sources()
             return
-        from normlab.training.pretrained import setup_from_folder
+        from normlab.setups.huggingface import setup_from_folder
 
         folder = Path(self.source.removeprefix("hf:"))
         yield setup_from_folder(folder, seed=self.seed, trust_remote_code=self.trust_remote_code), False

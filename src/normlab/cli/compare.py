@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 from rich.text import Text
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, arg
 
+from normlab.base.files import own
+from normlab.base.io import flag_name
+from normlab.base.metric import amount
+from normlab.base.units import count, duration, p_value, rate
 from normlab.cli import errors, terminal
 from normlab.cli.options import (
     ConfigFlags,
@@ -24,15 +28,11 @@ from normlab.cli.options import (
 )
 from normlab.cli.run import FORCED, forced_lines
 from normlab.cli.terminal import STYLES, ProgressDisplay
-from normlab.comparison.result import AROUND, CompareRequest, Comparison, RecipeResult
-from normlab.config.io import flag_name
-from normlab.config.metric import amount
-from normlab.config.units import count, duration, p_value, rate
 from normlab.errors import UserError
-from normlab.runs.files import own
+from normlab.lab.comparison.result import AROUND, CompareRequest, Comparison, RecipeResult
 
 if TYPE_CHECKING:
-    from normlab.comparison.plan import ComparePlan
+    from normlab.lab.comparison.plan import ComparePlan
 
 READ_BY_SETUPS = ("--steps", "--validate-every-steps", "--threads")
 """Flags of a configuration that apply to files of the user's own."""
@@ -89,9 +89,9 @@ class CompareCommand:
         )
 
     def run(self) -> None:
-        from normlab.comparison import compare, plan
-        from normlab.comparison.grid import on_backend
-        from normlab.training.recipes import build, grammar
+        from normlab.lab.comparison import compare, plan
+        from normlab.lab.comparison.grid import on_backend
+        from normlab.lab.recipes import build, grammar
 
         request = on_backend(self.request(command_line()))
         if not request.setup:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from rich.text import Text
 
+from normlab.base.io import flag_name, to_plain
+from normlab.base.units import count, duration
 from normlab.cli import errors, terminal
 from normlab.cli.options import FAILS, Switch, command_line, title_lines
 from normlab.cli.sources import ExaminedFlags
-from normlab.config.io import flag_name, to_plain
-from normlab.config.units import count, duration
 from normlab.errors import UserError
-from normlab.runs.folder import find_run, write_text_atomic
+from normlab.lab.runs.folder import find_run, write_text_atomic
 
 if TYPE_CHECKING:
     from normlab.diagnosis import Diagnosis
@@ -111,8 +111,8 @@ class DiagnoseCommand(ExaminedFlags):
 
     def _print_flight(self) -> None:
         """Print the flight recorder's report on a run that is over or interrupted, and write its page."""
+        from normlab.lab.training.replay import examine
         from normlab.report.run import run_page
-        from normlab.training.replay import examine
 
         folder = find_run(self.source, self.runs)
         made = folder.status().step

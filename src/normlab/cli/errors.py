@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from normlab.config.units import printable
+from normlab.base.extras import extra_for, what_to_install
+from normlab.base.units import printable
 from normlab.errors import UserError
 
 USAGE_ERROR, BUG = 2, 1
@@ -45,7 +46,11 @@ _ALLOCATION = re.compile(r"(can't allocate memory|out of memory)(.*?allocate ([\
 def report(error: Exception, argv: Sequence[str]) -> int:
     """Write an exception that ended the command ``argv`` to standard error; return the exit code."""
     command = next((word for word in argv[:2] if word in LOWER), "")
-    lacking = _of_memory(error, command) if isinstance(error, (RuntimeError, MemoryError)) else ""
+    lacking = ""
+    if isinstance(error, (RuntimeError, MemoryError)):
+        lacking = _of_memory(error, command)
+    elif isinstance(error, ModuleNotFoundError) and (extra := extra_for(error)):
+        lacking = what_to_install(" ".join(["normlab", *argv[:1]]), extra)
     mistake = isinstance(error, (UserError, OSError)) or lacking
     if not mistake or os.environ.get("NORMLAB_DEBUG"):
         import traceback

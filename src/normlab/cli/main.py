@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-import shlex
 import signal
 import stat
 import sys
@@ -39,19 +38,6 @@ COMMANDS: Final = {
     "papers reproduce": "papers:ReproduceCommand",
 }
 """Each command's name, with its module and class, which are imported when the command is typed."""
-MOVED: Final = {
-    "runs": "run list",
-    "list": "run list",
-    "report": "run report",
-    "translate": "run translate",
-    "score": "run score",
-    "fold": "run fold",
-    "reproduce": "papers reproduce",
-    "show": "papers show",
-    "preflight": "check",
-    "advise": "trial",
-}
-"""Names of earlier versions, and what they are called now."""
 OVERVIEW: Final = """Check a Transformer before you spend GPU hours on it; train and compare recipes.
 
 usage: normlab COMMAND [options]
@@ -153,7 +139,7 @@ def _dispatch(args: Sequence[str]) -> None:
     options: dict[str, Any] = {"default": defaults(rest)} if defaults else {}
     typed = tyro.cli(command, prog=f"normlab {name}", args=rest, config=(tyro.conf.DisallowNone,), **options)
     if hasattr(typed, "imports"):
-        from normlab.training.recipes.plugins import load_plugins
+        from normlab.lab.recipes.plugins import load_plugins
 
         load_plugins(*typed.imports)
     typed.run()
@@ -171,9 +157,6 @@ def _named(args: Sequence[str]) -> tuple[str, Sequence[str]]:
     if first == "run":
         members = [name.removeprefix("run ") for name in COMMANDS if name.startswith("run ")]
         raise UserError(f"there is no run {rest[0]}{nearest(rest[0], members)}" if rest else RUN)
-    if first in MOVED:
-        words = shlex.join(["normlab", *MOVED[first].split(), *rest])
-        raise UserError(f"normlab {first} is normlab {MOVED[first]} now; type: {words}")
     known = dict.fromkeys(name.split()[0] for name in COMMANDS)
     raise UserError(f"there is no command {first!r}{nearest(first, known)}")
 

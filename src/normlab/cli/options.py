@@ -25,12 +25,12 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self, get_type_hint
 from rich.text import Text
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, UseAppendAction, arg
 
+from normlab.base.io import changes_numbers, flag_name, is_flag, is_utf8
 from normlab.cli import errors, terminal
 from normlab.cli.presets import CONFIGS
-from normlab.config.config import PARALLEL_TEXTS, Config, SeedConfig
-from normlab.config.io import changes_numbers, flag_name, is_flag, is_utf8
 from normlab.errors import UserError, nearest
-from normlab.runs.folder import RunFolder, find_run, read_config
+from normlab.lab.config import PARALLEL_TEXTS, Config, SeedConfig
+from normlab.lab.runs.folder import RunFolder, find_run, read_config
 
 RUNS = Path("runs")
 Switch = FlagCreatePairsOff[bool]
@@ -198,7 +198,7 @@ def base_of(argv: Sequence[str]) -> tuple[str, Config]:
     Modules given with ``--import`` are imported first, because they may define it.
     """
     if imports := typed_values(argv, "--import"):
-        from normlab.training.recipes.plugins import load_plugins
+        from normlab.lab.recipes.plugins import load_plugins
 
         load_plugins(*imports)
     name = config_name(argv)
@@ -210,8 +210,8 @@ def resolved(name: str, flags: ConfigFlags, *, recipe: str, lr: float, seed: int
 
     Only what is typed changes the configuration in a run's file.
     """
-    from normlab.training.devices import resolved_precision
-    from normlab.training.recipes import build, grammar
+    from normlab.lab.recipes import build, grammar
+    from normlab.lab.training.devices import resolved_precision
 
     base = load(name)
     asked = flags.applied_to(base)
@@ -242,7 +242,7 @@ class RunFlags:
 
     def folder(self) -> RunFolder:
         """The run's folder. Raises UserError for a recipe with parts that are not registered here."""
-        from normlab.training.recipes.grammar import require_known
+        from normlab.lab.recipes.grammar import require_known
 
         folder = find_run(self.run_folder, self.runs)
         require_known(folder.config())
@@ -253,8 +253,6 @@ FAILS: Final = 3
 """Exit code if a property fails or a gate is closed."""
 EVERY_SECONDS: Final = 10.0
 """Without a terminal, a line of progress is printed this often."""
-MOVED: Final = {"--model": "model", "--batch": "batches", "--loss": "loss", "--own-optimiser": "optimizer"}
-"""Flags of earlier versions, and the parts of a Setup that replace them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,13 +287,6 @@ class SourceFlags(ABC):
 
     @classmethod
     def defaults(cls, argv: Sequence[str]) -> Self:
-        """Raises UserError for flags of earlier versions, and says what replaces them."""
-        for old, part in MOVED.items():
-            if typed_values(argv, old):
-                raise UserError(
-                    f"{old} is what a Setup holds as {part}; write a function setup() that returns "
-                    "normlab.Setup(model, batches, loss=…, optimizer=…), and name it: train.py:setup"
-                )
         name, base = base_of(argv)
         return cls(seed=base.seeds.init, flags=ConfigFlags.of(cls.adapted(base)), config=name)
 

@@ -16,12 +16,14 @@ from rich.text import Text
 from tyro.conf import Positional, arg
 
 from normlab import papers
+from normlab.base.io import to_plain
+from normlab.base.units import count, seconds_of
 from normlab.cli import errors, terminal
 from normlab.cli.options import RUNS, Imports, Switch
-from normlab.config.config import MachineConfig
-from normlab.config.io import to_plain
-from normlab.config.units import count, seconds_of
 from normlab.errors import SpentError, UserError
+from normlab.lab.config import MachineConfig
+from normlab.lab.training.backends import backend
+from normlab.lab.training.jobs import Queue, usable_cores
 from normlab.papers import words
 from normlab.papers.artefact import Artefact, Reproduction
 from normlab.papers.claim import Claim, Measure
@@ -34,8 +36,6 @@ from normlab.papers.results import (
     write_reproduction,
 )
 from normlab.papers.trainings import LAPTOP, Scale
-from normlab.training.backends import backend
-from normlab.training.jobs import Queue, usable_cores
 
 STYLES: Final = {
     "agrees": "green",

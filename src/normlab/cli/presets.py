@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from normlab.config.config import (
+from normlab.lab.config import (
     Config,
     DataConfig,
     DecodeConfig,

@@ -11,9 +11,9 @@ from tyro.conf import Positional, arg
 
 from normlab.cli import terminal
 from normlab.cli.options import Imports, Switch, load
-from normlab.config.config import Config
-from normlab.config.units import readable
 from normlab.errors import UserError, nearest
+from normlab.lab.config import Config
+from normlab.lab.formulas import readable
 
 ROOMY = 160
 """Columns that a terminal needs to show an equation and its source side by side."""
@@ -34,7 +34,7 @@ class RecipesCommand:
     imports: Imports = ()
 
     def run(self) -> None:
-        from normlab.training.recipes.grammar import resolve
+        from normlab.lab.recipes.grammar import resolve
 
         if not self.names:
             _print_parts(self.axis)
@@ -47,8 +47,8 @@ class RecipesCommand:
 
 def _print_parts(axis: str) -> None:
     """Print all parts, or those of one axis. Raises UserError for an unknown axis."""
-    from normlab.training.recipes.build import summary
-    from normlab.training.recipes.grammar import listed
+    from normlab.lab.recipes.build import summary
+    from normlab.lab.recipes.grammar import listed
 
     parts = listed()
     axes = dict.fromkeys(part.axis for part in parts)
@@ -75,7 +75,7 @@ def _print_parts(axis: str) -> None:
 
 
 def _print_recipe(config: Config) -> None:
-    from normlab.training.recipes.build import explain
+    from normlab.lab.recipes.build import explain
 
     table = terminal.table("", "")
     table.show_header = False

@@ -9,18 +9,18 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from normlab.base.files import blame, own, read_json, write_output
+from normlab.base.io import from_plain
+from normlab.base.metric import in_words, selection_metric
+from normlab.base.units import duration, rate, steps_named
 from normlab.cli import terminal
 from normlab.cli.options import RUNS, RunFlags
 from normlab.cli.terminal import state_of
-from normlab.comparison.result import Comparison
-from normlab.config.io import from_plain
-from normlab.config.metric import in_words, selection_metric
-from normlab.config.units import duration, rate, steps_named
 from normlab.errors import UserError
-from normlab.runs import RunFolder, Runs
-from normlab.runs.files import blame, own, read_json, write_output
-from normlab.runs.folder import Status, find_run, named_output, read_scores
-from normlab.runs.manifest import committed, read_state
+from normlab.lab.comparison.result import Comparison
+from normlab.lab.runs import RunFolder, Runs
+from normlab.lab.runs.folder import Status, find_run, named_output, read_scores
+from normlab.lab.runs.manifest import committed, read_state
 
 STALE = "stale"
 FORCED = "forced"
@@ -102,7 +102,7 @@ class FoldCommand(RunFlags):
     """Longest input of a plain model that has a table of positions; by default as in the run's config."""
 
     def run(self) -> None:
-        from normlab.training.fold import BOUND, fold
+        from normlab.lab.training.fold import BOUND, fold
 
         folder = self.folder()
         out = self.out or folder.path.with_name(f"plain-{folder.path.name}")
@@ -138,7 +138,7 @@ class ExportCommand(RunFlags):
     """Folder to write; by default huggingface-RUN beside the run."""
 
     def run(self) -> None:
-        from normlab.training.export import export
+        from normlab.lab.training.export import export
 
         folder = self.folder()
         out = self.out or folder.path.with_name(f"{self.to}-{folder.path.name}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from normlab.cli import errors
 from normlab.cli.options import SourceFlags
-from normlab.runs.folder import find_run
+from normlab.lab.runs.folder import find_run
 
 if TYPE_CHECKING:
     from normlab.setups.named import NamedSetup
@@ -36,7 +36,7 @@ class ExaminedFlags(SourceFlags):
             with setup_from_file(self.source, seed=self.seed) as source:
                 yield source, False
             return
-        from normlab.training import setups  # the laboratory, which a file of the user's does not need
+        from normlab.lab import setups  # the laboratory, which a file of the user's does not need
 
         if self.kind == "run":
             run = find_run(self.source, self.runs)

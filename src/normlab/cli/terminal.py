@@ -21,11 +21,11 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from normlab.config.config import Config
-from normlab.config.metric import IGNORES_SOURCE, NLL, Metric, selection_metric
-from normlab.config.units import duration, printable, rate
+from normlab.base.metric import IGNORES_SOURCE, NLL, Metric, selection_metric
+from normlab.base.units import duration, printable, rate
 from normlab.errors import UserError
-from normlab.runs import RunFolder, Runs, Status
+from normlab.lab.config import Config
+from normlab.lab.runs import RunFolder, Runs, Status
 
 
 class PlainConsole(Console):

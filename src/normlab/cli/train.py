@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from normlab.cli.options import RUNS, ConfigFlags, ConfigParts, Imports, Switch, base_of, resolved
-from normlab.config.config import Config
+from normlab.lab.config import Config
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ class TrainCommand:
     def run(self) -> None:
         from normlab.cli.run import print_run
         from normlab.cli.terminal import ProgressDisplay
-        from normlab.tasks import TASKS
-        from normlab.training.ranks import leads
-        from normlab.training.train import train
+        from normlab.lab.tasks import TASKS
+        from normlab.lab.training.ranks import leads
+        from normlab.lab.training.train import train
 
         config = self.resolved()
         if not leads():

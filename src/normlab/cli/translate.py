@@ -10,14 +10,14 @@ from typing import Annotated, Any
 
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
+from normlab.base.files import write_output
+from normlab.base.io import Count, Size, flag_name
+from normlab.base.units import printable
 from normlab.cli import errors
 from normlab.cli.options import RunFlags, Switch, flags_of
-from normlab.config.config import DecodeConfig
-from normlab.config.io import Count, Size, flag_name
-from normlab.config.units import printable
 from normlab.errors import UserError
-from normlab.runs.files import write_output
-from normlab.runs.folder import named_output
+from normlab.lab.config import DecodeConfig
+from normlab.lab.runs.folder import named_output
 
 DecodeFlags: Any = flags_of(DecodeConfig, optional=True)
 
@@ -85,8 +85,8 @@ class TranslateCommand(RunFlags):
             )
 
     def run(self) -> None:
-        from normlab.training.translate import n_best, translate, translation_of
-        from normlab.training.weights import weights_of
+        from normlab.lab.training.translate import n_best, translate, translation_of
+        from normlab.lab.training.weights import weights_of
 
         self._require_place()
         folder = self.folder()
@@ -133,7 +133,7 @@ class SampleCommand(RunFlags):
     """Number of earlier tokens that each token sees; 0: as many as in training."""
 
     def run(self) -> None:
-        from normlab.training.translate import sample
+        from normlab.lab.training.translate import sample
 
         begun = sys.stdin.read() if self.text == "-" else self.text
         decode = DecodeConfig(
@@ -165,7 +165,7 @@ class ScoreCommand:
     """Other translations of the same text, as a baseline for sacreBLEU's paired tests of BLEU."""
 
     def run(self) -> None:
-        from normlab.tasks.scores import against, score
+        from normlab.lab.tasks.scores import against, score
 
         given = (self.hypotheses, self.references, self.against)
         if given.count("-") > 1:
@@ -185,7 +185,7 @@ class ScoreCommand:
 
 def _files_of(names: Sequence[str]) -> list[Path]:
     """Return the files that ``_lines_of`` reads for these names."""
-    from normlab.data.sources import file_of, open_lines
+    from normlab.lab.data.sources import file_of, open_lines
 
     texts = [open_lines("/dev/stdin" if name == "-" else name) for name in names]
     return [path for path in map(file_of, texts) if path is not None]
@@ -193,6 +193,6 @@ def _files_of(names: Sequence[str]) -> list[Path]:
 
 def _lines_of(name: str) -> list[str]:
     """Return the lines of a file or a column (see ``data.sources``); - is standard input."""
-    from normlab.data.sources import open_lines
+    from normlab.lab.data.sources import open_lines
 
     return list(open_lines("/dev/stdin" if name == "-" else name))

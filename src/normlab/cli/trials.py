@@ -13,12 +13,12 @@ from rich.table import Table
 from rich.text import Text
 from tyro.conf import UseAppendAction, arg
 
+from normlab.base.io import to_plain
+from normlab.base.units import count, duration, seconds_of, short_rate
 from normlab.cli import errors, terminal
 from normlab.cli.options import FAILS, SourceFlags, command_line, load, progress_line, title_lines
-from normlab.config.config import Config
-from normlab.config.io import to_plain
-from normlab.config.units import count, duration, seconds_of, short_rate
 from normlab.errors import UserError
+from normlab.lab.config import Config
 from normlab.scaling import FACTOR, FIRST_SEED, SEEDS
 from normlab.scaling import STEPS as STEPS_OF_SIZES
 from normlab.trials import STEPS
@@ -26,7 +26,7 @@ from normlab.trials import STEPS
 if TYPE_CHECKING:
     from normlab.scaling.family import SetupFamily
     from normlab.setups.named import NamedSetup
-    from normlab.trace.setup import Setup
+    from normlab.setups.setup import Setup
 
 OTHERS: Final = {
     "hf": "hf: has neither text nor an optimizer; write a function setup() with both, as in train.py:setup",
@@ -156,7 +156,7 @@ class TrialCommand(_TrialFlags):
         return setup_from_file(self.source, seed=self.seed)
 
     def _recipe(self, name: str) -> NamedSetup:
-        from normlab.training import setups
+        from normlab.lab import setups
 
         config = self.planned(name)
         return setups.setup_from_config(config, self.runs, tokens=config.train.max_tokens)
@@ -236,8 +236,8 @@ class TransferCommand(_TrialFlags):
         """Raises SystemExit with the code ``FAILS`` if the rate does not carry, and KeyboardInterrupt, after
         the answer so far, if the trials were interrupted.
         """
-        from normlab.scaling.answer import SHIFTS
         from normlab.scaling.transfer import transfer
+        from normlab.scaling.verdict import SHIFTS
 
         since, command, budget_s = time.monotonic(), command_line(), _budget_s(self.budget)
         with self._family() as family, progress_line() as progress:
@@ -279,7 +279,7 @@ class TransferCommand(_TrialFlags):
         self.require_trainable()
         sizes: dict[str, Any] = {"widths": self.widths, "depths": self.depths}
         if self.kind == "recipe":
-            from normlab.training.sized import sized
+            from normlab.lab.sized import sized
 
             yield family_of(sized(self.planned(), self.runs), **sizes)
             return

@@ -1,6 +1,6 @@
 """Measure any ``nn.Module``: read its residual stream, probe its signals, run studies, draw conclusions."""
 
-from normlab.config.chart import ByDepth, Growth, HeatMap, Lines, Strips
+from normlab.base.chart import ByDepth, Growth, HeatMap, Lines, Strips
 from normlab.diagnosis import studies as studies
 from normlab.diagnosis.diagnose import Diagnosis, diagnose
 from normlab.diagnosis.probes import PRESETS, STATISTICS, Observer, Probe, Record, Statistic, measure, observe

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
-from normlab.config.io import Count, Positive, to_plain, validated
-from normlab.config.units import count
+from normlab.base.io import Count, Positive, to_plain, validated
+from normlab.base.units import count
 from normlab.diagnosis.recording import refuse_elsewhere
 from normlab.diagnosis.structure import StackView, Structure, pointed_out, read_structure
 from normlab.diagnosis.study import (
@@ -36,11 +36,11 @@ from normlab.diagnosis.study import (
 from normlab.diagnosis.subject import STEP_LR, AnyOptimizer, Subject
 from normlab.errors import UserError
 from normlab.setups.named import NamedSetup
+from normlab.setups.setup import Loss, Setup, output_loss, setup_of
+from normlab.trace.autograd import made
 from normlab.trace.optimizers import made_by
-from normlab.trace.setup import Loss, Setup, output_loss, setup_of
-from normlab.trace.step import made
+from normlab.trace.restore import refuse_hollow, restored, undisturbed
 from normlab.trace.tensors import Call, call_model, tensors_in, unregistered, unwrap
-from normlab.trace.untouched import refuse_hollow, undisturbed, untouched
 
 if TYPE_CHECKING:
     import polars as pl
@@ -194,7 +194,7 @@ def diagnose(
     batches = tuple(options.get("batches", ()))
     setup = Setup(model, (batch, batches), loss, make)
     call = options.get("call") or loss or call_model
-    with untouched(setup):
+    with restored(setup):
         begun = _loss(model, batch, loss) if loss else None  # its errors are its own, not the reader's
         structure = options.get("structure") or _read(model, batch, call, options)
         used, rate = made(make, model)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.errors import UserError
-from normlab.trace.step import Weights
+from normlab.trace.autograd import Weights
 from normlab.trace.tensors import (
     Call,
     Place,

@@ -10,14 +10,14 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
-from normlab.config.io import validated
+from normlab.base.io import validated
 from normlab.diagnosis.block import BlockReader, Norms, StreamStep, candidates
 from normlab.diagnosis.recording import Factor, Recording, Sum, awake, record, refit
 from normlab.errors import UserError
+from normlab.setups.setup import Setup
 from normlab.trace.facts.stacks import within
-from normlab.trace.setup import Setup
+from normlab.trace.restore import restored
 from normlab.trace.tensors import Call, Tap, call_model, counts, unregistered, unwrap
-from normlab.trace.untouched import untouched
 
 PLACEMENTS: Final = {
     (False, False, True): "post",
@@ -130,7 +130,7 @@ def read_structure(
     [('decoder.sublayers', 4)]
     """
     model, globs = unwrap(model), [blocks] if isinstance(blocks, str) else blocks
-    with untouched(Setup(model, batch, call)):
+    with restored(Setup(model, batch, call)):
         return _read(_StreamReader(model, partial(record, model, batch, call or call_model), branches), globs)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from normlab.config.chart import StudyChart
+from normlab.base.chart import StudyChart
 from normlab.diagnosis.probes import PRESETS, require_preset
 from normlab.diagnosis.subject import SMALL_TOKENS, Subject
 from normlab.errors import UserError, nearest

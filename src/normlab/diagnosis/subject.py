@@ -16,11 +16,11 @@ from normlab.diagnosis.parameters import Owner, ParameterPart, Width, kinds, mea
 from normlab.diagnosis.recording import awake
 from normlab.diagnosis.structure import StackView, Structure, SublayerView
 from normlab.errors import UserError
-from normlab.trace.setup import Loss
-from normlab.trace.step import FROZEN, Gradients, OptimizerFactory, gradients_in, trainable
+from normlab.setups.setup import Loss
+from normlab.trace.autograd import FROZEN, Gradients, OptimizerFactory, gradients_in, trainable
+from normlab.trace.restore import undisturbed
 from normlab.trace.tensors import Call, Tap, call_model, map_tensors, tensors_in
 from normlab.trace.trace import Trace
-from normlab.trace.untouched import undisturbed
 
 AnyOptimizer: TypeAlias = Optimizer | OptimizerFactory
 STEP_LR: Final = 1e-3

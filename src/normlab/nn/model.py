@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.config.model import ModelConfig
+from normlab.base.model_config import ModelConfig
 from normlab.errors import UserError
 from normlab.nn.context import Cache, Context
 from normlab.nn.embedding import Embedding, LogitMap, PlainEmbedding, build_embedding
@@ -270,7 +270,7 @@ class WeightConstraint(Registered, ABC):
 
 
 class FreeWeights(WeightConstraint, name="freeweights"):
-    """No constraint: :math:`W` stays as the optimiser leaves it.
+    """No constraint: :math:`W` stays as the optimizer leaves it.
 
     Kingma and Ba 2015, Section 2 (arXiv 1412.6980).
     """
@@ -310,7 +310,7 @@ def unit_(weight: Tensor, dim: int) -> None:
 
 
 def after_step(model: nn.Module) -> None:
-    """Do what the parts of a model need after a step of its optimiser; training calls this after every step.
+    """Do what the parts of a model need after a step of its optimizer; training calls this after every step.
 
     The weight constraint is applied, and a placement that follows the training counts the step in a buffer
     that is saved with the weights.

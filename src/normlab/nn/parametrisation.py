@@ -14,7 +14,7 @@ from typing import ClassVar, Final
 
 from torch import Tensor
 
-from normlab.config.model import ModelConfig
+from normlab.base.model_config import ModelConfig
 from normlab.nn.embedding import EMBEDDING_SCALES, Embedding
 from normlab.nn.placement.base import Placement
 from normlab.nn.registry import Registered, Registry
@@ -54,7 +54,7 @@ class Parametrisation(Registered, ABC):
     """On the hidden states from which the logits are computed."""
     branch: ClassVar[Exponents] = ONE
     """On every branch's output."""
-    optimisers: ClassVar[tuple[str, ...]] = ()
+    optimizers: ClassVar[tuple[str, ...]] = ()
     """The update rules for which the factors are derived; empty for any."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -111,7 +111,7 @@ class MuP(Parametrisation, name="mup"):
     starts: ClassVar[Mapping[str, float]] = {"embedding": 0.0, "head": 0.0, "hidden": -0.5}
     rates: ClassVar[Mapping[str, Exponents]] = {"hidden": Exponents(width=-1)}
     head: ClassVar[Exponents] = Exponents(width=-1)
-    optimisers: ClassVar[tuple[str, ...]] = ("adam", "adamw", "radam")
+    optimizers: ClassVar[tuple[str, ...]] = ("adam", "adamw", "radam")
 
     def attention_scale(self, own: float | None, width: int) -> float | None:
         return 1 / width if own is None else own

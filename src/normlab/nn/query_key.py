@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from normlab.config.model import ModelConfig
+from normlab.base.model_config import ModelConfig
 from normlab.nn.kernels.fused import root_mean_square_normed, scaled_to
 from normlab.nn.norm import Norm
 from normlab.nn.registry import Registered, Registry

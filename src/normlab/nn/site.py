@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import nn
 
-from normlab.config.model import ModelConfig
+from normlab.base.model_config import ModelConfig
 from normlab.nn.norm import LayerNorm
 
 ENCODER_LAYER = ("self_attention", "ffn")

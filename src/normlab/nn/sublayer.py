@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor, nn
 
-from normlab.config.model import ModelConfig
+from normlab.base.model_config import ModelConfig
 from normlab.errors import UserError
 from normlab.nn.context import Context
 from normlab.nn.kernels import ops

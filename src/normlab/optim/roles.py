@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
-from normlab.config.config import OptimConfig
+from normlab.base.optim_config import OptimConfig
 from normlab.nn import ROLES, ParameterRole, parameter_roles
 from normlab.nn.parametrisation import ONE, Parametrisation
 from normlab.nn.registry import Registry
@@ -29,7 +29,7 @@ class RoleRule:
     """How the parameters of one role are treated, if that differs from the configuration."""
 
     rule: str = ""
-    """The name of an optimiser, or empty for the configuration's."""
+    """The name of an optimizer, or empty for the configuration's."""
     rate: float = 1.0
     """Factor on the learning rate."""
     decay: float | None = None
@@ -118,11 +118,11 @@ def underived(config: OptimConfig, scaling: type[Parametrisation]) -> str | None
     """
     table = _rules_by_role(config)
     rules = (table.get(role, RoleRule()).rule or config.optimiser for role in ROLES)
-    wrong = dict.fromkeys(rule for rule in rules if scaling.optimisers and rule not in scaling.optimisers)
+    wrong = dict.fromkeys(rule for rule in rules if scaling.optimizers and rule not in scaling.optimizers)
     if not wrong:
         return None
     return (
-        f"the rates of {scaling.name} are derived for {', '.join(scaling.optimisers)}, and not for "
+        f"the rates of {scaling.name} are derived for {', '.join(scaling.optimizers)}, and not for "
         f"{' and '.join(wrong)}"
     )
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from normlab.config.config import OptimConfig
+from normlab.base.optim_config import OptimConfig
 from normlab.errors import UserError
 from normlab.nn.registry import Registry
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from normlab.config.config import (
+from normlab.lab.config import (
     PARALLEL_TEXTS,
     Config,
     DataConfig,
@@ -249,7 +249,7 @@ with GLUE's dev as the test; a tenth of the training pairs is dev.
 
 
 def fine_tuning(data: DataConfig, *, steps: int) -> Config:
-    """Fine-tuning of ``BERT`` with its optimiser, a warm-up over a tenth of the steps (Devlin et al. 2019,
+    """Fine-tuning of ``BERT`` with its optimizer, a warm-up over a tenth of the steps (Devlin et al. 2019,
     Appendix A.3, arXiv 1810.04805).
     """
     return replace(

@@ -13,22 +13,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normlab.config.config import Config, DataConfig, ModelConfig, SeedConfig, parallel_files, run_id
-from normlab.config.model import derive
-from normlab.config.units import count
-from normlab.data.batches import Batch, dev_batches, permutation
-from normlab.data.text import located
+from normlab.base.model_config import derive
+from normlab.base.units import count
 from normlab.diagnosis.structure import Structure, read_structure
 from normlab.diagnosis.subject import Subject
 from normlab.errors import SpentError, UserError
+from normlab.lab.config import Config, DataConfig, ModelConfig, SeedConfig, parallel_files, run_id
+from normlab.lab.data.batches import Batch, dev_batches, permutation
+from normlab.lab.data.text import located
+from normlab.lab.runs import RunFolder
+from normlab.lab.setups import task_of
+from normlab.lab.tasks.translation import Translation
+from normlab.lab.training.jobs import Queue
+from normlab.lab.training.trainer import AnyTask
 from normlab.nn import PAD, Seq2Seq
 from normlab.papers.bases import BASE, IWSLT14_PART, SMALL
 from normlab.papers.trainings import LAPTOP, Scale
-from normlab.runs import RunFolder
-from normlab.tasks.translation import Translation
-from normlab.training.jobs import Queue
-from normlab.training.setups import task_of
-from normlab.training.trainer import AnyTask
 
 Row: TypeAlias = Mapping[str, Any]
 K = TypeVar("K")

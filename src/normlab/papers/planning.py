@@ -11,20 +11,20 @@ from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from normlab.config.config import Config, DataConfig, MachineConfig, run_id
-from normlab.config.units import count, duration
-from normlab.data.text import located
+from normlab.base.units import count, duration
 from normlab.errors import UserError
+from normlab.lab.config import Config, DataConfig, MachineConfig, run_id
+from normlab.lab.data.text import located
+from normlab.lab.recipes.grammar import resolve
+from normlab.lab.runs import RunFolder
+from normlab.lab.tasks import TASKS
+from normlab.lab.training.devices import resolved_precision
+from normlab.lab.training.jobs import Process, Queue, Worker
 from normlab.papers import results as reproductions
 from normlab.papers.artefact import Artefact
 from normlab.papers.bases import LOCAL, paths_of, source_of, text_name
 from normlab.papers.lab import quiet
 from normlab.papers.trainings import LAPTOP, SCALES, Scale, work
-from normlab.runs import RunFolder
-from normlab.tasks import TASKS
-from normlab.training.devices import resolved_precision
-from normlab.training.jobs import Process, Queue, Worker
-from normlab.training.recipes.grammar import resolve
 
 Cells = dict[str, tuple[RunFolder, ...]]
 """The run folders of each cell of an artefact, one for each seed."""

@@ -15,14 +15,14 @@ from pathlib import Path
 import torch
 
 from normlab.errors import UserError
+from normlab.lab.recipes.plugins import load_plugins
+from normlab.lab.training.devices import hardware
+from normlab.lab.training.jobs import Queue, threads_each
 from normlab.papers.artefact import Artefact, Reproduction
 from normlab.papers.lab import Lab, quiet
 from normlab.papers.planning import Cells
 from normlab.papers.results import locked_in
 from normlab.papers.trainings import LAPTOP, Scale
-from normlab.training.devices import hardware
-from normlab.training.jobs import Queue, threads_each
-from normlab.training.recipes.plugins import load_plugins
 
 
 def reproduce(

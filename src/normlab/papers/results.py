@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from normlab.config.io import NOT_FINITE, from_plain
+from normlab.base.files import read_json, write_json_atomic
+from normlab.base.io import NOT_FINITE, from_plain
 from normlab.errors import UserError
 from normlab.papers.artefact import Artefact, Reproduction, Superseded
 from normlab.papers.claim import VERDICTS, Measure, Verdict
 from normlab.papers.trainings import LAPTOP, SCALES, Scale
-from normlab.runs.files import read_json, write_json_atomic
 
 _PACKAGE: Final = Path(__file__).parents[1]
 INSTALLED: Final = _PACKAGE / "papers" / "results"

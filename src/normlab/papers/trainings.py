@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from operator import attrgetter
 from typing import Any, Final, Literal, TypeAlias, get_args
 
-from normlab.config.config import Config, SeedConfig, numbers
 from normlab.errors import UserError, nearest
+from normlab.lab.config import Config, SeedConfig, numbers
 
 Scale: TypeAlias = Literal["laptop", "gpu", "paper"]
 """``laptop``: two cores and minutes; ``gpu``: one accelerator and hours; ``paper``: the paper's settings."""

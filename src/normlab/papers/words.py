@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from normlab.config.units import count
+from normlab.base.units import count
 from normlab.papers.artefact import Artefact, Superseded, Tally
 from normlab.papers.claim import VERDICTS, Claim, Measure
 from normlab.papers.measures import ShareGap, ShareTrained
@@ -189,11 +189,7 @@ def resolution(artefact: Artefact, scale: Scale) -> str:
     """Say which differences and shares its trainings at that scale can tell apart, in sentences; empty for an
     artefact with a study other than ``trainings``.
     """
-    from normlab.comparison.statistics import (
-        detectable,  # a list of papers does not wait for SciPy
-        share,
-        share_gap,
-    )
+    from normlab.lab.comparison.statistics import detectable, share, share_gap
 
     if artefact.study != TRAININGS or scale not in artefact.trainings:
         return ""

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from typing import Any, Final
 from xml.etree import ElementTree
 
-from normlab.config.units import count, duration
+from normlab.base.units import count, duration
 from normlab.report.page import Block, Cell, Code, Details, Page, PageTable, Section, Text, breakable, capital
 
 

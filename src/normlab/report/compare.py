@@ -9,10 +9,11 @@ from typing import Final
 
 from markupsafe import Markup
 
-from normlab.comparison.result import Comparison, RecipeResult, Sample, has_trained
-from normlab.config.io import validated
-from normlab.config.metric import Metric, amount
-from normlab.config.units import count, duration, p_value, rate
+from normlab.base.files import write_output, write_text_atomic
+from normlab.base.io import validated
+from normlab.base.metric import Metric, amount
+from normlab.base.units import count, duration, p_value, rate
+from normlab.lab.comparison.result import Comparison, RecipeResult, Sample, has_trained
 from normlab.report.charts.theme import POINTS
 from normlab.report.comparison_charts import all_runs, linked, names, notes, pictures, sentence, slug, words
 from normlab.report.page import (
@@ -29,7 +30,6 @@ from normlab.report.page import (
     swatch,
 )
 from normlab.report.runs import RunView, run_details, settings_table, shared, tag, view
-from normlab.runs.files import write_output, write_text_atomic
 
 ROWS_OPEN: Final = 15
 """So many pairs of recipes are shown without asking."""

@@ -13,9 +13,9 @@ from typing import Any, Final
 import polars as pl
 from markupsafe import Markup
 
-from normlab.comparison.result import Comparison, choose, has_trained
-from normlab.config.metric import IGNORES_SOURCE, NLL, Metric
-from normlab.config.units import count, duration, rate
+from normlab.base.metric import IGNORES_SOURCE, NLL, Metric
+from normlab.base.units import count, duration, rate
+from normlab.lab.comparison.result import Comparison, choose, has_trained
 from normlab.report.charts.comparison import CurveAxis, curve, score_dots, sensitivity, time_bars
 from normlab.report.charts.theme import POINTS, Drawn
 from normlab.report.page import Chart, Columns, Notes, Section, Text, anchor, breakable

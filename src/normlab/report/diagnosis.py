@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from normlab.config.io import validated
-from normlab.config.units import count, duration
+from normlab.base.files import write_text_atomic
+from normlab.base.io import validated
+from normlab.base.units import count, duration
 from normlab.report.page import (
     Block,
     Cell,
@@ -27,7 +28,6 @@ from normlab.report.page import (
     charts_in,
 )
 from normlab.report.studies import DiagnosisView, Row, folded, number_cell, pictured, pictures, rows_table
-from normlab.runs.folder import write_text_atomic
 
 TOP: Final = "scales"
 """The study whose charts come first: the scale of the stream by layer."""

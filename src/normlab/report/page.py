@@ -19,9 +19,9 @@ import jinja2
 import polars as pl
 from markupsafe import Markup, escape
 
+from normlab.base.files import write_output
 from normlab.errors import UserError
 from normlab.report.charts.theme import MANY, POINTS, Drawn, colour, dash, theme
-from normlab.runs.files import write_output
 
 LIMIT_BYTES: Final = 5_000_000
 """No page is larger."""

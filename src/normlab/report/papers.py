@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import polars as pl
 
-from normlab.config.units import count, duration
+from normlab.base.files import write_text_atomic
+from normlab.base.units import count, duration
 from normlab.errors import UserError
 from normlab.papers import words
 from normlab.papers.artefact import Artefact, Drawing, Reproduction
@@ -33,7 +34,6 @@ from normlab.report.page import (
     labelled,
 )
 from normlab.report.studies import frame, number_cell, rows_table
-from normlab.runs.folder import write_text_atomic
 
 CELL_TABLE: Final = "cells"
 """Table of the trained cells: ``cell``, the metric's mean, ``low``, ``high``, ``seeds`` and ``trained``."""

@@ -16,10 +16,12 @@ import altair as alt
 import polars as pl
 from markupsafe import Markup
 
-from normlab.config.config import Config
-from normlab.config.metric import IGNORES_SOURCE, NLL
-from normlab.config.units import count, duration, rate
+from normlab.base.files import read_json, write_output
+from normlab.base.metric import IGNORES_SOURCE, NLL
+from normlab.base.units import count, duration, rate
 from normlab.errors import UserError
+from normlab.lab.config import Config
+from normlab.lab.runs.folder import RunFolder, Status, read_scores
 from normlab.report.charts.comparison import CurveAxis
 from normlab.report.charts.theme import POINTS, Drawn, downsample, finish, has_place, layer, log_or_linear
 from normlab.report.comparison_charts import LOSS, NORM, SPIKY_POINTS, curves, dev_axis
@@ -38,8 +40,6 @@ from normlab.report.page import (
     labelled,
 )
 from normlab.report.runs import RunView, marks, run_details, run_frame, seed_of, view
-from normlab.runs.files import read_json, write_output
-from normlab.runs.folder import RunFolder, Status, read_scores
 from normlab.watching import NOTES
 
 SIDES: Final = ("training", "dev", "dev, sources exchanged")

@@ -12,13 +12,13 @@ from typing import Any
 import polars as pl
 from markupsafe import Markup
 
-from normlab.config.config import OWN_TASK, Config
-from normlab.config.io import changes_numbers
-from normlab.config.metric import NLL, Metric, selection_metric
-from normlab.config.units import duration, rate
+from normlab.base.io import changes_numbers
+from normlab.base.metric import NLL, Metric, selection_metric
+from normlab.base.units import duration, rate
 from normlab.errors import UserError
+from normlab.lab.config import OWN_TASK, Config
+from normlab.lab.runs.folder import RunFolder, Status, read_scores
 from normlab.report.page import Block, Cell, Code, Details, PageTable, Text
-from normlab.runs.folder import RunFolder, Status, read_scores
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import Any, Final
 import polars as pl
 from markupsafe import Markup
 
-from normlab.config.chart import ByDepth, Growth, HeatMap, Lines, Strips, StudyChart
-from normlab.config.io import NOT_FINITE
-from normlab.config.units import count
+from normlab.base.chart import ByDepth, Growth, HeatMap, Lines, Strips, StudyChart
+from normlab.base.io import NOT_FINITE
+from normlab.base.units import count
 from normlab.report.charts.diagnosis import by_depth, growth, heat_map, lines, strips
 from normlab.report.charts.theme import Drawn
 from normlab.report.page import Cell, Chart, Columns, Details, PageTable, Section, Text, anchor, labelled

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from normlab.config.units import count, duration, short_rate
+from normlab.base.units import count, duration, short_rate
 from normlab.report.charts.rates import best_by_size, loss_by_rate_and_size
 from normlab.report.page import (
     Block,

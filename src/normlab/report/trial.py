@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from normlab.config.units import count, duration, short_rate
+from normlab.base.units import count, duration, short_rate
 from normlab.report.charts.comparison import CurveAxis, curve
 from normlab.report.charts.rates import loss_by_rate
 from normlab.report.charts.theme import ENDED_EARLY

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
-from normlab.config.units import count, duration
+from normlab.base.units import count, duration
 from normlab.errors import UserError
 from normlab.scaling import ALL
 from normlab.scaling.exponents import FACTS, NEAR, Axis, Row, rows_of
@@ -17,9 +17,9 @@ from normlab.scaling.family import SetupFamily
 from normlab.scaling.measured import Measured, measure
 from normlab.scaling.parametrisation import Parametrisation, built_with
 from normlab.scaling.wording import reason
-from normlab.trace.setup import Setup
+from normlab.setups.setup import Setup
+from normlab.trace.restore import same_globals, same_random_state
 from normlab.trace.tensors import unwrap
-from normlab.trace.untouched import same_globals, same_random_state
 from normlab.trials.journal import Journal
 
 STEPS: Final = 10

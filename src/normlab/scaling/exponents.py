@@ -13,7 +13,7 @@ from itertools import pairwise
 from statistics import fmean, linear_regression
 from typing import Any, Final, Literal, NamedTuple
 
-from normlab.config.model import ModelConfig
+from normlab.base.model_config import ModelConfig
 from normlab.diagnosis.theory import half_width
 from normlab.scaling import ALL, LEVEL
 from normlab.scaling.measured import Key, Measured, Place

@@ -10,9 +10,9 @@ from typing import Any, Final, Protocol, runtime_checkable
 from normlab.errors import UserError
 from normlab.scaling.exponents import Axis
 from normlab.setups.function import called
+from normlab.setups.setup import Setup, shown
 from normlab.setups.step import with_step
-from normlab.trace.setup import Setup, shown
-from normlab.trace.untouched import same_random_state
+from normlab.trace.restore import same_random_state
 
 AXES: Final[dict[Axis, str]] = {"width": "widths", "depth": "depths"}
 

@@ -10,22 +10,22 @@ from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
-from normlab.config.units import duration
+from normlab.base.units import duration
 from normlab.errors import UserError
-from normlab.scaling.answer import Transfer
 from normlab.scaling.coordinates import BudgetCheck
 from normlab.scaling.family import SetupFamily
 from normlab.scaling.optimum import RATES, WINDOW, best_of
 from normlab.scaling.sweep import INDEPENDENT, LEAST_SIZES, Decay, Sweep
+from normlab.scaling.verdict import Transfer
+from normlab.setups.setup import Setup
+from normlab.trace.dry_run import groups_of
 from normlab.trace.optimizers import copied
-from normlab.trace.rehearsal import groups_of
-from normlab.trace.setup import Setup
-from normlab.trace.untouched import untouched
-from normlab.trials.answer import INTERRUPTED, Trial
+from normlab.trace.restore import restored
 from normlab.trials.attempts import LEAST_STEPS, Attempts, batches_of, kept_trial
 from normlab.trials.change import Variant
 from normlab.trials.journal import Journal, fingerprint
 from normlab.trials.search import FARTHEST
+from normlab.trials.verdict import INTERRUPTED, Trial
 
 if TYPE_CHECKING:
     from normlab.scaling.transfer import Request
@@ -124,7 +124,7 @@ class Ladder:
                 f"def setup({axis}, seed=0), and call torch.manual_seed(seed) before the model is made"
             )
         setup = self._setup(sizes[0], first)
-        with untouched(setup):
+        with restored(setup):
             self.decays = any(group.get("weight_decay") for group in groups_of(copied(setup)[1]))
         if not self.decays and self.request.ways != [Decay()]:
             raise UserError(

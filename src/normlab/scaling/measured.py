@@ -16,6 +16,9 @@ from torch import Tensor, nn
 
 from normlab.base.reference import reference_arithmetic
 from normlab.scaling.parametrisation import roles_in
+from normlab.setups.setup import Setup
+from normlab.trace.autograd import Weights
+from normlab.trace.dry_run import SEED, groups_of
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.stacks import block_of, stream_of, within
@@ -23,12 +26,9 @@ from normlab.trace.facts.targets import Logits
 from normlab.trace.facts.wiring import ATTENDED, MULTIPLIED, Scores, read_wiring
 from normlab.trace.functions import FunctionCall, Functions, ParameterReading, Readings
 from normlab.trace.optimizers import copied, held
-from normlab.trace.rehearsal import SEED, groups_of
-from normlab.trace.setup import Setup
-from normlab.trace.step import Weights
+from normlab.trace.restore import restored
 from normlab.trace.tensors import Side, forward_hooks, tensors_in, unwrap
 from normlab.trace.trace import Trace
-from normlab.trace.untouched import untouched
 from normlab.trials.attempts import batches_of
 from normlab.trials.training import Course, Training, read_course, train
 
@@ -237,7 +237,7 @@ def measure(setup: Setup, steps: int, seed: int) -> Measured:
     """Train a copy of the setup's model for some steps at its peak rates, and measure it after each, on the
     first batch. The setup stays as it was. Raises UserError if it cannot be trained.
     """
-    with untouched(replace(setup, batches=())):
+    with restored(replace(setup, batches=())):
         batches = batches_of(setup, seed)(steps)
         subject, course = WatchedModel(setup, batches[0]), _course(setup, batches, seed)
         gauge = _Gauge(subject)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from normlab.config.units import duration, short_rate
+from normlab.base.units import duration, short_rate
 from normlab.scaling.optimum import RATES
 from normlab.scaling.sweep import UNDECIDED, Sweep
 
 if TYPE_CHECKING:
-    from normlab.scaling.answer import Transfer
+    from normlab.scaling.verdict import Transfer
 
 LONGER: Final = 4
 """If nothing is learnt, so many times as many steps are advised."""

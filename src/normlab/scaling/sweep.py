@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 from normlab.errors import UserError
 from normlab.scaling import FACTOR
 from normlab.scaling.optimum import Fit, Losses, Optimum, Trend, best_of, fit, means_of
-from normlab.trials.answer import Trial
 from normlab.trials.scale import Scale
+from normlab.trials.verdict import Trial
 
 INDEPENDENT: Final = "independent"
 CARRIES: Final = "carries"

@@ -8,13 +8,13 @@ from typing import Any
 
 from normlab.errors import UserError
 from normlab.scaling import BUDGET_S, FACTOR, FIRST_SEED, SEEDS, STEPS
-from normlab.scaling.answer import Transfer
 from normlab.scaling.family import SetupFamily, Sized, family_of
 from normlab.scaling.ladder import Ladder
 from normlab.scaling.optimum import RATES
 from normlab.scaling.sweep import Decay
-from normlab.trace.setup import positive, refuse_unknown, shown
-from normlab.trace.untouched import same_globals
+from normlab.scaling.verdict import Transfer
+from normlab.setups.setup import positive, refuse_unknown, shown
+from normlab.trace.restore import same_globals
 from normlab.trials.attempts import Plan
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from normlab.config.units import count
+from normlab.base.units import count
 from normlab.scaling.exponents import FACTS, HALF
 
 if TYPE_CHECKING:

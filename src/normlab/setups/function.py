@@ -17,8 +17,8 @@ from torch import nn
 
 from normlab.errors import UserError
 from normlab.setups.named import NamedSetup
-from normlab.trace.setup import Setup
-from normlab.trace.untouched import same_random_state
+from normlab.setups.setup import Setup
+from normlab.trace.restore import same_random_state
 
 ANEW: Final = ("seed", "width", "depth")
 """Arguments that a ``setup`` function may declare."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from normlab.trace.setup import Setup
+from normlab.setups.setup import Setup
 from normlab.trace.tensors import unwrap
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normlab.trace.setup import Loss, Setup, Step
+from normlab.setups.setup import Loss, Setup, StepFunction
 
 
 def plain_step(
@@ -18,7 +18,7 @@ def plain_step(
     clip: Callable[[nn.Module], object] = lambda model: None,
     after: Callable[[nn.Module], object] = lambda model: None,
     scheduled: bool = False,
-) -> Step:
+) -> StepFunction:
     """Return the usual step: zero, backward, ``clip``, step, ``after`` and, if ``scheduled``, the scheduler's
     step, if there is one.
     """

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from normlab.trace.step import Weights
+from normlab.trace.autograd import Weights
 from normlab.trace.tensors import map_tensors, tensors_in
 
 WIDE: Final = torch.float64

@@ -10,11 +10,11 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from normlab.trace.autograd import gradients_in
 from normlab.trace.compare import distance
 from normlab.trace.functions import OWN, FunctionCall
-from normlab.trace.prepared import Step
 from normlab.trace.starts import from_library
-from normlab.trace.step import gradients_in
+from normlab.trace.step_under_test import StepUnderTest
 from normlab.trace.tensors import later_counts
 from normlab.trace.trace import Trace
 
@@ -125,7 +125,7 @@ HEAD: Final = 4
 """The smallest width of a part of a matrix: a head, half of a gate, a third of a fused projection."""
 
 
-def silent_parameters(step: Step) -> tuple[Found, Mapping[str, str]]:
+def silent_parameters(step: StepUnderTest) -> tuple[Found, Mapping[str, str]]:
     """Return the gradients of a training step, and why some parameters have none.
 
     Missing ones are looked for at other weights too: the symmetry of a start may cancel one, and other
@@ -164,7 +164,7 @@ def _none(gradient: Tensor | None) -> bool:
     return gradient is None or not bool(gradient.any())
 
 
-def without_gradient(step: Step, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+def without_gradient(step: StepUnderTest, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
     """Return the parameters in which the loss, run on the user's own model, has no gradient."""
     trained = [p for p in parameters if p.requires_grad]
     if not trained:
@@ -188,13 +188,13 @@ def _none_of(found: Found, among: Iterable[str], rounding: float) -> list[str]:
     return [n for n in among if sizes[n] <= least]
 
 
-def _moves_loss(step: Step, name: str, p: Tensor) -> bool:
+def _moves_loss(step: StepUnderTest, name: str, p: Tensor) -> bool:
     """Return whether the loss depends on a parameter; a bias of keys does not count: softmax cancels it."""
     moved = p + p.roll(1) + torch.linspace(-1, 1, p.numel()).reshape(p.shape).to(p)
     return distance(step.training.loss, step.training.again(weights={name: moved}).loss) > step.rounding
 
 
-def _is_expert(step: Step, name: str, found: Found) -> bool:
+def _is_expert(step: StepUnderTest, name: str, found: Found) -> bool:
     """Return whether it is in one of a block's numbered alternatives, of which others get a gradient."""
     parts, blocks = name.split("."), {b.path for b in step.facts.blocks}
     numbers = [i for i, x in enumerate(parts) if x.isdigit() and ".".join(parts[: i + 1]) not in blocks]
@@ -202,7 +202,7 @@ def _is_expert(step: Step, name: str, found: Found) -> bool:
     return any(fnmatchcase(n, glob) and not _none(g) for n, g in found.items() for glob in globs)
 
 
-def _is_of_library(step: Step, name: str) -> bool:
+def _is_of_library(step: StepUnderTest, name: str) -> bool:
     """Return whether the class that holds it, torch's aside, is an installed library's and unchanged, as are
     all around it up to the user's own classes, and no library's class is around those.
     """

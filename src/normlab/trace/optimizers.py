@@ -18,16 +18,16 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CyclicLR, LambdaLR, OneCycleLR
 
 from normlab.errors import UserError
+from normlab.setups.setup import Setup, shown
+from normlab.trace.autograd import twin_of
+from normlab.trace.dry_run import groups_of, parameters_of, sample
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.targets import CLOSE
-from normlab.trace.rehearsal import groups_of, parameters_of, sample
-from normlab.trace.setup import Setup, shown
-from normlab.trace.step import twin_of
 from normlab.trace.tensors import map_tensors, tensors_in, unwrap
 
 if TYPE_CHECKING:
-    from normlab.trace.prepared import Step
+    from normlab.trace.step_under_test import StepUnderTest
 
 SIMULATED: Final = 8_000
 """How many rates of single groups are computed step by step, in about a tenth of a second."""
@@ -121,7 +121,7 @@ def held(model: nn.Module, optimizers: Iterable[Optimizer]) -> list[Held]:
     return every
 
 
-def masters_of(step: Step) -> dict[int, str]:
+def masters_of(step: StepUnderTest) -> dict[int, str]:
     """Return the parameters that are rounded copies of masters, which optimizers hold in a wider type, and
     that the user's step changes when those change; by the place of their masters.
     """
@@ -140,7 +140,7 @@ def masters_of(step: Step) -> dict[int, str]:
     return {i: n for i, (n, p) in pairs.items() if not p.equal(before[i])}
 
 
-def factors(step: Step) -> tuple[float, ...]:
+def factors(step: StepUnderTest) -> tuple[float, ...]:
     """Return what a step may multiply its loss by: 1, and what turns a sum over targets into a mean."""
     with suppress(Unknown):
         asked, part = step.facts.targets, step.half or step.facts.targets
@@ -153,7 +153,7 @@ def factors(step: Step) -> tuple[float, ...]:
     return (1.0,)
 
 
-def first_step(step: Step, *, exact: bool = False) -> list[Moved]:
+def first_step(step: StepUnderTest, *, exact: bool = False) -> list[Moved]:
     """Let the optimizers act once, at the schedule's peak, and return what happens to each parameter."""
     run, rates = step.rehearsal(exact=exact, plain=True), step.rates.peaks
     every = held(run.model, run.optimizers)

@@ -17,14 +17,14 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from normlab.setups.setup import Setup, shown
+from normlab.trace.autograd import Weights
 from normlab.trace.compare import awake_step, distance
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import odd_one, settings, shared
-from normlab.trace.setup import Setup, shown
-from normlab.trace.step import Weights
+from normlab.trace.restore import same_globals, same_random_state
 from normlab.trace.tensors import unwrap
 from normlab.trace.trace import Trace
-from normlab.trace.untouched import same_globals, same_random_state
 
 LEVEL: Final = 1e-6
 """Probability of a false alarm over all parameters that are compared."""

@@ -18,11 +18,11 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from normlab.errors import UserError
+from normlab.setups.setup import Loss, output_loss
+from normlab.trace.autograd import Gradients, OptimizerFactory, Weights, gradients_in, trainable, twin_of
 from normlab.trace.functions import OWN, FunctionCall, Functions, Preserve, own_functions
-from normlab.trace.setup import Loss, output_loss
-from normlab.trace.step import Gradients, OptimizerFactory, Weights, gradients_in, trainable, twin_of
+from normlab.trace.restore import undisturbed
 from normlab.trace.tensors import Place, Side, Tap, forward_hooks, tensors_in
-from normlab.trace.untouched import undisturbed
 
 NO_LOSS: Final = "the loss is not a tensor; return loss=lambda model, batch: … as a scalar tensor"
 

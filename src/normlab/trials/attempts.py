@@ -10,18 +10,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from normlab.config.io import from_plain
-from normlab.config.units import duration, short_rate
+from normlab.base.io import from_plain
+from normlab.base.units import duration, short_rate
 from normlab.errors import UserError
-from normlab.trace.setup import Setup, positive, shown
-from normlab.trace.untouched import same_random_state, untouched
+from normlab.setups.setup import Setup, positive, shown
+from normlab.trace.restore import restored, same_random_state
 from normlab.trials import STEPS
-from normlab.trials.answer import Trial
 from normlab.trials.change import Variant
 from normlab.trials.journal import Journal
 from normlab.trials.scale import Scale, read_scale
 from normlab.trials.search import LAST, hopeless
 from normlab.trials.training import Course, Training, first_steps, read_course, train
+from normlab.trials.verdict import Trial
 
 LEAST_STEPS: Final = 2 * LAST
 SHOWN: Final = 16
@@ -64,7 +64,7 @@ def batches_of(setup: Setup, seed: int) -> Callable[[int], list[Any]]:
 
     @lru_cache(maxsize=2)  # keeps the last numbers when trials grow longer
     def first(number: int) -> list[Any]:
-        with untouched(setup), same_random_state(seed):
+        with restored(setup), same_random_state(seed):
             return list(islice(setup.stream(), number))
 
     return first

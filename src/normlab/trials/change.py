@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from normlab.errors import UserError
+from normlab.setups.setup import Setup, refuse_unknown, shown
+from normlab.trace.dry_run import groups_of
 from normlab.trace.optimizers import copied
-from normlab.trace.rehearsal import groups_of
-from normlab.trace.setup import Setup, refuse_unknown, shown
-from normlab.trace.untouched import untouched
+from normlab.trace.restore import restored
 
 Changes = str | Sequence[str] | Mapping[str, Setup | None]
 """What to change: ``warmup=500``, ``betas=0.9,0.95``, or names with other setups."""
@@ -53,7 +53,7 @@ def _changed(setup: Setup, word: str, steps: int) -> Variant:
             of = "the steps declared" if setup.declare.steps else "those of a trial; declare steps= for more"
             raise UserError(f"change warmup is {value!r}, but must be a number of steps up to {whole}, {of}")
         return Variant(setup, word, warmup_steps=int(value))
-    with untouched(setup):
+    with restored(setup):
         held = groups_of(copied(setup)[1])
     allowed = sorted({k for g in held for k, v in g.items() if _plain(v) and k not in ("lr", "initial_lr")})
     refuse_unknown(name, [*allowed, "warmup"], "the optimizer")

@@ -11,14 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from normlab.config.io import parsed
+from normlab.base.files import append_rows, regular
+from normlab.base.io import parsed
 from normlab.errors import UserError
-from normlab.runs.files import append_rows, regular
+from normlab.setups.setup import Setup
+from normlab.trace.dry_run import groups_of
 from normlab.trace.optimizers import copied
-from normlab.trace.rehearsal import groups_of
-from normlab.trace.setup import Setup
+from normlab.trace.restore import restored
 from normlab.trace.tensors import bytes_of, tensors_in
-from normlab.trace.untouched import untouched
 
 FILE: Final = "trials.jsonl"
 MARK_S: Final = 10.0
@@ -109,7 +109,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 def fingerprint(setup: Setup, batches: Sequence[Any], **plan: Any) -> dict[str, str]:
     """Digests, by name, of what changes the losses of trials: weights, optimizer, code, batches, plan."""
-    with untouched(setup):
+    with restored(setup):
         model, optimizers, _ = copied(setup)
         state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         options = [sorted((k, v) for k, v in g.items() if k != "params") for g in groups_of(optimizers)]

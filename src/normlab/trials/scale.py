@@ -14,11 +14,11 @@ from typing import Any, Final
 import torch
 
 from normlab.errors import UserError
+from normlab.setups.setup import Setup
 from normlab.trace.facts.targets import SCORED, Targets, read_logits
-from normlab.trace.setup import Setup
+from normlab.trace.restore import restored
 from normlab.trace.tensors import unwrap
 from normlab.trace.trace import Trace
-from normlab.trace.untouched import untouched
 
 LEARNT_NATS: Final = 0.15
 """A loss that is less than this below the unigram entropy does not show that the inputs are used."""
@@ -75,7 +75,7 @@ def read_scale(setup: Setup, batches: Sequence[Any], seconds: float, first: floa
     """
     deadline, counted = time.monotonic() + seconds, 0
     losses, read = list[float](), list[list[tuple[float, Targets]]]()
-    with untouched(setup), suppress(UserError):  # the step alone may know the loss
+    with restored(setup), suppress(UserError):  # the step alone may know the loss
         model = copy.deepcopy(unwrap(setup.model))
         for batch in {id(batch): batch for batch in batches}.values():
             trace = Trace(model, batch, setup.loss_of)

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from normlab.config.units import count
+from normlab.base.units import count
 from normlab.errors import UserError
+from normlab.setups.setup import Setup, shown
 from normlab.setups.step import plain_step
+from normlab.trace.dry_run import groups_of
 from normlab.trace.optimizers import copied, rates_of
-from normlab.trace.rehearsal import groups_of
-from normlab.trace.setup import Setup, shown
+from normlab.trace.restore import restored, same_random_state
 from normlab.trace.tensors import eager, forward_hooks, map_tensors, refusal
-from normlab.trace.untouched import same_random_state, untouched
 
 RateOf = Callable[[int, Sequence[float]], Sequence[float]]
 """From a step, counted from 1, and the groups' own rates, to the rates that they are given."""
@@ -63,12 +63,12 @@ def train(
     While an optimizer's ``step`` runs, its groups have the rates of ``rate_of``; before and after it, those
     that the scheduler or the step gave them, so that a schedule that multiplies the last rate stays right.
     Without ``rate_of`` they keep their own. ``groups`` replaces options of every group, such as ``betas``, by
-    a value or by a function of the group's own value. Model, optimizers, and all that ``untouched`` knows are
+    a value or by a function of the group's own value. Model, optimizers, and all that ``restored`` knows are
     put back; random states begin at ``seed``.
     """
     seen = Training()
     kept = replace(setup, batches=())  # each step gets a copy of its batch
-    with untouched(kept), same_random_state(seed), eager():
+    with restored(kept), same_random_state(seed), eager():
         model, optimizers, scheduler = copied(setup)
         seen.model = model
         for group in groups_of(optimizers):

@@ -9,17 +9,17 @@ from typing import Any, Final
 
 from torch import nn
 
-from normlab.config.units import duration
+from normlab.base.units import duration
 from normlab.errors import UserError
-from normlab.trace.setup import Loss, Setup, setup_of
+from normlab.setups.setup import Loss, Setup, setup_of
+from normlab.trace.restore import same_globals
 from normlab.trace.tensors import unwrap
-from normlab.trace.untouched import same_globals
 from normlab.trials import STEPS
-from normlab.trials.answer import INTERRUPTED, Trial, Trials
 from normlab.trials.attempts import LEAST_STEPS, Attempts, Plan, batches_of
 from normlab.trials.change import Changes, Variant, variants
 from normlab.trials.journal import Journal, fingerprint
 from normlab.trials.search import FARTHEST, next_octave
+from normlab.trials.verdict import INTERRUPTED, Trial, Trials
 
 FEWEST: Final = 3
 """With fewer trials, nothing is compared; if the budget does not hold so many, they get fewer steps."""

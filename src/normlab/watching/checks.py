@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from normlab.checks.check import examine, properties
 from normlab.checks.property import Violation
-from normlab.trace.prepared import LARGE_MODEL, Step
-from normlab.trace.setup import Loss, Setup
+from normlab.setups.setup import Loss, Setup
+from normlab.trace.restore import restored, same_globals, same_random_state
+from normlab.trace.step_under_test import LARGE_MODEL, StepUnderTest
 from normlab.trace.tensors import call_model, map_tensors, tensors_in
-from normlab.trace.untouched import same_globals, same_random_state, untouched
 from normlab.watching import NOTES
 from normlab.watching.fault import Fault
 from normlab.watching.loop import Loop, RateHistory, Scored
@@ -47,9 +47,9 @@ def _first_violations(
         args, kwargs = batch
         given: Any = kwargs if not args else args if not kwargs else {"args": args, "kwargs": kwargs}
         setup = Setup(twin, given, _loss_of(scored, batch))
-        with untouched(setup):
+        with restored(setup):
             tests = [one for one in properties() if one.name in TESTED]
-            failures = examine(Step(setup, budget_s=BUDGET_S), tests).failures
+            failures = examine(StepUnderTest(setup, budget_s=BUDGET_S), tests).failures
     reached = {name for name, p in model.named_parameters() if p.grad is not None and bool(p.grad.any())}
     return [v for v in failures if v.property != "gradients" or v.module not in reached]
 

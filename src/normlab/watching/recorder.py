@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor
 
-from normlab.config.metric import Outcome
+from normlab.base.metric import Outcome
 from normlab.errors import UserError
 from normlab.watching.fault import FEW, LEFT, Fault, fault
 from normlab.watching.losses import RECENT, SPIKE_ABOVE, LossCurve

@@ -13,9 +13,9 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
+from normlab.base.files import append_rows, write_text_atomic
 from normlab.diagnosis.probes import Record, SublayerSite
 from normlab.errors import UserError
-from normlab.runs.files import append_rows, write_text_atomic
 
 Sink: TypeAlias = Callable[[int, Mapping[str, float]], None]
 """Receives a watched step and its numbers, by name."""

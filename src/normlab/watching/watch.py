@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from normlab.config.io import validated
+from normlab.base.files import write_json_atomic
+from normlab.base.io import validated
 from normlab.diagnosis import Probe, Record, Structure
 from normlab.diagnosis.probes import Emit
 from normlab.errors import UserError
-from normlab.runs.files import write_json_atomic
 from normlab.trace.tensors import compiles, unwrap
 from normlab.watching.checks import Checks, WatchReports
 from normlab.watching.losses import Losses

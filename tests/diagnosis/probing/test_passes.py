@@ -15,7 +15,7 @@ from normlab.diagnosis.studies.output_change import output_change
 from normlab.diagnosis.study import Table
 from normlab.diagnosis.subject import BackwardPass, Subject, split
 from normlab.nn import PAD
-from normlab.trace.step import Gradients
+from normlab.trace.autograd import Gradients
 
 ADAM = partial(torch.optim.Adam, lr=1e-3)
 
@@ -93,7 +93,7 @@ def test_stacks_and_seeds_together_are_those_alone(subject):
             assert table.where(stack=stack, seed=seed) == alone
 
 
-def test_an_optimiser_that_writes_to_gradients_writes_to_its_own():
+def test_an_optimizer_that_writes_to_gradients_writes_to_its_own():
     class Careless(torch.optim.SGD):
         def step(self, closure=None):
             loss = super().step(closure)

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from cases import each
 from contracts.variants import CONFIG, build, inputs, label, perturbed, uniform
 from diagnosis.following import READABLE, alike, follow, shape_of
-from normlab.config.config import ModelConfig
 from normlab.diagnosis import read_structure
+from normlab.lab.config import ModelConfig
+from normlab.lab.tasks.task import build_model
 from normlab.nn import Decoder, DeepNorm, Encoder, sites
-from normlab.tasks.task import build_model
 
 X = torch.randn(3, 7, 16, generator=torch.Generator().manual_seed(2))
 PLACEMENTS = {

@@ -246,7 +246,7 @@ class Squared(torch.optim.SGD):
                 p.data.sub_(p.grad, alpha=min(float(group["lr"]), group["momentum"] or math.inf) ** 2)
 
 
-def test_an_optimiser_that_does_not_step_along_a_line_is_asked_itself():
+def test_an_optimizer_that_does_not_step_along_a_line_is_asked_itself():
     subject = at([1.0], lambda w: w.square().sum())
     (row,) = critical_lr(replace(subject, optimizer=partial(Squared, lr=0.25)), tolerance=1e-3)
     assert row["value"] == pytest.approx(1.0, rel=2e-3)
@@ -254,7 +254,7 @@ def test_an_optimiser_that_does_not_step_along_a_line_is_asked_itself():
     assert row["value"] is None, "its steps stop growing before they raise the loss"
 
 
-def test_a_line_costs_three_steps_of_the_optimiser(monkeypatch):
+def test_a_line_costs_three_steps_of_the_optimizer(monkeypatch):
     steps = []
     step = torch.optim.Adam.step
     monkeypatch.setattr(torch.optim.Adam, "step", lambda *given: steps.append(1) or step(*given))

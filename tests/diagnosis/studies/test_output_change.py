@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from contracts.variants import build, inputs, loss_of, tokens, uniform
 from diagnosis.small import subject_read
-from normlab.config.config import ModelConfig
 from normlab.diagnosis.studies.output_change import output_change, output_change_fit, random_change
 from normlab.diagnosis.study import Table
 from normlab.diagnosis.subject import Subject
 from normlab.diagnosis.theory import LawFit
+from normlab.lab.config import ModelConfig
+from normlab.lab.tasks.task import build_model
 from normlab.nn import Context, Encoder
 from normlab.nn.init import profile_
-from normlab.tasks.task import build_model
 
 ADAM = partial(torch.optim.Adam, lr=1e-3)
 
@@ -67,9 +67,9 @@ def test_prefixes_are_those_of_a_model_cut_off(placement):
     assert table.where(kind="random").column("change") == pytest.approx(slow(model, changed), rel=1e-9)
 
     trained = deepcopy(model)
-    optimiser = ADAM(trained.parameters())
+    optimizer = ADAM(trained.parameters())
     loss_of(trained).backward()
-    optimiser.step()
+    optimizer.step()
     assert table.where(kind="update").column("change") == pytest.approx(slow(model, trained), rel=1e-6)
 
 

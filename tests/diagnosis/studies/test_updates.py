@@ -78,7 +78,7 @@ def test_norms_are_those_of_a_real_step_on_a_copy(make):
             assert lost or squared**0.5 == pytest.approx(x.norm().item(), rel=1e-4, abs=1e-7), path
 
 
-def test_an_optimiser_amid_its_training_goes_on_from_its_state():
+def test_an_optimizer_amid_its_training_goes_on_from_its_state():
     subject = translating("post")
     optimizer = ADAM(list(subject.model.parameters()))
     for _ in range(3):

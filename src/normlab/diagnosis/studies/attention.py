@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from normlab.config.chart import ByDepth
+from normlab.base.chart import ByDepth
 from normlab.diagnosis.probes import pair_cosines
 from normlab.diagnosis.structure import StackView
 from normlab.diagnosis.study import (

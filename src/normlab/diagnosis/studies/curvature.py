@@ -24,7 +24,7 @@ from normlab.diagnosis.study import (
 )
 from normlab.diagnosis.subject import Subject
 from normlab.errors import UserError
-from normlab.trace.step import FROZEN, Gradients, Weights, made, nodes_behind, trainable
+from normlab.trace.autograd import FROZEN, Gradients, Weights, made, nodes_behind, trainable
 
 CLOSE: Final = 0.2
 """The relative error within which a diagnosis finds the critical learning rate."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from normlab.config.chart import HeatMap
+from normlab.base.chart import HeatMap
 from normlab.diagnosis.structure import StackView, SublayerView
 from normlab.diagnosis.study import (
     LIU,

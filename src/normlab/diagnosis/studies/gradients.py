@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from normlab.config.chart import ByDepth, Strips
+from normlab.base.chart import ByDepth, Strips
 from normlab.diagnosis.parameters import ParameterPart
 from normlab.diagnosis.probes import measure
 from normlab.diagnosis.study import (
@@ -31,7 +31,7 @@ from normlab.diagnosis.study import (
 )
 from normlab.diagnosis.subject import Subject, place, split
 from normlab.errors import UserError
-from normlab.trace.step import FROZEN, trainable
+from normlab.trace.autograd import FROZEN, trainable
 
 VANISHED: Final = 0.01
 """Share of a stack's largest gradient below which adaptive optimizers' first steps do not even it out."""

@@ -27,7 +27,7 @@ from normlab.diagnosis.theory import layer_norm_jacobian, rms_norm_jacobian
 from normlab.errors import UserError
 from normlab.trace.facts.stacks import within
 from normlab.trace.record import Want, record
-from normlab.trace.untouched import undisturbed
+from normlab.trace.restore import undisturbed
 
 ASKED: Final = 1
 """Tokens per norm in a diagnosis, each costing d rows; the Jacobian hardly differs between tokens."""

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from normlab.config.chart import Growth
+from normlab.base.chart import Growth
 from normlab.diagnosis.structure import StackView
 from normlab.diagnosis.studies.dependency import depends_strongly
 from normlab.diagnosis.study import (
@@ -26,7 +26,7 @@ from normlab.diagnosis.study import (
 from normlab.diagnosis.subject import AnyOptimizer, Subject
 from normlab.diagnosis.theory import Curve, fits_of_curves
 from normlab.errors import UserError
-from normlab.trace.step import Weights, trainable
+from normlab.trace.autograd import Weights, trainable
 from normlab.trace.trace import at_weights
 
 ASKED: Final = 4

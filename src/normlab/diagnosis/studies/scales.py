@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from normlab.config.chart import ByDepth
+from normlab.base.chart import ByDepth
 from normlab.diagnosis.structure import StackView
 from normlab.diagnosis.study import XIONG, Finding, Row, Study, Table, Tables, as_float, floats, format_number
 from normlab.diagnosis.subject import Subject, place

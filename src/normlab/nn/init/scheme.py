@@ -9,7 +9,7 @@ from typing import ClassVar, Final
 import torch
 from torch import Tensor, nn
 
-from normlab.config.model import ModelConfig, derive
+from normlab.base.model_config import ModelConfig, derive
 from normlab.nn import (
     Activation,
     Branch,

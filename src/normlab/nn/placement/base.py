@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from normlab.config.model import ModelConfig
+from normlab.base.model_config import ModelConfig
 from normlab.errors import UserError
 from normlab.nn.registry import Registered, Registry
 from normlab.nn.site import Site
@@ -88,7 +88,7 @@ class Placement(Registered, nn.Module, ABC):
         """Return the stream updated with the output y of the branch, `[B, T, D]`."""
 
     def after_step(self) -> None:
-        """Note that the optimiser made a step; called by ``nn.after_step``."""
+        """Note that the optimizer made a step; called by ``nn.after_step``."""
 
     @classmethod
     def begin(cls, site: Site) -> nn.Module:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from normlab.config.model import ModelConfig
+from normlab.base.model_config import ModelConfig
 from normlab.nn.options import INNER_NORMS
 from normlab.nn.placement.base import INSIDE, XAVIER, Placement, Plain, Stream
 from normlab.nn.site import Site

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from normlab.config.model import ModelConfig
+from normlab.base.model_config import ModelConfig
 from normlab.nn.embedding import Embedding
 from normlab.nn.placement.base import INSIDE, XAVIER, Placement, Plain, ProfiledPlacement, Stream
 from normlab.nn.placement.normed import NormedInput, OneNorm, PostNorm

@@ -156,7 +156,7 @@ class _SumOfNormed(nn.Module):
 
 class ProRes(NormedInput, name="prores"):
     r"""ProRes on Pre-LN: :math:`x \leftarrow x + \min(t/(Tl), 1) \, f(\mathrm{LN}(x))` after t steps of the
-    optimiser, in layer l, counted from 1; a final norm.
+    optimizer, in layer l, counted from 1; a final norm.
 
     T is ``residual_warmup_steps``, 1,000 as in the authors' example; the last of L layers is open after TL
     steps. Every branch is shut at the start, and training must call ``nn.after_step``. Chen et al. 2026,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from normlab.config.config import Config, DecodeConfig
+from normlab.lab.config import Config, DecodeConfig
 from normlab.papers.bases import (
     BASE,
     DATES,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from normlab.config.config import (
+from normlab.lab.config import (
     Config,
     DataConfig,
     DecodeConfig,

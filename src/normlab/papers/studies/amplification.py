@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from scipy import stats
 
-from normlab.config.config import ModelConfig
 from normlab.diagnosis.studies.dependency import dependency, residual_dependency
 from normlab.diagnosis.studies.output_change import output_change
 from normlab.diagnosis.subject import Subject
+from normlab.lab.config import ModelConfig
 from normlab.nn import ProfiledPlacement, Seq2Seq, Sublayer
 from normlab.nn.init import profile_
 from normlab.papers.artefact import Measurement
@@ -34,7 +34,7 @@ from normlab.papers.intervals import (
     slope,
 )
 from normlab.papers.lab import Lab, Row, apart, curves, having, size, subject_on
-from normlab.trace.step import OptimizerFactory
+from normlab.trace.autograd import OptimizerFactory
 
 PLACEMENTS = ("post", "pre", "admin")
 
@@ -115,26 +115,26 @@ def encoder_on_batches(
 
 
 def _moved(
-    drawn: Iterable[Subject], changes: int, optimiser: OptimizerFactory | None = None
+    drawn: Iterable[Subject], changes: int, optimizer: OptimizerFactory | None = None
 ) -> dict[str, Array]:
     """Return the mean change of the encoder's output after every sublayer, by kind: over batches, and for the
     random kind also over several changes in each.
     """
     found: dict[str, list[list[float]]] = {}
     for number, subject in enumerate(drawn):
-        for kind, moved in encoder_changes(subject, number, changes, optimiser).items():
+        for kind, moved in encoder_changes(subject, number, changes, optimizer).items():
             found.setdefault(kind, []).extend(moved)
     return {kind: np.mean(curves_, axis=0) for kind, curves_ in found.items()}
 
 
 def encoder_changes(
-    subject: Subject, batch: int, changes: int, optimiser: OptimizerFactory | None = None
+    subject: Subject, batch: int, changes: int, optimizer: OptimizerFactory | None = None
 ) -> dict[str, list[list[float]]]:
     """Return the change of the encoder's output after every sublayer, by kind: a curve for each of the random
-    changes, whose seeds are this batch's own, and one for an update by the optimiser.
+    changes, whose seeds are this batch's own, and one for an update by the optimizer.
     """
     encoder, seeds = subject.structure.stacks[0].name, range(changes * batch, changes * (batch + 1))
-    table = output_change(subject, stacks=[encoder], optimizer=optimiser, seeds=seeds)
+    table = output_change(subject, stacks=[encoder], optimizer=optimizer, seeds=seeds)
     found: dict[str, list[list[float]]] = {}
     for kind in dict.fromkeys(table.column("kind")):
         rows = table.where(kind=kind)

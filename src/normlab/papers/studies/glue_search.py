@@ -10,8 +10,13 @@ from typing import Final, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 
-from normlab.config.config import Config, SeedConfig
-from normlab.config.metric import NLL
+from normlab.base.metric import NLL
+from normlab.lab.config import Config, SeedConfig
+from normlab.lab.runs.folder import RunFolder, find_run, read_scores
+from normlab.lab.tasks.classification import Classification
+from normlab.lab.training.devices import resolved_precision
+from normlab.lab.training.jobs import Queue
+from normlab.lab.training.weights import with_start
 from normlab.papers.artefact import Measurement
 from normlab.papers.bases import GLUE
 from normlab.papers.bases import fine_tuning as of_pairs
@@ -20,11 +25,6 @@ from normlab.papers.intervals import mean
 from normlab.papers.lab import Lab, finished
 from normlab.papers.measures import OfRuns
 from normlab.papers.studies.trained import trainings
-from normlab.runs.folder import RunFolder, find_run, read_scores
-from normlab.tasks.classification import Classification
-from normlab.training.devices import resolved_precision
-from normlab.training.jobs import Queue
-from normlab.training.weights import with_start
 
 BATCHES: Final = (16, 32)
 LRS: Final = (1e-5, 2e-5, 5e-5, 1e-4)

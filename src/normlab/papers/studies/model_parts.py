@@ -161,11 +161,11 @@ def _gradients_and_updates(
     matrices = [*_self_attention(network)]
     found = torch.autograd.grad(mean_loss(network, batches[0]), [weight for _, weight, _ in matrices])
     before = [weight.detach()[part].clone() for _, weight, part in matrices]
-    optimiser = torch.optim.Adam(network.parameters(), lr=lr, betas=(0.9, 0.98))
+    optimizer = torch.optim.Adam(network.parameters(), lr=lr, betas=(0.9, 0.98))
     for batch in batches:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         mean_loss(network, batch).backward()
-        optimiser.step()
+        optimizer.step()
     rows: list[dict[str, Any]] = [
         {
             **where,
@@ -314,14 +314,14 @@ def _passes(norm: nn.Module, count: int, dim: int, device: torch.device) -> Run:
 
 
 def _step(network: Seq2Seq, tokens: int, device: torch.device) -> Run:
-    optimiser = torch.optim.Adam(network.parameters(), lr=1e-4)
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-4)
     source, target = torch.randint(4, VOCABULARY, (2, tokens // 32, 32), device=device)
 
     def run() -> None:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         logits = network(source, target)
         F.cross_entropy(logits.flatten(0, 1), target.roll(-1, 1).flatten()).backward()
-        optimiser.step()
+        optimizer.step()
 
     return run
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from normlab.comparison.result import SweepRun, choose
-from normlab.config.config import Config, SeedConfig
+from normlab.lab.comparison.result import SweepRun, choose
+from normlab.lab.config import Config, SeedConfig
+from normlab.lab.runs.folder import RunFolder
 from normlab.papers.artefact import Measurement
 from normlab.papers.lab import Lab, Row, finished
 from normlab.papers.measures import OfRuns
 from normlab.papers.studies.trained import trainings
 from normlab.papers.trainings import at_factor, changed, side_of
-from normlab.runs.folder import RunFolder
 
 Sweep: TypeAlias = dict[float, RunFolder]
 """Runs by learning rate."""

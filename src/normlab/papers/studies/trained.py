@@ -10,11 +10,13 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from normlab.comparison.result import Interval, has_trained
-from normlab.comparison.statistics import MetricScale, share, share_gap
-from normlab.config.metric import Metric, metric_named
+from normlab.base.metric import Metric, metric_named
 from normlab.diagnosis.study import as_float
 from normlab.errors import UserError
+from normlab.lab.comparison.result import Interval, has_trained
+from normlab.lab.comparison.statistics import MetricScale, share, share_gap
+from normlab.lab.runs.folder import RunFolder, read_scores
+from normlab.lab.training.outcome import ignores_source
 from normlab.papers import find_artefact
 from normlab.papers.artefact import Measurement, Reproduction
 from normlab.papers.claim import Measure
@@ -24,8 +26,6 @@ from normlab.papers.measures import Cells, OfRuns
 from normlab.papers.results import folders, standing
 from normlab.papers.studies.trained_models import TrainedModel
 from normlab.papers.trainings import SCALES
-from normlab.runs.folder import RunFolder, read_scores
-from normlab.training.outcome import ignores_source
 
 Curve: TypeAlias = list[tuple[int, float]]
 SPIKE: Final = 3.0

@@ -16,12 +16,12 @@ from safetensors.numpy import load_file
 from normlab.diagnosis.structure import read_structure
 from normlab.diagnosis.subject import Subject
 from normlab.errors import UserError
+from normlab.lab.runs import RunFolder
+from normlab.lab.setups import NamedSetup, setup_from_config, setup_from_run
+from normlab.lab.training.fold import measure_fold
 from normlab.papers.intervals import Array
 from normlab.papers.lab import Row
 from normlab.papers.studies.amplification import theorem_constant
-from normlab.runs import RunFolder
-from normlab.training.fold import measure_fold
-from normlab.training.setups import NamedSetup, setup_from_config, setup_from_run
 
 ROLES: Final = {
     "encoder attention": ("encoder", 2, 0),

@@ -17,7 +17,7 @@ from typing import Any, Final
 import altair as alt
 import polars as pl
 
-from normlab.config.metric import IGNORES_SOURCE, Metric
+from normlab.base.metric import IGNORES_SOURCE, Metric
 from normlab.report.charts.theme import (
     ENDED_EARLY,
     MANY,

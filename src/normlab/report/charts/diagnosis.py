@@ -15,7 +15,7 @@ from typing import Any, Final
 import altair as alt
 import polars as pl
 
-from normlab.config.chart import ByDepth, HeatMap, Lines, Strips
+from normlab.base.chart import ByDepth, HeatMap, Lines, Strips
 from normlab.report.charts.theme import Drawn, finish, focused, has_place, layer, log_or_linear, recipe_colour
 
 HEIGHT: Final = 220

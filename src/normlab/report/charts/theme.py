@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 import polars.selectors as cs
 
-from normlab.config.metric import IGNORES_SOURCE
+from normlab.base.metric import IGNORES_SOURCE
 
 Mode = Literal["light", "dark"]
 Drawn = alt.LayerChart | alt.FacetChart

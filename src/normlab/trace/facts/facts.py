@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normlab.setups.setup import Declaration
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import Block, block_of, find_stacks, stream_of
 from normlab.trace.facts.targets import SCORED, Logits, Targets, read_logits
 from normlab.trace.facts.tokens import Arranged, Padding, Tokens, documents_of, looked_up, padding_of
-from normlab.trace.setup import Declaration
 from normlab.trace.tensors import Place, at, map_tensors, replaced, rows_of, tensors_in
 from normlab.trace.trace import Trace
 

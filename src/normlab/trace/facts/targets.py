@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normlab.trace.autograd import gradients_in
 from normlab.trace.compare import Located, distance
 from normlab.trace.facts.wiring import MULTIPLIED, factors
 from normlab.trace.functions import FunctionCall
-from normlab.trace.step import gradients_in
 from normlab.trace.tensors import Tap, rows_of
 from normlab.trace.trace import Event, Pass, Trace
 

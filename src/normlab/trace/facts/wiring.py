@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from normlab.trace.autograd import nodes_behind
 from normlab.trace.facts.stacks import Stacks, siblings, stream_of
 from normlab.trace.functions import OWN, RUNNING, FunctionCall
-from normlab.trace.step import nodes_behind
 from normlab.trace.trace import Event, Trace
 
 Node = Any

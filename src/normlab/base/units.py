@@ -1,0 +1,78 @@
+"""Quantities as text, the same in the terminal and on the page."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from normlab.errors import UserError
+
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
+
+
+def printable(text: str) -> str:
+    """Return text that is harmless in a terminal: control characters, which can move its cursor or rename its
+    window, become their codes.
+    """
+    return text.translate(_CONTROLS)
+
+
+def count(number: int, thing: str) -> str:
+    """Return a number with its noun: ``1 run``, ``3 runs``, ``2 batches``."""
+    plural = "es" if thing.endswith(("s", "x", "ch", "sh")) else "s"
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}{plural}"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in their two largest units: ``48 s``, ``4 min 05 s``, ``2 h 10 min``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def perplexity(nll: float) -> float:
+    """Return the exponential of nats; infinite if it is too large for a float."""
+    return math.inf if nll > 700 else math.exp(nll)
+
+
+def p_value(p: float) -> str:
+    """Return a p-value: ``p = 0.034``, or ``p < 0.001``."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+
+
+def steps_named(steps: Sequence[int]) -> str:
+    """Return a list of steps: ``step 400``, or ``steps 400, 800``."""
+    return f"step{'s' * (len(steps) > 1)} {', '.join(f'{step:,}' for step in steps)}"
+
+
+def rate(lr: float) -> str:
+    """Return a learning rate as people type it: ``5e-4``, ``1.5e-3``, ``0.1``."""
+    if lr >= 0.05:
+        return f"{lr:g}"
+    mantissa, exponent = f"{lr:.6e}".split("e")
+    return f"{float(mantissa):g}e{int(exponent)}"
+
+
+def short_rate(lr: float) -> str:
+    """Return a rate in two digits, as people type it: ``1.4e-2``."""
+    return rate(float(f"{lr:.2g}"))
+
+
+def seconds_of(text: str, name: str) -> float | None:
+    """Return a duration such as ``2h``, ``90min`` or ``1h 30min`` in seconds; None for an empty text.
+
+    Raises UserError, which refers to it as ``name``, for anything else.
+    """
+    if not text.strip():
+        return None
+    units = {"h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
+    parts = re.findall(r"(\d+\.?\d*|\.\d+)\s*(h|min|m|s)(?=[\s\d.]|$)", text)
+    if "".join(map("".join, parts)) != "".join(text.split()):
+        raise UserError(
+            f"{name} is a time in hours, minutes or seconds, got {text!r}; type 2h, 90min or '1h 30min'"
+        )
+    return sum(float(number) * units[unit] for number, unit in parts)

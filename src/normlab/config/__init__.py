@@ -1,1 +1,0 @@
-"""What users ask for and what they get, as data: configurations, requests, results. No torch."""

@@ -1,0 +1,181 @@
+"""Setups of the laboratory's own models: from a configuration, or from a run at one of its checkpoints."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from normlab.base.units import rate
+from normlab.diagnosis.subject import SMALL_TOKENS
+from normlab.lab.config import Config, run_id
+from normlab.lab.data.tokenizer import EOS, PAD
+from normlab.lab.recipes.grammar import describe, require_known
+from normlab.lab.runs.folder import RunFolder
+from normlab.lab.runs.manifest import committed
+from normlab.lab.tasks import TASKS
+from normlab.lab.training.checkpoint import has_checkpoint, load_checkpoint
+from normlab.lab.training.devices import prepare_process
+from normlab.lab.training.parallel import SingleProcess
+from normlab.lab.training.trainer import AnyTask
+from normlab.lab.training.weights import checkpoint_of, load_initial_weights, with_start
+from normlab.nn import after_step
+from normlab.optim import ScheduleState, build_optimizer, clipped_together, schedule_factor, set_rate
+from normlab.setups.function import draw_seed
+from normlab.setups.named import NamedSetup
+from normlab.setups.setup import Declaration, Setup
+from normlab.setups.step import plain_step
+
+FIRST: Final = 0
+"""Index of the training batch that is examined."""
+MINI_BATCHES: Final = 4
+
+
+def setup_from_config(config: Config, root: Path, *, tokens: int) -> NamedSetup:
+    """Return the setup of a resolved configuration, in float32 on ``tokens`` positions of its text, at its
+    start: freshly drawn, or with the weights that ``train.init_from`` names.
+
+    The text is prepared under ``root``. Raises UserError for a configuration that cannot be trained, and
+    FileNotFoundError if there are no such weights.
+    """
+    task = task_of(with_start(config, root), root, tokens)
+    optim, trained = task.config.optim, bool(task.config.train.init_digest)
+    setup = _setup(task, task.build(), optim.lr, trained=trained)
+    if trained:
+        load_initial_weights(SingleProcess(setup.model), task)
+    facts = _facts(task)
+    if optim.warmup_steps:
+        facts["warm-up"] = f"{optim.warmup_steps:,} steps to this rate"
+    if trained:
+        facts["weights"] = task.config.train.init_from
+    name = f"{config.recipe}-{run_id(task.config)[:8]}"
+    batches = partial(_mini_batches, task)
+    return NamedSetup(_title_of(config), setup, facts, name, optim.warmup_steps, batches)
+
+
+def setup_from_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> NamedSetup:
+    """Return the setup of a run at a checkpoint of ``training.weights``, at the rate of the run's next step.
+    At the last one the optimizer has the run's moments; the others keep none, so there it starts afresh.
+
+    Raises FileNotFoundError for a run without that checkpoint.
+    """
+    path = committed(checkpoint_of(folder, checkpoint))
+    task = task_of(folder.config(), folder.path.parent, tokens)
+    config, model, optimizer = task.config, task.build(), None
+    if (path / "optimizer.safetensors").exists():
+        optimizer = build_optimizer(model, config.optim)
+    progress = load_checkpoint(path, model, optimizer, run=folder.id()).progress()
+    step = f"step {progress.step:,}"
+    if isinstance(checkpoint, str):
+        label, which, name = f"{checkpoint}, {step}", f"{checkpoint} checkpoint", checkpoint
+    else:
+        label, which, name = step, step, f"step-{checkpoint}"
+    facts = {"run": folder.path.name, "checkpoint": label, **_facts(task)}
+    if not (lr := progress.learning_rate(config, ahead=1)):
+        lr = config.optim.lr
+        facts["learning rate"] = f"0 by now, so that the peak of {rate(lr)} is examined"
+    setup = replace(_setup(task, model, lr, trained=progress.step > 0), scheduler=None)
+    if optimizer is not None:
+        setup = replace(setup, optimizer=set_rate(optimizer, lr))
+    title = f"{_title_of(config)}, {which}"
+    return NamedSetup(title, setup, facts, name, mini_batches=partial(_mini_batches, task))
+
+
+def checkpoints(folder: RunFolder, names: Sequence[str] = (), step: int | None = None) -> list[str | int]:
+    """Return the checkpoints to examine: those that are named, and the step; without any, ``last``, and also
+    ``best`` if it is from another step, if they exist. Raises UserError for a run of an unknown recipe.
+    """
+    require_known(folder.config())
+    if names or step is not None:
+        return [*names, *([] if step is None else [step])]
+    status = folder.status()
+    there = [name for name in ("last", "best") if has_checkpoint(getattr(folder, name))]
+    return [*there[: 1 if status.step == status.best_step else 2]] or ["last"]
+
+
+def _title_of(config: Config) -> str:
+    """Name a configuration by its recipe, its layers and its width."""
+    layers = [str(n) for n in (config.model.encoder_layers, config.model.decoder_layers) if n]
+    return f"{config.recipe}, {'+'.join(layers)} layers of width {config.model.dim}"
+
+
+def _facts(task: AnyTask) -> dict[str, str]:
+    micro = task.batch(FIRST)
+    return {
+        "recipe": describe(task.config),
+        "tokens": f"{micro.tokens:,} predicted in {micro.padded_tokens:,} positions",
+    }
+
+
+def task_of(config: Config, root: Path, tokens: int) -> AnyTask:
+    """Return the task of a configuration, in float32 with batches of ``tokens`` positions."""
+    kind = TASKS[config.task]
+    kind.check(config)
+    device = prepare_process(config.machine)
+    data, corpus = kind.prepare(config.data, root / "data")
+    sized = replace(config.train, max_tokens=tokens, precision="fp32")
+    return kind(replace(config, data=data, train=sized), corpus, device)
+
+
+def _mini_batches(task: AnyTask) -> list[Any]:
+    train = replace(task.config.train, max_tokens=min(task.config.train.max_tokens, SMALL_TOKENS))
+    small = type(task)(replace(task.config, train=train), task.corpus, task.device)
+    return [small.batch(i) for i in range(MINI_BATCHES)]
+
+
+class _TrainingBatches:
+    """The training batches of a task, in an endless stream."""
+
+    def __init__(self, task: AnyTask) -> None:
+        self.task = task
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.task.batch, itertools.count(FIRST))
+
+
+def _setup(task: AnyTask, model: nn.Module, lr: float, *, trained: bool) -> Setup:
+    config, optim = task.config, task.config.optim
+    state = ScheduleState(optim, config.train.steps)
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        own = batch.recounted() if hasattr(batch, "recounted") else batch
+        return task.loss(model, own).loss / own.tokens
+
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        return set_rate(build_optimizer(model, optim), lr)
+
+    def scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
+        return LambdaLR(optimizer, lambda step: schedule_factor(step + 1, state))
+
+    def clip(model: nn.Module) -> None:
+        parameters = list(model.parameters())
+        for own in clipped_together(model, optim) if optim.max_grad_norm else ():
+            nn.utils.clip_grad_norm_([parameters[i] for i in own], optim.max_grad_norm)
+
+    def make() -> nn.Module:
+        seeds = replace(config.seeds, init=draw_seed())
+        with torch.device(task.device):  # the start may need a pass on real numbers, not on meta
+            made = type(task)(replace(config, seeds=seeds), task.corpus, task.device).build()
+        default = torch.get_default_device()
+        return made.to(default) if default.type == "meta" else made
+
+    return Setup(
+        model,
+        _TrainingBatches(task),
+        loss=loss,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        step=plain_step(loss, clip=clip, after=after_step, scheduled=True),
+        lr=lr,
+        declare=Declaration(
+            pad_id=PAD, eos_id=EOS, steps=config.train.steps, peak_lr=optim.lr, trained=trained or None
+        ),
+        make=make,
+    )

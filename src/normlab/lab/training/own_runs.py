@@ -1,0 +1,320 @@
+"""Runs of the user's own setups, trained by their code at rates that a comparison chooses.
+
+A configuration holds no paths: only the command line names the files that a run needs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import shlex
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Final, final
+
+import torch
+
+from normlab.base.files import write_json_atomic
+from normlab.base.metric import NLL, Cost, Metric
+from normlab.base.model_config import derive
+from normlab.base.units import rate
+from normlab.errors import UserError
+from normlab.lab.config import Config, run_id
+from normlab.lab.runs.folder import Row, RunFolder, State, Status
+from normlab.lab.training.cost import cost_of
+from normlab.lab.training.devices import hardware, prepare_process
+from normlab.lab.training.jobs import Worker
+from normlab.lab.training.outcome import outcome
+from normlab.lab.training.own_setups import opened
+from normlab.lab.training.progress import marked
+from normlab.setups.setup import Setup
+from normlab.trace.optimizers import copied
+from normlab.trace.restore import same_globals, same_random_state, undisturbed
+from normlab.trace.tensors import bytes_of, compiles, tensors_in, unwrap
+from normlab.trials.journal import fingerprint
+from normlab.trials.scale import Scale, read_scale
+from normlab.trials.training import Course, Training, first_steps, read_course, train
+
+LOSS: Final = Metric(NLL.name, "loss", higher_is_better=False, digits=NLL.digits)
+"""The loss as the step returns it, if it is not known to be a pure cross-entropy."""
+HELD_OUT: Final = 128
+"""The most batches of ``Setup.dev`` that are read."""
+FIRST: Final = 16
+"""Batches from which rates and targets are read."""
+ENDS: Final = 0.1
+"""Without ``Setup.dev``, the share of the steps, at the end, whose losses count, each before its step."""
+PURE: Final = 1e-4
+"""A loss counts as NLL if at most this share of it, as from rounding, is not cross-entropy."""
+
+
+@dataclass(frozen=True)
+class SetupFacts:
+    """What the first steps of a setup show."""
+
+    course: Course
+    scale: Scale
+    digest: str
+    """A digest of the files that the setup came from and, after a dot, of its weights, optimizer, batches."""
+    batches: str
+    """A digest of the first setup's batches."""
+    cost: Cost
+    held_out: int
+    """The number of batches of ``Setup.dev``."""
+    kind: str
+    """The classes of the model and of its optimizers."""
+    device: str
+    planned_steps: int | None
+    compiled: bool
+    """Whether the model is a compiled one, which is trained uncompiled."""
+
+
+def metric_of(scale: Scale) -> Metric:
+    """NLL for a loss that is a cross-entropy of known targets; for any other the loss as it is."""
+    pure = abs(scale.rest) <= PURE * abs(scale.weight * scale.start + scale.rest)
+    return NLL if scale.unigram is not None and pure else LOSS
+
+
+def _batch_stream(setup: Setup, seed: int) -> Iterator[Any]:
+    """Yield the batches of a training, each drawn from its own random state, whatever the model."""
+    stream = setup.stream()
+    for index in range(sys.maxsize):
+        with same_random_state(derive(seed, "batch", index) >> 31):  # numpy takes 32 bits
+            batch = next(stream)
+        yield batch
+
+
+def _held_out(setup: Setup) -> list[Any]:
+    """The batches that are not trained on, the same for every seed."""
+    with same_random_state(0):
+        return setup.held_out(HELD_OUT)
+
+
+def read(setups: Mapping[str, Any], name: str, seed: int) -> SetupFacts:
+    """Read rates, targets, cost and code of a setup. Raises UserError for one that cannot be trained."""
+    with same_globals(), opened(setups, name, seed) as (own, shared, code):
+        batches = list(islice(_batch_stream(shared, seed), FIRST))
+        _, course, scale = _first_steps(own, batches, seed)
+        parts = fingerprint(own, batches)
+        dev = _held_out(shared)
+        if dev and own.loss is None:
+            _loss_of(own, own.model, dev[:1])
+        cost = cost_of(own.model, lambda model: own.loss_of(model, batches[0]), _tokens(scale))
+        content = hashlib.sha256(" ".join(parts.values()).encode())
+        for _, held in tensors_in(dev):
+            content.update(bytes_of(held))
+        return SetupFacts(
+            course=course,
+            scale=scale,
+            digest=f"{code}.{content.hexdigest()}",
+            batches=parts["batches"],
+            cost=cost,
+            held_out=len(dev),
+            kind=", ".join(type(one).__name__ for one in (unwrap(own.model), *copied(own)[1])),
+            device=next((p.device.type for p in own.model.parameters()), "cpu"),
+            planned_steps=own.declare.steps,
+            compiled=any(map(compiles, own.model.modules())),
+        )
+
+
+def rehearse(config: Config, setups: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Return the seconds of a step, a validation and a whole run of a setup, measured on its parts: opening
+    it, a few steps, the held-out loss.
+    """
+    prepare_process(config.machine)
+    times, seed = [time.perf_counter()], config.seeds.init
+
+    def lap() -> float:
+        times.append(time.perf_counter())
+        return times[-1] - times[-2]
+
+    with same_globals(), opened(setups, config.recipe, seed) as (own, shared, _):
+        opening, batches = lap(), list(islice(_batch_stream(shared, seed), FIRST))
+        drawing = lap()
+        seen, _, _ = _first_steps(own, batches, seed)
+        first, dev = lap(), _held_out(shared)
+        reading = lap()
+        if dev:
+            _loss_of(own, own.model, dev)
+        validation = lap() / 2  # every second batch
+    step = statistics.median(seen.seconds[1:] or seen.seconds)
+    steps, every = config.train.steps, config.train.validate_every_steps
+    training = steps * (step + drawing / FIRST) + (steps // every + 2) * validation
+    return step, validation, opening + first + reading + training
+
+
+def _first_steps(own: Setup, batches: Sequence[Any], seed: int) -> tuple[Training, Course, Scale]:
+    """Train a copy for a few steps at its own rates to read rates and targets."""
+    if own.optimizer is None:
+        raise UserError("setup() has no optimizer; return one, as in optimizer=torch.optim.AdamW(…, lr=1e-3)")
+    seen = first_steps(own, batches, seed=seed, groups={})
+    return seen, read_course(own, seen), read_scale(own, batches[: FIRST // 2], math.inf, seen.losses[0])
+
+
+def _tokens(scale: Scale) -> int:
+    """The targets of a batch; 0 if they are not known."""
+    return scale.targets // scale.batches if scale.batches else 0
+
+
+def _loss_of(setup: Setup, model: torch.nn.Module, batches: Sequence[Any]) -> float:
+    """The mean loss of batches, without training."""
+    with undisturbed(model), torch.no_grad():
+        return statistics.fmean(float(setup.loss_of(model, batch)) for batch in batches)
+
+
+@dataclass
+class _OwnRun:
+    """One training in progress: rows while it goes, scores at its end."""
+
+    folder: RunFolder
+    config: Config
+    own: Setup
+    scale: Scale
+    factor: float
+    """Of the setup's own rates, to have the largest one of the configuration."""
+    dev: Sequence[Any]
+    """Held-out batches: every second one helps to choose rates, the others are reported."""
+    stop: threading.Event
+    rows: list[Row] = field(default_factory=list)
+    pending: list[float] = field(default_factory=list)
+    """The losses since the last row."""
+
+    def train(self, batches: Iterator[Any]) -> None:
+        """Train to the last step, or until a loss is not finite; leave the run done."""
+        seen = train(
+            self.own,
+            islice(batches, self.config.train.steps),
+            lambda _, own: [self.factor * rate for rate in own],
+            seed=self.config.seeds.init,
+            groups={},
+            enough=self._after,
+        )
+        if seen.stopped.startswith("raised"):
+            raise RuntimeError(f"the step {seen.stopped}")
+        chosen_by, reported = self._scores(seen)
+        self._write_dev(seen, chosen_by)
+        write_json_atomic(self.folder.scores, {NLL.name: reported})
+        unigram, step = self.scale.unigram, len(seen.losses)
+        ended = outcome(
+            self.rows,
+            unigram_entropy_nats=math.inf if unigram is None else unigram,  # then no run counts as stuck
+            total_steps=self.config.train.steps,
+            best_step=step,
+            has_source=False,
+            final=True,
+        )
+        self._report("done", seen, outcome=ended, best_step=step, best_dev={NLL.name: chosen_by})
+
+    def _after(self, seen: Training) -> str:
+        """Write rows after a step; return why the training ends here, if it does. Raises KeyboardInterrupt
+        once asked to stop.
+        """
+        if self.stop.is_set():
+            raise KeyboardInterrupt
+        step, every = len(seen.losses), self.config.machine.log_every_steps
+        self.pending.append(seen.losses[-1])
+        broken = not math.isfinite(seen.losses[-1])
+        last = step == self.config.train.steps
+        if step == 1 or step % every == 0 or last or broken:
+            self._log(seen)
+            self._report("running", seen)
+        if self.dev and not last and step % self.config.train.validate_every_steps == 0:
+            self._write_dev(seen, self._nats(seen, self.dev[::2]))
+        return "diverged" if broken else ""
+
+    def _log(self, seen: Training) -> None:
+        step, loss = len(seen.losses), statistics.fmean(self.pending)
+        self.pending.clear()
+        row = {"kind": "train", "step": step, "loss": loss, "nll": self.scale.nats(loss)}
+        row["lr"] = self.factor * max(seen.rates.get(step - 1, [0.0]))
+        row |= {"tokens": step * tokens} if (tokens := _tokens(self.scale)) else {}
+        self._write({**row, "seconds": round(sum(seen.seconds), 3)})
+
+    def _write_dev(self, seen: Training, nll: float) -> None:
+        self._write({"kind": "dev", "step": len(seen.losses), "nll": nll, "seconds": sum(seen.seconds)})
+
+    def _write(self, row: Row) -> None:
+        self.rows.append(row)
+        self.folder.append_metrics(row)
+
+    def _scores(self, seen: Training) -> tuple[float, float]:
+        """The loss that chooses a rate and the one that is reported, in nats if targets are known."""
+        if self.dev:
+            return self._nats(seen, self.dev[::2]), self._nats(seen, self.dev[1::2] or self.dev)
+        last = seen.losses[-max(2, math.ceil(ENDS * self.config.train.steps)) :]
+        return self.scale.nats(statistics.fmean(last[::2])), self.scale.nats(statistics.fmean(last[1::2]))
+
+    def _nats(self, seen: Training, batches: Sequence[Any]) -> float:
+        assert seen.model is not None
+        return self.scale.nats(_loss_of(self.own, seen.model, batches))
+
+    def _report(self, state: State, seen: Training, **ended: Any) -> None:
+        device = next((p.device for p in unwrap(self.own.model).parameters()), torch.device("cpu"))
+        so_far = {"step": len(seen.losses), "train_seconds": sum(seen.seconds)}
+        self.folder.set_status(Status(state, hardware=hardware(device), **so_far, **ended))
+
+
+def train_own(
+    config: Config, root: Path, setups: Mapping[str, Any], stop: threading.Event | None = None
+) -> RunFolder:
+    """Train the setup that ``config.recipe`` names among ``setups``, see ``opened``; return the run's folder.
+
+    A run that is done is returned as it is; one that was interrupted starts over. Raises UserError for code
+    whose digest is not ``config.own_code``.
+    """
+    folder = RunFolder(root / run_id(config))
+    if folder.there() and folder.status().state == "done":
+        return folder
+    folder.path.mkdir(parents=True, exist_ok=True)
+    seed = config.seeds.init
+    with folder.lock():
+        prepare_process(config.machine)
+        with marked(folder), same_globals(), opened(setups, config.recipe, seed) as (own, shared, code):
+            if code != config.own_code.partition(".")[0]:
+                raise UserError(
+                    f"the code of {config.recipe} has changed since the comparison began; type the same "
+                    "command again, and it is trained anew"
+                )
+            batches = _batch_stream(shared, seed)
+            first = list(islice(batches, FIRST))
+            _, course, scale = _first_steps(own, first, seed)
+            again = _repeat_command(config, setups)
+            RunFolder.create(folder.path, config, (metric_of(scale),), repeat=again)
+            folder.cut_rows(-1)
+            factor = config.optim.lr / course.rate
+            dev = _held_out(shared)
+            run = _OwnRun(folder, config, own, scale, factor, dev, stop or threading.Event())
+            run.train(chain(first, batches))
+    return folder
+
+
+def _repeat_command(config: Config, setups: Mapping[str, Any]) -> str:
+    """Return the command that trains the run again, alongside those that it is compared with."""
+    if not all(isinstance(value, str) for value in setups.values()):
+        return f"normlab.compare(request, setups=…) in Python, with {config.recipe} among the setups"
+    rest = f"--steps {config.train.steps} --validate-every-steps {config.train.validate_every_steps}"
+    rest += f" --lrs {rate(config.optim.lr)} --first-seed {config.seeds.init} --seeds 1 --out again"
+    return f"{shlex.join(['normlab', 'compare', '--setup', *setups])} {rest}"
+
+
+@final
+class Here(Worker):
+    """A worker that trains setups in this process, one after the other."""
+
+    def __init__(self, root: Path, setups: Mapping[str, Any]) -> None:
+        self._root, self._setups, self._stop = root, setups, threading.Event()
+
+    def train(self, config: Config) -> str:
+        try:
+            train_own(config, self._root, self._setups, self._stop)
+        except Exception as error:
+            return " ".join(f"{type(error).__name__}: {error}".split())
+        return "done"
+
+    def interrupt(self) -> None:
+        self._stop.set()

@@ -1,0 +1,191 @@
+"""The trainer: one configuration's model, optimizer and progress, and the step that moves them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normlab.base.metric import NLL, selection_metric
+from normlab.base.model_config import derive
+from normlab.base.units import count
+from normlab.errors import UserError
+from normlab.lab.config import Config
+from normlab.lab.data.batches import Prefetch
+from normlab.lab.tasks import TASKS
+from normlab.lab.tasks.task import LossSum, Task
+from normlab.lab.training.checkpoint import State
+from normlab.lab.training.devices import Scaling, autocast, compiled, prepare_process
+from normlab.lab.training.progress import RunProgress
+from normlab.lab.training.ranks import SINGLE_PROCESS, Ranks
+from normlab.lab.training.weights import Ema, InitialWeights, load_initial_weights
+from normlab.nn import after_step
+from normlab.optim import build_optimizer, clipped_together, keeps_tensors, set_rate
+from normlab.watching.meter import Meter, StepRecord
+
+AnyTask = Task[Any, Any, Any]
+Watch = Callable[[int, int], AbstractContextManager[None]]
+"""Given a step and the number of a micro-batch, return the context of its forward and backward pass."""
+
+
+def load_task(config: Config, root: Path, device: torch.device | None = None) -> AnyTask:
+    """Prepare a configuration's text below ``root``; return its task on a device, by default the configured.
+
+    Raises UserError for a task that cannot do what the configuration asks for, and for too long a sentence.
+    """
+    kind = TASKS[config.task]
+    kind.check(config)
+    device = device or prepare_process(config.machine)
+    data, corpus = kind.prepare(config.data, root / "data")
+    config = replace(config, data=data)
+    kind.check_text(config, corpus)
+    return kind(config, corpus, device)
+
+
+class Trainer:
+    """The training of one configuration, independent of any run folder.
+
+    Every random draw is derived from (seed, purpose, step, micro-batch). Every rank calls every method, in
+    the same order; no step waits for the device.
+    """
+
+    def __init__(self, task: AnyTask, ranks: Ranks = SINGLE_PROCESS) -> None:
+        self.task, self.ranks = task, ranks
+        self.config, self.device = task.config, task.device
+        self.model = task.build()
+        self.compiled = self._compiled() if self.config.machine.compile else None
+        """The task's loss, compiled with everything that it calls; the model itself stays as it is."""
+        self.optimizer = build_optimizer(self.model, self.config.optim)
+        self.clipped = clipped_together(self.model, self.config.optim)
+        self.parallel = ranks.parallel(self.model, self.optimizer, shard=self.config.machine.shard)
+        enabled = self.config.train.precision == "fp16"
+        self.scaling = Scaling(self.parallel.scaler(self.device, enabled=enabled), self.device)
+        self.ema = Ema(self.optimizer, self.config.train.ema_decay)
+        self.meter = Meter(self.parallel.parts, self.parallel.norms)
+        self.progress = RunProgress()
+        self.batches = Prefetch(
+            lambda index: self.task.batch(index),
+            workers=self.config.machine.num_workers,
+            stop=self.config.train.steps * self.config.train.grad_accum_steps,
+            stride=ranks.count,
+        )
+
+    def close(self) -> None:
+        self.batches.close()
+
+    def step(self, watch: Watch = lambda step, micro_batch: nullcontext()) -> StepRecord:
+        """Do one optimizer step over the micro-batches of the global batch."""
+        config, p = self.config, self.progress
+        p.step += 1
+        first = (p.step - 1) * config.train.grad_accum_steps
+        mine = self.ranks.share(config.train.grad_accum_steps)
+        batches = [self.batches.at(first + i) for i in mine]
+        tokens, padded_tokens = self.ranks.total(
+            sum(b.tokens for b in batches), sum(b.padded_tokens for b in batches)
+        )
+        self.parallel.model.train()
+        loss = nll = torch.zeros((), device=self.device)
+        for i, batch in zip(mine, batches, strict=True):
+            torch.manual_seed(derive(config.seeds.dropout, "dropout", p.step, i))
+            with watch(p.step, i), self.parallel.passing(last=i == mine[-1]):
+                with autocast(self.device, config.train.precision):
+                    sums = (self.compiled or self.task.loss)(self.parallel.model, batch)
+                self.scaling.scale(sums.loss / tokens).backward()
+            loss, nll = loss + sums.loss.detach(), nll + sums.nll
+        loss, nll = self.ranks.sum(torch.stack([loss, nll]))
+        lr, norm, gradients, updates = self._update()
+        p.tokens += tokens
+        p.padded_tokens += padded_tokens
+        return StepRecord(
+            p.step, lr, loss / tokens, self.meter.names, gradients, updates, nll=nll / tokens, norm=norm
+        )
+
+    def note_scores(self, scores: Mapping[str, float]) -> bool:
+        """Record dev scores; return whether they are the best so far."""
+        p, best = self.progress, self._is_best(scores)
+        p.val_decay = p.val_decay.after(p.step, self.config.optim, improved=best)
+        p.waited = 0 if best else p.waited + 1
+        if best:
+            p.best_step, p.best_dev = p.step, dict(scores)
+        return best
+
+    def dev_scores(self, model: nn.Module) -> dict[str, float]:
+        """The task's scores of a model on dev, in the run's precision."""
+        model.eval()
+        with autocast(self.device, self.config.train.precision):
+            return self.task.dev_scores(model)
+
+    def snapshot(self) -> nn.Module:
+        """Return a copy of the model as it is now.
+
+        Raises RuntimeError if the weights are spread over the ranks.
+        """
+        if self.ranks.count > 1 and self.config.machine.shard:
+            raise RuntimeError("the model is sharded, and no process has all of it; train without --shard")
+        return copy.deepcopy(self.parallel.plain())
+
+    def begin(self) -> InitialWeights | None:
+        if not self.config.train.init_digest:
+            return None
+        return load_initial_weights(self.parallel, self.task)
+
+    def state_dict(self) -> dict[str, dict[str, Any]]:
+        """Return the state of every part, as a single process would have it."""
+        return {
+            **self.parallel.state_dict(self.optimizer),
+            "progress": self.progress.state_dict(),
+            "scaling": self.scaling.state_dict(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Continue from ``state_dict()``. Raises UserError for a part whose state it did not write itself."""
+        self.progress.load_state_dict(state.get("progress", {}))
+        self.scaling.load_state_dict(state.get("scaling", {}))
+        done = self.progress.step - self.scaling.row().get("skipped_steps", 0)
+        if done > 0 and not state["optimizer"] and keeps_tensors(self.config.optim):
+            raise UserError(f"the optimizer's tensors are missing after {count(int(done), 'step')}")
+        self.parallel.load_state_dict(state, self.optimizer)
+
+    def _compiled(self) -> Callable[[nn.Module, Any], LossSum]:
+        if self.ranks.count > 1:
+            raise UserError(f"--compile is for one process, and there are {self.ranks.count}; leave it out")
+        return compiled(self.task.loss, self.device)
+
+    def _update(self) -> tuple[float, Tensor, Tensor, Tensor]:
+        """Let the optimizer step; return the learning rate, the gradient norm, and norms by parameter."""
+        self.scaling.unscale(self.optimizer)
+        gradients = self.meter.gradients()
+        norm = self._clip(gradients)
+        lr = self.progress.learning_rate(self.config)
+        set_rate(self.optimizer, lr)
+        self.meter.before()
+        norm = self.scaling.step(self.optimizer, norm)
+        after_step(self.model)
+        updates = self.meter.after()
+        self.optimizer.zero_grad(set_to_none=True)
+        return lr, norm, gradients, updates
+
+    def _clip(self, gradients: Tensor) -> Tensor:
+        norm = torch.linalg.vector_norm(gradients)
+        largest = self.config.optim.max_grad_norm
+        parts = list(self.parallel.parts.values())
+        for own in self.clipped if largest else ():
+            of_own = norm if len(own) == len(parts) else torch.linalg.vector_norm(gradients[own])
+            nn.utils.clip_grads_with_norm_([parts[i] for i in own], largest, of_own)
+        return norm
+
+    def _is_best(self, scores: Mapping[str, float]) -> bool:
+        """Compare by the metric that decides; if it is equal, by the negative log-likelihood."""
+        p = self.progress
+        if p.best_step is None:
+            return True
+        metrics = self.task.metrics_on(self.task.corpus)
+        decides = (selection_metric(metrics, self.config.train.best_by), NLL)
+        now, then = ([m.sort_key(of.get(m.name)) for m in decides] for of in (scores, p.best_dev))
+        return now > then

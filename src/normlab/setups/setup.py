@@ -1,0 +1,314 @@
+"""What a training script holds just before its first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, fields, replace
+from fnmatch import fnmatchcase
+from itertools import islice, repeat
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from normlab.errors import UserError, nearest
+from normlab.trace.tensors import PARALLEL, Call, call_model, tensors_in, unwrapped
+
+Loss = Callable[[nn.Module, Any], Tensor]
+"""``loss(model, batch)``: a scalar with its graph."""
+StepFunction = Callable[[nn.Module, Any, Any, Any], Any]
+"""``step(model, batch, optimizer, scheduler)``: the whole training step on one batch; returns the loss."""
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What no step can show, so its author declares it; each word is checked against the model.
+
+    ``documents`` are the numbers of the documents `[B, T]` in a packed batch, or the batch entry that holds
+    them. ``positions`` and ``final_norm`` are False if there are none on purpose. ``frozen`` are globs of
+    parameters that are frozen, or cut off from a part of the loss, on purpose. ``steps`` is the planned
+    number of optimizer steps, ``peak_lr`` the largest rate on the way, ``max_grad_norm`` the norm that
+    gradients are clipped to. ``init`` says how parameters start: "class", a recipe, a TOML file, or a mapping
+    from roles or globs to deviations; ``check`` turns it into a tuple of ``Start``. ``trained`` says whether
+    the weights were trained before. ``parametrisation`` names the rule for rates, starts and multipliers,
+    such as "mup" or "completep", and ``transfer`` checks that they follow it.
+    """
+
+    tied: bool | None = None
+    causal: bool | None = None
+    pad_id: int | None = None
+    eos_id: int | None = None
+    documents: Any = None
+    positions: bool | None = None
+    final_norm: bool | None = None
+    frozen: Sequence[str] = ()
+    peak_lr: float | None = None
+    steps: int | None = None
+    max_grad_norm: float | None = None
+    init: Any = None
+    trained: bool | None = None
+    parametrisation: str = ""
+
+    def is_frozen(self, parameter: str) -> bool:
+        """Return whether a parameter is frozen, or cut off from a part of the loss, on purpose."""
+        return any(fnmatchcase(parameter, glob) for glob in self.frozen)
+
+    @classmethod
+    def of(cls, value: Declaration | Mapping[str, Any] | None) -> Declaration:
+        """Read a mapping. Raises UserError for an unknown word or a value of the wrong kind."""
+        if isinstance(value, Declaration):
+            return value
+        if value is None:
+            return cls()
+        if not isinstance(value, Mapping):
+            raise UserError(f"declare is {shown(value)}, and must be a dict, as in declare={{'tied': True}}")
+        words = dict(value)
+        for word in words:
+            refuse_unknown(word, [f.name for f in fields(cls)], "declare")
+        if isinstance(words.get("frozen"), str):
+            words["frozen"] = (words["frozen"],)
+        for word, check in MUST_BE.items():
+            given = words.get(word)
+            if given is not None and not check[0](given):
+                raise UserError(f"declare[{word!r}] is {shown(given)}, and must be {check[1]}")
+        return cls(**words)
+
+
+def shown(value: Any) -> str:
+    """Describe a value in a few words: the value itself if that is short, else its kind."""
+    text = "" if isinstance(value, Tensor) else repr(value)
+    short = text if 0 < len(text) <= 40 and "\n" not in text and " at 0x" not in text else ""
+    return short or (f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__)
+
+
+def _whole(x: Any) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool) and x >= 0
+
+
+def _numbers(x: Any) -> bool:
+    """Return whether a value is the name of an entry, or whole numbers in two dimensions."""
+    if isinstance(x, str):
+        return True
+    try:
+        numbers = torch.as_tensor(x)
+    except Exception:  # of any kind of object
+        return False
+    return numbers.ndim == 2 and not (numbers.is_floating_point() or numbers.is_complex())
+
+
+def positive(x: Any) -> bool:
+    """Return whether a value is a finite number above 0."""
+    return isinstance(x, (int, float)) and not isinstance(x, bool) and 0 < x < float("inf")
+
+
+MUST_BE: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
+    **dict.fromkeys(
+        ("tied", "causal", "positions", "final_norm", "trained"),
+        (lambda x: isinstance(x, bool), "True or False"),
+    ),
+    **dict.fromkeys(("pad_id", "eos_id"), (_whole, "a whole number, 0 or above")),
+    "frozen": (
+        lambda x: isinstance(x, (list, tuple)) and all(isinstance(i, str) for i in x),
+        'a glob of parameters or a list of them, as in "embed*"',
+    ),
+    "documents": (_numbers, "the document of each token `[B, T]` as a number, or the entry that holds that"),
+    "init": (
+        lambda x: isinstance(x, (str, Path, Mapping, tuple)),
+        'a recipe, a TOML file, or a dict of roles or globs, as in {"ffn_out": 0.02}; or "class"',
+    ),
+    **dict.fromkeys(("peak_lr", "max_grad_norm"), (positive, "a number above 0")),
+    "steps": (lambda x: _whole(x) and x > 0, "a whole number above 0"),
+    "parametrisation": (lambda x: isinstance(x, str), 'the name of one, as in "mup"'),
+}
+
+
+def refuse_unknown(word: Any, allowed: Sequence[str], where: str) -> None:
+    """Raise UserError for a word that does not exist, with the nearest one that does."""
+    if word not in allowed:
+        raise UserError(f"{where} has no {shown(word)}{nearest(str(word), allowed)}")
+
+
+def output_loss(model: nn.Module, batch: Any, call: Call = call_model) -> Tensor:
+    """Return the loss in the model's own output, where Hugging Face's models put it for batches with labels;
+    for a tuple or a dict, the only number in it.
+
+    Raises UserError, saying what to pass, if there is none.
+    """
+    output = call(model, batch)
+    loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
+    numbers = [x for _, x in tensors_in(output) if x.numel() == 1 and x.is_floating_point()]
+    if loss is None and len(numbers) == 1:
+        loss = numbers[0]
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        raise UserError(
+            f"{type(model).__name__} puts out no loss: give a batch with labels, or a function "
+            "loss=lambda model, batch: … that returns a differentiable scalar"
+        )
+    return loss.reshape(())
+
+
+class _Wrapped(nn.Module):
+    """Stands in for a data-parallel wrapper in the user's functions, which may ask for what it wraps."""
+
+    no_sync = nullcontext
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A model, its data, loss and optimizer, as they are just before the first step.
+
+    ``batches`` is one batch (a tensor, a tuple of arguments or a mapping of keywords) or an object that can
+    be iterated over repeatedly. ``loss(model, batch)`` returns a scalar; without it, the model's output holds
+    one. ``optimizer`` is one, a list of them, or a function of the model; ``scheduler`` has ``step()``, or is
+    a function of the optimizer. ``step(model, batch, optimizer, scheduler)`` is a whole training step.
+    ``make()`` draws the model afresh. ``lr`` is the intended rate. ``dev`` holds batches that are not trained
+    on, in the form of ``batches``; models are compared by them.
+
+    >>> setup = normlab.Setup(model, batch, loss=loss, optimizer=optimizer, declare={"pad_id": 0})
+    >>> setup.batch is batch
+    True
+    """
+
+    model: nn.Module
+    batches: Any
+    loss: Loss | None = None
+    optimizer: Any = None
+    scheduler: Any = None
+    step: StepFunction | None = None
+    lr: float | None = None
+    declare: Declaration = field(default_factory=Declaration)
+    make: Callable[[], nn.Module] | None = None
+    dev: Any = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "declare", Declaration.of(self.declare))
+        if not isinstance(self.model, nn.Module):
+            raise UserError(f"the model is {shown(self.model)}, and must be a torch.nn.Module")
+        for name in ("loss", "step", "make"):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise UserError(f"{name} is {shown(value)}, and must be a function")
+        if self.lr is not None and not positive(self.lr):
+            raise UserError(f"lr is {shown(self.lr)}, and must be a number above 0, as in lr=3e-4")
+        for one in self.optimizers:
+            if one is not None and not isinstance(one, torch.optim.Optimizer) and not callable(one):
+                raise UserError(
+                    f"optimizer is {shown(one)}, and must be a torch.optim.Optimizer, a list of them, or a "
+                    "function of the model"
+                )
+        last = self.scheduler
+        if last is not None and not hasattr(last, "step") and not callable(last):
+            raise UserError(
+                f"scheduler is {shown(last)}, and must have step(), or be a function of the optimizer"
+            )
+
+    @classmethod
+    def of(cls, value: Setup | Mapping[str, Any]) -> Setup:
+        """Return a setup; a mapping has the names of the fields. Raises UserError for other names."""
+        if isinstance(value, Setup):
+            return value
+        if not isinstance(value, Mapping):
+            raise UserError(f"setup() returned {shown(value)}, and must return a normlab.Setup or a dict")
+        words = dict(value)
+        if "batch" in words and "batches" not in words:
+            words["batches"] = words.pop("batch")
+        for word in words:
+            refuse_unknown(word, [f.name for f in fields(cls)], "setup()")
+        missing = [name for name in ("model", "batches") if name not in words]
+        if missing:
+            raise UserError(f"setup() returned no {missing[0]!r}; it must hold a model and batches")
+        return cls(**words)
+
+    def by_wrapped(self) -> Setup:
+        """Return the setup with functions that get a wrapped model if the user's own is data-parallel."""
+        if not any(isinstance(m, PARALLEL) for m in unwrapped(self.model)):
+            return self
+        own = {n: f for n in ("loss", "step", "optimizer") if callable(f := getattr(self, n))}
+        return replace(self, **{n: lambda m, *more, f=f: f(_Wrapped(m), *more) for n, f in own.items()})
+
+    @property
+    def loss_of(self) -> Loss:
+        """The function that returns the loss: without ``loss``, one that finds it in the model's output."""
+        return self.loss or output_loss
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """The optimizers, or the function that makes them, or None, as a list."""
+        return list(self.optimizer) if isinstance(self.optimizer, (list, tuple)) else [self.optimizer]
+
+    @property
+    def batch(self) -> Any:
+        """The first batch. Raises UserError if there is none."""
+        return self.batches if self.is_one_batch else next(self._pass())
+
+    @property
+    def is_one_batch(self) -> bool:
+        """Whether ``batches`` is itself a batch: one tensor, arguments or keywords, or nothing iterable."""
+        own = self.batches
+        if isinstance(own, list):
+            return not own or not all(isinstance(v, (Mapping, tuple, list)) for v in own)
+        return isinstance(own, (Tensor, Mapping, tuple)) or hasattr(own, "keys") or not _iterable(own)
+
+    def stream(self) -> Iterator[Any]:
+        """Yield batch after batch, without end: after the last one, ``batches`` is read again.
+
+        Raises UserError if there is none, and for an iterator, which can be read only once.
+        """
+        if self.is_one_batch:
+            yield from repeat(self.batches)
+        if iter(self.batches) is self.batches:
+            raise UserError(
+                f"batches is {shown(self.batches)}, which can be read only once; give a list, a DataLoader, "
+                "or an object whose __iter__ begins again"
+            )
+        while True:
+            yield from self._pass()
+
+    def held_out(self, most: int) -> list[Any]:
+        """Return the first batches of ``dev``, at most ``most``; none without it."""
+        if self.dev is None:
+            return []
+        own = replace(self, batches=self.dev)
+        return [own.batches] if own.is_one_batch else list(islice(own._pass(), most))
+
+    def _pass(self) -> Iterator[Any]:
+        batches = iter(self.batches)
+        try:
+            yield next(batches)
+        except StopIteration:
+            raise UserError("batches holds no batch; give one, or a re-iterable of some") from None
+        yield from batches
+
+
+def _iterable(value: Any) -> bool:
+    try:
+        iter(value)
+    except TypeError:
+        return False
+    return True
+
+
+def setup_of(
+    where: str, model: Any, batch: Any, loss: Loss | None, rest: Mapping[str, Any], others: Sequence[str] = ()
+) -> Setup:
+    """Return the Setup that a function was given, or one made of a model, its batch and ``rest``; ``others``
+    are the function's own words. Raises UserError for a Setup with more, and for a word that neither has.
+    """
+    allowed = [f.name for f in fields(Setup) if f.name not in ("model", "batches", "loss")]
+    for word in rest:
+        refuse_unknown(word, [*allowed, *others], where)
+    parts = {word: value for word, value in rest.items() if word not in others}
+    if not isinstance(model, Setup):
+        return Setup(model, batch, loss, **parts)
+    if batch is not None or loss is not None or parts:
+        raise UserError("give a Setup alone, or a model with its batch; dataclasses.replace changes a Setup")
+    return model

@@ -1,0 +1,299 @@
+"""A whole step of training, run on copies, and what its optimizers see when they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from math import isfinite
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad
+from torch.optim import Optimizer
+
+from normlab.errors import UserError
+from normlab.setups.setup import Loss, StepFunction
+from normlab.trace.autograd import Weights
+from normlab.trace.compare import distance, rounded
+from normlab.trace.facts import Unknown
+from normlab.trace.facts.facts import Facts
+from normlab.trace.functions import Functions
+from normlab.trace.restore import same, same_globals, same_random_state
+from normlab.trace.tensors import eager, map_tensors, tensors_in
+from normlab.trace.trace import Trace, recomputing
+
+SEED: Final = 20_011
+"""The seed of every run: not one that draws a batch, or a loss would draw the same numbers again."""
+BIG: Final = 2.0**20
+"""Factor that makes gradients large enough for any clipping."""
+SAMPLED: Final = 65_536
+"""How many entries of each parameter are looked at, evenly spaced."""
+LEARNT: Final = 10
+"""How many steps in a row below the first loss show that a batch is learnt; the warm-up is as long."""
+TRIED: Final = 40
+
+
+@dataclass
+class ObservedStep:
+    """What one step showed."""
+
+    batch: Any = None
+    """What the step was given, with its own tensors."""
+    calls: list[int | str] = field(default_factory=list)
+    """Calls of the optimizers (by number) and of the "scheduler", in order."""
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    """A sample of each parameter's gradient when its optimizer was first called."""
+    training: list[bool] = field(default_factory=list)
+    """The model's mode in each of its passes with a gradient."""
+    moved: bool = False
+    """Whether the step writes to the weights before its last pass."""
+    cast: torch.dtype | None = None
+    """The dtype of autocast in its last pass."""
+    clips: list[tuple[frozenset[int], float]] = field(default_factory=list)
+    """The parameters of each call of ``clip_grad_norm_``, and the norm that it left."""
+    fresh: set[int] = field(default_factory=set)
+    """Parameters whose gradient grew since it was clipped."""
+    clipped: frozenset[int] = frozenset()
+    """Parameters that had been clipped when the optimizer was first called."""
+    late: bool = False
+    """Whether the gradient of one of them had grown since it was clipped."""
+    undone: tuple[float, float] | None = None
+    """The norm that the last clip left and the norm at the optimizer's call, if these differ."""
+
+    @property
+    def nonzero(self) -> set[str]:
+        """Parameters whose gradient is not 0."""
+        return {n for n, g in self.gradients.items() if bool(g.any())}
+
+
+@dataclass
+class DryRun:
+    """Copies of a model, its optimizers and scheduler, bound to each other, and the step to run on them.
+
+    If ``exact``, the model is in float64 and its functions run in float64. There is no dropout.
+    """
+
+    model: nn.Module
+    optimizers: list[Optimizer]
+    scheduler: Any
+    loss_of: Loss
+    whole: StepFunction
+    several: bool = False
+    """Whether the step takes a list of optimizers."""
+    exact: bool = False
+
+    def __post_init__(self) -> None:
+        if self.exact:
+            self.model.double()
+        self.names = {id(p): n for n, p in self.model.named_parameters()}
+
+    def run(
+        self, batch: Any, *, scale: float = 1.0, seed: int = SEED, rates: Sequence[float] | None = None
+    ) -> ObservedStep:
+        """Run the step once. Its optimizers act only if ``rates`` are given, by group; () keeps their own.
+
+        Gradients are multiplied by ``scale`` when backward passes them to the parameters: no clipping touches
+        very small ones, and every clipping touches very large ones. Modes and buffers are restored; anything
+        else that the step leaves behind, such as gradients and attributes, stays.
+        """
+        seen = ObservedStep(self.own(batch))
+        with ExitStack() as stack:
+            mode, buffers = Functions(exact=self.exact, dropout=False), list[Any]()
+            for module in self.model.modules():
+                buffers.append(module._buffers)
+                stack.callback(setattr, module, "training", module.training)
+            guards = (same_globals(), same(buffers, parameters=False), eager(), same_random_state(seed))
+            for guard in guards:
+                stack.enter_context(guard)
+            if self.exact:
+                torch.set_default_dtype(torch.float64)
+            self._watch_gradients(seen, stack, scale)
+            self._watch_calls(seen, stack, rates)
+            optimizer = self.optimizers if self.several else self.optimizers[0]
+            with recomputing(self.model, mode), mode:
+                try:
+                    self.whole(self.model, map_tensors(seen.batch, lambda _, x: x), optimizer, self.scheduler)
+                except TypeError as error:
+                    if error.__traceback__ and error.__traceback__.tb_next:
+                        raise
+                    raise UserError(f"step(model, batch, optimizer, scheduler) raised {error}") from error
+        return seen
+
+    def _trace(self, batch: Any, **changes: Any) -> Trace:
+        own = self.own(batch)
+        return Trace(self.model, own, self.loss_of, dropout=False, exact=self.exact, seed=SEED, **changes)
+
+    def gradients(self, batch: Any, *, training: bool, **changes: Any) -> Weights:
+        """Return samples of the gradients of the loss in the parameters that the optimizers hold."""
+        for p in self.model.parameters():
+            p.grad = None
+        held = {self.names.get(id(p)) for p in parameters_of(self.optimizers)}
+        every = self._trace(batch, training=training, **changes).gradients.items()
+        return {n: sample(g) for n, g in every if n in held and g is not None}
+
+    def losses(self, batch: Any, rates: Sequence[float]) -> list[float]:
+        """Return the losses of a batch before each step and after the last, until it is learnt.
+
+        The rates are reached in ten steps; without any, the loop's own apply.
+        """
+        trace = self._trace(batch, training=True)
+        losses = [float(trace.loss)]
+        while len(losses) <= TRIED and isfinite(losses[-1]) and not learnt(losses):
+            ramp = min(1.0, len(losses) / LEARNT)
+            self.run(batch, rates=[ramp * rate for rate in rates])
+            losses.append(float(trace.again().loss))
+        return losses
+
+    def rounding(self, batch: Any) -> float:
+        """Return the share of the gradient that changes when each parameter changes by one rounding."""
+        base = self.gradients(batch, training=True)
+        moved, eps = rounded(self.model, torch.Generator().manual_seed(0))
+        other = self.gradients(batch, training=True, weights=moved)
+        return 4 * fit(other, base).rest + eps
+
+    def own(self, batch: Any) -> Any:
+        """Return the batch with its own tensors, in the precision of the model."""
+        wide = self.exact
+        return map_tensors(batch, lambda _, x: x.double() if wide and x.is_floating_point() else x.clone())
+
+    def _watch_gradients(self, seen: ObservedStep, stack: ExitStack, scale: float) -> None:
+        first = [p._version for p in self.model.parameters()]
+        kind = next(self.model.parameters()).device.type
+
+        def entered(*_: Any) -> None:
+            if torch.is_grad_enabled():
+                seen.training.append(self.model.training)
+                seen.moved = [p._version for p in self.model.parameters()] != first
+                seen.cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+        stack.callback(self.model.register_forward_pre_hook(entered).remove)
+        for p in self.model.parameters():
+            if not p.requires_grad:
+                continue
+            if scale != 1:
+                stack.callback(p.register_hook(lambda g: g * scale).remove)
+            grown = p.register_post_accumulate_grad_hook(lambda q: seen.fresh.add(id(q)))
+            stack.callback(grown.remove)
+
+    def _watch_calls(self, seen: ObservedStep, stack: ExitStack, rates: Sequence[float] | None) -> None:
+        def replace(owner: Any, name: str, new: Callable[..., Any]) -> None:
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, new)
+
+        def scheduled(own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            seen.calls.append("scheduler")
+            return own(*args, **kwargs)
+
+        def clipped(own: Callable[..., Any], parameters: Any, *args: Any) -> None:
+            held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+            own(held, *args)
+            seen.clips.append((frozenset(map(id, held)), _norm_of(held)))
+            seen.fresh -= {*map(id, held)}
+
+        def stepped(own: Callable[..., Any], i: int, *args: Any, **kwargs: Any) -> Any:
+            closure = args[0] if args else kwargs.get("closure")
+            if rates is None and callable(closure):
+                with torch.enable_grad():
+                    closure()
+            if i not in seen.calls:
+                self._look(seen, self.optimizers[i])
+            seen.calls.append(i)
+            for group, rate in zip(groups_of(self.optimizers), rates or (), strict=bool(rates)):
+                group["lr"] = rate
+            return own(*args, **kwargs) if rates is not None else None
+
+        for i, optimizer in enumerate(self.optimizers):
+            replace(optimizer, "step", partial(stepped, optimizer.step, i))
+        if self.scheduler is not None:
+            replace(self.scheduler, "step", partial(scheduled, self.scheduler.step))
+        clip = "_clip_grads_with_norm_"
+        replace(clip_grad, clip, partial(clipped, getattr(clip_grad, clip)))
+        replace(torch.amp.GradScaler, "update", lambda scaler, *_: scaler._per_optimizer_states.clear())
+
+    def _look(self, seen: ObservedStep, optimizer: Optimizer) -> None:
+        unscale = 1 / float(scale) if (scale := getattr(optimizer, "grad_scale", None)) is not None else 1.0
+        for p in parameters_of([optimizer]):
+            if p.grad is not None and id(p) in self.names:
+                seen.gradients[self.names[id(p)]] = sample(p.grad) * unscale
+        own = {id(p): p for p in self.model.parameters()}
+        for held, left in () if seen.clipped else reversed(seen.clips):
+            norm = _norm_of(own[i] for i in held if i in own)
+            if not seen.undone and not seen.clipped & held and abs(norm - left) > 1e-3 * left:
+                seen.undone = left, norm
+            seen.clipped |= held
+            seen.late |= bool(held & seen.fresh)
+
+
+def learnt(losses: Sequence[float]) -> bool:
+    """Return whether the last losses stay below the first."""
+    floor = losses[0] - 1e-6 * abs(losses[0])
+    return len(losses) > LEARNT and all(x < floor for x in losses[-LEARNT:])
+
+
+def written(before: Any, after: Any) -> str | None:
+    """Return the entry of a batch that a step wrote to, by more than rounding, or None."""
+    own = dict(tensors_in(before))
+    for place, x in tensors_in(after):
+        if distance(x, own[place]) > torch.finfo(torch.float32).eps * x.is_floating_point():
+            return ".".join(map(str, place)) or "step"
+    return None
+
+
+def sample(x: Tensor) -> Tensor:
+    """Return evenly spaced entries of a tensor, in float64; all of them if they are few."""
+    flat = (x.to_dense() if x.is_sparse else x).detach().reshape(-1)
+    return flat[:: flat.numel() // SAMPLED | 1].to(torch.float64, copy=True)
+
+
+def parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
+    """Return every parameter that the optimizers hold, in order."""
+    return [p for group in groups_of(optimizers) for p in group["params"]]
+
+
+def groups_of(optimizers: Iterable[Optimizer]) -> list[dict[str, Any]]:
+    """Return every group of the optimizers, in order."""
+    return [group for o in optimizers for group in o.param_groups]
+
+
+def _norm_of(parameters: Iterable[Tensor]) -> float:
+    return sum(float(p.grad.double().norm()) ** 2 for p in parameters if p.grad is not None) ** 0.5
+
+
+class _Fit(NamedTuple):
+    """Gradients as a factor times others, and the share that this leaves unexplained."""
+
+    factor: float
+    rest: float
+
+    @property
+    def apart(self) -> float:
+        """The larger of the two differences."""
+        return max(self.rest, abs(self.factor - 1))
+
+
+def fit(gradients: Weights, want: Weights, scale: float = 1.0) -> _Fit:
+    """Return the factor k in gradients / scale = k · want and what it leaves; 1 and 0 if both are zero. Those
+    of single parameters that are 0 may be missing.
+    """
+    zeros = {n: torch.zeros_like(g) for n, g in {**gradients, **want}.items()}
+    if not any(bool(g.any()) for own in (gradients, want) for g in own.values()):
+        return _Fit(1.0, 0.0)
+    wide = ([g.to("cpu", torch.float64) for g in {**zeros, **own}.values()] for own in (gradients, want))
+    g, w = map(torch.cat, wide)
+    k = float(g @ w) / scale / max(float(w @ w), 1e-300)
+    return _Fit(k, float((g - k * scale * w).norm()) / max(float(g.norm()), 1e-300))
+
+
+def splits(trace: Trace, facts: Facts, rounding: float) -> bool:
+    """Return whether the loss of the whole batch is the mean or the sum of its rows' losses."""
+    try:
+        counts = facts.targets.counted.reshape(facts.rows, -1).sum(1).tolist()
+    except (Unknown, RuntimeError):
+        counts = [1] * facts.rows
+    rows = [facts.with_rows(torch.tensor([i])) for i in range(len(counts))]
+    losses = [float(trace.again(batch=row).loss) if n else 0.0 for row, n in zip(rows, counts, strict=True)]
+    mean = sum(n * loss for n, loss in zip(counts, losses, strict=True)) / sum(counts)
+    return any(abs(float(trace.loss) - x) <= rounding * abs(x) for x in (mean, sum(losses)))

@@ -1,0 +1,98 @@
+"""Configurations of Hugging Face as setups: the model, a batch that fits, and no code of the folder."""
+
+import json
+
+import pytest
+import torch
+import transformers as tf
+
+import normlab
+from cases import each
+from normlab.errors import UserError
+from normlab.setups.huggingface import setup_from_folder
+
+SIZES = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": 61,
+    "max_position_embeddings": 32,
+}
+T5 = {"d_model": 16, "d_ff": 32, "d_kv": 8, "num_layers": 2, "num_heads": 2, "vocab_size": 61}
+VIT = {"image_size": 16, "patch_size": 8}
+HEADS = {
+    "LlamaForCausalLM": tf.LlamaConfig(**SIZES, num_key_value_heads=1, pad_token_id=0),
+    "GPT2LMHeadModel": tf.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=61, n_positions=32),
+    "BertForMaskedLM": tf.BertConfig(**SIZES),
+    "BertForSequenceClassification": tf.BertConfig(**SIZES),
+    "BertForTokenClassification": tf.BertConfig(**SIZES),
+    "BertForQuestionAnswering": tf.BertConfig(**SIZES),
+    "T5ForConditionalGeneration": tf.T5Config(**T5, decoder_start_token_id=0),
+    "ViTForImageClassification": tf.ViTConfig(**{k: SIZES[k] for k in list(SIZES)[:4]}, **VIT),
+}
+
+
+def folder(tmp_path, config, architecture=None, **more):
+    config.architectures = [architecture] if architecture else None
+    config.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **more}))
+    return tmp_path
+
+
+@pytest.mark.parametrize("architecture", HEADS)
+def test_the_batch_fits_the_head_and_the_weights_follow_the_seed(tmp_path, architecture):
+    where = folder(tmp_path, HEADS[architecture], architecture)
+    setups = [setup_from_folder(where, seed=seed).setup for seed in (1, 1, 2)]
+    losses = [float(s.model.eval()(**s.batch).loss.detach()) for s in setups]
+    assert type(setups[0].model).__name__ == architecture
+    assert losses[0] == losses[1] != losses[2]
+    first, other = (next(setups[0].make().parameters()) for _ in range(2))
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", HEADS)
+def test_a_sound_model_fails_nothing(tmp_path, architecture):
+    where = folder(tmp_path, HEADS[architecture], architecture)
+    assert normlab.check(setup_from_folder(where, seed=1).setup, budget_s=60).failures == ()
+
+
+@pytest.mark.slow
+def test_a_check_of_it_has_the_same_report_each_time(tmp_path):
+    where = folder(tmp_path, HEADS["LlamaForCausalLM"])
+    reports = [normlab.check(setup_from_folder(where, seed=3).setup, budget_s=20).lines() for _ in range(2)]
+    assert [*reports[0]] == [*reports[1]]
+
+
+def test_code_of_the_folder_is_never_run(tmp_path):
+    (tmp_path / "modeling_x.py").write_text("raise SystemExit('it ran')")
+    mapped = {"AutoModelForCausalLM": "modeling_x.X", "AutoConfig": "modeling_x.X"}
+    for more in ({"auto_map": mapped}, {"text_config": {"auto_map": mapped}}):
+        where = folder(tmp_path, HEADS["LlamaForCausalLM"], **more)
+        with pytest.raises(UserError, match=r"auto_map.*--trust-remote-code"):
+            setup_from_folder(where, seed=1)
+
+
+@pytest.mark.slow
+@each(
+    ("content", "words"),
+    [
+        (None, "cannot be read"),
+        ("{", "cannot be read"),
+        ("[]", "must hold an object"),
+        ("{}", "transformers cannot read"),
+        ('{"model_type": "llamma"}', "transformers cannot read"),
+        ('{"model_type": "bert", "architectures": ["BertModel"]}', "no head for which a batch can be made"),
+        (
+            '{"model_type": "llama", "hidden_size": 65536, "num_hidden_layers": 999}',
+            "lower num_hidden_layers",
+        ),
+    ],
+)
+def test_a_folder_that_holds_something_else_is_refused(tmp_path, content, words):
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(UserError, match=words):
+        setup_from_folder(tmp_path, seed=1)

@@ -1,0 +1,51 @@
+"""Where the code of a module is, for code scanning."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+from torch import nn
+
+from normlab.setups.named import sources
+from normlab.setups.setup import Setup
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(2, 2)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block()])
+
+
+def test_a_module_of_torch_is_shown_where_the_one_around_it_is_defined(monkeypatch):
+    folder = Path(__file__).resolve().parent
+    monkeypatch.chdir(folder)
+    found = sources(Setup(Model(), None), ["blocks.0.up", "blocks.0", "", "blocks.7.gone"])
+    lines = {kind: inspect.getsourcelines(kind)[1] for kind in (Block, Model)}
+    assert found["blocks.0.up"] == found["blocks.0"] == {"file": Path(__file__).name, "line": lines[Block]}
+    assert found[""] == found["blocks.7.gone"] == {"file": Path(__file__).name, "line": lines[Model]}
+
+
+def test_a_model_from_elsewhere_is_shown_as_a_file_of_its_package(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert sources(Setup(nn.Sequential(nn.Linear(2, 2)), None), ["0"]) == {
+        "0": {"file": "torch/nn/modules/container.py", "line": 1}
+    }
+
+
+def own_loss(model, batch):
+    return model(batch).sum()
+
+
+def test_a_function_of_the_setup_is_shown_where_it_is_defined(monkeypatch):
+    monkeypatch.chdir(Path(__file__).resolve().parent)
+    found = sources(Setup(Model(), None, own_loss), ["loss", "blocks.0.up.weight", "step"])
+    assert found["loss"] == {"file": Path(__file__).name, "line": inspect.getsourcelines(own_loss)[1]}
+    assert found["blocks.0.up.weight"]["line"] == inspect.getsourcelines(Block)[1]
+    assert found["step"]["line"] == inspect.getsourcelines(Model)[1]

@@ -1,0 +1,81 @@
+"""What an instrument loads, in a fresh process: no room of the laboratory, and its page none either."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+INSTRUMENTS = {
+    "check": "normlab.checks.check",
+    "trial": "normlab.trials.trial",
+    "diagnose": "normlab.diagnosis.diagnose",
+    "watch": "normlab.watching.watch",
+}
+LABORATORY = ("normlab.lab", "normlab.nn", "normlab.optim", "normlab.papers")
+PAGE_OF = """
+import torch, normlab
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 8))
+ids = torch.randint(0, 8, (4, 6))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+def loss(model, ids):
+    return nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+
+setup = normlab.Setup(model, ids, loss=loss, optimizer=optimizer)
+"""
+"""A model that each instrument takes, though there is little to say about it."""
+USES = {
+    "check": "normlab.check(setup).page('page.html')",
+    "trial": "normlab.trial(setup, steps=2, rates=(1e-3, 2e-3)).page('page.html')",
+    "diagnose": "normlab.diagnose(setup, preset='cheap').page('page.html')",
+    "watch": """
+with normlab.watch(model, optimizer) as watch:
+    value = loss(model, ids)
+    watch.loss(value)
+    value.backward()
+    optimizer.step()
+watch.page('page.html')
+""",
+}
+LIST = "\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+
+
+def loaded_after(code: str, folder: Path) -> set[str]:
+    """The modules that a fresh interpreter has after some code."""
+    command = [sys.executable, "-c", code + LIST]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def rooms_entered(modules: set[str]) -> set[str]:
+    """The rooms of the laboratory among these modules."""
+    return {room for room in LABORATORY for name in modules if name == room or name.startswith(f"{room}.")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("instrument", INSTRUMENTS)
+def test_an_instrument_loads_nothing_of_the_laboratory(instrument, tmp_path):
+    modules = loaded_after(f"import {INSTRUMENTS[instrument]}", tmp_path)
+    assert INSTRUMENTS[instrument] in modules
+    assert rooms_entered(modules) == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("instrument", USES)
+def test_the_page_of_an_instrument_loads_nothing_of_the_laboratory(instrument, tmp_path):
+    modules = loaded_after(PAGE_OF + USES[instrument], tmp_path)
+    assert (tmp_path / "page.html").stat().st_size > 1000
+    assert rooms_entered(modules) == set()
+
+
+def test_a_room_of_the_laboratory_is_seen():
+    assert rooms_entered({"normlab.lab.config", "normlab.base.io"}) == {"normlab.lab"}
+    assert rooms_entered({"normlab.labels", "normlab.checks"}) == set()

@@ -1,0 +1,131 @@
+"""Use every instrument as somebody does who installed normlab beside torch and nothing else.
+
+``tools/bare.sh`` runs this in such an environment. What the laboratory needs must be missing there, its
+commands must say so in one sentence, and the instruments must work all the same.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.metadata import distributions
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+HOME: Final = Path(__file__).resolve().parent.parent
+NOT_BASE: Final = (
+    "altair",
+    "vl_convert",
+    "polars",
+    "tokenizers",
+    "safetensors",
+    "sacrebleu",
+    "sentencepiece",
+)
+"""Packages of the extras, which must not be here."""
+OF_TORCH: Final = tuple("torch filelock fsspec jinja2 markupsafe mpmath networkx setuptools sympy".split())
+"""Torch, and what torch itself installs."""
+MOST_PACKAGES: Final = 30
+SETUP: Final = """
+
+def setup():
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    return normlab.Setup(model, [ids], loss=loss, optimizer=optimizer)
+"""
+WATCHED: Final = """
+
+import sys
+sys.argv[1:] = []
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+with normlab.watch(model, optimizer) as watch:
+    for _ in range(5):
+        optimizer.zero_grad()
+        value = loss(model, ids)
+        watch.loss(value)
+        value.backward()
+        optimizer.step()
+watch.page("watch.html")
+"""
+
+
+def first_example() -> str:
+    """Return the code of README's first check."""
+    readme = (HOME / "README.md").read_text(encoding="utf-8")
+    return re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[0]
+
+
+class Session:
+    """Commands in a folder, of which each must end as expected."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.passed, self.failed = 0, 0
+
+    def normlab(self, words: Sequence[str], *, code: int, says: str, writes: str = "") -> None:
+        """Run a command of normlab's."""
+        self.run([sys.executable, "-m", "normlab", *words], code=code, says=says, writes=writes)
+
+    def run(self, command: Sequence[str], *, code: int, says: str, writes: str = "") -> None:
+        """Run a command, and compare its exit code, output and page with what is due."""
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, check=False)
+        output = done.stdout + done.stderr
+        page = self.folder / writes
+        wrong = []
+        if done.returncode != code:
+            wrong.append(f"exit code {done.returncode} in place of {code}")
+        if says not in output:
+            wrong.append(f"it does not say {says!r}")
+        if writes and "normlab[charts]" not in (page.read_text(encoding="utf-8") if page.exists() else ""):
+            wrong.append(f"{writes} is missing, or does not say what draws its pictures")
+        name = " ".join(["python", *command[1:]])
+        if wrong:
+            self.failed += 1
+            print(f"FAILED {name}: {'; '.join(wrong)}\n{output}")
+        else:
+            self.passed += 1
+            print(f"ok     {name}")
+
+    def hold(self, name: str, *, true: bool, evidence: str) -> None:
+        """Count a condition on the environment."""
+        self.passed, self.failed = self.passed + true, self.failed + (not true)
+        print(f"{'ok    ' if true else 'FAILED'} {name}: {evidence}")
+
+
+def examine(session: Session) -> None:
+    """Look at the environment, then use each instrument once."""
+    there = [name for name in NOT_BASE if find_spec(name) is not None]
+    session.hold("no package of an extra is installed", true=not there, evidence=", ".join(there) or "none")
+    names = {str(d.metadata["Name"]).lower() for d in distributions()} - {*OF_TORCH}
+    few = len(names) <= MOST_PACKAGES
+    session.hold(
+        "few packages beside torch's own", true=few, evidence=f"{len(names)}: {', '.join(sorted(names))}"
+    )
+    example = first_example()
+    (session.folder / "first.py").write_text(example, encoding="utf-8")
+    (session.folder / "train.py").write_text(example.split("report = ")[0] + SETUP, encoding="utf-8")
+    (session.folder / "watched.py").write_text(example.split("report = ")[0] + WATCHED, encoding="utf-8")
+    session.run([sys.executable, "first.py"], code=0, says="causality", writes="check.html")
+    session.normlab(["check", "train.py:setup", "--out", "c.html"], code=3, says="causality", writes="c.html")
+    trial = ["trial", "train.py:setup", "--steps", "10", "--budget", "30s", "--out", "t.html"]
+    session.normlab(trial, code=0, says="trial", writes="t.html")
+    diagnosis = ["diagnose", "train.py:setup", "--preset", "cheap", "--out", "d"]
+    session.normlab(diagnosis, code=0, says="diagnosis", writes="d/diagnosis.html")
+    session.run([sys.executable, "watched.py"], code=0, says="", writes="watch.html")
+    session.normlab(["compare", "--recipes", "pre", "post"], code=2, says="pip install 'normlab[lab]'")
+
+
+def main() -> None:
+    """Examine the environment in a folder of its own; end with code 1 if anything fails."""
+    with TemporaryDirectory() as folder:
+        session = Session(Path(folder))
+        examine(session)
+    print(f"bare environment: {session.passed} passed, {session.failed} failed")
+    sys.exit(session.failed > 0)
+
+
+if __name__ == "__main__":
+    main()
