@@ -25,8 +25,9 @@ from normlab.lab.data.tokenizer import BytePairs
 from normlab.lab.tasks.task import build_model
 from normlab.nn import PAD, Seq2Seq
 from normlab.nn.init import profile_
-from normlab.report.charts.theme import Drawn, Mode, dash, theme
-from normlab.report.charts.theme import rows as inline
+from normlab.report.charts.drawing import Drawn
+from normlab.report.charts.drawing import rows as inline
+from normlab.report.charts.theme import Mode, dash, theme
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs/catalogue"
 KEPT = FOLDER / "scale.json"

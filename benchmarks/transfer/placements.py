@@ -225,7 +225,7 @@ def measure(row: Row, root: Path, until: float) -> bool:
                 folder=folder,
                 progress=progress,
             )
-            if not found.cut:
+            if not found.ended_by:
                 keep(row, found)
     except UserError as error:  # as where another process has the row
         print(f"{row.name}: {error}", flush=True)
@@ -233,7 +233,7 @@ def measure(row: Row, root: Path, until: float) -> bool:
     except KeyboardInterrupt:  # before the first trial
         return False
     print(f"{row.name}, {duration(found.seconds)}: {found}\n", flush=True)
-    return not found.cut
+    return not found.ended_by
 
 
 # ---------------------------------------------------------------------------------------------- the page

@@ -59,7 +59,7 @@ def run_trial(name: str, seed: int = SEED, steps: int = STEPS) -> Row:
         "c": best.rate if best and usable else None,
         "usable": usable,
         "edge": answer.edge,
-        "cut": answer.cut,
+        "ended_by": answer.ended_by,
         "unigram": answer.unigram,
         "spent": sum(len(t.losses) for t in answer.tried),
         "trials": [[t.rate, t.steps, number(t.loss), t.stopped] for t in answer.tried],

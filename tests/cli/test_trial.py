@@ -63,7 +63,7 @@ def test_json_holds_the_answer_and_all_trials(here, capsys):
     assert main(["trial", f"{FILE}:setup", *BRIEF, *rates, "--json"]) == 0
     plain = json.loads(capsys.readouterr().out)
     assert [t["rate"] for t in plain["trials"]] == [0.02, 0.04]
-    assert [one["change"] for one in plain["beside"]] == ["betas=0.5,0.9", "warmup=100"]
+    assert [one["change"] for one in plain["variants"]] == ["betas=0.5,0.9", "warmup=100"]
 
 
 def test_an_interrupted_trial_prints_the_answer_so_far(here, capsys):
@@ -79,7 +79,7 @@ def test_a_recipe_is_tried_on_its_own_batches(here, capsys):
     assert main(command) == 0
     plain = json.loads(capsys.readouterr().out)
     assert {t["rate"] for t in plain["trials"]} == {1e-3, 1e-2}
-    assert [one["change"] for one in plain["beside"]] == ["post"]
+    assert [one["change"] for one in plain["variants"]] == ["post"]
     assert plain["unigram"] > 1
 
 

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from normlab.report.charts.artefact import colours, panels
-from normlab.report.studies import frame
+from normlab.report.charts.drawing import frame
 from report.reproductions import ARTEFACT, PLACEMENTS, found
 
 CHANGE, LONG, EXPONENTS, SHARES = ARTEFACT.drawings

@@ -2,7 +2,6 @@ import dataclasses
 
 from normlab.lab.comparison.result import Comparison
 from normlab.report import comparison_charts
-from normlab.report.charts.theme import POINTS
 
 
 def test_a_chart_for_every_question(comparison: Comparison) -> None:
@@ -25,7 +24,7 @@ def test_the_unigram_entropy_is_drawn_where_it_is_known(comparison: Comparison) 
     def drawn(shown: Comparison) -> list[str]:
         sections = comparison_charts.pictures(shown, {}, [])
         charts = [c for s in sections for grid in s.blocks[:1] for c in grid.blocks]
-        spelt = {c.name: c.chart(POINTS) if callable(c.chart) else c.chart for c in charts}
+        spelt = {c.name: c.drawn() for c in charts}
         return [name for name, chart in spelt.items() if "unigram entropy" in chart.to_json()]
 
     assert drawn(comparison) == ["train-nll", *(f"train-nll-lr-{n}" for n in ("5e-4", "1e-3", "2e-3"))]

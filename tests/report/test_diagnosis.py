@@ -9,9 +9,10 @@ import polars as pl
 import pytest
 
 from normlab.diagnosis import registered
+from normlab.report.charts.drawing import frame
 from normlab.report.diagnosis import diagnosis_page, write_diagnosis
 from normlab.report.page import Chart, anchor
-from normlab.report.studies import ROWS, DiagnosisView, folded, frame, pictures
+from normlab.report.studies import ROWS, DiagnosisView, folded, pictures
 
 STACKS = {"encoder.sublayers": "encoder", "decoder.sublayers": "decoder"}
 ROLES = ("self_attention", "cross_attention", "ffn")
@@ -184,25 +185,28 @@ def test_every_stack_has_its_charts():
         "similarity-effective_rank",
     )
     assert set(found) == {f"{name}-{label}" for name in by_stack for label in STACKS.values()} | {"updates"}
-    scales = found["scales-mean_square-encoder"].table
-    assert scales["depth"].to_list() == [0, 0.5, 1, 1.5, 2, 2.5]
-    assert set(scales["recipe"]) == {"self-attention", "feed-forward"}
-    assert scales["module"].to_list() == [f"encoder.sublayers.{i}.f" for i in range(6)]
-    for drawn in found.values():
-        drawn.chart.to_dict()  # which validates it; a page does not
+    scales = found["scales-mean_square-encoder"]
+    drawn = scales.drawn().to_dict()
+    points = pl.read_csv(max(drawn["datasets"].values(), key=len).encode())
+    assert points["depth"].to_list() == [0, 0.5, 1, 1.5, 2, 2.5]
+    assert [row["role"] for row in scales.rows] == ["self-attention", "feed-forward"] * 3
+    assert [row["module"] for row in scales.rows] == [f"encoder.sublayers.{i}.f" for i in range(6)]
+    assert [row["mean square"] for row in scales.rows] == points["mean_square"].to_list()
+    for chart in found.values():
+        chart.drawn().to_dict()  # which validates it; a page does not
 
 
 def test_stacks_share_an_axis():
     data = plain()
     for row in data["tables"]["scales"]:
         row["mean_square"] *= 100.0 if row["stack"].startswith("decoder") else 1.0
-    specs = [charts(data)[f"scales-mean_square-{label}"].chart.to_dict() for label in STACKS.values()]
+    specs = [charts(data)[f"scales-mean_square-{label}"].drawn().to_dict() for label in STACKS.values()]
     domains = [json.dumps(spec["layer"][-1]["encoding"]["y"]["scale"]["domain"]) for spec in specs]
     assert domains[0] == domains[1]
 
 
 def test_fitted_lines_go_through_the_means():
-    chart = charts(plain())["output_change-encoder"].chart.to_dict()
+    chart = charts(plain())["output_change-encoder"].drawn().to_dict()
     text = max((d for d in chart["datasets"].values() if "value" in d), key=len)
     lines = pl.read_csv(text.encode())
     linear = lines.filter((pl.col("law") == "N") & pl.col("recipe").str.starts_with("a random"))
@@ -217,7 +221,7 @@ def test_fitted_lines_go_through_the_means():
 
 
 def test_deep_stacks_are_drawn_in_groups():
-    chart = charts(plain(150))["dependency-decoder"].chart.to_dict()
+    chart = charts(plain(150))["dependency-decoder"].drawn().to_dict()
     cells = pl.read_csv(max(chart["datasets"].values(), key=len).encode())
     assert len(cells) <= 60 * 61
     rows = cells.group_by("y").agg(pl.col("value").sum())

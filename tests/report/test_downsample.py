@@ -4,7 +4,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from normlab.report.charts.theme import downsample, spread
+from normlab.report.charts.drawing import downsample, spread
 
 
 def noise(rows: int, run: str = "a", seed: int = 0) -> pl.DataFrame:

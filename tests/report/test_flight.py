@@ -9,8 +9,10 @@ from normlab.cli.run import ReportCommand
 from normlab.errors import UserError
 from normlab.lab.config import Config
 from normlab.lab.runs.folder import RunFolder, Status
+from normlab.report.charts.probes import curves_by_depth
 from normlab.report.page import Chart, Columns, Notes, Text
-from normlab.report.run import curves_by_depth, flown, run_page, watched, write_probes_page
+from normlab.report.run import run_page
+from normlab.report.watch import flown, watched, write_probes_page
 
 OUTSIDE = {"step": 1, "stack": None, "index": None, "module": "embedding", "value": 1.0}
 OUTSIDE |= {"signal": "grad", "statistic": "l2"}
@@ -43,8 +45,17 @@ def test_a_chart_for_each_probe_and_stack():
     assert isinstance(grid, Columns)
     charts = [block for block in grid.blocks if isinstance(block, Chart)]
     assert [c.name for c in charts] == ["after-rms-encoder", "branch-rms-encoder", "grad-l2-encoder"]
-    assert charts[0].table["value"].to_list() == [2, 3, 3, 4, 4, 5]
-    assert set(charts[1].table["module"]) == {"encoder.sublayers.0.f", "encoder.sublayers.1.f"}
+    names = "encoder.sublayers.0", "encoder.sublayers.1"
+    assert charts[0].rows == [{"step": n, names[0]: n + 1, names[1]: n + 2} for n in (1, 2, 3)]
+    assert [name.removesuffix(".f") for name in charts[1].rows[0]] == ["step", *names]
+
+
+def test_a_table_has_the_mean_of_the_micro_batches_of_a_step():
+    again = [row | {"value": row["value"] + 1} for row in rows(steps=1)]
+    (section,) = watched([*rows(), *again])
+    names = "encoder.sublayers.0", "encoder.sublayers.1"
+    first = section.blocks[0].blocks[0].rows[0]
+    assert first == {"step": 1, names[0]: 2.5, names[1]: 3.5}
 
 
 def test_nothing_measured_is_no_section():
@@ -125,6 +136,15 @@ def test_files_without_rows_of_probes_are_refused(tmp_path, content, facts):
     with pytest.raises(UserError) as refused:
         write_probes_page(file, tmp_path / "page.html")
     assert all(fact in str(refused.value) for fact in [*facts, str(file)])
+
+
+def test_a_training_that_failed_before_its_first_row_has_a_page(tmp_path):
+    file = tmp_path / "watch.jsonl"
+    file.with_suffix(".flight.json").write_text(json.dumps({"reports": [REPORT]}))
+    page = write_probes_page(file, tmp_path / "watch.html")
+    assert "Layer &lt;b&gt; left its range." in page.read_text()
+    with pytest.raises(FileNotFoundError):
+        write_probes_page(tmp_path / "none.jsonl", tmp_path / "none.html")
 
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")

@@ -7,7 +7,8 @@ from markupsafe import Markup
 
 from normlab.errors import UserError
 from normlab.report import page
-from normlab.report.charts.theme import MANY, Drawn, finish, rows
+from normlab.report.charts.drawing import Drawn, finish, rows
+from normlab.report.charts.theme import MANY
 from normlab.report.page import (
     Cell,
     Chart,
@@ -26,7 +27,7 @@ from normlab.report.page import (
 def chart(name: str, points: int = 3) -> Chart:
     table = pl.DataFrame({"x": range(points), "y": ["</script><script>alert(1)"] * points})
     drawn = finish([alt.Chart(rows(table)).mark_point().encode(x="x:Q")], 100)
-    return Chart(name, f"The {name}", "", drawn, table)
+    return Chart(name, f"The {name}", "", drawn)
 
 
 def make(*blocks: page.Block, headline: str = "All is well") -> Page:
@@ -93,7 +94,7 @@ def drawn(points: int) -> Drawn:
 
 def test_a_page_that_would_be_too_large_has_fewer_points_and_then_names_files(monkeypatch: Any) -> None:
     long = make(
-        Chart("c", "C", "", drawn, pl.DataFrame()),
+        Chart("c", "C", "", drawn),
         Details("Exact", [Code("e" * 3000)], beside="abc/config.json"),
         Section("s", [Details("t", [Code("c" * 3000)], beside="comparison.json")], "s"),
         Details("Kept", [Code("k" * 3000)]),

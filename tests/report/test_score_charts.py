@@ -6,7 +6,8 @@ import vl_convert
 
 from normlab.base.metric import Metric
 from normlab.report.charts.comparison import score_dots, sensitivity, time_bars
-from normlab.report.charts.theme import Drawn, theme
+from normlab.report.charts.drawing import Drawn
+from normlab.report.charts.theme import theme
 
 RECIPES = ["post", "pre", "admin"]
 SCORE = Metric("score", "score", least=0.0, most=100.0)

@@ -5,7 +5,8 @@ import polars as pl
 import pytest
 
 from cases import each
-from normlab.report.charts.theme import DASHES, INK, PALETTE, Mode, colour, dash, rows, theme
+from normlab.report.charts.drawing import rows
+from normlab.report.charts.theme import DASHES, INK, PALETTE, Mode, colour, dash, theme
 
 # Machado, Oliveira and Fernandes 2009, severity 1.0, on linear RGB.
 SIGHT = {

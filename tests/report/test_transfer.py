@@ -65,8 +65,8 @@ def found() -> dict[str, list[Any]]:
 
 def layers(blocks: list[Any], name: str) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Marks of a chart, with the rows that they draw."""
-    (chart,) = (c.chart for b in blocks if isinstance(b, Columns) for c in b.blocks if c.name == name)
-    drawn = chart.to_dict()
+    (chart,) = (c for b in blocks if isinstance(b, Columns) for c in b.blocks if c.name == name)
+    drawn = chart.drawn().to_dict()
     data = {
         key: rows if isinstance(rows, list) else pl.read_csv(rows.encode()).to_dicts()
         for key, rows in drawn["datasets"].items()

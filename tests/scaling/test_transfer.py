@@ -191,7 +191,7 @@ def test_what_comes_before_the_trials_and_what_a_killed_one_takes_is_spent(
         with pytest.raises(Killed):
             once()
         kill.pop(0)
-    assert "the budget does not hold" in once().cut
+    assert "the budget does not hold" in once().ended_by
     assert 1150 < clock.now <= 1200 + kills * (journal.MARK_S + 1.6)  # a step of the larger takes 1.6 s
 
 
@@ -278,7 +278,7 @@ def test_a_budget_that_holds_nothing_is_said_so_before_the_first_trial(monkeypat
     found = asked(slowly(clock.go), budget_s=40.0)
     assert clock.now <= 40.0
     assert found.verdict == "cannot say"
-    assert "too short to tell" in found.cut
+    assert "too short to tell" in found.ended_by
     assert not tried(found)
 
 

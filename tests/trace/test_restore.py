@@ -181,7 +181,7 @@ def test_a_training_that_is_watched_is_the_same(
 ) -> None:
     """Its page is drawn once, where random numbers are used: a page knows records, and nothing of a model."""
     if name != "noise_of_every_kind":
-        monkeypatch.setattr("normlab.report.run.write_probes_page", lambda *args: None)
+        monkeypatch.setattr("normlab.report.watch.write_probes_page", lambda *args: None)
     assert stepped(name, watched=tmp_path) == stepped(name, watched=None)
 
 

@@ -97,10 +97,10 @@ def test_a_larger_budget_goes_on_where_a_smaller_one_ended(tmp_path: Path):
         return setup(0.02, step=slow, optimizer=lambda m: AdamW(m.parameters(), lr=0.02))
 
     short = answer(tmp_path, given=given(), budget_s=1.4)
-    assert short.cut
+    assert short.ended_by
     assert tried(answer(tmp_path, given=given(), budget_s=1.4)) == tried(short)
     longer = answer(tmp_path, given=given(), budget_s=60.0)
-    assert not longer.cut
+    assert not longer.ended_by
     assert tried(longer)[: len(short.tried)] == tried(short)
 
 

@@ -42,7 +42,7 @@ def trials() -> Trials:
         seconds=80.0,
         facts={"warm-up": "none"},
     )
-    return replace(own, beside=(replace(own, change="betas=0.9,0.95", tried=tuple(tried[:3])),))
+    return replace(own, variants=(replace(own, change="betas=0.9,0.95", tried=tuple(tried[:3])),))
 
 
 def test_the_page_says_the_sentence_and_holds_every_rate(tmp_path: Path):
@@ -98,7 +98,7 @@ def test_a_page_is_drawn_from_json_with_losses_that_are_not_finite():
 
 @pytest.mark.parametrize("tried", [(), (trial(1.0, 9.0, "loss above its start at step 20"),)])
 def test_a_page_is_drawn_where_nothing_trained(tried: tuple[Trial, ...]):
-    none = replace(trials(), tried=tried, beside=(), cut="too short to tell")
+    none = replace(trials(), tried=tried, variants=(), cut="too short to tell")
     assert "<h1" in trial_page(none.to_dict()).html()
 
 

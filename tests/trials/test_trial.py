@@ -59,7 +59,7 @@ def test_each_kind_of_optimizer_is_scanned_from_its_largest_rate(
     optimizer: Any, scheduler: Any, today: float
 ):
     answer = normlab.trial(setup(optimizer=optimizer, scheduler=scheduler), steps=32)
-    assert answer.today == pytest.approx(today, rel=0.05)
+    assert answer.current_rate == pytest.approx(today, rel=0.05)
     assert answer.learns
     assert len(answer.rates) >= 4
 
@@ -173,7 +173,7 @@ def test_a_loss_may_be_known_to_the_step_alone():
 )
 def test_a_change_is_tried_beside_on_the_same_batches(change: str, differs: Any):
     answer = normlab.trial(setup(), steps=16, rates=[0.01, 0.02], change=change)
-    (beside,) = answer.beside
+    (beside,) = answer.variants
     assert beside.change == change
     assert beside.rates[0].losses[0] == answer.rates[0].losses[0]
     assert (beside.rates[0].losses != answer.rates[0].losses) is differs
@@ -185,14 +185,14 @@ def test_a_warm_up_that_is_changed_is_of_the_planned_steps():
         declare={"steps": 1000}, optimizer=lambda m: AdamW(m.parameters(), lr=0.01), scheduler=warmed
     )
     answer = normlab.trial(given, steps=16, rates=[0.01], change=["warmup=500", "warmup=0"])
-    assert [answer.warmup, *(one.warmup for one in answer.beside)] == [0.2, 0.5, 0.0]
+    assert [answer.warmup, *(one.warmup for one in answer.variants)] == [0.2, 0.5, 0.0]
 
 
 def test_another_setup_may_be_tried_beside():
     torch.manual_seed(1)
     other = setup(model_class=Pairs, optimizer=lambda m: SGD(m.parameters(), lr=0.1))
     answer = normlab.trial(setup(), steps=16, rates=[0.1], change={"sgd": other})
-    assert [one.change for one in answer.beside] == ["sgd"]
+    assert [one.change for one in answer.variants] == ["sgd"]
 
 
 def slow(model: nn.Module, batch: Any, optimizer: Any, scheduler: Any) -> Any:
@@ -211,7 +211,7 @@ def test_a_budget_is_kept_and_its_plan_announced():
     assert answer.plan == plans[0]
     assert re.search(r"allows \d+ trials of \d+ steps", plans[0])
     assert "the 5,000 steps" in plans[0]
-    assert answer.cut or len(answer.rates) >= 5
+    assert answer.ended_by or len(answer.rates) >= 5
 
 
 def test_a_budget_that_holds_too_little_says_which_would_do():
@@ -251,14 +251,14 @@ def test_an_interrupt_before_the_first_trial_of_a_change_keeps_what_is_done():
     answer = normlab.trial(setup(step=stops), steps=16, rates=[0.01], change="betas=0.5,0.6")
     assert [t.rate for t in answer.tried] == [0.01]
     assert answer.interrupted
-    assert answer.beside == ()
+    assert answer.variants == ()
 
 
 def test_the_facts_of_an_answer_are_plain_values():
     plain = normlab.trial(setup(), steps=16, rates=[0.01, 30.0], change="betas=0.5,0.6").to_dict()
     assert plain["sentence"]
     assert {t["rate"] for t in plain["trials"]} == {0.01, 30.0}
-    assert len(plain["beside"]) == 1
+    assert len(plain["variants"]) == 1
     assert all(len(t["losses"]) >= LAST for t in plain["trials"])
 
 

@@ -54,7 +54,7 @@ class ReportCommand:
 
     def write(self) -> Path:
         if self.of.endswith(".jsonl"):
-            from normlab.report.run import write_probes_page
+            from normlab.report.watch import write_probes_page
 
             probes = Path(self.of)
             return write_probes_page(probes, self._page(probes, probes.with_suffix(".html")))

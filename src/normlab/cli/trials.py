@@ -173,12 +173,12 @@ class TrialCommand(_TrialFlags):
 
 
 def _print_trials(plain: Mapping[str, Any]) -> None:
-    every = [plain, *plain["beside"]]
+    every = [plain, *plain["variants"]]
     table = terminal.table(">rate", *(f">{one['change'] or 'loss'}" for one in every), "")
     cells = [{t["rate"]: t for t in one["trials"] if t["steps"] == one["steps"]} for one in every]
     for value in sorted(set[float]().union(*cells)):
         row = [known.get(value) for known in cells]
-        notes = ["today"] * (value == plain["today"]) + ["best"] * (value == plain["best"])
+        notes = ["today"] * (value == plain["current_rate"]) + ["best"] * (value == plain["best"])
         notes += [row[0]["stopped"]] if row[0] and row[0]["stopped"] else []
         losses = ("" if t is None else "–" if t["loss"] is None else f"{t['loss']:.3f}" for t in row)
         table.add_row(short_rate(value), *losses, ", ".join(notes))

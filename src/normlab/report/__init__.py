@@ -1,1 +1,3 @@
-"""Self-contained HTML pages, made from run folders without torch."""
+"""Self-contained HTML pages of results, made without torch; those of instruments also without the extra
+``charts``.
+"""

@@ -49,7 +49,8 @@ def write_compare_page(comparison: Comparison, runs_root: Path, path: Path) -> P
         folder = path.resolve().with_name(f"{path.stem}-figures")
         folder.mkdir(parents=True, exist_ok=True)
         for chart in page.charts():
-            write_text_atomic(folder / f"{chart.name}.csv", chart.table.write_csv())
+            if chart.csv is not None:
+                write_text_atomic(folder / f"{chart.name}.csv", chart.csv())
     write_output(path, page.html())
     return path
 

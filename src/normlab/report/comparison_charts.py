@@ -17,7 +17,8 @@ from normlab.base.metric import IGNORES_SOURCE, NLL, Metric
 from normlab.base.units import count, duration, rate
 from normlab.lab.comparison.result import Comparison, choose, has_trained
 from normlab.report.charts.comparison import CurveAxis, curve, score_dots, sensitivity, time_bars
-from normlab.report.charts.theme import POINTS, Drawn
+from normlab.report.charts.drawing import Drawn
+from normlab.report.charts.theme import POINTS
 from normlab.report.page import Chart, Columns, Notes, Section, Text, anchor, breakable
 from normlab.report.runs import RunView, run_frame
 
@@ -165,12 +166,12 @@ def curves(
     most: int = POINTS,
     entropy_nats: float | None = None,
 ) -> Chart:
-    """Return the chart of a frame's curves, of at most so many points each, with the frame as its table."""
+    """Return the chart of a frame's curves, of at most so many points each; its CSV file is the frame."""
 
     def drawn(points: int) -> Drawn:
         return curve(frame, lines, axis, points=min(points, most), entropy_nats=entropy_nats)
 
-    return Chart(name, title, caption, drawn, frame)
+    return Chart(name, title, caption, drawn, csv=frame.write_csv)
 
 
 def pictures(comparison: Comparison, views: Mapping[str, RunView], known: Sequence[Text]) -> list[Section]:
@@ -180,11 +181,11 @@ def pictures(comparison: Comparison, views: Mapping[str, RunView], known: Sequen
     said = words(comparison.noun)
     drawn = score_dots(result, _seed_scores(comparison), recipes, headline)
     scores = said["scores"].format(far="below half" if headline.higher_is_better else "above twice")
-    first = [Chart(f"test-{headline.name}", f"Test {headline.label}", scores, drawn, result)]
+    first = [Chart(f"test-{headline.name}", f"Test {headline.label}", scores, drawn, csv=result.write_csv)]
     if len(comparison.lrs) > 1:
         sweep, title = _trials(comparison), "Sensitivity to the learning rate"
         drawn = sensitivity(sweep, recipes, sorted(comparison.lrs), comparison.rate_metric)
-        first.append(Chart("learning-rate", title, said["sweep"], drawn, sweep))
+        first.append(Chart("learning-rate", title, said["sweep"], drawn, csv=sweep.write_csv))
     return [
         Section("", [Columns(first), Notes(known)], "glance", listed=False),
         Section("While training", [_seed_grid(comparison, views)], "training", said["training"]),
@@ -232,7 +233,7 @@ def _time_section(comparison: Comparison, views: Mapping[str, RunView], result: 
         "Training time of a run",
         "Median over the seeds. Stuck and diverged runs are stopped early.",
         time_bars(result, recipes),
-        result.select("recipe", "minutes", "total_minutes", "note"),
+        csv=result.select("recipe", "minutes", "total_minutes", "note").write_csv,
     )
     at = f"At each {comparison.noun}'s mean speed over its seeds."
     axes = {

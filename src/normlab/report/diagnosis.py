@@ -21,13 +21,15 @@ from normlab.report.page import (
     Html,
     Page,
     PageTable,
+    Row,
     Section,
     Text,
     anchor,
     capital,
     charts_in,
+    number_cell,
 )
-from normlab.report.studies import DiagnosisView, Row, folded, number_cell, pictured, pictures, rows_table
+from normlab.report.studies import DiagnosisView, folded, pictured, pictures, rows_table
 
 TOP: Final = "scales"
 """The study whose charts come first: the scale of the stream by layer."""

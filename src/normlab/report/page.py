@@ -2,34 +2,48 @@
 
 The file contains Vega, Vega-Lite and the charts' data, follows the reader's light or dark mode, and has a
 content security policy that forbids every request.
+
+Charts are drawn with altair, polars and vl-convert, which are optional: this module imports them when it
+draws. Where they are not installed, a page has a table in the place of each chart, and says what to install.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-import altair as alt
 import jinja2
-import polars as pl
 from markupsafe import Markup, escape
 
 from normlab.base.files import write_output
+from normlab.base.io import NOT_FINITE
+from normlab.base.units import count
 from normlab.errors import UserError
-from normlab.report.charts.theme import MANY, POINTS, Drawn, colour, dash, theme
+from normlab.report.charts import INSTALL, installed
+from normlab.report.charts.theme import MANY, POINTS, colour, dash, theme
+
+if TYPE_CHECKING:
+    from normlab.report.charts.drawing import Drawn
 
 LIMIT_BYTES: Final = 5_000_000
 """No page is larger."""
 
 SHORTER: Final = ((POINTS, False), (200, False), (100, False), (100, True), (50, True), (25, True))
-"""Forms of a page, from which the first that is small enough is used: how many points a line may have, and
-whether parts that are also in files beside the page are left out.
+"""Forms of a page, from which the first that is small enough is used: how many points a line may have, or how
+many rows a table in the place of a chart, and whether parts that are also in files beside the page are left
+out.
 """
+
+MOST_CELLS: Final = 12_000
+"""Cells that the table in the place of a chart has at most."""
+
+Row = Mapping[str, Any]
+"""A row of a table by the names of its columns, the same in every row."""
 
 
 @dataclass(frozen=True)
@@ -86,16 +100,27 @@ class PageTable:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart with its title and caption; ``table`` is written to the CSV file ``name``.
+    """A chart with its title and caption.
 
-    ``chart`` may be a function that draws it with at most a given number of points per line.
+    ``chart`` may be a function that draws it with at most a given number of points per line. It is called
+    only where charts can be drawn.
     """
 
     name: str
     title: str
     caption: str
     chart: Drawn | Callable[[int], Drawn]
-    table: pl.DataFrame
+    rows: Sequence[Row] = ()
+    """The numbers that it shows, in columns named as a reader knows them: a table of them stands in its place
+    where no chart can be drawn."""
+    marks: str = ""
+    """What its lines, dots and crosses mean: the end of the caption of a chart that is drawn."""
+    csv: Callable[[], str] | None = None
+    """What writes all its numbers for a file beside the page, if there is such a file."""
+
+    def drawn(self, points: int = POINTS) -> Drawn:
+        """Draw the chart with at most so many points per line."""
+        return self.chart(points) if callable(self.chart) else self.chart
 
 
 @dataclass(frozen=True)
@@ -127,6 +152,8 @@ class Section:
     blocks: Sequence[Block]
     anchor: str
     intro: str = ""
+    marks: str = ""
+    """What the lines of all its charts mean: the end of the intro where they are drawn."""
     listed: bool = True
     """Whether the page's line of contents names it."""
 
@@ -165,9 +192,10 @@ class Page:
             raise ValueError(
                 f"charts need names of their own, but these occur twice: {', '.join(twice)}; rename one"
             )
+        make = self._with_charts if installed() or not charts else self._without_charts
         size = 0
         for points, short in SHORTER:
-            text = self._drawn(points, _short(self.blocks) if short else self.blocks)
+            text = make(points, _short(self.blocks) if short else self.blocks)
             if (size := len(text.encode())) <= LIMIT_BYTES:
                 return text
         raise UserError(
@@ -181,22 +209,41 @@ class Page:
         write_output(path, self.html())
         return path
 
-    def _drawn(self, points: int, blocks: Sequence[Block]) -> str:
-        charts = {c.name: c.chart(points) if callable(c.chart) else c.chart for c in self.charts()}
+    def _with_charts(self, points: int, blocks: Sequence[Block]) -> str:
         # the parts of a chart are validated when they are made, and the tests validate whole charts
-        drawn = {name: chart.to_dict(validate=False) for name, chart in charts.items()}
+        drawn = {chart.name: chart.drawn(points).to_dict(validate=False) for chart in self.charts()}
         specs = {name: {k: v for k, v in spec.items() if k != "config"} for name, spec in drawn.items()}
+        return self._rendered(blocks, specs, self.recipes)
+
+    def _without_charts(self, rows: int, blocks: Sequence[Block]) -> str:
+        """Render the page with tables of at most so many rows in place of its charts.
+
+        It has no legend, which explains lines and points that are not there.
+        """
+        return self._rendered([WITHOUT_CHARTS, *_tabulated(blocks, rows)], {}, ())
+
+    def _rendered(self, blocks: Sequence[Block], specs: Mapping[str, Any], legend: Sequence[str]) -> str:
         return _template().render(
             page=self,
             blocks=blocks,
+            legend=legend,
             many=MANY,
             toc=[b for b in self.blocks if isinstance(b, Section) and b.listed],
             swatches=[(_dot if self.legend == "Roles" else swatch)(i) for i in range(len(self.recipes))],
             palette=[(colour(i), colour(i, "dark")) for i in range(len(self.recipes))],
-            vega=_vega() if charts else "",
+            vega=_vega() if specs else "",
             specs=_json(specs),
             configs=_json({mode: theme(mode, legend=False) for mode in ("light", "dark")}),
         )
+
+
+WITHOUT_CHARTS: Final = Text(
+    Markup(
+        "The charts of this page are tables here. To see them drawn, run <code>{}</code> and write the page "
+        "again."
+    ).format(INSTALL),
+    "note",
+)
 
 
 def swatch(index: int) -> Markup:
@@ -226,6 +273,66 @@ def _short(blocks: Iterable[Block]) -> list[Block]:
     return short
 
 
+def _tabulated(blocks: Iterable[Block], rows: int) -> list[Block]:
+    """Return the blocks with a table of at most so many rows in the place of each chart."""
+    tabulated: list[Block] = []
+    for block in blocks:
+        if isinstance(block, Chart):
+            tabulated.append(_numbers(block, rows))
+        elif isinstance(block, Columns):
+            # a table that is opened needs the whole width
+            tabulated += _tabulated(block.blocks, rows)
+        elif isinstance(block, Section):
+            tabulated.append(replace(block, blocks=_tabulated(block.blocks, rows), marks=""))
+        elif isinstance(block, Details):
+            tabulated.append(replace(block, blocks=_tabulated(block.blocks, rows)))
+        else:
+            tabulated.append(block)
+    return tabulated
+
+
+def _numbers(chart: Chart, most: int) -> Details:
+    """Return the rows of a chart as a table that is shown on request; links to the chart open it."""
+    blocks: list[Block] = [Text(chart.caption, "note")] if chart.caption else []
+    if chart.rows:
+        shown = _spaced(chart.rows, max(2, min(most, MOST_CELLS // len(chart.rows[0]))))
+        if len(shown) < len(chart.rows):
+            blocks.append(Text(f"{len(shown)} of {len(chart.rows):,} rows, evenly spaced.", "note"))
+        blocks.append(table_of(shown))
+    else:
+        blocks.append(Text("No finite value.", "note"))
+    rows = count(len(chart.rows), "row")
+    summary = Markup("{} <span class=note>{}</span>").format(chart.title, rows)
+    return Details(summary, blocks, f"figure-{chart.name}")
+
+
+def _spaced(rows: Sequence[Row], most: int) -> Sequence[Row]:
+    """Return at most so many rows, 2 or more, from the first to the last, as evenly spaced as can be."""
+    if len(rows) <= most:
+        return rows
+    return [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
+
+
+def table_of(rows: Sequence[Row], most: int | None = None) -> PageTable:
+    """Return the first rows as a table, with columns of words to the left of columns of numbers."""
+    words: list[str] = []
+    numbers: list[str] = []
+    for column in rows[0]:
+        values = [row[column] for row in rows]
+        has_words = any(isinstance(value, str) and value not in NOT_FINITE for value in values)
+        (words if has_words else numbers).append(column)
+    columns = [*words, *numbers]
+    body = [[Cell(number_cell(row[column])) for column in columns] for row in rows[:most]]
+    return PageTable(columns, body, text_columns=len(words))
+
+
+def number_cell(value: Any) -> str:
+    """A value in words; numbers have four digits."""
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def charts_in(blocks: Iterable[Block]) -> Iterator[Chart]:
     """Yield the charts in these blocks, in their order."""
     for block in blocks:
@@ -243,6 +350,7 @@ def _json(value: object) -> Markup:
 
 @cache
 def _vega() -> Markup:
+    import altair as alt
     import vl_convert
 
     version = ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])

@@ -18,6 +18,7 @@ from normlab.papers.cells import PrintedTable
 from normlab.papers.claim import Claim, Measure
 from normlab.papers.results import ArtefactStatus, State, disagreements, result_name
 from normlab.report.charts.artefact import colours, panels
+from normlab.report.charts.drawing import frame
 from normlab.report.page import (
     Block,
     Cell,
@@ -32,8 +33,9 @@ from normlab.report.page import (
     anchor,
     breakable,
     labelled,
+    number_cell,
 )
-from normlab.report.studies import frame, number_cell, rows_table
+from normlab.report.studies import rows_table
 
 CELL_TABLE: Final = "cells"
 """Table of the trained cells: ``cell``, the metric's mean, ``low``, ``high``, ``seeds`` and ``trained``."""
@@ -174,7 +176,7 @@ def _charts(
     caption = f"Shade: {drawing.shade.replace('_', ' ')}." if drawing.kind == "cells" else caption
     name = f"{anchor(drawing.table)}-{place}"
     return [
-        labelled(Chart(name, drawing.title, caption, chart, table), panel)
+        labelled(Chart(name, drawing.title, caption, chart), panel)
         for panel, chart in panels(drawing, table, legend).items()
     ]
 

@@ -1,4 +1,7 @@
-"""The charts of a diagnosis, drawn from its tables in the way that its studies describe."""
+"""The charts of a diagnosis, drawn from its tables in the way that its studies describe.
+
+What draws is imported when a chart is drawn: it needs packages that are optional.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,17 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import polars as pl
 from markupsafe import Markup
 
 from normlab.base.chart import ByDepth, Growth, HeatMap, Lines, Strips, StudyChart
 from normlab.base.io import NOT_FINITE
 from normlab.base.units import count
-from normlab.report.charts.diagnosis import by_depth, growth, heat_map, lines, strips
-from normlab.report.charts.theme import Drawn
-from normlab.report.page import Cell, Chart, Columns, Details, PageTable, Section, Text, anchor, labelled
+from normlab.report.page import Chart, Columns, Details, Row, Section, Text, anchor, labelled, table_of
+
+if TYPE_CHECKING:
+    from normlab.report.charts.drawing import Drawn
 
 ROLES: Final = {
     "self_attention": "self-attention",
@@ -24,8 +27,6 @@ ROLES: Final = {
     "ffn": "feed-forward",
     "branch": "branch",
 }
-
-Row = Mapping[str, Any]
 
 
 class DiagnosisView:
@@ -78,33 +79,17 @@ class DiagnosisView:
         return {"depth": depth, "module": known.get("module", known["stack"]), "recipe": words}
 
 
-def frame(rows: Sequence[Row]) -> pl.DataFrame:
-    """Turn rows into a frame; numbers, and the words for numbers that are not finite, become floats."""
-    columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
-    return pl.DataFrame({name: _numbers(values) for name, values in columns.items()}, strict=False)
-
-
 ROWS: Final = 400
 """A table on the page has at most so many rows; the file beside it holds all."""
 
 
 def rows_table(name: str, rows: Sequence[Row]) -> Details:
     """A table that is shown on request, with columns of words to the left of numbers."""
-    wordy = [c for c in rows[0] if any(isinstance(r[c], str) and r[c] not in NOT_FINITE for r in rows)]
-    columns = [*wordy, *(c for c in rows[0] if c not in wordy)]
-    body = [[Cell(number_cell(row[c])) for c in columns] for row in rows[:ROWS]]
-    table = PageTable([c.replace("_", " ") for c in columns], body, text_columns=len(wordy))
     cut = f"The first {ROWS} of {len(rows):,} rows; the JSON file beside this page holds all."
     summary = Markup("{} <span class=note>{}</span>").format(name.replace("_", " "), count(len(rows), "row"))
     more = [Text(cut, "note")] if len(rows) > ROWS else []
+    table = table_of(_in_words(rows, {column: column.replace("_", " ") for column in rows[0]}), ROWS)
     return Details(summary, [*more, table], f"table-{anchor(name)}")
-
-
-def number_cell(value: Any) -> str:
-    """A value in words; numbers have four digits."""
-    if value is None:
-        return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def folded(rows: Sequence[Row]) -> list[Row]:
@@ -133,14 +118,6 @@ def _together(values: Sequence[Any], name: str) -> Any:
     return f"{min(values)} to {max(values)}" if name in COUNTED else _template(values[0])
 
 
-def _numbers(values: list[Any]) -> pl.Series:
-    words = [v for v in values if isinstance(v, str)]
-    if all(v in NOT_FINITE for v in words) and not all(v is None for v in values):
-        whole = all(v is None or isinstance(v, int) for v in values)
-        return pl.Series([None if v is None else (v if whole else float(v)) for v in values], strict=False)
-    return pl.Series(values, dtype=pl.Float64 if not words else pl.String, strict=False)
-
-
 def pictures(view: DiagnosisView) -> Iterator[Section]:
     """Yield a section for each study whose charts have something to show."""
     for study in view.studies:
@@ -157,24 +134,60 @@ def pictured(view: DiagnosisView) -> set[str]:
 
 
 def _by_depth(view: DiagnosisView, chart: ByDepth) -> list[Chart]:
-    """Draw a chart per stack, all with one vertical axis."""
-    points = {label: [*_points(view, chart, rows)] for label, rows in view.of(chart.table)}
-    frames = {label: frame(rows) for label, rows in points.items() if rows}
-    numbers = [v for one in frames.values() for v in one[chart.y] if isinstance(v, (int, float))]
-    values = [v for v in map(float, numbers) if math.isfinite(v) and (v > 0 or not chart.log)]
+    """A chart per stack, all with one vertical axis."""
+    stacks = {label: [*_points(view, chart, rows)] for label, rows in view.of(chart.table)}
+    numbers = [_number(point[chart.y]) for points in stacks.values() for point in points]
+    values = [n for n in numbers if n is not None and math.isfinite(n) and (n > 0 or not chart.log)]
     if not values:
         return []
     low, high = min(values), max(values)
     foot = min(0.0, low)
     ends = (low / 1.4, high * 1.4) if chart.log else (foot, high + 0.05 * (high - foot or 1.0))
+
+    def draw(points: Sequence[Row]) -> Drawn:
+        from normlab.report.charts.diagnosis import by_depth
+        from normlab.report.charts.drawing import frame
+
+        return by_depth(frame(points), chart, view.roles, ends)
+
+    name = f"{chart.table}-{chart.y}"
     return [
-        _chart(f"{chart.table}-{chart.y}", chart, by_depth(one, chart, view.roles, ends), one, label)
-        for label, one in frames.items()
+        _chart(name, chart, draw, points, _in_words(points, _words_by_depth(points, chart)), label)
+        for label, points in stacks.items()
+        if points
     ]
 
 
-def _chart(name: str, chart: StudyChart, drawn: Drawn, table: pl.DataFrame, label: str = "") -> Chart:
-    return labelled(Chart(name, chart.title, chart.caption, drawn, table), label)
+def _words_by_depth(points: Sequence[Row], chart: ByDepth) -> dict[str, str]:
+    """The columns of a table of sublayers; those of theory only where it expects anything."""
+    words = {"module": "module", "recipe": "role", chart.y: chart.axis}
+    for name in ("theory", "theory_low", "theory_high"):
+        if any(point.get(name) is not None for point in points):
+            words[name] = name.replace("_", " ")
+    return words
+
+
+def _chart(
+    name: str,
+    chart: StudyChart,
+    draw: Callable[[Sequence[Row]], Drawn],
+    points: Sequence[Row],
+    rows: Sequence[Row],
+    label: str = "",
+) -> Chart:
+    """The chart that ``draw`` draws of these points; ``rows`` are the same for a table."""
+    return labelled(Chart(name, chart.title, chart.caption, lambda _: draw(points), rows), label)
+
+
+def _in_words(rows: Sequence[Row], words: Mapping[str, str]) -> list[Row]:
+    """The columns that ``words`` names, under their headings."""
+    return [{heading: row[name] for name, heading in words.items()} for row in rows]
+
+
+def _number(value: Any) -> float | None:
+    """A number of a table, in which those that are not finite are words; None where there is none."""
+    is_number = isinstance(value, int | float) or value in NOT_FINITE
+    return float(value) if is_number else None
 
 
 def _points(view: DiagnosisView, chart: ByDepth, rows: Sequence[Row]) -> Iterator[Row]:
@@ -193,24 +206,50 @@ def _points(view: DiagnosisView, chart: ByDepth, rows: Sequence[Row]) -> Iterato
 
 
 def _heat_map(view: DiagnosisView, chart: HeatMap) -> Iterator[Chart]:
-    names = {chart.x: "on", chart.y: "of", chart.value: "value"}
+    def draw(rows: Sequence[Row]) -> Drawn:
+        from normlab.report.charts.diagnosis import heat_map
+        from normlab.report.charts.drawing import frame
+
+        return heat_map(frame(rows).rename({chart.x: "on", chart.y: "of", chart.value: "value"}), chart)
+
     for label, rows in view.of(chart.table):
-        table = frame(rows)
-        yield _chart(chart.table, chart, heat_map(table.rename(names), chart), table, label)
+        yield _chart(chart.table, chart, draw, rows, _matrix(rows, chart), label)
+
+
+def _matrix(rows: Sequence[Row], chart: HeatMap) -> list[Row]:
+    """A row per sublayer, a column per branch."""
+    branches = sorted({row[chart.x] for row in rows})
+    shares: dict[int, dict[int, Any]] = {}
+    for row in rows:
+        shares.setdefault(row[chart.y], {})[row[chart.x]] = row[chart.value]
+    headings = {branch: "input" if branch < 0 else f"{chart.x} {branch}" for branch in branches}
+    return [
+        {chart.y: sublayer, **{headings[branch]: of.get(branch) for branch in branches}}
+        for sublayer, of in shares.items()
+    ]
 
 
 def _growth(view: DiagnosisView, chart: Growth) -> Iterator[Chart]:
     for label, rows in view.of(chart.table):
-        points = frame([{**row, "recipe": chart.words.get(row["kind"], row["kind"])} for row in rows])
+        points = [{**row, "recipe": chart.words.get(row["kind"], row["kind"])} for row in rows]
         laws = [
             {**point, "recipe": chart.words.get(fit["kind"], fit["kind"])}
             for fit in view.tables.get(chart.fits, ())
             if fit.get("stack") == rows[0]["stack"]
             for point in _law(fit, rows)
         ]
-        schema = {"recipe": pl.String, "law": pl.String, "depth": pl.Int64, "value": pl.Float64}
-        drawn = growth(points, pl.DataFrame(laws, schema=schema))
-        yield _chart(chart.table, chart, drawn, points, label)
+
+        def draw(points: Sequence[Row], laws: Sequence[Row] = laws) -> Drawn:
+            import polars as pl
+
+            from normlab.report.charts.diagnosis import growth
+            from normlab.report.charts.drawing import frame
+
+            schema = {"recipe": pl.String, "law": pl.String, "depth": pl.Int64, "value": pl.Float64}
+            return growth(frame(points), pl.DataFrame(laws, schema=schema))
+
+        words = {"recipe": "changed", "seed": "seed", "depth": "sublayers N", "change": "mean square change"}
+        yield _chart(chart.table, chart, draw, points, _in_words(points, words), label)
 
 
 def _law(fit: Row, rows: Sequence[Row]) -> Iterator[Row]:
@@ -233,24 +272,42 @@ def _law(fit: Row, rows: Sequence[Row]) -> Iterator[Row]:
 
 
 def _strips(view: DiagnosisView, chart: Strips) -> list[Chart]:
-    found = frame(
-        [
-            {"category": str(row[chart.category]).replace("_", "-"), "what": what, "label": row[chart.label],
-             "value": row[column]}
-            for row in view.tables[chart.table]
-            if not (chart.without and str(row[chart.label]).endswith(chart.without))
-            for what, column in chart.quantities.items()
-        ]
-    )  # fmt: skip
-    if found.is_empty():
+    ticks = [
+        {
+            "category": str(row[chart.category]).replace("_", "-"),
+            "what": what,
+            "label": row[chart.label],
+            "value": row[column],
+        }
+        for row in view.tables[chart.table]
+        if not (chart.without and str(row[chart.label]).endswith(chart.without))
+        for what, column in chart.quantities.items()
+    ]
+    if not ticks:
         return []
-    return [_chart(chart.table, chart, strips(found, chart), found)]
+
+    def draw(ticks: Sequence[Row]) -> Drawn:
+        from normlab.report.charts.diagnosis import strips
+        from normlab.report.charts.drawing import frame
+
+        return strips(frame(ticks), chart)
+
+    words = {"category": chart.category, "what": "quantity", "label": chart.label, "value": chart.axis}
+    return [_chart(chart.table, chart, draw, ticks, _in_words(ticks, words))]
 
 
 def _lines(view: DiagnosisView, chart: Lines) -> list[Chart]:
     columns = {"x": chart.x, "y": chart.y} | ({"group": chart.group} if chart.group else {})
-    found = frame([{n: row[column] for n, column in columns.items()} for row in view.tables[chart.table]])
-    return [_chart(f"{chart.table}-{chart.y}", chart, lines(found, chart), found)]
+    points = [{name: row[column] for name, column in columns.items()} for row in view.tables[chart.table]]
+
+    def draw(points: Sequence[Row]) -> Drawn:
+        from normlab.report.charts.diagnosis import lines
+        from normlab.report.charts.drawing import frame
+
+        return lines(frame(points), chart)
+
+    words = {"x": chart.x_axis, "y": chart.y_axis} | ({"group": chart.group} if chart.group else {})
+    return [_chart(f"{chart.table}-{chart.y}", chart, draw, points, _in_words(points, words))]
 
 
 DRAW: Final[Mapping[type[StudyChart], Callable[[DiagnosisView, Any], Iterator[Chart] | list[Chart]]]] = {

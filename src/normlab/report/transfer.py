@@ -1,17 +1,17 @@
-"""The page of a transfer: losses by rate and size, the path of the best rate, and the coordinate check."""
+"""The page of a transfer: losses by rate and size, the path of the best rate, and the coordinate check.
+
+What draws is imported when a chart is drawn: it needs packages that are optional.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 from statistics import fmean
-from typing import Any, Final
-
-import polars as pl
+from typing import TYPE_CHECKING, Any, Final
 
 from normlab.base.units import count, duration, short_rate
-from normlab.report.charts.rates import best_by_size, loss_by_rate_and_size
 from normlab.report.page import (
     Block,
     Cell,
@@ -22,6 +22,7 @@ from normlab.report.page import (
     Notes,
     Page,
     PageTable,
+    Row,
     Section,
     Text,
     breakable,
@@ -29,6 +30,11 @@ from normlab.report.page import (
     whole,
 )
 from normlab.scaling import ALL
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from normlab.report.charts.drawing import Drawn
 
 
 def transfer_page(transfer: Mapping[str, Any]) -> Page:
@@ -129,46 +135,102 @@ class _View:
     # ------------------------------------------------------------------------------------------------ charts
     def charts(self, sweep: Mapping[str, Any], i: int) -> list[Block]:
         """The losses by rate, and the best rates by size if there are any."""
-        of = [(self.name(one["size"]), one) for one in sweep["sizes"]]
-        tried = [
-            (name, t[self.kind], list(t["losses"].values()), t["loss"] is not None, t["stopped"])
-            for name, one in of
-            for t in one["rates"]
-        ]
-        if not tried:
+        if not any(one["rates"] for one in sweep["sizes"]):
             return []
-        fits = [(name, p[self.kind], p["loss"]) for name, one in of for p in one["curve"]]
-        best = [
-            (name, *(own[end] for end in ENDS), min(p["loss"] for p in one["curve"]), one["size"])
-            for name, one in of
-            if (own := self.best(one))["value"] is not None
-        ]
-        losses = pl.DataFrame(tried, _TRIED, orient="row").select(
-            pl.exclude("losses"),
-            loss=pl.col("losses").list.mean(),
-            low=pl.col("losses").list.min(),
-            high=pl.col("losses").list.max(),
-            seeds=pl.col("losses").list.drop_nulls().list.len(),
-        )
-        optima = pl.DataFrame(best, _BEST, orient="row")
-        drawn = loss_by_rate_and_size(
-            losses,
-            pl.DataFrame(fits, ["recipe", "rate", "loss"], orient="row"),
-            optima,
-            self.names,
-            today=1.0 if self.multiples else self.transfer["today"],
-            reference=max((x for _, one in of if isfinite(x := float(one["reference"]))), default=0.0),
-            title=self.rate,
-        )
-        charts = [Chart(f"rates-{i}", self.title("Loss by rate", sweep), _RATES, drawn, losses)]
-        return [Columns([*charts, self._path(sweep, optima, i)] if len(best) > 1 else charts)]
+        charts = [self._losses_by_rate(sweep, i)]
+        if len(self._optima(sweep)) > 1:
+            charts.append(self._path(sweep, i))
+        return [Columns(charts)]
 
-    def _path(self, sweep: Mapping[str, Any], best: pl.DataFrame, i: int) -> Chart:
+    def _losses_by_rate(self, sweep: Mapping[str, Any], i: int) -> Chart:
+        tried = [self._trial(one["size"], trial) for one in sweep["sizes"] for trial in one["rates"]]
+
+        def draw(_: int) -> Drawn:
+            import polars as pl
+
+            from normlab.report.charts.rates import loss_by_rate_and_size
+
+            fits = [
+                (self.name(one["size"]), point[self.kind], point["loss"])
+                for one in sweep["sizes"]
+                for point in one["curve"]
+            ]
+            references = [float(one["reference"]) for one in sweep["sizes"]]
+            # a column without any loss would have no type
+            schema = dict.fromkeys(("rate", "loss", "low", "high"), pl.Float64)
+            return loss_by_rate_and_size(
+                pl.DataFrame(tried, schema_overrides=schema, infer_schema_length=None),
+                pl.DataFrame(fits, ["recipe", "rate", "loss"], orient="row"),
+                _frame_of_best(self._optima(sweep)),
+                self.names,
+                today=1.0 if self.multiples else self.transfer["current_rate"],
+                reference=max(filter(isfinite, references), default=0.0),
+                title=self.rate,
+            )
+
+        rows = [
+            {
+                "size": trial["recipe"],
+                self.rate: self.shown(trial["rate"]),
+                "mean loss": trial["loss"],
+                "lowest": trial["low"],
+                "highest": trial["high"],
+                "seeds": trial["seeds"],
+                "ended early": trial["ended"],
+            }
+            for trial in tried
+        ]
+        return Chart(f"rates-{i}", self.title("Loss by rate", sweep), "", draw, rows, _MARKS)
+
+    def _trial(self, size: int, trial: Mapping[str, Any]) -> Row:
+        """The losses of a size at a rate over its seeds, of which none may have an end."""
+        losses = [loss for loss in trial["losses"].values() if loss is not None]
+        return {
+            "recipe": self.name(size),
+            "rate": trial[self.kind],
+            "shared": trial["loss"] is not None,
+            "ended": trial["stopped"],
+            "loss": fmean(losses) if losses else None,
+            "low": min(losses, default=None),
+            "high": max(losses, default=None),
+            "seeds": len(losses),
+        }
+
+    def _optima(self, sweep: Mapping[str, Any]) -> list[Row]:
+        """The best rate of each size where it is known, with its interval and its loss."""
+        return [
+            {
+                "recipe": self.name(one["size"]),
+                **dict(zip(_RATE, (best[end] for end in ENDS), strict=True)),
+                "loss": min(point["loss"] for point in one["curve"]),
+                "size": one["size"],
+            }
+            for one in sweep["sizes"]
+            if (best := self.best(one))["value"] is not None
+        ]
+
+    def _path(self, sweep: Mapping[str, Any], i: int) -> Chart:
         axis, target, slope = self.transfer["axis"], self.transfer["target"], sweep["slope"]
-        points = [(p["size"], *(self.on_line(p)[end] for end in ENDS)) for p in sweep["line"]]
-        line = pl.DataFrame(points, {name: _BEST[name] for name in ("size", *_RATE)}, orient="row")
         beyond = None if target in self.transfer["sizes"] or not sweep["at_target"] else target
-        drawn = best_by_size(best, line, self.names, beyond, axis=axis, title=f"best {self.rate}")
+        optima = self._optima(sweep)
+        line = {point["size"]: [self.on_line(point)[end] for end in ENDS] for point in sweep["line"]}
+
+        def draw(_: int) -> Drawn:
+            import polars as pl
+
+            from normlab.report.charts.rates import best_by_size
+
+            schema = {"size": pl.Int64, **dict.fromkeys(_RATE, pl.Float64)}
+            points = [(size, *ends) for size, ends in line.items()]
+            return best_by_size(
+                _frame_of_best(optima),
+                pl.DataFrame(points, schema, orient="row"),
+                self.names,
+                beyond,
+                axis=axis,
+                title=f"best {self.rate}",
+            )
+
         caption = "Bars: 95% intervals."
         if slope:
             each = f"{slope['value']:.2f}x ({_span(slope, 'x')}) with each doubling of the {axis}"
@@ -176,19 +238,39 @@ class _View:
         if beyond:
             rate = self.on_line(sweep["at_target"])["value"]
             caption += f" Circle: {self.shown(rate)} for {self.name(target)}."
-        return Chart(f"path-{i}", self.title(f"Best rate by {axis}", sweep), caption, drawn, best)
+        best = {row["size"]: [row[end] for end in _RATE] for row in optima}
+        rows = [
+            {
+                "size": self.name(size),
+                "best rate": self._ends(best.get(size)),
+                "on the line": self._ends(line.get(size)),
+            }
+            for size in sorted({*best, *line})
+        ]
+        return Chart(f"path-{i}", self.title(f"Best rate by {axis}", sweep), caption, draw, rows)
+
+    def _ends(self, ends: Sequence[float] | None) -> str:
+        """A rate with its interval: ``3.6e-3 (3.1e-3 to 4.2e-3)``."""
+        if ends is None:
+            return "–"
+        value, low, high = (self.shown(end) for end in ends)
+        return f"{value} ({low} to {high})"
 
 
-_RATES: Final = (
+def _frame_of_best(optima: Sequence[Row]) -> pl.DataFrame:
+    import polars as pl
+
+    numbers = dict.fromkeys((*_RATE, "loss"), pl.Float64)
+    return pl.DataFrame(optima, {"recipe": pl.String, **numbers, "size": pl.Int64})
+
+
+_MARKS: Final = (
     "Dots: means over seeds, with their range; hollow: over some seeds only. Thick lines: the fitted "
     "curves; diamonds: their best rates with 95% intervals. A loss above that of a model that has learnt "
     "nothing is drawn at the upper edge. Cross: ended early, as the table says."
 )
 ENDS: Final = ("value", "low", "high")
 _RATE: Final = ("rate", "low", "high")
-_LIST: Final = {"losses": pl.List(pl.Float64), "shared": pl.Boolean, "ended": pl.String}
-_TRIED: Final = {"recipe": pl.String, "rate": pl.Float64, **_LIST}
-_BEST: Final = {"recipe": pl.String, **dict.fromkeys((*_RATE, "loss"), pl.Float64), "size": pl.Int64}
 
 
 def _span(ends: Mapping[str, float], unit: str = "") -> str:

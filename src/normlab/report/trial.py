@@ -1,16 +1,17 @@
-"""The page of trials: which rates train, the losses of each trial, and the same with one change."""
+"""The page of trials: which rates train, the losses of each trial, and the same with one change.
+
+What draws is imported when a chart is drawn: it needs packages that are optional.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from math import isfinite
 from statistics import fmean
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import polars as pl
-
-from normlab.base.units import count, duration, short_rate
-from normlab.report.charts.comparison import CurveAxis, curve
-from normlab.report.charts.rates import loss_by_rate
+from normlab.base.units import count, duration, rate, short_rate
 from normlab.report.charts.theme import ENDED_EARLY
 from normlab.report.page import (
     Cell,
@@ -26,13 +27,16 @@ from normlab.report.page import (
     whole,
 )
 
+if TYPE_CHECKING:
+    from normlab.report.charts.drawing import Drawn
+
 SMOOTH: Final = 8
 """Steps over which the losses of a curve are averaged, because batches differ by more than rates."""
 
 
 def trial_page(trials: Mapping[str, Any]) -> Page:
     """The page of ``Trials.to_dict()``, to which ``title`` and ``command`` may be added."""
-    every = [trials, *trials["beside"]]
+    every = [trials, *trials["variants"]]
     rates = [short_rate(rate) for rate in _rates(every)]
     facts = [f"{name} {value}" for name, value in trials["facts"].items()]
     number = sum(len(one["trials"]) for one in every)
@@ -80,51 +84,75 @@ def _rates(every: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def _by_rate(trials: Mapping[str, Any], i: int) -> Chart:
-    rows = [(t["rate"], t["loss"], t["stopped"]) for t in _own(trials)]
-    schema = {"rate": pl.Float64, "loss": pl.Float64, "ended": pl.String}
-    table = pl.DataFrame(rows, schema=schema, orient="row")
-    inside = [t["rate"] for t in _own(trials) if t["usable"] and t["rate"] <= trials["usable"][1]]
-    entropy = trials["unigram"] is not None and trials["unigram"] <= trials["reference"]
-    picture = loss_by_rate(
-        table,
-        today=trials["today"],
-        usable=(min(inside), max(inside)) if inside else None,
-        reference=float(trials["reference"]),
-        words="unigram entropy" if entropy else "loss at the start",
-    )
-    caption = (
+    tried = _own(trials)
+    inside = [t["rate"] for t in tried if t["usable"] and t["rate"] <= trials["usable"][1]]
+    reference = float(trials["reference"])
+    has_entropy = trials["unigram"] is not None and trials["unigram"] <= trials["reference"]
+    words = "unigram entropy" if has_entropy else "loss at the start"
+
+    def draw(_: int) -> Drawn:
+        import polars as pl
+
+        from normlab.report.charts.rates import loss_by_rate
+
+        schema = {"rate": pl.Float64, "loss": pl.Float64, "ended": pl.String}
+        points = [(t["rate"], t["loss"], t["stopped"]) for t in tried]
+        return loss_by_rate(
+            pl.DataFrame(points, schema=schema, orient="row"),
+            today=trials["current_rate"],
+            usable=(min(inside), max(inside)) if inside else None,
+            reference=reference,
+            words=words,
+        )
+
+    marks = (
         "Band: within 5% of the best here, up to the highest such rate; a long training may use lower ones. "
         "Cross: ended early."
     )
-    return Chart(f"rates-{i}", _titled("Loss by rate", trials), caption, picture, table)
+    rows = [
+        {"learning rate": short_rate(t["rate"]), "loss": t["loss"], "ended early": t["stopped"]}
+        for t in tried
+    ]
+    if isfinite(reference):
+        rows.append({"learning rate": words, "loss": reference, "ended early": ""})
+    return Chart(f"rates-{i}", _titled("Loss by rate", trials), "", draw, rows, marks)
 
 
 def _by_step(trials: Mapping[str, Any], i: int, rates: Sequence[str]) -> Chart:
-    rows = [
-        (name, name, outcome, 0, step, loss)
-        for t in _own(trials)
-        for name, outcome in [(short_rate(t["rate"]), ENDED_EARLY if t["stopped"] else "trained")]
-        for step, loss in enumerate(_smooth([float(x) for x in t["losses"]]), start=1)
-    ]
-    table = pl.DataFrame(rows, schema=_CURVES, orient="row")
+    tried = _own(trials)
+    curves = [_smooth([float(x) for x in t["losses"]]) for t in tried]
     entropy = trials["unigram"]
-    axis = CurveAxis("loss", "loss" if entropy is None else "nats a target", number=".3f", height=260)
-    caption = f"Means of {SMOOTH} steps. A cross ends the line of a trial that ended early."
-    return Chart(
-        f"steps-{i}",
-        _titled("Loss by step", trials),
-        caption,
-        lambda points: curve(table, rates, axis, entropy_nats=entropy, points=points),
-        table.select("recipe", "step", "loss"),
-    )
+
+    def draw(points: int) -> Drawn:
+        import polars as pl
+
+        from normlab.report.charts.comparison import CurveAxis, curve
+
+        points_of_curves: list[tuple[Any, ...]] = []
+        for t, losses in zip(tried, curves, strict=True):
+            name, outcome = short_rate(t["rate"]), ENDED_EARLY if t["stopped"] else "trained"
+            points_of_curves += [(name, name, outcome, 0, step, x) for step, x in enumerate(losses, start=1)]
+        words = dict.fromkeys(("recipe", "run", "outcome"), pl.String)
+        schema = {**words, "seed": pl.Int64, "step": pl.Int64, "loss": pl.Float64}
+        table = pl.DataFrame(points_of_curves, schema=schema, orient="row")
+        title = "loss" if entropy is None else "nats a target"
+        axis = CurveAxis("loss", title, number=".3f", height=260)
+        return curve(table, rates, axis, entropy_nats=entropy, points=points)
+
+    caption = f"Means of {SMOOTH} steps."
+    marks = "A cross ends the line of a trial that ended early."
+    names = _distinct([t["rate"] for t in tried])
+    rows = [
+        {"step": step, **dict(zip(names, losses, strict=True))}
+        for step, losses in enumerate(zip_longest(*curves), start=1)
+    ]
+    return Chart(f"steps-{i}", _titled("Loss by step", trials), caption, draw, rows, marks)
 
 
-_CURVES: Final = {
-    **dict.fromkeys(("recipe", "run", "outcome"), pl.String),
-    "seed": pl.Int64,
-    "step": pl.Int64,
-    "loss": pl.Float64,
-}
+def _distinct(rates: Sequence[float]) -> list[str]:
+    """The rates in two digits, or in more where two would be equal."""
+    short = [short_rate(value) for value in rates]
+    return short if len(set(short)) == len(short) else [rate(value) for value in rates]
 
 
 def _smooth(losses: Sequence[float]) -> list[float]:
@@ -135,7 +163,7 @@ def _table(every: Sequence[Mapping[str, Any]]) -> PageTable:
     """A row per rate; for each setup its loss, and how far that is behind the best."""
     rows = [
         [
-            Cell(short_rate(value), "today" if value == every[0]["today"] else ""),
+            Cell(short_rate(value), "today" if value == every[0]["current_rate"] else ""),
             *(_cell(one, value) for one in every),
         ]
         for value in _rates(every)

@@ -67,22 +67,22 @@ class Ladder:
         sizes, steps, sentence = self._planned()
         if self.request.announce is not None:
             self.request.announce(sentence)
-        cut = "" if sizes else sentence
+        ended_by = "" if sizes else sentence
         try:
             if sizes:
                 self.check.run()
             for key in self._wanted(sizes, steps):
                 trial = self._kept(key, steps) or self._trial(key, steps)
                 if isinstance(trial, str):
-                    cut = trial
+                    ended_by = trial
                     break
                 self.tried[key] = trial
         except KeyboardInterrupt:
             self.journal.mark(every_s=0.0)
             if not self.tried:
                 raise
-            cut = INTERRUPTED
-        return self._answer(steps, sentence, cut)
+            ended_by = INTERRUPTED
+        return self._answer(steps, sentence, ended_by)
 
     # ------------------------------------------------------------------------------------------- beginning
     def _begin(self) -> None:
@@ -307,7 +307,7 @@ class Ladder:
         return attempts.trial(attempts.measured.course.rate * 2.0**octave, steps, tell=tell)
 
     # ---------------------------------------------------------------------------------------------- answer
-    def _answer(self, steps: int, plan: str, cut: str) -> Transfer:
+    def _answer(self, steps: int, plan: str, ended_by: str) -> Transfer:
         measured = {size: one.measured for size, one in self.own.items()}
         scales = {size: one.scale for size, one in measured.items()}
         sweeps = list[Sweep]()
@@ -329,7 +329,7 @@ class Ladder:
             sweeps=tuple(sweeps),
             coordinates=self.check.answer,
             plan=plan,
-            cut=cut,
+            ended_by=ended_by,
             seconds=self.journal.seconds,
             facts={"warm-up": first.course.rising},
         )

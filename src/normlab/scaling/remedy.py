@@ -33,7 +33,7 @@ def remedy_of(of: Transfer, sweep: Sweep) -> Remedy | None:
     """
     if sweep.verdict != UNDECIDED or not any(sweep.trials.values()):
         return None
-    left = sum(_left(of, sweep, size) for size in of.sizes if of.cut or not sweep.trials.get(size))
+    left = sum(_left(of, sweep, size) for size in of.sizes if of.ended_by or not sweep.trials.get(size))
     if left:
         whole = of.seconds + left
         finish = f"About {duration(left)} more would finish the trials, a budget of {duration(whole)} in all"
@@ -90,7 +90,7 @@ def _each(of: Transfer, sweep: Sweep) -> float:
 
 def _rates(of: Transfer, octaves: list[float], what: str) -> Remedy:
     seconds = len(octaves) * of.seeds * sum(_cost(of, size, 1) for size in of.sizes)
-    named = [short_rate(of.today * 2.0**x) for x in octaves]
+    named = [short_rate(of.current_rate * 2.0**x) for x in octaves]
     some = ", ".join(named[:-1]) + " and " * (len(named) > 1) + named[-1]
     sentence = f"Trials at {some} as well (--rates) {what}; they take {duration(seconds)}"
     return Remedy("rates", [2.0**x for x in octaves], seconds, sentence)

@@ -41,7 +41,7 @@ class Transfer:
     coordinates: Mapping[str, Any] = field(default_factory=dict)
     """The coordinate check, as plain values."""
     plan: str = ""
-    cut: str = ""
+    ended_by: str = ""
     """Why the trials ended before all were done; empty if all were."""
     seconds: float = 0.0
     facts: Mapping[str, str] = field(default_factory=dict)
@@ -58,14 +58,14 @@ class Transfer:
         return self.first.verdict
 
     @property
-    def today(self) -> float:
+    def current_rate(self) -> float:
         """The setup's own rate at its smallest size."""
         return self.rates[self.sizes[0]]
 
     @property
     def interrupted(self) -> bool:
         """Whether Ctrl-C ended the trials."""
-        return self.cut == INTERRUPTED
+        return self.ended_by == INTERRUPTED
 
     @property
     def scales_itself(self) -> bool:
@@ -141,7 +141,7 @@ class Transfer:
         return f"{self.axis}s {', '.join(most)} and {last}" if most else f"{self.axis} {last}"
 
     def _advice(self, sweep: Sweep) -> str:
-        best, own = self.best_at(sweep, self.target), None if self.scales_itself else self.today
+        best, own = self.best_at(sweep, self.target), None if self.scales_itself else self.current_rate
         if best is None:
             return ""
         if own is None:
@@ -170,8 +170,8 @@ class Transfer:
             yield f"The best rate is not known everywhere: {self._unknown(first, first.unknown)}."
         if first.trend is not None and len(first.known) < LEAST_SIZES:
             yield f"From two {self.axis}s nothing shows how far best rates scatter about a line: try four."
-        if self.cut:
-            yield f"The trials are not complete: {self.cut}."
+        if self.ended_by:
+            yield f"The trials are not complete: {self.ended_by}."
         for sweep in self.sweeps[1:]:
             text, remedy = self.sentence_of(sweep), remedy_of(self, sweep)
             more = f". {remedy.sentence}" if remedy else ""
@@ -216,7 +216,18 @@ class Transfer:
         ``multiple`` holds multiples of the setup's own rate at the same size; other rates are those of
         trials, and None at a target whose own rate is not known.
         """
-        names = ("title", "axis", "target", "steps", "seeds", "today", "plan", "cut", "seconds", "facts")
+        names = (
+            "title",
+            "axis",
+            "target",
+            "steps",
+            "seeds",
+            "current_rate",
+            "plan",
+            "ended_by",
+            "seconds",
+            "facts",
+        )
         remedy = self.remedy
         return {
             **{name: getattr(self, name) for name in (*names, "verdict", "sentence", "reason")},
@@ -265,7 +276,7 @@ class Transfer:
         """A rate at a size, with the ends of its interval, and as a multiple. It is None if each size has a
         rate of its own, and this one was not built.
         """
-        own = self.rates.get(size, None if self.scales_itself else self.today)
+        own = self.rates.get(size, None if self.scales_itself else self.current_rate)
         ends = {name: None if own is None else own * x for name, x in multiple._asdict().items()}
         return {**ends, "multiple": multiple._asdict()}
 

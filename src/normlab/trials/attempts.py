@@ -134,13 +134,13 @@ class Attempts:
         name = self.variant.change
         if (kept := kept_trial(self.journal, name, rate, steps)) is not None:
             return kept
-        if (row := self.journal.row(cut=name, budget_s=self.plan.budget_s)) is not None:
+        if (row := self.journal.row(ended_by=name, budget_s=self.plan.budget_s)) is not None:
             return str(row["why"])
         start, need = self.journal.seconds, steps * self.measured.step_s
         seen = self._trained(rate, steps, leads, tell) if start + need <= self.deadline else None
         if seen is None or seen.stopped == LATE:
             why = f"the budget does not hold {steps} steps at {short_rate(rate)}, about {duration(need)}"
-            self.journal.append({"cut": name, "budget_s": self.plan.budget_s, "why": why})
+            self.journal.append({"ended_by": name, "budget_s": self.plan.budget_s, "why": why})
             return why
         trial = Trial(rate, steps, tuple(seen.losses), seen.stopped, self.journal.seconds - start)
         self.journal.append({"trial": name, **asdict(trial)})

@@ -93,11 +93,11 @@ def _walk(every: Sequence[Variant], plan: Plan) -> Trials:
             if scan.tried:
                 answers.append(scan.answer(steps, INTERRUPTED))
             elif answers:
-                answers[-1] = replace(answers[-1], cut=INTERRUPTED)
+                answers[-1] = replace(answers[-1], ended_by=INTERRUPTED)
             else:
                 raise
             break
-    return replace(answers[0], plan=sentence, beside=tuple(answers[1:]), seconds=journal.seconds)
+    return replace(answers[0], plan=sentence, variants=tuple(answers[1:]), seconds=journal.seconds)
 
 
 def _planned(scan: _Scan) -> tuple[int, str]:
@@ -151,7 +151,7 @@ class _Scan:
             queue = [t.rate for t in sorted(whole, key=lambda t: t.loss) if t.falls]
             queue = queue or [t.rate for t in whole[:1]]
             steps *= 2
-            if answer.cut or answer.learns or answer.unmoved or not queue or steps > longest:
+            if answer.ended_by or answer.learns or answer.unmoved or not queue or steps > longest:
                 return answer
 
     def _round(self, steps: int, queue: list[float], *, longer: bool) -> str:
@@ -184,7 +184,7 @@ class _Scan:
             octave = min(scores) - 2  # all are on a plateau, which a rate still on its way there may leave
         return [] if octave is None else [first * 2.0**octave]
 
-    def answer(self, steps: int, cut: str = "") -> Trials:
+    def answer(self, steps: int, ended_by: str = "") -> Trials:
         """What the trials of so many steps say or, if there are none of these, the longest ones."""
         if self.tried and not any(t.steps == steps for t in self.tried):
             steps = self.tried[-1].steps
@@ -200,11 +200,11 @@ class _Scan:
         return Trials(
             model=type(unwrap(model)).__name__,
             steps=steps,
-            today=course.rate,
+            current_rate=course.rate,
             scale=scale,
             tried=tuple(self.tried),
             warmup=course.warmup,
-            cut=cut,
+            ended_by=ended_by,
             change=attempts.variant.change,
             seconds=attempts.journal.seconds,
             facts=facts,

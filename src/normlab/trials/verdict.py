@@ -68,20 +68,20 @@ class Trials:
 
     ``tried`` holds all trials, ``rates`` those with the number of steps that the answer is about, by rate.
     ``usable`` is the lowest rate tried and the highest that is within 5% of the best; ``edge`` says where the
-    next rate is worse, or that none was. ``beside`` holds the same with one change.
+    next rate is worse, or that none was. ``variants`` holds the same with one change.
     """
 
     model: str
     steps: int
-    today: float
+    current_rate: float
     scale: Scale
     tried: tuple[Trial, ...]
     warmup: float = 0.0
     plan: str = ""
-    cut: str = ""
+    ended_by: str = ""
     """Why the scan ended before it was done; empty if it was done."""
     change: str = ""
-    beside: tuple[Trials, ...] = ()
+    variants: tuple[Trials, ...] = ()
     seconds: float = 0.0
     facts: Mapping[str, str] = field(default_factory=dict)
 
@@ -149,7 +149,7 @@ class Trials:
     @property
     def interrupted(self) -> bool:
         """Whether Ctrl-C ended the trials."""
-        return any(one.cut == INTERRUPTED for one in (self, *self.beside))
+        return any(one.ended_by == INTERRUPTED for one in (self, *self.variants))
 
     def is_usable(self, trial: Trial) -> bool:
         """Whether a trial is within 5% of what the best has learnt, as far as its batches can tell."""
@@ -160,7 +160,7 @@ class Trials:
     def sentence(self) -> str:
         """The answer."""
         if not self.tried:
-            return f"{self.cut[:1].upper()}{self.cut[1:]}" or "Nothing was tried"
+            return f"{self.ended_by[:1].upper()}{self.ended_by[1:]}" or "Nothing was tried"
         if self.best is None:
             return f"No rate trains for {self.steps} steps: {'; '.join(_fate(t) for t in self.rates)}"
         return self.unmoved or (self._range(self.best) if self.learns else self._too_short(self.best))
@@ -169,10 +169,10 @@ class Trials:
         low, high = self.usable or (0.0, 0.0)
         above = next((t for t in self.rates if t.rate == self.above), None)
         end = _fate(above) if above else "no rate that is worse was reached"
-        own = next((t for t in self.rates if t.rate == self.today), None)
+        own = next((t for t in self.rates if t.rate == self.current_rate), None)
         if own is not None and own is above:
             end, place = f"your {end}", ""
-        elif self.today > high:
+        elif self.current_rate > high:
             place = "is above that" + (" and ended early" if own and own.stopped else "")
         elif own is None:
             place = "was not tried"
@@ -180,7 +180,7 @@ class Trials:
             place = "is inside"
         else:
             place = f"is slower here than {short_rate(best.rate)}, which a long training may make up for"
-        mine = f"; your {short_rate(self.today)} {place}" if place else ""
+        mine = f"; your {short_rate(self.current_rate)} {place}" if place else ""
         return (
             f"Up to {short_rate(high)} trains within 5% of the best in {self.steps} steps; {end}{mine}; "
             f"lowest rate tried: {short_rate(low)}"
@@ -224,14 +224,14 @@ class Trials:
                 f"for {USABLE_ENDS} of them, and within 2x of the true one for {NEAR_ENDS} "
                 "(docs/learning-rate.md)."
             )
-        if self.cut and self.tried:
-            yield f"The scan is not complete: {self.cut}."
+        if self.ended_by and self.tried:
+            yield f"The scan is not complete: {self.ended_by}."
         if self.scale.unknown:
             yield (
                 f"The targets are not known, because {self.scale.unknown}: losses are compared with the one "
                 "at the start, so the trials may have learnt nothing but averages."
             )
-        for one in self.beside:
+        for one in self.variants:
             yield f"With {one.change}: {one.sentence[0].lower()}{one.sentence[1:]}."
 
     def __str__(self) -> str:
@@ -245,7 +245,18 @@ class Trials:
 
     def to_dict(self) -> dict[str, Any]:
         """The same facts as plain values, with losses in nats per target if targets are known."""
-        names = ("model", "steps", "today", "warmup", "plan", "cut", "change", "seconds", "facts", "sentence")
+        names = (
+            "model",
+            "steps",
+            "current_rate",
+            "warmup",
+            "plan",
+            "ended_by",
+            "change",
+            "seconds",
+            "facts",
+            "sentence",
+        )
         return {
             **{name: getattr(self, name) for name in (*names, "usable", "edge", "unigram")},
             "lines": list(self.lines()),
@@ -253,7 +264,7 @@ class Trials:
             "uniform": self.scale.uniform,
             "best": self.best.rate if self.best else None,
             "trials": [self._plain(t) for t in sorted(self.tried, key=lambda t: (t.steps, t.rate))],
-            "beside": [one.to_dict() for one in self.beside],
+            "variants": [one.to_dict() for one in self.variants],
         }
 
     def _plain(self, trial: Trial) -> dict[str, Any]:

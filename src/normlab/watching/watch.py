@@ -299,12 +299,9 @@ class Watch:
         write_json_atomic(self.flight, beside, flat=True)
         if self._rows.rank:
             return
-        try:
-            from normlab.report.run import write_probes_page
+        from normlab.report.watch import write_probes_page
 
-            write_probes_page(self.path, self.page)
-        except ImportError as error:
-            self._warn(f"no page is drawn: {error}; `normlab run report {self.path}` draws it elsewhere")
+        write_probes_page(self.path, self.page)
 
     @contextmanager
     def _guard(self, what: str) -> Iterator[None]:

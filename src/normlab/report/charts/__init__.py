@@ -1,1 +1,20 @@
-"""Charts from tables: pure functions of polars frames, which read no file and do not import torch."""
+"""Charts from tables, without torch and without a file. What draws needs the extra ``charts``.
+
+``theme`` alone does without it.
+"""
+
+from typing import Final
+
+INSTALL: Final = "pip install 'normlab[charts]'"
+"""What installs that extra."""
+
+
+def installed() -> bool:
+    """Whether charts can be drawn here."""
+    try:
+        import altair  # noqa: F401
+        import polars  # noqa: F401
+        import vl_convert  # noqa: F401
+    except ImportError:
+        return False
+    return True

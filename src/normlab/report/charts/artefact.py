@@ -11,7 +11,7 @@ import polars as pl
 
 from normlab.errors import UserError
 from normlab.papers.artefact import Drawing
-from normlab.report.charts.theme import (
+from normlab.report.charts.drawing import (
     Drawn,
     downsample,
     finish,

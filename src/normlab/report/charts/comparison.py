@@ -18,11 +18,7 @@ import altair as alt
 import polars as pl
 
 from normlab.base.metric import IGNORES_SOURCE, Metric
-from normlab.report.charts.theme import (
-    ENDED_EARLY,
-    MANY,
-    OUTCOMES,
-    POINTS,
+from normlab.report.charts.drawing import (
     Drawn,
     downsample,
     finish,
@@ -36,6 +32,7 @@ from normlab.report.charts.theme import (
     recipe_name,
     spread,
 )
+from normlab.report.charts.theme import ENDED_EARLY, MANY, OUTCOMES, POINTS
 
 ASTRAY: Final = ("stuck", "diverged", IGNORES_SOURCE, "failed", ENDED_EARLY)
 """Outcomes that are drawn run by run instead of being averaged."""

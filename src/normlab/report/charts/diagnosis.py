@@ -16,7 +16,15 @@ import altair as alt
 import polars as pl
 
 from normlab.base.chart import ByDepth, HeatMap, Lines, Strips
-from normlab.report.charts.theme import Drawn, finish, focused, has_place, layer, log_or_linear, recipe_colour
+from normlab.report.charts.drawing import (
+    Drawn,
+    finish,
+    focused,
+    has_place,
+    layer,
+    log_or_linear,
+    recipe_colour,
+)
 
 HEIGHT: Final = 220
 CELLS: Final = 60

@@ -10,7 +10,7 @@ from typing import Any, Final
 import altair as alt
 import polars as pl
 
-from normlab.report.charts.theme import (
+from normlab.report.charts.drawing import (
     Drawn,
     finish,
     focused,

@@ -1,0 +1,184 @@
+"""What all charts are drawn with: layers, axes, the highlighting of a recipe, and the thinning of lines.
+
+These modules need the extra ``charts``; ``normlab.report.charts.installed`` says whether it is there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import altair as alt
+import numpy as np
+import polars as pl
+import polars.selectors as cs
+
+from normlab.base.io import NOT_FINITE
+from normlab.report.charts.theme import POINTS, dash
+
+Drawn = alt.LayerChart | alt.FacetChart
+"""What a figure returns; ``.save("x.svg")``, ``.png`` or ``.pdf`` needs no browser."""
+
+
+def frame(rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
+    """Turn rows into a frame; numbers, and the words for numbers that are not finite, become floats."""
+    columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+    return pl.DataFrame({name: _numbers(values) for name, values in columns.items()}, strict=False)
+
+
+def _numbers(values: list[Any]) -> pl.Series:
+    words = [v for v in values if isinstance(v, str)]
+    if all(v in NOT_FINITE for v in words) and not all(v is None for v in values):
+        whole = all(v is None or isinstance(v, int) for v in values)
+        return pl.Series([None if v is None else (v if whole else float(v)) for v in values], strict=False)
+    return pl.Series(values, dtype=pl.Float64 if not words else pl.String, strict=False)
+
+
+def recipe_name() -> alt.Tooltip:
+    """Return the line of a tooltip that names the recipe, or what else is compared."""
+    return alt.Tooltip("recipe:N", title="name")
+
+
+def recipe_colour(recipes: Sequence[str]) -> alt.Color:
+    """Return the colour of each recipe, in the comparison's order."""
+    scale = alt.Scale(domain=list(recipes), range="category")
+    return alt.Color(field="recipe", type="nominal", scale=scale, title=None)
+
+
+def recipe_dash(recipes: Sequence[str]) -> alt.StrokeDash:
+    """Return the dash of each recipe, in the comparison's order."""
+    scale = alt.Scale(domain=list(recipes), range=[list(dash(i)) for i in range(len(recipes))])
+    return alt.StrokeDash(field="recipe", type="nominal", scale=scale, title=None)
+
+
+def layer(
+    table: pl.DataFrame | Mapping[str, Any], mark: str, style: Mapping[str, Any], **channels: Any
+) -> list[Any]:
+    """Return a layer that draws the rows of a table, or the one row given, with a mark; none without rows."""
+    if isinstance(table, pl.DataFrame) and table.is_empty():
+        return []
+    data = rows(table) if isinstance(table, pl.DataFrame) else alt.InlineData(values=[dict(table)])
+    drawn = getattr(alt.Chart(data), f"mark_{mark}")(**style)
+    return [drawn.encode(**channels) if channels else drawn]
+
+
+def level(value: float, words: str, y: Any, *, below: bool = False) -> list[Any]:
+    """Return a dotted line at a value, which ``y`` reads from the field ``level``, and a label that stays
+    legible over curves.
+    """
+    side = {"baseline": "top", "dy": 4} if below else {"baseline": "bottom", "dy": -3}
+    named = {"text": words, "align": "right", "dx": -4, **side}
+    drawn = partial(layer, {"level": value}, y=y)
+    text = partial(drawn, "text", x=alt.value("width"))
+    rule = drawn("rule", {"strokeDash": [2, 3], "style": "faint", "clip": True})
+    return rule + text({**named, "style": "halo"}) + text({**named, "style": "faint"})
+
+
+def finish(layers: Sequence[Any], height: int) -> Drawn:
+    """Return the layers as one chart, as wide as its container, ``height`` px high; without layers, a chart
+    that says so.
+
+    Its signal ``focus`` holds the name of the recipe to highlight, or "" for none.
+    """
+    focus = alt.VariableParameter(name="focus", value="")
+    drawn = layers or layer({}, "text", {"text": "no finite value", "style": "faint"})
+    for one in drawn[1:]:
+        if one.data == drawn[0].data:
+            one.data = drawn[0].data  # altair writes what all layers share only once
+    return alt.LayerChart(layer=drawn, params=[focus], width="container", height=height)
+
+
+def focused(full: float, dimmed: float = 0.07, *, alone: float | None = None) -> Any:
+    """Return the opacity: ``full`` if no recipe is in focus; else ``alone`` for it, ``dimmed`` for others.
+
+    ``alone`` is ``full`` unless it is given.
+    """
+    picked = alt.when("focus == ''").then(alt.value(full)).when("datum.recipe == focus")
+    return picked.then(alt.value(full if alone is None else alone)).otherwise(alt.value(dimmed))
+
+
+def rows(frame: pl.DataFrame) -> alt.InlineData:
+    """Return a table as inline data: CSV text with floats of five digits, small and cheap to copy."""
+    short = frame.with_columns(cs.float().round_sig_figs(5))
+    kinds = {
+        name: "number" if dtype.is_numeric() else "boolean" if dtype == pl.Boolean else "string"
+        for name, dtype in frame.schema.items()
+    }
+    return alt.InlineData(values=short.write_csv(), format=alt.CsvDataFormat(type="csv", parse=kinds))
+
+
+def has_place(column: str, *, log: bool) -> pl.Expr:
+    """Whether a number can be drawn: it is finite and, on a logarithmic axis, above 0."""
+    return pl.col(column).is_finite() & ((pl.col(column) > 0) | pl.lit(not log))
+
+
+def log_or_linear(values: Sequence[float], *, log: bool, fixed: bool = False) -> tuple[alt.Scale, alt.Axis]:
+    """Return a scale that covers the values, with round ticks."""
+    low, high = min(values, default=1.0), max(values, default=1.0)
+    if not log:
+        free = alt.Scale(zero=low >= 0)
+        return alt.Scale(domain=[low, high], nice=False) if fixed else free, alt.Axis(tickCount=5)
+    low, high = (low, high) if fixed else (low / 1.3, high * 1.3)
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1, 2, 5) if len(decades) <= 3 or high <= 30 * low else (1,)
+    steps = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8) if high < 4 * low else steps
+    every = max(1, len(decades) // 6)
+    ticks = [m * float(f"1e{e}") for e in decades if e % every == 0 for m in steps]
+    scale = alt.Scale(type="log", domain=[low, high], nice=False)
+    format_ = "~e" if len(decades) > 5 or low < 1e-3 else "~g"
+    return scale, alt.Axis(values=[t for t in ticks if low <= t <= high], format=format_)
+
+
+def downsample(
+    frame: pl.DataFrame, x: str, y: str, by: Sequence[str], points: int = POINTS, *, keep: Sequence[str] = ()
+) -> pl.DataFrame:
+    """Cut the range of ``x`` into ``points`` equal bins and summarise ``y`` in each, by group.
+
+    Returns columns ``by``, ``x`` (the bin's last value), ``mean``, ``low``, ``high`` (minimum and maximum),
+    sorted by group and ``x``, and the bin's last value of each column in ``keep``. The bins are the same
+    for all groups, so that lines can be averaged. Values that are null or not finite are left out: a gap
+    stays a gap. If every ``x`` has a bin of its own, only the column names change.
+    """
+    groups = list(by)
+    data = frame.filter(pl.col(y).is_finite()).select(*groups, x, y, *keep)
+    distinct = data[x].unique().sort()
+    if len(distinct) <= points:
+        binned = data.with_columns(_bin=pl.col(x).cast(pl.Float64))
+    else:
+        first, last = float(distinct[0]), float(distinct[-1])
+        position = (data[x].cast(pl.Float64).to_numpy() - first) / (last - first) * points
+        binned = data.with_columns(_bin=pl.Series(np.minimum(np.floor(position), points - 1)))
+    summary = (
+        binned.sort(x)
+        .group_by([*groups, "_bin"])
+        .agg(
+            pl.col(x).max(),
+            *[pl.col(name).last() for name in keep],
+            mean=pl.col(y).mean(),
+            low=pl.col(y).min(),
+            high=pl.col(y).max(),
+        )
+    )
+    if len(distinct) > points:  # all groups share the bins, and each bin's last x
+        summary = summary.with_columns(pl.col(x).max().over("_bin"))
+    return summary.sort([*groups, x]).drop("_bin")
+
+
+def spread(
+    frame: pl.DataFrame, x: str, y: str, points: int = POINTS, *, extremes: bool = False
+) -> pl.DataFrame:
+    """Return the mean of ``y`` over runs and the band between the lowest and the highest run, by recipe.
+
+    Each run is first reduced to ``points`` bins. The band reaches from the lowest to the highest of the runs'
+    bin means, or with ``extremes``, for curves whose spikes matter, of their single values. Columns
+    ``recipe``, ``x``, ``mean``, ``low``, ``high``, ``runs`` (how many runs reached this far).
+    """
+    one = downsample(frame, x, y, ["recipe", "run"], points)
+    low, high = ("low", "high") if extremes else ("mean", "mean")
+    return (
+        one.group_by("recipe", x)
+        .agg(mean=pl.col("mean").mean(), low=pl.col(low).min(), high=pl.col(high).max(), runs=pl.len())
+        .sort("recipe", x)
+    )

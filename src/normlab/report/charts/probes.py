@@ -1,0 +1,39 @@
+"""The chart of a probe: its value over the steps, a line per module from light to dark."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+import altair as alt
+import polars as pl
+
+from normlab.report.charts.drawing import Drawn, downsample, finish, has_place, layer, log_or_linear
+from normlab.report.charts.theme import POINTS
+
+POINTS_A_CHART: Final = 12_000
+"""Points over all lines, so that the page of a deep model does not become too large."""
+HEIGHT: Final = 240
+
+
+def curves_by_depth(frame: pl.DataFrame, title: str, *, log: bool = True) -> Drawn:
+    """Draw a line of ``value`` over ``step`` per ``module``, shaded by ``depth`` from 0, dark if alone.
+
+    A line has at most 400 points, each the mean of a bin. Values that are not finite are left out, and on a
+    log axis those that are not above 0.
+    """
+    shown = frame.filter(has_place("value", log=log))
+    lines = shown["module"].n_unique()
+    points = max(20, min(POINTS, POINTS_A_CHART // max(1, lines)))
+    few = downsample(shown, "step", "value", ["module", "depth"], points).drop("low", "high")
+    zero = "datum.value === 0 ? '0' : datum.label"
+    x = alt.X("step:Q", title="step", axis=alt.Axis(format="~s", tickCount=5, grid=False, labelExpr=zero))
+    scale, axis = log_or_linear(few["mean"].to_list(), log=log)
+    y = alt.Y("mean:Q", title=title, scale=scale, axis=axis)
+    shades = [min(0, lines - 2), lines - 1]
+    colour = alt.Color("depth:Q", title="sublayer", scale=alt.Scale(range="ramp", domain=shades), legend=None)
+    own = partial(layer, few, x=x, y=y, color=colour, detail="module:N")
+    value = alt.Tooltip("mean:Q", title=title, format=".3g")
+    told = [alt.Tooltip("module:N"), alt.Tooltip("step:Q", format=",.4~r"), value]
+    line = own("line", {"strokeWidth": 1.5, "clip": True})
+    return finish(line + own("point", {"size": 50, "opacity": 0}, tooltip=told), HEIGHT)
