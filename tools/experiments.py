@@ -5,7 +5,8 @@ runs: what it asks, the cells that it trains, the seeds, and what has to be fixe
 run leaves one line in ``runs.jsonl`` beside it, with metrics alone. A configuration that has a line is
 skipped, and an interrupted run goes on from its last checkpoint. The weights of a run stay in the folder of
 ``--runs`` until its line is written. Without names the regimes are listed, with how many of their runs are
-there.
+there. With ``--pilot`` the pilots of a regime are trained instead, with a seed that never counts, into
+``pilots.jsonl``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import math
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,21 +26,29 @@ from typing import Any, Final
 from normlab.cli.presets import CONFIGS
 from normlab.config.config import Config, MachineConfig, SeedConfig
 from normlab.errors import UserError
-from normlab.papers.nguyen2019.bases import PAST_BEST
+from normlab.papers.bases import BERT_SHORT
+from normlab.papers.nguyen2019.bases import GL_EN_SMALL, PAST_BEST
 from normlab.papers.trainings import changed
 from normlab.runs.files import row_line
 from normlab.runs.folder import Row, RunFolder
 from normlab.training.recipes.grammar import resolve
 from normlab.training.train import train
-from pilots import HOME, key, line, provenance
+from pilots import FIRST_SEED, HOME, REAL, key, line, provenance
 
 RESULTS: Final = HOME / "results"
 REGIME_FILE: Final = "regime.toml"
 RUNS_FILE: Final = "runs.jsonl"
+PILOTS_FILE: Final = "pilots.jsonl"
 READY, PILOT_FIRST = "ready", "pilot first"
 MOST_POINTS: Final = 100
 """Most points of the curve of the training loss that a line keeps."""
-BASES: Final[Mapping[str, Callable[[], Config]]] = {**CONFIGS, "past_best": lambda: PAST_BEST["laptop"].base}
+BASES: Final[Mapping[str, Callable[[], Config]]] = {
+    **CONFIGS,
+    "bert_short": lambda: BERT_SHORT,
+    "gl_en_5e-4": lambda: GL_EN_SMALL,
+    "multi30k_width_64": lambda: REAL,
+    "past_best": lambda: PAST_BEST["laptop"].base,
+}
 """The configurations that a regime may start from, by name."""
 
 
@@ -66,6 +75,8 @@ class Regime:
     """What pilots showed, or have to show."""
     fixed: str
     """What is fixed before the runs, besides the fields here."""
+    pilots: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Cells that a pilot trains, as in ``cells``."""
     margins: Mapping[str, float] = field(default_factory=dict)
     """Metric to the margin within which two cells count as equal."""
     paired_with: str = ""
@@ -82,19 +93,22 @@ class Regime:
 
         An interrupted regime then has about as many runs of each cell.
         """
-        base = changed(BASES[self.base](), self.changes)
         for seed in self.seeds:
             for cell, changes in self.cells.items():
-                yield cell, seed, _resolved(changed(base, changes), seed)
+                yield cell, seed, self._config(changes, seed)
 
+    def pilot_configs(self) -> Iterator[tuple[str, int, Config]]:
+        """Each pilot's cell with its resolved configuration."""
+        for cell, changes in self.pilots.items():
+            yield cell, FIRST_SEED, self._config(changes, FIRST_SEED)
 
-def _resolved(config: Config, seed: int) -> Config:
-    # "auto" is another precision on another machine
-    if config.train.precision == "auto":
-        raise UserError("a regime has to say its train.precision, fp32 or bf16")
-    machine = MachineConfig("cpu", threads=1, probes="")
-    config = replace(config, seeds=SeedConfig.of(seed), machine=machine)
-    return resolve(config.recipe, config)
+    def _config(self, changes: Mapping[str, Any], seed: int) -> Config:
+        config = changed(changed(BASES[self.base](), self.changes), changes)
+        # "auto" is another precision on another machine
+        if config.train.precision == "auto":
+            raise UserError(f"{self.name} has to say its train.precision, fp32 or bf16")
+        machine = MachineConfig("cpu", threads=1, probes="")
+        return resolve(config.recipe, replace(config, seeds=SeedConfig.of(seed), machine=machine))
 
 
 def read_regime(name: str, results: Path = RESULTS) -> Regime:
@@ -113,9 +127,9 @@ def regimes(results: Path = RESULTS) -> list[str]:
     return sorted(path.parent.name for path in results.glob(f"*/{REGIME_FILE}"))
 
 
-def kept(name: str, results: Path = RESULTS) -> dict[str, Row]:
+def kept(name: str, results: Path = RESULTS, file: str = RUNS_FILE) -> dict[str, Row]:
     """The lines of a regime by key."""
-    path = results / name / RUNS_FILE
+    path = results / name / file
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return {row["key"]: row for row in map(json.loads, lines)}
 
@@ -158,23 +172,33 @@ def experiment_line(cell: str, seed: int, config: Config, folder: RunFolder) -> 
 
 
 def run(name: str, runs: Path, results: Path = RESULTS) -> None:
-    """Train what is missing of a regime, one run after the other.
-
-    Raises UserError for a regime that waits for its pilot.
-    """
+    """Train what is missing of a regime. Raises UserError for a regime that waits for its pilot."""
     regime = read_regime(name, results)
     if regime.status == PILOT_FIRST:
         raise UserError(f"{name} waits for its pilot: {regime.pilot}")
+    _train_missing(regime.configs(), name, runs, results, RUNS_FILE)
+
+
+def run_pilots(name: str, runs: Path, results: Path = RESULTS) -> None:
+    """Train what is missing of the pilots of a regime."""
+    configs = read_regime(name, results).pilot_configs()
+    _train_missing(configs, name, runs, results, PILOTS_FILE)
+
+
+def _train_missing(
+    configs: Iterable[tuple[str, int, Config]], name: str, runs: Path, results: Path, file: str
+) -> None:
+    """Train each configuration that has no line in the file yet, one after the other."""
     # the commit of the code that runs, which the checkout may leave before the last run ends
     commit = provenance()["commit"]
-    for cell, seed, config in regime.configs():
-        if key(config) in kept(name, results):
+    for cell, seed, config in configs:
+        if key(config) in kept(name, results, file):
             continue
         started = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
         folder = train(config, runs)
         row = {**experiment_line(cell, seed, config, folder), "commit": commit, "started": started}
-        with (results / name / RUNS_FILE).open("a", encoding="utf-8") as file:
-            file.write(row_line(row))
+        with (results / name / file).open("a", encoding="utf-8") as lines:
+            lines.write(row_line(row))
         for weights in (folder.last, folder.previous, folder.best):
             shutil.rmtree(weights, ignore_errors=True)
         print(name, cell, seed, row["outcome"], row["dev"][-1:], row["test"], row["seconds"], flush=True)
@@ -193,10 +217,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Trainings that count for findings.")
     parser.add_argument("regime", nargs="*", choices=[[], *regimes()], default=[])
     parser.add_argument("--runs", type=Path, default=Path("runs/experiments"), help="folder of run folders")
+    parser.add_argument("--pilot", action="store_true", help="train the pilots of the named regimes")
     asked = parser.parse_args()
     for name in asked.regime:
         require_committed(name)
-        run(name, asked.runs)
+        if asked.pilot:
+            run_pilots(name, asked.runs)
+        else:
+            run(name, asked.runs)
     if not asked.regime:
         for name in regimes():
             regime = read_regime(name)
