@@ -27,6 +27,7 @@ from normlab.cli.presets import CONFIGS
 from normlab.config.config import Config, MachineConfig, SeedConfig
 from normlab.errors import UserError
 from normlab.papers.bases import BERT_SHORT
+from normlab.papers.end_measures import measure_run
 from normlab.papers.nguyen2019.bases import GL_EN_SMALL, PAST_BEST
 from normlab.papers.trainings import changed
 from normlab.runs.files import row_line
@@ -60,6 +61,8 @@ class Regime:
     question: str
     findings: tuple[str, ...]
     """The findings that it serves, by the numbers of the findings' table, such as N3."""
+    artefacts: tuple[str, ...] = field(default=(), kw_only=True)
+    """Figures and tables that it serves besides, by their ids."""
     base: str
     """A name of ``BASES``."""
     changes: Mapping[str, Any]
@@ -81,6 +84,10 @@ class Regime:
     """Metric to the margin within which two cells count as equal."""
     paired_with: str = ""
     """Another regime whose seeds it shares on purpose."""
+    measure: tuple[str, ...] = ()
+    """What is measured on the weights of a finished run, by the names of ``papers.end_measures``."""
+    measure_at: tuple[int, ...] = ()
+    """Steps whose weights are measured, besides the best ones on dev."""
 
     def __post_init__(self) -> None:
         if self.status not in (READY, PILOT_FIRST):
@@ -107,7 +114,8 @@ class Regime:
         # "auto" is another precision on another machine
         if config.train.precision == "auto":
             raise UserError(f"{self.name} has to say its train.precision, fp32 or bf16")
-        machine = MachineConfig("cpu", threads=1, probes="")
+        steps = ",".join(map(str, self.measure_at))
+        machine = MachineConfig("cpu", threads=1, probes="", keep_checkpoints=steps)
         return resolve(config.recipe, replace(config, seeds=SeedConfig.of(seed), machine=machine))
 
 
@@ -117,8 +125,9 @@ def read_regime(name: str, results: Path = RESULTS) -> Regime:
     known = {f.name for f in fields(Regime)}
     if unknown := sorted(content.keys() - known):
         raise UserError(f"{name}: a regime has no {', '.join(unknown)}")
-    for entry in ("findings", "seeds", "used_before"):
-        content[entry] = tuple(content[entry])
+    for entry, value in content.items():
+        if isinstance(value, list):
+            content[entry] = tuple(value)
     return Regime(name=name, **content)
 
 
@@ -127,10 +136,9 @@ def regimes(results: Path = RESULTS) -> list[str]:
     return sorted(path.parent.name for path in results.glob(f"*/{REGIME_FILE}"))
 
 
-def kept(name: str, results: Path = RESULTS, file: str = RUNS_FILE) -> dict[str, Row]:
-    """The lines of a regime by key."""
-    path = results / name / file
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+def kept(file: Path) -> dict[str, Row]:
+    """The lines of a file of runs, by key."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     return {row["key"]: row for row in map(json.loads, lines)}
 
 
@@ -176,32 +184,35 @@ def run(name: str, runs: Path, results: Path = RESULTS) -> None:
     regime = read_regime(name, results)
     if regime.status == PILOT_FIRST:
         raise UserError(f"{name} waits for its pilot: {regime.pilot}")
-    _train_missing(regime.configs(), name, runs, results, RUNS_FILE)
+    _train_missing(regime, regime.configs(), runs, results / name / RUNS_FILE)
 
 
 def run_pilots(name: str, runs: Path, results: Path = RESULTS) -> None:
     """Train what is missing of the pilots of a regime."""
-    configs = read_regime(name, results).pilot_configs()
-    _train_missing(configs, name, runs, results, PILOTS_FILE)
+    regime = read_regime(name, results)
+    _train_missing(regime, regime.pilot_configs(), runs, results / name / PILOTS_FILE)
 
 
 def _train_missing(
-    configs: Iterable[tuple[str, int, Config]], name: str, runs: Path, results: Path, file: str
+    regime: Regime, configs: Iterable[tuple[str, int, Config]], runs: Path, file: Path
 ) -> None:
     """Train each configuration that has no line in the file yet, one after the other."""
     # the commit of the code that runs, which the checkout may leave before the last run ends
     commit = provenance()["commit"]
     for cell, seed, config in configs:
-        if key(config) in kept(name, results, file):
+        if key(config) in kept(file):
             continue
         started = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
         folder = train(config, runs)
         row = {**experiment_line(cell, seed, config, folder), "commit": commit, "started": started}
-        with (results / name / file).open("a", encoding="utf-8") as lines:
+        if regime.measure:
+            row["measured"] = measure_run(folder, regime.measure)
+        with file.open("a", encoding="utf-8") as lines:
             lines.write(row_line(row))
-        for weights in (folder.last, folder.previous, folder.best):
+        for weights in (folder.last, folder.previous, folder.best, folder.steps):
             shutil.rmtree(weights, ignore_errors=True)
-        print(name, cell, seed, row["outcome"], row["dev"][-1:], row["test"], row["seconds"], flush=True)
+        scores = row["dev"][-1:], row["test"], row["seconds"]
+        print(regime.name, cell, seed, row["outcome"], *scores, flush=True)
 
 
 def require_committed(name: str) -> None:
@@ -229,7 +240,7 @@ def main() -> None:
         for name in regimes():
             regime = read_regime(name)
             configs = list(regime.configs())
-            there = sum(key(config) in kept(name) for *_, config in configs)
+            there = sum(key(config) in kept(RESULTS / name / RUNS_FILE) for *_, config in configs)
             waiting = "" if regime.status == READY else f" ({regime.status})"
             print(f"{name}: {there} of {len(configs)}{waiting}; {regime.question}")
 

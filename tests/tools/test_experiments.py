@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,13 +26,15 @@ used_before = [1]
 status = "ready"
 pilot = "none"
 fixed = "nothing"
+measure = ["dependency"]
+measure_at = [0]
 
 [changes]
 "model.dim" = 16
 "model.ffn_dim" = 32
 "model.encoder_layers" = 1
 "model.decoder_layers" = 1
-"data.builtin_pairs" = 400
+"data.builtin_pairs" = 4000
 "train.steps" = 2
 "train.validate_every_steps" = 1
 "train.dev_decode_sentences" = 2
@@ -52,6 +55,7 @@ def text_of(config: Config) -> tuple[str, str]:
     return config.data.train_src, config.data.train_text
 
 
+@cache
 def seeds_by_text() -> dict[tuple[str, str], set[int]]:
     """The seeds of all kept runs and of the artefacts' trainings, by their training text."""
     used: dict[tuple[str, str], set[int]] = {}
@@ -99,20 +103,23 @@ def test_no_configuration_belongs_to_two_regimes():
 
 @pytest.mark.parametrize("name", regimes())
 def test_every_kept_run_is_a_listed_configuration(name):
-    assert kept(name).keys() <= {key(config) for *_, config in read_regime(name).configs()}
+    assert kept(experiments.RESULTS / name / RUNS_FILE).keys() <= {
+        key(config) for *_, config in read_regime(name).configs()
+    }
 
 
 def test_a_toy_regime_is_trained_once(tmp_path, monkeypatch):
     (tmp_path / "results/toy").mkdir(parents=True)
     (tmp_path / "results/toy/regime.toml").write_text(TOY, encoding="utf-8")
     run("toy", tmp_path / "runs", tmp_path / "results")
-    rows = list(kept("toy", tmp_path / "results").values())
+    rows = list(kept(tmp_path / "results/toy" / RUNS_FILE).values())
     assert [(row["cell"], row["seed"], row["steps"]) for row in rows] == [("post", 5, 2), ("pre", 5, 2)]
     for row in rows:
         assert [step for step, *_ in row["dev"]] == [1, 2]
         assert [step for step, *_ in row["train"]] == [1, 2]
         assert (tmp_path / "runs" / row["run"] / "config.json").exists()
         assert row["test"]["bleu"] >= 0
+        assert [len(entry["dependency"]["encoder"]["i_beta_sq"]) for entry in row["measured"]] == [2, 2]
         assert not list((tmp_path / "runs" / row["run"]).glob("*/*.safetensors"))
 
     def refuse(*_: object) -> None:
