@@ -56,6 +56,12 @@ def text_of(config: Config) -> tuple[str, str]:
 
 
 @cache
+def texts_of(name: str) -> set[tuple[str, str]]:
+    """The training texts of a regime."""
+    return {text_of(config) for *_, config in read_regime(name).configs()}
+
+
+@cache
 def seeds_by_text() -> dict[tuple[str, str], set[int]]:
     """The seeds of all kept runs and of the artefacts' trainings, by their training text."""
     used: dict[tuple[str, str], set[int]] = {}
@@ -83,8 +89,7 @@ def test_a_regime_names_its_findings_and_resolves(name):
 @pytest.mark.parametrize("name", regimes())
 def test_the_seeds_of_a_regime_are_fresh(name):
     regime = read_regime(name)
-    texts = {text_of(config) for *_, config in regime.configs()}
-    used = seeds_by_text()
+    texts, used = texts_of(name), seeds_by_text()
     known = set().union(*(used.get(text, set()) for text in texts))
     assert known <= set(regime.used_before)
     assert not set(regime.seeds) & set(regime.used_before)
@@ -92,7 +97,7 @@ def test_the_seeds_of_a_regime_are_fresh(name):
     for other in map(read_regime, regimes()):
         if other.name in (name, regime.paired_with) or other.paired_with == name:
             continue
-        if texts & {text_of(config) for *_, config in other.configs()}:
+        if texts & texts_of(other.name):
             assert not set(regime.seeds) & set(other.seeds), other.name
 
 
