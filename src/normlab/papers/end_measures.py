@@ -83,9 +83,9 @@ def measure_run(folder: RunFolder, measures: Collection[str]) -> list[dict[str, 
 def _subject(folder: RunFolder, weights: int | str) -> Subject:
     """Put a run's weights on the mini-batches of its dev text."""
     config = folder.config()
-    if config.task != "translation":
+    task = task_of(config, folder.path.parent, config.train.max_tokens)
+    if not isinstance(task, Translation):
         raise UserError(f"run {folder.path.name} is of the task {config.task}; only translation is measured")
-    task = cast("Translation", task_of(config, folder.path.parent, config.train.max_tokens))
     model = task.build()
     load_checkpoint(checkpoint_of(folder, weights), model, run=folder.id())
     batches = [_dev_batch(task, SENTENCES * i, SENTENCES) for i in range(BATCHES)]
