@@ -1,0 +1,166 @@
+"""Regimes are readable, their seeds are fresh, and a run that has a line is not trained again."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import experiments
+from experiments import RUNS_FILE, kept, read_regime, regimes, run
+from normlab.errors import UserError
+from normlab.lab.config import Config
+from normlab.papers import ARTEFACTS
+from normlab.papers.trainings import LAPTOP
+from pilots import FIRST_SEED, key
+
+TOY = """
+question = "Does Post-LN differ from Pre-LN after two steps?"
+findings = ["X1"]
+base = "demo"
+seeds = [5]
+used_before = [1]
+status = "ready"
+pilot = "none"
+fixed = "nothing"
+measure = ["dependency"]
+measure_at = [0]
+
+[changes]
+"model.dim" = 16
+"model.ffn_dim" = 32
+"model.encoder_layers" = 1
+"model.decoder_layers" = 1
+"data.builtin_pairs" = 4000
+"train.steps" = 2
+"train.validate_every_steps" = 1
+"train.dev_decode_sentences" = 2
+"train.precision" = "fp32"
+"optim.warmup_steps" = 0
+
+[cells.post]
+recipe = "post"
+
+[cells.pre]
+recipe = "pre"
+"optim.lr" = 2e-3
+"""
+
+
+def text_of(config: Config) -> tuple[str, str]:
+    """The training text of a configuration."""
+    return config.data.train_src, config.data.train_text
+
+
+@cache
+def texts_of(name: str) -> set[tuple[str, str]]:
+    """The training texts of a regime."""
+    return {text_of(config) for *_, config in read_regime(name).configs()}
+
+
+@cache
+def seeds_by_text() -> dict[tuple[str, str], set[int]]:
+    """The seeds of all kept runs and of the artefacts' trainings, by their training text."""
+    used: dict[tuple[str, str], set[int]] = {}
+    for path in experiments.RESULTS.glob("*/*/config.json"):
+        content = json.loads(path.read_text(encoding="utf-8"))["config"]
+        data = content["data"]
+        text = (data.get("train_src", ""), data.get("train_text", ""))
+        used.setdefault(text, set()).add(content["seeds"]["init"])
+    for artefact in ARTEFACTS.values():
+        if LAPTOP in artefact.trainings:
+            for _, seed, config in artefact.trainings[LAPTOP].configs():
+                used.setdefault(text_of(config), set()).add(seed)
+    return used
+
+
+@pytest.mark.parametrize("name", regimes())
+def test_a_regime_names_its_findings_and_resolves(name):
+    regime = read_regime(name)
+    assert all(re.fullmatch(r"[XNL]\d+", finding) for finding in regime.findings)
+    configs = [config for *_, config in regime.configs()]
+    assert len({key(config) for config in configs}) == len(configs) == len(regime.seeds) * len(regime.cells)
+    assert all(value > 0 for value in regime.margins.values())
+
+
+@pytest.mark.parametrize("name", regimes())
+def test_the_seeds_of_a_regime_are_fresh(name):
+    regime = read_regime(name)
+    texts, used = texts_of(name), seeds_by_text()
+    known = set().union(*(used.get(text, set()) for text in texts))
+    assert known <= set(regime.used_before)
+    assert not set(regime.seeds) & set(regime.used_before)
+    assert max(regime.seeds) < FIRST_SEED
+    for other in map(read_regime, regimes()):
+        if other.name in (name, regime.paired_with) or other.paired_with == name:
+            continue
+        if texts & texts_of(other.name):
+            assert not set(regime.seeds) & set(other.seeds), other.name
+
+
+def test_no_configuration_belongs_to_two_regimes():
+    keys = [key(config) for name in regimes() for *_, config in read_regime(name).configs()]
+    assert len(keys) == len(set(keys))
+
+
+@pytest.mark.parametrize("name", regimes())
+def test_every_kept_run_is_a_listed_configuration(name):
+    assert kept(experiments.RESULTS / name / RUNS_FILE).keys() <= {
+        key(config) for *_, config in read_regime(name).configs()
+    }
+
+
+def test_a_toy_regime_is_trained_once(tmp_path, monkeypatch):
+    (tmp_path / "results/toy").mkdir(parents=True)
+    (tmp_path / "results/toy/regime.toml").write_text(TOY, encoding="utf-8")
+    run("toy", tmp_path / "runs", tmp_path / "results")
+    rows = list(kept(tmp_path / "results/toy" / RUNS_FILE).values())
+    assert [(row["cell"], row["seed"], row["steps"]) for row in rows] == [("post", 5, 2), ("pre", 5, 2)]
+    for row in rows:
+        assert [step for step, *_ in row["dev"]] == [1, 2]
+        assert [step for step, *_ in row["train"]] == [1, 2]
+        assert (tmp_path / "runs" / row["run"] / "config.json").exists()
+        assert row["test"]["bleu"] >= 0
+        assert [len(entry["dependency"]["encoder"]["i_beta_sq"]) for entry in row["measured"]] == [2, 2]
+        assert not list((tmp_path / "runs" / row["run"]).glob("*/*.safetensors"))
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(experiments, "train", refuse)
+    run("toy", tmp_path / "runs", tmp_path / "results")
+    assert len((tmp_path / "results/toy" / RUNS_FILE).read_text(encoding="utf-8").splitlines()) == 2
+
+
+def test_a_curve_of_a_long_training_has_at_most_a_hundred_points(tmp_path):
+    folder = experiments.RunFolder(tmp_path)
+    for step in range(1, 252):
+        norm = 7.0 if step == 100 else 1.0
+        folder.append_metrics({"kind": "train", "step": step, "nll": float(step), "grad_norm_l2": norm})
+    curve = experiments.train_curve(folder)
+    assert len(curve) <= 100
+    assert curve[0] == [3, 2.0, 1.0]
+    assert curve[-1][0] == 251
+    assert max(norm for *_, norm in curve) == 7.0
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('status = "ready"', 'status = "pilot first"'),
+        ('status = "ready"', 'status = "soon"'),
+        ('base = "demo"', 'base = "demos"'),
+        ('question = "', 'answer = "" \nquestion = "'),
+        ('"train.precision" = "fp32"', '"train.precision" = "auto"'),
+        ('"model.dim"', '"model.width"'),
+    ],
+)
+def test_a_regime_that_cannot_count_is_refused(tmp_path: Path, before: str, after: str):
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy/regime.toml").write_text(TOY.replace(before, after), encoding="utf-8")
+    with pytest.raises(UserError):
+        run("toy", tmp_path / "runs", tmp_path)
+    assert not (tmp_path / "runs").exists()
