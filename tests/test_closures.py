@@ -16,13 +16,22 @@ INSTRUMENTS = {
     "watch": "normlab.watching.watch",
 }
 LABORATORY = ("normlab.lab", "normlab.nn", "normlab.optim", "normlab.papers")
-PAGE_OF = """
+MODEL = """
 import torch, normlab
+from pathlib import Path
 from torch import nn
 
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + self.mlp(self.norm(x))
+
 torch.manual_seed(0)
-model = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 8))
-ids = torch.randint(0, 8, (4, 6))
+model = nn.Sequential(nn.Embedding(12, 8), Block(), Block(), nn.Linear(8, 12))
+ids = torch.randint(0, 12, (4, 6))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 def loss(model, ids):
@@ -30,20 +39,21 @@ def loss(model, ids):
 
 setup = normlab.Setup(model, ids, loss=loss, optimizer=optimizer)
 """
-"""A model that each instrument takes, though there is little to say about it."""
+"""A small model that each instrument takes."""
 USES = {
     "check": "normlab.check(setup).page('page.html')",
-    "trial": "normlab.trial(setup, steps=2, rates=(1e-3, 2e-3)).page('page.html')",
+    "trial": "normlab.trial(setup, steps=16, rates=(1e-3, 2e-3)).page('page.html')",
     "diagnose": "normlab.diagnose(setup, preset='cheap').page('page.html')",
     "watch": """
-with normlab.watch(model, optimizer) as watch:
+with normlab.watch(model, optimizer, out='.', every_steps=1) as watch:
     value = loss(model, ids)
     watch.loss(value)
     value.backward()
     optimizer.step()
-watch.page('page.html')
+watch.page.rename('page.html')
 """,
 }
+"""A page by each instrument, in the current folder."""
 LIST = "\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
 
 
@@ -71,7 +81,7 @@ def test_an_instrument_loads_nothing_of_the_laboratory(instrument, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("instrument", USES)
 def test_the_page_of_an_instrument_loads_nothing_of_the_laboratory(instrument, tmp_path):
-    modules = loaded_after(PAGE_OF + USES[instrument], tmp_path)
+    modules = loaded_after(MODEL + USES[instrument], tmp_path)
     assert (tmp_path / "page.html").stat().st_size > 1000
     assert rooms_entered(modules) == set()
 

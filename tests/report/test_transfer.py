@@ -19,7 +19,7 @@ from normlab.scaling.exponents import Row
 from normlab.scaling.sweep import Decay, Sweep
 from normlab.scaling.verdict import Transfer
 from scaling.curves import draw, skewed
-from scaling.test_answer import SIZES, answer, edge, swept
+from scaling.test_verdict import SIZES, answer, edge, swept
 
 GROWS = Row("hidden", "h.*.mlp", "update", 2, 0.9, 0.8, 1.0, 0.0, -0.5, False, path="h.3.mlp")
 ROWS = (
@@ -154,7 +154,7 @@ def test_rates_of_a_setup_with_a_rate_of_its_own_at_every_size_are_multiples():
 
 
 def test_a_page_is_made_where_nothing_was_tried():
-    few = sections(answer(swept({}), cut="too short to tell"))
+    few = sections(answer(swept({}), ended_by="too short to tell"))
     assert [type(block) for block in few["glance"]] == [Notes]
     assert "coordinate_check" not in few
 

@@ -35,7 +35,7 @@ def trials() -> Trials:
     own = Trials(
         model="Decoder",
         steps=40,
-        today=1e-3,
+        current_rate=1e-3,
         scale=Scale(start=4.0, unigram=3.2, uniform=4.0, targets=900),
         tried=(trial(1e-3, 3.9, steps=20), *tried),
         plan="10 min 00 s allows 20 trials of 40 steps, 30 s each: enough for a range",
@@ -78,7 +78,7 @@ def test_the_picture_marks_the_usable_range_and_the_rate_of_today():
 
 
 def test_the_rate_of_today_is_named_once_where_the_range_ends():
-    sentence = replace(trials(), today=16e-3).sentence
+    sentence = replace(trials(), current_rate=16e-3).sentence
     assert sentence.count("1.6e-2") == 1
     assert "; your 1.6e-2 ended early (loss not finite at step 20); lowest rate tried" in sentence
 
@@ -98,7 +98,7 @@ def test_a_page_is_drawn_from_json_with_losses_that_are_not_finite():
 
 @pytest.mark.parametrize("tried", [(), (trial(1.0, 9.0, "loss above its start at step 20"),)])
 def test_a_page_is_drawn_where_nothing_trained(tried: tuple[Trial, ...]):
-    none = replace(trials(), tried=tried, variants=(), cut="too short to tell")
+    none = replace(trials(), tried=tried, variants=(), ended_by="too short to tell")
     assert "<h1" in trial_page(none.to_dict()).html()
 
 
