@@ -28,9 +28,10 @@ SMALL = (
 )
 SETUP = """
 
-def setup(seed=0):
+def setup(width=32, seed=0):
     torch.manual_seed(seed)
-    return normlab.Setup(Decoder(), ids, loss=loss, optimizer=lambda m: torch.optim.AdamW(m.parameters()))
+    model = Decoder(dim=width)
+    return normlab.Setup(model, ids, loss=loss, optimizer=lambda m: torch.optim.AdamW(m.parameters()))
 """
 """What makes the README's first example a training script of somebody's."""
 LEAK = "triu(2)"
@@ -83,12 +84,12 @@ def first_two(words: list[str]) -> list[str]:
 def smaller(words: list[str]) -> list[str]:
     """The same command at smoke size."""
     if "train.py:setup" in words:
-        return [
-            *words,
-            *{"trial": ["--steps", "16", "--rates", "1e-3"], "diagnose": ["--preset", "cheap"]}.get(
-                words[0], []
-            ),
-        ]
+        fewer = {
+            "trial": ["--steps", "16", "--rates", "1e-3"],
+            "transfer": ["--steps", "16", "--budget", "2s"],
+            "diagnose": ["--preset", "cheap"],
+        }
+        return [*first_two(words), *fewer.get(words[0], [])]
     if "--train-text" in words:
         return [*words, "--plan", "--dim", "16", "--ffn-dim", "32", "--heads", "2", "--block-len", "32"]
     if words[0] in ("compare", "train", "check", "diagnose") and "RUN" not in words:
