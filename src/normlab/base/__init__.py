@@ -1,4 +1,4 @@
 """What every room uses: numbers in words, strict reading, files written whole, settings and charts as data.
 
-Nothing here imports torch.
+It imports pydantic and the standard library, and never torch; every other room may import it.
 """

@@ -1,4 +1,9 @@
-"""Measure any ``nn.Module``: read its residual stream, probe its signals, run studies, draw conclusions."""
+"""``diagnose``: read the residual stream of any ``nn.Module``, probe its signals, run studies, draw
+conclusions.
+
+It imports ``setups`` and ``trace``, and no model of normlab's own; ``checks``, ``scaling``, ``watching`` and
+the laboratory import it.
+"""
 
 from normlab.base.chart import ByDepth, Growth, HeatMap, Lines, Strips
 from normlab.diagnosis import studies as studies

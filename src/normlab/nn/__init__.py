@@ -1,6 +1,7 @@
 """Transformers from placements, norms and branches; every variant is in the registry of its base class.
 
-Pure torch: from this package it imports only ``config.model``, the description of a model, and ``errors``.
+Pure torch: it imports only ``base`` and ``errors``. ``optim``, ``lab`` and ``papers`` import it, and of the
+instruments ``scaling``, in one module.
 """
 
 from normlab.nn.context import Cache, Context

@@ -1,4 +1,7 @@
-"""Learning-rate schedules and optimizers."""
+"""Optimizers and learning-rate schedules by name, and which parameter gets which rate and decay.
+
+It imports ``nn``, whose classes say the role of each parameter; only ``lab`` imports it.
+"""
 
 from normlab.optim.optimizer import OPTIMIZERS, build_optimizer, keeps_tensors, set_rate
 from normlab.optim.roles import ROLE_TABLES, RoleRule, clipped_together, underived

@@ -1,7 +1,8 @@
 """The papers' tables and figures as data, one module per paper; no torch.
 
-A module of your own adds a paper by ``publish``, each artefact with the function that measures it;
-``normlab papers --import my_module`` then lists it and ``normlab papers reproduce`` measures it.
+It stands on ``lab`` and all below it, and only ``cli`` and its own pages import it. A module of your own
+adds a paper by ``publish``, each artefact with the function that measures it; ``normlab papers --import
+my_module`` then lists it and ``normlab papers reproduce`` measures it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""How a model's activations, updates and best learning rate change with its width and depth."""
+"""``transfer``: how a model's activations, updates and best learning rate change with its width and depth.
+
+It imports ``setups``, ``trace``, ``trials`` and ``diagnosis``, and ``nn`` in the module ``parametrisation``
+alone; ``lab`` imports it.
+"""
 
 from typing import Final
 

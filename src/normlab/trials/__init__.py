@@ -1,4 +1,7 @@
-"""Short real trainings of the user's own model, which show what learning rates train."""
+"""``trial``: short real trainings of the user's own model, which show what learning rates train.
+
+It imports ``setups`` and ``trace``; ``scaling`` and ``lab`` import it.
+"""
 
 from typing import Final
 

@@ -1,4 +1,8 @@
-"""Watch trainings elsewhere: Hugging Face's Trainer, Lightning, torchtitan and plain loops."""
+"""``watch``: record trainings by Hugging Face's Trainer, Lightning, torchtitan, plain loops and our own
+trainer.
+
+It imports ``setups``, ``trace``, ``checks`` and ``diagnosis``; ``lab`` imports it for trainings of its own.
+"""
 
 from typing import Final
 
