@@ -342,7 +342,7 @@ parameter the norms of gradient and update, on the device. It writes a report
 - when it is asked, by `normlab diagnose RUN --flight` or from Python:
   `normlab.lab.training.replay.examine("runs/<id>", step)`, which does the run's steps again.
 
-`watching/recorder.py` decides when, and `training/outcome.py` whether a run has diverged.
+`watching/recorder.py` decides when, and `lab/training/outcome.py` whether a run has diverged.
 
 A report is an entry of the run folder's `flight.json`: the kept steps, and what went wrong first. To
 find that, the recorder does the steps from the last checkpoint on again (from the start if there is

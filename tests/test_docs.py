@@ -51,6 +51,10 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
     done = subprocess.run(build, cwd=HOME, env=env, check=False, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     loaded = re.compile(r"<(?:script|img|link|iframe)[^>]*(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
+    package = HOME / "src" / "normlab"
+    rooms = {path.parent.name for path in package.glob("*/__init__.py")}
+    rooms |= {f"lab.{path.parent.name}" for path in package.glob("lab/*/__init__.py")}
+    assert {path.stem for path in (tmp_path / "api").glob("*.html")} == {"index", *rooms}
     pages = {path: path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.html")}
     assert {path.name for path in pages} >= {"index.html", "catalogue.html", "papers.html", "nn.html"}
     found = [tag for page in pages.values() for tag in loaded.findall(page) if 'rel="canonical"' not in tag]

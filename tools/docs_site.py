@@ -1,6 +1,6 @@
 """Hooks of the documentation site (``make docs``): pages that other files hold, links, and equations.
 
-README, CONTRIBUTING and CHANGELOG become pages; the API has a page for each package; the notebook is
+README, CONTRIBUTING and CHANGELOG become pages; the API has a page for each room; the notebook is
 executed; kept comparisons and the pages of the papers are copied. TeX becomes MathML, which needs no script.
 """
 
@@ -29,17 +29,29 @@ PACKAGE = HOME / "src" / "normlab"
 NOTEBOOK = HOME / "docs" / "first-steps.ipynb"
 PAGES = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 """Pages of the site that lie elsewhere in the repository."""
+API = {
+    "Instruments": ("setups", "trace", "checks", "trials", "scaling", "diagnosis", "watching"),
+    "Laboratory": (
+        *("nn", "optim", "lab", "lab.recipes", "lab.data", "lab.tasks", "lab.training", "lab.runs"),
+        *("lab.comparison", "papers"),
+    ),
+    "Both": ("base", "report", "cli"),
+}
+"""The packages that have a page of their own, by heading, in the order of the navigation."""
 LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
 SECONDS = 300
 """For one cell of the notebook, at most."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Add the extension for equations, and a page of the API for each package."""
+    """Add the extension for equations, and the pages of the API, instruments first."""
     config.markdown_extensions.append(Equations())  # pyrefly: ignore
     (reference,) = (item["Reference"] for item in config.nav or [] if "Reference" in item)
     (api,) = (item for item in reference if "API" in item)
-    api["API"] = ["api/index.md", *(f"api/{name}.md" for name in packages())]
+    api["API"] = [
+        "api/index.md",
+        *({heading: [f"api/{name}.md" for name in packages]} for heading, packages in API.items()),
+    ]
     return config
 
 
@@ -70,22 +82,24 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def site_uri(target: str, files: Files) -> str | None:
     """The page or file of the site that shows a path of the repository; None where there is none."""
     shown = {source: uri for uri, source in PAGES.items()} | {"results/papers": "results/papers/papers.html"}
-    package = target.removeprefix("src/normlab/").partition("/")[0]
-    candidates = (
-        shown.get(target, ""),
-        target.removeprefix("docs/"),
-        f"{target}/comparison.html",
-        f"api/{package.removesuffix('.py')}.md" if target.startswith("src/normlab/") else "",
-    )
+    candidates = [shown.get(target, ""), target.removeprefix("docs/"), f"{target}/comparison.html"]
+    if target.startswith("src/normlab/"):
+        names = target.removeprefix("src/normlab/").removesuffix(".py").split("/")
+        # the page of the innermost package that has one
+        candidates += [f"api/{'.'.join(names[:depth])}.md" for depth in range(len(names), 0, -1)]
     return next((uri for uri in candidates if files.get_file_from_path(uri)), None)
 
 
 # ------------------------------------------------------------------------------------------ generated pages
 
 
-def packages() -> list[str]:
-    """The packages of normlab, by name."""
-    return sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
+def api_page(name: str) -> str:
+    """The page of a package: all of its modules, without the packages in it that have pages of their own."""
+    if not any(other.startswith(f"{name}.") for packages in API.values() for other in packages):
+        return f"# {name}\n\n::: normlab.{name}\n"
+    modules = sorted(path.stem for path in (PACKAGE / name).glob("*.py") if path.stem != "__init__")
+    lines = [f"# {name}", f"::: normlab.{name}\n    options: {{show_submodules: false}}"]
+    return "\n\n".join([*lines, *(f"::: normlab.{name}.{module}" for module in modules), ""])
 
 
 def generated() -> Iterator[tuple[str, str | bytes]]:
@@ -93,8 +107,9 @@ def generated() -> Iterator[tuple[str, str | bytes]]:
     for uri, source in PAGES.items():
         yield uri, (HOME / source).read_text(encoding="utf-8")
     yield "api/index.md", "# normlab\n\n::: normlab\n    options: {show_submodules: false}\n"
-    for name in packages():
-        yield f"api/{name}.md", f"# {name}\n\n::: normlab.{name}\n"
+    for packages in API.values():
+        for name in packages:
+            yield f"api/{name}.md", api_page(name)
     for path in sorted((HOME / "results").glob("*/comparison.html")):
         yield path.relative_to(HOME).as_posix(), path.read_text(encoding="utf-8")
     for path in linked_files():
