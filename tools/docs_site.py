@@ -35,7 +35,7 @@ API = {
         *("nn", "optim", "lab", "lab.recipes", "lab.data", "lab.tasks", "lab.training", "lab.runs"),
         *("lab.comparison", "papers"),
     ),
-    "Both": ("base", "report", "cli"),
+    "Shared": ("base", "report", "cli"),
 }
 """The packages that have a page of their own, by heading, in the order of the navigation."""
 LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
