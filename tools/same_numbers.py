@@ -97,7 +97,7 @@ RENAMES: Final[dict[str, Any]] = {
         "watch": ["watch.jsonl"],
         "watch.flight": ["watch.flight.json"],
         "last.model": ["last/model.safetensors"],
-        "last.optimizer": ["last/optimizer.safetensors", "last/optimizer.safetensors"],
+        "last.optimizer": ["last/optimizer.safetensors", "last/optimiser.safetensors"],
         "best.model": ["best/model.safetensors"],
         "average.model": ["average/model.safetensors"],
     },
