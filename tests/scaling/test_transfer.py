@@ -337,7 +337,7 @@ def no_optimizer(width: int = 8, seed: int = 0) -> normlab.Setup:
     [
         (no_width, {}, "def setup(width=256, seed=0):"),
         (no_width, {"widths": (), "depths": (2, 4)}, "model = GPT(n_layer=depth)"),
-        (setup(), {}, "takes no width"),
+        (setup(), {}, "normlab.sized(config)"),
         (same_size, {}, "use width where it makes the model"),
         (same_seed, {}, "declare seed"),
         (breaks_at_16, {}, "at width 16: loss raised RuntimeError"),

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
+from normlab.base.extras import extra_for, what_to_install
 from normlab.diagnosis import Structure, read_structure
 from normlab.diagnosis.block import layer_of
 from normlab.diagnosis.subject import Subject
@@ -191,6 +192,11 @@ def _start(entry: Mapping[str, Any], place: Place) -> Start | None:
 def _starts_of_name(name: str, setup: Setup) -> tuple[Start, ...]:
     """Return the starts that a name stands for. Raises UserError if nothing that is installed knows names."""
     for entry in entry_points(group=GROUP):
-        starts: StartsByName = entry.load()
+        try:
+            starts: StartsByName = entry.load()
+        except ModuleNotFoundError as error:
+            if extra := extra_for(error):
+                raise UserError(what_to_install(f"the starts of {name!r}", extra)) from error
+            raise
         return starts(name, setup)
     raise UserError(f"{name!r} declares nothing: there is no such file; {FORM}")

@@ -56,13 +56,7 @@ def optimizer_coverage(step: StepUnderTest) -> Answers:
 
     twice = [names[i] for i, count in counts.items() if count > 1 and i in names]
 
-    hidden: list[str] = []
-    for path, modules in unregistered(step.model).items():
-        left_out = [p for module in modules for p in module.parameters() if id(p) not in counts]
-        if len(without_gradient(step, left_out)) < len(left_out):
-            hidden.append(path)
-
-    if hidden:
+    if hidden := _hidden(step, counts):
         say = "modules in a plain list get a gradient, but are not among model.parameters()"
         yield fail(hidden[0], say, "hold them in an nn.ModuleList or an nn.ModuleDict")
     elif foreign:
@@ -73,6 +67,16 @@ def optimizer_coverage(step: StepUnderTest) -> Answers:
         yield fail(common(missing), say, "pass it all of model.parameters(), or freeze these")
     elif twice:
         yield fail(twice[0], f"{len(twice)} parameters are held and stepped twice", "put each in one group")
+
+
+def _hidden(step: StepUnderTest, held: Mapping[int, int]) -> list[str]:
+    """Return the plain lists of modules, by path, whose parameters get a gradient that nobody takes."""
+    hidden: list[str] = []
+    for path, modules in unregistered(step.model).items():
+        left_out = [p for module in modules for p in module.parameters() if id(p) not in held]
+        if len(without_gradient(step, left_out)) < len(left_out):
+            hidden.append(path)
+    return hidden
 
 
 @property_of("optimizer", explains=["update", "overfit"], passes=2)

@@ -20,6 +20,8 @@ from normlab.errors import UserError
 
 USAGE_ERROR, BUG = 2, 1
 """Exit codes."""
+LABORATORY = ("train", "compare", "run", "recipes", "papers")
+"""Commands that need the laboratory's packages."""
 RESUMABLE = ("compare", "train")
 """Commands that continue a training where it stopped."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -50,7 +52,9 @@ def report(error: Exception, argv: Sequence[str]) -> int:
     if isinstance(error, (RuntimeError, MemoryError)):
         lacking = _of_memory(error, command)
     elif isinstance(error, ModuleNotFoundError) and (extra := extra_for(error)):
-        lacking = what_to_install(" ".join(["normlab", *argv[:1]]), extra)
+        if extra == "charts" and command_of(argv) in LABORATORY:
+            extra = "lab"  # which brings the charts, too
+        lacking = what_to_install(f"normlab {command_of(argv)}", extra)
     mistake = isinstance(error, (UserError, OSError)) or lacking
     if not mistake or os.environ.get("NORMLAB_DEBUG"):
         import traceback
@@ -64,9 +68,14 @@ def report(error: Exception, argv: Sequence[str]) -> int:
     return USAGE_ERROR
 
 
+def command_of(argv: Sequence[str]) -> str:
+    """Return the first word of a command line; empty if there is none."""
+    return next(iter(argv), "")
+
+
 def kept(argv: Sequence[str]) -> str:
     """Say what a stopped command has kept, and what typing it again does."""
-    if next(iter(argv), "") not in RESUMABLE:
+    if command_of(argv) not in RESUMABLE:
         return ""
     if any(word.partition("=")[0] == "--setup" for word in argv):
         return "; finished runs are kept, and the same command trains the others"

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
+from normlab.base.extras import what_to_install
 from normlab.base.io import Count, Positive, to_plain, validated
 from normlab.base.units import count
 from normlab.diagnosis.recording import refuse_elsewhere
@@ -104,8 +105,14 @@ class Diagnosis:
         }
 
     def to_polars(self) -> dict[str, pl.DataFrame]:
-        """Return the tables by name, and the findings as one more, as polars data frames."""
-        import polars as pl
+        """Return the tables by name, and the findings as one more, as polars data frames.
+
+        Raises UserError if polars is not installed.
+        """
+        try:
+            import polars as pl
+        except ModuleNotFoundError as error:
+            raise UserError(what_to_install("Diagnosis.to_polars()", "charts")) from error
 
         tables = {name: [dict(row) for row in table] for name, table in self.tables.items()}
         tables["findings"] = [{**vars(f), "numbers": f.evidence} for f in self.findings]

@@ -92,5 +92,10 @@ def family_of(
             return what.at(axis, size, base=base, seed=seed)
 
         return SetupFamily(title or what.title, axis, ascending, make, what.parametrisation)
+    if not callable(what):
+        raise UserError(
+            f"transfer got {shown(what)}, and takes a function setup({axis}=, seed=), or, for a recipe's "
+            "configuration, normlab.sized(config)"
+        )
     title = title or getattr(what, "__qualname__", "setup")
     return SetupFamily(title, axis, ascending, lambda size, seed: called(what, title, seed, **{axis: size}))

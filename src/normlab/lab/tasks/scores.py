@@ -65,7 +65,7 @@ def require_bleu_tokens(target_lang: str) -> None:
     except RuntimeError as error:
         raise UserError(
             f"BLEU of the target language {target_lang!r} needs MeCab to find words; type: pip install "
-            f"'sacrebleu[{tokens.partition('-')[0]}]'"
+            f"'normlab[{tokens.partition('-')[0]}]'"
         ) from error
 
 
