@@ -119,7 +119,7 @@ def test_a_missing_package_is_named_before_anything_is_trained(monkeypatch, lang
     monkeypatch.setattr(tokenizers, "MeCab", None)
     said = (
         f"^BLEU of the target language '{language}' needs MeCab to find words; type: pip install "
-        rf"'sacrebleu\[{language[:2]}\]'$"
+        rf"'normlab\[{language[:2]}\]'$"
     )
     with pytest.raises(ValueError, match=said):
         score(HYP, REF, target_lang=language)
