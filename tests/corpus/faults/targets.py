@@ -13,6 +13,7 @@ from corpus.batches import EOS, LENGTH, PAD, VOCAB, generator, image_batch, padd
 from corpus.case import DEEP, LATER, PLANTED_1, PLANTED_2, PLANTED_3, PUBLIC, UNSEEN, Arguments, fault, twins
 from corpus.models.deep import (
     MASK_ID,
+    SEED,
     Training,
     deep_bert,
     deep_gpt2,
@@ -198,7 +199,7 @@ def labels_taken_after_masking(training: Training) -> None:
 def words_masked_but_for_15_percent(training: Training) -> None:
     """The comparison is the wrong way round: 85% of the words are masked, and 15% are left to read."""
     ids = padded_words()
-    predicted = (torch.rand(ids.shape, generator=generator()) >= 0.15) & (ids != PAD)
+    predicted = (torch.rand(ids.shape, generator=generator(SEED)) >= 0.15) & (ids != PAD)
     training.batch["input_ids"] = ids.masked_fill(predicted, MASK_ID)
     training.batch["labels"] = ids.masked_fill(~predicted, -100)
 

@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
-from torch.optim import Adafactor, AdamW, Optimizer
+from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
+from transformers.optimization import Adafactor
 
 from corpus.batches import VOCAB, text
 from corpus.case import LATER, UNSEEN, Arguments, sound
