@@ -23,6 +23,6 @@ BERT_MASKS = f"|bert|bert.encoder|{within('bert.encoder.layer.0')}|attention_mas
 BERT_LABELS = f"loss|labels|input_ids|{within('cls')}"
 SELF_ATTENTIONS = [f"decoder.sublayers.{i}" for i in range(0, 18, 3)]
 CROSS_ATTENTIONS = [f"decoder.sublayers.{i}" for i in range(1, 18, 3)]
-"""Of the decoder of ``models.deep.translation``."""
+"""Of the decoder of ``models.deep.deep_translation``."""
 FIRST_CROSS = f"source|decoder|{within(CROSS_ATTENTIONS[0])}"
 TRANSLATION_LOSS = "|loss|embedding|target_in"

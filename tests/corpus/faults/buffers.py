@@ -9,7 +9,7 @@ from corpus.batches import text
 from corpus.case import DEEP, LATER, PLANTED_2, Arguments, fault, twins
 from corpus.models.deep import Training, deep_llama, deep_translation, planted
 from corpus.models.library import padded_llama
-from corpus.models.llama import Llama, Rms, Rotary, TableRotary
+from corpus.models.llama import Llama, Rms, Rotary
 from corpus.models.parts import draw
 from corpus.places import LLAMA_POSITIONS, within
 from corpus.training import loss_setup
@@ -42,12 +42,6 @@ def frequencies_by_integer_division(training: Training) -> None:
     training.make = lambda: deep_translation().model
 
 
-class TableLlama(Llama):
-    def __init__(self):
-        super().__init__()
-        self.rotary = TableRotary(16)
-
-
 @twins("buffers", "order", "meta", place="rotary*|blocks.0*|", origin=LATER)
 def rotary_table_lost_on_meta(*, faulty: bool) -> Arguments:
     """The start after the meta device leaves out the rotary table, which stays empty."""
@@ -56,16 +50,16 @@ def rotary_table_lost_on_meta(*, faulty: bool) -> Arguments:
         draw(module)
         if isinstance(module, Rms):
             nn.init.ones_(module.weight)
-        if isinstance(module, TableRotary) and not faulty:
-            module.table.copy_(Rotary.rates(module, module.table.device))
+        if isinstance(module, Rotary) and not faulty:
+            module.rates.copy_(module.computed(16))
 
     def from_meta() -> nn.Module:
         with torch.device("meta"):
-            model = TableLlama()
+            model = Llama()
         model.to_empty(device="cpu")
         with torch.no_grad():
             for tensor in (*model.parameters(), *model.buffers()):
                 tensor.zero_()  # new memory holds zeros as a rule; here always, so that the case repeats
         return model.apply(start)
 
-    return loss_setup(from_meta, text(seed=21), seed=21) | {"make": TableLlama}
+    return loss_setup(from_meta, text(seed=21), seed=21) | {"make": Llama}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from corpus.batches import text, tokens
 from corpus.case import LATER, PLANTED_1, UNSEEN, Arguments, fault, twins
-from corpus.models.llama import Attention, Llama, Rotary, Rotations, TableRotary, llama_of, rotate
+from corpus.models.llama import Attention, Llama, Rotary, Rotations, llama_of, rotate
 from corpus.training import adamw, changed, labelled, loss_setup
 
 
@@ -41,11 +41,11 @@ def bf16_positions() -> Arguments:
     return loss_setup(make, (ids[:, :-1], ids[:, 1:]), None, adamw, remade=False)
 
 
-class MatrixRotary(TableRotary):
+class MatrixRotary(Rotary):
     """The angles as a matrix product, which autocast computes in bfloat16."""
 
     def angles(self, positions: Tensor) -> Tensor:
-        return positions[:, None].float() @ self.rates(positions.device)[None]
+        return positions[:, None].float() @ self.rates[None].float()
 
 
 class ExactRotary(MatrixRotary):

@@ -15,7 +15,7 @@ from corpus.models.parts import becomes
 from corpus.models.translators import TorchTranslator, next_target_loss
 from corpus.places import BERT_MASKS, CROSS_ATTENTIONS, FIRST_CROSS
 from corpus.training import adamw, full_setup, loss_setup
-from normlab.nn import Attention as OwnAttention
+from normlab.nn import Attention as NormlabAttention
 from normlab.nn import Context
 
 
@@ -40,7 +40,7 @@ def encoder_built_as_a_decoder(training: Training) -> None:
     training.declare["causal"] = False
 
 
-class CausalOverSource(OwnAttention):
+class CausalOverSource(NormlabAttention):
     """Cross-attention that got the decoder's causal mask, too."""
 
     def _mask(self, context: Context) -> Tensor | None:

@@ -12,7 +12,7 @@ from corpus.case import DEEP, PLANTED_1, PLANTED_2, PUBLIC, UNSEEN, Arguments, f
 from corpus.models.deep import LAYERS, Training, deep_bert, deep_llama, planted
 from corpus.models.gpt import Gpt, steady
 from corpus.models.library import language_gpt2
-from corpus.models.llama import Llama, Rms
+from corpus.models.llama import Llama, Rms, Rotary
 from corpus.models.parts import draw
 from corpus.places import within
 from corpus.training import adamw, changed, decay_groups, full_setup, loss_setup
@@ -31,6 +31,8 @@ def tie_lost(*, faulty: bool) -> Arguments:
         draw(module)
         if isinstance(module, Rms):
             nn.init.ones_(module.weight)
+        if isinstance(module, Rotary):
+            module.rates.copy_(module.computed(16))
 
     arguments = loss_setup(materialised, text(8), remade=False)
     model = arguments["model"]

@@ -36,36 +36,25 @@ class Rms(nn.Module):
 
 
 class Rotary(nn.Module):
-    """The rotations of positions."""
+    """The rotations of positions, from a table that no state dict holds."""
 
     def __init__(self, width: int):
         super().__init__()
-        self.width = width
+        self.register_buffer("rates", self.computed(width), persistent=False)
 
-    def rates(self, device: torch.device) -> Tensor:
+    def computed(self, width: int) -> Tensor:
         """Return the angle by which each pair of features turns from one position to the next."""
-        return 10000.0 ** (-torch.arange(0, self.width, 2, device=device).float() / self.width)
+        return 10000.0 ** (-torch.arange(0, width, 2).float() / width)
 
     def angles(self, positions: Tensor) -> Tensor:
-        """Return the angles `[..., T, w / 2]` of positions `[..., T]`."""
-        return positions[..., None] * self.rates(positions.device)
+        """Return the angles `[..., T, w / 2]` of positions `[..., T]`, always in float32."""
+        return positions[..., None] * self.rates.float()
 
     def forward(self, positions: Tensor) -> Rotations:
         angles = self.angles(positions)
         if positions.dim() == 2:
             angles = angles[:, None]  # the heads of a row have the same positions
         return angles.cos(), angles.sin()
-
-
-class TableRotary(Rotary):
-    """The same with its rates in a buffer that no state dict holds."""
-
-    def __init__(self, width: int):
-        super().__init__(width)
-        self.register_buffer("table", super().rates(torch.get_default_device()), persistent=False)
-
-    def rates(self, device: torch.device) -> Tensor:
-        return self.table
 
 
 class Attention(nn.Module):
