@@ -56,7 +56,7 @@ class FourierPositions(nn.Module):
         self.register_buffer("frequencies", frequencies)
 
     def forward(self, positions: Tensor) -> Tensor:
-        phases = positions[:, None] * self.frequencies
+        phases = positions.float()[:, None] * self.frequencies
         return self.project(torch.cat((phases.sin(), phases.cos()), -1))
 
 
