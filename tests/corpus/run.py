@@ -1,8 +1,9 @@
-"""Run ``normlab.check`` on lists of the corpus, in one process with one thread.
+"""Judge the cases of the corpus.
 
-python tests/corpus/run.py                         # every list
-python tests/corpus/run.py cases faults -v         # two lists, with each failure and what is untestable
-python tests/corpus/run.py --only gpt2 no_scale --json rows.json
+python tests/corpus/run.py                                   # all
+python tests/corpus/run.py causality padding -j 2            # those of two properties, in two processes
+python tests/corpus/run.py unseen later -v                   # those of two lists, in full
+python tests/corpus/run.py --only no_scale nanogpt --json rows.json
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import argparse
 import json
 import os
 import sys
-import time
-import warnings
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from queue import Queue
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -25,63 +26,29 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # where this package is, not what is in it
 
 from corpus.case import Case
-
-Failure = tuple[str, str, str]
-"""Property, module and evidence."""
-BUDGET_S = 600.0
-"""Holds every property also on a busy machine; a budget changes no verdict."""
-VERDICTS = ("FIRST", "later", "flagged", "MISS", "ok", "BAD", "ERROR")
-"""Of a fault: the first failure is right, a later one is, none is, or there is none. Of a sound step: no
-failure, or some. Of either: its check raises.
-"""
+from corpus.judge import VERDICTS, Judge, Row
 
 
-@dataclass(frozen=True)
-class Row:
-    """What a check says of one case."""
-
-    list: str
-    name: str
-    faulty: bool
-    verdict: str
-    seconds: float
-    failures: Sequence[Failure] = ()
-    notes: Sequence[Failure] = ()
-    untestable: dict[str, str] = field(default_factory=dict)
-    error: str = ""
+def words_of(case: Case) -> set[str]:
+    """Return the words by which a case is chosen: its properties, its origin's kind and its list."""
+    return {*case.properties, case.origin.kind, case.origin.list, "fault" if case.faulty else "sound"}
 
 
-def verdict(case: Case, failures: Sequence[Failure]) -> str:
-    """Return the word for these failures of a case."""
-    if not case.faulty:
-        return "BAD" if failures else "ok"
-    right = [case.accepts(name, module) for name, module, _ in failures]
-    if not right:
-        return "MISS"
-    return "FIRST" if right[0] else "later" if any(right) else "flagged"
+def judged(cases: Sequence[Case], jobs: int) -> Iterator[Row]:
+    """Judge cases in this many processes, and return what is said of each in their order."""
+    idle: Queue[Judge] = Queue()
 
+    def row(case: Case) -> Row:
+        judge = idle.get()
+        try:
+            return judge(case.name)
+        finally:
+            idle.put(judge)
 
-def examine(list_name: str, case: Case) -> Row:
-    """Check one case."""
-    import normlab
-
-    begun = time.perf_counter()
-    try:
-        arguments = case.build()
-        begun = time.perf_counter()
-        report = normlab.check(**arguments, budget_s=BUDGET_S)
-    except Exception as error:  # the other cases are still worth their time
-        seconds = time.perf_counter() - begun
-        words = f"{type(error).__name__}: {error}"
-        return Row(list_name, case.name, case.faulty, "ERROR", seconds, error=words)
-    seconds = time.perf_counter() - begun
-    failures, notes = (
-        [(one.property, one.module, one.evidence) for one in every]
-        for every in (report.failures, report.notes)
-    )
-    found = verdict(case, failures)
-    untestable = dict(report.untestable)
-    return Row(list_name, case.name, case.faulty, found, seconds, failures, notes, untestable)
+    with ExitStack() as stack:
+        for _ in range(jobs):
+            idle.put(stack.enter_context(Judge()))
+        yield from stack.enter_context(ThreadPoolExecutor(jobs)).map(row, cases)
 
 
 def lines(row: Row, case: Case, *, verbose: bool) -> Iterator[str]:
@@ -90,19 +57,36 @@ def lines(row: Row, case: Case, *, verbose: bool) -> Iterator[str]:
     yield f"{row.verdict:7} {row.name:28} {row.seconds:5.1f}s  {first if verbose else first[:150]}"
     if row.verdict in ("later", "flagged", "MISS"):
         yield f"        wanted {' or '.join(case.properties)} @ {case.place or 'any module'}"
+    if row.verdict != case.right and case.not_right:
+        yield f"        known: {case.not_right}"
     if verbose or row.verdict == "BAD":
-        yield from ("        also {} @ {}: {}".format(*one) for one in row.failures[1:])
+        yield from ("        also {} @ {}: {}".format(*failure) for failure in row.failures[1:])
     if verbose:
-        yield from ("        note {} @ {}: {}".format(*one) for one in row.notes)
+        yield f"        {case.what}"
+        yield from ("        note {} @ {}: {}".format(*note) for note in row.notes)
         yield from (f"        cannot test {name}: {reason}" for name, reason in row.untestable.items())
 
 
 def totals(name: str, rows: Sequence[Row]) -> str:
-    """Return the sums of a list."""
+    """Return the sums of some rows."""
     counts = Counter(row.verdict for row in rows)
     seconds = sum(row.seconds for row in rows)
     words = ", ".join(f"{counts[word]} {word}" for word in VERDICTS if counts[word])
     return f"== {name}: {len(rows)} cases, {words}, {seconds:.0f} s"
+
+
+def sums(rows: Iterable[Row], cases: dict[str, Case]) -> Iterator[str]:
+    """Return the sums by origin, of what was judged at first sight, and of all."""
+    parts: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        origin = cases[row.name].origin
+        parts[f"{origin.kind}, {origin.list}"].append(row)
+    for name, part in parts.items():
+        yield totals(name, part)
+    everything = [row for part in parts.values() for row in part]
+    if at_first_sight := [row for row in everything if cases[row.name].first_sight]:
+        yield totals("written before any check was run on them", at_first_sight)
+    yield totals("all", everything)
 
 
 def write_line(text: str) -> None:
@@ -110,48 +94,38 @@ def write_line(text: str) -> None:
     sys.stdout.flush()
 
 
-def run(names: Sequence[str], only: Sequence[str], *, verbose: bool) -> list[Row]:
-    """Check the cases of these lists, and print what is found."""
-    from corpus.lists import LISTS
-
-    rows: list[Row] = []
-    for name in names or LISTS:
-        chosen = [case for case in LISTS[name].values() if not only or case.name in only]
-        here = []
-        for case in chosen:
-            here.append(examine(name, case))
-            for line in lines(here[-1], case, verbose=verbose):
-                write_line(line)
-        if here:
-            write_line(totals(name, here))
-        rows += here
-    if len({row.list for row in rows}) > 1:
-        write_line(totals("all", rows))
-    return rows
-
-
 def main(given: Sequence[str] | None = None) -> None:
-    """Run what the command line names."""
-    parser = argparse.ArgumentParser(description="Check the cases of the corpus.")
-    parser.add_argument("lists", nargs="*", metavar="LIST", help="lists; all without one")
+    """Judge what the command line names."""
+    parser = argparse.ArgumentParser(description="Judge the cases of the corpus.")
+    words = "properties, kinds of origin or lists, fault or sound; every case without one"
+    parser.add_argument("words", nargs="*", metavar="WORD", help=words)
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="cases of these names alone")
+    parser.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="processes, one core each")
     parser.add_argument("-v", "--verbose", action="store_true", help="print all that a report holds")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all rows")
     options = parser.parse_args(given)
-    import torch
+    from corpus.collected import CASES
 
-    from corpus.lists import LISTS
-
-    if missing := set(options.lists) - set(LISTS):
-        parser.error(f"no list is called {', '.join(sorted(missing))}; there are {', '.join(LISTS)}")
-    here = {name for key in options.lists or LISTS for name in LISTS[key]}
-    if missing := set(options.only) - here:
-        parser.error(f"no case of these lists is called {', '.join(sorted(missing))}")
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    rows = run(options.lists, options.only, verbose=options.verbose)
+    known = {word for case in CASES.values() for word in words_of(case)}
+    if missing := set(options.words) - known:
+        parser.error(f"nothing is called {', '.join(sorted(missing))}; there are {', '.join(sorted(known))}")
+    if missing := set(options.only) - set(CASES):
+        parser.error(f"no case is called {', '.join(sorted(missing))}")
+    chosen = [
+        case
+        for case in CASES.values()
+        if (not options.words or words_of(case) & set(options.words))
+        and (not options.only or case.name in options.only)
+    ]
+    rows = []
+    for case, row in zip(chosen, judged(chosen, options.jobs), strict=True):
+        rows.append(row)
+        for line in lines(row, case, verbose=options.verbose):
+            write_line(line)
+    for line in sums(rows, CASES):
+        write_line(line)
     if options.json:
-        written: list[dict[str, Any]] = [asdict(row) for row in rows]
+        written = [asdict(row) | {"origin": asdict(CASES[row.name].origin)} for row in rows]
         options.json.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
 
 
