@@ -48,7 +48,7 @@ OTHERS_CODE = {
     "lab/training/worker.py": "writes the traceback to the run's log and answers with class and message",
     **dict.fromkeys(
         (
-            *(f"checks/{name}.py" for name in ("check", "loop")),
+            *(f"checks/{name}.py" for name in ("check", "optimizers", "step")),
             *(
                 f"trace/{name}.py"
                 for name in (

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
 
 from normlab.checks.check import examine, properties
 from normlab.checks.report import Report
@@ -72,3 +75,19 @@ def report_of(*names: str, **setup: Any) -> Report:
 def first(report: Report) -> tuple[str, str]:
     """Return the property and the place of the first failure."""
     return (report.failures[0].property, report.failures[0].module) if report.failures else ("", "")
+
+
+Whole = Callable[[nn.Module, Any, Any, Any], Any]
+
+
+def sound(model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> Tensor:
+    """Two micro-batches, clipped, and a step of the scheduler."""
+    model.train()
+    optimizer.zero_grad()
+    for part in ids.chunk(2):
+        (loss_of(model, part) / 2).backward()
+    clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+    if scheduler is not None:
+        scheduler.step()
+    return torch.zeros(())

@@ -10,12 +10,15 @@ from typing import Any
 
 from torch import nn
 
-import normlab.checks.loop
+# each registers its properties
 import normlab.checks.loss
+import normlab.checks.optimizers
 import normlab.checks.outputs
+import normlab.checks.schedule
 import normlab.checks.start
+import normlab.checks.step
 import normlab.checks.structure
-import normlab.checks.tokens  # noqa: F401 (their properties)
+import normlab.checks.tokens  # noqa: F401
 from normlab.checks.property import PROPERTIES, Answer, Note, Property, Violation, folded, rank
 from normlab.checks.report import Report
 from normlab.errors import UserError, is_own

@@ -1,0 +1,191 @@
+"""Properties of optimizers: which parameters they hold, in which groups, and what their first step does."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from normlab.checks.property import Answers, fail, note, property_of
+from normlab.trace.dry_run import groups_of, parameters_of
+from normlab.trace.facts.stacks import common, odd_one, siblings
+from normlab.trace.gradients import without_gradient
+from normlab.trace.optimizers import Held, Moved, first_step, held, masters_of
+from normlab.trace.step_under_test import StepUnderTest
+from normlab.trace.tensors import unregistered
+
+SORTED: Final = "sort parameters by their number of dimensions, not by their names"
+
+
+@property_of(
+    "optimizer",
+    explains=["groups", "update", "step", "repeats", "overfit", "evaluation_repeats", "state_dict"],
+    passes=3,
+)
+def optimizer_coverage(step: StepUnderTest) -> Answers:
+    """Every trainable parameter is in exactly one optimizer group; no group holds one of another model.
+
+    A parameter that is not the model's must at least have a gradient, like a loss's own parameter, or be the
+    copy that the user's step makes one of the model's equal to, like a master in float32.
+    """
+    model, optimizers = step.handed
+    names = {id(p): name for name, p in model.named_parameters()}
+    every = parameters_of(optimizers)
+    counts = Counter(map(id, every))
+
+    foreign: Sequence[Tensor] = []
+    if model is step.model:  # copies are bound to each other, and hold nothing of another model
+        foreign = without_gradient(step, [p for p in every if id(p) not in names])
+    masters: Mapping[int, str] = {}
+    if foreign and step.setup.step and step.copyable:
+        masters = masters_of(step)
+    foreign = [p for p in foreign if all(p is not every[i] for i in masters)]
+
+    missing: list[str] = []
+    for name, p in model.named_parameters():
+        meant = step.declare.is_frozen(name) or name in masters.values()
+        if p.requires_grad and id(p) not in counts and not meant:
+            missing.append(name)
+
+    twice = [names[i] for i, count in counts.items() if count > 1 and i in names]
+    if hidden := _in_plain_lists(step, counts):
+        say = "modules in a plain list get a gradient, but are not among model.parameters()"
+        yield fail(hidden[0], say, "hold them in an nn.ModuleList or an nn.ModuleDict")
+    elif foreign:
+        say = f"{len(foreign)} of the {len(counts)} parameters that it holds are not the model's"
+        yield fail("optimizer", say, "build it after the model was copied, moved, wrapped or changed")
+    elif missing:
+        say = f"{len(missing)} trainable parameters are in no optimizer ({', '.join(missing[:3])})"
+        yield fail(common(missing), say, "pass it all of model.parameters(), or freeze these")
+    elif twice:
+        yield fail(twice[0], f"{len(twice)} parameters are held and stepped twice", "put each in one group")
+
+
+def _in_plain_lists(step: StepUnderTest, counts: Mapping[int, int]) -> list[str]:
+    """Where modules are kept in plain lists whose parameters get a gradient, but are in no optimizer."""
+    places: list[str] = []
+    for path, modules in unregistered(step.model).items():
+        left_out = [p for module in modules for p in module.parameters() if id(p) not in counts]
+        if len(without_gradient(step, left_out)) < len(left_out):
+            places.append(path)
+    return places
+
+
+@property_of("optimizer", explains=["update", "overfit"], passes=2)
+def groups(step: StepUnderTest) -> Answers:
+    """Each parameter has the weight decay, the learning rate and the optimizer that suit its role."""
+    model, optimizers = step.handed
+    every = [h for h in held(model, optimizers) if h.parameter.requires_grad]
+    roles = {h.name: step.facts.roles.get(h.name, "hidden") for h in every}
+    decays = (_decay([h for h in every if h.optimizer is o], roles, o) for o in optimizers)
+    yield from chain(_settings(step, optimizers), _muon(every, roles), *decays, _odd_one(step, every))
+
+
+def _settings(step: StepUnderTest, optimizers: Sequence[Optimizer]) -> Answers:
+    for group in groups_of(optimizers):
+        betas = group.get("betas")
+        if isinstance(betas, (tuple, list)) and len(betas) == 2 and float(betas[0]) ** 2 >= float(betas[1]):
+            say = f"betas are {tuple(map(float, betas))}, but beta1 must be below the square root of beta2"
+            yield fail("optimizer", f"{say} (Reddi et al. 2018, section 3, 1904.09237)", "swap them")
+    rates, asked = {float(g.get("initial_lr", g["lr"])) for g in groups_of(optimizers)}, step.setup.lr
+    if asked and step.setup.scheduler is None and all(abs(rate - asked) > 1e-6 * asked for rate in rates):
+        yield fail("optimizer", f"its rates are {sorted(rates)}; {asked} was asked for", "pass it that rate")
+
+
+def _muon(every: Sequence[Held], roles: Mapping[str, str]) -> Answers:
+    wrong = [h.name for h in every if h.orthogonal and roles[h.name] != "hidden"]
+    if wrong:
+        say = f"Muon is made for hidden matrices, but steps {len(wrong)} embeddings, heads or vectors"
+        yield fail(wrong[0], say, "give them to AdamW")
+
+
+def _decay(every: Sequence[Held], roles: Mapping[str, str], optimizer: Optimizer) -> Answers:
+    """What decays in one optimizer. A gain that is centred on 0 may decay."""
+    vectors = [h for h in every if roles[h.name] in ("norm", "bias", "scalar")]
+    matrices = [h for h in every if roles[h.name] == "hidden" and h.name.endswith("weight")]
+    gains, biases = ([h for h in vectors if roles[h.name] == role] for role in ("norm", "bias"))
+    exempt = any(not h.decay for h in vectors)
+    exempt |= any(not g["params"] and not g.get("weight_decay") for g in optimizer.param_groups)
+    centred = [h.name for h in gains if abs(float(h.parameter.detach().float().mean())) < 0.5]
+    decayed = [h.name for h in gains if h.decay and h.name not in centred]
+    spared, biased = [h.name for h in matrices if not h.decay], [h.name for h in biases if h.decay]
+    if decayed and 0 < len(spared) == len(matrices):
+        yield fail("optimizer", "gains are decayed and matrices are not: the groups are swapped", SORTED)
+    for wrong, are, fails in (
+        (decayed, "gains are decayed, though a group without decay exists", exempt),
+        (spared, f"of {len(matrices)} matrices are not decayed", len(spared) < len(matrices)),
+        (biased, f"of {len(biases)} biases are decayed", len(biased) < len(biases)),
+    ):
+        if wrong and fails:
+            yield fail(wrong[0], f"{len(wrong)} {are} ({', '.join(wrong[:3])})", SORTED)
+    if decayed or (biased and exempt):
+        yield note("optimizer", f"{len(decayed)} gains and {len(biased)} biases are decayed as matrices are")
+
+
+def _odd_one(step: StepUnderTest, every: Sequence[Held]) -> Answers:
+    """A parameter whose rate or decay differs from that of all its siblings, three or more."""
+    settings = {
+        h.name: f"rate {h.rate:.4g} and decay {h.decay:.4g} by {type(h.optimizer).__name__}" for h in every
+    }
+    for names in siblings(step.facts.stacks, settings).values():
+        if len(names) > 3 and (odd := odd_one({n: settings[n] for n in names})):
+            yield fail(odd.key, f"it has {odd.value}, its siblings {odd.rest}", "make one group by role")
+
+
+@property_of("optimizer", explains=["overfit"], passes=5)
+def update(step: StepUnderTest) -> Answers:
+    """The first step follows the optimizer's rule, moves every parameter downhill, and survives rounding."""
+    moved, wide = first_step(step), dict[str, Moved]()
+    live = [m for m in moved if bool(m.gradient.any())]
+    if any(2 * stuck > entries for stuck, entries in (m.lost() for m in live)):
+        with suppress(Exception):  # a model may not run in float64
+            wide = {m.name: m for m in first_step(step, exact=True)}
+        if wide and not any(m.change.any() for m in (*moved, *wide.values())):
+            yield note("optimizer", "its first step moves nothing, not even in float64")
+            return
+    yield from chain(_moves_well(moved, live), _lost(live, wide), _by_rule(live))
+
+
+def _moves_well(moved: Sequence[Moved], live: Sequence[Moved]) -> Answers:
+    for m in moved:
+        if not torch.isfinite(m.change).all():
+            yield fail(m.name, "its update is not finite", "look at the rate, at eps and at the gradient")
+        elif not m.parameter.requires_grad and bool(m.change.any()):
+            yield fail(m.name, "it is frozen, yet it moves", "leave it out of the optimizer")
+    if still := [m.name for m in live if not m.group["lr"]]:
+        yield fail(common(still), f"{len(still)} parameters with a gradient have rate 0", "see their group")
+    if not any(m.state for m in moved) and sum(float((m.gradient * m.change).sum()) for m in live) > 0:
+        yield fail("optimizer", "its first step goes up the gradient", "look for a flipped sign")
+
+
+def _lost(live: Sequence[Moved], wide: Mapping[str, Moved]) -> Answers:
+    """Parameters of which most entries do not move; a failure if these are most of all entries."""
+    counts = [m.lost(wide.get(m.name)) for m in live]
+    if lost := [m for m, (stuck, entries) in zip(live, counts, strict=True) if 2 * stuck > entries]:
+        kind, place = str(lost[0].parameter.dtype).removeprefix("torch."), common([m.name for m in lost])
+        say = f"{kind} rounds most of the update away in {len(lost)} of {len(live)} parameters"
+        stuck, entries = (sum(each) for each in zip(*counts, strict=True))
+        advice = "keep the weights, or a copy of them in the optimizer, in float32"
+        yield fail(place, say, advice) if 2 * stuck > entries else note(place, say)
+
+
+def _by_rule(live: Sequence[Moved]) -> Answers:
+    for m in live:
+        if off := m.off:
+            say = f"its first step is {off:.2g} of its size off the rule of {type(m.optimizer).__name__}"
+            yield fail(m.name, say, "look at decay, bias correction, and what else changes the weights")
+    damped = [m for m in live if m.damped]
+    if 2 * len(damped) > len(live):
+        usual = inspect.signature(type(damped[0].optimizer)).parameters.get("eps")
+        say = f"eps is above most of the gradient in {len(damped)} of {len(live)} parameters"
+        if usual is not None and float(damped[0].group["eps"]) > usual.default:
+            yield fail("optimizer", f"{say}, so Adam's step is below the rate", "lower eps")
+        else:
+            yield note(common([m.name for m in damped]), say)

@@ -1,0 +1,154 @@
+"""Properties of the user's own step: the gradient that optimizers get, repetition, and learning."""
+
+from __future__ import annotations
+
+import copy
+import math
+from contextlib import suppress
+from dataclasses import replace
+from math import isclose
+from typing import Final
+
+import torch
+from torch.optim import SGD
+
+from normlab.checks.property import Answers, fail, needs, note, property_of
+from normlab.trace.compare import distance
+from normlab.trace.dry_run import BIG, SEED, DryRun, ObservedStep, fit, learnt, splits, written
+from normlab.trace.facts import Unknown
+from normlab.trace.facts.targets import CLOSE
+from normlab.trace.optimizers import factors
+from normlab.trace.step_under_test import SMALL, StepUnderTest
+
+NO_STEP: Final = "there is no step: pass step=, a function of model, batch, optimizer and scheduler"
+
+
+@property_of(
+    "loop", explains=["repeats", "overfit"], passes=12, applies=lambda step: needs(step.setup.step, NO_STEP)
+)
+def step(step: StepUnderTest) -> Answers:
+    """Once a step, optimizers get the gradient of the whole batch's loss: fresh, averaged and clipped."""
+    exact, seen, again = step.twice
+    run = step.rehearsal(exact=exact)
+    yield from _steps_once(step, run, seen)
+    yield from _is_fresh(step, seen, again)
+    yield from _clips(step, run, seen)
+    yield from _averages(step, run, seen)
+    yield from _trains(step, seen)
+
+
+def _steps_once(step: StepUnderTest, run: DryRun, seen: ObservedStep) -> Answers:
+    counts = [seen.calls.count(i) for i in range(len(run.optimizers))]
+    if not any(counts):
+        if any(any(c != "scheduler" for c in run.run(step.stepped).calls) for _ in range(7)):
+            raise Unknown("it steps the optimizer only in some calls; pass the step of a whole batch")
+        yield fail("step", "it never calls step() of the optimizer that it is given", "call it")
+    elif max(counts) > 1:
+        say = f"it steps the optimizer {max(counts)} times in one batch of {len(seen.training)} passes"
+        yield fail("step", say, "step once, after the last backward")
+    elif min(counts) < 1:
+        yield fail("step", f"optimizer {counts.index(0) + 1} of {len(counts)} is never stepped", "step each")
+
+
+def _is_fresh(step: StepUnderTest, seen: ObservedStep, again: ObservedStep) -> Answers:
+    other = fit(again.gradients, seen.gradients)
+    if other.apart > step.gradient_rounding and written(step.stepped, seen.batch) is None:
+        say = f"from the same weights the second gradient is {other.factor:.3g} times the first"
+        yield fail("step", say, "zero the gradients once in each step; keep nothing for the next")
+
+
+def _clips(step: StepUnderTest, run: DryRun, seen: ObservedStep) -> Answers:
+    asked = step.declare.max_grad_norm
+    if not seen.clips and not asked:
+        return
+    small, seen = seen, run.run(step.stepped, scale=BIG)
+    if not seen.clips:
+        if isclose(fit(seen.gradients, small.gradients).factor, BIG / SMALL, rel_tol=CLOSE):
+            yield fail("step", f"nothing clips gradients, but a norm of {asked:.4g} is declared", "clip them")
+        return
+    spared = sorted(seen.nonzero - {run.names.get(i) for i in seen.clipped})
+    advice = "clip all parameters after the last backward, and after unscaling, right before the step"
+    if seen.late:
+        yield fail("step", "gradients grow in a backward pass after they were clipped", advice)
+    elif seen.undone:
+        left, norm = seen.undone
+        yield fail("step", f"the norm is clipped to {left:.4g}, but is {norm:.4g} in the optimizer", advice)
+    elif spared:
+        yield fail("step", f"{len(spared)} parameters are not clipped ({', '.join(spared[:3])})", advice)
+    elif asked and not isclose(seen.clips[-1][1], asked, rel_tol=1e-3):  # torch adds 1e-6 to a norm
+        say = f"gradients are clipped to {seen.clips[-1][1]:.4g}, but {asked:.4g} is declared"
+        yield fail("step", say, "clip to the norm that was asked for")
+
+
+def _averages(step: StepUnderTest, run: DryRun, seen: ObservedStep) -> Answers:
+    want = run.gradients(step.stepped, training=not seen.training or any(seen.training))
+    match, floor, passes = fit(seen.gradients, want, SMALL), step.gradient_rounding, len(seen.training)
+    needs(any(bool(g.any()) for g in want.values()), "the loss has no gradient in what the optimizer holds")
+    if match.apart <= floor:
+        return
+    for allowed in factors(step):
+        if max(match.rest, abs(match.factor / allowed - 1)) <= floor:
+            return
+    if not seen.nonzero:
+        yield fail("step", "every gradient is zero in the optimizer", "zero them before backward")
+    needs(not seen.moved, "the step writes to the weights between its passes, so no gradient is right")
+    if fit(run.run(step.stepped, scale=SMALL, seed=SEED + 1).gradients, seen.gradients).rest > floor:
+        raise Unknown("the step draws random numbers of its own, so no two of its gradients are the same")
+    if match.rest <= floor:
+        say = f"the gradient is {match.factor:.4g} times that of the whole batch, in {passes} passes"
+        yield fail("step", say, "divide by the number of micro-batches; unscale before the step")
+    if passes > 1 and not splits(step.exact.again(training=True), step.facts, step.rounding):
+        raise Unknown("the loss is not a mean over rows: micro-batches have another one than the whole batch")
+    say = f"{match.rest:.1%} of the gradient is not that of the whole batch, in {passes} passes"
+    yield fail("step", say, "weight micro-batches by the targets that they count; use the same loss")
+
+
+def _trains(step: StepUnderTest, seen: ObservedStep) -> Answers:
+    """Whether dropout, if there is any, is active in the step."""
+    if not seen.training or any(seen.training):
+        return
+    if distance(step.logits(step.plain), step.logits(step.plain.again(training=True))) > step.rounding:
+        say = "its model is in evaluation mode, and would differ in training mode: dropout is not active"
+        yield fail("step", say, "call model.train() at the start of the step")
+
+
+@property_of("loop", explains=["overfit"], passes=13)
+def repeats(step: StepUnderTest) -> Answers:
+    """The same batch, weights and seeds give the same step twice, and the step leaves the batch as it was."""
+    place = "step"
+    if step.setup.optimizer is None:
+        place, step = "loss", copy.copy(step)
+        step.setup = replace(step.setup, optimizer=lambda model: SGD(model.parameters()), step=None)
+    _, first, again = step.twice
+    if (where := written(step.stepped, first.batch)) is not None:
+        yield fail(where, "the step writes into the batch, which is different from then on", "change a copy")
+    elif fit(again.gradients, first.gradients).apart > step.gradient_rounding:
+        say = "the same weights get a different gradient from the same batch and seeds"
+        yield fail(place, say, "look for state that outlives a step: globals, counters, generators")
+
+
+@property_of("learns", passes=30)
+def overfit(step: StepUnderTest) -> Answers:
+    """The user's own step learns a small batch: the loss falls below its first value and stays there."""
+    batch, peaks = step.stepped, step.rates.peaks
+    if step.facts.rows > 4:
+        with suppress(Exception):
+            small = step.facts.with_rows(torch.arange(4))
+            step.rehearsal().run(small)
+            batch = small
+    # without a scheduler, the user's own step may set its rates itself
+    by_hand = step.setup.scheduler is None and step.setup.step is not None
+    losses = step.rehearsal().losses(batch, () if by_hand else peaks)
+    if learnt(losses):
+        return
+    plain = step.rehearsal(plain=True)
+    by_plain_step = step.setup.step is not None and learnt(plain.losses(batch, peaks))
+    say = f"{len(losses) - 1} steps on one batch bring its loss from {losses[0]:.4g} to {losses[-1]:.4g}"
+    place = "step" if by_plain_step else "optimizer"
+    trained = False
+    with suppress(Unknown):
+        trained = step.facts.trained
+    if trained and math.isfinite(losses[-1]):  # what is trained may have nothing left to learn from a batch
+        yield note(place, say)
+    else:
+        yield fail(place, say, "lower the rate if the loss grows, else raise it")
