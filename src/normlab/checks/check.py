@@ -11,10 +11,13 @@ from typing import Any
 from torch import nn
 
 # each registers its properties
+import normlab.checks.gradients
 import normlab.checks.loss
 import normlab.checks.optimizers
 import normlab.checks.outputs
+import normlab.checks.round_trips
 import normlab.checks.schedule
+import normlab.checks.siblings
 import normlab.checks.start
 import normlab.checks.step
 import normlab.checks.structure
