@@ -19,13 +19,15 @@ from normlab.errors import UserError
 from normlab.setups.setup import Setup, shown
 from normlab.setups.step import plain_step
 from normlab.trace.compare import Located, Part, awake_step, blame, distance, part_of, rounding_of, small_part
+from normlab.trace.copies import copied, rebound
 from normlab.trace.dry_run import SEED, DryRun, ObservedStep
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.stacks import Scaled, scaled_streams, stream_of
 from normlab.trace.facts.targets import Targets
 from normlab.trace.facts.wiring import Scores, Wiring, read_wiring
-from normlab.trace.optimizers import Rates, copied, held, rates_of, rebound
+from normlab.trace.optimizers import held
+from normlab.trace.schedules import Rates, rates_of
 from normlab.trace.starts import Fresh, constant, parameters_of
 from normlab.trace.tensors import Place, Tap, forward_hooks, refusal, replaced, unwrap
 from normlab.trace.trace import Trace

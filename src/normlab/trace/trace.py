@@ -19,7 +19,8 @@ from torch.optim import Optimizer
 
 from normlab.errors import UserError
 from normlab.setups.setup import Loss, output_loss
-from normlab.trace.autograd import Gradients, OptimizerFactory, Weights, gradients_in, trainable, twin_of
+from normlab.trace.autograd import Gradients, OptimizerFactory, Weights, gradients_in, trainable
+from normlab.trace.copies import twin_of
 from normlab.trace.functions import OWN, FunctionCall, Functions, Preserve, own_functions
 from normlab.trace.restore import undisturbed
 from normlab.trace.tensors import Place, Side, Tap, forward_hooks, tensors_in

@@ -18,9 +18,10 @@ from normlab.base.units import count
 from normlab.errors import UserError
 from normlab.setups.setup import Setup, shown
 from normlab.setups.step import plain_step
-from normlab.trace.dry_run import groups_of
-from normlab.trace.optimizers import copied, rates_of
+from normlab.trace.copies import copied
+from normlab.trace.optimizers import groups_of
 from normlab.trace.restore import restored, same_random_state
+from normlab.trace.schedules import rates_of
 from normlab.trace.tensors import eager, forward_hooks, map_tensors, refusal
 
 RateOf = Callable[[int, Sequence[float]], Sequence[float]]

@@ -34,7 +34,7 @@ from normlab.lab.training.outcome import outcome
 from normlab.lab.training.own_setups import opened
 from normlab.lab.training.progress import marked
 from normlab.setups.setup import Setup
-from normlab.trace.optimizers import copied
+from normlab.trace.copies import copied
 from normlab.trace.restore import same_globals, same_random_state, undisturbed
 from normlab.trace.tensors import bytes_of, compiles, tensors_in, unwrap
 from normlab.trials.journal import fingerprint
