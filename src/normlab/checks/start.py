@@ -12,8 +12,8 @@ from normlab.trace import starts
 from normlab.trace.compare import distance
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import odd_one, siblings
+from normlab.trace.modules import counts
 from normlab.trace.step_under_test import StepUnderTest
-from normlab.trace.tensors import counts
 
 
 @property_of("start", explains=["initial_loss", "state_dict"], passes=8)

@@ -38,8 +38,9 @@ from normlab.errors import UserError
 from normlab.setups.named import NamedSetup
 from normlab.setups.setup import Loss, Setup, output_loss, setup_of
 from normlab.trace.copies import made_by
+from normlab.trace.modules import Call, call_model, unregistered, unwrap
 from normlab.trace.restore import refuse_hollow, restored, undisturbed
-from normlab.trace.tensors import Call, call_model, tensors_in, unregistered, unwrap
+from normlab.trace.tensors import tensors_in
 
 if TYPE_CHECKING:
     import polars as pl

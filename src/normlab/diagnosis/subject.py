@@ -19,8 +19,10 @@ from normlab.diagnosis.structure import StackView, Structure, SublayerView
 from normlab.errors import UserError
 from normlab.setups.setup import Loss
 from normlab.trace.autograd import FROZEN, Gradients, OptimizerFactory, gradients_in, trainable
+from normlab.trace.hooks import Tap
+from normlab.trace.modules import Call, call_model
 from normlab.trace.restore import undisturbed
-from normlab.trace.tensors import Call, Tap, call_model, map_tensors, tensors_in
+from normlab.trace.tensors import map_tensors, tensors_in
 from normlab.trace.trace import Trace
 
 AnyOptimizer: TypeAlias = Optimizer | OptimizerFactory

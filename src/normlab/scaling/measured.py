@@ -26,9 +26,11 @@ from normlab.trace.facts.stacks import block_of, stream_of, within
 from normlab.trace.facts.targets import Logits
 from normlab.trace.facts.wiring import ATTENDED, MULTIPLIED, Scores, read_wiring
 from normlab.trace.functions import FunctionCall, Functions, ParameterReading, Readings
+from normlab.trace.hooks import Side, forward_hooks
+from normlab.trace.modules import unwrap
 from normlab.trace.optimizers import groups_of, held
 from normlab.trace.restore import restored
-from normlab.trace.tensors import Side, forward_hooks, tensors_in, unwrap
+from normlab.trace.tensors import tensors_in
 from normlab.trace.trace import Trace
 from normlab.trials.attempts import batches_of
 from normlab.trials.training import Course, Training, read_course, train

@@ -9,7 +9,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from normlab.trace.tensors import LATER, Place, counts, map_tensors, rows_of, tensors_in
+from normlab.trace.modules import LATER, counts
+from normlab.trace.tensors import Place, map_tensors, rows_of, tensors_in
 from normlab.trace.trace import Event, Trace
 
 LARGE: Final = 4_000_000_000

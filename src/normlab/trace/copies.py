@@ -14,8 +14,9 @@ from torch.optim import Optimizer
 from normlab.errors import UserError
 from normlab.setups.setup import Setup, shown
 from normlab.trace.facts import Unknown
+from normlab.trace.modules import unwrap
 from normlab.trace.optimizers import parameters_of
-from normlab.trace.tensors import tensors_in, unwrap
+from normlab.trace.tensors import tensors_in
 
 
 def copied(

@@ -22,9 +22,10 @@ from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.targets import CLOSE
 from normlab.trace.functions import Functions
+from normlab.trace.modules import eager
 from normlab.trace.optimizers import groups_of, parameters_of
 from normlab.trace.restore import same, same_globals, same_random_state
-from normlab.trace.tensors import eager, map_tensors, tensors_in
+from normlab.trace.tensors import map_tensors, tensors_in
 from normlab.trace.trace import Trace, recomputing
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from normlab.errors import UserError
 from normlab.setups.setup import Setup
-from normlab.trace.tensors import eager, unwrap
+from normlab.trace.modules import eager, unwrap
 
 
 @contextmanager

@@ -22,8 +22,8 @@ from normlab.trace.autograd import Weights
 from normlab.trace.compare import awake_step, distance
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import odd_one, settings, shared
+from normlab.trace.modules import unwrap
 from normlab.trace.restore import same_globals, same_random_state
-from normlab.trace.tensors import unwrap
 from normlab.trace.trace import Trace
 
 LEVEL: Final = 1e-6

@@ -26,10 +26,12 @@ from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.stacks import Scaled, scaled_streams, stream_of
 from normlab.trace.facts.targets import Targets
 from normlab.trace.facts.wiring import Scores, Wiring, read_wiring
+from normlab.trace.hooks import Tap, forward_hooks
+from normlab.trace.modules import refusal, unwrap
 from normlab.trace.optimizers import held
 from normlab.trace.schedules import Rates, rates_of
 from normlab.trace.starts import Fresh, constant, parameters_of
-from normlab.trace.tensors import Place, Tap, forward_hooks, refusal, replaced, unwrap
+from normlab.trace.tensors import Place, replaced
 from normlab.trace.trace import Trace
 
 LARGE_MODEL: Final = 50_000_000

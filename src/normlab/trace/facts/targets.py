@@ -20,7 +20,8 @@ from normlab.trace.autograd import gradients_in
 from normlab.trace.compare import Located, distance
 from normlab.trace.facts.wiring import MULTIPLIED, factors
 from normlab.trace.functions import FunctionCall
-from normlab.trace.tensors import Tap, rows_of
+from normlab.trace.hooks import Tap
+from normlab.trace.tensors import rows_of
 from normlab.trace.trace import Event, Pass, Trace
 
 ROWS = 512
