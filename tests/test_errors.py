@@ -52,10 +52,10 @@ OTHERS_CODE = {
             *(
                 f"trace/{name}.py"
                 for name in (
-                    "compare",
                     "copies",
+                    "exact",
+                    "fresh",
                     "schedules",
-                    "starts",
                     "facts/stacks",
                     "optimizers",
                     "step_under_test",

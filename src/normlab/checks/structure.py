@@ -11,7 +11,7 @@ from normlab.checks.property import Answers, fail, needs, note, property_of
 from normlab.trace.facts import stacks
 from normlab.trace.facts.stacks import gains, responses, scatters
 from normlab.trace.facts.wiring import alike
-from normlab.trace.starts import from_library
+from normlab.trace.fresh import from_library
 from normlab.trace.step_under_test import StepUnderTest
 
 ADDED = "x = x + branch(norm(x)) for each branch"
