@@ -56,7 +56,7 @@ OTHERS_CODE = {
                     "exact",
                     "fresh",
                     "schedules",
-                    "facts/stacks",
+                    "facts/norms",
                     "optimizers",
                     "step_under_test",
                     "tensors",

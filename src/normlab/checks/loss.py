@@ -12,7 +12,8 @@ from normlab.trace.compare import distance
 from normlab.trace.dry_run import loss_factors
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
-from normlab.trace.facts.targets import CLOSE, bypassed, cut_off, over_one
+from normlab.trace.facts.logits import bypassed, cut_off, over_one
+from normlab.trace.facts.targets import CLOSE
 from normlab.trace.step_under_test import StepUnderTest
 
 SHIFTS = {0: "the loss asks to copy", 2: "they are shifted twice", -1: "they are shifted the wrong way"}

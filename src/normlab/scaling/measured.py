@@ -22,8 +22,9 @@ from normlab.trace.copies import copied
 from normlab.trace.dry_run import SEED
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
-from normlab.trace.facts.stacks import block_of, stream_of, within
-from normlab.trace.facts.targets import Logits
+from normlab.trace.facts.logits import Logits
+from normlab.trace.facts.stacks import block_of, within
+from normlab.trace.facts.streams import stream_of
 from normlab.trace.facts.wiring import ATTENDED, MULTIPLIED, Scores, read_wiring
 from normlab.trace.functions import FunctionCall, Functions, ParameterReading, Readings
 from normlab.trace.hooks import Side, forward_hooks

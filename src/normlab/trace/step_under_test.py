@@ -24,7 +24,7 @@ from normlab.trace.dry_run import SEED, DryRun, ObservedStep
 from normlab.trace.exact import awake_step, small_part
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
-from normlab.trace.facts.stacks import Scaled, scaled_streams, stream_of
+from normlab.trace.facts.streams import Scaled, scaled_streams, stream_of
 from normlab.trace.facts.targets import Targets
 from normlab.trace.facts.wiring import Scores, Wiring, read_wiring
 from normlab.trace.fresh import Fresh
