@@ -27,7 +27,7 @@ PARSERS = {
     "base/io.py": "json",
     "lab/runs/folder.py": "json",
     "lab/training/translate.py": "numpy.load",
-    "trace/optimizers.py": "the content of an empty cell of a closure",
+    "trace/copies.py": "the content of an empty cell of a closure",
     "trials/change.py": "ast.literal_eval",
     "scaling/sweep.py": "float",
 }
@@ -52,9 +52,11 @@ OTHERS_CODE = {
             *(
                 f"trace/{name}.py"
                 for name in (
-                    "compare",
-                    "starts",
-                    "facts/stacks",
+                    "copies",
+                    "exact",
+                    "fresh",
+                    "schedules",
+                    "facts/norms",
                     "optimizers",
                     "step_under_test",
                     "tensors",

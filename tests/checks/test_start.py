@@ -1,4 +1,4 @@
-"""How parameters and buffers start, what an untrained model predicts, and low precision."""
+"""How parameters and buffers start, and what an untrained model predicts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlab.trace.starts import Start
 
-from .tiny import Decoder, first, groups, loss_of, report_of, tokens
+from .tiny import Decoder, first, loss_of, report_of, tokens
 
 
 def test_a_start_as_drawn_holds():
@@ -103,73 +102,6 @@ def test_buffers_are_those_of_a_model_that_is_built_anew():
     model.frequency *= 0.5
     assert first(report_of("buffers", model=model, make=Rotating)) == ("buffers", "frequency")
     assert "buffers" in report_of("buffers").untestable
-
-
-class Angles(nn.Module):
-    """Adds the cosines of large angles, which are made in the type of the stream."""
-
-    def __init__(self, dtype: torch.dtype):
-        super().__init__()
-        self.dtype = dtype
-
-    def forward(self, x: Tensor) -> Tensor:
-        angles = torch.arange(x.shape[1]).to(self.dtype if x.dtype == torch.bfloat16 else x.dtype) * 100.3
-        return x + angles[:, None].cos().to(x.dtype)
-
-
-class Turning(Decoder):
-    def __init__(self, dtype: torch.dtype):
-        super().__init__(0.0)
-        self.angles = Angles(dtype)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.angles(self.embed(ids))
-        for block in self.blocks:
-            x = x + block.down(F.gelu(block.up(block.norm(x))))
-        return self.head(self.norm(x))
-
-
-def test_angles_in_low_precision_fail():
-    sound, lossy = (Turning(dtype).to(torch.bfloat16) for dtype in (torch.float32, torch.bfloat16))
-    assert report_of("precision", model=sound).holds == ("precision",)
-    assert first(report_of("precision", model=lossy)) == ("precision", "angles")
-    assert "precision" in report_of("precision").untestable
-
-
-class Multiplied(Turning):
-    """Angles by a product, which autocast makes in low precision unless that is turned off."""
-
-    def __init__(self, *, kept: bool):
-        super().__init__(torch.float32)
-        self.angles = Products(kept=kept)
-
-
-class Products(nn.Module):
-    def __init__(self, *, kept: bool):
-        super().__init__()
-        self.kept = kept
-        self.register_buffer("rates", torch.linspace(0.1, 1, 16)[None] * 100.3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast("cpu", enabled=not self.kept and torch.is_autocast_enabled("cpu")):
-            return x + (torch.arange(1.0, x.shape[1] + 1)[:, None] @ self.rates).cos()
-
-
-def under_autocast(model: nn.Module, batch: Tensor, optimizer: Any = None, scheduler: Any = None) -> Tensor:
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = loss_of(model, batch)
-    if optimizer is not None:
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return loss
-
-
-@pytest.mark.parametrize("way", ["step", "loss"])
-def test_angles_that_autocast_rounds_fail(way: str):
-    rest: dict[str, Any] = {way: under_autocast, "optimizer": groups}
-    assert report_of("precision", model=Multiplied(kept=True), **rest).holds == ("precision",)
-    assert first(report_of("precision", model=Multiplied(kept=False), **rest)) == ("precision", "angles")
 
 
 def mixing(table: Tensor) -> Decoder:

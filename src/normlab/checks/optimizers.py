@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from normlab.checks.property import Answers, fail, note, property_of
-from normlab.trace.dry_run import groups_of, parameters_of
 from normlab.trace.facts.stacks import common, odd_one, siblings
+from normlab.trace.first_step import Moved, first_step
 from normlab.trace.gradients import without_gradient
-from normlab.trace.optimizers import Held, Moved, first_step, held, masters_of
+from normlab.trace.modules import unregistered
+from normlab.trace.optimizers import Held, groups_of, held, masters_of, parameters_of
 from normlab.trace.step_under_test import StepUnderTest
-from normlab.trace.tensors import unregistered
 
 SORTED: Final = "sort parameters by their number of dimensions, not by their names"
 
@@ -55,8 +55,7 @@ def optimizer_coverage(step: StepUnderTest) -> Answers:
             missing.append(name)
 
     twice = [names[i] for i, count in counts.items() if count > 1 and i in names]
-
-    if hidden := _hidden(step, counts):
+    if hidden := _in_plain_lists(step, counts):
         say = "modules in a plain list get a gradient, but are not among model.parameters()"
         yield fail(hidden[0], say, "hold them in an nn.ModuleList or an nn.ModuleDict")
     elif foreign:
@@ -69,14 +68,14 @@ def optimizer_coverage(step: StepUnderTest) -> Answers:
         yield fail(twice[0], f"{len(twice)} parameters are held and stepped twice", "put each in one group")
 
 
-def _hidden(step: StepUnderTest, held: Mapping[int, int]) -> list[str]:
-    """Return the plain lists of modules, by path, whose parameters get a gradient that nobody takes."""
-    hidden: list[str] = []
+def _in_plain_lists(step: StepUnderTest, counts: Mapping[int, int]) -> list[str]:
+    """Where modules are kept in plain lists whose parameters get a gradient, but are in no optimizer."""
+    places: list[str] = []
     for path, modules in unregistered(step.model).items():
-        left_out = [p for module in modules for p in module.parameters() if id(p) not in held]
+        left_out = [p for module in modules for p in module.parameters() if id(p) not in counts]
         if len(without_gradient(step, left_out)) < len(left_out):
-            hidden.append(path)
-    return hidden
+            places.append(path)
+    return places
 
 
 @property_of("optimizer", explains=["update", "overfit"], passes=2)

@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from normlab.diagnosis.structure import Structure
 from normlab.errors import UserError
 from normlab.trace.facts.stacks import within
+from normlab.trace.hooks import Tap
+from normlab.trace.modules import compiles, unwrap, unwrapped
 from normlab.trace.record import Seen, Want, matching, record
-from normlab.trace.tensors import Place, Tap, compiles, unwrap, unwrapped
+from normlab.trace.tensors import Place
 
 Statistic = Callable[[Tensor], Tensor]
 

@@ -1,3 +1,5 @@
+"""One update of the optimizer from a trace is the one that training does, and changes nothing."""
+
 from __future__ import annotations
 
 from copy import deepcopy

@@ -1,0 +1,126 @@
+"""Properties of gradients: they are derivatives, reach every trained part, and nothing between is frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from normlab.checks.property import Answers, fail, needs, note, property_of
+from normlab.errors import UserError
+from normlab.trace.facts import Unknown
+from normlab.trace.facts.stacks import block_of, siblings
+from normlab.trace.facts.wiring import MULTIPLIED
+from normlab.trace.gradients import HARMLESS, Along, Found, asleep, hole, lost_results, silent_parameters
+from normlab.trace.step_under_test import StepUnderTest
+
+
+@property_of("gradients", explains=["step", "overfit", "repeats"], passes=16)
+def derivative(step: StepUnderTest) -> Answers:
+    """The gradient is the derivative of the loss."""
+    along = Along(step.exact if step.moving else step.training, step.declare.is_frozen)
+    needs(step.is_exact, "the model does not run in float64")
+    needs(along.gradients, "no parameter gets a gradient")
+    why = "the loss has a kink or a jump here at every step size, so it has no derivative"
+    needs(along.all.error <= 1e-3 * along.all.expected, why)
+    if along.attached:
+        yield note("", f"{len(along.attached)} numbers get a gradient but are not part of the loss")
+    if not along.all.disagrees:
+        return
+    place = along.first_wrong(step.facts.order)
+    moved = along.compare([place])
+    if abs(moved.measured) <= 10 * moved.error:
+        yield note(place, "it gets a gradient, but the loss does not move with it: a surrogate gradient")
+    else:
+        say = f"the loss moves by {moved.measured:.4g} along it where its gradient has {moved.expected:.4g}"
+        advice = "look for a detach(), a no_grad() or a backward of yours between it and the loss; or declare"
+        yield fail(place, say, f"{advice} frozen= the parameters that it cuts off on purpose")
+
+
+@property_of("gradients", explains=["derivative", "step", "overfit", "repeats", "update"], passes=8)
+def gradients(step: StepUnderTest) -> Answers:
+    """Every trainable parameter, and every row and column of it, gets a gradient in a training step."""
+    try:
+        found, why = silent_parameters(step)
+    except UserError as error:
+        yield fail("loss", str(error), "keep the graph from the parameters to the loss")
+        return
+    for harmless in HARMLESS:
+        if names := [n for n in why if why[n] == harmless]:
+            yield note(names[0], f"{len(names)} parameters get no gradient, {harmless}")
+    if bad := [n for n in why if why[n] not in HARMLESS]:
+        say = f"{len(bad)} of {len(found)} parameters get no gradient in training, up to {bad[-1]}"
+        advice = "look for detach(), no_grad(), re-entrant checkpoints, a factor of 0; freeze what is spare"
+        yield fail(bad[0], f"{say}: {why[bad[0]]}", advice)
+    yield from chain(_asleep(step, why), _lost(step), _parts(step, found))
+
+
+def _asleep(step: StepUnderTest, why: Mapping[str, str]) -> Answers:
+    """Parameters that start at zero, as does what multiplies them: neither ever wakes the other."""
+    zero = [n for n, p in step.model.named_parameters() if p.requires_grad and p.numel() and not p.any()]
+    if all(step.facts.roles.get(n) == "bias" for n in zero):
+        return
+    idle = [n for n, reason in why.items() if reason != HARMLESS[0]]
+    if dead := asleep(step.plain.again(training=not step.draws, dropout=False), idle):
+        say = f"it starts at 0, and so does what multiplies it: {len(dead)} parameters never learn"
+        yield fail(next((n for n in zero if n in dead), dead[0]), say, "draw one of the two at random")
+
+
+def _lost(step: StepUnderTest) -> Answers:
+    """What is computed with a graph, for the loss, but is not part of it."""
+    (lost, kept), say = lost_results(step.training), "has a graph but is not part of the loss"
+    for place in lost[:1]:
+        yield fail(place, f"no result of an autograd function that {say}", "pass its result on")
+    yield from (note(place, f"a number that it keeps {say}") for place in kept[:1])
+
+
+def _parts(step: StepUnderTest, found: Found) -> Answers:
+    """Rows or columns of matrices, in whole heads, that get no gradient, not even from other tokens."""
+    facts = step.facts
+    lengths = {n for pair in facts.streams.values() for x in pair if x is not None for n in x.shape[:-1]}
+    calls, own = step.exact.functions(*MULTIPLIED), dict(step.exact.model.named_parameters())
+    whole = {id(a._base if a._is_view() else a) for c in calls for a in c.args if isinstance(a, Tensor)}
+    with suppress(Unknown):  # a table of positions may be longer, and is read from either end
+        lengths.add(facts.tokens.ids.shape[1])
+        lengths.add(int(facts.padding.real.any(0).nonzero().max()) + 1)
+    matrices = {n: g for n, g in found.items() if g is not None and facts.roles.get(n) == "hidden"}
+    holes = [(n, axis, hole(g, axis)) for n, g in matrices.items() if g.ndim == 2 for axis in (0, 1)]
+    bad = [
+        (n, a, one) for n, a, one in holes if one and (id(own[n]) in whole or lengths.isdisjoint(one[::2]))
+    ]
+    if not bad:
+        return
+    everywhere = torch.ones_like(facts.tokens.ids, dtype=torch.bool)
+    other = step.training.again(batch=facts.other_tokens(everywhere)).gradients
+    for name, axis, (start, end, _) in bad:
+        g, what = other[name], f"{'columns' if axis else 'rows'} {start} to {end - 1}"
+        if g is not None and hole(g, axis) is None:
+            yield note(name, f"{what} get no gradient from this batch")
+        else:
+            yield fail(name, f"{what} get no gradient, but others do", "a head or a part of it is not used")
+
+
+@property_of("gradients", explains=["siblings"], passes=1)
+def frozen(step: StepUnderTest) -> Answers:
+    """No parameter between trained parts is frozen, unless it is declared."""
+    facts, own = step.facts, dict(step.exact.model.named_parameters())
+    held = [n for n, p in own.items() if not p.requires_grad]
+    bad = [n for n in held if not step.declare.is_frozen(n)]
+    for names in siblings(facts.stacks, own).values():
+        trained = [i for i, n in enumerate(names) if own[n].requires_grad]
+        between = [n for i, n in enumerate(names) if n in bad and trained and i > trained[0]]
+        if between:
+            say = f"frozen, while {len(trained)} of its {len(names) - 1} siblings train, some before it"
+            yield fail(between[0], say, "set requires_grad, or declare it frozen")
+    read = [(f.argument(0, "input").cpu(), f.argument(1, "weight")) for f in facts.lookups]
+    tables = {id(w) for ids, w in read if any(torch.equal(ids.long(), t.ids) for t in facts.sources)}
+    ends = [n for n in bad if id(own[n]) in tables or facts.roles.get(n) == "head"]
+    blocks = [p.requires_grad for n, p in own.items() if block_of(facts.stacks, n)]
+    with suppress(Unknown):
+        if ends and all(blocks) and not facts.trained:
+            yield fail(ends[0], "frozen as drawn while every block trains", "train it, or declare it frozen")
+    if held:
+        yield note(held[0], f"{len(held)} of {len(own)} parameters are frozen")
