@@ -184,7 +184,8 @@ def flow_of(micro_batch: MicroBatch) -> Flow:
             "model, as in model(x)"
         )
     objects = {n: micro_batch.tensors[n] for n in read}
-    model = common_module(modules, [x for x in objects.values() if isinstance(x, nn.Parameter)])
+    read_directly = [x for x in objects.values() if isinstance(x, nn.Parameter)]
+    model = common_module(modules, read_directly, micro_batch.module_names)
     paths = {id(module): path for path, module in reversed([*model.named_modules()])}
     named = {id(x): path for path, x in [*model.named_buffers(), *model.named_parameters()]}
     parameters = {n: named[id(x)] for n, x in objects.items() if id(x) in named}
@@ -196,7 +197,7 @@ def flow_of(micro_batch: MicroBatch) -> Flow:
         model=model,
         calls=tuple(calls),
         loss=loss,
-        modules={id(m): paths[id(m)] for m in modules},
+        modules={id(m): paths[id(unwrap(m))] for m in modules},
         parameters={n: path for n, path in parameters.items() if any(n in call.reads for call in calls)},
         leaves=_named([n for n in cut.begins if n in read], calls, micro_batch.names),
         tensors={n: micro_batch.before.get(n, micro_batch.tensors[n]) for n in read},
@@ -236,7 +237,9 @@ def ancestors(calls: Sequence[RecordedCall], number: Number) -> list[RecordedCal
     return used[::-1]
 
 
-def common_module(modules: Sequence[nn.Module], parameters: Sequence[nn.Parameter]) -> nn.Module:
+def common_module(
+    modules: Sequence[nn.Module], parameters: Sequence[nn.Parameter], names: Mapping[int, str]
+) -> nn.Module:
     """Return the smallest module alive that holds these modules and parameters; one that is made for them if
     there is none, as where an encoder and a decoder are called in turn.
     """
@@ -251,20 +254,25 @@ def common_module(modules: Sequence[nn.Module], parameters: Sequence[nn.Paramete
         holds_all = wanted <= inside and tensors <= {id(p) for p in candidate.parameters()}
         if holds_all and (best is None or len(inside) < best[0]):
             best = len(inside), candidate
-    return best[1] if best is not None else _joined(modules, parameters)
+    return best[1] if best is not None else _joined(modules, parameters, names)
 
 
 class Together(nn.Module):
     """Modules that one step calls, and that no module holds."""
 
 
-def _joined(modules: Sequence[nn.Module], parameters: Sequence[nn.Parameter]) -> nn.Module:
-    together, names = Together(), Counter[str]()
+def _joined(
+    modules: Sequence[nn.Module], parameters: Sequence[nn.Parameter], names: Mapping[int, str]
+) -> nn.Module:
+    """Return a module that holds these, under the names that the script or their classes give them."""
+    together, used = Together(), Counter[str]()
+    # a name may be that of one of Module's own attributes, as "train" is
+    names = {key: name for key, name in names.items() if not hasattr(together, name)}
     outermost = [m for m in dict.fromkeys(modules) if not any(m is not o and _holds(o, m) for o in modules)]
     for module in outermost:
-        name = type(module).__name__.lower()
-        names[name] += 1
-        together.add_module(name if names[name] == 1 else f"{name}_{names[name]}", module)
+        name = names.get(id(module)) or names.get(id(unwrap(module))) or type(module).__name__.lower()
+        used[name] += 1
+        together.add_module(name if used[name] == 1 else f"{name}_{used[name]}", unwrap(module))
     known = {id(p) for p in together.parameters()}
     for i, parameter in enumerate(p for p in dict.fromkeys(parameters) if id(p) not in known):
         together.register_parameter(f"parameter_{i}", parameter)

@@ -175,6 +175,20 @@ class Recorder(TorchFunctionMode):
         self._record(None, module, arguments, result, None, surroundings, drawing)
         return result
 
+    def apply_function(self, original: Callable[..., Any], kind: Any, *args: Any, **kwargs: Any) -> Any:
+        """Apply an ``autograd.Function``, whose backward pass is its own, as one call."""
+        if self._inside:
+            return original(*args, **kwargs)
+        arguments = self._referring(args, kwargs)
+        surroundings, drawing = Surroundings.now(self._devices), torch.get_rng_state()
+        self._inside += 1
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            self._inside -= 1
+        self._record(kind.apply, None, arguments, result, None, surroundings, drawing)
+        return result
+
     # ---------------------------------------------------------------------------------- the loop's calls
 
     def backward(self, original: Callable[..., Any], loss: Any, *args: Any, **kwargs: Any) -> Any:
@@ -183,8 +197,9 @@ class Recorder(TorchFunctionMode):
             return original(loss, *args, **kwargs)
         held = {id(p): p for optimizer in self.recording.optimizers for p in parameters_of(optimizer)}
         before = {key: None if p.grad is None else p.grad.detach().clone() for key, p in held.items()}
+        names, module_names = self._names()
         micro_batch = MicroBatch(
-            self._calls, self._number(loss), self._names(), dict(self._tensors), dict(self._before)
+            self._calls, self._number(loss), names, dict(self._tensors), dict(self._before), module_names
         )
         self._inside += 1
         try:
@@ -200,20 +215,26 @@ class Recorder(TorchFunctionMode):
         self._calls = []
         return result
 
-    def _names(self) -> dict[Number, str]:
-        """Return the names under which the running script holds recorded tensors, innermost frames first."""
-        names: dict[Number, str] = {}
+    def _names(self) -> tuple[dict[Number, str], dict[int, str]]:
+        """Return what the running script calls its tensors and modules; innermost frames first."""
+        tensors: dict[Number, str] = {}
+        modules: dict[int, str] = {}
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:
-            if not is_library(frame.f_code.co_filename):
-                for name, value in frame.f_locals.items():
-                    for place, tensor in tensors_in(value):
-                        number = self._number_of.get(id(tensor))
-                        if number is not None and not name.startswith("__"):
-                            label = str(place[-1]) if place and isinstance(place[-1], str) else name
-                            names.setdefault(number, label)
+            is_own = not is_library(frame.f_code.co_filename)
+            for name, value in frame.f_locals.items():
+                # an object's modules too: a trainer's are its attributes, in a library's frames as well
+                held = {name: value, **(vars(value) if hasattr(value, "__dict__") else {})}
+                for attribute, module in held.items():
+                    if isinstance(module, nn.Module) and attribute != "self":
+                        modules.setdefault(id(module), attribute)
+                for place, tensor in tensors_in(value) if is_own and not name.startswith("__") else ():
+                    number = self._number_of.get(id(tensor))
+                    if number is not None:
+                        label = str(place[-1]) if place and isinstance(place[-1], str) else name
+                        tensors.setdefault(number, label)
             frame = frame.f_back
-        return names
+        return tensors, modules
 
     def hold_back(self, optimizer: Optimizer) -> None:
         """Let calls of the optimizer's ``step`` come here. A schedule wraps that method when it is made, so
@@ -327,6 +348,24 @@ def recorded(*, steps: int = 2) -> Iterator[Recorder]:
             recorder.recording.events.append(Event("clip", held, float(max_norm)))
             return clip(held, max_norm, *args, **kwargs)
 
+        compile_, apply = torch.compile, vars(torch.autograd.Function)["apply"]
+
+        @wraps(compile_)
+        def compiled(*args: Any, **kwargs: Any) -> Any:
+            # compiled code would call modules and functions that nobody sees, and compiling takes minutes
+            result = compile_(*args, **kwargs)
+            if not recorder.recording.compiled:
+                recorder.recording.compiled = True
+                torch.compiler.set_stance("force_eager")
+                stack.callback(torch.compiler.set_stance, "default")
+            return result
+
+        def applied(kind: Any, *args: Any, **kwargs: Any) -> Any:
+            return recorder.apply_function(apply.__get__(None, kind), kind, *args, **kwargs)
+
+        patch(torch, "compile", compiled)
+        stack.callback(setattr, torch.autograd.Function, "apply", apply)
+        torch.autograd.Function.apply = classmethod(applied)  # type: ignore[assignment,method-assign]
         patch(nn.Module, "__call__", lambda module, *a, **k: recorder.call_module(call, module, *a, **k))
         patch(Tensor, "backward", lambda loss, *a, **k: recorder.backward(backward, loss, *a, **k))
         patch(torch.autograd, "backward", lambda x, *a, **k: recorder.backward(autograd_backward, x, *a, **k))

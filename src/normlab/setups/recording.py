@@ -103,6 +103,8 @@ class MicroBatch:
     """Every value, as an object; its numbers may have been changed since."""
     before: dict[Number, Tensor]
     """Copies of values that a later in-place function changed."""
+    module_names: dict[int, str] = field(default_factory=dict)
+    """By ``id`` of a module, what the script called it."""
     gradients: dict[int, Tensor] = field(default_factory=dict)
     """By ``id`` of the parameter: what this backward pass added to its gradient."""
 
@@ -131,6 +133,8 @@ class Recording:
     schedulers: list[Any] = field(default_factory=list)
     escapes: list[str] = field(default_factory=list)
     """Where tensors of the window left torch: ``item() in train.py:30``."""
+    compiled: bool = False
+    """Whether the script compiles something, which was run as it was written."""
 
     @property
     def first_window(self) -> list[MicroBatch]:
