@@ -55,6 +55,8 @@ class Flow:
     """The leaves, and all other tensors that nothing here computes, as they were."""
     factor: float = 1.0
     """What the script multiplied the loss by before its backward pass: 1/4 where it accumulates over four."""
+    scale: float = 1.0
+    """What a ``GradScaler`` multiplied it by on top."""
 
     @cached_property
     def batch(self) -> dict[str, Tensor]:
@@ -121,7 +123,7 @@ class Flow:
                             f"{call.name} in {call.line} gives another result when it is called again with "
                             "the same arguments and random numbers"
                         )
-            loss = values[self.loss] * self.factor
+            loss = values[self.loss] * (self.factor * self.scale)
             found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
         for (path, p), gradient in zip(named.items(), found, strict=True):
             recorded = micro_batch.gradients.get(id(p))
@@ -202,6 +204,7 @@ def flow_of(micro_batch: MicroBatch) -> Flow:
         leaves=_named([n for n in cut.begins if n in read], calls, micro_batch.names),
         tensors={n: micro_batch.before.get(n, micro_batch.tensors[n]) for n in read},
         factor=factor,
+        scale=micro_batch.scale,
     )
 
 

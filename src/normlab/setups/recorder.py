@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from types import FrameType, MethodType
@@ -19,11 +19,8 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.overrides import TorchFunctionMode
-from torch.utils.data import dataloader
 
 from normlab.setups.recording import (
     Event,
@@ -62,11 +59,14 @@ class Recorder(TorchFunctionMode):
     def __init__(self, steps: int) -> None:
         super().__init__()
         self.recording = Recording()
-        self.steps = steps
+        self._steps = steps
         """How many steps of an optimizer are seen before the script is ended."""
-        self.active = True
-        self._real_steps: list[tuple[Optimizer, Any]] = []
-        """Optimizers, each with the ``step`` that its instance had before, if it had one."""
+        self._active = True
+        self._scaled: dict[int, tuple[Tensor, Tensor, float]] = {}
+        """What a ``GradScaler`` returned, by ``id``: itself, what was scaled, and by how much."""
+        self._earlier_steps: list[tuple[Optimizer, Any]] = []
+        """Optimizers whose steps are held back, each with the ``step`` that its instance had before, if any.
+        """
         self._numbers = itertools.count()
         self._number_of: dict[int, Number] = {}
         self._calls: list[RecordedCall] = []
@@ -75,6 +75,20 @@ class Recorder(TorchFunctionMode):
         self._inside = 0
         """How many recorded calls are running: what they call is theirs."""
         self._devices = ["cpu"] if torch.accelerator.current_accelerator() is None else ["cpu", "cuda"]
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Record nothing inside this block."""
+        self._inside += 1
+        try:
+            yield
+        finally:
+            self._inside -= 1
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether something is running whose own calls are not recorded."""
+        return self._inside > 0
 
     # ------------------------------------------------------------------------------------------- values
 
@@ -112,11 +126,8 @@ class Recorder(TorchFunctionMode):
         arguments = self._referring(args, kwargs)
         drawing = torch.get_rng_state()
         surroundings = Surroundings.now(self._devices)
-        self._inside += 1
-        try:
+        with self.paused():
             result = func(*args, **kwargs)
-        finally:
-            self._inside -= 1
         self._record(func, None, arguments, result, target, surroundings, drawing)
         return result
 
@@ -167,11 +178,8 @@ class Recorder(TorchFunctionMode):
             return original(module, *args, **kwargs)
         arguments = self._referring(args, kwargs)
         surroundings, drawing = Surroundings.now(self._devices), torch.get_rng_state()
-        self._inside += 1
-        try:
+        with self.paused():
             result = original(module, *args, **kwargs)
-        finally:
-            self._inside -= 1
         self._record(None, module, arguments, result, None, surroundings, drawing)
         return result
 
@@ -181,11 +189,8 @@ class Recorder(TorchFunctionMode):
             return original(*args, **kwargs)
         arguments = self._referring(args, kwargs)
         surroundings, drawing = Surroundings.now(self._devices), torch.get_rng_state()
-        self._inside += 1
-        try:
+        with self.paused():
             result = original(*args, **kwargs)
-        finally:
-            self._inside -= 1
         self._record(kind.apply, None, arguments, result, None, surroundings, drawing)
         return result
 
@@ -198,14 +203,18 @@ class Recorder(TorchFunctionMode):
         held = {id(p): p for optimizer in self.recording.optimizers for p in parameters_of(optimizer)}
         before = {key: None if p.grad is None else p.grad.detach().clone() for key, p in held.items()}
         names, module_names = self._names()
+        _, unscaled, scale = self._scaled.get(id(loss), (loss, loss, 1.0))
         micro_batch = MicroBatch(
-            self._calls, self._number(loss), names, dict(self._tensors), dict(self._before), module_names
+            self._calls,
+            self._number(unscaled),
+            scale,
+            names,
+            dict(self._tensors),
+            dict(self._before),
+            module_names,
         )
-        self._inside += 1
-        try:
+        with self.paused():
             result = original(loss, *args, **kwargs)
-        finally:
-            self._inside -= 1
         for key, p in held.items():
             if p.grad is not None:
                 earlier = before[key]
@@ -214,6 +223,14 @@ class Recorder(TorchFunctionMode):
         self.recording.events.append(Event("backward", micro_batch))
         self._calls = []
         return result
+
+    def scale(self, original: Callable[..., Any], scaler: Any, outputs: Any) -> Any:
+        """Let a ``GradScaler`` scale a loss; the scale is the step's, not the loss's."""
+        with self.paused():
+            scaled = original(scaler, outputs)
+        if isinstance(scaled, Tensor) and isinstance(outputs, Tensor):
+            self._scaled[id(scaled)] = scaled, outputs, float(scaler.get_scale())
+        return scaled
 
     def _names(self) -> tuple[dict[Number, str], dict[int, str]]:
         """Return what the running script calls its tensors and modules; innermost frames first."""
@@ -236,46 +253,76 @@ class Recorder(TorchFunctionMode):
             frame = frame.f_back
         return tensors, modules
 
-    def hold_back(self, optimizer: Optimizer) -> None:
-        """Let calls of the optimizer's ``step`` come here. A schedule wraps that method when it is made, so
-        this is done again then, and the schedule's wrapper is what is put back.
-        """
-        earlier = vars(optimizer).get("step")
-        real = optimizer.step
+    def note(self, event: Event) -> None:
+        """Add an event, while the script runs."""
+        if self._active:
+            self.recording.events.append(event)
+
+    def add_scheduler(self, scheduler: Any) -> None:
+        """Note a schedule; a subclass may call the constructor of its base."""
+        if all(scheduler is not known for known in self.recording.schedulers):
+            self.recording.schedulers.append(scheduler)
+
+    # ------------------------------------------------------------------------------------- optimizers
+
+    def add_optimizer(self, optimizer: Optimizer) -> None:
+        """Note an optimizer, and hold its steps back."""
+        if all(optimizer is not known for known in self.recording.optimizers):
+            self.recording.optimizers.append(optimizer)
+            self._hold_back(optimizer)
+
+    def _hold_back(self, optimizer: Optimizer) -> None:
+        """Let calls of the optimizer's ``step`` come here."""
+        earlier, real = vars(optimizer).get("step"), optimizer.step
 
         def step(held: Optimizer, closure: Any = None, *args: Any, **kwargs: Any) -> Any:
-            if not self.active:
+            if not self._active:
                 return real(*args, **kwargs) if closure is None else real(closure, *args, **kwargs)
             loss = None
             if callable(closure):  # computes the loss and its gradient, as Lightning has it
                 with torch.enable_grad():
                     loss = closure()
-            self.step(held)
+            self._leave_out(held)
             return loss
 
-        self._real_steps.append((optimizer, earlier))
+        self._earlier_steps.append((optimizer, earlier))
         optimizer.step = MethodType(wraps(real)(step), optimizer)  # type: ignore[method-assign]
 
-    def let_go(self, optimizer: Optimizer | None = None) -> None:
-        """Put back the ``step`` of an optimizer, or of all."""
-        for known, earlier in reversed(self._real_steps):
-            if optimizer is None or known is optimizer:
-                if earlier is None:
-                    del known.step
-                else:
-                    known.step = earlier  # type: ignore[method-assign]
-        self._real_steps = [
-            pair for pair in self._real_steps if optimizer is not None and pair[0] is not optimizer
-        ]
+    @contextmanager
+    def stepping_freely(self, optimizer: Any) -> Iterator[None]:
+        """Put back the real ``step`` of an optimizer inside this block, if it is held back."""
+        held = [pair for pair in self._earlier_steps if pair[0] is optimizer]
+        for pair in held:
+            self._put_back(*pair)
+            self._earlier_steps.remove(pair)
+        try:
+            yield
+        finally:
+            if held:
+                self._hold_back(optimizer)
 
-    def step(self, optimizer: Optimizer) -> None:
-        """Note a step, and leave it out; end the script when enough steps of one optimizer were seen."""
+    def end(self) -> None:
+        """Put back the ``step`` of every optimizer, and note no more events."""
+        self._active = False
+        for optimizer, earlier in self._earlier_steps:
+            self._put_back(optimizer, earlier)
+        self._earlier_steps.clear()
+
+    @staticmethod
+    def _put_back(optimizer: Optimizer, earlier: Any) -> None:
+        if earlier is None:
+            del optimizer.step
+        else:
+            optimizer.step = earlier  # type: ignore[method-assign]
+
+    def _leave_out(self, optimizer: Optimizer) -> None:
+        """Note a step in place of making it; end the script when enough steps of one optimizer were seen."""
         events = self.recording.events
         if not self.recording.micro_batches:
             return  # before any backward pass, as some wrappers step once to set up their state
-        events.append(Event("step", optimizer, rates=tuple(float(g["lr"]) for g in optimizer.param_groups)))
+        self.note(Event("step", optimizer, rates=tuple(float(g["lr"]) for g in optimizer.param_groups)))
         optimizer._opt_called = True  # type: ignore[attr-defined]  # or its schedule would warn
-        if sum(e.kind == "step" and e.subject is optimizer for e in events) >= self.steps:
+        if sum(e.kind == "step" and e.subject is optimizer for e in events) >= self._steps:
             raise EnoughSeen
 
 
@@ -313,110 +360,3 @@ def calling_line() -> str:
             return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
-
-
-@contextmanager
-def recorded(*, steps: int = 2) -> Iterator[Recorder]:
-    """Record inside this block; what is patched for it is restored, whatever is raised.
-
-    The script is ended by ``EnoughSeen`` when an optimizer is stepped for the time that ``steps`` says: the
-    second by default, since what a loop does after its first step, such as stepping a schedule, belongs to
-    that step.
-    """
-    recorder = Recorder(steps)
-    with ExitStack() as stack:
-
-        def patch(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
-            stack.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, replacement)
-
-        call, backward, autograd_backward = nn.Module.__call__, Tensor.backward, torch.autograd.backward
-        fetch, clip = dataloader._BaseDataLoaderIter.__next__, clip_grad._clip_grads_with_norm_
-
-        @wraps(fetch)
-        def fetched(batches: Any) -> Any:
-            # what a loader does to make a batch is its own; the batch is where the dataflow begins
-            recorder._inside += 1
-            try:
-                return fetch(batches)
-            finally:
-                recorder._inside -= 1
-
-        @wraps(clip)
-        def clipped(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
-            held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-            recorder.recording.events.append(Event("clip", held, float(max_norm)))
-            return clip(held, max_norm, *args, **kwargs)
-
-        compile_, apply = torch.compile, vars(torch.autograd.Function)["apply"]
-
-        @wraps(compile_)
-        def compiled(*args: Any, **kwargs: Any) -> Any:
-            # compiled code would call modules and functions that nobody sees, and compiling takes minutes
-            result = compile_(*args, **kwargs)
-            if not recorder.recording.compiled:
-                recorder.recording.compiled = True
-                torch.compiler.set_stance("force_eager")
-                stack.callback(torch.compiler.set_stance, "default")
-            return result
-
-        def applied(kind: Any, *args: Any, **kwargs: Any) -> Any:
-            return recorder.apply_function(apply.__get__(None, kind), kind, *args, **kwargs)
-
-        patch(torch, "compile", compiled)
-        stack.callback(setattr, torch.autograd.Function, "apply", apply)
-        torch.autograd.Function.apply = classmethod(applied)  # type: ignore[assignment,method-assign]
-        patch(nn.Module, "__call__", lambda module, *a, **k: recorder.call_module(call, module, *a, **k))
-        patch(Tensor, "backward", lambda loss, *a, **k: recorder.backward(backward, loss, *a, **k))
-        patch(torch.autograd, "backward", lambda x, *a, **k: recorder.backward(autograd_backward, x, *a, **k))
-        patch(dataloader._BaseDataLoaderIter, "__next__", fetched)
-        patch(clip_grad, "_clip_grads_with_norm_", clipped)
-        for kind in (LRScheduler, ReduceLROnPlateau):
-            patch(kind, "step", _noted_schedule(kind.step, recorder))
-        patch(Optimizer, "__init__", _noted_optimizer(Optimizer.__init__, recorder))
-        for kind in (LRScheduler, ReduceLROnPlateau):
-            patch(kind, "__init__", _noted_scheduler(kind.__init__, recorder))
-        stack.callback(recorder.let_go)
-        stack.callback(setattr, recorder, "active", False)
-        stack.enter_context(recorder)
-        yield recorder
-
-
-def _noted_optimizer(make: Callable[..., None], recorder: Recorder) -> Callable[..., None]:
-    @wraps(make)
-    def made(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-        make(optimizer, *args, **kwargs)
-        if all(optimizer is not known for known in recorder.recording.optimizers):
-            recorder.recording.optimizers.append(optimizer)
-            recorder.hold_back(optimizer)
-
-    return made
-
-
-def _noted_schedule(step: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
-    @wraps(step)
-    def stepped(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        if recorder.active and any(scheduler is known for known in recorder.recording.schedulers):
-            recorder.recording.events.append(Event("schedule", scheduler))
-        return step(scheduler, *args, **kwargs)
-
-    return stepped
-
-
-def _noted_scheduler(make: Callable[..., None], recorder: Recorder) -> Callable[..., None]:
-    """Note a scheduler and its later steps. What it wraps is the optimizer's own ``step``."""
-
-    @wraps(make)
-    def made(scheduler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        held = any(optimizer is known for known, _ in recorder._real_steps)
-        if held:
-            recorder.let_go(optimizer)
-        try:
-            make(scheduler, optimizer, *args, **kwargs)
-        finally:
-            if held:
-                recorder.hold_back(optimizer)
-        if all(scheduler is not known for known in recorder.recording.schedulers):
-            recorder.recording.schedulers.append(scheduler)
-
-    return made

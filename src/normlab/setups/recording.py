@@ -96,7 +96,9 @@ class MicroBatch:
 
     calls: list[RecordedCall]
     loss: Number
-    """The value from which the backward pass began."""
+    """The value from which the backward pass began, before a ``GradScaler`` scaled it."""
+    scale: float
+    """What a ``GradScaler`` multiplied it by; 1 without one."""
     names: dict[Number, str]
     """What the script called its tensors, as far as names were found."""
     tensors: dict[Number, Tensor]
@@ -114,7 +116,7 @@ class Event:
     """Something that the loop did besides computing a loss, in order."""
 
     kind: str
-    """backward, clip, step or schedule."""
+    """backward, clip, unscale, step or schedule."""
     subject: Any = None
     """The optimizer or the scheduler; for ``clip`` the parameters; for ``backward`` the micro-batch."""
     largest_norm: float | None = None
