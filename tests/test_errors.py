@@ -45,6 +45,7 @@ OTHERS_CODE = {
     "setups/huggingface.py": "builds a model that a configuration describes",
     "lab/training/own_runs.py": "trains the user's own setup; the run says what it raised",
     "setups/function.py": "runs the user's own file",
+    "setups/script.py": "the script's own functions may insist on a number of rows",
     "lab/training/worker.py": "writes the traceback to the run's log and answers with class and message",
     **dict.fromkeys(
         (

@@ -17,7 +17,15 @@ def schedule(step: StepUnderTest) -> Answers:
     """The learning rate reaches its intended peak, stays above 0 and moves once a step, even on resuming."""
     needs(step.setup.scheduler, "there is no scheduler: pass scheduler=")
     mine, steered = step.setup.optimizers, getattr(step.setup.scheduler, "optimizer", None)
-    if isinstance(steered, Optimizer) and all(steered is not o for o in mine):
+    # by its groups: a wrapper around an optimizer, such as Accelerate's, steers what it wraps
+    steers_mine = any(
+        group is other
+        for o in mine
+        if isinstance(o, Optimizer)
+        for group in o.param_groups
+        for other in getattr(steered, "param_groups", ())
+    )
+    if isinstance(steered, Optimizer) and not steers_mine:
         why = "the scheduler has an optimizer of its own: pass that, or a function for each"
         needs(all(isinstance(o, Optimizer) for o in mine), why)
         yield fail("scheduler", "it sets the rates of another optimizer", "build it with this optimizer")

@@ -36,13 +36,17 @@ STYLES: Final = {
 class CheckCommand(ExaminedFlags):
     """Test one training step against properties that either hold exactly or fail.
 
-    SOURCE is train.py:setup, a function of yours that returns normlab.Setup(model, batches, …) (your file is
-    run); hf:FOLDER, a folder with Hugging Face's config.json; or a run's folder, or the beginning of its id.
-    Without SOURCE, --recipe names a recipe. The exit code is 3 if a property fails.
+    SOURCE is train.py, your training script, with its own arguments after --; it runs unchanged up to its
+    first steps, and changes no weight. Or it is train.py:setup, a function of yours that returns
+    normlab.Setup(model, batches, …); hf:FOLDER, a folder with Hugging Face's config.json; or a run's folder,
+    or the beginning of its id. Without SOURCE, --recipe names a recipe. The exit code is 3 if a property
+    fails.
     """
 
     WHAT: ClassVar[str] = """check tests one training step; type one of:
 
+  normlab check train.py -- --lr 3e-4   your training script as it is, with its own arguments
+  normlab check -m package.train        the same, as a module
   normlab check train.py:setup          your function that returns normlab.Setup(model, batches, loss=…, …)
   normlab check hf:FOLDER               the model of FOLDER/config.json, newly drawn, with a batch that fits
   normlab check --recipe pre+smallinit  a recipe of normlab's

@@ -9,6 +9,7 @@ import signal
 import stat
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import Any, Final, Protocol, TextIO
 
@@ -135,14 +136,27 @@ def _dispatch(args: Sequence[str]) -> None:
 
     require_text(rest)
     require_places(rest)
+    rest, of_script = _split(rest)
     defaults = getattr(command, "defaults", None)
     options: dict[str, Any] = {"default": defaults(rest)} if defaults else {}
     typed = tyro.cli(command, prog=f"normlab {name}", args=rest, config=(tyro.conf.DisallowNone,), **options)
+    if of_script is not None:
+        if not hasattr(typed, "arguments"):
+            raise UserError(f"normlab {name} runs no script, so nothing may stand after --")
+        typed = replace(typed, arguments=tuple(of_script))
     if hasattr(typed, "imports"):
         from normlab.lab.recipes.plugins import load_plugins
 
         load_plugins(*typed.imports)
     typed.run()
+
+
+def _split(args: Sequence[str]) -> tuple[Sequence[str], Sequence[str] | None]:
+    """Split what was typed into normlab's own arguments and, after ``--``, those of the user's script."""
+    if "--" not in args:
+        return args, None
+    place = list(args).index("--")
+    return args[:place], args[place + 1 :]
 
 
 def _named(args: Sequence[str]) -> tuple[str, Sequence[str]]:

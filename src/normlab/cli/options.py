@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, get_type_hints
 
 from rich.text import Text
-from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, UseAppendAction, arg
+from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, Suppress, UseAppendAction, arg
 
 from normlab.base.io import changes_numbers, flag_name, is_flag, is_utf8
 from normlab.cli import errors, terminal
@@ -268,6 +268,10 @@ class SourceFlags(ABC):
 
     source: Annotated[Positional[str], arg(metavar="SOURCE")] = ""
     """What to examine, see above; leave it out to use --recipe."""
+    module: Annotated[str, arg(aliases=["-m"])] = ""
+    """A module to run as a training script, as in python -m."""
+    arguments: Suppress[tuple[str, ...]] = ()
+    """What the user's script is given: all that is typed after --."""
     recipe: str = ""
     """A placement and other parts, such as pre+scalenorm; `normlab recipes` lists the parts."""
     lr: float | None = None
@@ -297,12 +301,16 @@ class SourceFlags(ABC):
 
     @property
     def kind(self) -> str:
-        """What kind of thing is named: file, hf or run; recipe if nothing is."""
+        """What kind of thing is named: script, file, hf or run; recipe if nothing is."""
+        if self.module:
+            return "script"
         if not self.source:
             return "recipe"
         if self.source.startswith("hf:"):
             return "hf"
-        return "file" if ":" in self.source or self.source.endswith(".py") else "run"
+        if ":" in self.source:
+            return "file"
+        return "script" if self.source.endswith(".py") else "run"
 
     def require_one(self) -> None:
         """Raise UserError if nothing is named, or if flags are typed that would be ignored."""
@@ -316,11 +324,16 @@ class SourceFlags(ABC):
         of_recipe = [name for name, there in typed.items() if there]
         of_recipe += [name for name in map(flag_name, self.flags.changed(base)) if name not in self.OWN]
         of_recipe = of_recipe or ["--config"] * (self.config != config_name(()))
-        if not self.source and not of_recipe and self.lr is None:
+        named = self.source or self.module
+        if not named and not of_recipe and self.lr is None:
             raise UserError(self.WHAT)
-        if self.source and of_recipe:
+        if self.arguments and self.kind != "script":
             raise UserError(
-                f"{self.source} has a configuration or a setup of its own, so normlab would ignore "
+                f"only a script takes what is typed after --, as in train.py -- {self.arguments[0]}"
+            )
+        if named and of_recipe:
+            raise UserError(
+                f"{named} has a configuration or a setup of its own, so normlab would ignore "
                 f"{' and '.join(of_recipe)}; leave that out, or name a recipe instead"
             )
 

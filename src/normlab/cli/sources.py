@@ -36,6 +36,14 @@ class ExaminedFlags(SourceFlags):
             with setup_from_file(self.source, seed=self.seed) as source:
                 yield source, False
             return
+        if self.kind == "script":
+            from normlab.setups.script import setup_from_script
+
+            script = self.module or self.source
+            errors.write(f"running {script} up to its first steps")
+            with setup_from_script(script, self.arguments, module=bool(self.module)) as source:
+                yield source, False
+            return
         from normlab.lab import setups  # the laboratory, which a file of the user's does not need
 
         if self.kind == "run":

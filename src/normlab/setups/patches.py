@@ -1,0 +1,175 @@
+"""What is patched in torch while a script is recorded, each with its reason, and put back afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import Any, Final, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.utils.data import dataloader
+
+from normlab.setups.recorder import Recorder
+from normlab.setups.recording import Event
+
+Patch: TypeAlias = Callable[[Recorder, Any], Any]
+"""``patch(recorder, original)``: what stands in place of the original while a script is recorded."""
+
+
+@contextmanager
+def recorded(*, steps: int = 2) -> Iterator[Recorder]:
+    """Record inside this block; what is patched for it is restored, whatever is raised.
+
+    The script is ended by ``EnoughSeen`` when an optimizer is stepped for the time that ``steps`` says: the
+    second by default, since what a loop does after its first step, such as stepping a schedule, belongs to
+    that step.
+    """
+    recorder = Recorder(steps)
+    with ExitStack() as stack:
+        for owner, name, patch in PATCHES:
+            original = vars(owner)[name]  # as it is defined: a class method is not bound here
+            stack.callback(setattr, owner, name, original)
+            setattr(owner, name, patch(recorder, original))
+        stack.callback(_compile_again, recorder)
+        stack.callback(recorder.end)
+        stack.enter_context(recorder)
+        yield recorder
+
+
+def _compile_again(recorder: Recorder) -> None:
+    if recorder.recording.compiled:
+        torch.compiler.set_stance("default")
+
+
+def _module_call(recorder: Recorder, call: Any) -> Any:
+    """The outermost calls of modules are what a flow is made of."""
+    return lambda module, *args, **kwargs: recorder.call_module(call, module, *args, **kwargs)
+
+
+def _backward(recorder: Recorder, backward: Any) -> Any:
+    """A backward pass ends a micro-batch."""
+    return lambda loss, *args, **kwargs: recorder.backward(backward, loss, *args, **kwargs)
+
+
+def _apply(recorder: Recorder, apply: Any) -> Any:
+    """A function with a backward pass of its own is one call: its parts have another gradient."""
+
+    def applied(kind: Any, *args: Any, **kwargs: Any) -> Any:
+        return recorder.apply_function(apply.__get__(None, kind), kind, *args, **kwargs)
+
+    return classmethod(applied)
+
+
+def _fetch(recorder: Recorder, fetch: Any) -> Any:
+    """What a loader does to make a batch is its own; the batch is where a flow begins."""
+
+    @wraps(fetch)
+    def fetched(batches: Any) -> Any:
+        with recorder.paused():
+            return fetch(batches)
+
+    return fetched
+
+
+def _clip(recorder: Recorder, clip: Any) -> Any:
+    """``clip_grad_norm_`` ends here, also where a library imported it by name before."""
+
+    @wraps(clip)
+    def clipped(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
+        held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        recorder.note(Event("clip", held, float(max_norm)))
+        return clip(held, max_norm, *args, **kwargs)
+
+    return clipped
+
+
+def _compile(recorder: Recorder, compile_: Any) -> Any:
+    """Compiled code calls modules and functions that nobody sees; it is run as it was written."""
+
+    @wraps(compile_)
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        result = compile_(*args, **kwargs)
+        if not recorder.recording.compiled:
+            recorder.recording.compiled = True
+            torch.compiler.set_stance("force_eager")
+        return result
+
+    return compiled
+
+
+def _scale(recorder: Recorder, scale: Any) -> Any:
+    """The scale of a ``GradScaler`` belongs to the step, and not to the loss."""
+    return lambda scaler, outputs: recorder.scale(scale, scaler, outputs)
+
+
+def _unscale(recorder: Recorder, unscale: Any) -> Any:
+    """Gradients are unscaled before or after they are clipped, which matters."""
+
+    @wraps(unscale)
+    def unscaled(scaler: Any, optimizer: Optimizer) -> None:
+        if scaler.is_enabled():
+            recorder.note(Event("unscale", optimizer))
+        unscale(scaler, optimizer)
+
+    return unscaled
+
+
+def _make_optimizer(recorder: Recorder, make: Any) -> Any:
+    """An optimizer is known from its beginning, and its steps are left out."""
+
+    @wraps(make)
+    def made(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+        make(optimizer, *args, **kwargs)
+        recorder.add_optimizer(optimizer)
+
+    return made
+
+
+def _make_scheduler(recorder: Recorder, make: Any) -> Any:
+    """A schedule is known from its beginning. It wraps the ``step`` of its optimizer, which must be the real
+    one.
+    """
+
+    @wraps(make)
+    def made(scheduler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        with recorder.stepping_freely(optimizer):
+            make(scheduler, optimizer, *args, **kwargs)
+        recorder.add_scheduler(scheduler)
+
+    return made
+
+
+def _schedule(recorder: Recorder, step: Any) -> Any:
+    """A schedule's steps are a part of the loop."""
+
+    @wraps(step)
+    def stepped(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(scheduler is known for known in recorder.recording.schedulers):
+            recorder.note(Event("schedule", scheduler))
+        return step(scheduler, *args, **kwargs)
+
+    return stepped
+
+
+PATCHES: Final[tuple[tuple[Any, str, Patch], ...]] = (
+    (nn.Module, "__call__", _module_call),
+    (Tensor, "backward", _backward),
+    (torch.autograd, "backward", _backward),
+    (torch.autograd.Function, "apply", _apply),
+    (dataloader._BaseDataLoaderIter, "__next__", _fetch),
+    (clip_grad, "_clip_grads_with_norm_", _clip),
+    (torch, "compile", _compile),
+    (torch.amp.GradScaler, "scale", _scale),
+    (torch.amp.GradScaler, "unscale_", _unscale),
+    (Optimizer, "__init__", _make_optimizer),
+    (LRScheduler, "__init__", _make_scheduler),
+    (LRScheduler, "step", _schedule),
+    (ReduceLROnPlateau, "__init__", _make_scheduler),
+    (ReduceLROnPlateau, "step", _schedule),
+)
+"""What is patched, in order."""
