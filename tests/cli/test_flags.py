@@ -42,7 +42,7 @@ MACHINE = (
     "device threads num_workers shard compile checkpoint_every_steps probes probe_every_steps "
     "keep_checkpoints tensorboard"
 )
-EXAMINED = "source blocks branches recipe lr seed config tokens out runs as_json force imports"
+SOURCE = "source module arguments recipe lr seed config out as_json runs force imports"
 OWN = {
     "compare": "asked config plan imports",
     "train": "recipe lr seed out config init_from force imports",
@@ -51,16 +51,10 @@ OWN = {
     "run score": "hypotheses references tokenised target_lang against",
     "run list": "runs",
     "run report": "of page runs",
-    "diagnose": f"{EXAMINED} preset checkpoints step flight fail_on",
-    "check": (
-        "source recipe lr seed budget_s declared baseline checkpoints step trust_remote_code config tokens "
-        "out junit sarif as_json runs force imports"
-    ),
-    "trial": "source recipe lr seed budget rates change folder config out as_json runs force imports",
-    "transfer": (
-        "source recipe lr seed widths depths seeds rates decays target factor budget folder config out "
-        "as_json runs force imports"
-    ),
+    "diagnose": f"{SOURCE} blocks branches tokens preset checkpoints step flight fail_on",
+    "check": f"{SOURCE} budget_s declared baseline checkpoints step trust_remote_code tokens junit sarif",
+    "trial": f"{SOURCE} budget rates change folder",
+    "transfer": f"{SOURCE} widths depths seeds rates decays target factor budget folder",
     "recipes": "names axis config force imports",
     "papers list": "names as_json scale runs imports",
     "papers show": "names as_json scale runs imports",

@@ -134,7 +134,7 @@ class DiagnoseCommand(ExaminedFlags):
         if self.kind == "run":
             folder = self.out or find_run(self.source, self.runs).path
             return folder, PAGE if source.name == "last" else f"{PAGE}-{source.name}"
-        name = re.sub(r"[^A-Za-z0-9_.]+", "-", source.name or self.source)[-100:]
+        name = re.sub(r"[^A-Za-z0-9_.]+", "-", source.name or self.source or self.module)[-100:]
         return self.out or self.runs, f"{PAGE}-{name}"
 
 

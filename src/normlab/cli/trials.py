@@ -28,8 +28,12 @@ if TYPE_CHECKING:
     from normlab.setups.named import NamedSetup
     from normlab.setups.setup import Setup
 
-OTHERS: Final = {
+OTHERS: Final[dict[str, str]] = {
     "hf": "hf: has neither text nor an optimizer; write a function setup() with both, as in train.py:setup",
+    "script": (
+        "a script shows the batches of its first steps alone, and trials need more; write a function setup() "
+        "with all of them, as in train.py:setup"
+    ),
     "run": "a run has begun already; --config RUN/config.json tries its recipe from the start",
 }
 CHANGE: Final = (
