@@ -27,7 +27,7 @@ PARSERS = {
     "base/io.py": "json",
     "lab/runs/folder.py": "json",
     "lab/training/translate.py": "numpy.load",
-    "trace/copies.py": "the content of an empty cell of a closure",
+    "trace/optimizers.py": "the content of an empty cell of a closure",
     "trials/change.py": "ast.literal_eval",
     "scaling/sweep.py": "float",
 }
@@ -53,11 +53,9 @@ OTHERS_CODE = {
             *(
                 f"trace/{name}.py"
                 for name in (
-                    "copies",
-                    "exact",
-                    "fresh",
-                    "schedules",
-                    "facts/norms",
+                    "compare",
+                    "starts",
+                    "facts/stacks",
                     "optimizers",
                     "step_under_test",
                     "tensors",

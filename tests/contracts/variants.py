@@ -36,7 +36,7 @@ from normlab.nn import (
     ValueResidual,
 )
 from normlab.nn.init import SCHEMES, profile_
-from normlab.trace.modules import counts
+from normlab.trace.tensors import counts
 
 VOCAB = 13
 TOLERANCE = 1e-11

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from contracts.variants import BY_PLACEMENT
 from normlab.diagnosis import StackView, Structure, SublayerView
-from normlab.trace.modules import call_model
+from normlab.trace.tensors import call_model
 from normlab.trace.trace import Trace
 
 UNREAD = {

@@ -12,7 +12,7 @@ from lab.training.tiny import run_of, tiny
 from normlab.lab.training.checkpoint import load_checkpoint
 from normlab.lab.training.export import family_of
 from normlab.nn import after_step
-from normlab.trace.modules import counts
+from normlab.trace.tensors import counts
 
 T = 3
 

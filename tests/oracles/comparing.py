@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from normlab.nn import reference
 from normlab.nn.kernels import ops
 from normlab.nn.registry import Registry
-from normlab.trace.modules import counts
+from normlab.trace.tensors import counts
 from oracles.derivative import derivative
 
 Array = np.ndarray

@@ -1,9 +1,8 @@
-"""A trace shows what a step computes, at its own weights or others, and leaves the model as it was."""
-
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -12,17 +11,65 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from normlab.diagnosis import read_structure
-from normlab.trace.hooks import Tap
-from normlab.trace.modules import call_model
 from normlab.trace.record import Want, record
 from normlab.trace.restore import undisturbed
+from normlab.trace.tensors import Tap, call_model, tensors_in, unwrap
 from normlab.trace.trace import Trace, at_weights
 
-from .nested import Whole, X
+X = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
+
+
+@dataclass
+class Out:
+    hidden: Tensor
+    more: tuple[Tensor, ...] = ()
+
+
+class Part(nn.Module):
+    def forward(self, x: Tensor, *, scale: Tensor) -> Out:
+        return Out(x * scale, (x + 1,))
+
+
+class Whole(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Part()
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> dict[str, Tensor]:
+        for _ in range(2):
+            x = self.part(x, scale=torch.tensor(2.0)).hidden
+        return {"out": x if y is None else x + y}
 
 
 def square(model: nn.Module, batch: Tensor) -> Tensor:
     return model(batch).square().sum()
+
+
+# ---------------------------------------------------------------------------------------------------- tensors
+
+
+def test_tensors_in_nested_values():
+    a, b, c = torch.zeros(1), torch.ones(1), torch.ones(2)
+    found = dict(tensors_in(({"a": a, "none": None}, [1, Out(b, (c,))], "text")))
+    assert found.keys() == {(0, "a"), (1, 1, "hidden"), (1, 1, "more", 0)}
+    assert found[1, 1, "more", 0] is c
+
+
+def test_batches_are_passed_by_their_kind():
+    y = torch.ones(2, 3, 4)
+    results = [call_model(Whole(), batch)["out"] for batch in (X, (X, y), [X, y], {"x": X, "y": y})]
+    assert [torch.equal(out, 4 * X + (i > 0)) for i, out in enumerate(results)] == [True] * 4
+
+
+def test_wrappers_are_taken_off():
+    model = Whole()
+    assert unwrap(nn.DataParallel(torch.compile(model, backend="eager"))) is model
+    holder = nn.Sequential()
+    holder.module = model
+    assert unwrap(holder) is holder, "a module called module is no wrapper"
+
+
+# ------------------------------------------------------------------------------------------------------- taps
 
 
 def test_taps_reach_inputs_outputs_keywords_fields_and_later_calls():
@@ -88,6 +135,9 @@ def test_what_a_loss_does_not_reach_has_no_gradient_and_a_slope_of_zero():
         _ = trace.again(loss_of=lambda m, x: m(x).sum().detach()).gradients
 
 
+# ----------------------------------------------------------------------------------- streams written in place
+
+
 class Parallel(nn.Module):
     """x + a(x) + b(x), summed in the memory of b(x) or in new memory."""
 
@@ -120,6 +170,9 @@ def test_what_is_added_in_place_leaves_taps_as_they_were(add, grad):
             found.append([x.detach().clone() for x in held])
             found[-1] += torch.autograd.grad(passed.loss, [*held, *model.parameters()])
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
+
+
+# ---------------------------------------------------------------------------------------------- other weights
 
 
 def test_a_step_at_other_weights_is_that_of_a_model_that_has_them():
@@ -190,3 +243,77 @@ def test_padded_rows_are_not_packed_by_the_encoder_of_torch(fast):
         assert torch.backends.mha.get_fastpath_enabled() is fast
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
+
+
+# ----------------------------------------------------------------------------------------------------- record
+
+
+def test_record_lists_values_and_gradients_in_order():
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
+    wants = [Want("0"), Want("*", "output", "grad", keep=Tensor.norm), Want("2", "input")]
+    with record(model, wants) as seen:
+        hidden = model[1](model[0](X))
+        loss = model[2](hidden).square().sum()
+        loss.backward()
+    assert [(s.tap.module, s.want.signal) for s in seen] == [
+        *[("0", "value"), ("2", "value")],
+        *[("2", "grad"), ("1", "grad"), ("0", "grad")],
+    ]
+    assert torch.equal(seen[1].value, hidden)
+    assert not seen[1].value.requires_grad
+
+
+def test_record_takes_one_tensor_or_all_and_lets_go_what_is_taken():
+    class Many(nn.Module):
+        def forward(self, x: Tensor) -> dict[str, object]:
+            return {"ids": torch.arange(3), "hidden": x * 2, "more": (x * 3,)}
+
+    with record(nn.Sequential(Many()), [Want("0", first=True), Want("0")]) as seen:
+        nn.Sequential()(X)
+    assert seen == []
+    model = nn.Sequential(Many())
+    with record(model, [Want("0", first=True), Want("0")]) as seen:
+        model(X)
+        assert [(s.want.first, s.tap.place, s.nth) for s in seen] == [
+            (True, ("hidden",), 0),
+            (False, ("hidden",), 0),
+            (False, ("more", 0), 1),
+        ]
+        seen.clear()
+        model(X)
+    assert len(seen) == 3
+    assert not model[0]._forward_hooks
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_record_sees_a_checkpointed_layer_once(reentrant):
+    layer = nn.Linear(4, 4)
+    with record(layer, [Want(""), Want("", "output", "grad")]) as seen:
+        checkpoint(layer, X.clone().requires_grad_(), use_reentrant=reentrant).sum().backward()
+    assert sorted(s.want.signal for s in seen) == ["grad", "value"]
+
+
+def test_a_failure_inside_record_goes_to_the_one_who_takes_it():
+    errors: list[Exception] = []
+    broken = Want("", keep=lambda x: x.nothing)
+    with record(nn.Linear(4, 4), [broken, Want("")], on_error=errors.append) as seen:
+        nn.Linear(4, 4)(X)
+    model = nn.Linear(4, 4)
+    with record(model, [broken, Want("")], on_error=errors.append) as seen:
+        model(X)
+    assert (len(errors), len(seen)) == (1, 1)
+    with pytest.raises(AttributeError), record(model, [broken]):
+        model(X)
+    with pytest.raises(ValueError, match=r"no module matches 'x\.\*'"), record(model, [Want("x.*")]):
+        pass
+
+
+def test_hooks_on_tensors_that_are_gone_are_let_go():
+    model = nn.Linear(4, 4)
+    with record(model, [Want("", "output", "grad")]) as seen:
+        for _ in range(600):
+            model(X).sum().backward()
+            seen.clear()
+        held = [cell.cell_contents for cell in model._forward_hooks.popitem()[1].__closure__]
+        (hooks,) = [see.__self__ for see in held if hasattr(see, "__self__")]
+        assert len(hooks.handles) < 300

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
+# each registers its properties
 import normlab.checks.gradients
 import normlab.checks.loss
 import normlab.checks.optimizers
@@ -29,6 +29,7 @@ from normlab.setups.setup import Loss, Setup, setup_of, shown
 from normlab.trace.facts import Unknown
 from normlab.trace.restore import restored, same_globals, same_random_state
 from normlab.trace.step_under_test import StepUnderTest
+from normlab.trace.tensors import unscanned
 
 Progress = Callable[[str, int, int], None]
 """``progress(name, done, of)``, called before each property."""
@@ -60,7 +61,7 @@ def check(
     if isinstance(budget_s, bool) or not isinstance(budget_s, (int, float)) or not budget_s > 0:
         raise UserError(f"budget_s is {shown(budget_s)}, but must be a number of seconds above 0")
     with ExitStack() as stack:
-        for guard in (restored(given), same_globals(), same_random_state(0), _unscanned()):
+        for guard in (restored(given), same_globals(), same_random_state(0), unscanned()):
             stack.enter_context(guard)
         if given.declare.init not in (None, "class") and not isinstance(given.declare.init, tuple):
             # reads the model's stream as a diagnosis does, which most checks need not load
@@ -124,16 +125,3 @@ def _test(step: StepUnderTest, one: Property) -> tuple[list[Answer], str]:
         who = "normlab itself" if is_own(error) else "when it was changed, the step"
         return answers, f"{who} raised {type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return answers, ""
-
-
-@contextmanager
-def _unscanned() -> Iterator[None]:
-    """Inside this block, collect garbage only among its own objects: scanning all others is slow."""
-    if gc.get_freeze_count():
-        yield
-        return
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()

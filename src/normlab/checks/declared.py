@@ -21,8 +21,8 @@ from normlab.diagnosis.block import layer_of
 from normlab.diagnosis.subject import Subject
 from normlab.errors import UserError, nearest
 from normlab.setups.setup import Declaration, Setup
-from normlab.trace.modules import call_model, unwrap
 from normlab.trace.starts import ParameterPart, Start
+from normlab.trace.tensors import call_model, unwrap
 
 StartsByName: TypeAlias = Callable[[str, Setup], tuple[Start, ...]]
 """``starts(name, setup)``: how parameters start in what a name stands for, such as a recipe; raises UserError

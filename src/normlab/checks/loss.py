@@ -9,11 +9,10 @@ import torch
 
 from normlab.checks.property import Answers, fail, note, property_of
 from normlab.trace.compare import distance
-from normlab.trace.dry_run import loss_factors
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
-from normlab.trace.facts.logits import bypassed, cut_off, over_one
-from normlab.trace.facts.targets import CLOSE
+from normlab.trace.facts.targets import CLOSE, bypassed, cut_off, over_one
+from normlab.trace.optimizers import factors
 from normlab.trace.step_under_test import StepUnderTest
 
 SHIFTS = {0: "the loss asks to copy", 2: "they are shifted twice", -1: "they are shifted the wrong way"}
@@ -108,7 +107,7 @@ def reduction(step: StepUnderTest) -> Answers:
     if _near(ratio, 1):
         if count < places and _near(total, count / places):
             yield note("loss", over_all)
-    elif len(loss_factors(step)) > 1:
+    elif len(factors(step)) > 1:
         say = f"each of {count} positions weighs {total / count:.3g} in any batch: a sum, which grows with it"
         divided, advice = step.setup.step is not None, "take the mean over the counted positions"
         yield note("loss", say) if divided else fail("loss", say, advice)

@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from normlab.checks.property import Answers, fail, note, property_of
+from normlab.trace.dry_run import groups_of, parameters_of
 from normlab.trace.facts.stacks import common, odd_one, siblings
-from normlab.trace.first_step import Moved, first_step
 from normlab.trace.gradients import without_gradient
-from normlab.trace.modules import unregistered
-from normlab.trace.optimizers import Held, groups_of, held, masters_of, parameters_of
+from normlab.trace.optimizers import Held, Moved, first_step, held, masters_of
 from normlab.trace.step_under_test import StepUnderTest
+from normlab.trace.tensors import unregistered
 
 SORTED: Final = "sort parameters by their number of dimensions, not by their names"
 

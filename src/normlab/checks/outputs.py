@@ -14,10 +14,9 @@ from normlab.trace.compare import distance, part_ways, rounding_of, whole
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.gradients import Along
-from normlab.trace.modules import call_model, compiles
 from normlab.trace.restore import in_mode, same, same_random_state
 from normlab.trace.step_under_test import StepUnderTest
-from normlab.trace.tensors import tensors_in
+from normlab.trace.tensors import call_model, compiles, tensors_in
 from normlab.trace.trace import Trace
 
 

@@ -13,9 +13,8 @@ from normlab.checks.property import Answers, fail, needs, note, property_of
 from normlab.trace.compare import distance
 from normlab.trace.equivalents import difference_when_loaded, generated, left_out, low_calls, roundings
 from normlab.trace.facts import Unknown
-from normlab.trace.modules import loose_tensors, shared_names
 from normlab.trace.step_under_test import StepUnderTest
-from normlab.trace.tensors import tensors_in
+from normlab.trace.tensors import loose_tensors, shared_names, tensors_in
 
 
 @property_of("round trips", explains=["overfit"], passes=12, applies=low_calls)

@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from normlab.checks.property import Answers, fail, needs, note, property_of
 from normlab.trace.facts import Unknown
-from normlab.trace.schedules import Rates, resumed
+from normlab.trace.optimizers import Rates, resumed
 from normlab.trace.step_under_test import StepUnderTest
 
 

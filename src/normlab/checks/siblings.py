@@ -8,10 +8,10 @@ from typing import Any
 
 from normlab.checks.property import Answers, fail, note, property_of
 from normlab.trace.facts import stacks
-from normlab.trace.facts.norms import sets_norm_or_dropout
-from normlab.trace.modules import shared_names
+from normlab.trace.facts.stacks import sets_norm_or_dropout
 from normlab.trace.starts import equal_draws
 from normlab.trace.step_under_test import StepUnderTest
+from normlab.trace.tensors import shared_names
 
 TIE = "tie them after all else"
 LATER = ("precision", "training_equals_evaluation", "evaluation_repeats")

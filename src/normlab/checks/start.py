@@ -12,8 +12,8 @@ from normlab.trace import starts
 from normlab.trace.compare import distance
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import odd_one, siblings
-from normlab.trace.modules import counts
 from normlab.trace.step_under_test import StepUnderTest
+from normlab.trace.tensors import counts
 
 
 @property_of("start", explains=["initial_loss", "state_dict"], passes=8)
@@ -29,12 +29,9 @@ def start(step: StepUnderTest) -> Answers:
     for path, how in starts.differences(step.model, declared):
         yield fail(path, how, "initialize it as declared, or declare what you intend")
     meant = {one.path for one in declared}
-    live, drawn = (
-        {n: p for n, p in starts.floating_parameters(step.model).items() if n not in meant},
-        set[str](),
-    )
+    live, drawn = {n: p for n, p in starts.parameters_of(step.model).items() if n not in meant}, set[str]()
     with suppress(Unknown):
-        one, other = map(starts.floating_parameters, step.fresh.pair)
+        one, other = map(starts.parameters_of, step.fresh.pair)
         odd, drawn = starts.unlike_class(live, one, other), {*one}
         for first in odd[:1]:
             say = f"{first.how} (unlike a newly made model: {len(odd)} of {len(live)} parameters)"
@@ -50,14 +47,14 @@ def start(step: StepUnderTest) -> Answers:
 @property_of("start", explains=["start", "initial_loss"], passes=8)
 def seeds(step: StepUnderTest) -> Answers:
     """Each block is drawn independently, and two seeds give two different models."""
-    live = starts.floating_parameters(step.model)
+    live = starts.parameters_of(step.model)
     for names in siblings(step.facts.stacks, live).values():
         for first, name in starts.equal_draws({n: live[n] for n in names}, step.fresh.draws):
             say = f"is drawn at random, yet equals {first} in every entry"
             meant = step.fresh.copies(first, name) or step.is_trained
             yield note(name, say) if meant else fail(name, say, "build each block by itself, not as a copy")
             return
-    one, other = map(starts.floating_parameters, step.fresh.pair)
+    one, other = map(starts.parameters_of, step.fresh.pair)
     drawn = [n for n, p in one.items() if p.ndim >= 2 and n in other and not starts.constant(p)]
     same = {n for n in drawn if torch.equal(one[n], other[n])}
     needs(not drawn or len(same) < len(drawn), "two seeds gave the same model: make() seeds itself")
@@ -85,7 +82,7 @@ def initial_loss(step: StepUnderTest) -> Answers:
         knows = f"the untrained model costs {loss:.3g} nats, but one that knows nothing {even:.3g}"
         say, where = f"{knows}: its logits have deviation {variance**0.5:.3g}", facts.head or "loss"
         pair = step.fresh.pair if step.fresh.by_class else None
-        by_class = pair and not starts.unlike_class(*map(starts.floating_parameters, (step.model, *pair)))
+        by_class = pair and not starts.unlike_class(*map(starts.parameters_of, (step.model, *pair)))
         yield note(where, say) if by_class or not facts.head else fail(where, say, "draw it smaller")
 
 

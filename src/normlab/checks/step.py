@@ -14,9 +14,10 @@ from torch.optim import SGD
 
 from normlab.checks.property import Answers, fail, needs, note, property_of
 from normlab.trace.compare import distance
-from normlab.trace.dry_run import BIG, SEED, DryRun, ObservedStep, fit, learnt, loss_factors, splits, written
+from normlab.trace.dry_run import BIG, SEED, DryRun, ObservedStep, fit, learnt, splits, written
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.targets import CLOSE
+from normlab.trace.optimizers import factors
 from normlab.trace.step_under_test import SMALL, StepUnderTest
 
 NO_STEP: Final = "there is no step: pass step=, a function of model, batch, optimizer and scheduler"
@@ -85,7 +86,7 @@ def _averages(step: StepUnderTest, run: DryRun, seen: ObservedStep) -> Answers:
     needs(any(bool(g.any()) for g in want.values()), "the loss has no gradient in what the optimizer holds")
     if match.apart <= floor:
         return
-    for allowed in loss_factors(step):
+    for allowed in factors(step):
         if max(match.rest, abs(match.factor / allowed - 1)) <= floor:
             return
     if not seen.nonzero:

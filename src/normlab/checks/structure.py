@@ -9,10 +9,9 @@ import torch
 
 from normlab.checks.property import Answers, fail, needs, note, property_of
 from normlab.trace.facts import stacks
-from normlab.trace.facts.norms import gains, responses, scatters
-from normlab.trace.facts.streams import grown, scaled_streams
+from normlab.trace.facts.stacks import gains, responses, scatters
 from normlab.trace.facts.wiring import alike
-from normlab.trace.fresh import from_library
+from normlab.trace.starts import from_library
 from normlab.trace.step_under_test import StepUnderTest
 
 ADDED = "x = x + branch(norm(x)) for each branch"
@@ -66,7 +65,7 @@ def _dropped(step: StepUnderTest) -> Answers:
     if not known:
         return
     drawn = step.exact.again(training=True, dropout=True)
-    dropped = known.keys() & scaled_streams(drawn, step.facts.entering).mixing
+    dropped = known.keys() & stacks.scaled_streams(drawn, step.facts.entering).mixing
     first = next((b.path for b in step.facts.blocks if b.path in dropped and known[b.path]), None)
     if first is not None:
         say = f"in training it does not pass its stream on unchanged ({len(dropped)} of {len(known)} blocks)"
@@ -111,7 +110,7 @@ def _before_the_head(step: StepUnderTest) -> Answers:
     last = next((path for path in reversed(step.facts.order) if path in factors), None)
     if last is None or factors[last] != 1.0:
         return
-    declared, grow = step.declare.final_norm, grown(*map(step.logits, runs))
+    declared, grow = step.declare.final_norm, stacks.grown(*map(step.logits, runs))
     if not grow and declared is False:
         say = "no final norm is declared, but the logits do not grow with its stream"
         yield fail(last, say, "declare what the model has")
@@ -120,7 +119,7 @@ def _before_the_head(step: StepUnderTest) -> Answers:
     if declared is not None:
         meant = not declared
     elif (own := step.fresh.exact(step.plain)) is not None:
-        meant = grown(*map(step.logits, scaled_streams(own, step.facts.entering).runs))
+        meant = stacks.grown(*map(step.logits, stacks.scaled_streams(own, step.facts.entering).runs))
     else:
         meant = from_library(step.model.get_submodule(last)) and not from_library(step.model)
     say = "the logits grow in proportion to the last block's stream: there is no norm between them"

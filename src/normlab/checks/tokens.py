@@ -14,9 +14,8 @@ from normlab.checks.property import Answers, fail, needs, note, property_of
 from normlab.trace import equivalents
 from normlab.trace.compare import Part, distance, part_of
 from normlab.trace.facts import Unknown
-from normlab.trace.facts.padding import Arranged, Padding, padding_of
 from normlab.trace.facts.stacks import common, declares_itself
-from normlab.trace.facts.tokens import Tokens
+from normlab.trace.facts.tokens import Arranged, Padding, Tokens, padding_of
 from normlab.trace.step_under_test import StepUnderTest
 
 ROUNDINGS = 8

@@ -12,7 +12,7 @@ from normlab.diagnosis.probes import PRESETS, STATISTICS, Observer, Probe, Recor
 from normlab.diagnosis.structure import StackView, Structure, SublayerView, read_structure
 from normlab.diagnosis.study import Finding, Study, Table, Tables, find, register, registered
 from normlab.diagnosis.subject import Subject
-from normlab.trace.hooks import Tap
+from normlab.trace.tensors import Tap
 
 __all__ = [
     "PRESETS", "STATISTICS", "ByDepth", "Diagnosis", "Finding", "Growth", "HeatMap", "Lines", "Observer",

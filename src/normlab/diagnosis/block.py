@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from normlab.diagnosis.recording import ModuleEvent, Recording, Sum, Sums
 from normlab.errors import UserError
 from normlab.trace.facts.stacks import shared, within
-from normlab.trace.hooks import Tap
+from normlab.trace.tensors import Tap
 
 ATTENTION = re.compile(r"att(n|ention)|mha", re.IGNORECASE)
 FFN = re.compile(r"mlp|ff|feed_?forward|fc\d|intermediate|linear\d|dense|moe|expert|glu", re.IGNORECASE)

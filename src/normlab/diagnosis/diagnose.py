@@ -34,14 +34,14 @@ from normlab.diagnosis.study import (
     registered,
     studies_named,
 )
-from normlab.diagnosis.subject import STEP_LR, AnyOptimizer, Subject, optimizer_and_rate
+from normlab.diagnosis.subject import STEP_LR, AnyOptimizer, Subject
 from normlab.errors import UserError
 from normlab.setups.named import NamedSetup
 from normlab.setups.setup import Loss, Setup, output_loss, setup_of
-from normlab.trace.copies import made_by
-from normlab.trace.modules import Call, call_model, unregistered, unwrap
+from normlab.trace.autograd import made
+from normlab.trace.optimizers import made_by
 from normlab.trace.restore import refuse_hollow, restored, undisturbed
-from normlab.trace.tensors import tensors_in
+from normlab.trace.tensors import Call, call_model, tensors_in, unregistered, unwrap
 
 if TYPE_CHECKING:
     import polars as pl
@@ -204,7 +204,7 @@ def diagnose(
     with restored(setup):
         begun = _loss(model, batch, loss) if loss else None  # its errors are its own, not the reader's
         structure = options.get("structure") or _read(model, batch, call, options)
-        used, rate = optimizer_and_rate(make, model)
+        used, rate = made(make, model)
         warmup = 0 if used.state else options.get("warmup_steps", 0)
         loss = loss or partial(output_loss, call=call)
         subject = Subject(model, batch, loss, structure, None, make, batches, warmup, call)

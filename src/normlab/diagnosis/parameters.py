@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from normlab.diagnosis.block import ATTENTION, FFN, Norms
 from normlab.diagnosis.structure import Structure
 from normlab.trace.autograd import nodes_behind
-from normlab.trace.hooks import Tap, first_calls
 from normlab.trace.restore import undisturbed
 from normlab.trace.starts import ParameterPart
-from normlab.trace.tensors import activations
+from normlab.trace.tensors import Tap, activations, first_calls
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 Width: TypeAlias = tuple[int, int]

@@ -18,10 +18,8 @@ from torch import Tensor, nn
 from normlab.diagnosis.structure import Structure
 from normlab.errors import UserError
 from normlab.trace.facts.stacks import within
-from normlab.trace.hooks import Tap
-from normlab.trace.modules import compiles, unwrap, unwrapped
 from normlab.trace.record import Seen, Want, matching, record
-from normlab.trace.tensors import Place
+from normlab.trace.tensors import Place, Tap, compiles, unwrap, unwrapped
 
 Statistic = Callable[[Tensor], Tensor]
 

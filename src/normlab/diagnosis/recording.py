@@ -15,9 +15,18 @@ from torch import Tensor, nn
 
 from normlab.errors import UserError
 from normlab.trace.autograd import Weights
-from normlab.trace.hooks import Side, Tap, forward_hooks
-from normlab.trace.modules import Call, later_counts, refusal
-from normlab.trace.tensors import Place, activations, bytes_of, tensors_in
+from normlab.trace.tensors import (
+    Call,
+    Place,
+    Side,
+    Tap,
+    activations,
+    bytes_of,
+    forward_hooks,
+    later_counts,
+    refusal,
+    tensors_in,
+)
 from normlab.trace.trace import Trace
 
 ROWS = 32

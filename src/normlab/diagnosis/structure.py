@@ -16,9 +16,8 @@ from normlab.diagnosis.recording import Factor, Recording, Sum, awake, record, r
 from normlab.errors import UserError
 from normlab.setups.setup import Setup
 from normlab.trace.facts.stacks import within
-from normlab.trace.hooks import Tap
-from normlab.trace.modules import Call, call_model, counts, unregistered, unwrap
 from normlab.trace.restore import restored
+from normlab.trace.tensors import Call, Tap, call_model, counts, unregistered, unwrap
 
 PLACEMENTS: Final = {
     (False, False, True): "post",

@@ -10,7 +10,6 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from normlab.diagnosis.parameters import Owner, ParameterPart, Width, kinds, measuring, owners
@@ -19,10 +18,8 @@ from normlab.diagnosis.structure import StackView, Structure, SublayerView
 from normlab.errors import UserError
 from normlab.setups.setup import Loss
 from normlab.trace.autograd import FROZEN, Gradients, OptimizerFactory, gradients_in, trainable
-from normlab.trace.hooks import Tap
-from normlab.trace.modules import Call, call_model
 from normlab.trace.restore import undisturbed
-from normlab.trace.tensors import map_tensors, tensors_in
+from normlab.trace.tensors import Call, Tap, call_model, map_tensors, tensors_in
 from normlab.trace.trace import Trace
 
 AnyOptimizer: TypeAlias = Optimizer | OptimizerFactory
@@ -276,12 +273,3 @@ def split(batch: Any, parts: int) -> list[Any]:
         return map_tensors(batch, lambda _, x: x[a:b] if x.ndim and len(x) == count else x)
 
     return [part(a, b) for a, b in pairwise(bounds)]
-
-
-def optimizer_and_rate(optimizer: Optimizer | OptimizerFactory, model: nn.Module) -> tuple[Optimizer, float]:
-    """Return the optimizer, or the one that a function makes from copies of the model's trainable parameters,
-    and the largest rate of its groups, where None counts as 0.
-    """
-    if not isinstance(optimizer, Optimizer):
-        optimizer = optimizer([Parameter(p.detach()) for p in trainable(model).values()])
-    return optimizer, max(float(group.get("lr") or 0.0) for group in optimizer.param_groups)

@@ -18,8 +18,8 @@ from normlab.scaling.measured import Measured, measure
 from normlab.scaling.parametrisation import Parametrisation, built_with
 from normlab.scaling.wording import reason
 from normlab.setups.setup import Setup
-from normlab.trace.modules import unwrap
 from normlab.trace.restore import same_globals, same_random_state
+from normlab.trace.tensors import unwrap
 from normlab.trials.journal import Journal
 
 STEPS: Final = 10

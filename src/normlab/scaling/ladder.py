@@ -18,8 +18,8 @@ from normlab.scaling.optimum import RATES, WINDOW, best_of
 from normlab.scaling.sweep import INDEPENDENT, LEAST_SIZES, Decay, Sweep
 from normlab.scaling.verdict import Transfer
 from normlab.setups.setup import Setup
-from normlab.trace.copies import copied
-from normlab.trace.optimizers import groups_of
+from normlab.trace.dry_run import groups_of
+from normlab.trace.optimizers import copied
 from normlab.trace.restore import restored
 from normlab.trials.attempts import LEAST_STEPS, Attempts, batches_of, kept_trial
 from normlab.trials.change import Variant

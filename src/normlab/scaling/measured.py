@@ -18,20 +18,16 @@ from normlab.base.reference import reference_arithmetic
 from normlab.scaling.parametrisation import roles_in
 from normlab.setups.setup import Setup
 from normlab.trace.autograd import Weights
-from normlab.trace.copies import copied
-from normlab.trace.dry_run import SEED
+from normlab.trace.dry_run import SEED, groups_of
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
-from normlab.trace.facts.logits import Logits
-from normlab.trace.facts.stacks import block_of, within
-from normlab.trace.facts.streams import stream_of
+from normlab.trace.facts.stacks import block_of, stream_of, within
+from normlab.trace.facts.targets import Logits
 from normlab.trace.facts.wiring import ATTENDED, MULTIPLIED, Scores, read_wiring
 from normlab.trace.functions import FunctionCall, Functions, ParameterReading, Readings
-from normlab.trace.hooks import Side, forward_hooks
-from normlab.trace.modules import unwrap
-from normlab.trace.optimizers import groups_of, held
+from normlab.trace.optimizers import copied, held
 from normlab.trace.restore import restored
-from normlab.trace.tensors import tensors_in
+from normlab.trace.tensors import Side, forward_hooks, tensors_in, unwrap
 from normlab.trace.trace import Trace
 from normlab.trials.attempts import batches_of
 from normlab.trials.training import Course, Training, read_course, train

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from normlab.errors import UserError
 from normlab.setups.recording import MicroBatch, Number, RecordedCall, Reference
-from normlab.trace.modules import eager, unwrap
 from normlab.trace.restore import same, same_random_state
-from normlab.trace.tensors import tensors_in
+from normlab.trace.tensors import eager, tensors_in, unwrap
 
 READING: Final = ("__getitem__", "index_select", "gather", "take", "take_along_dim", "embedding")
 """Functions that read entries of their first tensor. Where that is a store of data, a batch begins with what

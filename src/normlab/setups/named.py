@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from normlab.setups.setup import Setup
-from normlab.trace.modules import unwrap
+from normlab.trace.tensors import unwrap
 
 
 @dataclass(frozen=True)

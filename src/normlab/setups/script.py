@@ -22,8 +22,8 @@ from normlab.setups.patches import recorded
 from normlab.setups.recorder import EnoughSeen, parameters_of
 from normlab.setups.recording import Event, Number, Recording
 from normlab.setups.setup import Setup
-from normlab.trace.modules import unwrap
 from normlab.trace.restore import same, same_random_state
+from normlab.trace.tensors import unwrap
 
 OFFLINE: Final = {
     "WANDB_MODE": "offline",

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.errors import UserError, nearest
-from normlab.trace.modules import PARALLEL, Call, call_model, unwrapped
-from normlab.trace.tensors import tensors_in
+from normlab.trace.tensors import PARALLEL, Call, call_model, tensors_in, unwrapped
 
 Loss = Callable[[nn.Module, Any], Tensor]
 """``loss(model, batch)``: a scalar with its graph."""

@@ -1,10 +1,11 @@
-"""Compute gradients, whatever graph the loss has."""
+"""Compute gradients, and copy the optimizer that makes an update of them."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from copy import deepcopy
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -91,3 +92,23 @@ def _by_backward(
                 hooks.clear()
         loss.backward(retain_graph=retain_graph)
         return [x.grad if x.is_leaf else arrived.get(id(x)) for x in tensors]
+
+
+def made(optimizer: Optimizer | OptimizerFactory, model: nn.Module) -> tuple[Optimizer, float]:
+    """Return the optimizer, or the one that a function makes from copies of the model's trainable parameters,
+    and the largest rate of its groups, where None counts as 0.
+    """
+    if not isinstance(optimizer, Optimizer):
+        optimizer = optimizer([Parameter(p.detach()) for p in trainable(model).values()])
+    return optimizer, max(float(group.get("lr") or 0.0) for group in optimizer.param_groups)
+
+
+def twin_of(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
+    """Copy an optimizer without its hooks; ``memo``, as that of ``deepcopy``, holds what takes the place of
+    its parameters. torch alone would copy only three attributes.
+    """
+    twin = deepcopy(optimizer, memo)
+    others = {name: value for name, value in vars(optimizer).items() if name not in vars(twin)}
+    others.pop("step", None)  # a schedule binds the object's own
+    vars(twin).update(deepcopy(others, memo))
+    return twin

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from math import isclose, isfinite
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from math import isfinite
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,17 +20,10 @@ from normlab.trace.autograd import Weights
 from normlab.trace.compare import distance, rounded
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
-from normlab.trace.facts.targets import CLOSE
 from normlab.trace.functions import Functions
-from normlab.trace.modules import eager
-from normlab.trace.optimizers import groups_of, parameters_of
 from normlab.trace.restore import same, same_globals, same_random_state
-from normlab.trace.tensors import map_tensors, tensors_in
+from normlab.trace.tensors import eager, map_tensors, tensors_in
 from normlab.trace.trace import Trace, recomputing
-
-if TYPE_CHECKING:
-    from normlab.trace.step_under_test import StepUnderTest
-
 
 SEED: Final = 20_011
 """The seed of every run: not one that draws a batch, or a loss would draw the same numbers again."""
@@ -255,6 +248,16 @@ def sample(x: Tensor) -> Tensor:
     return flat[:: flat.numel() // SAMPLED | 1].to(torch.float64, copy=True)
 
 
+def parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
+    """Return every parameter that the optimizers hold, in order."""
+    return [p for group in groups_of(optimizers) for p in group["params"]]
+
+
+def groups_of(optimizers: Iterable[Optimizer]) -> list[dict[str, Any]]:
+    """Return every group of the optimizers, in order."""
+    return [group for o in optimizers for group in o.param_groups]
+
+
 def _norm_of(parameters: Iterable[Tensor]) -> float:
     return sum(float(p.grad.double().norm()) ** 2 for p in parameters if p.grad is not None) ** 0.5
 
@@ -294,16 +297,3 @@ def splits(trace: Trace, facts: Facts, rounding: float) -> bool:
     losses = [float(trace.again(batch=row).loss) if n else 0.0 for row, n in zip(rows, counts, strict=True)]
     mean = sum(n * loss for n, loss in zip(counts, losses, strict=True)) / sum(counts)
     return any(abs(float(trace.loss) - x) <= rounding * abs(x) for x in (mean, sum(losses)))
-
-
-def loss_factors(step: StepUnderTest) -> tuple[float, ...]:
-    """Return what a step may multiply its loss by: 1, and what turns a sum over targets into a mean."""
-    with suppress(Unknown):
-        asked, part = step.facts.targets, step.half or step.facts.targets
-        less = float(part.weight.sum() / asked.weight.sum())
-        fewer = int(part.counted.sum()) / int(asked.counted.sum())
-        if isclose(less, fewer, rel_tol=CLOSE) and not isclose(less, 1, rel_tol=CLOSE):
-            wide = map_tensors(step.batch, lambda _, x: x.double() if x.is_floating_point() else x)
-            whole = step.exact.again(batch=wide if step.is_exact else step.batch)
-            return 1.0, 1 / float(Facts(whole, step.declare).targets.weight.sum())
-    return (1.0,)

@@ -15,14 +15,11 @@ from torch.func import functional_call
 from normlab.trace.autograd import Weights
 from normlab.trace.compare import distance, laid_out, shaken, whole
 from normlab.trace.facts import Unknown
-from normlab.trace.facts.documents import restarts
 from normlab.trace.facts.facts import Facts
-from normlab.trace.facts.padding import Arranged
-from normlab.trace.facts.tokens import Tokens
+from normlab.trace.facts.tokens import Arranged, Tokens, restarts
 from normlab.trace.functions import Functions
-from normlab.trace.hooks import apart, first_calls
 from normlab.trace.step_under_test import StepUnderTest
-from normlab.trace.tensors import Place, map_tensors, replaced, tensors_in
+from normlab.trace.tensors import Place, apart, first_calls, map_tensors, replaced, tensors_in
 from normlab.trace.trace import Trace
 
 DRAWS: Final = 3

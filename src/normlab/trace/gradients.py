@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from normlab.trace.autograd import gradients_in
 from normlab.trace.compare import distance
-from normlab.trace.fresh import from_library
 from normlab.trace.functions import OWN, FunctionCall
-from normlab.trace.modules import later_counts
+from normlab.trace.starts import from_library
 from normlab.trace.step_under_test import StepUnderTest
+from normlab.trace.tensors import later_counts
 from normlab.trace.trace import Trace
 
 STEPS: Final = (1e-5, 1e-6, 1e-7)

@@ -1,30 +1,38 @@
-"""What optimizers hold: their groups, and the model's parameters in them."""
+"""What optimizers hold, what their first step does by published rules, and the rates of a schedule."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from itertools import pairwise
+from math import isclose
+from types import CellType, FunctionType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CyclicLR, LambdaLR, OneCycleLR
 
+from normlab.errors import UserError
+from normlab.setups.setup import Setup, shown
+from normlab.trace.autograd import twin_of
+from normlab.trace.dry_run import groups_of, parameters_of, sample
 from normlab.trace.facts import Unknown
+from normlab.trace.facts.facts import Facts
+from normlab.trace.facts.targets import CLOSE
+from normlab.trace.tensors import map_tensors, tensors_in, unwrap
 
 if TYPE_CHECKING:
     from normlab.trace.step_under_test import StepUnderTest
 
-
-def groups_of(optimizers: Iterable[Optimizer]) -> list[dict[str, Any]]:
-    """Return every group of the optimizers, in order."""
-    return [group for optimizer in optimizers for group in optimizer.param_groups]
-
-
-def parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
-    """Return every parameter that the optimizers hold, in order."""
-    return [p for group in groups_of(optimizers) for p in group["params"]]
+SIMULATED: Final = 8_000
+"""How many rates of single groups are computed step by step, in about a tenth of a second."""
+HORIZON: Final = 100_000
+"""How many steps of a schedule are followed if its author does not declare their number."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,56 @@ class Held:
         return bool(self.group.get("use_muon", "muon" in type(self.optimizer).__name__.lower() and not mixed))
 
 
+@dataclass(frozen=True)
+class Moved(Held):
+    """What the first step does to a parameter, in a sample of its entries."""
+
+    before: Tensor
+    gradient: Tensor
+    change: Tensor
+    state: Mapping[str, Any]
+    """The optimizer's, before the step."""
+
+    def lost(self, wide: Moved | None = None) -> tuple[int, int]:
+        """Return how many entries have a gradient but do not move, and how many have one.
+
+        None is lost if the rate is 0 or the optimizer keeps the weights in a wider type. Nor is an entry lost
+        if a state keeps what it did not move: then both differ alike from the same step in a wider type.
+        """
+        p, live, kept = self.parameter, self.gradient != 0, self._kept
+        wider = [x for x in kept.values() if x.dtype.itemsize > p.dtype.itemsize]
+        if not self.group["lr"] or any(torch.equal(x.to(p), p) for x in wider):
+            return 0, 0
+        stuck = live & (self.change == 0)
+        other = wide or self
+        for name in kept.keys() & other._kept.keys() if wide else ():
+            apart, left = sample(kept[name]) - sample(other._kept[name]), other.change - self.change
+            stuck &= (apart - left).abs() >= torch.minimum(apart.abs(), left.abs())  # no nearer than nothing
+        return int(stuck.sum()), int(live.sum())
+
+    @property
+    def _kept(self) -> dict[str, Tensor]:
+        """Tensors of the parameter's shape in the optimizer's state, after the step."""
+        state, shape = self.optimizer.state.get(self.parameter, {}), self.parameter.shape
+        return {str(n): x for n, x in state.items() if isinstance(x, Tensor) and x.shape == shape}
+
+    @property
+    def off(self) -> float:
+        """How far the step is from the rule of its optimizer's class, as a share of it; 0 up to rounding."""
+        if (rule := RULES.get(type(self.optimizer).__name__)) is None:
+            return 0.0
+        want = rule(self.before, self.gradient, self.group, self.state)
+        apart, size = float((self.change - want).norm()), float(want.norm())
+        rounding = 8 * torch.finfo(self.parameter.dtype).eps * (float(self.before.norm()) + size)
+        return apart / max(size, 1e-300) if apart > rounding else 0.0
+
+    @property
+    def damped(self) -> bool:
+        """Whether eps exceeds most entries of the first gradient that Adam sees."""
+        first = type(self.optimizer).__name__ in RULES and "eps" in self.group and not self.state
+        return first and float(self.gradient[self.gradient != 0].abs().median()) < float(self.group["eps"])
+
+
 def held(model: nn.Module, optimizers: Iterable[Optimizer]) -> list[Held]:
     """Return a model's parameters that optimizers hold, in their order. Raises Unknown if there are none."""
     names = {id(p): n for n, p in model.named_parameters()}
@@ -71,15 +129,248 @@ def masters_of(step: StepUnderTest) -> dict[int, str]:
     every = parameters_of(run.optimizers)
     left = {n: p for n, p in run.model.named_parameters() if all(p is not q for q in every)}
     for i, q in enumerate(every):
-        if id(q) in run.names:
-            continue
         same = (n for n, p in left.items() if p.shape == q.shape and torch.equal(q.to(p), p))
-        if (name := next(same, None)) is not None:
+        if id(q) not in run.names and (name := next(same, None)) is not None:
             pairs[i] = name, left.pop(name)
-    # equal numbers may be chance: only a step that copies the changed master to it shows that it is one
     before = {i: p.detach().clone() for i, (_, p) in pairs.items()}
     for i in pairs:
         every[i].data = every[i].data * 2 + 1
     with suppress(Exception):  # none where it cannot be run
         run.run(step.stepped, rates=step.rates.peaks)
     return {i: n for i, (n, p) in pairs.items() if not p.equal(before[i])}
+
+
+def factors(step: StepUnderTest) -> tuple[float, ...]:
+    """Return what a step may multiply its loss by: 1, and what turns a sum over targets into a mean."""
+    with suppress(Unknown):
+        asked, part = step.facts.targets, step.half or step.facts.targets
+        less = float(part.weight.sum() / asked.weight.sum())
+        fewer = int(part.counted.sum()) / int(asked.counted.sum())
+        if isclose(less, fewer, rel_tol=CLOSE) and not isclose(less, 1, rel_tol=CLOSE):
+            wide = map_tensors(step.batch, lambda _, x: x.double() if x.is_floating_point() else x)
+            whole = step.exact.again(batch=wide if step.is_exact else step.batch)
+            return 1.0, 1 / float(Facts(whole, step.declare).targets.weight.sum())
+    return (1.0,)
+
+
+def first_step(step: StepUnderTest, *, exact: bool = False) -> list[Moved]:
+    """Let the optimizers act once, at the schedule's peak, and return what happens to each parameter."""
+    run, rates = step.rehearsal(exact=exact, plain=True), step.rates.peaks
+    every = held(run.model, run.optimizers)
+    before = [sample(h.parameter) for h in every]
+    states = [map_tensors(h.optimizer.state.get(h.parameter, {}), lambda _, x: sample(x)) for h in every]
+    gradients, moved = run.run(step.stepped, rates=rates).gradients, list[Moved]()
+    for h, x, state in zip(every, before, states, strict=True):
+        g, y = gradients.get(h.name, torch.zeros_like(x)), sample(h.parameter)
+        change = (y - x).masked_fill(y == x, 0)  # infinity may stay unmoved, as in a mask
+        moved.append(Moved(**vars(h), before=x, gradient=g, change=change, state=state))
+    return moved
+
+
+def _sgd(p: Tensor, g: Tensor, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor:
+    """SGD with momentum, as in torch: the first step has no dampening."""
+    g = g + float(group.get("weight_decay") or 0) * p
+    momentum, buffer = float(group.get("momentum") or 0), state.get("momentum_buffer")
+    if momentum:
+        b = g if buffer is None else momentum * buffer.double() + (1 - float(group.get("dampening") or 0)) * g
+        g = g + momentum * b if group.get("nesterov") else b
+    return -float(group["lr"]) * g
+
+
+def _adam(
+    p: Tensor, g: Tensor, group: Mapping[str, Any], state: Mapping[str, Any], *, decoupled: bool = False
+) -> Tensor:
+    """Adam, Kingma and Ba 2015, algorithm 1 (1412.6980), with AMSGrad's maximum if asked for; ``decoupled``
+    is AdamW, Loshchilov and Hutter 2019, algorithm 2 (1711.05101).
+    """
+    decay, rate = float(group.get("weight_decay") or 0), float(group["lr"])
+    decoupled |= bool(group.get("decoupled_weight_decay"))
+    g = g if decoupled else g + decay * p
+    (b1, b2), t = map(float, group["betas"]), float(state.get("step", 0)) + 1
+    m = b1 * _old(state, "exp_avg", g) + (1 - b1) * g
+    v = b2 * _old(state, "exp_avg_sq", g) + (1 - b2) * g * g
+    if group.get("amsgrad"):
+        v = torch.maximum(v, _old(state, "max_exp_avg_sq", g))
+    step = rate * (m / (1 - b1**t)) / ((v / (1 - b2**t)).sqrt() + float(group["eps"]))
+    return -step - (rate * decay * p if decoupled else 0)
+
+
+def _old(state: Mapping[str, Any], key: str, g: Tensor) -> Tensor:
+    return state[key].double() if isinstance(state.get(key), Tensor) else torch.zeros_like(g)
+
+
+RULES: Final = {"SGD": _sgd, "Adam": _adam, "AdamW": partial(_adam, decoupled=True)}
+"""The first step of a parameter, by the name that an optimizer's class declares."""
+
+
+class Rates(NamedTuple):
+    """The rates of a schedule by group, at some of its steps."""
+
+    steps: list[int]
+    rates: list[list[float]]
+    ended: Exception | None
+    """What the scheduler raised after the last of them."""
+    scheduler: Any = None
+    """A copy of the scheduler that gave them."""
+
+    @property
+    def top(self) -> list[float]:
+        """The largest rate of any group at each step."""
+        return [max(row) for row in self.rates]
+
+    @property
+    def peaks(self) -> list[float]:
+        """The largest rate of each group."""
+        return [max(column) for column in zip(*self.rates, strict=True)]
+
+    def reaches(self, asked: float) -> bool:
+        """Return whether a group peaks at the rate asked, up to a step of warm-up and the decay so far."""
+        return any(self._reaches(group, asked) for group in zip(*self.rates, strict=True))
+
+    def _reaches(self, top: Sequence[float], asked: float) -> bool:
+        at = top.index(peak := max(top))
+        rise = max((b - a for a, b in pairwise(top[: at + 1])), default=0.0)
+        after = min(at + 1, len(top) - 1)
+        fall = (peak - top[after]) / max(self.steps[after] - self.steps[at], 1) * (self.steps[at] + 1)
+        return asked - rise - fall <= peak * (1 + 1e-6) and peak <= asked * (1 + 1e-6) + rise
+
+    @property
+    def rises_again(self) -> bool:
+        """Whether the rate falls after its peak and then rises gradually; a restart is a single jump."""
+        tail = self.top[self.top.index(max(self.top)) :]
+        low = tail.index(min(tail))
+        rise = max(tail[low:]) - tail[low]
+        return low > 0 and rise > 1e-6 * tail[0] and max(b - a for a, b in pairwise(tail[low:])) < rise / 2
+
+    @property
+    def periodic(self) -> bool:
+        """Whether its class is cyclic, or it declares no end and climbs back to half its peak twice."""
+        parts = getattr(self.scheduler, "_schedulers", [self.scheduler])
+        tail, half = self.top[self.top.index(max(self.top)) :], max(self.top) / 2
+        back = sum(a < half <= b for a, b in pairwise(tail))
+        return any(isinstance(s, CyclicLR) for s in parts) or (
+            back > 1 and not any(hasattr(s, "T_max") for s in parts)
+        )
+
+
+def _closed_form(scheduler: Any) -> Callable[[], Sequence[Any]] | None:
+    """Return a function that gives a scheduler's rates from ``last_epoch``, whatever they were before."""
+    if type(scheduler) in (LambdaLR, OneCycleLR):
+        return scheduler.get_lr
+    return getattr(scheduler, "_get_closed_form_lr", None)
+
+
+def copied(
+    setup: Setup, *, hollow: bool = False, memo: dict[int, Any] | None = None
+) -> tuple[nn.Module, list[Optimizer], Any]:
+    """Copy a model, its optimizers and its scheduler, bound to each other; ``memo`` is that of ``deepcopy``.
+
+    If ``hollow``, the optimizers hold the user's own parameters and states: they must never be stepped.
+    Raises Unknown without an optimizer.
+    """
+    model, ready, scheduler = unwrap(setup.model), setup.optimizers, setup.scheduler
+    if setup.optimizer is None:
+        raise Unknown("no optimizer was handed over: pass optimizer=")
+    bound = scheduler if hasattr(scheduler, "step") else None
+    memo = {} if memo is None else memo
+    if all(isinstance(o, Optimizer) for o in ready):
+        if hollow:
+            states = (t for o in ready for s in o.state.values() for _, t in tensors_in(s))
+            memo |= {id(x): x for x in [model, *parameters_of(ready), *states]}
+        model = copy.deepcopy(model, memo)
+        optimizers = [copy.deepcopy(o, memo) if hollow else twin_of(o, memo) for o in ready]
+        bound = copy.deepcopy(bound, memo)
+    else:
+        model, bound = copy.deepcopy((model, bound), memo)
+        made = made_by("optimizer(model)", setup.optimizer, model, "param_groups")
+        optimizers = list(made) if isinstance(made, (list, tuple)) else [made]
+    if scheduler is not None and bound is None:
+        several = optimizers if len(optimizers) > 1 else optimizers[0]
+        bound = made_by("scheduler(optimizer)", scheduler, several, "step")
+    if not hollow:
+        nn.Module.zero_grad(model)
+    return model, optimizers, bound
+
+
+def rebound(function: Any, memo: dict[int, Any]) -> Any:
+    """Return a function that reaches the copies wherever its closure or module reached what was copied."""
+    if not isinstance(function, FunctionType) or id(function) in memo:
+        return memo.get(id(function), function)
+
+    def own(value: Any) -> Any:
+        if isinstance(value, FunctionType):
+            return rebound(value, memo)
+        known = id(value) in memo or any(id(x) in memo for _, x in tensors_in(value))
+        return copy.deepcopy(value, memo) if known else value
+
+    cells = tuple(CellType() for _ in function.__closure__ or ())
+    module = dict(function.__globals__)
+    new = FunctionType(function.__code__, module, function.__name__, function.__defaults__, cells)
+    new.__kwdefaults__, memo[id(function)] = function.__kwdefaults__, new
+    for cell, twin in zip(function.__closure__ or (), cells, strict=True):
+        with suppress(ValueError):  # nothing is in it yet
+            twin.cell_contents = own(cell.cell_contents)
+    named = {n: module[n] for n in function.__code__.co_names if n in module}
+    module |= {n: own(x) for n, x in named.items() if not isinstance(x, FunctionType)}
+    return new
+
+
+def made_by(who: str, function: Callable[[Any], Any], of: Any, has: str) -> Any:
+    """Return what a user's function returns: an object with this attribute, or a list of such objects.
+
+    Raises UserError if the function raises or returns anything else.
+    """
+    try:
+        made = function(of)
+    except Exception as error:
+        raise UserError(f"{who} raised {type(error).__name__}: {error}") from error
+    if not all(hasattr(one, has) for one in (made if isinstance(made, (list, tuple)) and made else [made])):
+        raise UserError(f"{who} returned {shown(made)}, which has no {has}")
+    return made
+
+
+def rates_of(setup: Setup) -> Rates:
+    """Return the rates that the optimizers will have, or those that they have if there is no scheduler.
+
+    The schedule is followed without stepping an optimizer: in every step if they are few, otherwise in the
+    first ones, and in some of the others if it has a closed form.
+    """
+    _, optimizers, scheduler = copied(setup, hollow=True)
+    groups = groups_of(optimizers)
+    numbers, rates, ended = [0], [[float(g["lr"]) for g in groups]], None
+    if scheduler is None:
+        return Rates(numbers, rates, ended)
+    limit, count = max(SIMULATED // max(len(groups), 1), 100), setup.declare.steps or HORIZON
+    form = _closed_form(scheduler) if count > limit else None
+    start = getattr(scheduler, "last_epoch", 0)
+    for i in range(1, min(count, limit // 2 if form else limit)):
+        try:
+            scheduler.step()
+        except Exception as error:
+            ended = error
+            break
+        numbers.append(i)
+        rates.append([float(g["lr"]) for g in groups])
+    if form is not None and ended is None:
+        for i in range(limit // 2, count, max((count - limit // 2) // (limit // 2), 1)):
+            scheduler.last_epoch = start + i
+            numbers.append(i)
+            rates.append([float(rate) for rate in form()])
+    return Rates(numbers, rates, ended, scheduler)
+
+
+def resumed(setup: Setup) -> tuple[list[float], list[float]]:
+    """Return the rates of steps 4 to 6 of a schedule, and of a new one that loads its state after step 3."""
+    (_, optimizers, scheduler), (_, others, loaded) = (copied(setup, hollow=True) for _ in range(2))
+    rates = list[float](), list[float]()
+    with suppress(Exception):
+        for _ in range(3):
+            scheduler.step()
+        for a, b in zip(optimizers, others, strict=True):
+            b.load_state_dict(a.state_dict())
+        loaded.load_state_dict(copy.deepcopy(scheduler.state_dict()))
+        for _ in range(3):
+            for row, s, held in zip(rates, (scheduler, loaded), (optimizers, others), strict=True):
+                s.step()
+                row += [float(g["lr"]) for g in groups_of(held)]
+    return rates

@@ -12,9 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.errors import UserError
-from normlab.trace.hooks import Side, Tap, forward_hooks
-from normlab.trace.modules import unwrap
-from normlab.trace.tensors import activations
+from normlab.trace.tensors import Side, Tap, activations, forward_hooks, unwrap
 
 ROOM: Final = 256
 """How many hooks on tensors are held before those of dead tensors are released."""

@@ -1,4 +1,4 @@
-"""Blocks after which a model, everything attached to it, and all random states are as they were."""
+"""Restore a model, everything attached to it, and all random states, bit for bit."""
 
 from __future__ import annotations
 
@@ -6,22 +6,27 @@ import random
 import sys
 import types
 import warnings
-from collections import deque
-from collections.abc import Iterator
+from collections import OrderedDict, UserDict, deque
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
+from dataclasses import is_dataclass
 from functools import partial
+from operator import is_
 from typing import Any, Final
 
 import numpy
 import torch
-from torch import nn
+from torch import Tensor, UntypedStorage, nn
+from torch.amp import GradScaler
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from normlab.errors import UserError
 from normlab.setups.setup import Setup
-from normlab.trace.kept import MAPPINGS, OBJECTS, Kept
-from normlab.trace.modules import eager, unwrap
+from normlab.trace.tensors import eager, unwrap
 
 
 @contextmanager
@@ -69,26 +74,24 @@ def same_globals() -> Iterator[None]:
 @contextmanager
 def same(*objects: Any, parameters: bool) -> Iterator[None]:
     """After this block, put back what these objects hold; with ``parameters``, also those bits."""
-    kept = Kept(*(part for value in objects for part in _kept_parts(value)), parameters=parameters)
+    kept = _Kept(*(own for one in objects for own in _own(one)), parameters=parameters)
     try:
         yield
     finally:
         kept.restore()
 
 
-def _kept_parts(value: Any) -> list[Any]:
+def _own(value: Any) -> list[Any]:
     """Return what is kept of an object: only the buffers of a model that ``torch.distributed`` shards and
     reassembles as it runs.
     """
     if not isinstance(value, nn.Module):
         return [value]
-    model = unwrap(value)
-    fsdp = sys.modules.get(
-        "torch.distributed.fsdp"
-    )  # without it nothing is sharded, and importing it is slow
+    model, fsdp = unwrap(value), sys.modules.get("torch.distributed.fsdp")
     kinds = (fsdp.FSDPModule, fsdp.FullyShardedDataParallel) if fsdp else ()
-    sharded = any(isinstance(module, kinds) for module in model.modules())
-    return [module._buffers for module in model.modules()] if sharded else [model]
+    if not any(isinstance(module, kinds) for module in model.modules()):
+        return [model]
+    return [module._buffers for module in model.modules()]
 
 
 @contextmanager
@@ -130,8 +133,7 @@ def undisturbed(
 
 SEVERAL: Final = 8
 """How many batches of a list are copied; a pass looks after its own."""
-_RESTORED: ContextVar[tuple[nn.Module, ...]] = ContextVar("_RESTORED", default=())
-"""The models that blocks of ``restored`` look after at this moment."""
+_UNTOUCHED: ContextVar[tuple[nn.Module, ...]] = ContextVar("_UNTOUCHED", default=())
 
 
 @contextmanager
@@ -142,24 +144,21 @@ def restored(setup: Setup) -> Iterator[None]:
 
     Inside such a block on the same model, it does nothing. Raises UserError for parameters without numbers.
     """
-    model, outer = unwrap(setup.model), _RESTORED.get()
-    if any(model is other for other in outer):
+    model, inside = unwrap(setup.model), _UNTOUCHED.get()
+    if any(model is one for one in inside):
         yield
         return
     refuse_hollow(model)
     functions = (setup.loss, setup.step, setup.make, setup.optimizer, setup.scheduler)
-    reached: list[Any] = []
-    for function in functions:
-        if callable(function):
-            reached += _held_by(function)
+    reached = [one for function in functions if callable(function) for one in _held_by(function)]
     batches = setup.batches[:SEVERAL] if isinstance(setup.batches, list) else setup.batches
     objects = [model, setup.optimizer, setup.scheduler, batches, *reached]
-    before = _RESTORED.set((*outer, model))
+    before = _UNTOUCHED.set((*inside, model))
     try:
         with same_globals(), same_random_state(), same(*objects, parameters=True):
             yield
     finally:
-        _RESTORED.reset(before)
+        _UNTOUCHED.reset(before)
 
 
 def refuse_hollow(model: nn.Module) -> None:
@@ -176,6 +175,196 @@ def refuse_hollow(model: nn.Module) -> None:
             f'{hollow[0]}; build the model outside of torch.device("meta"), or give it weights: '
             'model.to_empty(device="cpu"), then model.load_state_dict(…)'
         )
+
+
+PLAIN: Final = frozenset(
+    {
+        *(bool, int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device, torch.Size),
+        *(types.FunctionType, types.MethodType, types.ModuleType, types.BuiltinFunctionType),
+    }
+)
+"""Types of values whose contents are not searched."""
+FILLED: Final = frozenset({dict, OrderedDict, list, set})
+MAPPINGS: Final = (dict, UserDict)
+OBJECTS: Final = (nn.Module, Optimizer, LRScheduler, GradScaler)
+"""Types of objects whose attributes are kept, besides those of dataclasses."""
+HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+class _Kept:
+    """What objects hold: attributes, containers, tensors and random number generators.
+
+    Objects stay the same objects: attributes and entries are put back, and tensors get the storage, the bits,
+    the gradient and the hooks that they had. An attribute that is an object of some other class is searched
+    only if it is a dataclass: others may lead anywhere. ``parameters`` says whether the bits of parameters
+    are copied, to the CPU's memory.
+    """
+
+    def __init__(self, *roots: Any, parameters: bool) -> None:
+        self._parameters = parameters
+        self._known: dict[int, Any] = {}
+        self._undo: list[Callable[[], None]] = []
+        self._empty: list[Any] = []
+        self._storages: dict[Any, tuple[UntypedStorage, UntypedStorage, list[Tensor]]] = {}
+        waiting = list(roots)
+        for root in roots:
+            waiting += [vars(root)] if hasattr(root, "__dict__") else []
+        while waiting:
+            value = waiting.pop()
+            if id(value) in self._known:
+                continue
+            self._known[id(value)] = value
+            for inner in self._keep(value):
+                if (kind := type(inner)) in PLAIN:
+                    continue
+                empty = kind in FILLED and not inner  # like most of what a module holds
+                (self._empty if empty else waiting).append(inner)
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for undo in reversed(self._undo):
+            undo()
+        for container in self._empty:
+            if container:
+                container.clear()
+        for storage, before, views in self._storages.values():
+            if storage.nbytes() != before.nbytes():
+                storage.resize_(before.nbytes())
+            if not _bytes(storage, before.device).equal(_bytes(before, before.device)):
+                storage.copy_(before)
+                torch.autograd.graph.increment_version([x for x in views if not x.is_inference()])
+
+    def _keep(self, value: Any) -> list[Any]:
+        """Remember a value; return the values that it leads to."""
+        if isinstance(value, Tensor):
+            return self._keep_tensor(value)
+        if isinstance(value, OBJECTS):
+            return [vars(value)]
+        if isinstance(value, (*MAPPINGS, list, set, tuple, deque)):
+            return self._keep_container(value)
+        if is_dataclass(value) and not isinstance(value, type):
+            return [vars(value)] if hasattr(value, "__dict__") else []
+        for kind, get, put in STATEFUL:
+            if isinstance(value, kind):
+                self._undo.append(partial(put, value, get(value)))
+        return []
+
+    def _keep_container(self, value: Any) -> list[Any]:
+        if isinstance(value, tuple):
+            return list(value)
+        if isinstance(value, MAPPINGS):
+            items = dict(value)
+            self._undo.append(partial(_put_back, value, items))
+            return [*items.values()] if {*map(type, items)} <= {str} else [*items, *items.values()]
+        entries = list(value)
+        self._undo.append(partial(_refill, value, entries))
+        return entries
+
+    def _keep_tensor(self, x: Tensor) -> list[Any]:
+        if is_lazy(x):
+            return [vars(x)]
+        inner = list(_inside(x))
+        is_leaf, gradient = x.is_leaf, x.grad if x.is_leaf else None
+        data, trained, place = x if inner else x.data, x.requires_grad, _place(x)
+        hooks = {name: getattr(x, name) for name in HOOKS}
+
+        def undo() -> None:
+            if _place(x) != place:
+                x.data = data
+            if is_leaf and not x.is_leaf:
+                x.detach_()
+            if is_leaf and x.requires_grad is not trained:
+                x.requires_grad_(trained)
+            if is_leaf and x.grad is not gradient:
+                x.grad = gradient
+            for name, own in hooks.items():
+                if own is None and (added := getattr(x, name)):
+                    added.clear()
+
+        self._undo.append(undo)
+        if not inner and (self._parameters or not isinstance(x, nn.Parameter)):
+            self._keep_bits(x)
+        return [*inner, *hooks.values(), *([gradient] if self._parameters else []), vars(x)]
+
+    def _keep_bits(self, x: Tensor) -> None:
+        for storage in _storages(x):
+            key = storage.device, storage.data_ptr()
+            if key not in self._storages:
+                away = self._parameters and storage.device.type != "cpu"
+                self._storages[key] = storage, storage.cpu() if away else storage.clone(), []
+            self._storages[key][2].append(x)
+
+
+def _inside(x: Tensor) -> Iterator[Tensor]:
+    """Yield the tensors that a wrapper around tensors holds (sharded, quantised, jagged)."""
+    if is_traceable_wrapper_subclass(x):
+        held = (getattr(x, name) for name in x.__tensor_flatten__()[0])
+        yield from (inner for inner in held if isinstance(inner, Tensor))
+    elif x.layout is torch.sparse_coo:
+        yield from (x._indices(), x._values())
+
+
+def _storages(x: Tensor) -> list[UntypedStorage]:
+    """Return the storage of a tensor that has its own, rather than one in tensors that it holds."""
+    if x.is_meta or x.layout is not torch.strided or is_traceable_wrapper_subclass(x):
+        return []
+    storage = x.untyped_storage()
+    return [storage] if storage.nbytes() else []
+
+
+def _bytes(storage: UntypedStorage, device: torch.device) -> Tensor:
+    here = storage if storage.device == device else storage.cpu()
+    return torch.empty(0, dtype=torch.uint8, device=device).set_(here)
+
+
+def _place(x: Tensor) -> Any:
+    """Return where a tensor's numbers lie and in which view; None if it has no storage of its own."""
+    for storage in _storages(x):
+        start = storage.data_ptr()
+        return start if x.is_nested else (start, x.size(), x.stride(), x.storage_offset(), x.dtype)
+    return None
+
+
+def _put_back(mapping: Any, before: dict[Any, Any]) -> None:
+    """Put back the entries of a mapping, one by one, so it never lacks those that stay."""
+    same_keys = len(mapping) == len(before) and all(map(is_, mapping, before))
+    if same_keys and all(map(is_, mapping.values(), before.values())):
+        return
+    for key in [key for key in mapping if key not in before]:
+        del mapping[key]
+    for key, value in before.items():
+        if key not in mapping or mapping[key] is not value:
+            mapping[key] = value
+    if list(mapping) != list(before):
+        for key, value in before.items():
+            del mapping[key]
+            mapping[key] = value
+
+
+def _refill(value: Any, before: list[Any]) -> None:
+    """Put back the entries of another container, if they are not the same objects."""
+    if len(before) != len(value) or not all(a is b for a, b in zip(before, value, strict=True)):
+        value.clear()
+        (value.update if isinstance(value, set) else value.extend)(before)
+
+
+def _set_bits(generator: numpy.random.Generator, state: Any) -> None:
+    generator.bit_generator.state = state
+
+
+def _fill(array: numpy.ndarray, before: numpy.ndarray) -> None:
+    if array.tobytes() != before.tobytes():
+        array[...] = before
+
+
+STATEFUL: Final[tuple[tuple[type, Callable[[Any], Any], Callable[[Any, Any], Any]], ...]] = (
+    (torch.Generator, torch.Generator.get_state, torch.Generator.set_state),
+    (random.Random, lambda own: own.getstate(), lambda own, state: own.setstate(state)),
+    (numpy.random.RandomState, numpy.random.RandomState.get_state, numpy.random.RandomState.set_state),
+    (numpy.random.Generator, lambda generator: generator.bit_generator.state, _set_bits),
+    (numpy.ndarray, numpy.ndarray.copy, _fill),
+)
+"""Types of objects that have a state, with how to read it and how to put it back."""
 
 
 def _held_by(function: Any) -> list[Any]:

@@ -18,22 +18,16 @@ from torch.optim import Optimizer
 from normlab.errors import UserError
 from normlab.setups.setup import Setup, shown
 from normlab.setups.step import plain_step
-from normlab.trace.compare import Located, Part, blame, distance, part_of, rounding_of
-from normlab.trace.copies import copied, rebound
+from normlab.trace.compare import Located, Part, awake_step, blame, distance, part_of, rounding_of, small_part
 from normlab.trace.dry_run import SEED, DryRun, ObservedStep
-from normlab.trace.exact import awake_step, small_part
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
-from normlab.trace.facts.streams import Scaled, scaled_streams, stream_of
+from normlab.trace.facts.stacks import Scaled, scaled_streams, stream_of
 from normlab.trace.facts.targets import Targets
 from normlab.trace.facts.wiring import Scores, Wiring, read_wiring
-from normlab.trace.fresh import Fresh
-from normlab.trace.hooks import Tap, forward_hooks
-from normlab.trace.modules import refusal, unwrap
-from normlab.trace.optimizers import held
-from normlab.trace.schedules import Rates, rates_of
-from normlab.trace.starts import constant, floating_parameters
-from normlab.trace.tensors import Place, replaced
+from normlab.trace.optimizers import Rates, copied, held, rates_of, rebound
+from normlab.trace.starts import Fresh, constant, parameters_of
+from normlab.trace.tensors import Place, Tap, forward_hooks, refusal, replaced, unwrap
 from normlab.trace.trace import Trace
 
 LARGE_MODEL: Final = 50_000_000
@@ -176,8 +170,8 @@ class StepUnderTest:
             if self.facts.trained:
                 return True
         with suppress(Unknown):
-            fixed = {n for n, p in floating_parameters(self.fresh.one).items() if p.ndim and constant(p)}
-            live = floating_parameters(self.model)
+            fixed = {n for n, p in parameters_of(self.fresh.one).items() if p.ndim and constant(p)}
+            live = parameters_of(self.model)
             moved = [n for n in fixed if n in live and live[n].numel() > 1 and not constant(live[n])]
             return len(moved) > len(fixed) / 2
         return False

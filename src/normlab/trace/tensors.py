@@ -1,18 +1,47 @@
-"""Find, read and replace the tensors in nested values, such as batches and outputs."""
+"""Find tensors in nested values and modules inside wrappers, and see what modules read and write."""
 
 from __future__ import annotations
 
 import copy
+import gc
+import inspect
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import fields, is_dataclass
-from typing import Any
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Final, Literal, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+T = TypeVar("T")
+Side = Literal["input", "output"]
 Place = tuple[int | str, ...]
+Call = Callable[[nn.Module, Any], Any]
+"""``call(model, batch)``: the model's output."""
+PARALLEL: Final = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+LATER: Final = 10**6
+"""A count of steps late in training, when every schedule is over."""
+
+
+@dataclass(frozen=True)
+class Tap:
+    """One tensor that enters or leaves one call of a module.
+
+    ``place`` leads to it: the position or keyword of an argument, or the index, key or field of an output,
+    and so on through nested values; () is an output that is itself the tensor. ``call`` counts the calls of
+    the module in a forward pass, from 0.
+    """
+
+    module: str
+    side: Side
+    place: Place = ()
+    call: int = 0
+
+    def __str__(self) -> str:
+        where = "".join(f"[{key!r}]" for key in self.place)
+        return f"{self.module}.{self.side}{where}" + (f" of call {self.call}" if self.call else "")
 
 
 def tensors_in(value: Any, place: Place = ()) -> Iterator[tuple[Place, Tensor]]:
@@ -80,3 +109,194 @@ def at(value: Any, place: Place) -> Any:
 def replaced(value: Any, place: Place, new: Tensor) -> Any:
     """Return the nested value with another tensor at this place."""
     return map_tensors(value, lambda here, x: new if here == place else x)
+
+
+def unwrapped(model: nn.Module) -> list[nn.Module]:
+    """Return the model and what its wrappers (data parallel, compiled) hold, the bare model last."""
+    models = [model]
+    while True:
+        outer = models[-1]
+        if isinstance(outer, PARALLEL):
+            models.append(outer.module)
+        elif isinstance(inner := getattr(outer, "_orig_mod", None), nn.Module):
+            models.append(inner)
+        else:
+            return models
+
+
+def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers that are saved with a model's weights, by name."""
+    passing = {
+        f"{path}.{name}".lstrip(".")
+        for path, module in model.named_modules()
+        for name in module._non_persistent_buffers_set
+    }
+    return {name: buffer for name, buffer in model.named_buffers() if name not in passing}
+
+
+def counts(model: nn.Module) -> dict[str, Tensor]:
+    """Return the saved buffers that are one integer: they count steps or batches during training."""
+    whole = (torch.int32, torch.int64)
+    return {n: b for n, b in saved_buffers(model).items() if not b.dim() and b.dtype in whole}
+
+
+def later_counts(model: nn.Module) -> dict[str, Tensor]:
+    """Return the ``counts`` as they are late in training, as new tensors."""
+    return {name: count.clamp(min=LATER) for name, count in counts(model).items()}
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the model inside its wrappers; its module paths are the ones that count."""
+    return unwrapped(model)[-1]
+
+
+def loose_tensors(model: nn.Module) -> list[str]:
+    """Return the paths of floating tensors that modules hold as plain attributes."""
+    own = {id(t) for t in (*model.parameters(), *model.buffers())}
+    return [
+        f"{path}.{name}".strip(".")
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and not isinstance(value, nn.Module)
+        and any(t.is_floating_point() and id(t) not in own for _, t in tensors_in(value))
+    ]
+
+
+def unregistered(model: nn.Module) -> dict[str, list[nn.Module]]:
+    """Return the modules that are kept in plain lists, tuples and dicts, by the path of the attribute.
+
+    The model counts neither them among its modules nor their parameters among its own.
+    """
+    own, hidden = set(model.modules()), dict[str, list[nn.Module]]()
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if inside := [m for m in _held(value) if m not in own]:
+                hidden[f"{path}.{name}" if path else name] = inside
+    return hidden
+
+
+def _held(value: Any, depth: int = 3) -> Iterator[nn.Module]:
+    items = value.values() if isinstance(value, Mapping) else value
+    for item in items if depth and isinstance(value, (Mapping, list, tuple)) else ():
+        if isinstance(item, nn.Module):
+            yield item
+        else:
+            yield from _held(item, depth - 1)
+
+
+def shared_names(model: nn.Module) -> list[list[str]]:
+    """Return the names of each parameter that has several, compared by storage if it has one."""
+    names: dict[int, list[str]] = {}
+    for n, p in model.named_parameters(remove_duplicate=False):
+        key = id(p) if p.is_meta or not p.numel() else p.data_ptr()
+        names.setdefault(key, []).append(n)
+    return [same for same in names.values() if len(same) > 1]
+
+
+def compiles(module: nn.Module) -> bool:
+    """Return whether calls of the module run compiled code."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+@contextmanager
+def forward_hooks(
+    modules: Mapping[str, nn.Module], see: Callable[[str, Side, Any], Any], *, even_if_stopped: bool = False
+) -> Iterator[None]:
+    """Call ``see(path, side, values)``, inside this block, with the inputs and outputs of each module; those
+    of a call that raises are None, and shown only ``even_if_stopped``.
+    """
+    with ExitStack() as stack:
+        for path, module in modules.items():
+
+            def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], path: str = path) -> None:
+                see(path, "input", {**dict(enumerate(args)), **kwargs})
+
+            def after(_: Any, __: Any, output: Any, path: str = path) -> None:
+                see(path, "output", output)
+
+            stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+            stack.callback(module.register_forward_hook(after, always_call=even_if_stopped).remove)
+        yield
+
+
+@contextmanager
+def first_calls(
+    modules: Mapping[str, nn.Module], keep: Callable[[Any], T | None]
+) -> Iterator[dict[str, tuple[T, T]]]:
+    """Inside this block, fill the dictionary with what ``keep`` makes of the values that enter and leave the
+    first call of each module, inner modules first; a call for which it returns None does not count.
+    """
+    entered: dict[str, T] = {}
+    calls: dict[str, tuple[T, T]] = {}
+
+    def see(path: str, side: Side, values: Any) -> None:
+        if path in calls or (kept := keep(values)) is None:
+            return
+        if side == "input":
+            entered.setdefault(path, kept)
+        elif path in entered:
+            calls[path] = entered[path], kept
+
+    with forward_hooks(modules, see):
+        yield calls
+
+
+def apart(entered: Mapping[Any, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional and the keyword arguments of a call, from what ``forward_hooks`` shows."""
+    args = tuple(value for key, value in entered.items() if isinstance(key, int))
+    return args, {key: value for key, value in entered.items() if not isinstance(key, int)}
+
+
+def arguments_of(module: nn.Module, entered: Mapping[Any, Any]) -> Mapping[str, Any]:
+    """Return the arguments of a call by name, from the inputs that ``forward_hooks`` shows."""
+    args, named = apart(entered)
+    return inspect.signature(module.forward).bind(*args, **named).arguments
+
+
+def call_model(model: nn.Module, batch: Any) -> Any:
+    """Call ``model(**batch)``, ``model(*batch)`` or ``model(batch)``, by the type of the batch."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+
+
+def refusal(who: str, batch: Any, error: Exception, word: str = "") -> str:
+    """Say what raised on a batch; with a word, also how batches are passed and how to pass them otherwise."""
+    kind = f"keywords {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
+    how = (
+        ". A dict is passed as keywords, a tuple or list as arguments, anything else as it is; pass "
+        f"{word}=lambda model, batch: … to call the model in another way"
+    )
+    how *= bool(word)
+    if isinstance(batch, list):
+        how += ". A list of tensors is one batch; give several as a DataLoader, or a list of tuples or dicts"
+    return f"{who} raised {type(error).__name__} on the batch ({kind}): {error}{how}"
+
+
+@contextmanager
+def eager() -> Iterator[None]:
+    """Inside this block, run modules as they were written, hooks included: without compiled code, and without
+    torch's fast path through encoder layers, which packs padded rows into nested tensors.
+    """
+    compiler = "torch._dynamo" in sys.modules  # without it nothing is compiled, and importing it is slow
+    fast = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        with torch.compiler.set_stance("force_eager") if compiler else nullcontext():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@contextmanager
+def unscanned() -> Iterator[None]:
+    """Inside this block, collect garbage only among its own objects: scanning all others is slow."""
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

@@ -19,12 +19,10 @@ from torch.optim import Optimizer
 
 from normlab.errors import UserError
 from normlab.setups.setup import Loss, output_loss
-from normlab.trace.autograd import Gradients, OptimizerFactory, Weights, gradients_in, trainable
-from normlab.trace.copies import twin_of
+from normlab.trace.autograd import Gradients, OptimizerFactory, Weights, gradients_in, trainable, twin_of
 from normlab.trace.functions import OWN, FunctionCall, Functions, Preserve, own_functions
-from normlab.trace.hooks import Side, Tap, forward_hooks
 from normlab.trace.restore import undisturbed
-from normlab.trace.tensors import Place, tensors_in
+from normlab.trace.tensors import Place, Side, Tap, forward_hooks, tensors_in
 
 NO_LOSS: Final = "the loss is not a tensor; return loss=lambda model, batch: … as a scalar tensor"
 
@@ -106,7 +104,7 @@ class Trace:
     ``dropout``, every dropout of torch passes its input on. ``weights`` replace the model's own parameters of
     the same names. ``changed`` maps a module's path to a function of its first input.
 
-    >>> from normlab.trace.hooks import Tap
+    >>> from normlab.trace.tensors import Tap
     >>> tap = Tap("decoder.end", "output")
     >>> trace = normlab.Trace(model, batch, loss, taps=(tap,))
     >>> trace[tap].shape, trace.again(seed=1).loss == trace.loss

@@ -10,8 +10,8 @@ from typing import Any
 
 from normlab.errors import UserError
 from normlab.setups.setup import Setup, refuse_unknown, shown
-from normlab.trace.copies import copied
-from normlab.trace.optimizers import groups_of
+from normlab.trace.dry_run import groups_of
+from normlab.trace.optimizers import copied
 from normlab.trace.restore import restored
 
 Changes = str | Sequence[str] | Mapping[str, Setup | None]

@@ -15,8 +15,8 @@ from normlab.base.files import append_rows, regular
 from normlab.base.io import parsed
 from normlab.errors import UserError
 from normlab.setups.setup import Setup
-from normlab.trace.copies import copied
-from normlab.trace.optimizers import groups_of
+from normlab.trace.dry_run import groups_of
+from normlab.trace.optimizers import copied
 from normlab.trace.restore import restored
 from normlab.trace.tensors import bytes_of, tensors_in
 

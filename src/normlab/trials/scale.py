@@ -15,10 +15,9 @@ import torch
 
 from normlab.errors import UserError
 from normlab.setups.setup import Setup
-from normlab.trace.facts.logits import SCORED, read_logits
-from normlab.trace.facts.targets import Targets
-from normlab.trace.modules import unwrap
+from normlab.trace.facts.targets import SCORED, Targets, read_logits
 from normlab.trace.restore import restored
+from normlab.trace.tensors import unwrap
 from normlab.trace.trace import Trace
 
 LEARNT_NATS: Final = 0.15

@@ -18,13 +18,10 @@ from normlab.base.units import count
 from normlab.errors import UserError
 from normlab.setups.setup import Setup, shown
 from normlab.setups.step import plain_step
-from normlab.trace.copies import copied
-from normlab.trace.hooks import forward_hooks
-from normlab.trace.modules import eager, refusal
-from normlab.trace.optimizers import groups_of
+from normlab.trace.dry_run import groups_of
+from normlab.trace.optimizers import copied, rates_of
 from normlab.trace.restore import restored, same_random_state
-from normlab.trace.schedules import rates_of
-from normlab.trace.tensors import map_tensors
+from normlab.trace.tensors import eager, forward_hooks, map_tensors, refusal
 
 RateOf = Callable[[int, Sequence[float]], Sequence[float]]
 """From a step, counted from 1, and the groups' own rates, to the rates that they are given."""

@@ -12,8 +12,8 @@ from torch import nn
 from normlab.base.units import duration
 from normlab.errors import UserError
 from normlab.setups.setup import Loss, Setup, setup_of
-from normlab.trace.modules import unwrap
 from normlab.trace.restore import same_globals
+from normlab.trace.tensors import unwrap
 from normlab.trials import STEPS
 from normlab.trials.attempts import LEAST_STEPS, Attempts, Plan, batches_of
 from normlab.trials.change import Changes, Variant, variants

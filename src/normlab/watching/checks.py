@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from normlab.checks.check import examine, properties
 from normlab.checks.property import Violation
 from normlab.setups.setup import Loss, Setup
-from normlab.trace.modules import call_model
 from normlab.trace.restore import restored, same_globals, same_random_state
 from normlab.trace.step_under_test import LARGE_MODEL, StepUnderTest
-from normlab.trace.tensors import map_tensors, tensors_in
+from normlab.trace.tensors import call_model, map_tensors, tensors_in
 from normlab.watching import NOTES
 from normlab.watching.fault import Fault
 from normlab.watching.loop import Loop, RateHistory, Scored

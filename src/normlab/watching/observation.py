@@ -14,8 +14,7 @@ from normlab.diagnosis.block import candidates
 from normlab.diagnosis.probes import Emit, SublayerSite, preset_probes, require_preset, stream_sites
 from normlab.errors import UserError
 from normlab.trace.facts.stacks import within
-from normlab.trace.hooks import Side, apart, forward_hooks
-from normlab.trace.modules import compiles, unwrap
+from normlab.trace.tensors import Side, apart, compiles, forward_hooks, unwrap
 
 _Warn = Callable[[str], None]
 HOW = 'name the modules, as in probes=[Probe("*.mlp", "output", "rms")]'

@@ -20,7 +20,7 @@ from normlab.base.io import validated
 from normlab.diagnosis import Probe, Record, Structure
 from normlab.diagnosis.probes import Emit
 from normlab.errors import UserError
-from normlab.trace.modules import compiles, unwrap
+from normlab.trace.tensors import compiles, unwrap
 from normlab.watching.checks import Checks, WatchReports
 from normlab.watching.losses import Losses
 from normlab.watching.meter import OptimizerSteps, joined

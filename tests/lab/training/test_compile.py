@@ -10,7 +10,7 @@ import torch
 from lab.training.tiny import run_of, tiny_language_model, write_plain
 from normlab.errors import UserError
 from normlab.lab.config import run_id
-from normlab.trace.modules import compiles
+from normlab.trace.tensors import compiles
 
 STEPS = 4
 

@@ -21,7 +21,7 @@ from normlab.lab.training.train import train
 from normlab.nn import Placement
 from normlab.setups.named import NamedSetup
 from normlab.setups.setup import Setup
-from normlab.trace.copies import copied
+from normlab.trace.optimizers import copied
 
 
 class Block(nn.Module):

@@ -27,8 +27,8 @@ from normlab.diagnosis.study import (
 )
 from normlab.diagnosis.subject import Subject
 from normlab.errors import UserError
-from normlab.trace.hooks import Tap
 from normlab.trace.record import Seen, Want, record
+from normlab.trace.tensors import Tap
 
 SATURATED: Final = 100.0
 """A logit this far above the others leaves a softmax no gradient: float32's normal numbers end at e^-88."""

@@ -22,9 +22,9 @@ from normlab.diagnosis.study import (
     format_number,
     start_of_warmup,
 )
-from normlab.diagnosis.subject import Subject, optimizer_and_rate
+from normlab.diagnosis.subject import Subject
 from normlab.errors import UserError
-from normlab.trace.autograd import FROZEN, Gradients, Weights, nodes_behind, trainable
+from normlab.trace.autograd import FROZEN, Gradients, Weights, made, nodes_behind, trainable
 
 CLOSE: Final = 0.2
 """The relative error within which a diagnosis finds the critical learning rate."""
@@ -53,7 +53,7 @@ def critical_lr(subject: Subject, *, tolerance: float = CLOSE) -> Table:
     Kalra and Barkeshli 2024 (arXiv 2406.09405). Raises UserError for a frozen model, a loss that
     is not finite before any step, a step that is not, and an optimizer without a learning rate above 0.
     """
-    used, rate = optimizer_and_rate(subject.optimizer, subject.model)
+    used, rate = made(subject.optimizer, subject.model)
     if not 0 < rate < math.inf:
         raise UserError(
             f"{type(used).__name__} has the learning rate {rate}, which cannot be doubled; pass one above "

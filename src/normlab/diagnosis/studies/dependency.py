@@ -29,7 +29,7 @@ from normlab.diagnosis.study import (
 )
 from normlab.diagnosis.subject import Subject
 from normlab.errors import UserError
-from normlab.trace.hooks import Tap
+from normlab.trace.tensors import Tap
 
 ASKED: Final = 32
 """Number of tokens in a diagnosis; every branch is followed through every later norm."""

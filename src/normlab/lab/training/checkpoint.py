@@ -25,7 +25,7 @@ from normlab.errors import UserError
 from normlab.lab.runs.manifest import STATE, CheckpointError, commit, committed, move, read_state, recover
 from normlab.lab.training.parallel import SingleProcess
 from normlab.lab.training.progress import RunProgress
-from normlab.trace.modules import saved_buffers
+from normlab.trace.tensors import saved_buffers
 
 FORMAT: Final = 2
 """The format of checkpoints that this version writes and reads."""

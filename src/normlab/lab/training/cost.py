@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from normlab.base.metric import Cost
 from normlab.nn import reference
 from normlab.nn.embedding import Embedding
-from normlab.trace.modules import unwrap
 from normlab.trace.restore import undisturbed
+from normlab.trace.tensors import unwrap
 
 
 def cost_of(model: nn.Module, loss: Callable[[nn.Module], Tensor], tokens: int = 0) -> Cost:

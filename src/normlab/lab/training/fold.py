@@ -40,7 +40,7 @@ from normlab.nn import (
 )
 from normlab.nn.embedding import build_embedding
 from normlab.nn.model import SourceInput
-from normlab.trace.hooks import Side, arguments_of, forward_hooks
+from normlab.trace.tensors import Side, arguments_of, forward_hooks
 
 BOUND: Final = 1e-5
 """The largest allowed difference of logits in float32, relative to the largest logit."""

@@ -34,10 +34,9 @@ from normlab.lab.training.outcome import outcome
 from normlab.lab.training.own_setups import opened
 from normlab.lab.training.progress import marked
 from normlab.setups.setup import Setup
-from normlab.trace.copies import copied
-from normlab.trace.modules import compiles, unwrap
+from normlab.trace.optimizers import copied
 from normlab.trace.restore import same_globals, same_random_state, undisturbed
-from normlab.trace.tensors import bytes_of, tensors_in
+from normlab.trace.tensors import bytes_of, compiles, tensors_in, unwrap
 from normlab.trials.journal import fingerprint
 from normlab.trials.scale import Scale, read_scale
 from normlab.trials.training import Course, Training, first_steps, read_course, train

@@ -19,7 +19,7 @@ from torch import Tensor, distributed, nn
 from normlab.errors import UserError
 from normlab.nn import TokenModel, shards
 from normlab.nn.sublayer import Branch, Sublayer
-from normlab.trace.modules import saved_buffers
+from normlab.trace.tensors import saved_buffers
 from normlab.watching.meter import norms_of
 
 

@@ -30,8 +30,7 @@ from normlab.lab.training.checkpoint import Checkpoint, has_checkpoint, open_che
 from normlab.lab.training.parallel import Parallel
 from normlab.lab.training.trainer import AnyTask, Trainer, load_task
 from normlab.nn.sublayer import Sublayer
-from normlab.trace.hooks import Tap
-from normlab.trace.modules import eager
+from normlab.trace.tensors import Tap, eager
 from normlab.watching.fault import EVERYTHING, NOTHING, NOWHERE, Fault, fault
 from normlab.watching.meter import Grouping, Meter, StepRecord, norms_of
 from normlab.watching.recorder import RING, Replayed, Trigger, report_of

@@ -37,7 +37,7 @@ from normlab.papers.lab import (
 from normlab.papers.measures import OfRuns
 from normlab.papers.studies.lemmas import TheoryNetwork, norm_factors
 from normlab.papers.studies.trained import trainings
-from normlab.trace.hooks import forward_hooks
+from normlab.trace.tensors import forward_hooks
 
 BOTH = ("post", "pre")
 

@@ -13,13 +13,9 @@ from torch import Tensor, nn
 
 from normlab.setups.setup import Declaration
 from normlab.trace.facts import Unknown
-from normlab.trace.facts.documents import documents_of
-from normlab.trace.facts.logits import SCORED, Logits, read_logits
-from normlab.trace.facts.padding import Arranged, Padding, padding_of
-from normlab.trace.facts.stacks import Block, block_of, find_stacks
-from normlab.trace.facts.streams import stream_of
-from normlab.trace.facts.targets import Targets
-from normlab.trace.facts.tokens import Tokens, looked_up
+from normlab.trace.facts.stacks import Block, block_of, find_stacks, stream_of
+from normlab.trace.facts.targets import SCORED, Logits, Targets, read_logits
+from normlab.trace.facts.tokens import Arranged, Padding, Tokens, documents_of, looked_up, padding_of
 from normlab.trace.tensors import Place, at, map_tensors, replaced, rows_of, tensors_in
 from normlab.trace.trace import Trace
 

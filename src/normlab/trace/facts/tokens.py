@@ -1,15 +1,20 @@
-"""The ids that a model reads, and where they come from in the batch."""
+"""The ids that a model reads, which of them only fill up rows, and the documents that they belong to."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+from normlab.trace.facts import Unknown
 from normlab.trace.functions import FunctionCall
 from normlab.trace.tensors import Place
+
+if TYPE_CHECKING:
+    from normlab.trace.facts.facts import Facts
 
 
 class Tokens(NamedTuple):
@@ -76,3 +81,240 @@ def _match(ids: Tensor, place: Place, entry: Tensor, size: tuple[int, int]) -> T
             if spare in (0, -1) and width > 2 and bool(((shifted == looked[:, 1:]) | (shifted < 0)).all()):
                 return Tokens(place, looked, -1, transposed, vocabulary, looked)
     return None
+
+
+Columns = Callable[[int], Tensor]
+"""Maps the width of a tensor to the columns `[B, W]` that are taken from each of its rows."""
+
+
+class Arranged(NamedTuple):
+    """Some rows of a batch, perhaps with their columns in another order, or other columns."""
+
+    rows: Tensor
+    columns: Columns | None = None
+    batch: Any = None
+    """The batch, if it is not the step's own."""
+
+
+class Padding(NamedTuple):
+    """Where the tokens `[B, T]` are real, and who says so."""
+
+    real: Tensor
+    """`[B, T]`, True at tokens."""
+    source: str
+    """A batch entry's name, "pad_id", "padding_idx", "config" or "runs"."""
+    mask: Place | None
+    """The place of the mask in the batch, if it holds one."""
+    pad_id: int | None
+    """The id that fills up rows, if there is one."""
+
+    @property
+    def side(self) -> str:
+        """The end at which rows are filled up, "left", "right" or "both"; "none" without padding."""
+        left, right = bool((~self.real[:, 0]).any()), bool((~self.real[:, -1]).any())
+        names = {(True, False): "left", (False, True): "right", (True, True): "both"}
+        return names.get((left, right), "none")
+
+    def arranged(self) -> dict[str, Arranged]:
+        """Return the same tokens under other padding, by name, without what this batch does not allow.
+
+        "cut" is one row without its padding; "more" has one more column of it, in the rows that end in
+        padding, else in those that begin with it; "moved" has all of it at the other end, "moved on" one more
+        column there.
+        """
+        left, right = _runs(~self.real)
+        lead, trail, width = left.sum(1), right.sum(1), self.real.shape[1]
+        whole = (self.real == ~(left | right)).all(1) & self.real.any(1)
+        some = (whole & ~self.real.all(1)).nonzero()[:1, 0]
+        ends = bool((whole & (trail > 0)).any())
+        rows = (whole & ((trail if ends else lead) > 0)).nonzero()[:, 0]
+        plain = (whole & ((lead > 0) != (trail > 0))).nonzero()[:, 0]
+        first, length, shift = lead[some], int(self.real[some].sum()), (trail - lead)[plain, None]
+
+        def beside(columns: Tensor, *, last: bool) -> Tensor:
+            return torch.cat([columns, columns[:, -1:]] if last else [columns[:, :1], columns], 1)
+
+        def moved(wide: int) -> Tensor:
+            return (torch.arange(wide) - shift) % wide
+
+        arranged = {
+            "cut": Arranged(some, lambda wide: first[:, None] + torch.arange(length + wide - width)),
+            "more": Arranged(rows, lambda wide: beside(torch.arange(wide).expand(len(rows), -1), last=ends)),
+            "moved": Arranged(plain, moved),
+            "moved on": Arranged(plain, lambda wide: beside(moved(wide), last=not ends)),
+        }
+        return {name: own for name, own in arranged.items() if len(own.rows)}
+
+
+def padding_of(facts: Facts, tokens: Tokens) -> Padding:
+    """Find the padding of the tokens, or of other ids of the step. Raises Unknown if nothing tells.
+
+    A mask in the batch is a tensor over the tokens with two values, one of which lies at the ends of rows,
+    always over the same id. Without a mask, the padding id is the declared one, that of the embedding
+    (``padding_idx``), that of the model's configuration, or one that fills one end of several rows in runs
+    and occurs nowhere else.
+    """
+    declared = facts.declared.pad_id
+    for place, entry in facts.entries.items():
+        if place == tokens.place:
+            continue
+        real = _as_mask(entry, tokens, declared)
+        if real is not None:
+            fill = torch.unique(tokens.ids[~real])
+            pad = int(fill[0]) if len(fill) == 1 else declared
+            return Padding(real, str(place[-1]) if place else "mask", place, pad)
+    tables = (m.padding_idx for m in facts.trace.model.modules() if isinstance(m, nn.Embedding))
+    index = next((i for i in tables if i is not None), None)
+    configured, ends = (facts.configured(f"{name}_token_id") for name in ("pad", "eos"))
+    for pad, source in ((declared, "pad_id"), (index, "padding_idx"), (configured, "config")):
+        if isinstance(pad, int) and (tokens.ids == pad).any():
+            real = real_tokens(tokens.ids, pad, ends=pad in (facts.declared.eos_id, ends))
+            if not real.all():
+                return Padding(real, source, None, pad)
+    pad = _run(tokens.ids)
+    if pad is not None:
+        return Padding(real_tokens(tokens.ids, pad), "runs", None, pad)
+    if declared is not None:
+        raise Unknown(f"no token of the batch is padding (pad_id {declared})")
+    raise Unknown(
+        "nothing says that the batch has padding: declare pad_id, or hand a mask over with the batch"
+    )
+
+
+def _runs(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return where the rows of a mask `[B, T]` are True from the left end on, and up to the right end."""
+    return x.long().cumprod(1).bool(), x.flip(1).long().cumprod(1).flip(1).bool()
+
+
+def real_tokens(ids: Tensor, pad: int, *, ends: bool = False) -> Tensor:
+    """Return `[B, T]`, False in the runs of padding at either end of each row; if the id also ends a text,
+    the first of a run on the right is that end.
+    """
+    filled = ids == pad
+    left, right = _runs(filled)
+    if ends:
+        right = right & F.pad(right[:, :-1], (1, 0))
+    if ends or bool(filled[:, 0].all()):  # where every row begins with it, it is a start
+        return ~right
+    return ~(right | (left & ~filled.all(1, keepdim=True)))
+
+
+def _as_mask(entry: Tensor, tokens: Tokens, declared: int | None) -> Tensor | None:
+    """Return `[B, T]`, True at tokens, if this entry of the batch is such a mask and hides something."""
+    flat = _flattened(entry.cpu(), tokens)
+    if flat is None:
+        return None
+    values = torch.unique(flat)
+    if len(values) != 2:
+        return None
+    for shut in values:
+        hidden = flat == shut
+        (left, right), fill = _runs(hidden), torch.unique(tokens.ids[hidden])
+        at_an_end = hidden.equal(left | right) and not hidden.all(1).any()
+        if at_an_end and len(fill) == 1 and declared in (None, int(fill[0])):
+            return ~hidden
+    return None
+
+
+def _flattened(entry: Tensor, tokens: Tokens) -> Tensor | None:
+    """Return an entry `[B, T]`, `[B, 1, 1, T]` or `[B, 1, T]` as `[B, T]`, in the columns of the ids."""
+    rows, width = tokens.ids.shape
+    if entry.ndim > 2 and entry.shape[0] == rows and entry.numel() == rows * entry.shape[-1]:
+        entry = entry.reshape(rows, entry.shape[-1])
+    if entry.ndim == 2 and tokens.transposed and entry.shape[1] == rows:
+        entry = entry.T
+    if entry.ndim != 2 or entry.shape[0] != rows or entry.shape[1] < width:
+        return None
+    return entry[:, tokens.columns]
+
+
+def _run(ids: Tensor) -> int | None:
+    """Return the id that fills several rows at one end, in runs of two or more, and occurs nowhere else."""
+    for end in (-1, 0):
+        for pad in torch.unique(ids[:, end]).tolist():
+            real = real_tokens(ids, pad)
+            lengths = (~real).sum(1)
+            elsewhere = (ids[real] == pad).any() or (lengths == ids.shape[1]).any()
+            if (lengths >= 2).sum() >= 2 and not elsewhere:
+                return int(pad)
+    return None
+
+
+def documents_of(facts: Facts) -> Tensor:
+    """Return the documents' numbers `[B, T]`. Raises Unknown if nothing says that rows are packed.
+
+    They are declared, or read off positions that restart at 0 within a row, numbers that stay the same in
+    runs and (unlike segments) are looked up in no table, or offsets of the documents in a flat row.
+    """
+    ids = facts.tokens.ids
+    if ids.shape[1] < 2:
+        raise Unknown("rows hold one token each")
+    declared = facts.declared.documents
+    if declared is not None:
+        return _declared(facts, declared)
+    read = [f.argument(0, "input") for f in facts.lookups]
+    for place, entry in facts.entries.items():
+        if place == facts.tokens.place or entry.is_floating_point() or entry.dtype == torch.bool:
+            continue
+        if entry.ndim == 2 and entry.shape[0] == ids.shape[0] and entry.shape[1] >= ids.shape[1]:
+            own = entry[:, facts.tokens.columns].cpu().long()
+            starts = restarts(own)
+            tables = (x for x in read if isinstance(x, Tensor) and x.shape == entry.shape)
+            if starts is None and not any(torch.equal(x, entry) for x in tables):
+                starts = _changes(own)
+            if starts is not None:
+                return starts.long().cumsum(1)
+        if entry.ndim == 1 and (numbers := _offsets(entry.cpu(), ids)) is not None:
+            return numbers
+    raise Unknown(
+        "nothing says that rows hold several documents: positions that restart, document numbers, or "
+        "declare documents"
+    )
+
+
+def restarts(positions: Tensor) -> Tensor | None:
+    """Return `[B, T]`, True where positions that otherwise count up by one restart at 0 within a row."""
+    up, anew = positions.diff(dim=1) == 1, positions[:, 1:] == 0
+    inside = anew & ~up & ~_runs(anew)[1]  # without zeros under padding
+    if not bool((positions[:, 0] == 0).all()) or not bool((up | anew).all()) or not bool(inside.any()):
+        return None
+    return F.pad(inside, (1, 0))
+
+
+def _changes(numbers: Tensor) -> Tensor | None:
+    """Return `[B, T]`, True where numbers that stay the same in runs change; None if they do not.
+
+    They never return to a number that they left, and at most half of the steps in a row are changes.
+    """
+    change = numbers[:, 1:] != numbers[:, :-1]
+    if not bool(change.any()) or bool((change.float().mean(1) > 0.5).any()):
+        return None
+    runs = [row.unique_consecutive() for row in numbers]
+    if any(len(own.unique()) < len(own) for own in runs):
+        return None
+    if set(torch.unique(numbers).tolist()) == {0, 1} and not bool((numbers[:, 0] == 0).all()):
+        return None  # ones, then zeros: a mask
+    return F.pad(change, (1, 0))
+
+
+def _offsets(offsets: Tensor, ids: Tensor) -> Tensor | None:
+    """Return the numbers from cumulative lengths, from 0 to the length of the one flat row."""
+    whole = len(offsets) > 2 and (int(offsets[0]), int(offsets[-1])) == (0, ids.numel())
+    if not whole or not bool((offsets.diff() > 0).all()):
+        return None
+    starts = torch.zeros(ids.numel(), dtype=torch.long)
+    starts[offsets[1:-1].long()] = 1
+    return starts.cumsum(0).reshape(ids.shape)
+
+
+def _declared(facts: Facts, declared: object) -> Tensor:
+    if isinstance(declared, str):
+        entry = next((x for p, x in facts.entries.items() if p and p[-1] == declared), None)
+        if entry is None:
+            raise Unknown(f"the batch has no entry {declared!r}, which is declared to hold the documents")
+        declared = entry
+    numbers = torch.as_tensor(declared).cpu().long()
+    ids = facts.tokens.ids
+    if numbers.ndim != 2 or numbers.shape[0] != ids.shape[0] or numbers.shape[1] < ids.shape[1]:
+        raise Unknown(f"documents are declared as {list(numbers.shape)}, and tokens are {list(ids.shape)}")
+    return numbers[:, : ids.shape[1]]

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.trace.autograd import nodes_behind
-from normlab.trace.facts.stacks import Stacks, siblings
-from normlab.trace.facts.streams import stream_of
+from normlab.trace.facts.stacks import Stacks, siblings, stream_of
 from normlab.trace.functions import OWN, RUNNING, FunctionCall
 from normlab.trace.trace import Event, Trace
 

@@ -1,5 +1,3 @@
-"""One update of the optimizer from a trace is the one that training does, and changes nothing."""
-
 from __future__ import annotations
 
 from copy import deepcopy
