@@ -150,7 +150,7 @@ class DryRun:
     def rounding(self, batch: Any) -> float:
         """Return the share of the gradient that changes when each parameter changes by one rounding."""
         base = self.gradients(batch, training=True)
-        moved, eps = rounded(self.model, torch.Generator().manual_seed(0))
+        moved, eps = rounded(dict(self.model.named_parameters()), torch.Generator().manual_seed(0))
         other = self.gradients(batch, training=True, weights=moved)
         return 4 * fit(other, base).rest + eps
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from normlab.setups.setup import Setup, shown
 from normlab.trace.autograd import Weights
 from normlab.trace.compare import awake_step, distance
+from normlab.trace.copies import copied_model
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import odd_one, settings, shared
 from normlab.trace.restore import same_globals, same_random_state
@@ -252,7 +253,7 @@ class Fresh:
         if self.of_class is None:
             return None
         with suppress(Exception):
-            step = awake_step(like, copy.deepcopy(self.of_class))
+            step = awake_step(like, copied_model(self.of_class))
             return step if step.exact else None
         return None
 
