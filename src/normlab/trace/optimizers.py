@@ -113,8 +113,10 @@ class Moved(Held):
 
 
 def held(model: nn.Module, optimizers: Iterable[Optimizer]) -> list[Held]:
-    """Return a model's parameters that optimizers hold, in their order. Raises Unknown if there are none."""
-    names = {id(p): n for n, p in model.named_parameters()}
+    """Return a model's parameters that optimizers hold, in their order, without empty ones, of which nothing
+    can be trained. Raises Unknown if there are none.
+    """
+    names = {id(p): n for n, p in model.named_parameters() if p.numel()}
     groups = ((g, o) for o in optimizers for g in o.param_groups)
     every = [Held(names[id(p)], p, g, o) for g, o in groups for p in g["params"] if id(p) in names]
     if not every:

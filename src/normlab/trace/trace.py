@@ -230,7 +230,8 @@ class Trace:
 
     @cached_property
     def _backward(self) -> tuple[float, dict[str, Tensor | None], bool]:
-        own = {path: p for path, p in self.model.named_parameters() if p.requires_grad}
+        parameters = self.model.named_parameters()
+        own = {path: p for path, p in parameters if p.requires_grad and p.numel()}
         with self.with_graph() as passed:
             if passed.loss is None:
                 raise UserError(NO_LOSS)
@@ -254,7 +255,9 @@ class Trace:
 
     @property
     def gradients(self) -> dict[str, Tensor | None]:
-        """The gradient of the loss in every parameter that needs one; None if it does not reach."""
+        """The gradient of the loss in every parameter that needs one, without empty ones; None where it does
+        not reach.
+        """
         return self._backward[1]
 
     @property
