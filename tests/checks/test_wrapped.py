@@ -6,6 +6,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -13,9 +14,10 @@ import normlab
 from cases import each
 from normlab.setups.setup import Setup
 from normlab.trace.copies import OTHER_MODEL, proof_of
+from normlab.trace.facts import Unknown
 from normlab.trace.step_under_test import StepUnderTest
 
-from .tiny import DIM, VOCAB, Block, Decoder, first, groups, loss_of, sound, tokens
+from .tiny import DIM, VOCAB, Block, Decoder, first, groups, loss_of, report_of, sound, tokens
 
 ON_COPIES = {"step", "update", "repeats", "state_dict", "meta", "overfit"}
 """Properties that train a copy, or load one."""
@@ -120,6 +122,41 @@ def test_the_reason_is_given_where_a_copy_is_needed(wrap):
     why = proof_of(model, tokens(), loss).refusal
     assert why
     assert {report.untestable[name] for name in ("step", "update", "repeats", "overfit")} == {why}
+
+
+class Loop:
+    """Holds a model beside the one that its step is given."""
+
+    def __init__(self, model: nn.Module, *, trains: bool) -> None:
+        self.model, self.trains = model, trains
+
+    def step(self, model: nn.Module, ids: Tensor, optimizer: Any, scheduler: Any) -> Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(self.model if self.trains else model, ids)
+        loss.backward()
+        self.norm = float(self.model.head.weight.detach().norm())
+        optimizer.step()
+        return loss
+
+
+@each("trains", [True, False])
+def test_a_step_that_uses_the_original_is_not_judged(trains):
+    torch.manual_seed(0)
+    model = Decoder()
+    loop = Loop(model, trains=trains)
+    optimizer = groups(model)
+    report = report_of("step", "repeats", "overfit", model=model, optimizer=optimizer, step=loop.step)
+    assert report.ok
+    assert trains or not report.untestable
+
+
+def test_a_dry_run_refuses_a_step_that_uses_the_original():
+    model = Decoder()
+    step = StepUnderTest(Setup(model, tokens(), loss=loss_of, optimizer=groups))
+    run = step.rehearsal()
+    run.whole = Loop(model, trains=True).step
+    with pytest.raises(Unknown):
+        run.run(tokens())
 
 
 class Detached(Block):

@@ -276,6 +276,33 @@ def test_a_loss_may_run_any_part_of_the_model_but_not_none():
     assert by_global.refusal
 
 
+def test_a_table_that_is_kept_outside_of_the_model_is_needed_only_once():
+    class Tabled(Model):
+        def forward(self, x: Tensor) -> Tensor:
+            if not tables:
+                tables.append(self.parts[0].shift.cumsum(0))
+            return super().forward(x) + tables[0]
+
+    tables = list[Tensor]()
+    assert proof_of(Tabled(), BATCH, loss_of) == (True, "")
+    assert tables
+
+
+class Forgets(Model):
+    """Loses a part when it is copied."""
+
+    def __deepcopy__(self, memo: Any) -> Forgets:
+        twin = Forgets()
+        del twin.parts[1]
+        return twin
+
+
+def test_a_copy_that_runs_less_than_the_model_is_refused():
+    proof = proof_of(Forgets(), BATCH, loss_of)
+    assert proof.runs
+    assert "parts.1" in proof.refusal
+
+
 def test_what_the_model_raises_is_not_taken_for_a_copy_that_does_not_run():
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         proof_of(Model(), BATCH[:, :2], loss_of)

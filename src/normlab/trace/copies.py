@@ -204,6 +204,10 @@ class Use:
         """Both, in the order of their names; "" is the model as a whole."""
         return sorted(self.modules | self.tensors)
 
+    def beside(self, other: Use) -> set[str]:
+        """Return the paths that are not in the other use."""
+        return self.modules - other.modules | self.tensors - other.tensors
+
 
 @contextmanager
 def use_of(model: nn.Module, *, in_graph: bool = False) -> Iterator[Use]:
@@ -294,9 +298,14 @@ def proof_of(model: nn.Module, batch: Any, loss_of: Loss) -> Proof:
         return Proof(True, f"a copy of {kind} cannot be made or run: {type(error).__name__}: {error}")
     if strayed.paths:
         return Proof(True, refusal_of(model, strayed, used))
-    if missing := sorted(needed.modules - used.modules | needed.tensors - used.tensors):
+    if missing := needed.beside(used):
+        (again,) = _uses(
+            model, batch, loss_of, model
+        )  # the first pass may have kept a table for all later ones
+        missing &= again.beside(used)
+    if missing:
         return Proof(
-            True, f"a copy of {kind} does not use {missing[0] or 'the module itself'}, as {kind} does"
+            True, f"a copy of {kind} does not use {min(missing) or 'the module itself'}, as {kind} does"
         )
     return Proof(True)
 
@@ -328,8 +337,8 @@ def refusal_of(model: nn.Module, strayed: Use, used: Use) -> str:
         return OTHER_MODEL
     where = strayed.paths[0] or "the module itself"
     return (
-        f"a copy of {kind} still uses {where} of the original: call only the model that loss(model, batch) "
-        "receives, define forward in its class, and hold what that wraps as a submodule"
+        f"a copy of {kind} still uses {where} of the original: call only the model that the loss, or the "
+        "step, receives, define forward in its class, and hold what that wraps as a submodule"
     )
 
 

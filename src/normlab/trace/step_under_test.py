@@ -296,7 +296,7 @@ class StepUnderTest:
         parts = copied(self.setup, memo=memo)
         whole = (not plain and rebound(self.setup.step, memo)) or plain_step(self.loss_of)
         several = isinstance(self.setup.optimizer, (list, tuple)) or len(parts[1]) > 1
-        return DryRun(*parts, self.loss_of, whole, several, exact)
+        return DryRun(*parts, self.loss_of, whole, several, exact, original=self.model)
 
     @property
     def handed(self) -> tuple[nn.Module, list[Optimizer]]:
