@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from cases import each
+
 from .test_structure import Attending
 from .tiny import DIM, LENGTH, VOCAB, Block, Decoder, first, loss_of, report_of
 
@@ -125,6 +127,54 @@ def test_a_table_of_positions_may_be_read_from_either_end(rows: slice):
     model = with_block(lambda block, x: plainly(block, x + block.table[rows]))
     model.blocks[2].table = nn.Parameter(torch.randn(5 * (LENGTH - 1), DIM))
     assert report_of("gradients", model=model).holds == ("gradients",)
+
+
+class Rankless(nn.Module):
+    """A matrix beside an adapter of rank 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.matrix = nn.Linear(DIM, DIM)
+        self.a, self.b = nn.Parameter(torch.empty(0, DIM)), nn.Parameter(torch.empty(DIM, 0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.matrix(x) + x @ self.a.T @ self.b.T
+
+
+class Classless(nn.Module):
+    """A head of no classes, whose outputs are added up."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(0, DIM))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + (x @ self.weight.T).sum(-1, keepdim=True)
+
+
+class Unused(nn.Module):
+    """Holds a vector of no entries, which nothing reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.spare = nn.Parameter(torch.empty(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+@each("part", [Rankless, Classless, Unused], ids=lambda cls: cls.__name__)
+@each("held", [True, False])
+def test_there_is_nothing_to_train_in_a_parameter_without_entries(part, held):
+    def grouped(model: nn.Module) -> torch.optim.Optimizer:
+        own = [p for p in model.parameters() if held or p.numel()]
+        vectors = {"params": [p for p in own if p.ndim < 2], "weight_decay": 0.0}
+        return torch.optim.AdamW([{"params": [p for p in own if p.ndim > 1]}, vectors])
+
+    model = with_block(lambda block, x: plainly(block, block.spare(x)))
+    model.blocks[2].spare = part()
+    names = "gradients", "derivative", "optimizer_coverage", "groups", "update", "overfit"
+    assert {*report_of(*names, model=model, optimizer=grouped).holds} == {*names}
 
 
 def test_a_parameter_that_is_never_used_is_named():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cases import each
 from normlab.lab.recipes.build import build
+from normlab.trace.starts import cast_alike
 
 from .tiny import DIM, LENGTH, Decoder, first, groups, loss_of, report_of
 
@@ -45,6 +48,102 @@ def made(held: str) -> dict[str, Any]:
 @pytest.mark.parametrize("held", ["parameter", "buffer", "computed"])
 def test_what_is_saved_or_made_the_same_comes_back(held: str):
     assert report_of("state_dict", **made(held)).holds == ("state_dict",)
+
+
+class Turned(Decoder):
+    """Turns pairs of features by the position's angles, from frequencies that lose much in low precision."""
+
+    table: Any = staticmethod(lambda: 5e5 ** -torch.linspace(0, 1, DIM // 2))
+
+    def __init__(self):
+        super().__init__(dropout=0.0)
+        self.register_buffer("frequency", self.table(), persistent=False)
+
+    def rotation(self, width: int) -> Tensor:
+        angles = torch.arange(width).to(self.frequency)[:, None] * self.frequency
+        return torch.polar(torch.ones_like(angles), angles)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        pairs = torch.view_as_complex(
+            x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (-1, 2))
+        )
+        x = torch.view_as_real(pairs * self.rotation(ids.shape[1])).flatten(-2).to(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+class TurnedByComplex(Turned):
+    """The same, from a table of complex numbers."""
+
+    table: Any = staticmethod(
+        lambda: torch.polar(torch.ones(LENGTH, DIM // 2), torch.outer(torch.arange(LENGTH), Turned.table()))
+    )
+
+    def rotation(self, width: int) -> Tensor:
+        return self.frequency[:width]
+
+
+class TurnedWithCounts(TurnedByComplex):
+    """With a norm in float32 among weights of low precision, and a float64 and a whole number beside them."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.tensor(1 / 3, dtype=torch.float64), persistent=False)
+        self.register_buffer("seen", torch.tensor(3))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids) * self.scale.to(self.head.weight)
+
+
+def in_low_precision(model: nn.Module, kept: tuple[str, ...] = ()) -> nn.Module:
+    """Cast the parameters alone, except those that are kept."""
+    for name, p in model.named_parameters():
+        if not name.startswith(kept or "-"):
+            p.data = p.data.bfloat16()
+    return model
+
+
+def low_loss(model: nn.Module, ids: Tensor) -> Tensor:
+    return F.cross_entropy(model(ids[:, :-1]).transpose(1, 2).float(), ids[:, 1:])
+
+
+@each("low", [False, True])
+@each("kind", [Turned, TurnedByComplex, TurnedWithCounts], ids=lambda cls: cls.__name__)
+def test_a_new_model_is_cast_as_the_model_was_and_no_further(kind, low):
+    """The model was made in float32, or cast after that; ``make`` gives it as its class does, in float32."""
+    model = in_low_precision(kind()) if low else kind()
+    report = report_of("state_dict", model=model, make=kind, loss=low_loss)
+    assert report.holds == ("state_dict",)
+
+
+@each("kind", [Turned, TurnedByComplex, TurnedWithCounts], ids=lambda cls: cls.__name__)
+def test_every_type_of_number_is_the_models_own(kind):
+    model, made = in_low_precision(kind()), kind()
+    cast_alike(made, model)
+    assert {n: x.dtype for n, x in made.state_dict().items()} == {
+        n: x.dtype for n, x in model.state_dict().items()
+    }
+    assert {n: x.dtype for n, x in made.named_buffers()} == {n: x.dtype for n, x in kind().named_buffers()}
+
+
+def test_a_buffer_that_was_cast_with_its_model_is_cast_in_the_new_one():
+    model, made = TurnedWithCounts().half(), TurnedWithCounts()
+    cast_alike(made, model)
+    for name in ("frequency", "scale", "seen"):
+        assert torch.equal(made.get_buffer(name), model.get_buffer(name))
+        assert made.get_buffer(name).dtype == model.get_buffer(name).dtype
+
+
+@each("wrap", [partial(torch.compile, backend="eager"), nn.DataParallel], ids=["compiled", "parallel"])
+@each("both", [True, False])
+def test_a_new_model_has_names_without_those_of_wrappers(wrap, both):
+    def make() -> nn.Module:
+        return wrap(Decoder())
+
+    report = report_of("state_dict", "meta", "seeds", model=make() if both else Decoder(), make=make)
+    assert report.holds == ("seeds", "state_dict", "meta")
 
 
 def test_a_drawn_attribute_is_lost():

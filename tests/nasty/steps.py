@@ -128,6 +128,33 @@ def copies_that_raise() -> Case:
     return Case(doing(__deepcopy__=refuse))
 
 
+class _Trainer:
+    def __init__(self, model: nn.Module) -> None:
+        self.earlier = model.forward
+
+
+@case
+def a_forward_that_leads_through_a_trainer() -> Case:
+    model = Tiny()
+    model.blocks[0].norm = nn.BatchNorm1d(6)
+    trainer = _Trainer(model)
+    model.forward = lambda ids: trainer.earlier(ids)
+    return Case(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+@case
+def a_part_that_copies_share() -> Case:
+    class Shared(type(Tiny().blocks[0])):
+        def __deepcopy__(self, memo: Any) -> Any:
+            return self
+
+    model = Tiny()
+    model.blocks = nn.ModuleList(Shared() for _ in range(2))
+    model.register_buffer("passes", torch.zeros((), dtype=torch.long))
+    model.register_forward_pre_hook(lambda module, _: module.passes.add_(1) and None)
+    return Case(model)
+
+
 @case
 def generators_as_outputs() -> Case:
     class Yielding(Tiny):

@@ -185,6 +185,46 @@ def test_a_training_that_is_watched_is_the_same(
     assert stepped(name, watched=tmp_path) == stepped(name, watched=None)
 
 
+def squared(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().mean()
+
+
+@contextlib.contextmanager
+def evaluating() -> Any:
+    with torch.no_grad(), torch.inference_mode():
+        yield
+
+
+@each("mode", [torch.no_grad, torch.inference_mode, evaluating], ids=lambda mode: mode.__name__)
+@each("instrument", [normlab.check, normlab.trial], ids=lambda f: f.__name__)
+def test_an_instrument_may_be_called_where_gradients_are_off(mode, instrument) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2)), torch.randn(3, 2)
+    options = {"steps": 16, "rates": [0.1]} if instrument is normlab.trial else {"budget_s": 600}
+    given = normlab.Setup(model, x, loss=squared, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def answer() -> Any:
+        result = instrument(given, **options)
+        return (result.holds, result.untestable) if instrument is normlab.check else result.rates[0].losses
+
+    want = answer()
+    with mode():
+        assert answer() == want
+        assert not torch.is_grad_enabled()
+        assert torch.is_inference_mode_enabled() is (mode is not torch.no_grad)
+
+
+@each("instrument", [normlab.check, normlab.trial, diagnose], ids=lambda f: f.__name__)
+@each("of", ["model", "batch"])
+def test_what_was_made_in_inference_mode_is_refused(of, instrument) -> None:
+    model, x = nn.Sequential(nn.Linear(2, 8), nn.Linear(8, 2)), torch.randn(3, 2)
+    with torch.inference_mode():
+        model, x = (copy.deepcopy(model), x) if of == "model" else (model, x + 0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(UserError, match=r"made in torch\.inference_mode"):
+        instrument(model, x, loss=squared, optimizer=optimizer)
+
+
 def test_containers_that_a_step_fills_are_emptied() -> None:
     model, counts, seen = nn.Linear(2, 2), {"steps": 0}, list[float]()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -208,6 +209,76 @@ def test_nothing_of_the_setup_changes():
     left = {k: v for k, v in options.items() if k != "params"}
     assert left == {k: given.optimizer.param_groups[0][k] for k in left}
     assert given.model.training
+
+
+def closed_over(model: nn.Module) -> None:
+    earlier = model.forward
+    model.forward = lambda ids: earlier(ids)
+
+
+def compiled(model: nn.Module) -> None:
+    model.up.forward = torch.compile(model.up.forward, backend="eager")
+
+
+def hooked(model: nn.Module) -> None:
+    model.head.register_forward_hook(lambda _, __, logits: logits + 0 * model.embed.weight.sum())
+
+
+@pytest.mark.parametrize("wrap", [closed_over, compiled, hooked])
+def test_a_model_that_holds_functions_is_trained_as_any_other(wrap: Any):
+    def losses(change: Any) -> list[float]:
+        given = setup(optimizer=lambda m: AdamW(m.parameters(), lr=0.01))
+        change(given.model)
+        before = copy.deepcopy(given.model.state_dict())
+        seen = run(given)
+        assert all(torch.equal(x, before[n]) for n, x in given.model.state_dict().items())
+        assert all(p.grad is None for p in given.model.parameters())
+        return seen.losses
+
+    assert losses(wrap) == pytest.approx(losses(lambda _: None), rel=1e-5)
+
+
+class Owner:
+    def __init__(self, model: nn.Module):
+        self.earlier, self.head = model.forward, model.head
+
+
+def owned(model: nn.Module, ids: torch.Tensor, owner: Owner) -> torch.Tensor:
+    return loss_of(model, ids) + 0.1 * owner.head.weight.norm()
+
+
+@pytest.mark.parametrize("through", ["forward", "loss", "step"])
+def test_a_copy_that_uses_the_original_is_not_trained(through: str):
+    given = setup()
+    owner = Owner(given.model)
+    if through == "forward":
+        given.model.forward = lambda ids: owner.earlier(ids)
+    elif through == "loss":
+        given = dataclasses.replace(given, loss=lambda m, ids: owned(m, ids, owner))
+    else:
+
+        def step(model: nn.Module, ids: torch.Tensor, optimizer: Any, _: Any) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = owned(model, ids, owner)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        given = dataclasses.replace(given, step=step)
+    before = copy.deepcopy(bits(given))
+    with pytest.raises(UserError, match="no copy of the model can be trained"):
+        normlab.trial(given, steps=16, rates=[0.01])
+    assert all(a is b or torch.equal(a, b) for a, b in zip(before, bits(given), strict=True))
+
+
+def test_a_step_may_look_at_the_model_that_was_copied():
+    def step(model: nn.Module, batch: Any, optimizer: Any, scheduler: Any) -> torch.Tensor:
+        norms.append(float(given.model.head.weight.detach().norm()))
+        return stepped(model, batch, optimizer, scheduler)
+
+    norms = list[float]()
+    given = setup(step=step)
+    assert run(given).losses == run(setup(step=stepped)).losses
 
 
 def test_another_model_than_the_one_that_is_given_is_refused():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from itertools import pairwise
 from pathlib import Path
 
@@ -244,6 +245,51 @@ def test_sinks_get_the_numbers_of_watched_steps(tmp_path):
     assert {"loss.value", "layers.1.ln_2/update.ratio"} <= set(run.logged[0][1])
     events = reading.EventAccumulator(str(tmp_path / "board")).Reload()
     assert [e.step for e in events.Scalars("loss.value")] == [0, 3]
+
+
+class Owner:
+    def __init__(self, model):
+        self.earlier = model.forward
+
+
+class Cut(Block):
+    def forward(self, x):
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp[2](self.mlp[:2](self.ln_2(x)).detach())
+
+
+def wrapped(model, how):
+    owner, earlier = Owner(model), model.forward
+    if how == "closure":
+        model.forward = lambda ids: earlier(ids)
+    elif how == "owner":
+        model.forward = lambda ids: owner.earlier(ids)
+    return model
+
+
+@pytest.mark.parametrize("how", ["plain", "closure", "owner"])
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_first_step_is_judged_by_a_copy_that_runs_its_own_weights(tmp_path, how, cut):
+    """Nothing is said where the copy would run the model in training: its own weights have no gradients."""
+    torch.manual_seed(0)
+    model = Small()
+    if cut:
+        model.layers[1] = Cut(16)
+    wrapped(model, how)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a report is also a warning
+        with normlab.watch(model, optimizer, out=tmp_path, every_steps=9) as watch:
+            for ids in batches(2):
+                loss = loss_of(model, ids)
+                watch.loss(loss)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    reports = [report for report in watch.reports if report["trigger"]["kind"] == "gradients"]
+    places = ["layers.1.ln_2.weight"] if cut and how != "owner" else []
+    assert [report["verdict"]["module"] for report in reports] == places
+    assert reports == watch.reports
 
 
 def recorded(losses, gradients):

@@ -6,7 +6,6 @@ import math
 import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
-from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from importlib.metadata import entry_points
@@ -21,6 +20,7 @@ from normlab.diagnosis.block import layer_of
 from normlab.diagnosis.subject import Subject
 from normlab.errors import UserError, nearest
 from normlab.setups.setup import Declaration, Setup
+from normlab.trace.restore import restored
 from normlab.trace.starts import ParameterPart, Start
 from normlab.trace.tensors import call_model, unwrap
 
@@ -111,9 +111,10 @@ class Place:
 
 def read_places(setup: Setup, *, stream: bool = False) -> tuple[Structure, list[Place]]:
     """Read the residual stream and the parts of all parameters; with ``stream``, the former must work."""
-    model, batch, structure = deepcopy(unwrap(setup.model)), setup.batch, Structure((), ("nothing was read",))
+    model, structure = unwrap(setup.model), Structure((), ("nothing was read",))
     call = setup.loss or call_model
-    with torch.enable_grad():
+    with restored(setup), torch.enable_grad():
+        batch = setup.batch
         with nullcontext() if stream else suppress(UserError):
             structure = read_structure(model, batch, call=call)
         subject = Subject(model, batch, setup.loss_of, structure, call=call)

@@ -136,8 +136,8 @@ def explained(step: StepUnderTest) -> Answers:
     if step.facts.targets.excess > CLOSE or bypassed(step.exact) or not step.is_exact:
         yield note("loss", f"{say}, and has a gradient of its own")
         return
-    live = [(n, p.detach()) for n, p in step.exact.model.named_parameters() if p.is_floating_point()]
-    weights = {n: p + 1e-3 * p.roll(1) for n, p in live}
+    live = {n: p for n, p in step.exact.parameters.items() if p.is_floating_point()}
+    weights = {n: p + 1e-3 * p.roll(1) for n, p in live.items()}
     other, own = Facts(step.exact.again(weights=weights), step.declare), step.facts.targets.weight
     if _near(other.unexplained, rest):
         yield note("loss", f"{say}, but a constant")

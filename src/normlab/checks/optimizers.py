@@ -51,7 +51,7 @@ def optimizer_coverage(step: StepUnderTest) -> Answers:
     missing: list[str] = []
     for name, p in model.named_parameters():
         meant = step.declare.is_frozen(name) or name in masters.values()
-        if p.requires_grad and id(p) not in counts and not meant:
+        if p.requires_grad and p.numel() and id(p) not in counts and not meant:
             missing.append(name)
 
     twice = [names[i] for i, count in counts.items() if count > 1 and i in names]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from inspect import signature
 from itertools import chain
@@ -11,6 +10,7 @@ import torch
 
 from normlab.checks.property import Answers, fail, needs, note, property_of
 from normlab.trace.compare import distance
+from normlab.trace.copies import copied_model
 from normlab.trace.equivalents import difference_when_loaded, generated, left_out, low_calls, roundings
 from normlab.trace.facts import Unknown
 from normlab.trace.step_under_test import StepUnderTest
@@ -31,7 +31,7 @@ def precision(step: StepUnderTest) -> Answers:
 def state_dict(step: StepUnderTest) -> Answers:
     """A freshly made model that loads the state dict gives the same outputs."""
     original, made = step.original, step.fresh.built()
-    unsaved, model = loose_tensors(original), copy.deepcopy(original) if made is None else made
+    unsaved, model = loose_tensors(original), copied_model(original) if made is None else made
     if made is None:
         for _, tensor in tensors_in(model.state_dict()):
             tensor.zero_()
@@ -72,7 +72,8 @@ def meta(step: StepUnderTest) -> Answers:
 @property_of("round trips", passes=8)
 def cache(step: StepUnderTest) -> Answers:
     """Generation with a cache gives, token by token, the logits of one pass over the whole sequence."""
-    model, facts = step.original, step.facts
+    model, facts = step.exact.model, step.facts
+    needs(step.proof.runs, step.proof.refusal)
     needs("past_key_values" in signature(model.forward).parameters, "the model takes no past_key_values")
     needs(facts.causal and facts.tokens.column >= 0, "its inputs are not the tokens that it predicts")
     name = str(facts.tokens.place[-1]) if isinstance(step.batch, Mapping) else "input_ids"

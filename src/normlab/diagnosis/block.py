@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from copy import deepcopy
 from fnmatch import fnmatchcase
 from functools import cache
 from operator import ne
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from normlab.diagnosis.recording import ModuleEvent, Recording, Sum, Sums
 from normlab.errors import UserError
+from normlab.trace.copies import copied_model
 from normlab.trace.facts.stacks import shared, within
 from normlab.trace.tensors import Tap
 
@@ -82,7 +82,7 @@ def _is_norm(module: nn.Module, dim: int) -> bool:
     if parameters:
         x = x.to(parameters[0])
     if any(True for _ in module.buffers()):
-        module = deepcopy(module)  # a batch norm counts its batches
+        module = copied_model(module)  # a batch norm counts its batches
     try:
         small, large = module(x).norm(), module(1000 * x).norm()
     except Exception:  # it does not take a single tensor

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 import time
 from collections import Counter, defaultdict
@@ -18,6 +17,7 @@ from normlab.base.reference import reference_arithmetic
 from normlab.scaling.parametrisation import roles_in
 from normlab.setups.setup import Setup
 from normlab.trace.autograd import Weights
+from normlab.trace.copies import copied_model
 from normlab.trace.dry_run import SEED, groups_of
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
@@ -126,7 +126,7 @@ class WatchedModel:
     """A model at its start, whose later states are looked at on one batch."""
 
     def __init__(self, setup: Setup, batch: Any) -> None:
-        self.model = copy.deepcopy(unwrap(setup.model))
+        self.model = copied_model(unwrap(setup.model))
         self.trace = Trace(self.model, batch, setup.loss_of, dropout=False, seed=SEED)
         self.weights: Weights = {n: p.detach().clone() for n, p in self.model.named_parameters()}
         self.facts = Facts(self.trace, setup.declare)

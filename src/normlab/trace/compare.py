@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from normlab.trace.tensors import LATER, Place, counts, map_tensors, rows_of, tensors_in
+from normlab.trace.autograd import Weights
+from normlab.trace.copies import copied_model
+from normlab.trace.tensors import Place, later_counts, map_tensors, rows_of, tensors_in
 from normlab.trace.trace import Event, Trace
 
 LARGE: Final = 4_000_000_000
@@ -103,18 +104,15 @@ def laid_out(x: Tensor, rows: int, width: int) -> Tensor | None:
     return None
 
 
-def _awake(model: nn.Module) -> nn.Module:
-    """Fill parameters that are zero with small draws, in place: ReZero's scalars and FixUp's and LoRA's last
-    matrices hide their branch at the start. So do gates that open during training; their counts are advanced.
+def _awake(model: nn.Module) -> dict[str, Tensor]:
+    """Return small draws for parameters that are zero: ReZero's scalars and FixUp's and LoRA's last matrices
+    hide their branch at the start. So do gates that open during training; their counts are advanced.
     """
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for p in model.parameters():
-            if p.is_floating_point() and p.numel() and not bool(p.any()):
-                p.copy_(0.02 * torch.randn(p.shape, generator=generator))
-        for count in counts(model).values():
-            count.clamp_(min=LATER)
-    return model
+    generator, values = torch.Generator().manual_seed(3), dict[str, Tensor]()
+    for name, p in model.named_parameters():
+        if p.is_floating_point() and p.numel() and not bool(p.any()):
+            values[name] = (0.02 * torch.randn(p.shape, generator=generator)).to(p)
+    return values | later_counts(model)
 
 
 def small_part(batch: Any, parameters: int) -> Any:
@@ -151,10 +149,34 @@ def awake_step(trace: Trace, model: nn.Module) -> Trace:
     """Return the same step without dropout on this model, which is made awake: in float64, unless it does
     not run there or gives another loss.
     """
-    own = trace.again(model=_awake(model), dropout=False)
+    own = dict((*model.named_parameters(), *model.named_buffers()))
+    with torch.no_grad():
+        for name, value in _awake(model).items():
+            own[name].copy_(value)
+    awake = trace.again(model=model, dropout=False)
+    return _wide(awake, lambda: {"model": copied_model(awake.model).double()})
+
+
+def awake_in_place(trace: Trace) -> Trace:
+    """Return the same step without dropout on the same model, which gets other weights in each pass: those of
+    ``awake_step``, in float64 under the same conditions.
+    """
+    awake = trace.again(weights=_awake(trace.model), dropout=False)
+
+    def wide() -> dict[str, Any]:
+        held = {**awake.parameters, **awake.buffers}
+        return {"weights": {n: x.double() for n, x in held.items() if x.is_floating_point()}}
+
+    return _wide(awake, wide)
+
+
+def _wide(own: Trace, changes: Callable[[], dict[str, Any]]) -> Trace:
+    """Return a step in float64, which these changes make of it, or the step as it is if that does not run or
+    gives another loss.
+    """
     try:
         batch = map_tensors(own.batch, lambda _, x: x.double() if x.is_floating_point() else x)
-        wide = own.again(model=copy.deepcopy(own.model).double(), batch=batch, exact=True)
+        wide = own.again(**changes(), batch=batch, exact=True)
         a, b = float(wide.loss), float(own.loss)
         if abs(a - b) <= 0.05 * abs(b) + 1e-3 or a != a:
             return wide
@@ -170,14 +192,14 @@ def rounding_of(trace: Trace, value: Callable[[Trace], Tensor]) -> float:
     """
     base, worst, draw = value(trace), 0.0, torch.Generator().manual_seed(0)
     for _ in range(2):
-        moved, eps = rounded(trace.model, draw)
+        moved, eps = rounded(trace.parameters, draw)
         worst = max(worst, distance(base, value(trace.again(weights=moved))))
     return 4 * worst + eps
 
 
-def rounded(model: nn.Module, draw: torch.Generator) -> tuple[dict[str, Tensor], float]:
+def rounded(parameters: Weights, draw: torch.Generator) -> tuple[dict[str, Tensor], float]:
     """Return the parameters, each changed by at most one rounding, and the largest relative rounding."""
-    own = {n: p.detach() for n, p in model.named_parameters() if p.is_floating_point()}
+    own = {n: p.detach() for n, p in parameters.items() if p.is_floating_point()}
     eps = max(torch.finfo(p.dtype).eps for p in own.values())
     return {n: shaken(p, eps, draw) for n, p in own.items()}, eps
 

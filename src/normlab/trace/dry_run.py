@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite
@@ -18,6 +18,7 @@ from normlab.errors import UserError
 from normlab.setups.setup import Loss, StepFunction
 from normlab.trace.autograd import Weights
 from normlab.trace.compare import distance, rounded
+from normlab.trace.copies import refusal_of, use_of
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.functions import Functions
@@ -84,6 +85,8 @@ class DryRun:
     several: bool = False
     """Whether the step takes a list of optimizers."""
     exact: bool = False
+    original: nn.Module | None = None
+    """What the model was copied from, and the step must not use; None once a step has shown that."""
 
     def __post_init__(self) -> None:
         if self.exact:
@@ -98,6 +101,8 @@ class DryRun:
         Gradients are multiplied by ``scale`` when backward passes them to the parameters: no clipping touches
         very small ones, and every clipping touches very large ones. Modes and buffers are restored; anything
         else that the step leaves behind, such as gradients and attributes, stays.
+
+        Raises Unknown if the step uses the model that was copied.
         """
         seen = ObservedStep(self.own(batch))
         with ExitStack() as stack:
@@ -113,7 +118,7 @@ class DryRun:
             self._watch_gradients(seen, stack, scale)
             self._watch_calls(seen, stack, rates)
             optimizer = self.optimizers if self.several else self.optimizers[0]
-            with recomputing(self.model, mode), mode:
+            with recomputing(self.model, mode), mode, self._apart_from_original():
                 try:
                     self.whole(self.model, map_tensors(seen.batch, lambda _, x: x), optimizer, self.scheduler)
                 except TypeError as error:
@@ -121,6 +126,18 @@ class DryRun:
                         raise
                     raise UserError(f"step(model, batch, optimizer, scheduler) raised {error}") from error
         return seen
+
+    @contextmanager
+    def _apart_from_original(self) -> Iterator[None]:
+        if self.original is None:
+            yield
+            return
+        # a step may also log what it likes, so reading alone is no use
+        with use_of(self.original, in_graph=True) as strayed, use_of(self.model) as used:
+            yield
+        if strayed.paths:
+            raise Unknown(refusal_of(self.original, strayed, used))
+        self.original = None
 
     def _trace(self, batch: Any, **changes: Any) -> Trace:
         own = self.own(batch)
@@ -150,7 +167,7 @@ class DryRun:
     def rounding(self, batch: Any) -> float:
         """Return the share of the gradient that changes when each parameter changes by one rounding."""
         base = self.gradients(batch, training=True)
-        moved, eps = rounded(self.model, torch.Generator().manual_seed(0))
+        moved, eps = rounded(dict(self.model.named_parameters()), torch.Generator().manual_seed(0))
         other = self.gradients(batch, training=True, weights=moved)
         return 4 * fit(other, base).rest + eps
 

@@ -54,7 +54,8 @@ class Along:
         for n, g in found.items():
             if id(own[n]) in rows:
                 found[n] = g.index_fill(0, torch.tensor(rows[id(own[n])], device=g.device), 0)
-        self.gradients, self.own = found, {n: own[n].detach() for n in found}
+        values = trace.parameters
+        self.gradients, self.own = found, {n: values[n] for n in found}
         self.scale = {n: float(self.own[n].norm() / g.norm().clamp_min(1e-300)) for n, g in found.items()}
         self.attached: tuple[float, ...] = ()
         """The gradients of numbers that are not part of the loss, such as an auxiliary loss that an autograd
@@ -137,7 +138,7 @@ def silent_parameters(step: StepUnderTest) -> tuple[Found, Mapping[str, str]]:
     dead = [n for n in _none_of(found, found, step.rounding) if not step.declare.is_frozen(n)]
     if dead:
         dead = _none_of(trace.again(weights=_stepped(trace)).gradients, dead, step.rounding)
-    never, own = dead, {n: p.detach() for n, p in trace.model.named_parameters()}
+    never, own = dead, trace.parameters
     for places in (1, 3, 5, 7):
         if never:
             rolled = {n: p.roll(places) for n, p in own.items() if p.is_floating_point()}
@@ -215,10 +216,10 @@ def _is_of_library(step: StepUnderTest, name: str) -> bool:
 
 def _stepped(trace: Trace) -> dict[str, Tensor]:
     """Return the weights after a short step down the gradient, by a hundredth of each one's size."""
-    own, weights = dict(trace.model.named_parameters()), dict(trace.weights)
+    values, weights = trace.parameters, dict[str, Tensor]()
     for n, g in trace.gradients.items():
         if g is not None and bool(g.any()):
-            here = weights.get(n, own[n].detach())
+            here = values[n]
             size = float(here.norm()) or here.numel() ** 0.5
             weights[n] = here - 0.01 * size / float(g.norm()) * g
     return weights
@@ -227,7 +228,7 @@ def _stepped(trace: Trace) -> dict[str, Tensor]:
 def asleep(trace: Trace, idle: Iterable[str]) -> list[str]:
     """Return the parameters that are not idle but never get a gradient, however many steps are taken."""
     dead, later = list[str](), later_counts(trace.model)
-    trace = trace.again(weights={**trace.weights, **later}) if later else trace
+    trace = trace.again(weights=later) if later else trace
     while now := [n for n, g in trace.gradients.items() if _none(g) and n not in idle]:
         if now == dead:
             return dead

@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import CyclicLR, LambdaLR, OneCycleLR
 from normlab.errors import UserError
 from normlab.setups.setup import Setup, shown
 from normlab.trace.autograd import twin_of
+from normlab.trace.copies import copied_model, lead_to_copies
 from normlab.trace.dry_run import groups_of, parameters_of, sample
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
@@ -112,8 +113,10 @@ class Moved(Held):
 
 
 def held(model: nn.Module, optimizers: Iterable[Optimizer]) -> list[Held]:
-    """Return a model's parameters that optimizers hold, in their order. Raises Unknown if there are none."""
-    names = {id(p): n for n, p in model.named_parameters()}
+    """Return a model's parameters that optimizers hold, in their order, without empty ones, of which nothing
+    can be trained. Raises Unknown if there are none.
+    """
+    names = {id(p): n for n, p in model.named_parameters() if p.numel()}
     groups = ((g, o) for o in optimizers for g in o.param_groups)
     every = [Held(names[id(p)], p, g, o) for g, o in groups for p in g["params"] if id(p) in names]
     if not every:
@@ -277,16 +280,17 @@ def copied(
         if hollow:
             states = (t for o in ready for s in o.state.values() for _, t in tensors_in(s))
             memo |= {id(x): x for x in [model, *parameters_of(ready), *states]}
-        model = copy.deepcopy(model, memo)
+        model = copied_model(model, memo)
         optimizers = [copy.deepcopy(o, memo) if hollow else twin_of(o, memo) for o in ready]
         bound = copy.deepcopy(bound, memo)
     else:
-        model, bound = copy.deepcopy((model, bound), memo)
+        model, bound = copied_model(model, memo), copy.deepcopy(bound, memo)
         made = made_by("optimizer(model)", setup.optimizer, model, "param_groups")
         optimizers = list(made) if isinstance(made, (list, tuple)) else [made]
     if scheduler is not None and bound is None:
         several = optimizers if len(optimizers) > 1 else optimizers[0]
         bound = made_by("scheduler(optimizer)", scheduler, several, "step")
+    lead_to_copies(memo)  # functions may hold what only an optimizer lists, such as an adapter's weights
     if not hollow:
         nn.Module.zero_grad(model)
     return model, optimizers, bound

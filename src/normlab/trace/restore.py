@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from normlab.errors import UserError
 from normlab.setups.setup import Setup
-from normlab.trace.tensors import eager, unwrap
+from normlab.trace.tensors import eager, tensors_in, unwrap
 
 
 @contextmanager
@@ -63,10 +63,15 @@ def _accelerators() -> list[tuple[Any, ...]]:
 
 @contextmanager
 def same_globals() -> Iterator[None]:
-    """Restore torch's default dtype and gradient mode after this block, in which warnings are silent."""
+    """Restore torch's default dtype and gradient mode after this block, in which warnings are silent.
+
+    A surrounding inference mode is off in the block: what is made in it can have no gradient, ever.
+    """
     with ExitStack() as stack, warnings.catch_warnings():
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         stack.callback(torch.set_grad_enabled, torch.is_grad_enabled())
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(mode=False))
         warnings.simplefilter("ignore")
         yield
 
@@ -140,9 +145,11 @@ _UNTOUCHED: ContextVar[tuple[nn.Module, ...]] = ContextVar("_UNTOUCHED", default
 def restored(setup: Setup) -> Iterator[None]:
     """Restore everything in a setup after this block, bit for bit, whatever is raised inside it: parameters,
     buffers, gradients, attributes, modes, hooks, the optimizer's and the scheduler's state, the batch, other
-    models that its functions use, and the random states of torch, Python and numpy.
+    models that its functions use, and the random states of torch, Python and numpy. Gradients are enabled
+    inside it.
 
-    Inside such a block on the same model, it does nothing. Raises UserError for parameters without numbers.
+    Inside such a block on the same model, it does nothing. Raises UserError for parameters without numbers,
+    and for tensors that were made in inference mode.
     """
     model, inside = unwrap(setup.model), _UNTOUCHED.get()
     if any(model is one for one in inside):
@@ -152,10 +159,16 @@ def restored(setup: Setup) -> Iterator[None]:
     functions = (setup.loss, setup.step, setup.make, setup.optimizer, setup.scheduler)
     reached = [one for function in functions if callable(function) for one in _held_by(function)]
     batches = setup.batches[:SEVERAL] if isinstance(setup.batches, list) else setup.batches
+    refuse_inference(model, batches)
     objects = [model, setup.optimizer, setup.scheduler, batches, *reached]
     before = _UNTOUCHED.set((*inside, model))
     try:
-        with same_globals(), same_random_state(), same(*objects, parameters=True):
+        with (
+            same_globals(),
+            torch.enable_grad(),  # an instrument may be called where a script evaluates
+            same_random_state(),
+            same(*objects, parameters=True),
+        ):
             yield
     finally:
         _UNTOUCHED.reset(before)
@@ -174,6 +187,22 @@ def refuse_hollow(model: nn.Module) -> None:
             f"{len(hollow)} parameters of {name} are on the device meta and hold no numbers, first "
             f'{hollow[0]}; build the model outside of torch.device("meta"), or give it weights: '
             'model.to_empty(device="cpu"), then model.load_state_dict(…)'
+        )
+
+
+def refuse_inference(model: nn.Module, batches: Any) -> None:
+    """Raise UserError for parameters, or a batch, that were made in torch's inference mode."""
+    frozen = [path for path, p in model.named_parameters() if not is_lazy(p) and p.is_inference()]
+    if frozen:
+        raise UserError(
+            f"{len(frozen)} parameters of {type(model).__name__} were made in torch.inference_mode(), first "
+            f"{frozen[0]}, so no backward pass can go through them: build the model outside of it"
+        )
+    if given := [place for place, x in tensors_in(batches) if x.is_inference()]:
+        where = ".".join(map(str, given[0]))
+        raise UserError(
+            f"the batch{f' at {where}' if where else ''} was made in torch.inference_mode(), so no backward "
+            "pass can use it: draw it outside of it"
         )
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from normlab.setups.setup import Setup, shown
 from normlab.trace.autograd import Weights
 from normlab.trace.compare import awake_step, distance
+from normlab.trace.copies import copied_model
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import odd_one, settings, shared
 from normlab.trace.restore import same_globals, same_random_state
@@ -252,7 +253,7 @@ class Fresh:
         if self.of_class is None:
             return None
         with suppress(Exception):
-            step = awake_step(like, copy.deepcopy(self.of_class))
+            step = awake_step(like, copied_model(self.of_class))
             return step if step.exact else None
         return None
 
@@ -278,7 +279,7 @@ class Fresh:
         return from_library(self._model.get_submodule(".".join(shared((first, name))[:-1])))
 
     def built(self) -> nn.Module | None:
-        """Build a model by ``make``, else by Hugging Face's class, in the model's dtype; None without either.
+        """Build a model by ``make``, else by Hugging Face's class, cast as the model is; None without either.
 
         Raises Unknown if the class makes a model with other tensors.
         """
@@ -289,8 +290,8 @@ class Fresh:
             made = self._made() if self._make is not None else self._configured()
         if self._make is None and made.state_dict().keys() != model.state_dict().keys():
             raise Unknown("the model was changed after its class had made it: pass make=")
-        kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
-        return made.to(kinds.pop()) if len(kinds) == 1 else made
+        cast_alike(made, model)
+        return made
 
     def on_meta(self) -> nn.Module | None:
         """Return what ``built`` makes on the meta device. Raises Unknown if the user's code cannot do it."""
@@ -318,4 +319,27 @@ class Fresh:
             raise Unknown("nothing says how the model is drawn: pass make=, a function that builds it")
         if not isinstance(made := self._make(), nn.Module):
             raise Unknown(f"make() returned {shown(made)}, and must return a model")
-        return made
+        return unwrap(made)  # as the model under test: names count without those of wrappers
+
+
+def cast_alike(made: nn.Module, model: nn.Module) -> None:
+    """Cast each parameter and buffer to the type of the model's own of that name, and leave all others.
+
+    What the model keeps in another type than most, as a float32 table of frequencies beside bfloat16 weights,
+    is kept in that type; nothing is cast between numbers of different kinds, such as complex and real ones.
+    """
+    types = {name: x.dtype for name, x in _tensors_by_name(model)}
+    for name, x in _tensors_by_name(made):
+        wanted = types.get(name, x.dtype)
+        if x.dtype != wanted and _kind(x.dtype) == _kind(wanted):
+            x.data = x.data.to(wanted)
+
+
+def _tensors_by_name(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Return parameters and buffers by each of their names."""
+    parameters = model.named_parameters(remove_duplicate=False)
+    return [*parameters, *model.named_buffers(remove_duplicate=False)]
+
+
+def _kind(dtype: torch.dtype) -> tuple[bool, bool]:
+    return dtype.is_floating_point, dtype.is_complex

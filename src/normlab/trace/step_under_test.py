@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import time
 from collections.abc import Callable
@@ -18,16 +17,27 @@ from torch.optim import Optimizer
 from normlab.errors import UserError
 from normlab.setups.setup import Setup, shown
 from normlab.setups.step import plain_step
-from normlab.trace.compare import Located, Part, awake_step, blame, distance, part_of, rounding_of, small_part
+from normlab.trace.compare import (
+    Located,
+    Part,
+    awake_in_place,
+    awake_step,
+    blame,
+    distance,
+    part_of,
+    rounding_of,
+    small_part,
+)
+from normlab.trace.copies import Proof, copied_model, proof_of
 from normlab.trace.dry_run import SEED, DryRun, ObservedStep
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.stacks import Scaled, scaled_streams, stream_of
 from normlab.trace.facts.targets import Targets
 from normlab.trace.facts.wiring import Scores, Wiring, read_wiring
-from normlab.trace.optimizers import Rates, copied, held, rates_of, rebound
+from normlab.trace.optimizers import Rates, copied, held, made_by, rates_of, rebound
 from normlab.trace.starts import Fresh, constant, parameters_of
-from normlab.trace.tensors import Place, Tap, forward_hooks, refusal, replaced, unwrap
+from normlab.trace.tensors import Place, Tap, refusal, replaced, unwrap
 from normlab.trace.trace import Trace
 
 LARGE_MODEL: Final = 50_000_000
@@ -56,23 +66,24 @@ class StepUnderTest:
     # ------------------------------------------------------------------------------------------- copies
 
     @cached_property
+    def proof(self) -> Proof:
+        """Whether copies may stand in for the model: found once, on a part of the batch if that runs."""
+        part = small_part(self.batch, self.size)
+        if part is not self.batch:
+            with suppress(Exception):
+                return proof_of(self.model, part, self.loss_of)
+        return proof_of(self.model, self.batch, self.loss_of)
+
+    @property
     def copyable(self) -> bool:
-        """Whether the loss runs the model that it is given, and that model can be copied."""
-        try:
-            twin = copy.deepcopy(self.model)
-        except Exception:
-            return False
-        called = []
-        with forward_hooks({"": twin}, lambda *_: called.append(1)):
-            Trace(twin, self.batch, self.loss_of).once()
-        return bool(called)
+        """Whether copies may stand in for the model. If not, passes are those of the model itself."""
+        return not self.proof.refusal
 
     def copy(self) -> nn.Module:
-        """Return a copy of the model, without gradients. Raises Unknown if it cannot be copied."""
+        """Return a copy of the model, without gradients. Raises Unknown if it may not stand in for it."""
         if not self.copyable:
-            why = "the loss runs another model than it is given, or the model cannot be copied"
-            raise Unknown(f"{why}; call the model that loss(model, batch) receives")
-        twin = copy.deepcopy(self.model)
+            raise Unknown(self.proof.refusal)
+        twin = copied_model(self.model)
         nn.Module.zero_grad(twin)  # also if the class has its own method by this name
         return twin
 
@@ -103,8 +114,14 @@ class StepUnderTest:
 
     @cached_property
     def _awake(self) -> Trace:
-        """The model awake (see ``awake_step``) and without dropout, in float64 if possible."""
-        return awake_step(self.plain, self.copy()) if self.copyable else self.plain.again(dropout=False)
+        """The model awake (see ``awake_step``) and without dropout, in float64 if possible.
+
+        A model that no copy may stand in for gets these weights in each pass, and its own back after it. One
+        that the loss does not run stays as it is.
+        """
+        if self.copyable:
+            return awake_step(self.plain, self.copy())
+        return awake_in_place(self.plain) if self.proof.runs else self.plain.again(dropout=False)
 
     @property
     def is_exact(self) -> bool:
@@ -127,7 +144,7 @@ class StepUnderTest:
 
     @property
     def original(self) -> nn.Module:
-        """The model of the exact trace. Raises Unknown if it is the user's own."""
+        """The model of the exact trace, if that is a copy. Raises Unknown if it is the user's own."""
         return self.exact.model if self.copyable else self.copy()
 
     @cached_property
@@ -279,13 +296,19 @@ class StepUnderTest:
         parts = copied(self.setup, memo=memo)
         whole = (not plain and rebound(self.setup.step, memo)) or plain_step(self.loss_of)
         several = isinstance(self.setup.optimizer, (list, tuple)) or len(parts[1]) > 1
-        return DryRun(*parts, self.loss_of, whole, several, exact)
+        return DryRun(*parts, self.loss_of, whole, several, exact, original=self.model)
 
     @property
     def handed(self) -> tuple[nn.Module, list[Optimizer]]:
-        """The user's own model and optimizers, or copies if a function makes the optimizers."""
+        """The user's own model and optimizers, or copies if a function makes the optimizers.
+
+        That function is given the model itself if copies may not stand in for it: nothing steps these.
+        """
         if all(isinstance(o, Optimizer) for o in self.setup.optimizers):
             return self.model, self.setup.optimizers
+        if self.setup.optimizer is not None and not self.copyable:
+            made = made_by("optimizer(model)", self.setup.optimizer, self.model, "param_groups")
+            return self.model, list(made) if isinstance(made, (list, tuple)) else [made]
         run = self.rehearsal()
         return run.model, run.optimizers
 

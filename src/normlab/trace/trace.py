@@ -42,7 +42,8 @@ def at_weights(model: nn.Module, weights: Weights) -> Iterator[None]:
         for path, weight in weights.items():
             p = attrgetter(path)(model)
             stack.callback(setattr, p, "data", p.data)
-            p.data = weight.detach()
+            # a pass may write to a buffer, as running statistics do, and the next pass must not see that
+            p.data = weight.detach() if isinstance(p, Parameter) else weight.detach().clone()
         torch.clear_autocast_cache()
         yield
 
@@ -100,9 +101,9 @@ class Pass:
 class Trace:
     """One step of a model on a batch, computed when asked for; the model is left as it was.
 
-    ``exact`` says that the model is a copy in float64, so its functions run in float64 too. Without
-    ``dropout``, every dropout of torch passes its input on. ``weights`` replace the model's own parameters of
-    the same names. ``changed`` maps a module's path to a function of its first input.
+    ``exact`` says that the model's weights are in float64, so its functions run in float64 too. Without
+    ``dropout``, every dropout of torch passes its input on. ``weights`` replace the model's own parameters
+    and buffers of the same names. ``changed`` maps a module's path to a function of its first input.
 
     >>> from normlab.trace.tensors import Tap
     >>> tap = Tap("decoder.end", "output")
@@ -123,8 +124,23 @@ class Trace:
     changed: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
 
     def again(self, **changes: Any) -> Trace:
-        """Return the same step with one thing changed: batch=, training=, seed=, weights=, taps=, …."""
+        """Return the same step with one thing changed: batch=, training=, seed=, weights=, taps=, ….
+
+        Weights that are not named stay as they are in this step.
+        """
+        if "weights" in changes:
+            changes["weights"] = {**self.weights, **changes["weights"]}
         return replace(self, **changes)
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """The values of the parameters in a pass, by path: the model's own, or those in ``weights``."""
+        return {n: self.weights.get(n, p).detach() for n, p in self.model.named_parameters()}
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """The values of the buffers before a pass, by path: the model's own, or those in ``weights``."""
+        return {n: self.weights.get(n, b).detach() for n, b in self.model.named_buffers()}
 
     @contextmanager
     def _surroundings(self) -> Iterator[None]:
@@ -214,7 +230,8 @@ class Trace:
 
     @cached_property
     def _backward(self) -> tuple[float, dict[str, Tensor | None], bool]:
-        own = {path: p for path, p in self.model.named_parameters() if p.requires_grad}
+        parameters = self.model.named_parameters()
+        own = {path: p for path, p in parameters if p.requires_grad and p.numel()}
         with self.with_graph() as passed:
             if passed.loss is None:
                 raise UserError(NO_LOSS)
@@ -226,10 +243,10 @@ class Trace:
     @cached_property
     def moving(self) -> list[str]:
         """Buffers that a pass changes, such as running statistics and counters."""
-        own = dict(self.model.named_buffers())
-        with self.with_graph() if own else nullcontext():
+        before = self.buffers
+        with self.with_graph() if before else nullcontext():
             after = {n: b.clone() for n, b in self.model.named_buffers()}
-        return [n for n, b in own.items() if n in after and not b.equal(after[n])]
+        return [n for n, b in before.items() if n in after and not b.equal(after[n])]
 
     @property
     def run_again(self) -> bool:
@@ -238,14 +255,17 @@ class Trace:
 
     @property
     def gradients(self) -> dict[str, Tensor | None]:
-        """The gradient of the loss in every parameter that needs one; None if it does not reach."""
+        """The gradient of the loss in every parameter that needs one, without empty ones; None where it does
+        not reach.
+        """
         return self._backward[1]
 
     @property
     def slope(self) -> Gradients:
         """The loss and its gradients in the trainable parameters, zeros where it does not reach."""
-        own, (loss, found, _) = trainable(self.model), self._backward
-        filled = {n: torch.zeros_like(p) if (g := found[n]) is None else g for n, p in own.items()}
+        values, (loss, found, _) = self.parameters, self._backward
+        names = trainable(self.model)
+        filled = {n: torch.zeros_like(values[n]) if (g := found[n]) is None else g for n in names}
         return Gradients(loss, filled)
 
     def update(
@@ -262,7 +282,8 @@ class Trace:
         Raises UserError for a frozen model, another model's optimizer, and a loss that is not finite.
         """
         own = trainable(self.model)
-        twins = {path: Parameter(p.detach().clone()) for path, p in own.items()}
+        values = self.parameters
+        twins = {path: Parameter(values[path].clone()) for path in own}
         if isinstance(optimizer, Optimizer):
             held = {id(p) for group in optimizer.param_groups for p in group["params"]}
             if held.isdisjoint(map(id, own.values())):

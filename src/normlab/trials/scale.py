@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ import torch
 
 from normlab.errors import UserError
 from normlab.setups.setup import Setup
+from normlab.trace.copies import copied_model
 from normlab.trace.facts.targets import SCORED, Targets, read_logits
 from normlab.trace.restore import restored
 from normlab.trace.tensors import unwrap
@@ -76,7 +76,7 @@ def read_scale(setup: Setup, batches: Sequence[Any], seconds: float, first: floa
     deadline, counted = time.monotonic() + seconds, 0
     losses, read = list[float](), list[list[tuple[float, Targets]]]()
     with restored(setup), suppress(UserError):  # the step alone may know the loss
-        model = copy.deepcopy(unwrap(setup.model))
+        model = copied_model(unwrap(setup.model))
         for batch in {id(batch): batch for batch in batches}.values():
             trace = Trace(model, batch, setup.loss_of)
             with trace.with_graph(events=True, functions=SCORED) as passed:

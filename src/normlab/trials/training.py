@@ -6,7 +6,6 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -18,10 +17,11 @@ from normlab.base.units import count
 from normlab.errors import UserError
 from normlab.setups.setup import Setup, shown
 from normlab.setups.step import plain_step
+from normlab.trace.copies import Use, refusal_of, use_of
 from normlab.trace.dry_run import groups_of
 from normlab.trace.optimizers import copied, rates_of
 from normlab.trace.restore import restored, same_random_state
-from normlab.trace.tensors import eager, forward_hooks, map_tensors, refusal
+from normlab.trace.tensors import eager, map_tensors, refusal, unwrap
 
 RateOf = Callable[[int, Sequence[float]], Sequence[float]]
 """From a step, counted from 1, and the groups' own rates, to the rates that they are given."""
@@ -43,8 +43,6 @@ class Training:
     """Of every step."""
     rates: dict[int, list[float]] = field(default_factory=dict)
     """By batch in which an optimizer was called: each group's rate, as the scheduler or step had set it."""
-    ran: bool = False
-    """Whether any module of the copy ran."""
     model: nn.Module | None = None
     """The copy that is trained."""
 
@@ -65,6 +63,8 @@ def train(
     Without ``rate_of`` they keep their own. ``groups`` replaces options of every group, such as ``betas``, by
     a value or by a function of the group's own value. Model, optimizers, and all that ``restored`` knows are
     put back; random states begin at ``seed``.
+
+    Raises UserError if the first step does not run the copy, or uses the model that it was copied from.
     """
     seen = Training()
     kept = replace(setup, batches=())  # each step gets a copy of its batch
@@ -77,14 +77,18 @@ def train(
         step = setup.step or plain_step(setup.loss_of)
         several = isinstance(setup.optimizer, (list, tuple)) or len(optimizers) > 1
         steered: Any = optimizers if several else optimizers[0]
-        watch = forward_hooks(dict(model.named_modules()), lambda *_: setattr(seen, "ran", True))
         _give_rates(optimizers, rate_of, seen)
         for batch in batches:
             start = time.monotonic()
             own = map_tensors(batch, lambda _, x: x.clone())
             try:
-                with nullcontext() if seen.losses else watch:
+                if seen.losses:
                     value = step(model, own, steered, scheduler)
+                else:
+                    # a step may also log what it likes, so reading alone is no use
+                    with use_of(unwrap(setup.model), in_graph=True) as strayed, use_of(model) as used:
+                        value = step(model, own, steered, scheduler)
+                    _refuse_stray(setup, strayed, used)
             except Exception as error:  # as when a loop refuses a loss that is not a number
                 if not seen.losses:
                     raise
@@ -116,14 +120,20 @@ def first_steps(
     except Exception as error:
         who = "step" if setup.step is not None else "loss" if setup.loss is not None else "the model"
         raise UserError(refusal(who, setup.batch, error)) from error
-    if not seen.ran:
-        raise UserError("loss, or step, does not run the model that it is given: call the one it receives")
     if not seen.rates:
         raise UserError(
             f"the optimizer's step() is not called in {count(len(seen.losses), 'step')}: call that of "
             "the optimizer that step(model, batch, optimizer, scheduler) receives"
         )
     return seen
+
+
+def _refuse_stray(setup: Setup, strayed: Use, used: Use) -> None:
+    """Raise UserError unless a step has run the copy alone: else losses are those of weights that stay."""
+    if not used.modules:
+        raise UserError("loss, or step, does not run the model that it is given: call the one it receives")
+    if strayed.paths:
+        raise UserError(f"no copy of the model can be trained: {refusal_of(setup.model, strayed, used)}")
 
 
 def _number(value: Any) -> float:

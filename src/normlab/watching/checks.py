@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from normlab.checks.check import examine, properties
 from normlab.checks.property import Violation
 from normlab.setups.setup import Loss, Setup
+from normlab.trace.copies import copied_model, uses_of_copy
 from normlab.trace.restore import restored, same_globals, same_random_state
 from normlab.trace.step_under_test import LARGE_MODEL, StepUnderTest
 from normlab.trace.tensors import call_model, map_tensors, tensors_in
@@ -33,14 +33,15 @@ def _first_violations(
     """Test a copy of a model before its first step; ``own`` holds hooks on the model that the copy lacks.
 
     The loss gives the outputs the gradient that backward gave them. A parameter that backward reached some
-    other way is not a violation. Empty if a float64 copy would take gigabytes, or if ranks hold parts.
+    other way is not a violation. Empty if a float64 copy would take gigabytes, if ranks hold parts, or if the
+    copy uses the model in training, so that nothing may be concluded from it.
     """
     parameters = list(model.parameters())
     spread = any(hasattr(p, "to_local") for p in parameters)
     if spread or sum(p.numel() for p in parameters) > LARGE_MODEL:
         return []
     with same_globals(), same_random_state(0):
-        twin = copy.deepcopy(model, {id(own): own})
+        twin = copied_model(model, {id(own): own})
         for hooks in (twin._forward_hooks, twin._forward_pre_hooks):
             for key in [k for k, hook in hooks.items() if getattr(hook, "__self__", None) is own]:
                 hooks.pop(key)
@@ -48,6 +49,9 @@ def _first_violations(
         given: Any = kwargs if not args else args if not kwargs else {"args": args, "kwargs": kwargs}
         setup = Setup(twin, given, _loss_of(scored, batch))
         with restored(setup):
+            strayed, _ = uses_of_copy(twin, model, given, setup.loss_of)
+            if strayed.paths:
+                return []
             tests = [one for one in properties() if one.name in TESTED]
             failures = examine(StepUnderTest(setup, budget_s=BUDGET_S), tests).failures
     reached = {name for name, p in model.named_parameters() if p.grad is not None and bool(p.grad.any())}
