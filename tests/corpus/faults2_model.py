@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -275,7 +277,15 @@ def maximize() -> Arguments:
 
 
 class Muon(SGD):
-    """An optimizer that is called as one for hidden matrices is."""
+    """Steps matrices by their gradient's nearest orthogonal matrix, and vectors by their gradient."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for p in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+            if p.ndim == 2:
+                left, _, right = torch.linalg.svd(p.grad, full_matrices=False)
+                p.grad.copy_(left @ right)
+        super().step()
 
 
 @fault("groups", place="optimizer|te*|pe*|head*|nf*|h.0*")

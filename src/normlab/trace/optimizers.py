@@ -55,10 +55,22 @@ class Held:
 
     @property
     def orthogonal(self) -> bool:
-        """Whether Muon steps it, by its group or by the class of an optimizer that has no other rule."""
+        """Whether Muon steps it, by its group or by the class of an optimizer that has no other rule.
+
+        ``depends_on_others`` measures it.
+        """
         rules = {str(v).lower() for k, v in self.group.items() if k != "params"}
         mixed = "betas" in self.group or any("adam" in rule for rule in rules)
         return bool(self.group.get("use_muon", "muon" in type(self.optimizer).__name__.lower() and not mixed))
+
+    @property
+    def may_be_orthogonal(self) -> bool:
+        """Whether the optimizer's class or the group speaks of Muon, whatever else it steps."""
+        words = [type(self.optimizer).__name__]
+        words += [
+            word for k, v in self.group.items() if k != "params" for word in (k, v) if isinstance(word, str)
+        ]
+        return any("muon" in word.lower() for word in words)
 
 
 @dataclass(frozen=True)
@@ -119,6 +131,53 @@ def held(model: nn.Module, optimizers: Iterable[Optimizer]) -> list[Held]:
     if not every:
         raise Unknown("the optimizer holds no parameter of the model, to which the loss gives its gradients")
     return every
+
+
+def depends_on_others(step: StepUnderTest) -> dict[str, bool]:
+    """Return, by parameter, whether the step of an entry depends on the gradients of other entries, by more
+    than one factor on them all.
+
+    That of a rule for each entry, such as Adam's, does not, nor does that of one that clips; an
+    orthogonalised one does. Copies of the optimizers are stepped with random gradients, twice; those of the
+    first half of each parameter are larger the second time, and the steps of the second halves are compared.
+    What an optimizer that raises holds is left out.
+    """
+    steps: list[dict[str, Tensor]] = []
+    for factor in (1.0, 3.0):
+        model, optimizers, _ = copied(step.setup)
+        draw = torch.Generator().manual_seed(0)
+        for p in model.parameters():
+            gradient = torch.randn(p.shape, generator=draw)
+            gradient.view(-1)[: p.numel() // 2] *= factor
+            p.grad = gradient.to(p)
+            p.data = torch.zeros_like(p)  # so that the parameter afterwards is its step, unrounded
+        for group in groups_of(optimizers):
+            group["lr"] = 1.0  # a warm-up may begin at 0
+        held_by = [h for h in held(model, optimizers) if h.parameter.requires_grad]
+        failed = [optimizer for optimizer in optimizers if not _steps(optimizer)]
+        moved = [h for h in held_by if all(h.optimizer is not o for o in failed)]
+        steps.append({h.name: _second_half(h.parameter) for h in moved})
+    first, second = steps
+    return {name: _differ(x, second[name]) for name, x in first.items() if name in second}
+
+
+def _steps(optimizer: Optimizer) -> bool:
+    """Step an optimizer; return whether it does not raise."""
+    with suppress(Exception):  # anybody's rule, which may refuse vectors
+        optimizer.step()
+        return True
+    return False
+
+
+def _second_half(p: Tensor) -> Tensor:
+    return p.detach().reshape(-1)[p.numel() // 2 :].clone()
+
+
+def _differ(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors differ by more than one factor and by more than rounding."""
+    wide, other = a.double(), b.double()
+    factor = float(wide @ other) / max(float(other @ other), 1e-300)
+    return float((wide - factor * other).norm()) > 8 * torch.finfo(a.dtype).eps * float(wide.norm())
 
 
 def masters_of(step: StepUnderTest) -> dict[int, str]:
