@@ -262,6 +262,17 @@ RULES: Final = {"SGD": _sgd, "Adam": _adam, "AdamW": partial(_adam, decoupled=Tr
 """The first step of a parameter, by the name that an optimizer's class declares."""
 
 
+class FirstRise(NamedTuple):
+    """How the rates of a schedule rise before they first fall."""
+
+    peaks: list[float]
+    """The largest rate of each group."""
+    steps: int
+    """The number of steps up to the peak; 0 if the rates begin there."""
+    first_share: float
+    """The first rate above 0, as a share of the peak."""
+
+
 class Rates(NamedTuple):
     """The rates of a schedule by group, at some of its steps."""
 
@@ -281,6 +292,18 @@ class Rates(NamedTuple):
     def peaks(self) -> list[float]:
         """The largest rate of each group."""
         return [max(column) for column in zip(*self.rates, strict=True)]
+
+    @property
+    def first_rise(self) -> FirstRise:
+        """How the rates rise before they first fall."""
+        top = self.top
+        fallen = next((i for i in range(1, len(top)) if top[i] < top[i - 1]), len(top))
+        rows, top = self.rates[:fallen], top[:fallen]
+        peak = max(top)
+        at = next(i for i, rate in enumerate(top) if rate >= peak * (1 - 1e-6))
+        begun = next((rate for rate in top if rate > 0), peak)
+        peaks = [max(column) for column in zip(*rows, strict=True)]
+        return FirstRise(peaks, 1 + self.steps[at] if at else 0, begun / peak if peak > 0 else 1.0)
 
     def reaches(self, asked: float) -> bool:
         """Return whether a group peaks at the rate asked, up to a step of warm-up and the decay so far."""
