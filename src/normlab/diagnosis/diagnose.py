@@ -39,6 +39,7 @@ from normlab.errors import UserError
 from normlab.setups.named import NamedSetup
 from normlab.setups.setup import Loss, Setup, output_loss, setup_of
 from normlab.trace.autograd import made
+from normlab.trace.facts import Unknown
 from normlab.trace.optimizers import made_by, rates_of
 from normlab.trace.restore import refuse_hollow, restored, same_globals, same_random_state, undisturbed
 from normlab.trace.tensors import Call, call_model, tensors_in, unregistered, unwrap
@@ -292,8 +293,12 @@ def _at_the_peak(
     if setup.scheduler is None or optimizer is None or optimizer.state or options.get("warmup_steps"):
         yield options
         return
-    with same_globals(), same_random_state():
-        rise = rates_of(setup).first_rise
+    try:
+        with same_globals(), same_random_state():
+            rise = rates_of(setup).first_rise
+    except Unknown:  # a copy of the scheduler is followed, and something cannot be copied
+        yield options
+        return
     before = [group["lr"] for group in optimizer.param_groups]
     try:
         for group, rate in zip(optimizer.param_groups, rise.peaks, strict=True):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -348,7 +348,7 @@ def copied(
     """Copy a model, its optimizers and its scheduler, bound to each other; ``memo`` is that of ``deepcopy``.
 
     If ``hollow``, the optimizers hold the user's own parameters and states: they must never be stepped.
-    Raises Unknown without an optimizer.
+    Raises Unknown without an optimizer, and if something cannot be copied.
     """
     model, ready, scheduler = unwrap(setup.model), setup.optimizers, setup.scheduler
     if setup.optimizer is None:
@@ -359,11 +359,13 @@ def copied(
         if hollow:
             states = (t for o in ready for s in o.state.values() for _, t in tensors_in(s))
             memo |= {id(x): x for x in [model, *parameters_of(ready), *states]}
-        model = copy.deepcopy(model, memo)
-        optimizers = [copy.deepcopy(o, memo) if hollow else twin_of(o, memo) for o in ready]
-        bound = copy.deepcopy(bound, memo)
+        with _refused_by(model):
+            model = copy.deepcopy(model, memo)
+            optimizers = [copy.deepcopy(o, memo) if hollow else twin_of(o, memo) for o in ready]
+            bound = copy.deepcopy(bound, memo)
     else:
-        model, bound = copy.deepcopy((model, bound), memo)
+        with _refused_by(model):
+            model, bound = copy.deepcopy((model, bound), memo)
         made = made_by("optimizer(model)", setup.optimizer, model, "param_groups")
         optimizers = list(made) if isinstance(made, (list, tuple)) else [made]
     if scheduler is not None and bound is None:
@@ -372,6 +374,31 @@ def copied(
     if not hollow:
         nn.Module.zero_grad(model)
     return model, optimizers, bound
+
+
+@contextmanager
+def _refused_by(model: nn.Module) -> Iterator[None]:
+    """Raise Unknown for what is raised in this block, which copies a model, with what of it is to blame."""
+    try:
+        yield
+    except Exception as error:
+        name, held = type(model).__name__, uncopyable(model)
+        where = f"{name} holds {held}, which cannot be copied" if held else f"{name} cannot be copied"
+        advice = "keep it outside of the model, or give its class a __deepcopy__"
+        raise Unknown(f"{where}: {type(error).__name__}: {error}; {advice}") from error
+
+
+def uncopyable(model: nn.Module) -> str:
+    """Return the path of the first plain attribute of a module that cannot be copied; empty if all can be."""
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if name in ("_parameters", "_buffers", "_modules"):
+                continue
+            try:
+                copy.deepcopy(value)
+            except Exception:
+                return f"{path}.{name}".strip(".")
+    return ""
 
 
 def rebound(function: Any, memo: dict[int, Any]) -> Any:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normlab.errors import UserError
-from normlab.setups.setup import Setup, shown
-from normlab.setups.step import plain_step
+from normlab.setups.setup import Setup
+from normlab.setups.step import plain_step, require_one_number
 from normlab.trace.compare import Located, Part, awake_step, blame, distance, part_of, rounding_of, small_part
 from normlab.trace.dry_run import SEED, DryRun, ObservedStep
 from normlab.trace.facts import Unknown
@@ -345,8 +345,7 @@ class StepUnderTest:
             own = self.setup.loss is None
             who, word = (type(self.model).__name__, "loss") if own else ("loss(model, batch)", "")
             raise UserError(refusal(who, self.batch, error, word)) from error
-        if loss.numel() != 1:
-            raise UserError(f"loss(model, batch) returned {shown(loss)}, and must return one number: a mean")
+        require_one_number(loss)
         try:
             _ = self.rates
         except UserError:
