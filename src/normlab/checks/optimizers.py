@@ -207,7 +207,17 @@ def update(step: StepUnderTest) -> Answers:
         if wide and not any(m.change.any() for m in (*moved, *wide.values())):
             yield note("optimizer", "its first step moves nothing, not even in float64")
             return
-    yield from chain(_moves_well(moved, live), _lost(live, wide), _by_rule(live))
+    yield from chain(_moves_well(moved, live), _lost(live, wide), _by_rule(live), _by_forward(step))
+
+
+def _by_forward(step: StepUnderTest) -> Answers:
+    """What the forward pass does to the weights, which is not the optimizer's doing."""
+    written: dict[str, list[str]] = defaultdict(list)
+    for name, module in step.rewritten[True].items():
+        written[module].append(name)
+    for module, names in written.items():
+        say = f"its forward pass writes to {len(names)} parameters ({', '.join(names[:3])})"
+        yield note(module, f"{say}; the optimizer's step is measured from what that leaves")
 
 
 def _moves_well(moved: Sequence[Moved], live: Sequence[Moved]) -> Answers:

@@ -218,9 +218,10 @@ def first_step(step: StepUnderTest, *, exact: bool = False) -> list[Moved]:
     every = held(run.model, run.optimizers)
     before = [sample(h.parameter) for h in every]
     states = [map_tensors(h.optimizer.state.get(h.parameter, {}), lambda _, x: sample(x)) for h in every]
-    gradients, moved = run.run(step.stepped, rates=rates).gradients, list[Moved]()
-    for h, x, state in zip(every, before, states, strict=True):
-        g, y = gradients.get(h.name, torch.zeros_like(x)), sample(h.parameter)
+    seen, moved = run.run(step.stepped, rates=rates), list[Moved]()
+    for h, given, state in zip(every, before, states, strict=True):
+        x = seen.weights.get(h.name, given)  # what the forward pass changed is not the optimizer's doing
+        g, y = seen.gradients.get(h.name, torch.zeros_like(x)), sample(h.parameter)
         change = (y - x).masked_fill(y == x, 0)  # infinity may stay unmoved, as in a mask
         moved.append(Moved(**vars(h), before=x, gradient=g, change=change, state=state))
     return moved

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Final
 
 import torch
@@ -26,6 +26,7 @@ from normlab.trace.facts.stacks import Scaled, scaled_streams, stream_of
 from normlab.trace.facts.targets import Targets
 from normlab.trace.facts.wiring import Scores, Wiring, read_wiring
 from normlab.trace.optimizers import Rates, copied, held, rates_of, rebound
+from normlab.trace.rewrites import rewritten
 from normlab.trace.starts import Fresh, constant, parameters_of
 from normlab.trace.tensors import Place, Tap, forward_hooks, refusal, replaced, unwrap
 from normlab.trace.trace import Trace
@@ -51,6 +52,8 @@ class StepUnderTest:
         self.size = sum(p.numel() for p in self.model.parameters())
         self.started, self.budget_s = time.monotonic(), budget_s
         self.loss_of = self.setup.loss_of
+        self.rewritten: dict[bool, dict[str, str]] = {False: {}, True: {}}
+        """By mode, the parameters that the forward pass writes to, and the modules that do so."""
         self._group = ""
 
     # ------------------------------------------------------------------------------------------- copies
@@ -79,7 +82,13 @@ class StepUnderTest:
     @cached_property
     def whole(self) -> Trace:
         """The model unchanged, in evaluation mode, on the whole batch."""
-        return Trace(self.copy() if self.copyable else self.model, self.batch, self.loss_of, seed=SEED)
+        model = self.copy() if self.copyable else self.model
+        trace = Trace(model, self.batch, self.loss_of, seed=SEED)
+        part = trace.again(batch=small_part(self.batch, self.size))
+        for training in (False, True):
+            with suppress(Exception):  # a refusal, or a property, says what raises
+                self.rewritten[training] |= rewritten(part.again(training=training))
+        return trace.again(rewritten=frozenset(chain(*self.rewritten.values())))
 
     @cached_property
     def plain(self) -> Trace:
@@ -279,7 +288,7 @@ class StepUnderTest:
         parts = copied(self.setup, memo=memo)
         whole = (not plain and rebound(self.setup.step, memo)) or plain_step(self.loss_of)
         several = isinstance(self.setup.optimizer, (list, tuple)) or len(parts[1]) > 1
-        return DryRun(*parts, self.loss_of, whole, several, exact)
+        return DryRun(*parts, self.loss_of, whole, several, exact, self.whole.rewritten)
 
     @property
     def handed(self) -> tuple[nn.Module, list[Optimizer]]:

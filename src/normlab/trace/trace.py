@@ -102,7 +102,8 @@ class Trace:
 
     ``exact`` says that the model is a copy in float64, so its functions run in float64 too. Without
     ``dropout``, every dropout of torch passes its input on. ``weights`` replace the model's own parameters of
-    the same names. ``changed`` maps a module's path to a function of its first input.
+    the same names. ``changed`` maps a module's path to a function of its first input. ``rewritten`` names
+    parameters to which the model writes as it runs: each pass begins at the same values of them.
 
     >>> from normlab.trace.tensors import Tap
     >>> tap = Tap("decoder.end", "output")
@@ -121,6 +122,7 @@ class Trace:
     taps: tuple[Tap, ...] = ()
     weights: Weights = field(default_factory=dict)
     changed: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
+    rewritten: frozenset[str] = frozenset()
 
     def again(self, **changes: Any) -> Trace:
         """Return the same step with one thing changed: batch=, training=, seed=, weights=, taps=, …."""
@@ -131,6 +133,10 @@ class Trace:
         with ExitStack() as stack:
             stack.enter_context(undisturbed(self.model, self.batch, training=self.training, seed=self.seed))
             stack.enter_context(at_weights(self.model, self.weights))
+            if self.rewritten:
+                own = self.model.named_parameters()
+                copies = {n: p.detach().clone() for n, p in own if n in self.rewritten}
+                stack.enter_context(at_weights(self.model, copies))
             if self.exact:
                 torch.set_default_dtype(torch.float64)
             for path, change in self.changed.items():
