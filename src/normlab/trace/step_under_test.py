@@ -25,10 +25,11 @@ from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.stacks import Scaled, scaled_streams, stream_of
 from normlab.trace.facts.targets import Targets
 from normlab.trace.facts.wiring import Scores, Wiring, read_wiring
+from normlab.trace.functions import Narrowings
 from normlab.trace.optimizers import Rates, copied, held, rates_of, rebound
 from normlab.trace.rewrites import rewritten
 from normlab.trace.starts import Fresh, constant, parameters_of
-from normlab.trace.tensors import Place, Tap, forward_hooks, refusal, replaced, unwrap
+from normlab.trace.tensors import Place, Tap, forward_hooks, map_tensors, refusal, replaced, unwrap
 from normlab.trace.trace import Trace
 
 LARGE_MODEL: Final = 50_000_000
@@ -203,9 +204,33 @@ class StepUnderTest:
         return scaled_streams(self.exact, self.facts.entering) if hand_on else Scaled({}, frozenset(), ())
 
     @cached_property
+    def narrowed(self) -> frozenset[torch.dtype]:
+        """The types in which a pass in float64 computes in part, whatever is asked of it."""
+        seen = Narrowings()
+        for training in (False, True):
+            with suppress(Exception), seen:  # what cannot be dispatched to Python
+                self._awake.again(training=training).once()
+        return frozenset(seen.types)
+
+    @cached_property
     def rounding(self) -> float:
         """The relative difference that two runs may show by rounding alone."""
-        return EXACT if self.is_exact else rounding_of(self.exact, self.logits)
+        if not self.is_exact:
+            return rounding_of(self.exact, self.logits)
+        return EXACT if not self.narrowed else max(EXACT, *map(self._off_in, self.narrowed))
+
+    def _off_in(self, dtype: torch.dtype) -> float:
+        """Return how far the whole step in a type may be from the same step in float64."""
+        model = copy.deepcopy(self.exact.model).to(dtype)
+        batch = map_tensors(self.exact.batch, lambda _, x: x.to(dtype) if x.is_floating_point() else x)
+        apart = []
+        for training in (False, True):
+            wide = self.exact.again(training=training)
+            if distance(wide.loss, wide.again(seed=1).loss):
+                continue  # two types draw two sequences of random numbers
+            narrow = wide.again(model=model, batch=batch, exact=False)
+            apart.append(distance(self.logits(wide), self.logits(narrow)))
+        return 4 * max(apart, default=0.0)
 
     def logits(self, trace: Trace) -> Tensor:
         """Return what the loss is computed from: the logits if they are known, else the main output."""
@@ -315,7 +340,8 @@ class StepUnderTest:
     @cached_property
     def gradient_rounding(self) -> float:
         """The share of a gradient that rounding may change, if the step runs as in ``twice``."""
-        return self.rounding if self.twice[0] else self.rehearsal().rounding(self.stepped)
+        exact = self.twice[0] and not self.narrowed
+        return self.rounding if exact else self.rehearsal().rounding(self.stepped)
 
     @cached_property
     def rates(self) -> Rates:
@@ -380,5 +406,7 @@ class StepUnderTest:
                     about[name] = fact()
             stacks = ", ".join(f"{name} × {len(blocks)}" for name, blocks in facts.stacks.items())
             about["stacks"] = stacks or "none"
-            about["precision"] = "float64" if self.is_exact else "the model's own"
+            narrow = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in self.narrowed))
+            wide = f"float64, in part {narrow}" if narrow else "float64"
+            about["precision"] = wide if self.is_exact else "the model's own"
         return about
