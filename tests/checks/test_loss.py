@@ -120,6 +120,37 @@ def test_a_sum_and_a_mean_over_ignored_positions_fail():
     assert first(report_of("reduction", batches=padded()[0], loss=over_all)) == ("reduction", "loss")
 
 
+def summed_in_a_row(model: nn.Module, ids: Tensor) -> Tensor:
+    """Minus the log-probabilities of each row, averaged over rows."""
+    each = asking(lambda x: ahead(1)(x.masked_fill(x == 0, -100)), reduction="none")(model, ids)
+    return each.sum(1).mean()
+
+
+def preferred(model: nn.Module, ids: Tensor) -> Tensor:
+    """The loss of a reward model by the log-probabilities of rows, of which the even ones are better."""
+    each = asking(lambda x: ahead(1)(x.masked_fill(x == 0, -100)), reduction="none")(model, ids)
+    better, worse = each.sum(1).view(-1, 2).unbind(1)
+    return -F.logsigmoid(0.1 * (worse - better)).mean() + 0.2 * each.sum(1).mean()
+
+
+def scaled(model: nn.Module, ids: Tensor) -> Tensor:
+    """Half of what is divided by all positions."""
+    return 0.5 * asking(lambda x: ahead(1)(x.masked_fill(x == 0, -100)), reduction="none")(model, ids).mean()
+
+
+@pytest.mark.parametrize("loss", [summed_in_a_row, preferred])
+def test_a_sum_over_a_row_is_not_divided_by_all_positions(loss: Any):
+    report = report_of("reduction", batches=padded()[0], loss=loss)
+    assert report.ok
+    assert {n.module for n in report.notes} == {"loss"}
+
+
+def test_a_factor_hides_no_division_by_all_positions():
+    assert first(report_of("reduction", batches=padded()[0], loss=scaled)) == ("reduction", "loss")
+    everywhere = report_of("reduction", loss=summed_in_a_row)
+    assert everywhere.ok, "without padding nothing tells a sum over rows from a share of all positions"
+
+
 def test_softmax_before_the_loss_fails():
     def twice(model: nn.Module, ids: Tensor) -> Tensor:
         return F.cross_entropy(model(ids).softmax(-1).transpose(1, 2), ahead(1)(ids))

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from .tiny import Decoder, first, groups, loss_of, report_of
+from .tiny import DIM, Decoder, first, groups, loss_of, report_of
 
 Make = Callable[[nn.Module], Any]
 
@@ -89,8 +89,21 @@ def split(model: nn.Module, decays: Callable[[str], bool]) -> AdamW:
     )
 
 
-class Muon(SGD):
-    """A stand-in by its name."""
+class Muon(Optimizer):
+    """Steps matrices by an orthogonal matrix, but by signs where the group or the state says ``flat``."""
+
+    def __init__(self, params: Any, **defaults: Any):
+        super().__init__(params, {"lr": 1e-3, "betas": (0.9, 0.95), "flat": False, **defaults})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in (p for p in group["params"] if p.grad is not None):
+                change = p.grad.sign()
+                if not self.state[p].get("flat", group["flat"]) and p.ndim == 2:
+                    left, _, right = torch.linalg.svd(p.grad, full_matrices=False)
+                    change = left @ right
+                p.add_(change, alpha=-group["lr"])
 
 
 FAULTS: list[tuple[Make, str]] = [
@@ -126,10 +139,119 @@ def test_one_group_layerwise_rates_and_muon_on_hidden_matrices_are_sound(make: M
     assert with_optimizer(make, "groups").ok
 
 
+def in_groups(is_flat: Callable[[str], bool]) -> Make:
+    """Return a function that gives Muon one group for its own rule and one for the other."""
+
+    def make(model: nn.Module) -> Muon:
+        named = list(model.named_parameters())
+        return Muon(
+            [{"params": [p for n, p in named if is_flat(n) is flat], "flat": flat} for flat in (False, True)]
+        )
+
+    return make
+
+
+def test_muon_is_judged_by_the_step_that_each_group_gets():
+    assert with_optimizer(in_groups(lambda n: "blocks" not in n or "norm" in n or "bias" in n), "groups").ok
+    report = with_optimizer(in_groups(lambda n: n == "head.weight"), "groups")
+    assert first(report) == ("groups", "embed.weight")
+
+
+def test_muon_may_mark_parameters_in_its_state():
+    def make(model: nn.Module, *, of_head: bool) -> Muon:
+        optimizer = Muon(model.parameters())
+        for n, p in model.named_parameters():
+            hidden = n.startswith("blocks") or (of_head and n == "head.weight")
+            optimizer.state[p]["flat"] = not hidden
+        return optimizer
+
+    assert with_optimizer(lambda m: make(m, of_head=False), "groups").ok
+    assert first(with_optimizer(lambda m: make(m, of_head=True), "groups")) == ("groups", "head.weight")
+
+
 def test_gains_that_decay_in_one_group_are_a_note():
     report = with_optimizer(lambda m: AdamW(m.parameters()), "groups")
     assert report.ok
     assert report.notes
+
+
+class Scaled(Decoder):
+    """Scales the stream before each block by a number of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.scales = nn.Parameter(torch.ones(4))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for scale, block in zip(self.scales, self.blocks, strict=True):
+            x = block(scale * x)
+        return self.head(self.norm(x))
+
+
+@pytest.mark.parametrize("matrices", [0.1, 0.05, 0.0])
+def test_a_vector_with_a_group_and_a_decay_of_its_own_is_a_note(matrices: float):
+    torch.manual_seed(0)
+    model = Scaled()
+    spared = [p for n, p in model.named_parameters() if p.ndim == 1 and n != "scales"]
+    in_groups = [
+        {"params": [p for p in model.parameters() if p.ndim == 2], "weight_decay": matrices},
+        {"params": spared, "weight_decay": 0.0},
+        {"params": [model.scales], "weight_decay": 0.05},
+    ]
+    report = report_of("groups", model=model, optimizer=AdamW(in_groups))
+    assert report.ok
+    assert [n.module for n in report.notes] == ["scales"]
+    in_groups[0]["params"].append(in_groups.pop()["params"][0])
+    report = report_of("groups", model=model, optimizer=AdamW(in_groups))
+    assert report.ok is not bool(matrices)
+
+
+def test_gains_that_share_a_group_with_an_embedding_are_misplaced():
+    def make(model: nn.Module) -> AdamW:
+        named = list(model.named_parameters())
+        outside = [p for n, p in named if n.startswith(("embed", "norm"))]
+        matrices = [p for n, p in named if p.ndim == 2 and not n.startswith("embed")]
+        rest = [p for n, p in named if p.ndim == 1 and not n.startswith("norm")]
+        return AdamW([{"params": matrices}, {"params": outside}, {"params": rest, "weight_decay": 0.0}])
+
+    assert first(with_optimizer(make, "groups")) == ("groups", "norm.weight")
+
+
+class Convolved(Decoder):
+    """Mixes tokens by a small kernel and gates each block."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernels = nn.ModuleList(nn.Conv1d(DIM, DIM, 3, groups=DIM) for _ in self.blocks)
+        self.gates = nn.ModuleList(nn.Linear(DIM, 2) for _ in self.blocks)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for block, kernel, gate in zip(self.blocks, self.kernels, self.gates, strict=True):
+            mixed = kernel(nn.functional.pad(x.mT, (2, 0))).mT
+            x = block(x + mixed * gate(x).sigmoid().prod(-1, keepdim=True))
+        return self.head(self.norm(x))
+
+
+@pytest.mark.parametrize("also", ["", "blocks.2.up.weight"])
+def test_matrices_are_spared_by_kind_or_by_mistake(also: str):
+    torch.manual_seed(0)
+    model = Convolved()
+    spared = {n for n, p in model.named_parameters() if p.ndim == 1 or min(p.shape) < 4} | ({also} - {""})
+    report = report_of("groups", model=model, optimizer=split(model, lambda n: n not in spared))
+    assert first(report) == (("groups", also) if also else ("", ""))
+    assert bool(report.notes) is not bool(also)
+
+
+def test_biases_of_norms_may_be_spared_and_those_of_maps_decay():
+    report = with_optimizer(lambda m: split(m, lambda n: "norm" not in n), "groups")
+    assert report.ok
+    assert [n.module for n in report.notes] == ["blocks.0.up.bias"]
+    report = with_optimizer(
+        lambda m: split(m, lambda n: "norm" not in n and n != "blocks.0.up.bias"), "groups"
+    )
+    assert first(report)[0] == "groups"
 
 
 # ----------------------------------------------------------------------------------------------- update

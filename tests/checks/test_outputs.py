@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from transformers import RwkvConfig, RwkvForCausalLM
 
-from .tiny import Block, Decoder, first, loss_of, report_of
+from .tiny import Block, Decoder, first, loss_of, report_of, tokens
 
 
 class Checkpointed(Decoder):
@@ -106,6 +108,55 @@ def test_what_only_training_does_is_named():
     model = with_block(lambda block, x: 2 * x if block.training else x + x.mean(-1, keepdim=True))
     report = report_of("training_equals_evaluation", model=model)
     assert first(report) == ("training_equals_evaluation", "blocks.2")
+
+
+def mean_in_float32(x: Tensor) -> Tensor:
+    """The mean over earlier tokens, one token after the other."""
+    x = x.float()
+    total = torch.zeros_like(x[:, 0])
+    means: list[Tensor] = []
+    for t in range(x.size(1)):
+        total = total + x[:, t]
+        means.append(total / (t + 1))
+    return torch.stack(means, 1)
+
+
+with warnings.catch_warnings():  # deprecated, and in use wherever kernels were written in Python
+    warnings.simplefilter("ignore", DeprecationWarning)
+    in_float32 = torch.jit.script(mean_in_float32)
+
+
+def by_two_paths(block: nn.Module, x: Tensor, error: float = 0.0) -> Tensor:
+    """Add a mean over tokens that is computed by a sum in training, and by a recurrence otherwise."""
+    if not block.training:
+        return x + in_float32(x).to(x)
+    places = torch.arange(1, x.shape[1] + 1)[:, None]
+    return x + x.cumsum(1) / places * (1 + error)
+
+
+@pytest.mark.parametrize("error", [0.0, 1e-4])
+def test_two_paths_agree_up_to_the_rounding_of_their_own_arithmetic(error: float):
+    """``torch.jit`` computes in float32, whatever the model is in; a difference above that is a mistake."""
+    report = report_of(
+        "training_equals_evaluation", model=with_block(lambda block, x: by_two_paths(block, x, error))
+    )
+    assert report.facts["precision"] == "float64, in part float32"
+    if error:
+        assert first(report) == ("training_equals_evaluation", "blocks.2")
+    else:
+        assert report.holds == ("training_equals_evaluation",)
+
+
+@pytest.mark.parametrize("layers", [2, 8])
+def test_a_library_may_compute_in_evaluation_as_it_likes(layers: int):
+    """Hugging Face's RWKV halves its stream every six layers in evaluation, which moves its norms by eps."""
+    config = RwkvConfig(vocab_size=23, hidden_size=16, num_hidden_layers=layers, attention_hidden_size=16)
+    torch.manual_seed(0)
+    names = ("evaluation_repeats", "training_equals_evaluation", "state_dict")
+    batch = {"input_ids": tokens(), "labels": tokens()}
+    report = report_of(*names, model=RwkvForCausalLM(config), batches=batch, loss=None)
+    assert set(report.holds) == set(names)
+    assert [n.property for n in report.notes] == ["training_equals_evaluation"] * (layers > 6)
 
 
 def test_draws_and_running_statistics_make_modes_untestable():

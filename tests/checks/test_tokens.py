@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -26,6 +28,73 @@ def test_every_input_that_moves_nothing_is_named():
     batch = {"ids": tokens(), "high": torch.rand(4, 3), "low": torch.rand(4, 3)}
     report = report_of("inputs", model=Deaf(), batches=batch, loss=loss_of)
     assert [v.module for v in report.failures] == ["high", "low"]
+
+
+class PackedAttention(Attending):
+    """Attention within documents, whose numbers the model sets before it runs."""
+
+    apart: Tensor
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().scores(q, k).masked_fill(self.apart[:, None], -torch.inf)
+
+
+class Packed(Decoder):
+    """Keeps apart what positions or numbers say is packed, and takes more than it reads."""
+
+    def __init__(self, by: str):
+        super().__init__()
+        self.by = by
+        self.blocks = nn.ModuleList(PackedAttention() for _ in range(2))
+
+    def forward(self, ids: Tensor, **given: Tensor) -> Tensor:
+        documents = torch.zeros_like(ids)
+        if self.by == "positions":
+            documents = (given["positions"] == 0).cumsum(1)
+        elif self.by == "numbers":
+            documents = given["numbers"]
+        for block in self.blocks:
+            block.apart = documents[:, :, None] != documents[:, None]
+        return super().forward(ids)
+
+
+LENGTHS = (5, 3, 4, 4, 2, 6, 5, 3)
+"""Of the documents in four rows of eight."""
+POSITIONS = torch.cat([torch.arange(n) for n in LENGTHS]).view(4, 8)
+NUMBERS = torch.arange(8).repeat_interleave(torch.tensor(LENGTHS)).view(4, 8)
+ENDS = torch.tensor([0, *LENGTHS]).cumsum(0)
+
+
+def packed(by: str, **more: Tensor) -> Any:
+    torch.manual_seed(0)
+    batch = {"ids": tokens(), "positions": POSITIONS, "numbers": NUMBERS, **more}
+    return report_of("documents", "inputs", model=Packed(by), batches=batch, loss=loss_of)
+
+
+@pytest.mark.parametrize("by", ["positions", "numbers"])
+def test_what_repeats_the_bounds_of_documents_is_a_note(by: str):
+    report = packed(by, lengths_q=ENDS, lengths_k=ENDS.int(), mask=torch.ones(4, 8, dtype=torch.long))
+    assert report.ok
+    spare = {"positions", "numbers"} - {by}
+    assert [n.module for n in report.notes] == [*spare, "lengths_q", "lengths_k", "mask"]
+
+
+def test_where_documents_see_each_other_nothing_is_spare():
+    report = packed("nothing", lengths=ENDS)
+    assert first(report)[0] == "documents"
+    assert [v.module for v in report.failures[0].follows] == ["positions", "numbers", "lengths"]
+
+
+def test_what_says_something_else_than_the_bounds_is_named():
+    other = torch.tensor([0, 4, 8, 16, 24, 32])
+    report = packed("positions", lengths=other, mask=torch.ones(4, 8).triu(1).long())
+    assert [v.module for v in report.failures] == ["lengths", "mask"]
+
+
+def test_a_mask_of_ones_that_is_not_read_is_named_where_nothing_is_packed():
+    batch = {"ids": tokens(), "mask": torch.ones(4, 8, dtype=torch.long)}
+    report = report_of("inputs", model=Packed("nothing"), batches=batch, loss=loss_of)
+    assert [v.module for v in report.failures] == ["mask"]
 
 
 class Windowed(Attending):

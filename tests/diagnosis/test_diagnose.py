@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers as tf
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR, LinearLR, OneCycleLR, StepLR
 
 from diagnosis.small import BATCH, labelled, translating, untouched
 from normlab.base.io import to_plain
@@ -195,6 +196,49 @@ def test_a_declared_warm_up_is_a_table_for_the_rules():
     of = partial(diagnose, batch=X, loss=square, studies=["updates"], warmup_steps=10)
     assert of(declared, lr=1e-3).tables["plan"].rows == ({"warmup_steps": 10},)
     assert "plan" not in of(amid, optimizer=optimizer).tables, "that warm-up is over"
+
+
+RISES = {
+    "a function of the step": (lambda o: LambdaLR(o, lambda i: min(1, (i + 1) / 40)), 40, 1 / 40),
+    "from a tenth": (lambda o: LinearLR(o, 0.1, total_iters=50), 51, 0.1),
+    "from nothing": (lambda o: LambdaLR(o, lambda i: min(1, i / 20)), 21, 1 / 20),
+    "one cycle": (lambda o: OneCycleLR(o, 0.2, total_steps=100, cycle_momentum=False), 30, 1 / 25),
+}
+
+
+def fast_setup():
+    """A setup whose rate is too high for a first step."""
+    model = translating("post").model
+    return Setup(
+        model, BATCH[:2], loss=labelled, optimizer=lambda m: torch.optim.Adam(m.parameters(), lr=0.2)
+    )
+
+
+@pytest.mark.parametrize("ready", [False, True])
+@pytest.mark.parametrize("name", RISES)
+def test_the_warm_up_of_a_scheduler_is_known(name, ready):
+    (schedule, steps, share), setup = RISES[name], fast_setup()
+    if ready:
+        optimizer = setup.optimizer(setup.model)
+        schedule = schedule(optimizer)
+        setup = replace(setup, optimizer=optimizer)
+    found = diagnose(replace(setup, scheduler=schedule), studies=["updates"])
+    (plan,) = found.tables["plan"]
+    assert plan["warmup_steps"] == steps
+    assert plan["first_share"] == pytest.approx(share)
+    (large,) = [f for f in found.findings if f.name == "large_update"]
+    assert large.numbers["first_update"] == pytest.approx(large.numbers["update_over_weight"] * share)
+    assert "warm-up" in large.sentence
+    assert found.facts["optimizer"] == "Adam, lr 0.2"
+    if ready:
+        assert optimizer.param_groups[0]["lr"] == schedule.get_last_lr()[0] < 0.2
+
+
+def test_a_rate_that_only_falls_has_no_warm_up():
+    found = diagnose(replace(fast_setup(), scheduler=lambda o: StepLR(o, 5)), studies=["updates"])
+    assert "plan" not in found.tables
+    (large,) = [f for f in found.findings if f.name == "large_update"]
+    assert large.severity == "warning"
 
 
 def test_a_study_that_fails_becomes_a_warning(monkeypatch):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import re
+import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -298,3 +300,55 @@ def test_what_is_wrong_is_refused_with_what_is_allowed(words: dict[str, Any], hi
 def test_a_setup_that_cannot_be_trained_is_refused(parts: dict[str, Any], hint: str):
     with pytest.raises(UserError, match=hint):
         normlab.trial(setup(**parts))
+
+
+class SparsePairs(Pairs):
+    """Pairs whose table has sparse gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(VOCAB, self.embed.embedding_dim, sparse=True)
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [lambda loss: None, lambda loss: (loss, 1), lambda loss: loss.item(), lambda loss: loss.expand(3)],
+)
+def test_a_loss_of_the_wrong_kind_is_refused_as_a_check_refuses_it(returned: Any):
+    given = setup(loss=lambda model, batch: returned(loss_of(model, batch)))
+    with pytest.raises(UserError) as refused:
+        normlab.trial(given)
+    with pytest.raises(UserError) as checked:
+        normlab.check(given)
+    assert str(refused.value) == str(checked.value)
+
+
+def test_a_loss_without_a_graph_is_refused_for_that():
+    with pytest.raises(UserError, match="no gradient"):
+        normlab.trial(setup(loss=lambda model, batch: loss_of(model, batch).detach()))
+
+
+@pytest.mark.parametrize("words", [{}, {"change": "eps=1e-6"}, {"folder": True}])
+def test_what_cannot_be_copied_is_named(words: dict[str, Any], tmp_path: Path):
+    given = setup()
+    given.model.head.lock = threading.Lock()
+    if "folder" in words:
+        words = {"folder": tmp_path}
+    with pytest.raises(UserError, match=r"head\.lock"):
+        normlab.trial(given, **words)
+
+
+def test_an_optimizer_that_raises_is_named_and_not_the_loss():
+    with pytest.raises(UserError, match=r"^AdamW raised"):
+        normlab.trial(setup(model_class=SparsePairs))
+
+
+def test_a_loss_that_raises_in_a_closure_is_named_and_not_the_optimizer():
+    def refusing(model: nn.Module, batch: Any) -> Any:
+        raise KeyError("labels")
+
+    def step(model: nn.Module, batch: Any, optimizer: Any, scheduler: Any) -> Any:
+        return optimizer.step(lambda: refusing(model, batch))
+
+    with pytest.raises(UserError, match=r"^loss raised KeyError"):
+        normlab.trial(setup(loss=refusing, step=step))

@@ -21,11 +21,19 @@ from normlab.trace.step_under_test import StepUnderTest
 @property_of("gradients", explains=["step", "overfit", "repeats"], passes=16)
 def derivative(step: StepUnderTest) -> Answers:
     """The gradient is the derivative of the loss."""
-    along = Along(step.exact if step.moving else step.training, step.declare.is_frozen)
+    trace = step.exact if step.moving else step.training
+    # the gradient is that of the loss in what the forward pass leaves, not in what it is given
+    rewritten = step.rewritten[trace.training]
+    along = Along(trace, lambda name: step.declare.is_frozen(name) or name in rewritten)
     needs(step.is_exact, "the model does not run in float64")
-    needs(along.gradients, "no parameter gets a gradient")
+    why = "the forward pass writes to every parameter that gets one" if rewritten else "no parameter gets one"
+    needs(along.gradients, f"there is no gradient to compare: {why}")
     why = "the loss has a kink or a jump here at every step size, so it has no derivative"
     needs(along.all.error <= 1e-3 * along.all.expected, why)
+    if rewritten:
+        name, module = next(iter(rewritten.items()))
+        say = f"{len(rewritten)} parameters, such as {name}, are left out: its forward pass writes to them"
+        yield note(module, say)
     if along.attached:
         yield note("", f"{len(along.attached)} numbers get a gradient but are not part of the loss")
     if not along.all.disagrees:

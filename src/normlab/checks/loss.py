@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from math import isclose
 
@@ -11,7 +12,7 @@ from normlab.checks.property import Answers, fail, note, property_of
 from normlab.trace.compare import distance
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
-from normlab.trace.facts.targets import CLOSE, bypassed, cut_off, over_one
+from normlab.trace.facts.targets import CLOSE, Targets, bypassed, cut_off, over_one
 from normlab.trace.optimizers import factors
 from normlab.trace.step_under_test import StepUnderTest
 
@@ -92,14 +93,15 @@ def counted(step: StepUnderTest) -> Answers:
         yield note("loss", f"{left} targets that are not padding are not counted")
 
 
-@property_of("loss", explains=["overfit"], passes=6)
+@property_of("loss", explains=["overfit"], passes=8)
 def reduction(step: StepUnderTest) -> Answers:
     """The loss is a mean over the counted targets: their weights add up to the same for any set of rows."""
     asked, part = step.facts.targets, step.half
     weight, places = asked.weight[asked.counted], asked.ids.numel()
     count, total = len(weight), float(weight.sum())
-    if not _near(weight.min(), weight.max()):
-        yield note("loss", f"counted positions weigh from {weight.min():.3g} to {weight.max():.3g}")
+    least, most = f"{weight.min():.3g}", f"{weight.max():.3g}"
+    if least != most:
+        yield note("loss", f"counted positions weigh from {least} to {most}")
     if part is None:
         raise Unknown("the batch has one row, or rows cannot be left out")
     ratio, share = float(part.weight.sum()) / total, int(part.counted.sum()) / count
@@ -107,14 +109,43 @@ def reduction(step: StepUnderTest) -> Answers:
     if _near(ratio, 1):
         if count < places and _near(total, count / places):
             yield note("loss", over_all)
-    elif len(factors(step)) > 1:
-        say = f"each of {count} positions weighs {total / count:.3g} in any batch: a sum, which grows with it"
+        return
+    each, rows = total / count, len(asked.ids)
+    if len(factors(step)) > 1:
+        say = f"each of {count} positions weighs {each:.3g} in any batch: a sum, which grows with it"
         divided, advice = step.setup.step is not None, "take the mean over the counted positions"
         yield note("loss", say) if divided else fail("loss", say, advice)
-    elif _near(ratio, share * places / part.ids.numel()):
+        return
+    by_places = None
+    if _near(ratio, share * places / part.ids.numel()):  # or by rows, which are as many times fewer
+        by_places = _falls_with_length(step)
+        if by_places is None and _near(each, 1 / places):
+            by_places = True
+    if by_places:
         yield fail("loss", over_all, "divide by the number of counted positions")
+    elif by_places is False:
+        say = f"each of {count} counted positions weighs {each:.3g}, {each * rows:.3g} over the {rows} rows"
+        yield note("loss", f"{say}: the loss sums over a row's positions, and grows with its length")
     else:
         yield note("loss", f"its weights add up to {total:.4g}, of half the rows to {ratio:.4g} of that")
+
+
+def _falls_with_length(step: StepUnderTest) -> bool | None:
+    """Whether one more column of padding makes the weights smaller, in proportion to the number of positions,
+    or leaves them as they are; None if there is no padding, or it does something else.
+    """
+    facts, seen = step.facts, list[Targets]()
+    with suppress(Exception):  # a model may accept one width alone
+        more = facts.padding.arranged()["more"]
+        for arranged in (more._replace(columns=None), more):
+            batch = facts.rearranged(arranged, facts.tokens)
+            seen.append(Facts(step.exact.again(batch=batch), step.declare).targets)
+    if len(seen) < 2 or seen[0].ids.numel() == seen[1].ids.numel():
+        return None
+    before, after = (float(asked.weight.sum()) for asked in seen)
+    if _near(after / before, seen[0].ids.numel() / seen[1].ids.numel()):
+        return True
+    return False if _near(after, before) else None
 
 
 @property_of("loss", explains=["initial_loss", "overfit"], passes=8)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from typing import Final
 
@@ -15,9 +16,9 @@ from torch.optim import Optimizer
 
 from normlab.checks.property import Answers, fail, note, property_of
 from normlab.trace.dry_run import groups_of, parameters_of
-from normlab.trace.facts.stacks import common, odd_one, siblings
+from normlab.trace.facts.stacks import common, odd_one, responses, siblings
 from normlab.trace.gradients import without_gradient
-from normlab.trace.optimizers import Held, Moved, first_step, held, masters_of
+from normlab.trace.optimizers import Held, Moved, depends_on_others, first_step, held, masters_of
 from normlab.trace.step_under_test import StepUnderTest
 from normlab.trace.tensors import unregistered
 
@@ -84,8 +85,8 @@ def groups(step: StepUnderTest) -> Answers:
     model, optimizers = step.handed
     every = [h for h in held(model, optimizers) if h.parameter.requires_grad]
     roles = {h.name: step.facts.roles.get(h.name, "hidden") for h in every}
-    decays = (_decay([h for h in every if h.optimizer is o], roles, o) for o in optimizers)
-    yield from chain(_settings(step, optimizers), _muon(every, roles), *decays, _odd_one(step, every))
+    decays = (_decay(step, [h for h in every if h.optimizer is o], roles, o) for o in optimizers)
+    yield from chain(_settings(step, optimizers), _muon(step, every, roles), *decays, _odd_one(step, every))
 
 
 def _settings(step: StepUnderTest, optimizers: Sequence[Optimizer]) -> Answers:
@@ -99,34 +100,93 @@ def _settings(step: StepUnderTest, optimizers: Sequence[Optimizer]) -> Answers:
         yield fail("optimizer", f"its rates are {sorted(rates)}; {asked} was asked for", "pass it that rate")
 
 
-def _muon(every: Sequence[Held], roles: Mapping[str, str]) -> Answers:
-    wrong = [h.name for h in every if h.orthogonal and roles[h.name] != "hidden"]
+def _muon(step: StepUnderTest, every: Sequence[Held], roles: Mapping[str, str]) -> Answers:
+    """Embeddings, heads and vectors that Muon steps, by the step that they get and not by a name alone."""
+    suspects = [h for h in every if h.may_be_orthogonal and roles[h.name] != "hidden"]
+    if not suspects:
+        return
+    depends = depends_on_others(step)
+    wrong = [h.name for h in suspects if depends.get(h.name, h.orthogonal)]
     if wrong:
         say = f"Muon is made for hidden matrices, but steps {len(wrong)} embeddings, heads or vectors"
         yield fail(wrong[0], say, "give them to AdamW")
 
 
-def _decay(every: Sequence[Held], roles: Mapping[str, str], optimizer: Optimizer) -> Answers:
-    """What decays in one optimizer. A gain that is centred on 0 may decay."""
+def _decay(
+    step: StepUnderTest, every: Sequence[Held], roles: Mapping[str, str], optimizer: Optimizer
+) -> Answers:
+    """What decays in one optimizer. A gain that is centred on 0 may decay.
+
+    A group is what its author sorted. A gain among matrices was sorted like them, which is a mistake where
+    other vectors are spared; one that decays in a group without matrices was put there on purpose.
+    """
     vectors = [h for h in every if roles[h.name] in ("norm", "bias", "scalar")]
-    matrices = [h for h in every if roles[h.name] == "hidden" and h.name.endswith("weight")]
-    gains, biases = ([h for h in vectors if roles[h.name] == role] for role in ("norm", "bias"))
     exempt = any(not h.decay for h in vectors)
     exempt |= any(not g["params"] and not g.get("weight_decay") for g in optimizer.param_groups)
-    centred = [h.name for h in gains if abs(float(h.parameter.detach().float().mean())) < 0.5]
-    decayed = [h.name for h in gains if h.decay and h.name not in centred]
-    spared, biased = [h.name for h in matrices if not h.decay], [h.name for h in biases if h.decay]
-    if decayed and 0 < len(spared) == len(matrices):
+    of_matrices = {id(h.group) for h in every if roles[h.name] in ("hidden", "embedding", "head")}
+    gains = [h for h in vectors if roles[h.name] == "norm"]
+    decayed = [h for h in gains if h.decay and abs(float(h.parameter.detach().float().mean())) >= 0.5]
+    among_matrices = [h for h in decayed if id(h.group) in of_matrices]
+    apart = [h for h in decayed if id(h.group) not in of_matrices]
+
+    matrices = [h for h in every if roles[h.name] == "hidden" and h.name.endswith("weight")]
+    if decayed and matrices and not any(h.decay for h in matrices) and _every_norm_decays(step, gains):
         yield fail("optimizer", "gains are decayed and matrices are not: the groups are swapped", SORTED)
-    for wrong, are, fails in (
-        (decayed, "gains are decayed, though a group without decay exists", exempt),
-        (spared, f"of {len(matrices)} matrices are not decayed", len(spared) < len(matrices)),
-        (biased, f"of {len(biases)} biases are decayed", len(biased) < len(biases)),
-    ):
-        if wrong and fails:
-            yield fail(wrong[0], f"{len(wrong)} {are} ({', '.join(wrong[:3])})", SORTED)
-    if decayed or (biased and exempt):
-        yield note("optimizer", f"{len(decayed)} gains and {len(biased)} biases are decayed as matrices are")
+    if among_matrices and exempt:
+        say = f"{len(among_matrices)} of {len(gains)} gains are decayed in a group of matrices"
+        say += f", though a group without decay exists ({_names(among_matrices)})"
+        yield fail(among_matrices[0].name, say, SORTED)
+    spared = {h.name for h in matrices if not h.decay}
+    yield from _by_kind(matrices, spared, "matrices are not decayed", _sizes)
+    biases = [h for h in vectors if roles[h.name] == "bias"]
+    biased = {h.name for h in biases if h.decay}
+    yield from _by_kind(biases, biased, "biases are decayed", partial(_holder_class, step))
+    if apart:
+        say = f"{len(apart)} of {len(gains)} gains are decayed, in groups without matrices ({_names(apart)})"
+        yield note(apart[0].name, say)
+    if among_matrices or (exempt and biases and len(biased) == len(biases)):
+        say = f"{len(among_matrices)} gains and {len(biased)} biases are decayed as matrices are"
+        yield note("optimizer", say)
+
+
+def _every_norm_decays(step: StepUnderTest, gains: Sequence[Held]) -> bool:
+    """Whether norms have gains and all of these decay; other vectors may scale anything."""
+    norms = {response.module for response in responses(step.exact) if response.mixes and not response.grows}
+    of_norms = [h for h in gains if h.name.rpartition(".")[0] in norms]
+    return bool(of_norms) and all(h.decay for h in of_norms)
+
+
+def _by_kind(
+    every: Sequence[Held], some: Collection[str], say: str, kind: Callable[[Held], object]
+) -> Answers:
+    """Parameters of one role, ``some`` of which are treated differently.
+
+    It is a choice if it depends on their kind alone, as for small kernels that are spared, and a mistake if
+    it tears a kind apart.
+    """
+    if not some or len(some) == len(every):
+        return
+    ways: dict[object, set[bool]] = defaultdict(set)
+    for h in every:
+        ways[kind(h)].add(h.name in some)
+    different = [h for h in every if h.name in some]
+    torn = [h for h in different if len(ways[kind(h)]) > 1]
+    say = f"{len(different)} of {len(every)} {say} ({_names(torn or different)})"
+    yield fail(torn[0].name, say, SORTED) if torn else note(different[0].name, f"{say}: all of their kind")
+
+
+def _sizes(h: Held) -> object:
+    """Return the lengths of a matrix's axes: a map and one back are of a kind, a kernel is of another."""
+    return tuple(sorted(h.parameter.shape))
+
+
+def _holder_class(step: StepUnderTest, h: Held) -> object:
+    """Return the class of the module that holds a parameter."""
+    return type(step.model.get_submodule(h.name.rpartition(".")[0]))
+
+
+def _names(these: Sequence[Held]) -> str:
+    return ", ".join(h.name for h in these[:3])
 
 
 def _odd_one(step: StepUnderTest, every: Sequence[Held]) -> Answers:
@@ -150,7 +210,17 @@ def update(step: StepUnderTest) -> Answers:
         if wide and not any(m.change.any() for m in (*moved, *wide.values())):
             yield note("optimizer", "its first step moves nothing, not even in float64")
             return
-    yield from chain(_moves_well(moved, live), _lost(live, wide), _by_rule(live))
+    yield from chain(_moves_well(moved, live), _lost(live, wide), _by_rule(live), _by_forward(step))
+
+
+def _by_forward(step: StepUnderTest) -> Answers:
+    """What the forward pass does to the weights, which is not the optimizer's doing."""
+    written: dict[str, list[str]] = defaultdict(list)
+    for name, module in step.rewritten[True].items():
+        written[module].append(name)
+    for module, names in written.items():
+        say = f"its forward pass writes to {len(names)} parameters ({', '.join(names[:3])})"
+        yield note(module, f"{say}; the optimizer's step is measured from what that leaves")
 
 
 def _moves_well(moved: Sequence[Moved], live: Sequence[Moved]) -> Answers:

@@ -9,13 +9,14 @@ from math import nan
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from normlab.checks.property import Answers, fail, needs, note, property_of
+from normlab.checks.property import Answers, Violation, fail, needs, note, property_of
 from normlab.trace import equivalents
 from normlab.trace.compare import Part, distance, part_of
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import common, declares_itself
-from normlab.trace.facts.tokens import Arranged, Padding, Tokens, padding_of
+from normlab.trace.facts.tokens import Arranged, Padding, Tokens, padding_of, repeats_documents
 from normlab.trace.step_under_test import StepUnderTest
 
 ROUNDINGS = 8
@@ -259,11 +260,29 @@ def documents(step: StepUnderTest) -> Answers:
 
 @property_of("tokens", passes=6, several=True)
 def inputs(step: StepUnderTest) -> Answers:
-    """Every tensor that the model is given affects its outputs or the loss."""
+    """Every tensor that the model is given affects its outputs or the loss.
+
+    Where the model keeps packed documents apart, it need not be told of them twice.
+    """
     for place, entry in step.facts.entries.items():
         if entry.numel() > 1 and step.moves(place) is False:
             name, events = ".".join(map(str, place)) or "batch", step.exact.events
             say = f"the entry {name} of the batch changes neither the outputs nor the loss"
             entered = [x for e in events if e.module == "" for x in e.inputs if x.shape == entry.shape]
             used = any(bool((x == entry).all()) for x in entered)
-            yield fail(name, say, "the model does not use it") if used else note(name, say)
+            if not used:
+                yield note(name, say)
+            elif _is_spare(step, entry):
+                yield note(name, f"{say}; the model keeps the documents apart without it")
+            else:
+                yield fail(name, say, "the model does not use it")
+
+
+def _is_spare(step: StepUnderTest, entry: Tensor) -> bool:
+    """Whether an entry only repeats the bounds of documents, or masks none of their tokens, and the model
+    keeps the documents apart without it.
+    """
+    with suppress(Unknown):
+        if repeats_documents(entry, step.facts.tokens, step.facts.documents):
+            return not any(isinstance(answer, Violation) for answer in documents(step))
+    return False

@@ -7,8 +7,8 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
@@ -26,6 +26,7 @@ from normlab.diagnosis.structure import StackView, Structure, pointed_out, read_
 from normlab.diagnosis.study import (
     SEVERITIES,
     Finding,
+    Row,
     Study,
     Table,
     Tables,
@@ -39,8 +40,9 @@ from normlab.errors import UserError
 from normlab.setups.named import NamedSetup
 from normlab.setups.setup import Loss, Setup, output_loss, setup_of
 from normlab.trace.autograd import made
-from normlab.trace.optimizers import made_by
-from normlab.trace.restore import refuse_hollow, restored, undisturbed
+from normlab.trace.facts import Unknown
+from normlab.trace.optimizers import made_by, rates_of
+from normlab.trace.restore import refuse_hollow, restored, same_globals, same_random_state, undisturbed
 from normlab.trace.tensors import Call, call_model, tensors_in, unregistered, unwrap
 
 if TYPE_CHECKING:
@@ -162,7 +164,11 @@ class Options(TypedDict, total=False):
     studies: Sequence[str]
     """Names of the studies to run, instead of those of the preset."""
     warmup_steps: Count
-    """Steps over which the learning rate rises to its peak, in the training ahead."""
+    """Steps over which the learning rate rises to its peak, in the training ahead; without any, those of the
+    setup's scheduler.
+    """
+    begins_at: Positive
+    """The share of the peak at the first of these steps; without it, one over their number."""
 
 
 @validated
@@ -195,7 +201,8 @@ def diagnose(
     if isinstance(model, Setup):
         own = setup_of("diagnose", model, batch, loss, {} if optimizer is None else {"optimizer": optimizer})
         (step, rate), model, batch, loss = _one_optimizer(own, lr), own.model, own.batch, own.loss
-        return diagnose(model, batch, loss=loss, lr=rate, optimizer=step, preset=preset, **options)
+        with _at_the_peak(own, step, options) as known:
+            return diagnose(model, batch, loss=loss, lr=rate, optimizer=step, preset=preset, **known)
     studies = studies_named(options["studies"]) if "studies" in options else registered(preset)
     model, make = _checked(model, batch), optimizer or partial(torch.optim.Adam, lr=lr or STEP_LR)
     batches = tuple(options.get("batches", ()))
@@ -207,7 +214,8 @@ def diagnose(
         used, rate = made(make, model)
         warmup = 0 if used.state else options.get("warmup_steps", 0)
         loss = loss or partial(output_loss, call=call)
-        subject = Subject(model, batch, loss, structure, None, make, batches, warmup, call)
+        begins_at = options.get("begins_at")
+        subject = Subject(model, batch, loss, structure, None, make, batches, warmup, begins_at, call)
         begun = _loss(model, batch, loss) if begun is None else begun
         tables, failed, seconds, applied = _measure(studies, subject)
         findings = find(tables, rate if lr or optimizer else None)
@@ -282,12 +290,41 @@ def _one_optimizer(setup: Setup, lr: float | None) -> tuple[torch.optim.Optimize
     return optimizer, None if optimizer is not None else setup.lr if lr is None else lr
 
 
+@contextmanager
+def _at_the_peak(
+    setup: Setup, optimizer: torch.optim.Optimizer | None, options: Options
+) -> Iterator[Options]:
+    """Inside this block, an optimizer that has not stepped has the rates that the setup's schedule will reach
+    first; yields the options with the warm-up to them. An optimizer in its training is beyond that.
+    """
+    if setup.scheduler is None or optimizer is None or optimizer.state or options.get("warmup_steps"):
+        yield options
+        return
+    try:
+        with same_globals(), same_random_state():
+            rise = rates_of(setup).first_rise
+    except Unknown:  # a copy of the scheduler is followed, and something cannot be copied
+        yield options
+        return
+    before = [group["lr"] for group in optimizer.param_groups]
+    try:
+        for group, rate in zip(optimizer.param_groups, rise.peaks, strict=True):
+            group["lr"] = rate
+        yield {**options, "warmup_steps": rise.steps, "begins_at": rise.first_share}
+    finally:
+        for group, rate in zip(optimizer.param_groups, before, strict=True):
+            group["lr"] = rate
+
+
 def _measure(
     studies: Sequence[Study], subject: Subject
 ) -> tuple[dict[str, Table], list[Finding], dict[str, float], tuple[str, ...]]:
     """Run the studies one by one; return tables, failures, seconds, and the names of those that apply."""
-    device, steps = _device(subject.model), subject.warmup_steps
-    tables = {"plan": Table("plan", ({"warmup_steps": steps},) if steps else ())}
+    device, plan = _device(subject.model), list[Row]()
+    if subject.warmup_steps:
+        begun = {} if subject.begins_at is None else {"first_share": subject.begins_at}
+        plan = [{"warmup_steps": subject.warmup_steps, **begun}]
+    tables = {"plan": Table("plan", tuple(plan))}
     seconds, failed, applied = dict[str, float](), list[Finding](), list[str]()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

@@ -71,10 +71,16 @@ class Tables:
 
     @property
     def warmup_steps(self) -> int:
-        """The steps of the declared warm-up, whose first is taken at the learning rate over their number; 0
-        without one.
-        """
+        """The steps of the warm-up that is declared or that a schedule gives; 0 without one."""
         return max((int(as_float(n) or 0) for n in self.table("plan").column("warmup_steps")), default=0)
+
+    @property
+    def first_share(self) -> float:
+        """The share of the learning rate at which the warm-up begins: one over its number of steps, unless a
+        schedule says otherwise; 1 without a warm-up.
+        """
+        known = [as_float(row.get("first_share")) for row in self.table("plan")]
+        return next((share for share in known if share is not None), 1 / max(self.warmup_steps, 1))
 
     def table(self, name: str) -> Table:
         return self.by_name.get(name, Table("", ()))
@@ -257,12 +263,14 @@ def format_cosine(value: float) -> str:
     return f"{round(value, 2) + 0.0:.2f}"
 
 
-def at_peak(first: str, warmup_steps: int) -> str:
+def at_peak(first: str, warmup_steps: int, first_share: float) -> str:
     """Say that a change is at the peak of the rate, and how large the first one of a warm-up is."""
-    begun = f" at the peak of the learning rate, and by {first} {start_of_warmup(warmup_steps)}"
+    begun = f" at the peak of the learning rate, and by {first} {start_of_warmup(warmup_steps, first_share)}"
     return begun if warmup_steps else ""
 
 
-def start_of_warmup(warmup_steps: int) -> str:
+def start_of_warmup(warmup_steps: int, first_share: float) -> str:
     """Say at what share of the learning rate the first step of a warm-up is."""
-    return f"at 1/{warmup_steps} of the learning rate, where the warm-up of {warmup_steps:,} steps begins"
+    in_proportion = math.isclose(first_share * warmup_steps, 1, rel_tol=1e-6)
+    share = f"1/{warmup_steps}" if in_proportion else format_share(first_share)
+    return f"at {share} of the learning rate, where the warm-up of {warmup_steps:,} steps begins"

@@ -67,8 +67,15 @@ class Subject:
     """Mini-batches; without any, studies that need several split the batch."""
     warmup_steps: int = 0
     """Steps over which the learning rate will rise to its peak."""
+    begins_at: float | None = None
+    """The share of the peak at the first of these steps; without it, one over their number."""
     call: Call = call_model
     """How the model is called if no loss is needed."""
+
+    @property
+    def first_share(self) -> float:
+        """The share of the peak of the learning rate at the first step."""
+        return 1 / max(self.warmup_steps, 1) if self.begins_at is None else self.begins_at
 
     def on(self, batch: Any) -> Subject:
         return replace(self, batch=batch, padding_masks=None)

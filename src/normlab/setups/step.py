@@ -9,7 +9,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normlab.setups.setup import Loss, Setup, StepFunction
+from normlab.errors import UserError
+from normlab.setups.setup import Loss, Setup, StepFunction, shown
+from normlab.trace.autograd import FROZEN
+from normlab.trace.trace import NO_LOSS
+
+
+def require_one_number(loss: Tensor) -> None:
+    """Raise UserError for a loss that is not one number."""
+    if loss.numel() != 1:
+        raise UserError(f"loss(model, batch) returned {shown(loss)}, and must return one number: a mean")
+
+
+def require_trainable(loss: Any) -> None:
+    """Raise UserError, with what to return, for a loss that no backward pass can start from."""
+    if not isinstance(loss, Tensor):
+        raise UserError(NO_LOSS)
+    require_one_number(loss)
+    if not loss.requires_grad:
+        raise UserError(FROZEN)
 
 
 def plain_step(
@@ -20,7 +38,7 @@ def plain_step(
     scheduled: bool = False,
 ) -> StepFunction:
     """Return the usual step: zero, backward, ``clip``, step, ``after`` and, if ``scheduled``, the scheduler's
-    step, if there is one.
+    step, if there is one. The step raises UserError for a loss that cannot be trained on.
     """
 
     def step(model: nn.Module, batch: Any, optimizer: Any, scheduler: Any) -> Tensor:
@@ -31,6 +49,7 @@ def plain_step(
             for o in optimizers:
                 o.zero_grad()
             loss = loss_of(model, batch)
+            require_trainable(loss)
             loss.backward()
             clip(model)
             return loss

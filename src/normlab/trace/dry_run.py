@@ -47,6 +47,8 @@ class ObservedStep:
     """Calls of the optimizers (by number) and of the "scheduler", in order."""
     gradients: dict[str, Tensor] = field(default_factory=dict)
     """A sample of each parameter's gradient when its optimizer was first called."""
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    """A sample of each parameter then, after what the passes did to it."""
     training: list[bool] = field(default_factory=list)
     """The model's mode in each of its passes with a gradient."""
     moved: bool = False
@@ -85,6 +87,8 @@ class DryRun:
     several: bool = False
     """Whether the step takes a list of optimizers."""
     exact: bool = False
+    rewritten: frozenset[str] = frozenset()
+    """The parameters to which the model writes as it runs, see ``Trace``."""
     original: nn.Module | None = None
     """What the model was copied from, and the step must not use; None once a step has shown that."""
 
@@ -99,8 +103,9 @@ class DryRun:
         """Run the step once. Its optimizers act only if ``rates`` are given, by group; () keeps their own.
 
         Gradients are multiplied by ``scale`` when backward passes them to the parameters: no clipping touches
-        very small ones, and every clipping touches very large ones. Modes and buffers are restored; anything
-        else that the step leaves behind, such as gradients and attributes, stays.
+        very small ones, and every clipping touches very large ones. Modes and buffers are restored, and if no
+        optimizer acts, parameters, to which the step or the model may write; anything else that the step
+        leaves behind, such as gradients and attributes, stays.
 
         Raises Unknown if the step uses the model that was copied.
         """
@@ -113,6 +118,8 @@ class DryRun:
             guards = (same_globals(), same(buffers, parameters=False), eager(), same_random_state(seed))
             for guard in guards:
                 stack.enter_context(guard)
+            if rates is None:
+                stack.enter_context(_same_bits(self.model))
             if self.exact:
                 torch.set_default_dtype(torch.float64)
             self._watch_gradients(seen, stack, scale)
@@ -141,7 +148,8 @@ class DryRun:
 
     def _trace(self, batch: Any, **changes: Any) -> Trace:
         own = self.own(batch)
-        return Trace(self.model, own, self.loss_of, dropout=False, exact=self.exact, seed=SEED, **changes)
+        fixed = {"dropout": False, "exact": self.exact, "seed": SEED, "rewritten": self.rewritten}
+        return Trace(self.model, own, self.loss_of, **fixed, **changes)
 
     def gradients(self, batch: Any, *, training: bool, **changes: Any) -> Weights:
         """Return samples of the gradients of the loss in the parameters that the optimizers hold."""
@@ -235,6 +243,7 @@ class DryRun:
         for p in parameters_of([optimizer]):
             if p.grad is not None and id(p) in self.names:
                 seen.gradients[self.names[id(p)]] = sample(p.grad) * unscale
+                seen.weights[self.names[id(p)]] = sample(p)
         own = {id(p): p for p in self.model.parameters()}
         for held, left in () if seen.clipped else reversed(seen.clips):
             norm = _norm_of(own[i] for i in held if i in own)
@@ -242,6 +251,18 @@ class DryRun:
                 seen.undone = left, norm
             seen.clipped |= held
             seen.late |= bool(held & seen.fresh)
+
+
+@contextmanager
+def _same_bits(model: nn.Module) -> Iterator[None]:
+    """Put back the values of a model's parameters after this block."""
+    before = [(p, p.detach().clone()) for p in model.parameters()]
+    try:
+        yield
+    finally:
+        for p, values in before:
+            if not torch.equal(p, values):
+                p.data.copy_(values)
 
 
 def learnt(losses: Sequence[float]) -> bool:

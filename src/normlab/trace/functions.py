@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from normlab.trace.autograd import Weights
 from normlab.trace.tensors import map_tensors, tensors_in
@@ -180,6 +181,23 @@ def own_functions(see: Callable[[FunctionCall], None]) -> Iterator[None]:
         yield
     finally:
         base.apply = own  # type: ignore[method-assign]
+
+
+class Narrowings(TorchDispatchMode):
+    """Sees operations that make a narrower type of float64: no function mode sees the casts of code that
+    ``torch.jit`` compiled, so such code computes in the type that it names, even in a float64 pass.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.types: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunction():  # or a mode would see the operation, and widen it
+            result = func(*args, **(kwargs or {}))
+        if any(x.dtype is WIDE for _, x in tensors_in((args, kwargs or {}))):
+            self.types |= {x.dtype for _, x in tensors_in(result) if _narrow(x.dtype)}
+        return result
 
 
 class Preserve(_FunctionMode):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from normlab.trace.autograd import gradients_in
 from normlab.trace.compare import distance
 from normlab.trace.functions import OWN, FunctionCall
-from normlab.trace.starts import from_library
+from normlab.trace.starts import is_of_library
 from normlab.trace.step_under_test import StepUnderTest
 from normlab.trace.tensors import later_counts
 from normlab.trace.trace import Trace
@@ -155,7 +155,8 @@ def silent_parameters(step: StepUnderTest) -> tuple[Found, Mapping[str, str]]:
             return symmetry
         if idle and _is_expert(step, name, found):
             return expert
-        return library if _is_of_library(step, name) else IDLE if idle else CUT
+        built = is_of_library(step.model, name.rpartition(".")[0])
+        return library if built else IDLE if idle else CUT
 
     return found, {name: reason(name) for name in dead}
 
@@ -201,17 +202,6 @@ def _is_expert(step: StepUnderTest, name: str, found: Found) -> bool:
     numbers = [i for i, x in enumerate(parts) if x.isdigit() and ".".join(parts[: i + 1]) not in blocks]
     globs = [".".join([*parts[:i], "*", *parts[i + 1 :]]) for i in numbers]
     return any(fnmatchcase(n, glob) and not _none(g) for n, g in found.items() for glob in globs)
-
-
-def _is_of_library(step: StepUnderTest, name: str) -> bool:
-    """Return whether the class that holds it, torch's aside, is an installed library's and unchanged, as are
-    all around it up to the user's own classes, and no library's class is around those.
-    """
-    parts = name.split(".")[:-1]
-    around = [step.model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts), -1, -1)]
-    own = [m for m in around if type(m).__module__.split(".")[0] != "torch"]
-    built = [from_library(m) and "forward" not in vars(m) for m in own]
-    return bool(built) and built[0] and built == sorted(built, reverse=True)
 
 
 def _stepped(trace: Trace) -> dict[str, Tensor]:

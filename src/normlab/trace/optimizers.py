@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -56,10 +56,22 @@ class Held:
 
     @property
     def orthogonal(self) -> bool:
-        """Whether Muon steps it, by its group or by the class of an optimizer that has no other rule."""
+        """Whether Muon steps it, by its group or by the class of an optimizer that has no other rule.
+
+        ``depends_on_others`` measures it.
+        """
         rules = {str(v).lower() for k, v in self.group.items() if k != "params"}
         mixed = "betas" in self.group or any("adam" in rule for rule in rules)
         return bool(self.group.get("use_muon", "muon" in type(self.optimizer).__name__.lower() and not mixed))
+
+    @property
+    def may_be_orthogonal(self) -> bool:
+        """Whether the optimizer's class or the group speaks of Muon, whatever else it steps."""
+        words = [type(self.optimizer).__name__]
+        words += [
+            word for k, v in self.group.items() if k != "params" for word in (k, v) if isinstance(word, str)
+        ]
+        return any("muon" in word.lower() for word in words)
 
 
 @dataclass(frozen=True)
@@ -124,6 +136,53 @@ def held(model: nn.Module, optimizers: Iterable[Optimizer]) -> list[Held]:
     return every
 
 
+def depends_on_others(step: StepUnderTest) -> dict[str, bool]:
+    """Return, by parameter, whether the step of an entry depends on the gradients of other entries, by more
+    than one factor on them all.
+
+    That of a rule for each entry, such as Adam's, does not, nor does that of one that clips; an
+    orthogonalised one does. Copies of the optimizers are stepped with random gradients, twice; those of the
+    first half of each parameter are larger the second time, and the steps of the second halves are compared.
+    What an optimizer that raises holds is left out.
+    """
+    steps: list[dict[str, Tensor]] = []
+    for factor in (1.0, 3.0):
+        model, optimizers, _ = copied(step.setup)
+        draw = torch.Generator().manual_seed(0)
+        for p in model.parameters():
+            gradient = torch.randn(p.shape, generator=draw)
+            gradient.view(-1)[: p.numel() // 2] *= factor
+            p.grad = gradient.to(p)
+            p.data = torch.zeros_like(p)  # so that the parameter afterwards is its step, unrounded
+        for group in groups_of(optimizers):
+            group["lr"] = 1.0  # a warm-up may begin at 0
+        held_by = [h for h in held(model, optimizers) if h.parameter.requires_grad]
+        failed = [optimizer for optimizer in optimizers if not _steps(optimizer)]
+        moved = [h for h in held_by if all(h.optimizer is not o for o in failed)]
+        steps.append({h.name: _second_half(h.parameter) for h in moved})
+    first, second = steps
+    return {name: _differ(x, second[name]) for name, x in first.items() if name in second}
+
+
+def _steps(optimizer: Optimizer) -> bool:
+    """Step an optimizer; return whether it does not raise."""
+    with suppress(Exception):  # anybody's rule, which may refuse vectors
+        optimizer.step()
+        return True
+    return False
+
+
+def _second_half(p: Tensor) -> Tensor:
+    return p.detach().reshape(-1)[p.numel() // 2 :].clone()
+
+
+def _differ(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors differ by more than one factor and by more than rounding."""
+    wide, other = a.double(), b.double()
+    factor = float(wide @ other) / max(float(other @ other), 1e-300)
+    return float((wide - factor * other).norm()) > 8 * torch.finfo(a.dtype).eps * float(wide.norm())
+
+
 def masters_of(step: StepUnderTest) -> dict[int, str]:
     """Return the parameters that are rounded copies of masters, which optimizers hold in a wider type, and
     that the user's step changes when those change; by the place of their masters.
@@ -162,9 +221,10 @@ def first_step(step: StepUnderTest, *, exact: bool = False) -> list[Moved]:
     every = held(run.model, run.optimizers)
     before = [sample(h.parameter) for h in every]
     states = [map_tensors(h.optimizer.state.get(h.parameter, {}), lambda _, x: sample(x)) for h in every]
-    gradients, moved = run.run(step.stepped, rates=rates).gradients, list[Moved]()
-    for h, x, state in zip(every, before, states, strict=True):
-        g, y = gradients.get(h.name, torch.zeros_like(x)), sample(h.parameter)
+    seen, moved = run.run(step.stepped, rates=rates), list[Moved]()
+    for h, given, state in zip(every, before, states, strict=True):
+        x = seen.weights.get(h.name, given)  # what the forward pass changed is not the optimizer's doing
+        g, y = seen.gradients.get(h.name, torch.zeros_like(x)), sample(h.parameter)
         change = (y - x).masked_fill(y == x, 0)  # infinity may stay unmoved, as in a mask
         moved.append(Moved(**vars(h), before=x, gradient=g, change=change, state=state))
     return moved
@@ -206,6 +266,17 @@ RULES: Final = {"SGD": _sgd, "Adam": _adam, "AdamW": partial(_adam, decoupled=Tr
 """The first step of a parameter, by the name that an optimizer's class declares."""
 
 
+class FirstRise(NamedTuple):
+    """How the rates of a schedule rise before they first fall."""
+
+    peaks: list[float]
+    """The largest rate of each group."""
+    steps: int
+    """The number of steps up to the peak; 0 if the rates begin there."""
+    first_share: float
+    """The first rate above 0, as a share of the peak."""
+
+
 class Rates(NamedTuple):
     """The rates of a schedule by group, at some of its steps."""
 
@@ -225,6 +296,18 @@ class Rates(NamedTuple):
     def peaks(self) -> list[float]:
         """The largest rate of each group."""
         return [max(column) for column in zip(*self.rates, strict=True)]
+
+    @property
+    def first_rise(self) -> FirstRise:
+        """How the rates rise before they first fall."""
+        top = self.top
+        fallen = next((i for i in range(1, len(top)) if top[i] < top[i - 1]), len(top))
+        rows, top = self.rates[:fallen], top[:fallen]
+        peak = max(top)
+        at = next(i for i, rate in enumerate(top) if rate >= peak * (1 - 1e-6))
+        begun = next((rate for rate in top if rate > 0), peak)
+        peaks = [max(column) for column in zip(*rows, strict=True)]
+        return FirstRise(peaks, 1 + self.steps[at] if at else 0, begun / peak if peak > 0 else 1.0)
 
     def reaches(self, asked: float) -> bool:
         """Return whether a group peaks at the rate asked, up to a step of warm-up and the decay so far."""
@@ -269,7 +352,7 @@ def copied(
     """Copy a model, its optimizers and its scheduler, bound to each other; ``memo`` is that of ``deepcopy``.
 
     If ``hollow``, the optimizers hold the user's own parameters and states: they must never be stepped.
-    Raises Unknown without an optimizer.
+    Raises Unknown without an optimizer, and if something cannot be copied.
     """
     model, ready, scheduler = unwrap(setup.model), setup.optimizers, setup.scheduler
     if setup.optimizer is None:
@@ -280,11 +363,13 @@ def copied(
         if hollow:
             states = (t for o in ready for s in o.state.values() for _, t in tensors_in(s))
             memo |= {id(x): x for x in [model, *parameters_of(ready), *states]}
-        model = copied_model(model, memo)
-        optimizers = [copy.deepcopy(o, memo) if hollow else twin_of(o, memo) for o in ready]
-        bound = copy.deepcopy(bound, memo)
+        with _refused_by(model):
+            model = copied_model(model, memo)
+            optimizers = [copy.deepcopy(o, memo) if hollow else twin_of(o, memo) for o in ready]
+            bound = copy.deepcopy(bound, memo)
     else:
-        model, bound = copied_model(model, memo), copy.deepcopy(bound, memo)
+        with _refused_by(model):
+            model, bound = copied_model(model, memo), copy.deepcopy(bound, memo)
         made = made_by("optimizer(model)", setup.optimizer, model, "param_groups")
         optimizers = list(made) if isinstance(made, (list, tuple)) else [made]
     if scheduler is not None and bound is None:
@@ -294,6 +379,31 @@ def copied(
     if not hollow:
         nn.Module.zero_grad(model)
     return model, optimizers, bound
+
+
+@contextmanager
+def _refused_by(model: nn.Module) -> Iterator[None]:
+    """Raise Unknown for what is raised in this block, which copies a model, with what of it is to blame."""
+    try:
+        yield
+    except Exception as error:
+        name, held = type(model).__name__, uncopyable(model)
+        where = f"{name} holds {held}, which cannot be copied" if held else f"{name} cannot be copied"
+        advice = "keep it outside of the model, or give its class a __deepcopy__"
+        raise Unknown(f"{where}: {type(error).__name__}: {error}; {advice}") from error
+
+
+def uncopyable(model: nn.Module) -> str:
+    """Return the path of the first plain attribute of a module that cannot be copied; empty if all can be."""
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if name in ("_parameters", "_buffers", "_modules"):
+                continue
+            try:
+                copy.deepcopy(value)
+            except Exception:
+                return f"{path}.{name}".strip(".")
+    return ""
 
 
 def rebound(function: Any, memo: dict[int, Any]) -> Any:

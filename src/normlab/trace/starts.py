@@ -223,6 +223,17 @@ def from_library(one: object) -> bool:
     return source is not None and any(home in Path(source).resolve().parents for home in homes)
 
 
+def is_of_library(model: nn.Module, path: str) -> bool:
+    """Return whether the class of a module, torch's aside, is an installed library's and unchanged, as are
+    all around it up to the user's own classes, and no library's class is around those.
+    """
+    parts = path.split(".") if path else []
+    around = [model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts), -1, -1)]
+    own = [m for m in around if type(m).__module__.split(".")[0] != "torch"]
+    built = [from_library(m) and "forward" not in vars(m) for m in own]
+    return bool(built) and built[0] and built == sorted(built, reverse=True)
+
+
 class Fresh:
     """The model of a setup, drawn afresh."""
 

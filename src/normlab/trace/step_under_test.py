@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Final
 
 import torch
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normlab.errors import UserError
-from normlab.setups.setup import Setup, shown
-from normlab.setups.step import plain_step
+from normlab.setups.setup import Setup
+from normlab.setups.step import plain_step, require_one_number
 from normlab.trace.compare import (
     Located,
     Part,
@@ -35,9 +35,11 @@ from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.stacks import Scaled, scaled_streams, stream_of
 from normlab.trace.facts.targets import Targets
 from normlab.trace.facts.wiring import Scores, Wiring, read_wiring
+from normlab.trace.functions import Narrowings
 from normlab.trace.optimizers import Rates, copied, held, made_by, rates_of, rebound
+from normlab.trace.rewrites import rewritten
 from normlab.trace.starts import Fresh, constant, parameters_of
-from normlab.trace.tensors import Place, Tap, refusal, replaced, unwrap
+from normlab.trace.tensors import Place, Tap, map_tensors, refusal, replaced, unwrap
 from normlab.trace.trace import Trace
 
 LARGE_MODEL: Final = 50_000_000
@@ -61,6 +63,8 @@ class StepUnderTest:
         self.size = sum(p.numel() for p in self.model.parameters())
         self.started, self.budget_s = time.monotonic(), budget_s
         self.loss_of = self.setup.loss_of
+        self.rewritten: dict[bool, dict[str, str]] = {False: {}, True: {}}
+        """By mode, the parameters that the forward pass writes to, and the modules that do so."""
         self._group = ""
 
     # ------------------------------------------------------------------------------------------- copies
@@ -90,7 +94,13 @@ class StepUnderTest:
     @cached_property
     def whole(self) -> Trace:
         """The model unchanged, in evaluation mode, on the whole batch."""
-        return Trace(self.copy() if self.copyable else self.model, self.batch, self.loss_of, seed=SEED)
+        model = self.copy() if self.copyable else self.model
+        trace = Trace(model, self.batch, self.loss_of, seed=SEED)
+        part = trace.again(batch=small_part(self.batch, self.size))
+        for training in (False, True):
+            with suppress(Exception):  # a refusal, or a property, says what raises
+                self.rewritten[training] |= rewritten(part.again(training=training))
+        return trace.again(rewritten=frozenset(chain(*self.rewritten.values())))
 
     @cached_property
     def plain(self) -> Trace:
@@ -211,9 +221,33 @@ class StepUnderTest:
         return scaled_streams(self.exact, self.facts.entering) if hand_on else Scaled({}, frozenset(), ())
 
     @cached_property
+    def narrowed(self) -> frozenset[torch.dtype]:
+        """The types in which a pass in float64 computes in part, whatever is asked of it."""
+        seen = Narrowings()
+        for training in (False, True):
+            with suppress(Exception), seen:  # what cannot be dispatched to Python
+                self._awake.again(training=training).once()
+        return frozenset(seen.types)
+
+    @cached_property
     def rounding(self) -> float:
         """The relative difference that two runs may show by rounding alone."""
-        return EXACT if self.is_exact else rounding_of(self.exact, self.logits)
+        if not self.is_exact:
+            return rounding_of(self.exact, self.logits)
+        return EXACT if not self.narrowed else max(EXACT, *map(self._off_in, self.narrowed))
+
+    def _off_in(self, dtype: torch.dtype) -> float:
+        """Return how far the whole step in a type may be from the same step in float64."""
+        model = copied_model(self.exact.model).to(dtype)
+        batch = map_tensors(self.exact.batch, lambda _, x: x.to(dtype) if x.is_floating_point() else x)
+        apart = []
+        for training in (False, True):
+            wide = self.exact.again(training=training)
+            if distance(wide.loss, wide.again(seed=1).loss):
+                continue  # two types draw two sequences of random numbers
+            narrow = wide.again(model=model, batch=batch, exact=False)
+            apart.append(distance(self.logits(wide), self.logits(narrow)))
+        return 4 * max(apart, default=0.0)
 
     def logits(self, trace: Trace) -> Tensor:
         """Return what the loss is computed from: the logits if they are known, else the main output."""
@@ -296,7 +330,7 @@ class StepUnderTest:
         parts = copied(self.setup, memo=memo)
         whole = (not plain and rebound(self.setup.step, memo)) or plain_step(self.loss_of)
         several = isinstance(self.setup.optimizer, (list, tuple)) or len(parts[1]) > 1
-        return DryRun(*parts, self.loss_of, whole, several, exact, original=self.model)
+        return DryRun(*parts, self.loss_of, whole, several, exact, self.whole.rewritten, original=self.model)
 
     @property
     def handed(self) -> tuple[nn.Module, list[Optimizer]]:
@@ -329,7 +363,8 @@ class StepUnderTest:
     @cached_property
     def gradient_rounding(self) -> float:
         """The share of a gradient that rounding may change, if the step runs as in ``twice``."""
-        return self.rounding if self.twice[0] else self.rehearsal().rounding(self.stepped)
+        exact = self.twice[0] and not self.narrowed
+        return self.rounding if exact else self.rehearsal().rounding(self.stepped)
 
     @cached_property
     def rates(self) -> Rates:
@@ -368,8 +403,7 @@ class StepUnderTest:
             own = self.setup.loss is None
             who, word = (type(self.model).__name__, "loss") if own else ("loss(model, batch)", "")
             raise UserError(refusal(who, self.batch, error, word)) from error
-        if loss.numel() != 1:
-            raise UserError(f"loss(model, batch) returned {shown(loss)}, and must return one number: a mean")
+        require_one_number(loss)
         try:
             _ = self.rates
         except UserError:
@@ -395,5 +429,7 @@ class StepUnderTest:
                     about[name] = fact()
             stacks = ", ".join(f"{name} × {len(blocks)}" for name, blocks in facts.stacks.items())
             about["stacks"] = stacks or "none"
-            about["precision"] = "float64" if self.is_exact else "the model's own"
+            narrow = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in self.narrowed))
+            wide = f"float64, in part {narrow}" if narrow else "float64"
+            about["precision"] = wide if self.is_exact else "the model's own"
         return about

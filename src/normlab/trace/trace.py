@@ -104,6 +104,8 @@ class Trace:
     ``exact`` says that the model's weights are in float64, so its functions run in float64 too. Without
     ``dropout``, every dropout of torch passes its input on. ``weights`` replace the model's own parameters
     and buffers of the same names. ``changed`` maps a module's path to a function of its first input.
+    ``rewritten`` names parameters to which the model writes as it runs: each pass begins at the same values
+    of them.
 
     >>> from normlab.trace.tensors import Tap
     >>> tap = Tap("decoder.end", "output")
@@ -122,6 +124,7 @@ class Trace:
     taps: tuple[Tap, ...] = ()
     weights: Weights = field(default_factory=dict)
     changed: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
+    rewritten: frozenset[str] = frozenset()
 
     def again(self, **changes: Any) -> Trace:
         """Return the same step with one thing changed: batch=, training=, seed=, weights=, taps=, ….
@@ -147,6 +150,10 @@ class Trace:
         with ExitStack() as stack:
             stack.enter_context(undisturbed(self.model, self.batch, training=self.training, seed=self.seed))
             stack.enter_context(at_weights(self.model, self.weights))
+            if self.rewritten:
+                own = self.model.named_parameters()
+                copies = {n: p.detach().clone() for n, p in own if n in self.rewritten}
+                stack.enter_context(at_weights(self.model, copies))
             if self.exact:
                 torch.set_default_dtype(torch.float64)
             for path, change in self.changed.items():

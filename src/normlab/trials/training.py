@@ -19,6 +19,7 @@ from normlab.setups.setup import Setup, shown
 from normlab.setups.step import plain_step
 from normlab.trace.copies import Use, refusal_of, use_of
 from normlab.trace.dry_run import groups_of
+from normlab.trace.facts import Unknown
 from normlab.trace.optimizers import copied, rates_of
 from normlab.trace.restore import restored, same_random_state
 from normlab.trace.tensors import eager, map_tensors, refusal, unwrap
@@ -106,7 +107,8 @@ def first_steps(
     setup: Setup, batches: Sequence[Any], *, seed: int, groups: Mapping[str, Any], limit_s: float = math.inf
 ) -> Training:
     """Train a copy at the setup's own rates for ``OWN_STEPS`` steps of its optimizer; after two of them, end
-    once ``limit_s`` seconds have passed. Raises UserError if that does not train the copy.
+    once ``limit_s`` seconds have passed. Raises UserError, with whose fault it is, if that does not train the
+    copy.
     """
 
     def enough(seen: Training) -> str:
@@ -115,11 +117,10 @@ def first_steps(
 
     try:
         seen = train(setup, batches, None, seed=seed, groups=groups, enough=enough)
-    except UserError:
+    except (UserError, Unknown):
         raise
     except Exception as error:
-        who = "step" if setup.step is not None else "loss" if setup.loss is not None else "the model"
-        raise UserError(refusal(who, setup.batch, error)) from error
+        raise UserError(refusal(_who_raised(setup, error), setup.batch, error)) from error
     if not seen.rates:
         raise UserError(
             f"the optimizer's step() is not called in {count(len(seen.losses), 'step')}: call that of "
@@ -134,6 +135,23 @@ def _refuse_stray(setup: Setup, strayed: Use, used: Use) -> None:
         raise UserError("loss, or step, does not run the model that it is given: call the one it receives")
     if strayed.paths:
         raise UserError(f"no copy of the model can be trained: {refusal_of(setup.model, strayed, used)}")
+
+
+def _who_raised(setup: Setup, error: Exception) -> str:
+    """Return whose code raised in the first steps: that of an optimizer, or of the step, the loss or the
+    model that called it last.
+    """
+    who = "step" if setup.step is not None else "loss" if setup.loss is not None else "the model"
+    codes = {getattr(getattr(setup, name), "__code__", None): name for name in ("step", "loss")}
+    called = error.__traceback__
+    while called is not None:
+        frame = called.tb_frame
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, Optimizer):
+            who = type(owner).__name__
+        who = codes.get(frame.f_code, who)
+        called = called.tb_next
+    return who
 
 
 def _number(value: Any) -> float:

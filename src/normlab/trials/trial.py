@@ -12,6 +12,7 @@ from torch import nn
 from normlab.base.units import duration
 from normlab.errors import UserError
 from normlab.setups.setup import Loss, Setup, setup_of
+from normlab.trace.facts import Unknown
 from normlab.trace.restore import same_globals
 from normlab.trace.tensors import unwrap
 from normlab.trials import STEPS
@@ -67,8 +68,11 @@ def trial(
     plan = Plan(steps, budget_s, tuple(rates or ()), **options)
     if setup.optimizer is None:
         raise UserError("there is no optimizer: pass optimizer=, as in torch.optim.AdamW(…, lr=1e-3)")
-    with same_globals():
-        return _walk(variants(setup, change, steps), plan)
+    try:
+        with same_globals():
+            return _walk(variants(setup, change, steps), plan)
+    except Unknown as reason:  # something cannot be copied
+        raise UserError(str(reason)) from reason
 
 
 def _walk(every: Sequence[Variant], plan: Plan) -> Trials:

@@ -94,7 +94,15 @@ def one_layer_lr() -> Arguments:
 
 
 class Muon(SGD):
-    """An optimizer that is called as one for hidden matrices is."""
+    """Steps matrices by their gradient's nearest orthogonal matrix, and vectors by their gradient."""
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        for p in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+            if p.ndim == 2:
+                left, _, right = torch.linalg.svd(p.grad, full_matrices=False)
+                p.grad.copy_(left @ right)
+        super().step()
 
 
 @fault("groups", place="optimizer|tokens*|positions*|head*|norm*|blocks.0*", origin=PLANTED_2)

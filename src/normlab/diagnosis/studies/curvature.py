@@ -306,7 +306,7 @@ def _critical_rate(tables: Tables) -> Iterator[Finding]:
     if not critical or tables.lr is None or tables.lr <= critical:
         return
     ratio, steps = tables.lr / critical, tables.warmup_steps
-    first = ratio / max(steps, 1)
+    first = ratio * tables.first_share
     advice = f"; begin with a {'longer ' if steps else ''}warm-up from below it, or lower the rate"
     yield Finding(
         "learning_rate",
@@ -314,7 +314,7 @@ def _critical_rate(tables: Tables) -> Iterator[Finding]:
         f"the learning rate {format_number(tables.lr)} is {format_number(ratio)} times above "
         f"{format_number(critical)}, the rate from which a single step from here raises the loss of its own "
         "mini-batch, or of a few hundred tokens where there is none"
-        + (f"; judged {start_of_warmup(steps)}" if steps else "")
+        + (f"; judged {start_of_warmup(steps, tables.first_share)}" if steps else "")
         + (advice if first > 1 else ""),
         "curvature",
         {"lr": tables.lr, "critical_lr": critical, "ratio": ratio},

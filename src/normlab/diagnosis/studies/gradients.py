@@ -287,8 +287,8 @@ def _balance_of_updates(tables: Tables) -> Iterator[Finding]:
     )
     largest, steps = fast["update_over_weight"], tables.warmup_steps
     if largest > LARGE_UPDATE:
-        first = largest / max(steps, 1)
-        begun = at_peak(format_share(first), steps)
+        first = largest * tables.first_share
+        begun = at_peak(format_share(first), steps, tables.first_share)
         large = first > LARGE_UPDATE
         advice = f"; lower the learning rate or {'warm up for longer' if steps else 'warm up'}"
         yield Finding(

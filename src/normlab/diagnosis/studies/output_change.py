@@ -60,8 +60,8 @@ def output_change(
     matrix's root mean square, on the matrices of the sublayers of every stack, so :math:`x_0` stays;
     and, with an ``optimizer``, ``update``: the weights after one update (``Trace.update``) of all that it
     trains, including embeddings. For a subject with ``warmup_steps`` there is a third one, ``first``: the
-    update over this number, as at the first step of a warm-up. Values are per element, without padding and
-    dropout. For normed streams the change is at most about 2, where it is no longer linear in the size.
+    update times ``first_share``, as at the first step of a warm-up. Values are per element, without padding
+    and dropout. For normed streams the change is at most about 2, where it is no longer linear in the size.
 
     ``stacks`` is the last one unless named; all of them look at one changed model. The update, which depends
     on no seed, has the first one, and is that of the last stack. Columns: stack, kind, depth (l, from 1),
@@ -92,9 +92,9 @@ def output_change(
     if optimizer is not None:
         after = subject.trace().update(optimizer, subject.backward.slope)
         compare("update", seeds[0], after)
-        if steps := subject.warmup_steps:
-            own = trainable(subject.model)
-            compare("first", seeds[0], {n: p.detach().lerp(after[n], 1 / steps) for n, p in own.items()})
+        if subject.warmup_steps:
+            own, share = trainable(subject.model), subject.first_share
+            compare("first", seeds[0], {n: p.detach().lerp(after[n], share) for n, p in own.items()})
     rows = (
         {"stack": names[i], "kind": kind, "depth": depth, "change": change, "seed": seed}
         for i, seed, kind, depth, change in sorted(moves)  # kinds in alphabetical order
@@ -213,7 +213,7 @@ def _one_step(stack: str, deepest: Row, first: Row, tables: Tables) -> Finding:
     size = 1.0 if normed or not scales else as_float(scales[-1]["mean_square"]) or 1.0
     share, begun = (row["change"] / size for row in (deepest, first))
     replaced, steps = begun > REPLACED, tables.warmup_steps if first is not deepest else 0
-    peak = at_peak(format_number(begun), steps)
+    peak = at_peak(format_number(begun), steps, tables.first_share)
     advice = f"; use a lower learning rate or a {'longer ' if steps else ''}warm-up" if replaced else ""
     return Finding(
         "update_change",

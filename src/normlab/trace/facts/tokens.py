@@ -254,22 +254,42 @@ def documents_of(facts: Facts) -> Tensor:
         return _declared(facts, declared)
     read = [f.argument(0, "input") for f in facts.lookups]
     for place, entry in facts.entries.items():
-        if place == facts.tokens.place or entry.is_floating_point() or entry.dtype == torch.bool:
+        if place == facts.tokens.place:
             continue
-        if entry.ndim == 2 and entry.shape[0] == ids.shape[0] and entry.shape[1] >= ids.shape[1]:
-            own = entry[:, facts.tokens.columns].cpu().long()
-            starts = restarts(own)
-            tables = (x for x in read if isinstance(x, Tensor) and x.shape == entry.shape)
-            if starts is None and not any(torch.equal(x, entry) for x in tables):
-                starts = _changes(own)
-            if starts is not None:
-                return starts.long().cumsum(1)
-        if entry.ndim == 1 and (numbers := _offsets(entry.cpu(), ids)) is not None:
+        tables = (x for x in read if isinstance(x, Tensor) and x.shape == entry.shape)
+        segments = any(torch.equal(x, entry) for x in tables)
+        if (numbers := _documents_in(entry, facts.tokens, only_positions=segments)) is not None:
             return numbers
     raise Unknown(
         "nothing says that rows hold several documents: positions that restart, document numbers, or "
         "declare documents"
     )
+
+
+def _documents_in(entry: Tensor, tokens: Tokens, *, only_positions: bool = False) -> Tensor | None:
+    """Return the documents' numbers `[B, T]` that an entry of the batch gives, as positions, as numbers
+    (unless ``only_positions``) or as offsets; None if it gives none.
+    """
+    ids = tokens.ids
+    if entry.is_floating_point() or entry.dtype == torch.bool:
+        return None
+    if entry.ndim == 1:
+        return _offsets(entry.cpu(), ids)
+    if entry.ndim != 2 or entry.shape[0] != ids.shape[0] or entry.shape[1] < ids.shape[1]:
+        return None
+    own = entry[:, tokens.columns].cpu().long()
+    starts = restarts(own)
+    if starts is None and not only_positions:
+        starts = _changes(own)
+    return None if starts is None else starts.long().cumsum(1)
+
+
+def repeats_documents(entry: Tensor, tokens: Tokens, documents: Tensor) -> bool:
+    """Return whether an entry of the batch says the same as these documents `[B, T]`, or hides no token."""
+    if entry.shape == tokens.ids.shape and bool((entry == 1).all()):
+        return True  # a mask
+    numbers = _documents_in(entry, tokens)
+    return numbers is not None and torch.equal(numbers.diff(dim=1) != 0, documents.diff(dim=1) != 0)
 
 
 def restarts(positions: Tensor) -> Tensor | None:
