@@ -326,7 +326,9 @@ def _uses(called: nn.Module, batch: Any, loss_of: Loss, *watched: nn.Module) -> 
             uses[:] = [stack.enter_context(use_of(one)) for one in watched]
             return loss_of(model, given)
 
-    Trace(called, batch, watched_loss).once()
+    # a pass may write to its weights, as a table with max_norm does: it must leave them as they were
+    every = frozenset(name for name, _ in called.named_parameters())
+    Trace(called, batch, watched_loss, rewritten=every).once()
     return uses
 
 

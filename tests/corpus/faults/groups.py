@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import torch
 import transformers as tf
 from torch import nn
 from torch.optim import SGD, AdamW
