@@ -121,7 +121,8 @@ def small_part(batch: Any, parameters: int) -> Any:
     """Return two rows, and the first columns, of a batch that is too large for that many parameters.
 
     Columns are dropped only if all integers have one width and none may be a mask, a position or a document,
-    which would mean something else in a part.
+    which would mean something else in a part. Parts are contiguous, as batches are when they are drawn: a
+    model may call ``targets.view(-1)``.
     """
     rows = rows_of(batch)
     matrices = [x for _, x in tensors_in(batch) if x.ndim == 2 and x.shape[0] == rows]
@@ -142,7 +143,7 @@ def small_part(batch: Any, parameters: int) -> Any:
         for axis in range(1, x.ndim):
             if x.shape[axis] == width > kept:
                 x = x.narrow(axis, 0, kept)
-        return x
+        return x.contiguous()
 
     return map_tensors(batch, cut)
 

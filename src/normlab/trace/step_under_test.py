@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from normlab.errors import UserError
+from normlab.errors import UserError, in_one_line
 from normlab.setups.setup import Setup, shown
 from normlab.setups.step import plain_step
 from normlab.trace.compare import Located, Part, awake_step, blame, distance, part_of, rounding_of, small_part
@@ -82,14 +82,24 @@ class StepUnderTest:
         return Trace(self.copy() if self.copyable else self.model, self.batch, self.loss_of, seed=SEED)
 
     @cached_property
-    def plain(self) -> Trace:
+    def _part(self) -> Trace:
         """The same, on a part of the batch if the whole one is too large for the model."""
         part = small_part(self.batch, self.size)
-        small = self.whole if part is self.batch else self.whole.again(batch=part)
-        with suppress(Exception):
-            _ = small.loss
-            return small
-        return self.whole
+        return self.whole if part is self.batch else self.whole.again(batch=part)
+
+    @cached_property
+    def why_whole(self) -> str:
+        """Why the whole batch is used although it is large; empty if a part is used, or it is not large."""
+        try:
+            _ = self._part.loss
+        except Exception as error:  # a model may accept no other number of rows or columns
+            return f"on a part of it, the model raises {in_one_line(error)}"
+        return ""
+
+    @cached_property
+    def plain(self) -> Trace:
+        """The same, on a part of the batch if the whole one is too large and the model runs on that part."""
+        return self.whole if self.why_whole else self._part
 
     @property
     def stepped(self) -> Any:
@@ -372,5 +382,7 @@ class StepUnderTest:
                     about[name] = fact()
             stacks = ", ".join(f"{name} × {len(blocks)}" for name, blocks in facts.stacks.items())
             about["stacks"] = stacks or "none"
+            if self.why_whole:
+                about["batch"] = f"all of it: {self.why_whole}"
             about["precision"] = "float64" if self.is_exact else "the model's own"
         return about
