@@ -198,6 +198,65 @@ def test_a_block_that_stands_several_times_holds():
     assert not report_of("residual", "ties", "seeds", model=model).failures
 
 
+def shared(*places: int, block: Callable[[], nn.Module] = Attending) -> Ordered:
+    """A decoder whose blocks stand in several places, each as often as its number is given."""
+    model, built = Ordered(), [block() for _ in range(max(places) + 1)]
+    model.blocks = nn.ModuleList(built[i] for i in places)
+    model.order = tuple(range(len(places)))
+    return model
+
+
+class DetachedLater(Attending):
+    """Passes no gradient on from its second call in a pass on."""
+
+    def __init__(self):
+        super().__init__()
+        self.reads = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.reads += 1
+        return super().forward(x if self.reads < 2 else x.detach())
+
+
+@pytest.mark.parametrize("places", [(0, 1, 0), (0, 0, 1, 1), (0, 1, 2, 1, 0), (0, 0, 0)])
+@pytest.mark.parametrize("block", [Attending, PostNorm])
+def test_blocks_that_stand_in_several_places_pass_their_stream_on(
+    places: tuple[int, ...], block: Callable[[], nn.Module]
+):
+    assert report_of("residual", model=shared(*places, block=block)).holds == ("residual",)
+
+
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_a_stack_that_runs_in_rounds_passes_its_stream_on(rounds: int):
+    model = shared(0, 1, 2)
+    model.order = (0, 1, 2) * rounds
+    assert report_of("residual", model=model).holds == ("residual",)
+
+
+def test_every_call_of_a_shared_block_must_pass_its_stream_on():
+    model = shared(0, 1, 0)
+    model.blocks[0] = model.blocks[2] = DetachedLater()
+    assert first(report_of("residual", model=model)) == ("residual", "blocks.0")
+
+
+def test_shared_blocks_out_of_order_fail():
+    model = shared(0, 1, 0, 2)
+    model.order = (0, 2, 1, 3)
+    assert first(report_of("residual", model=model)) == ("residual", "blocks")
+
+
+def test_a_call_of_a_shared_block_whose_output_is_lost_is_seen():
+    class LosesThird(Ordered):
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.blocks[1](self.blocks[0](self.embed(ids)))
+            self.blocks[2](x)
+            return self.head(self.norm(self.blocks[3](x)))
+
+    model = LosesThird()
+    model.blocks = shared(0, 1, 0, 2).blocks
+    assert first(report_of("residual", model=model)) == ("residual", "blocks.3")
+
+
 @pytest.mark.parametrize("block", [Attending, ScaledBeforeRotation, lambda: NormedQueries(0.3)])
 def test_scores_that_are_scaled_hold(block: Callable[[], nn.Module]):
     assert report_of("attention_scale", model=decoder(block)).holds == ("attention_scale",)

@@ -234,10 +234,11 @@ class StepUnderTest:
         size = distance(x, y)
         return Located(size, blame(a, b, part, self.rounding)) if size > self.rounding else None
 
-    def uses(self, path: str) -> bool:
-        """Return whether the loss depends on the output of a module."""
+    def uses(self, path: str, call: int = 0) -> bool:
+        """Return whether the loss depends on the output of a call of a module."""
         with self.exact.with_graph(events=True) as passed:
-            y = next((stream_of(e.outputs) for e in passed.events if e.module == path), None)
+            here = (e for e in passed.events if (e.module, e.call) == (path, call))
+            y = next((stream_of(e.outputs) for e in here), None)
             if y is None or not y.requires_grad or passed.loss is None:
                 return True
             return torch.autograd.grad(passed.loss, y, allow_unused=True)[0] is not None

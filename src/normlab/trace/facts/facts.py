@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +17,18 @@ from normlab.trace.facts.stacks import Block, block_of, find_stacks, stream_of
 from normlab.trace.facts.targets import SCORED, Logits, Targets, read_logits
 from normlab.trace.facts.tokens import Arranged, Padding, Tokens, documents_of, looked_up, padding_of
 from normlab.trace.tensors import Place, at, map_tensors, replaced, rows_of, tensors_in
-from normlab.trace.trace import Trace
+from normlab.trace.trace import Event, Trace
 
 LOOKED_UP: Final = "embedding"
+
+
+class BlockCall(NamedTuple):
+    """One call of a block: which call of it, and the stream that it reads and writes."""
+
+    path: str
+    number: int
+    read: Tensor | None
+    written: Tensor | None
 
 
 class Facts:
@@ -33,8 +42,8 @@ class Facts:
             self.order = [e.module for e in passed.events]
             self.stacks: dict[str, list[Block]] = find_stacks(self.trace.model, passed.events)
             blocks = {b.path for b in self.blocks}
-            first = [e for e in passed.events if e.module in blocks and not e.call]
-            self.streams = {e.module: (_stream(e.inputs), _stream(e.outputs)) for e in first}
+            self.calls = [_block_call(event) for event in passed.events if event.module in blocks]
+            self.streams = {c.path: (c.read, c.written) for c in self.calls if not c.number}
             self._scored = read_logits(self.trace, passed)
 
     @property
@@ -325,6 +334,10 @@ class Facts:
             return x
 
         return map_tensors(self.trace.batch if batch is None else batch, change)
+
+
+def _block_call(event: Event) -> BlockCall:
+    return BlockCall(event.module, event.call, _stream(event.inputs), _stream(event.outputs))
 
 
 def _stream(tensors: Iterable[Tensor]) -> Tensor | None:

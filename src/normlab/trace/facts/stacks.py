@@ -51,13 +51,15 @@ def find_stacks(model: nn.Module, events: Sequence[Event]) -> dict[str, list[Blo
         for prefix, blocks in siblings.items():
             ordered = sorted(blocks, key=lambda b: b.index)
             carriers = {b.path for b in blocks if _carries_stream(called.get(b.path), b.module)}
-            if _chained([event for own, event in called.items() if own in carriers]):
+            if _chained([event for event in events if event.module in carriers]):
                 stacks[f"{path}.{prefix}".strip(".") or prefix] = ordered
     return _outermost(stacks)
 
 
 def _chained(calls: Sequence[Event]) -> bool:
-    """Return whether some block reads what the previous one wrote or read; no branch in a list does."""
+    """Return whether some call of a block reads what the one before it wrote or read; no branch in a list
+    does.
+    """
     pairs = ((stream_of(b.inputs), stream_of(a.outputs), stream_of(a.inputs)) for a, b in pairwise(calls))
     return any(x is not None and any(y is not None and torch.equal(x, y) for y in own) for x, *own in pairs)
 
