@@ -81,12 +81,19 @@ def _differ(a: Sequence[Tensor], b: Sequence[Tensor], part: Part, limit: float) 
 
 
 def _selected(x: Tensor, mask: Tensor, rows: Tensor) -> Tensor | None:
-    if mask.ndim == 2 and (shown := laid_out(x, *mask.shape)) is not None:
-        return shown[mask[:, : shown.shape[1]]]
+    """Return the entries that a part selects; None instead of a selection of nothing, which would agree with
+    anything.
+    """
     count = len(mask)
-    if x.ndim and x.shape[0] == count:
-        return x[rows] if rows.any() else None
-    return x[:, rows] if x.ndim >= 2 and x.shape[1] == count and rows.any() else None
+    if mask.ndim == 2 and (shown := laid_out(x, *mask.shape)) is not None:
+        selected = shown[mask[:, : shown.shape[1]]]
+    elif x.ndim and x.shape[0] == count:
+        selected = x[rows]
+    elif x.ndim >= 2 and x.shape[1] == count:
+        selected = x[:, rows]
+    else:
+        return None
+    return selected if selected.numel() else None
 
 
 def laid_out(x: Tensor, rows: int, width: int) -> Tensor | None:

@@ -23,12 +23,12 @@ from normlab.trace.dry_run import SEED, DryRun, ObservedStep
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.stacks import Scaled, scaled_streams, stream_of
-from normlab.trace.facts.targets import Targets
+from normlab.trace.facts.targets import Targets, tapped
 from normlab.trace.facts.wiring import Scores, Wiring, read_wiring
 from normlab.trace.optimizers import Rates, copied, held, rates_of, rebound
 from normlab.trace.starts import Fresh, constant, parameters_of
-from normlab.trace.tensors import Place, Tap, forward_hooks, refusal, replaced, unwrap
-from normlab.trace.trace import Trace
+from normlab.trace.tensors import Place, Tap, refusal, replaced, unwrap
+from normlab.trace.trace import Trace, runs
 
 LARGE_MODEL: Final = 50_000_000
 """Number of parameters up to which an optimizer's states are copied in float64."""
@@ -62,10 +62,7 @@ class StepUnderTest:
             twin = copy.deepcopy(self.model)
         except Exception:
             return False
-        called = []
-        with forward_hooks({"": twin}, lambda *_: called.append(1)):
-            Trace(twin, self.batch, self.loss_of).once()
-        return bool(called)
+        return runs(Trace(twin, self.batch, self.loss_of))
 
     def copy(self) -> nn.Module:
         """Return a copy of the model, without gradients. Raises Unknown if it cannot be copied."""
@@ -130,7 +127,10 @@ class StepUnderTest:
     def exact(self) -> Trace:
         """The model in float64 if possible, awake and without dropout, in evaluation mode."""
         with suppress(Exception):
-            if isinstance(tap := self.facts.logits.where, Tap):
+            tap = self.facts.output
+            with suppress(Unknown):
+                tap = self.facts.logits.where
+            if isinstance(tap, Tap):
                 self.facts.trace = self._awake.again(taps=(tap,))
                 return self.facts.trace
         return self._awake
@@ -213,12 +213,21 @@ class StepUnderTest:
         try:
             logits = self.facts.logits
         except Unknown:
-            wide = [x for x in trace.outputs if x.is_floating_point() and x.numel() > 1]
-            if not wide:
-                raise Unknown("the model returns no tensor to compare") from None
-            return wide[0]
+            return self._main_output(trace)
         if (value := logits.value if trace is self.exact else logits.of(trace)) is None:
             raise Unknown("the loss is computed differently after the change")
+        return value
+
+    def _main_output(self, trace: Trace) -> Tensor:
+        """Return the first tensor that the model puts out or, if the loss calls only parts of it, the last
+        that the loss gets from them.
+        """
+        if self.facts.output is not None:
+            value = tapped(trace, self.facts.output)
+        else:
+            value = next((x for x in trace.outputs if x.is_floating_point() and x.numel() > 1), None)
+        if value is None:
+            raise Unknown("the loss gets no tensor from the model that could be compared")
         return value
 
     def difference(self, a: Trace, b: Trace, part: Part) -> Located | None:
@@ -230,7 +239,7 @@ class StepUnderTest:
         """
         x, y = part(self.logits(a)), part(self.logits(b))
         if x is None or y is None:
-            raise Unknown("the output has no axis for positions")
+            raise Unknown("the output has no axis for positions, or holds nothing that can be compared there")
         size = distance(x, y)
         return Located(size, blame(a, b, part, self.rounding)) if size > self.rounding else None
 
