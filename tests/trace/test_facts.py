@@ -405,6 +405,8 @@ class Wide(nn.Module):
 
 @each("product", [Hidden.apply, kernels_linear.MkldnnLinear.apply], ids=["unknown", "our own"])
 def test_no_matrix_of_a_block_is_taken_for_the_head(product):
+    more = (None, torch.float32) if product == kernels_linear.MkldnnLinear.apply else ()
+
     class Tied(Reader):
         def __init__(self):
             super().__init__()
@@ -412,7 +414,6 @@ def test_no_matrix_of_a_block_is_taken_for_the_head(product):
             self.head = nn.Identity()
 
         def forward(self, ids):
-            more = (None, torch.float32) if product == kernels_linear.MkldnnLinear.apply else ()
             return product(super().forward(ids), self.embed.weight, *more)
 
     read = facts(ids(), model=Tied())

@@ -8,8 +8,8 @@ is :math:`g = a\,p - b - c\,\mathrm{onehot}(y)` with :math:`b = w\epsilon/V`, :m
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import torch
@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from normlab.trace.autograd import gradients_in
 from normlab.trace.compare import Located, distance
+from normlab.trace.facts.fused import FUSED, Product, products_of
 from normlab.trace.facts.wiring import MULTIPLIED, factors
-from normlab.trace.functions import FunctionCall
+from normlab.trace.functions import OWN, FunctionCall
 from normlab.trace.tensors import Tap, rows_of
 from normlab.trace.trace import Event, Pass, Trace
 
@@ -45,6 +46,8 @@ class Targets(NamedTuple):
     """Label smoothing, the median over positions."""
     excess: float
     r"""The median of :math:`|a - w| / w` over positions: above 0 where another term acts on the logits."""
+    error: float = 0.0
+    """The largest share of a position's gradient that is not explained: the rounding in what is read off."""
 
     def rearranged(self, change: Callable[[Tensor], Tensor]) -> Targets:
         """Return the same targets with other leading dimensions."""
@@ -108,7 +111,10 @@ def read_targets(logits: Tensor, gradient: Tensor, precision: torch.dtype = torc
     weight = weight + uniform * classes
     smoothing = float((uniform * classes / weight).median())
     excess = float(((p_weight - weight).abs() / weight).median())
-    return Targets(full(ids), counted.reshape(shape), full(weight), full(nll), classes, smoothing, excess)
+    error = float(residual[good].max())
+    return Targets(
+        full(ids), counted.reshape(shape), full(weight), full(nll), classes, smoothing, excess, error
+    )
 
 
 def _fit(z: Tensor, g: Tensor) -> tuple[Tensor, ...]:
@@ -146,7 +152,7 @@ def _fit(z: Tensor, g: Tensor) -> tuple[Tensor, ...]:
 SCORED: Final = ("cross_entropy", "log_softmax", "nll_loss")
 """Functions of torch that may read a cross-entropy's logits that are no module's output."""
 LOOKED_UP: Final = "embedding"
-RECORDED: Final = (*SCORED, LOOKED_UP)
+RECORDED: Final = (*SCORED, *FUSED, LOOKED_UP)
 """The functions whose calls a pass must record for ``read_logits``."""
 CLOSE: Final = 1e-6
 """Relative difference allowed in sums of gradients in float64 and in what is read off them."""
@@ -158,6 +164,8 @@ class FunctionInput(NamedTuple):
     """The first argument of a scoring function: of one of its calls with so many classes along an axis,
     counted from 0, or of all of them. Each of all then scores some of the positions: the next ones, or the
     next columns of every row.
+
+    Of a function that multiplies and scores at once, it is one of the products that it may have scored.
     """
 
     function: str
@@ -165,16 +173,28 @@ class FunctionInput(NamedTuple):
     axis: int = -1
     call: int | None = None
     by_columns: bool = False
+    product: int | None = None
 
     def __str__(self) -> str:
+        name = "an autograd function" if self.function == OWN else self.function
+        what = "input" if self.product is None else "product"
         if self.call is None:
-            return f"the inputs of all calls of {self.function}"
-        return f"the input of {self.function}" + (f" in call {self.call}" if self.call else "")
+            return f"the {what}s of all calls of {name}"
+        return f"the {what} of {name}" + (f" in call {self.call}" if self.call else "")
 
-    def read_by(self, calls: Iterable[FunctionCall]) -> list[Tensor]:
-        """Return what these calls read, as far as they are meant."""
-        own = (self.function, self.axis, self.classes)
-        parts = [call.argument(0, "input") for call in calls if _kind(call) == own]
+    def read_in(self, step: Trace) -> list[Tensor]:
+        """Return the logits in the calls of a step, as far as they are meant."""
+        # a product must be made while the pass still has the step's weights
+        with step.with_graph(graph=False, functions=RECORDED) as passed:
+            if self.product is None:
+                own = (self.function, self.axis, self.classes)
+                calls = [call for call in passed.functions if call.name in SCORED and _kind(call) == own]
+                parts = [call.argument(0, "input").detach() for call in calls]
+            else:
+                products = _products(passed, step.model)
+                parts = [
+                    p.logits() for kind, p in products if kind == (self.function, self.classes, self.product)
+                ]
         return parts if self.call is None else parts[self.call : self.call + 1]
 
     def joined(self, parts: Sequence[Tensor], rows: int) -> Tensor:
@@ -231,7 +251,7 @@ class Logits(NamedTuple):
         if isinstance(self.where, Tap):
             value = tapped(step, self.where)
         else:
-            parts = [x.detach() for x in self.where.read_by(step.functions(*SCORED))]
+            parts = self.where.read_in(step)
             value = self.where.joined(parts, rows) if parts else None
         return value if value is None or self.layout is None else self.layout.of(value, rows)
 
@@ -243,11 +263,12 @@ def tapped(step: Trace, tap: Tap) -> Tensor | None:
 
 
 class _Candidate(NamedTuple):
-    """Tensors `[..., V]` that may be logits, or parts of them."""
+    """Tensors `[..., V]` that may be logits, or parts of them; or features whose products may be logits."""
 
     where: Tap | FunctionInput
     parts: list[Tensor]
     output: bool = False
+    products: tuple[Product, ...] = ()
 
     @property
     def is_possible(self) -> bool:
@@ -255,6 +276,32 @@ class _Candidate(NamedTuple):
         axis = self.where.axis if isinstance(self.where, FunctionInput) else -1
         wide = all(x.ndim >= 2 and x.shape[axis] > 1 for x in self.parts)
         return wide and all(x.requires_grad and x.is_floating_point() for x in self.parts)
+
+    def read(
+        self, gradients: list[Tensor], rows: int, precision: torch.dtype
+    ) -> tuple[Logits, Targets] | None:
+        """Return the logits and their targets from the gradients in the parts, or None if there are none."""
+        parts, slopes, errors = self.parts, gradients, [0.0]
+        if self.products:
+            limit = RESIDUAL.get(precision, 5e-2)
+            read = [p.slope(g, limit) for p, g in zip(self.products, gradients, strict=True)]
+            known = [pair for pair in read if pair is not None]
+            if len(known) < len(read):
+                return None
+            parts = [p.logits() for p in self.products]
+            slopes, errors = [slope for slope, _ in known], [error for _, error in known]
+        x = self.joined(parts, rows)
+        targets = read_targets(x, self.joined(slopes, rows), precision)
+        if targets is None:
+            return None
+        logits = Logits(self.where, x.shape, x.detach(), self._matrices(), self.output)
+        return logits, targets._replace(error=max(targets.error, *errors))
+
+    def _matrices(self) -> tuple[nn.Parameter, ...]:
+        if self.products:
+            return tuple(p.weight for p in self.products[:1] if isinstance(p.weight, nn.Parameter))
+        node = self.parts[0].grad_fn
+        return () if node is None else factors(node)
 
     def joined(self, parts: Sequence[Tensor], rows: int) -> Tensor:
         """Join the parts, or their gradients, into one tensor `[..., V]`."""
@@ -280,7 +327,7 @@ def read_logits(trace: Trace, passed: Pass) -> list[tuple[Logits, Targets]]:
     if loss is None or not loss.requires_grad:
         return found
     precision = torch.float64 if trace.exact else loss.dtype
-    candidates = _candidates(passed, rows)
+    candidates = _candidates(passed, rows, trace.model)
     # most losses score the first candidate, so gradients in all others are not computed before that is tried
     for some in (candidates[:1], candidates[1:]):
         if not some or (found and not any(candidate.may_add_to(found[0][0]) for candidate in some)):
@@ -290,20 +337,14 @@ def read_logits(trace: Trace, passed: Pass) -> list[tuple[Logits, Targets]]:
         for candidate in some:
             slopes = [next(gradients) for _ in candidate.parts]
             known = [g for g in slopes if g is not None]
-            if len(known) < len(slopes):
-                continue
-            x, gradient = candidate.joined(candidate.parts, rows), candidate.joined(known, rows)
-            node = candidate.parts[0].grad_fn
-            matrices = () if node is None else factors(node)
-            logits = Logits(candidate.where, x.shape, x.detach(), matrices, candidate.output)
-            targets = read_targets(x, gradient, precision)
             wanted = candidate.output or not found or candidate.is_other_order_of(found[0][0])
-            if targets is not None and wanted:
-                found.append((logits, targets))
+            if wanted and len(known) == len(slopes):
+                pair = candidate.read(known, rows, precision)
+                found += [] if pair is None else [pair]
     return found
 
 
-def _candidates(passed: Pass, rows: int) -> list[_Candidate]:
+def _candidates(passed: Pass, rows: int, model: nn.Module) -> list[_Candidate]:
     """Return the tensors that may be logits, from the loss backwards."""
     outermost = [event for event in passed.events if event.outermost]
     inner = [event for event in passed.events if not event.outermost]
@@ -312,31 +353,70 @@ def _candidates(passed: Pass, rows: int) -> list[_Candidate]:
     found = [
         *(c for path in paths for event in outermost if event.module == path for c in _outputs(event)),
         *_inputs(passed, rows),
+        *_unseen(passed, rows, model),
         *(c for event in reversed(inner) for c in _outputs(event)),
     ]
     return [candidate for candidate in found if candidate.is_possible][:CANDIDATES]
 
 
 def _inputs(passed: Pass, rows: int) -> Iterator[_Candidate]:
-    """Yield the inputs of calls that together score all tokens, or all but one per row, or all rows; then of
-    each call.
-    """
-    read = (f.argument(0, "input") for f in passed.functions if f.name == LOOKED_UP)
-    tokens = {x.numel() for x in read if rows in x.shape[:2]}  # others are positions
+    """Yield the inputs of scoring functions: of calls that together score all positions, then of each."""
     groups = defaultdict[tuple[str, int, int], list[Tensor]](list)
     for call in passed.functions:
         if call.name in SCORED:
             groups[_kind(call)].append(call.argument(0, "input"))
     for (name, axis, classes), parts in groups.items():
-        sizes = [x.numel() // classes for x in parts]
-        score_tokens = {sum(sizes), sum(sizes) + rows} & tokens and not sum(sizes) % rows
-        if len(parts) > 1 and (score_tokens or sum(sizes) == rows):
-            yield _Candidate(FunctionInput(name, classes, axis), parts)
-            if all(n % rows == 0 for n in sizes):
-                yield _Candidate(FunctionInput(name, classes, axis, by_columns=True), parts)
+        for where in _joint(
+            FunctionInput(name, classes, axis), [x.numel() // classes for x in parts], passed, rows
+        ):
+            yield _Candidate(where, parts)
     for (name, axis, classes), parts in groups.items():
         for i, x in enumerate(parts):
             yield _Candidate(FunctionInput(name, classes, axis, i), [x])
+
+
+def _unseen(passed: Pass, rows: int, model: nn.Module) -> Iterator[_Candidate]:
+    """Yield the products that functions may have scored at once: of calls that together score all positions;
+    then of each call.
+    """
+    groups = defaultdict[tuple[str, int, int], list[Product]](list)
+    for kind, product in _products(passed, model):
+        groups[kind].append(product)
+    for (name, classes, which), products in groups.items():
+        sizes = [p.features.numel() // p.features.shape[-1] for p in products]
+        for where in _joint(FunctionInput(name, classes, product=which), sizes, passed, rows):
+            yield _Candidate(where, [p.features for p in products], products=tuple(products))
+    for (name, classes, which), products in groups.items():
+        for i, product in enumerate(products):
+            where = FunctionInput(name, classes, call=i, product=which)
+            yield _Candidate(where, [product.features], products=(product,))
+
+
+def _joint(where: FunctionInput, sizes: list[int], passed: Pass, rows: int) -> Iterator[FunctionInput]:
+    """Yield the orders in which several calls, with so many positions each, may score all tokens, all but one
+    per row, or all rows.
+    """
+    read = (f.argument(0, "input") for f in passed.functions if f.name == LOOKED_UP)
+    tokens = {x.numel() for x in read if rows in x.shape[:2]}  # others are positions
+    every = sum(sizes)
+    score_tokens = every % rows == 0 and bool({every, every + rows} & tokens)
+    if len(sizes) > 1 and (score_tokens or every == rows):
+        yield where
+        if all(n % rows == 0 for n in sizes):
+            yield where._replace(by_columns=True)
+
+
+def _products(passed: Pass, model: nn.Module) -> Iterator[tuple[tuple[str, int, int], Product]]:
+    """Yield the products that the calls of a pass may have scored, with the name of the function, the number
+    of classes, and which of the call's products with so many classes it is.
+    """
+    scored = [call.argument(0, "input") for call in passed.functions if call.name in SCORED]
+    hidden = {x.shape[-1] for x in scored if not x.requires_grad}  # as inside a checkpoint
+    for call in passed.functions:
+        counts = Counter[int]()
+        for product in products_of(call, model, hidden):
+            yield (call.name, product.classes, counts[product.classes]), product
+            counts[product.classes] += 1
 
 
 def _kind(call: FunctionCall) -> tuple[str, int, int]:
