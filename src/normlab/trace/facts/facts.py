@@ -17,6 +17,7 @@ from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import Block, block_of, find_stacks, stream_of
 from normlab.trace.facts.targets import FLAT, LOOKED_UP, RECORDED, Layout, Logits, Targets, read_logits
 from normlab.trace.facts.tokens import Arranged, Padding, Tokens, documents_of, looked_up, padding_of
+from normlab.trace.facts.wiring import passes_on
 from normlab.trace.tensors import Place, Tap, at, map_tensors, replaced, rows_of, tensors_in
 from normlab.trace.trace import Event, Pass, Trace
 
@@ -42,7 +43,7 @@ class Facts:
             self.loss = None if passed.loss is None else passed.loss.detach()
             self.lookups = [f._replace(result=None) for f in passed.functions if f.name == LOOKED_UP]
             self.order = [e.module for e in passed.events]
-            self.stacks: dict[str, list[Block]] = find_stacks(self.trace.model, passed.events)
+            self.stacks: dict[str, list[Block]] = find_stacks(trace.model, passed.events, passes_on)
             blocks = {b.path for b in self.blocks}
             self.calls = [_block_call(event) for event in passed.events if event.module in blocks]
             self.streams = {c.path: (c.read, c.written) for c in self.calls if not c.number}

@@ -127,6 +127,14 @@ class _Leaves:
         return next(leaves, None)
 
 
+def passes_on(x: Tensor, y: Tensor) -> bool:
+    """Return whether the graph shows that ``y`` holds ``x``, with nothing but factors, sums, norms and moved
+    entries in between.
+    """
+    made_by = x.grad_fn
+    return y is x or (made_by is not None and any(node is made_by for node in _upstream(y.grad_fn, MAPS)))
+
+
 def alike(stacks: Stacks, scores: Iterable[Scores]) -> Iterator[dict[str, Scores]]:
     """Yield scores by their module, grouped by their place in the block."""
     calls: dict[str, list[Scores]] = defaultdict(list)
