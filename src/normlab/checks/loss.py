@@ -11,6 +11,7 @@ from math import isclose
 import torch
 from torch import Tensor
 
+from normlab.base.units import told_apart
 from normlab.checks.property import Answers, fail, needs, note, property_of
 from normlab.errors import UserError
 from normlab.trace.compare import distance
@@ -24,7 +25,6 @@ from normlab.trace.optimizers import factors
 from normlab.trace.step_under_test import StepUnderTest
 
 SHIFTS = {0: "the loss asks to copy", 2: "they are shifted twice", -1: "they are shifted the wrong way"}
-_near = partial(isclose, rel_tol=CLOSE)
 
 
 @property_of("loss", explains=["counted", "explained", "initial_loss", "reach", "overfit"], passes=3)
@@ -106,20 +106,22 @@ def reduction(step: StepUnderTest) -> Answers:
     asked, part = step.facts.targets, step.half
     weight, places = asked.weight[asked.counted], asked.ids.numel()
     count, total = len(weight), float(weight.sum())
-    if not _near(weight.min(), weight.max()):
-        yield note("loss", f"counted positions weigh from {weight.min():.3g} to {weight.max():.3g}")
+    least, most = float(weight.min()), float(weight.max())
+    if not isclose(least, most, rel_tol=asked.rounding):
+        yield note("loss", "counted positions weigh from {} to {}".format(*told_apart(least, most)))
     if part is None:
         raise Unknown("the batch has one row, or rows cannot be left out")
     ratio, share = float(part.weight.sum()) / total, int(part.counted.sum()) / count
     over_all = f"it is divided by all {places} positions, of which {count} are counted"
-    if _near(ratio, 1):
-        if count < places and _near(total, count / places):
+    near = partial(isclose, rel_tol=max(asked.rounding, part.rounding))
+    if near(ratio, 1):
+        if count < places and near(total, count / places):
             yield note("loss", over_all)
     elif len(factors(step)) > 1:
         say = f"each of {count} positions weighs {total / count:.3g} in any batch: a sum, which grows with it"
         divided, advice = step.setup.step is not None, "take the mean over the counted positions"
         yield note("loss", say) if divided else fail("loss", say, advice)
-    elif _near(ratio, share * places / part.ids.numel()):
+    elif near(ratio, share * places / part.ids.numel()):
         yield fail("loss", over_all, "divide by the number of counted positions")
     else:
         yield note("loss", f"its weights add up to {total:.4g}, of half the rows to {ratio:.4g} of that")
@@ -138,7 +140,7 @@ def explained(step: StepUnderTest) -> Answers:
     if (z >= 0).all() and distance(z.sum(-1), torch.ones_like(z[..., 0])) <= step.rounding:
         say = "the logits are probabilities: softmax is applied twice, and no prediction can be certain"
         yield fail("loss", say, "pass the logits, not their softmax, to the loss")
-    if abs(rest) <= max(CLOSE, step.rounding) * size:
+    if abs(rest) <= max(step.facts.targets.rounding, step.rounding) * size:
         return
     say = f"{rest:+.4g} of {size:.5g} is not the cross-entropy of the logits"
     if step.facts.targets.excess > CLOSE or bypassed(step.exact) or not step.is_exact:
@@ -147,7 +149,7 @@ def explained(step: StepUnderTest) -> Answers:
     live = [(n, p.detach()) for n, p in step.exact.model.named_parameters() if p.is_floating_point()]
     weights = {n: p + 1e-3 * p.roll(1) for n, p in live}
     other, own = Facts(step.exact.again(weights=weights), step.declare), step.facts.targets.weight
-    if _near(other.unexplained, rest):
+    if isclose(other.unexplained, rest, rel_tol=CLOSE):
         yield note("loss", f"{say}, but a constant")
     elif not torch.allclose(other.targets.weight, own, rtol=CLOSE, atol=0):
         yield note("loss", f"{say}, but a function of it: its weights move with the predictions")
@@ -160,7 +162,7 @@ def explained(step: StepUnderTest) -> Answers:
 def derivative(step: StepUnderTest) -> Answers:
     """The gradient is the derivative of the loss."""
     along = Along(step.exact if step.moving else step.training, step.declare.is_frozen)
-    needs(step.is_exact, "the model does not run in float64")
+    needs(step.is_exact, step.why_inexact)
     needs(along.gradients, "no parameter gets a gradient")
     why = "the loss has a kink or a jump here at every step size, so it has no derivative"
     needs(along.all.error <= 1e-3 * along.all.expected, why)

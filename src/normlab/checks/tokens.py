@@ -17,6 +17,7 @@ from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import common, declares_itself
 from normlab.trace.facts.tokens import Arranged, Padding, Tokens, padding_of
 from normlab.trace.step_under_test import StepUnderTest
+from normlab.trace.tensors import place_name
 
 ROUNDINGS = 8
 """A score may be off by so many roundings of the model's own type, in which tables of angles may be kept."""
@@ -267,7 +268,7 @@ def inputs(step: StepUnderTest) -> Answers:
     """Every tensor that the model is given affects its outputs or the loss."""
     for place, entry in step.facts.entries.items():
         if entry.numel() > 1 and step.moves(place) is False:
-            name, events = ".".join(map(str, place)) or "batch", step.exact.events
+            name, events = place_name(place), step.exact.events
             say = f"the entry {name} of the batch changes neither the outputs nor the loss"
             entered = [x for e in events if e.outermost for x in e.inputs if x.shape == entry.shape]
             used = any(bool((x == entry).all()) for x in entered)

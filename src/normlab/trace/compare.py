@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from normlab.errors import in_one_line
 from normlab.trace.tensors import LATER, Place, counts, map_tensors, rows_of, tensors_in
 from normlab.trace.trace import Event, Trace
 
@@ -170,6 +171,19 @@ def awake_step(trace: Trace, model: nn.Module) -> Trace:
     except Exception:
         return own
     return wide if abs(a - b) <= 0.05 * abs(b) + 4 * drawn + 1e-3 else own
+
+
+def why_inexact(trace: Trace) -> str:
+    """Say why ``awake_step`` leaves this step in its own precision: what the model raises in float64, or the
+    loss that it gives there.
+    """
+    try:
+        batch = map_tensors(trace.batch, lambda _, x: x.double() if x.is_floating_point() else x)
+        wide = trace.again(model=copy.deepcopy(trace.model).double(), batch=batch, exact=True)
+        there, here = float(wide.loss), float(trace.loss)
+    except Exception as error:  # the model may be anyone's
+        return f"in float64 the model raises {in_one_line(error)}"
+    return f"the loss is {there:.4g} in float64, but {here:.4g} in the model's own precision"
 
 
 def rounding_of(trace: Trace, value: Callable[[Trace], Tensor]) -> float:

@@ -18,7 +18,17 @@ from torch.optim import Optimizer
 from normlab.errors import UserError, in_one_line
 from normlab.setups.setup import Setup, shown
 from normlab.setups.step import plain_step
-from normlab.trace.compare import Located, Part, awake_step, blame, distance, part_of, rounding_of, small_part
+from normlab.trace.compare import (
+    Located,
+    Part,
+    awake_step,
+    blame,
+    distance,
+    part_of,
+    rounding_of,
+    small_part,
+    why_inexact,
+)
 from normlab.trace.dry_run import SEED, DryRun, ObservedStep
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
@@ -27,7 +37,7 @@ from normlab.trace.facts.targets import Targets, tapped
 from normlab.trace.facts.wiring import Scores, Wiring, read_wiring
 from normlab.trace.optimizers import Rates, copied, held, rates_of, rebound
 from normlab.trace.starts import Fresh, constant, parameters_of
-from normlab.trace.tensors import Place, Tap, refusal, replaced, unwrap
+from normlab.trace.tensors import Place, Tap, place_name, refusal, replaced, unwrap
 from normlab.trace.trace import Trace, runs
 
 LARGE_MODEL: Final = 50_000_000
@@ -117,6 +127,17 @@ class StepUnderTest:
     def is_exact(self) -> bool:
         """Whether the model runs in float64."""
         return self._awake.exact
+
+    @cached_property
+    def why_inexact(self) -> str:
+        """Why nothing is tested in float64; empty if the model runs there."""
+        if self.is_exact:
+            return ""
+        try:
+            self.copy()
+        except Unknown as reason:
+            return str(reason)
+        return why_inexact(self._awake)
 
     @cached_property
     def facts(self) -> Facts:
@@ -380,7 +401,7 @@ class StepUnderTest:
         with suppress(Exception):  # anybody's model: it may raise when it is called again
             facts = self.facts
             known: dict[str, Callable[[], str]] = {
-                "tokens": lambda: f"{'.'.join(map(str, facts.tokens.place))} {list(facts.tokens.ids.shape)}",
+                "tokens": lambda: f"{place_name(facts.tokens.place)} {list(facts.tokens.ids.shape)}",
                 "logits": lambda: f"{facts.logits.where} {list(facts.logits.shape)}",
                 "targets": lambda: f"{facts.shift} ahead" if facts.shift is not None else "no inputs",
                 "padding": lambda: f"{facts.padding.side}, by {facts.padding.source}",

@@ -27,7 +27,12 @@ from normlab.trace.trace import Event, Pass, Trace
 ROWS = 512
 """How many positions are fitted at a time."""
 RESIDUAL = {torch.float64: 1e-7, torch.float32: 2e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
-"""Share of a gradient that rounding may leave unexplained, by the dtype of the logits."""
+"""Share of a gradient that rounding may leave unexplained, by the dtype of the logits or the loss."""
+
+
+def unexplained(*dtypes: torch.dtype) -> float:
+    """Return the share of a gradient that rounding may leave unexplained in the narrowest of these types."""
+    return max(RESIDUAL.get(dtype, RESIDUAL[torch.bfloat16]) for dtype in dtypes)
 
 
 class Targets(NamedTuple):
@@ -48,6 +53,13 @@ class Targets(NamedTuple):
     r"""The median of :math:`|a - w| / w` over positions: above 0 where another term acts on the logits."""
     error: float = 0.0
     """The largest share of a position's gradient that is not explained: the rounding in what is read off."""
+
+    @property
+    def rounding(self) -> float:
+        """The relative difference that rounding may leave in a weight. The entry of the class asked for, off
+        which it is read, is half of a gradient, so its share of an error is twice that of all; 4 leaves room.
+        """
+        return max(CLOSE, 4 * self.error)
 
     def rearranged(self, change: Callable[[Tensor], Tensor]) -> Targets:
         """Return the same targets with other leading dimensions."""
@@ -88,8 +100,11 @@ class Targets(NamedTuple):
         return slice(low, end), slice(low + distance, end + distance)
 
 
-def read_targets(logits: Tensor, gradient: Tensor, precision: torch.dtype = torch.float64) -> Targets | None:
-    """Return the targets, or None if the gradient is not a cross-entropy's at these logits `[..., V]`."""
+def read_targets(logits: Tensor, gradient: Tensor, limit: float = RESIDUAL[torch.float64]) -> Targets | None:
+    """Return the targets, or None if the gradient is not a cross-entropy's at these logits `[..., V]`.
+
+    Rounding may leave a share of ``limit`` of a position's gradient unexplained.
+    """
     classes, shape = logits.shape[-1], logits.shape[:-1]
     z, g = logits.detach().reshape(-1, classes), gradient.detach().reshape(-1, classes)
     counted = g.abs().sum(-1) > 0
@@ -98,7 +113,7 @@ def read_targets(logits: Tensor, gradient: Tensor, precision: torch.dtype = torc
     parts = zip(z[counted].split(ROWS), g[counted].split(ROWS), strict=True)
     fitted = [torch.cat(x) for x in zip(*(_fit(z.double(), g.double()) for z, g in parts), strict=True)]
     ids, weight, p_weight, uniform, residual, nll = fitted
-    good = (residual < RESIDUAL.get(precision, 5e-2)) & (weight > 0) & (p_weight > 0)
+    good = (residual < limit) & (weight > 0) & (p_weight > 0)
     if good.double().mean() < 0.98:
         return None
 
@@ -277,13 +292,10 @@ class _Candidate(NamedTuple):
         wide = all(x.ndim >= 2 and x.shape[axis] > 1 for x in self.parts)
         return wide and all(x.requires_grad and x.is_floating_point() for x in self.parts)
 
-    def read(
-        self, gradients: list[Tensor], rows: int, precision: torch.dtype
-    ) -> tuple[Logits, Targets] | None:
+    def read(self, gradients: list[Tensor], rows: int, limit: float) -> tuple[Logits, Targets] | None:
         """Return the logits and their targets from the gradients in the parts, or None if there are none."""
         parts, slopes, errors = self.parts, gradients, [0.0]
         if self.products:
-            limit = RESIDUAL.get(precision, 5e-2)
             read = [p.slope(g, limit) for p, g in zip(self.products, gradients, strict=True)]
             known = [pair for pair in read if pair is not None]
             if len(known) < len(read):
@@ -291,7 +303,7 @@ class _Candidate(NamedTuple):
             parts = [p.logits() for p in self.products]
             slopes, errors = [slope for slope, _ in known], [error for _, error in known]
         x = self.joined(parts, rows)
-        targets = read_targets(x, self.joined(slopes, rows), precision)
+        targets = read_targets(x, self.joined(slopes, rows), limit)
         if targets is None:
             return None
         logits = Logits(self.where, x.shape, x.detach(), self._matrices(), self.output)
@@ -326,7 +338,6 @@ def read_logits(trace: Trace, passed: Pass) -> list[tuple[Logits, Targets]]:
     loss, found, rows = passed.loss, list[tuple[Logits, Targets]](), rows_of(trace.batch)
     if loss is None or not loss.requires_grad:
         return found
-    precision = torch.float64 if trace.exact else loss.dtype
     candidates = _candidates(passed, rows, trace.model)
     # most losses score the first candidate, so gradients in all others are not computed before that is tried
     for some in (candidates[:1], candidates[1:]):
@@ -339,7 +350,10 @@ def read_logits(trace: Trace, passed: Pass) -> list[tuple[Logits, Targets]]:
             known = [g for g in slopes if g is not None]
             wanted = candidate.output or not found or candidate.is_other_order_of(found[0][0])
             if wanted and len(known) == len(slopes):
-                pair = candidate.read(known, rows, precision)
+                # logits are often narrower than the loss that is computed of them
+                dtypes = (torch.float64,) if trace.exact else (loss.dtype, candidate.parts[0].dtype)
+                limit = unexplained(*dtypes)
+                pair = candidate.read(known, rows, limit)
                 found += [] if pair is None else [pair]
     return found
 
