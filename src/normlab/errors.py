@@ -26,6 +26,11 @@ def is_own(error: BaseException) -> bool:
     return last is not None and home in last.parents
 
 
+def in_one_line(error: BaseException) -> str:
+    """Return the class of an exception and the first 200 characters of its message, for use in a sentence."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
 class SpentError(UserError):
     """The budget was spent before the end; the same command continues from there."""
 

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from cases import each
-from normlab.base.units import duration, p_value, perplexity, rate, steps_named
+from normlab.base.units import duration, p_value, perplexity, rate, steps_named, told_apart
 
 
 @each(
@@ -19,6 +19,20 @@ from normlab.base.units import duration, p_value, perplexity, rate, steps_named
 )
 def test_duration(seconds, words):
     assert duration(seconds) == words
+
+
+@each(
+    ("pair", "words"),
+    [
+        ((0.5, 0.25), ("0.5", "0.25")),
+        ((0.0078125, 0.0078126), ("0.0078125", "0.0078126")),
+        ((1e9, 1e9 + 1), ("1000000000", "1000000001")),
+        ((0.1, 0.1), ("0.1", "0.1")),
+        ((0.1, 0.1 + 2e-17), ("0.1", "0.1")),
+    ],
+)
+def test_numbers_are_told_apart(pair, words):
+    assert told_apart(*pair) == words
 
 
 @each(

@@ -198,6 +198,147 @@ def test_a_block_that_stands_several_times_holds():
     assert not report_of("residual", "ties", "seeds", model=model).failures
 
 
+def shared(*places: int, block: Callable[[], nn.Module] = Attending) -> Ordered:
+    """A decoder whose blocks stand in several places, each as often as its number is given."""
+    model, built = Ordered(), [block() for _ in range(max(places) + 1)]
+    model.blocks = nn.ModuleList(built[i] for i in places)
+    model.order = tuple(range(len(places)))
+    return model
+
+
+class DetachedLater(Attending):
+    """Passes no gradient on from its second call in a pass on."""
+
+    def __init__(self):
+        super().__init__()
+        self.reads = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.reads += 1
+        return super().forward(x if self.reads < 2 else x.detach())
+
+
+@pytest.mark.parametrize("places", [(0, 1, 0), (0, 0, 1, 1), (0, 1, 2, 1, 0), (0, 0, 0)])
+@pytest.mark.parametrize("block", [Attending, PostNorm])
+def test_blocks_that_stand_in_several_places_pass_their_stream_on(
+    places: tuple[int, ...], block: Callable[[], nn.Module]
+):
+    assert report_of("residual", model=shared(*places, block=block)).holds == ("residual",)
+
+
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_a_stack_that_runs_in_rounds_passes_its_stream_on(rounds: int):
+    model = shared(0, 1, 2)
+    model.order = (0, 1, 2) * rounds
+    assert report_of("residual", model=model).holds == ("residual",)
+
+
+def test_every_call_of_a_shared_block_must_pass_its_stream_on():
+    model = shared(0, 1, 0)
+    model.blocks[0] = model.blocks[2] = DetachedLater()
+    assert first(report_of("residual", model=model)) == ("residual", "blocks.0")
+
+
+def test_shared_blocks_out_of_order_fail():
+    model = shared(0, 1, 0, 2)
+    model.order = (0, 2, 1, 3)
+    assert first(report_of("residual", model=model)) == ("residual", "blocks")
+
+
+def test_a_call_of_a_shared_block_whose_output_is_lost_is_seen():
+    class LosesThird(Ordered):
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.blocks[1](self.blocks[0](self.embed(ids)))
+            self.blocks[2](x)
+            return self.head(self.norm(self.blocks[3](x)))
+
+    model = LosesThird()
+    model.blocks = shared(0, 1, 0, 2).blocks
+    assert first(report_of("residual", model=model)) == ("residual", "blocks.3")
+
+
+class FunctionalBlock(Block):
+    """A block whose norm is a function, and no module."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.gelu(self.up(functional_norm(x))))
+
+
+def functional_norm(x: Tensor) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:])
+
+
+class Mixing(Decoder):
+    """Mixes the embedding into the stream between blocks, each by trained factors, and norms by functions."""
+
+    last: Callable[[Tensor], Tensor] = staticmethod(functional_norm)
+
+    def __init__(self):
+        super().__init__()
+        self.kept = nn.Parameter(torch.tensor([1.0, 1.1, 0.9, 1.2]))
+        self.mixed = nn.Parameter(torch.full((4,), 0.1))
+        self.blocks = nn.ModuleList(FunctionalBlock() for _ in range(4))
+        self.norm = nn.Identity()
+
+    def between(self, i: int, x: Tensor, first: Tensor) -> Tensor:
+        return self.kept[i] * x + self.mixed[i] * first
+
+    def forward(self, ids: Tensor) -> Tensor:
+        first = x = functional_norm(self.embed(ids))
+        for i, block in enumerate(self.blocks):
+            x = block(self.between(i, x, first))
+        return self.head(self.last(x))
+
+
+class NormsBetween(Mixing):
+    """Norms the stream between blocks."""
+
+    def between(self, i: int, x: Tensor, first: Tensor) -> Tensor:
+        return functional_norm(x)
+
+
+class Caps(Mixing):
+    """Caps the stream between blocks, and adds to it."""
+
+    def between(self, i: int, x: Tensor, first: Tensor) -> Tensor:
+        return torch.cat([(x + first).clamp(-50, 50)[..., :4], x[..., 4:] - 0.1], -1)
+
+
+class WithoutLastNorm(Mixing):
+    last = staticmethod(lambda x: x)
+
+
+class Branches(Mixing):
+    """A list of branches that are added to the stream: they are no blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Replaced() for _ in range(4))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for branch in self.blocks:
+            x = x + 0.5 * branch(functional_norm(x))
+        return self.head(self.last(x))
+
+
+@pytest.mark.parametrize("model", [Mixing, NormsBetween, Caps])
+def test_a_stream_that_is_mixed_between_blocks_is_followed(model: Callable[[], nn.Module]):
+    names = ("residual", "norms")
+    assert report_of(*names, model=model()).holds == names
+    broken = model()
+    broken.blocks[2] = Replaced()
+    assert first(report_of("residual", model=broken)) == ("residual", "blocks.2")
+
+
+def test_a_head_that_reads_a_mixed_stream_without_a_norm_fails():
+    assert first(report_of("norms", model=WithoutLastNorm())) == ("norms", "blocks.3")
+
+
+def test_branches_in_a_list_are_no_blocks():
+    assert "residual" in report_of("residual", model=Branches()).untestable
+
+
 @pytest.mark.parametrize("block", [Attending, ScaledBeforeRotation, lambda: NormedQueries(0.3)])
 def test_scores_that_are_scaled_hold(block: Callable[[], nn.Module]):
     assert report_of("attention_scale", model=decoder(block)).holds == ("attention_scale",)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .test_called_parts import Blind
 from .test_structure import Attending
 from .tiny import DIM, LENGTH, Decoder, first, report_of, tokens
 
@@ -158,3 +159,62 @@ class Laid(Decoder):
 def test_positions_in_a_stream_of_another_layout_are_seen(layout: str):
     torch.manual_seed(0)
     assert report_of("order", model=Laid(layout)).holds == ("order",)
+
+
+class InChunks(Decoder):
+    """Puts out its loss alone, computed in chunks of positions."""
+
+    size = 11
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits, targets = super().forward(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
+        pairs = zip(logits.split(self.size), targets.split(self.size), strict=True)
+        return torch.stack([F.cross_entropy(*pair, reduction="sum") for pair in pairs]).sum() / len(targets)
+
+
+class InOne(InChunks):
+    size = 10**6
+
+
+class ByColumns(Decoder):
+    """Puts out its loss alone, computed in chunks of columns."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits, targets = super().forward(ids)[:, :-1].transpose(1, 2), ids[:, 1:]
+        pairs = zip(logits.split(3, -1), targets.split(3, -1), strict=True)
+        return (
+            torch.stack([F.cross_entropy(*pair, reduction="sum") for pair in pairs]).sum() / targets.numel()
+        )
+
+
+class OneShorter(Decoder):
+    """Puts out no logits at the last token."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids)[:, :-1]
+
+
+def shifted(model: nn.Module, ids: Tensor) -> Tensor:
+    return F.cross_entropy(model(ids).transpose(1, 2), ids[:, 1:])
+
+
+def blind(model: nn.Module) -> nn.Module:
+    """Let no token see another."""
+    model.blocks = nn.ModuleList(Blind() for _ in range(3))
+    return model
+
+
+def looking_ahead(model: nn.Module) -> nn.Module:
+    model.embed.register_forward_hook(lambda _, __, x: x + 0.1 * x.roll(-1, 1))
+    return model
+
+
+KINDS = [(InChunks, None), (InOne, None), (ByColumns, None), (OneShorter, shifted)]
+
+
+@pytest.mark.parametrize(("kind", "loss"), KINDS)
+def test_logits_in_parts_or_one_shorter_are_logits(kind: type[nn.Module], loss: Any):
+    names = ("targets", "rows", "causality", "reach")
+    assert report_of(*names, model=kind(), loss=loss).holds == names
+    assert first(report_of("reach", model=blind(kind()), loss=loss))[0] == "reach"
+    assert first(report_of("causality", model=looking_ahead(kind()), loss=loss))[0] == "causality"

@@ -10,6 +10,7 @@ from torch import nn
 from cases import each
 from normlab.nn.kernels import linear as kernels_linear
 from normlab.setups.setup import Declaration
+from normlab.trace.compare import part_of
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.targets import read_targets
@@ -147,6 +148,84 @@ def test_a_cross_entropy_in_parts_has_the_logits_of_all(columns):
     assert (read.shift, read.causal) == (1, True)
     assert torch.equal(read.logits.value, Reader.forward(model, ids()[:, :-1]))
     assert read.unexplained == pytest.approx(0, abs=1e-5)
+
+
+class Flattened(Reader):
+    """Scores flat logits, in calls of so many positions, in one of two orders."""
+
+    def __init__(self, *, by_columns=False, size=1000):
+        super().__init__()
+        self.by_columns, self.size = by_columns, size
+
+    def forward(self, ids):
+        logits, targets = super().forward(ids[:, :-1]), ids[:, 1:]
+        if self.by_columns:
+            logits, targets = logits.transpose(0, 1), targets.T
+        pairs = zip(logits.flatten(0, 1).split(self.size), targets.flatten().split(self.size), strict=True)
+        return sum(F.cross_entropy(z, y, reduction="sum") for z, y in pairs) / targets.numel()
+
+
+@pytest.mark.parametrize(("by_columns", "size"), [(False, 1000), (True, 1000), (False, 7), (False, 40)])
+def test_flat_logits_are_laid_out_as_their_targets_are(by_columns, size):
+    model = Flattened(by_columns=by_columns, size=size)
+    read = facts(ids(), model=model, loss=lambda model, batch: model(batch))
+    assert read.shift == 1
+    assert torch.equal(read.logits.value, Reader.forward(model, ids()[:, :-1]))
+    wider = torch.cat([ids(), ids(width=3, seed=4)], 1)[:3]
+    shown = read.logits.of(read.trace.again(batch=wider))
+    assert torch.equal(shown, Reader.forward(model, wider[:, :-1]))
+
+
+def test_logits_of_chosen_positions_stay_flat():
+    def loss(model, batch):
+        chosen = torch.zeros(4, 12, dtype=torch.bool)
+        chosen[0, :8] = True  # as many as there would be in four rows of two
+        return F.cross_entropy(model(batch)[:, :-1][chosen[:, 1:]], batch[:, 1:][chosen[:, 1:]])
+
+    class Chosen(Reader):
+        def forward(self, ids):
+            return loss(super().forward, ids)
+
+    read = facts(ids(), model=Chosen(), loss=lambda model, batch: model(batch))
+    assert len(read.logits.shape) == 2
+
+
+def test_rows_that_are_scored_in_parts_have_the_logits_of_all():
+    class InParts(Reader):
+        def forward(self, ids, labels):
+            logits = super().forward(ids)[:, -1]
+            parts = zip(logits.split(3), labels.split(3), strict=True)
+            return sum(F.cross_entropy(z, y, reduction="sum") for z, y in parts) / len(labels)
+
+    model, labels = InParts(), torch.tensor([3, 1, 4, 1])
+    read = facts({"ids": ids(), "labels": labels}, model=model, loss=output_loss)
+    assert torch.equal(read.targets.ids, labels)
+    assert torch.equal(read.logits.value, Reader.forward(model, ids())[:, -1])
+
+
+def test_logits_and_targets_with_rows_second_are_those_of_the_same_positions():
+    class RowsSecond(Reader):
+        def forward(self, ids):
+            return super().forward(ids).transpose(0, 1)
+
+    def scored(model, batch):
+        logits, labels = model(batch), torch.where(batch > 18, -100, batch)
+        return F.cross_entropy(logits[:-1].flatten(0, 1), labels[:, 1:].T.flatten())
+
+    model = RowsSecond()
+    read = facts(ids(width=9), model=model, loss=scored)
+    assert torch.equal(read.logits.value, Reader.forward(model, ids(width=9)))
+    own = -read.logits.value.log_softmax(-1).gather(-1, read.targets.ids[..., None])[..., 0]
+    assert torch.allclose(
+        own[read.targets.counted].double(), read.targets.nll[read.targets.counted], atol=1e-5
+    )
+
+
+def test_a_part_without_entries_is_none():
+    last = torch.arange(5) == 4
+    assert part_of(last.expand(2, 5))(torch.ones(2, 4, 3)) is None
+    assert part_of(last.expand(2, 5))(torch.ones(2, 5, 3)) is not None
+    assert part_of(torch.zeros(2, dtype=torch.bool))(torch.ones(2, 3)) is None
 
 
 def test_rows_may_come_second_in_the_model():
@@ -326,6 +405,8 @@ class Wide(nn.Module):
 
 @each("product", [Hidden.apply, kernels_linear.MkldnnLinear.apply], ids=["unknown", "our own"])
 def test_no_matrix_of_a_block_is_taken_for_the_head(product):
+    more = (None, torch.float32) if product == kernels_linear.MkldnnLinear.apply else ()
+
     class Tied(Reader):
         def __init__(self):
             super().__init__()
@@ -333,7 +414,6 @@ def test_no_matrix_of_a_block_is_taken_for_the_head(product):
             self.head = nn.Identity()
 
         def forward(self, ids):
-            more = (None, torch.float32) if product == kernels_linear.MkldnnLinear.apply else ()
             return product(super().forward(ids), self.embed.weight, *more)
 
     read = facts(ids(), model=Tied())

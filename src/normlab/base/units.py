@@ -24,6 +24,13 @@ def count(number: int, thing: str) -> str:
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}{plural}"
 
 
+def told_apart(a: float, b: float, digits: int = 3) -> tuple[str, str]:
+    """Return two numbers with so many digits or, where these are the same, one more than differ."""
+    needed = next((n for n in range(digits, 17) if f"{a:.{n}g}" != f"{b:.{n}g}"), digits)
+    shown = digits if needed == digits else needed + 1
+    return f"{a:.{shown}g}", f"{b:.{shown}g}"
+
+
 def duration(seconds: float) -> str:
     """Return seconds in their two largest units: ``48 s``, ``4 min 05 s``, ``2 h 10 min``."""
     whole = round(seconds)

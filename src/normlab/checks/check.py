@@ -24,7 +24,7 @@ import normlab.checks.structure
 import normlab.checks.tokens  # noqa: F401
 from normlab.checks.property import PROPERTIES, Answer, Note, Property, Violation, folded, rank
 from normlab.checks.report import Report
-from normlab.errors import UserError, is_own
+from normlab.errors import UserError, in_one_line, is_own
 from normlab.setups.setup import Loss, Setup, setup_of, shown
 from normlab.trace.facts import Unknown
 from normlab.trace.restore import restored, same_globals, same_random_state
@@ -114,7 +114,8 @@ def _test(step: StepUnderTest, one: Property) -> tuple[list[Answer], str]:
         one.applies(step)
         if one.name != "finite" and needed > (left := step.left_s):
             say = f"it takes about {needed:.0f} s, but only {max(left, 0):.0f} s are left"
-            raise Unknown(f"{say}; budget_s={step.budget_s - left + needed + 5:.0f} would reach it")
+            why = f"; the whole batch is used because, {step.why_whole}" if step.why_whole else ""
+            raise Unknown(f"{say}; budget_s={step.budget_s - left + needed + 5:.0f} would reach it{why}")
         for answer in one.test(step) or ():
             answers.append(replace(answer, property=answer.property or one.name))
             if isinstance(answer, Violation) and not one.several:
@@ -123,5 +124,5 @@ def _test(step: StepUnderTest, one: Property) -> tuple[list[Answer], str]:
         return answers, str(error)
     except Exception as error:  # the model may be anyone's, and may raise on a changed batch
         who = "normlab itself" if is_own(error) else "when it was changed, the step"
-        return answers, f"{who} raised {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return answers, f"{who} raised {in_one_line(error)}"
     return answers, ""

@@ -25,7 +25,7 @@ def derivative(step: StepUnderTest) -> Answers:
     # the gradient is that of the loss in what the forward pass leaves, not in what it is given
     rewritten = step.rewritten[trace.training]
     along = Along(trace, lambda name: step.declare.is_frozen(name) or name in rewritten)
-    needs(step.is_exact, "the model does not run in float64")
+    needs(step.is_exact, step.why_inexact)
     why = "the forward pass writes to every parameter that gets one" if rewritten else "no parameter gets one"
     needs(along.gradients, f"there is no gradient to compare: {why}")
     why = "the loss has a kink or a jump here at every step size, so it has no derivative"

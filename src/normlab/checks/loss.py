@@ -8,6 +8,7 @@ from math import isclose
 
 import torch
 
+from normlab.base.units import told_apart
 from normlab.checks.property import Answers, fail, note, property_of
 from normlab.trace.compare import distance
 from normlab.trace.facts import Unknown
@@ -17,7 +18,6 @@ from normlab.trace.optimizers import factors
 from normlab.trace.step_under_test import StepUnderTest
 
 SHIFTS = {0: "the loss asks to copy", 2: "they are shifted twice", -1: "they are shifted the wrong way"}
-_near = partial(isclose, rel_tol=CLOSE)
 
 
 @property_of("loss", explains=["counted", "explained", "initial_loss", "reach", "overfit"], passes=3)
@@ -99,15 +99,16 @@ def reduction(step: StepUnderTest) -> Answers:
     asked, part = step.facts.targets, step.half
     weight, places = asked.weight[asked.counted], asked.ids.numel()
     count, total = len(weight), float(weight.sum())
-    least, most = f"{weight.min():.3g}", f"{weight.max():.3g}"
-    if least != most:
-        yield note("loss", f"counted positions weigh from {least} to {most}")
+    least, most = float(weight.min()), float(weight.max())
+    if not isclose(least, most, rel_tol=asked.rounding):
+        yield note("loss", "counted positions weigh from {} to {}".format(*told_apart(least, most)))
     if part is None:
         raise Unknown("the batch has one row, or rows cannot be left out")
     ratio, share = float(part.weight.sum()) / total, int(part.counted.sum()) / count
     over_all = f"it is divided by all {places} positions, of which {count} are counted"
-    if _near(ratio, 1):
-        if count < places and _near(total, count / places):
+    near = partial(isclose, rel_tol=max(asked.rounding, part.rounding))
+    if near(ratio, 1):
+        if count < places and near(total, count / places):
             yield note("loss", over_all)
         return
     each, rows = total / count, len(asked.ids)
@@ -117,9 +118,9 @@ def reduction(step: StepUnderTest) -> Answers:
         yield note("loss", say) if divided else fail("loss", say, advice)
         return
     by_places = None
-    if _near(ratio, share * places / part.ids.numel()):  # or by rows, which are as many times fewer
+    if near(ratio, share * places / part.ids.numel()):  # or by rows, which are as many times fewer
         by_places = _falls_with_length(step)
-        if by_places is None and _near(each, 1 / places):
+        if by_places is None and near(each, 1 / places):
             by_places = True
     if by_places:
         yield fail("loss", over_all, "divide by the number of counted positions")
@@ -143,9 +144,9 @@ def _falls_with_length(step: StepUnderTest) -> bool | None:
     if len(seen) < 2 or seen[0].ids.numel() == seen[1].ids.numel():
         return None
     before, after = (float(asked.weight.sum()) for asked in seen)
-    if _near(after / before, seen[0].ids.numel() / seen[1].ids.numel()):
+    if isclose(after / before, seen[0].ids.numel() / seen[1].ids.numel(), rel_tol=CLOSE):
         return True
-    return False if _near(after, before) else None
+    return False if isclose(after, before, rel_tol=CLOSE) else None
 
 
 @property_of("loss", explains=["initial_loss", "overfit"], passes=8)
@@ -161,7 +162,7 @@ def explained(step: StepUnderTest) -> Answers:
     if (z >= 0).all() and distance(z.sum(-1), torch.ones_like(z[..., 0])) <= step.rounding:
         say = "the logits are probabilities: softmax is applied twice, and no prediction can be certain"
         yield fail("loss", say, "pass the logits, not their softmax, to the loss")
-    if abs(rest) <= max(CLOSE, step.rounding) * size:
+    if abs(rest) <= max(step.facts.targets.rounding, step.rounding) * size:
         return
     say = f"{rest:+.4g} of {size:.5g} is not the cross-entropy of the logits"
     if step.facts.targets.excess > CLOSE or bypassed(step.exact) or not step.is_exact:
@@ -170,7 +171,7 @@ def explained(step: StepUnderTest) -> Answers:
     live = {n: p for n, p in step.exact.parameters.items() if p.is_floating_point()}
     weights = {n: p + 1e-3 * p.roll(1) for n, p in live.items()}
     other, own = Facts(step.exact.again(weights=weights), step.declare), step.facts.targets.weight
-    if _near(other.unexplained, rest):
+    if isclose(other.unexplained, rest, rel_tol=CLOSE):
         yield note("loss", f"{say}, but a constant")
     elif not torch.allclose(other.targets.weight, own, rtol=CLOSE, atol=0):
         yield note("loss", f"{say}, but a function of it: its weights move with the predictions")

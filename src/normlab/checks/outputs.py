@@ -142,7 +142,7 @@ def compiled_equals_plain(step: StepUnderTest) -> Answers:
 def dropout_repeats(step: StepUnderTest) -> Answers:
     """A block that is recomputed in the backward pass uses the dropout masks of its forward pass."""
     drawn = step.training.again(dropout=True)
-    needs(step.is_exact, "the model does not run in float64")
+    needs(step.is_exact, step.why_inexact)
     needs(distance(drawn.loss, drawn.again(seed=1).loss) > step.rounding, "nothing is drawn in training")
     left_out = step.rewritten[True].__contains__
     along = Along(drawn, left_out)

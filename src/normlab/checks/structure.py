@@ -30,23 +30,29 @@ def residual(step: StepUnderTest) -> Answers:
 
 
 def _in_order(step: StepUnderTest, name: str, blocks: Sequence[stacks.Block]) -> Answers:
-    facts, ran = step.facts, {b.path: b for b in blocks if b.path in step.facts.order}
-    seen, classes = ({f(b.module) for b in ran.values()} for f in (id, type))
-    idle = [b for b in blocks if id(b.module) not in seen and type(b.module) in classes]
+    """A block that stands in several places runs once in each."""
+    named = {b.path: b for b in blocks}
+    calls = [call for call in step.facts.calls if call.path in named]
+    ran = {id(named[call.path].module) for call in calls}
+    classes = {type(named[call.path].module) for call in calls}
+    idle = [b for b in blocks if id(b.module) not in ran and type(b.module) in classes]
     if idle:
         yield fail(idle[0].path, f"{len(idle)} of {len(blocks)} blocks never run", "run every block")
-    calls = [path for path in facts.order if path in ran]
-    if len(calls) != len(ran):
+    planned = [id(b.module) for b in blocks if id(b.module) in ran]
+    order = [id(named[call.path].module) for call in calls]
+    if sorted(order) != sorted(planned):  # some run more often than they stand there, as in a loop
         return
-    numbers = [ran[path].index for path in calls]
-    if sorted(numbers) not in (numbers, numbers[::-1]):
+    if order not in (planned, planned[::-1]):
+        numbers = [named[call.path].index for call in calls]
         yield fail(name, f"blocks run in the order {numbers}", "run them in the order of their numbers")
     for before, after in pairwise(calls):
-        (x, y), (z, _) = facts.streams[before], facts.streams[after]
-        if x is None or y is None or z is None or torch.equal(x, y):
+        if before.read is None or before.written is None or after.read is None:
             continue
-        if torch.equal(x, z) and not step.uses(before):
-            yield fail(after, f"reads what {before} read, whose output is lost", "pass each output on")
+        if torch.equal(before.read, before.written):
+            continue
+        if torch.equal(before.read, after.read) and not step.uses(before.path, before.number):
+            say = f"reads what {before.path} read, whose output is lost"
+            yield fail(after.path, say, "pass each output on")
 
 
 def _passes_through(step: StepUnderTest, blocks: Sequence[stacks.Block]) -> Answers:

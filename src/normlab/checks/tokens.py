@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from normlab.checks.property import Answers, Violation, fail, needs, note, property_of
-from normlab.trace import equivalents
+from normlab.trace import compare, equivalents
 from normlab.trace.compare import Part, distance, part_of
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import common, declares_itself
 from normlab.trace.facts.tokens import Arranged, Padding, Tokens, padding_of, repeats_documents
 from normlab.trace.step_under_test import StepUnderTest
+from normlab.trace.tensors import place_name
 
 ROUNDINGS = 8
 """A score may be off by so many roundings of the model's own type, in which tables of angles may be kept."""
@@ -86,14 +87,17 @@ def reach(step: StepUnderTest) -> Answers:
     """Predictions depend on the tokens that they may see: the previous one, and earlier ones."""
     facts, base = step.facts, step.logits(step.exact)
     real, places = facts.real(facts.tokens), torch.arange(facts.tokens.ids.shape[1])
-    last, shortest = (places * real).max(1).values, int(real.sum(1).min())
     needs(len(places) > 1, "rows hold one token each")
-    by_position = facts.by_position(base)
+    by_position, laid_out = facts.by_position(base), compare.laid_out(base, *facts.tokens.ids.shape)
+    if by_position and laid_out is not None:  # the last token may have no prediction
+        real = real & (places < laid_out.shape[1])
+    last, shortest = (places * real).max(1).values, int(real.sum(1).min())
     part = part_of(places == last[:, None] if by_position else torch.ones(len(real), dtype=torch.bool))
     shown, seen = part(base), dict[int, float]()
     if shown is None:
         raise Unknown("the output has no axis for positions or rows")
-    for back in dict.fromkeys(d for d in (1, 2, shortest // 2, shortest - 1) if d > 0):
+    needs(bool(last.any()), "no prediction has a token before it")
+    for back in sorted(d for d in {1, 2, shortest // 2, shortest - 1} if 0 < d <= int(last.max())):
         batch = facts.other_tokens(places == (last - back)[:, None])
         other = part(step.logits(step.exact.again(batch=batch)))
         seen[back] = distance(shown, other) if other is not None else 0.0
@@ -114,7 +118,9 @@ def reach(step: StepUnderTest) -> Answers:
         say = f"the last position does not see the token before it, but sees the one {min(near)} back"
         yield fail("", say, "the mask is off by one")
     elif len(near) < len(seen):
-        yield note("", f"the last position sees {max(near)} tokens back, but not {max(seen)}")
+        far = [d for d in seen if d not in near]
+        sees, hidden = (", ".join(map(str, distances)) for distances in (near, far))
+        yield note("", f"the last position sees tokens {sees} back, but not {hidden} back")
 
 
 @property_of("tokens", explains=["inputs"], passes=3)
@@ -266,9 +272,9 @@ def inputs(step: StepUnderTest) -> Answers:
     """
     for place, entry in step.facts.entries.items():
         if entry.numel() > 1 and step.moves(place) is False:
-            name, events = ".".join(map(str, place)) or "batch", step.exact.events
+            name, events = place_name(place), step.exact.events
             say = f"the entry {name} of the batch changes neither the outputs nor the loss"
-            entered = [x for e in events if e.module == "" for x in e.inputs if x.shape == entry.shape]
+            entered = [x for e in events if e.outermost for x in e.inputs if x.shape == entry.shape]
             used = any(bool((x == entry).all()) for x in entered)
             if not used:
                 yield note(name, say)

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from normlab.errors import in_one_line
 from normlab.trace.autograd import Weights
 from normlab.trace.copies import copied_model
 from normlab.trace.tensors import Place, later_counts, map_tensors, rows_of, tensors_in
@@ -82,12 +83,19 @@ def _differ(a: Sequence[Tensor], b: Sequence[Tensor], part: Part, limit: float) 
 
 
 def _selected(x: Tensor, mask: Tensor, rows: Tensor) -> Tensor | None:
-    if mask.ndim == 2 and (shown := laid_out(x, *mask.shape)) is not None:
-        return shown[mask[:, : shown.shape[1]]]
+    """Return the entries that a part selects; None instead of a selection of nothing, which would agree with
+    anything.
+    """
     count = len(mask)
-    if x.ndim and x.shape[0] == count:
-        return x[rows] if rows.any() else None
-    return x[:, rows] if x.ndim >= 2 and x.shape[1] == count and rows.any() else None
+    if mask.ndim == 2 and (shown := laid_out(x, *mask.shape)) is not None:
+        selected = shown[mask[:, : shown.shape[1]]]
+    elif x.ndim and x.shape[0] == count:
+        selected = x[rows]
+    elif x.ndim >= 2 and x.shape[1] == count:
+        selected = x[:, rows]
+    else:
+        return None
+    return selected if selected.numel() else None
 
 
 def laid_out(x: Tensor, rows: int, width: int) -> Tensor | None:
@@ -119,7 +127,8 @@ def small_part(batch: Any, parameters: int) -> Any:
     """Return two rows, and the first columns, of a batch that is too large for that many parameters.
 
     Columns are dropped only if all integers have one width and none may be a mask, a position or a document,
-    which would mean something else in a part.
+    which would mean something else in a part. Parts are contiguous, as batches are when they are drawn: a
+    model may call ``targets.view(-1)``.
     """
     rows = rows_of(batch)
     matrices = [x for _, x in tensors_in(batch) if x.ndim == 2 and x.shape[0] == rows]
@@ -140,7 +149,7 @@ def small_part(batch: Any, parameters: int) -> Any:
         for axis in range(1, x.ndim):
             if x.shape[axis] == width > kept:
                 x = x.narrow(axis, 0, kept)
-        return x
+        return x.contiguous()
 
     return map_tensors(batch, cut)
 
@@ -184,6 +193,19 @@ def _wide(own: Trace, changes: Callable[[], dict[str, Any]]) -> Trace:
     except Exception:
         return own
     return wide if abs(a - b) <= 0.05 * abs(b) + 4 * drawn + 1e-3 else own
+
+
+def why_inexact(trace: Trace) -> str:
+    """Say why ``awake_step`` leaves this step in its own precision: what the model raises in float64, or the
+    loss that it gives there.
+    """
+    try:
+        batch = map_tensors(trace.batch, lambda _, x: x.double() if x.is_floating_point() else x)
+        wide = trace.again(model=copied_model(trace.model).double(), batch=batch, exact=True)
+        there, here = float(wide.loss), float(trace.loss)
+    except Exception as error:  # the model may be anyone's
+        return f"in float64 the model raises {in_one_line(error)}"
+    return f"the loss is {there:.4g} in float64, but {here:.4g} in the model's own precision"
 
 
 def rounding_of(trace: Trace, value: Callable[[Trace], Tensor]) -> float:

@@ -23,7 +23,7 @@ from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.functions import Functions
 from normlab.trace.restore import same, same_globals, same_random_state
-from normlab.trace.tensors import eager, map_tensors, tensors_in
+from normlab.trace.tensors import Side, eager, forward_hooks, map_tensors, tensors_in
 from normlab.trace.trace import Trace, recomputing
 
 SEED: Final = 20_011
@@ -54,7 +54,7 @@ class ObservedStep:
     moved: bool = False
     """Whether the step writes to the weights before its last pass."""
     cast: torch.dtype | None = None
-    """The dtype of autocast in its last pass."""
+    """The dtype of autocast in its last pass, if modules run under autocast there."""
     clips: list[tuple[frozenset[int], float]] = field(default_factory=list)
     """The parameters of each call of ``clip_grad_norm_``, and the norm that it left."""
     fresh: set[int] = field(default_factory=set)
@@ -185,16 +185,10 @@ class DryRun:
         return map_tensors(batch, lambda _, x: x.double() if wide and x.is_floating_point() else x.clone())
 
     def _watch_gradients(self, seen: ObservedStep, stack: ExitStack, scale: float) -> None:
-        first = [p._version for p in self.model.parameters()]
-        kind = next(self.model.parameters()).device.type
-
-        def entered(*_: Any) -> None:
-            if torch.is_grad_enabled():
-                seen.training.append(self.model.training)
-                seen.moved = [p._version for p in self.model.parameters()] != first
-                seen.cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-
-        stack.callback(self.model.register_forward_pre_hook(entered).remove)
+        hooks = forward_hooks(
+            dict(self.model.named_modules()), _PassWatch(self.model, seen).see, even_if_stopped=True
+        )
+        stack.enter_context(hooks)
         for p in self.model.parameters():
             if not p.requires_grad:
                 continue
@@ -263,6 +257,40 @@ def _same_bits(model: nn.Module) -> Iterator[None]:
         for p, values in before:
             if not torch.equal(p, values):
                 p.data.copy_(values)
+
+
+class _PassWatch:
+    """Notes the passes with a gradient in a step: a pass begins where the step calls the module again that it
+    called first, which is the model or, as in a ``training_step``, a part of it.
+    """
+
+    def __init__(self, model: nn.Module, seen: ObservedStep) -> None:
+        self._parameters = list(model.parameters())
+        self._versions = [p._version for p in self._parameters]
+        self._kind = self._parameters[0].device.type
+        self._model, self._seen = model, seen
+        self._inside: list[str] = []
+        self._first: str | None = None
+
+    def see(self, path: str, side: Side, _: Any) -> None:
+        """Take note of a module that is entered or left."""
+        if torch._C._current_graph_task_id() != -1:  # a backward pass runs it again, as checkpoints do
+            return
+        if side == "output":
+            self._inside.pop()
+            return
+        outermost = not self._inside
+        self._inside.append(path)
+        if not torch.is_grad_enabled():
+            return
+        if outermost:
+            self._first = path if self._first is None else self._first
+            self._seen.moved = [p._version for p in self._parameters] != self._versions
+            if path == self._first:
+                self._seen.training.append(self._model.training)
+                self._seen.cast = None
+        if torch.is_autocast_enabled(self._kind):  # begun by the step, or by the forward of the model itself
+            self._seen.cast = torch.get_autocast_dtype(self._kind)
 
 
 def learnt(losses: Sequence[float]) -> bool:

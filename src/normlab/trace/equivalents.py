@@ -167,7 +167,7 @@ def generated(trace: Trace, ids: Tensor, name: str) -> tuple[Tensor, Tensor]:
     with trace.running():
         full = _attribute(model(**{name: ids, "use_cache": False}), "logits")
         for part in (ids[:, :start], *ids[:, start:].split(1, dim=1)):
-            output = model(**{name: part, "past_key_values": past, "use_cache": True})
+            output = model(**{name: part.contiguous(), "past_key_values": past, "use_cache": True})
             past = _attribute(output, "past_key_values")
             parts.append(_attribute(output, "logits"))
     return full, torch.cat(parts, 1)

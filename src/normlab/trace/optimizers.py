@@ -24,7 +24,6 @@ from normlab.trace.copies import copied_model, lead_to_copies
 from normlab.trace.dry_run import groups_of, parameters_of, sample
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
-from normlab.trace.facts.targets import CLOSE
 from normlab.trace.tensors import map_tensors, tensors_in, unwrap
 
 if TYPE_CHECKING:
@@ -208,7 +207,8 @@ def factors(step: StepUnderTest) -> tuple[float, ...]:
         asked, part = step.facts.targets, step.half or step.facts.targets
         less = float(part.weight.sum() / asked.weight.sum())
         fewer = int(part.counted.sum()) / int(asked.counted.sum())
-        if isclose(less, fewer, rel_tol=CLOSE) and not isclose(less, 1, rel_tol=CLOSE):
+        rounding = max(asked.rounding, part.rounding)
+        if isclose(less, fewer, rel_tol=rounding) and not isclose(less, 1, rel_tol=rounding):
             wide = map_tensors(step.batch, lambda _, x: x.double() if x.is_floating_point() else x)
             whole = step.exact.again(batch=wide if step.is_exact else step.batch)
             return 1.0, 1 / float(Facts(whole, step.declare).targets.weight.sum())

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from normlab.errors import UserError
+from normlab.errors import UserError, in_one_line
 from normlab.setups.setup import Setup
 from normlab.setups.step import plain_step, require_one_number
 from normlab.trace.compare import (
@@ -27,19 +27,20 @@ from normlab.trace.compare import (
     part_of,
     rounding_of,
     small_part,
+    why_inexact,
 )
 from normlab.trace.copies import Proof, copied_model, proof_of
 from normlab.trace.dry_run import SEED, DryRun, ObservedStep
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.stacks import Scaled, scaled_streams, stream_of
-from normlab.trace.facts.targets import Targets
+from normlab.trace.facts.targets import Targets, tapped
 from normlab.trace.facts.wiring import Scores, Wiring, read_wiring
 from normlab.trace.functions import Narrowings
 from normlab.trace.optimizers import Rates, copied, held, made_by, rates_of, rebound
 from normlab.trace.rewrites import rewritten
 from normlab.trace.starts import Fresh, constant, parameters_of
-from normlab.trace.tensors import Place, Tap, map_tensors, refusal, replaced, unwrap
+from normlab.trace.tensors import Place, Tap, map_tensors, place_name, refusal, replaced, unwrap
 from normlab.trace.trace import Trace
 
 LARGE_MODEL: Final = 50_000_000
@@ -103,14 +104,24 @@ class StepUnderTest:
         return trace.again(rewritten=frozenset(chain(*self.rewritten.values())))
 
     @cached_property
-    def plain(self) -> Trace:
+    def _part(self) -> Trace:
         """The same, on a part of the batch if the whole one is too large for the model."""
         part = small_part(self.batch, self.size)
-        small = self.whole if part is self.batch else self.whole.again(batch=part)
-        with suppress(Exception):
-            _ = small.loss
-            return small
-        return self.whole
+        return self.whole if part is self.batch else self.whole.again(batch=part)
+
+    @cached_property
+    def why_whole(self) -> str:
+        """Why the whole batch is used although it is large; empty if a part is used, or it is not large."""
+        try:
+            _ = self._part.loss
+        except Exception as error:  # a model may accept no other number of rows or columns
+            return f"on a part of it, the model raises {in_one_line(error)}"
+        return ""
+
+    @cached_property
+    def plain(self) -> Trace:
+        """The same, on a part of the batch if the whole one is too large and the model runs on that part."""
+        return self.whole if self.why_whole else self._part
 
     @property
     def stepped(self) -> Any:
@@ -139,6 +150,17 @@ class StepUnderTest:
         return self._awake.exact
 
     @cached_property
+    def why_inexact(self) -> str:
+        """Why nothing is tested in float64; empty if the model runs there."""
+        if self.is_exact:
+            return ""
+        try:
+            self.copy()
+        except Unknown as reason:
+            return str(reason)
+        return why_inexact(self._awake)
+
+    @cached_property
     def facts(self) -> Facts:
         """The facts of the step, read off the exact trace."""
         return Facts(self._awake, self.declare)
@@ -147,7 +169,10 @@ class StepUnderTest:
     def exact(self) -> Trace:
         """The model in float64 if possible, awake and without dropout, in evaluation mode."""
         with suppress(Exception):
-            if isinstance(tap := self.facts.logits.where, Tap):
+            tap = self.facts.output
+            with suppress(Unknown):
+                tap = self.facts.logits.where
+            if isinstance(tap, Tap):
                 self.facts.trace = self._awake.again(taps=(tap,))
                 return self.facts.trace
         return self._awake
@@ -254,12 +279,21 @@ class StepUnderTest:
         try:
             logits = self.facts.logits
         except Unknown:
-            wide = [x for x in trace.outputs if x.is_floating_point() and x.numel() > 1]
-            if not wide:
-                raise Unknown("the model returns no tensor to compare") from None
-            return wide[0]
+            return self._main_output(trace)
         if (value := logits.value if trace is self.exact else logits.of(trace)) is None:
             raise Unknown("the loss is computed differently after the change")
+        return value
+
+    def _main_output(self, trace: Trace) -> Tensor:
+        """Return the first tensor that the model puts out or, if the loss calls only parts of it, the last
+        that the loss gets from them.
+        """
+        if self.facts.output is not None:
+            value = tapped(trace, self.facts.output)
+        else:
+            value = next((x for x in trace.outputs if x.is_floating_point() and x.numel() > 1), None)
+        if value is None:
+            raise Unknown("the loss gets no tensor from the model that could be compared")
         return value
 
     def difference(self, a: Trace, b: Trace, part: Part) -> Located | None:
@@ -271,14 +305,15 @@ class StepUnderTest:
         """
         x, y = part(self.logits(a)), part(self.logits(b))
         if x is None or y is None:
-            raise Unknown("the output has no axis for positions")
+            raise Unknown("the output has no axis for positions, or holds nothing that can be compared there")
         size = distance(x, y)
         return Located(size, blame(a, b, part, self.rounding)) if size > self.rounding else None
 
-    def uses(self, path: str) -> bool:
-        """Return whether the loss depends on the output of a module."""
+    def uses(self, path: str, call: int = 0) -> bool:
+        """Return whether the loss depends on the output of a call of a module."""
         with self.exact.with_graph(events=True) as passed:
-            y = next((stream_of(e.outputs) for e in passed.events if e.module == path), None)
+            here = (e for e in passed.events if (e.module, e.call) == (path, call))
+            y = next((stream_of(e.outputs) for e in here), None)
             if y is None or not y.requires_grad or passed.loss is None:
                 return True
             return torch.autograd.grad(passed.loss, y, allow_unused=True)[0] is not None
@@ -417,7 +452,7 @@ class StepUnderTest:
         with suppress(Exception):  # anybody's model: it may raise when it is called again
             facts = self.facts
             known: dict[str, Callable[[], str]] = {
-                "tokens": lambda: f"{'.'.join(map(str, facts.tokens.place))} {list(facts.tokens.ids.shape)}",
+                "tokens": lambda: f"{place_name(facts.tokens.place)} {list(facts.tokens.ids.shape)}",
                 "logits": lambda: f"{facts.logits.where} {list(facts.logits.shape)}",
                 "targets": lambda: f"{facts.shift} ahead" if facts.shift is not None else "no inputs",
                 "padding": lambda: f"{facts.padding.side}, by {facts.padding.source}",
@@ -429,6 +464,8 @@ class StepUnderTest:
                     about[name] = fact()
             stacks = ", ".join(f"{name} × {len(blocks)}" for name, blocks in facts.stacks.items())
             about["stacks"] = stacks or "none"
+            if self.why_whole:
+                about["batch"] = f"all of it: {self.why_whole}"
             narrow = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in self.narrowed))
             wide = f"float64, in part {narrow}" if narrow else "float64"
             about["precision"] = wide if self.is_exact else "the model's own"

@@ -41,7 +41,8 @@ class Tap:
 
     def __str__(self) -> str:
         where = "".join(f"[{key!r}]" for key in self.place)
-        return f"{self.module}.{self.side}{where}" + (f" of call {self.call}" if self.call else "")
+        tensor = f"{self.module}.{self.side}" if self.module else self.side
+        return f"{tensor}{where}" + (f" of call {self.call}" if self.call else "")
 
 
 def tensors_in(value: Any, place: Place = ()) -> Iterator[tuple[Place, Tensor]]:
@@ -57,6 +58,11 @@ def tensors_in(value: Any, place: Place = ()) -> Iterator[tuple[Place, Tensor]]:
     elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
             yield from tensors_in(getattr(value, field.name), (*place, field.name))
+
+
+def place_name(place: Place) -> str:
+    """Return the name of an entry of a batch; a batch that is one tensor has none, and is named itself."""
+    return ".".join(map(str, place)) or "batch"
 
 
 def bytes_of(x: Tensor) -> bytes:

@@ -57,17 +57,22 @@ class Event(NamedTuple):
     outputs: tuple[Tensor, ...]
     places: tuple[Place, ...]
     """Where the outputs are."""
+    outermost: bool = False
+    """Whether no other module of the model called it: the loss did, or the step."""
 
 
 class Pass:
     """What one forward pass gave: the loss, the model's outputs, and what hooks and functions showed."""
 
-    def __init__(self, taps: Iterable[Tap], *, graph: bool, events: bool) -> None:
-        self._taps, self._graph, self._events = frozenset(taps), graph, events
+    def __init__(self, taps: Iterable[Tap], *, graph: bool, events: bool, hooks_all: bool) -> None:
+        self._taps, self._graph, self._events, self._hooks_all = frozenset(taps), graph, events, hooks_all
         self._calls: Counter[tuple[str, Side]] = Counter()
         self._entered: list[tuple[str, tuple[Tensor, ...]]] = []
         self.loss: Tensor | None = None
         self.outputs: list[Tensor] = []
+        """What leaves the outermost calls; without hooks on all modules, only what leaves the whole model."""
+        self.runs_whole = False
+        """Whether the model was called as a whole, and not only parts of it."""
         self.events: list[Event] = []
         self.functions: list[FunctionCall] = []
         self.taps: dict[Tap, Tensor] = {}
@@ -88,10 +93,13 @@ class Pass:
         entered, inputs = self._entered.pop()
         while entered != path:  # the model caught what a module inside raised
             entered, inputs = self._entered.pop()
-        if path == "":
+        self.runs_whole |= path == ""
+        outermost = not self._entered
+        if path == "" or (outermost and self._hooks_all):
             self.outputs.extend(x for _, x in shown)
         if self._events:
-            self.events.append(Event(path, call, inputs, kept, tuple(place for place, _ in shown)))
+            places = tuple(place for place, _ in shown)
+            self.events.append(Event(path, call, inputs, kept, places, outermost))
 
     def call(self, call: FunctionCall) -> None:
         self.functions.append(call._replace(module=self._entered[-1][0] if self._entered else ""))
@@ -171,13 +179,23 @@ class Trace:
 
     @contextmanager
     def with_graph(
-        self, *, graph: bool = True, events: bool = False, functions: Collection[str] = ()
+        self,
+        *,
+        graph: bool = True,
+        events: bool = False,
+        functions: Collection[str] = (),
+        outputs: bool = False,
     ) -> Iterator[Pass]:
-        """Run a pass whose graph may be used inside this block."""
-        passed, modules = Pass(self.taps, graph=graph, events=events), dict(self.model.named_modules())
+        """Run a pass whose graph may be used inside this block.
+
+        With ``outputs``, those of outermost calls are seen, also if the loss calls only parts of the model.
+        """
+        hooks_all = events or bool(functions) or outputs
+        passed = Pass(self.taps, graph=graph, events=events, hooks_all=hooks_all)
+        modules = dict(self.model.named_modules())
         if unknown := [tap.module for tap in self.taps if tap.module not in modules]:
             raise UserError(f"the model has no module {unknown[0]!r}; read_structure gives taps that it has")
-        if not events and not functions:
+        if not hooks_all:
             modules = {path: modules[path] for path in ("", *(tap.module for tap in self.taps))}
         with self._surroundings():
             with ExitStack() as stack:
@@ -222,10 +240,17 @@ class Trace:
             raise UserError(NO_LOSS)
         return loss
 
+    @cached_property
+    def _with_outputs(self) -> Pass:
+        # a loss that calls the model as a whole needs no hooks but the model's own, which saves time
+        return self._plain if self._plain.runs_whole else self.once(outputs=True)
+
     @property
     def outputs(self) -> tuple[Tensor, ...]:
-        """Every tensor of the model's output."""
-        return tuple(self._plain.outputs)
+        """Every tensor that the loss gets from the model: its output or, if the loss calls parts of it, as a
+        ``training_step`` does, theirs.
+        """
+        return tuple(self._with_outputs.outputs)
 
     @property
     def tapped(self) -> Mapping[Tap, Tensor]:
@@ -348,6 +373,23 @@ def recomputing(model: nn.Module, mode: Functions) -> Iterator[list[str]]:
 
     with forward_hooks(dict(model.named_modules()), see, even_if_stopped=True):
         yield again
+
+
+def runs(trace: Trace) -> bool:
+    """Return whether a step calls the model or a part of it, or reads one of its parameters."""
+    parameters, used = {id(p) for p in trace.model.parameters()}, list[str]()
+
+    def read(call: FunctionCall) -> None:
+        if any(id(x) in parameters for _, x in tensors_in((call.args, call.kwargs))):
+            used.append(call.name)
+
+    def watched(model: nn.Module, batch: Any) -> Tensor:
+        modules = dict(model.named_modules())
+        with forward_hooks(modules, lambda path, *_: used.append(path)), Functions(see=read):
+            return trace.loss_of(model, batch)
+
+    trace.again(loss_of=watched).once()
+    return bool(used)
 
 
 def _entering(change: Callable[[Tensor], Tensor]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ import torch
 from normlab.errors import UserError
 from normlab.setups.setup import Setup
 from normlab.trace.copies import copied_model
-from normlab.trace.facts.targets import SCORED, Targets, read_logits
+from normlab.trace.facts.targets import RECORDED, Targets, read_logits
 from normlab.trace.restore import restored
 from normlab.trace.tensors import unwrap
 from normlab.trace.trace import Trace
@@ -79,7 +79,7 @@ def read_scale(setup: Setup, batches: Sequence[Any], seconds: float, first: floa
         model = copied_model(unwrap(setup.model))
         for batch in {id(batch): batch for batch in batches}.values():
             trace = Trace(model, batch, setup.loss_of)
-            with trace.with_graph(events=True, functions=SCORED) as passed:
+            with trace.with_graph(events=True, functions=RECORDED) as passed:
                 scored = read_logits(trace, passed)
                 losses.append(float(passed.loss.detach()) if passed.loss is not None else math.nan)
             heads = [pair for pair in scored if pair[0].output] or scored

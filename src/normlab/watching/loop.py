@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 
 from normlab.checks.property import Violation
-from normlab.trace.facts.targets import Targets, read_targets
+from normlab.trace.facts.targets import Targets, read_targets, unexplained
 from normlab.trace.tensors import Place, tensors_in
 from normlab.watching.meter import local_parts, stored
 
@@ -121,7 +121,8 @@ class Loop:
         number, weights, gradient = self._pass.number, self._pass.weights, gradient.detach()
         if len(self._passes) > READ:
             return
-        targets = read_targets(logits, gradient, logits.dtype) if logits.ndim > 1 else None
+        limit = unexplained(logits.dtype)
+        targets = read_targets(logits, gradient, limit) if logits.ndim > 1 else None
         if targets is not None:
             weights.setdefault("logits", targets.weight[targets.counted].sum())
         if not torch.isfinite(gradient).all():

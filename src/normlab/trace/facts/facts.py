@@ -4,22 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
-from functools import cached_property
-from typing import Any, Final
+from functools import cached_property, partial
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlab.setups.setup import Declaration
+from normlab.trace.autograd import gradients_in
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import Block, block_of, find_stacks, stream_of
-from normlab.trace.facts.targets import SCORED, Logits, Targets, read_logits
+from normlab.trace.facts.targets import FLAT, LOOKED_UP, RECORDED, Layout, Logits, Targets, read_logits
 from normlab.trace.facts.tokens import Arranged, Padding, Tokens, documents_of, looked_up, padding_of
-from normlab.trace.tensors import Place, at, map_tensors, replaced, rows_of, tensors_in
-from normlab.trace.trace import Trace
+from normlab.trace.facts.wiring import passes_on
+from normlab.trace.tensors import Place, Tap, at, map_tensors, replaced, rows_of, tensors_in
+from normlab.trace.trace import Event, Pass, Trace
 
-LOOKED_UP: Final = "embedding"
+SHIFTS: Final = (1, 0, 2, -1)
+"""How far ahead of the token at their own position targets are looked for, the usual distance first."""
+
+
+class BlockCall(NamedTuple):
+    """One call of a block: which call of it, and the stream that it reads and writes."""
+
+    path: str
+    number: int
+    read: Tensor | None
+    written: Tensor | None
 
 
 class Facts:
@@ -27,15 +39,17 @@ class Facts:
 
     def __init__(self, trace: Trace, declared: Declaration) -> None:
         self.trace, self.declared = trace, declared
-        with trace.with_graph(events=True, functions=(*SCORED, LOOKED_UP)) as passed:
+        with trace.with_graph(events=True, functions=RECORDED) as passed:
             self.loss = None if passed.loss is None else passed.loss.detach()
             self.lookups = [f._replace(result=None) for f in passed.functions if f.name == LOOKED_UP]
             self.order = [e.module for e in passed.events]
-            self.stacks: dict[str, list[Block]] = find_stacks(self.trace.model, passed.events)
+            self.stacks: dict[str, list[Block]] = find_stacks(trace.model, passed.events, passes_on)
             blocks = {b.path for b in self.blocks}
-            first = [e for e in passed.events if e.module in blocks and not e.call]
-            self.streams = {e.module: (_stream(e.inputs), _stream(e.outputs)) for e in first}
+            self.calls = [_block_call(event) for event in passed.events if event.module in blocks]
+            self.streams = {c.path: (c.read, c.written) for c in self.calls if not c.number}
             self._scored = read_logits(self.trace, passed)
+            self.output = None if passed.runs_whole or self._scored else _last_read(trace, passed)
+            """Where the loss reads a part of the model last, if it calls parts and has no known logits."""
 
     @property
     def entering(self) -> dict[str, Tensor]:
@@ -62,7 +76,7 @@ class Facts:
         if not self.sources:
             raise Unknown("no tensor of the batch is looked up in an embedding")
         if self._shaped and (targets := self._shaped[0][1]).ids.ndim == 2:
-            ahead = [max(targets.share(t.entry, k) for k in (1, 0, 2, -1)) for t in self.sources]
+            ahead = [max(targets.share(t.entry, k) for k in SHIFTS) for t in self.sources]
             if max(ahead) > 0.9:
                 return self.sources[ahead.index(max(ahead))]
         return self.sources[0]
@@ -105,16 +119,35 @@ class Facts:
 
     @cached_property
     def _shaped(self) -> list[tuple[Logits, Targets]]:
-        return [(logits, self._laid_out(targets)) for logits, targets in self._scored]
+        return [self._laid_out(logits, targets) for logits, targets in self._scored]
 
-    def _laid_out(self, targets: Targets) -> Targets:
-        """Return the targets of flattened logits by row, and those of `[T, B, V]` with rows first."""
-        shape = targets.ids.shape
-        if len(shape) == 1 and shape[0] != self.rows and shape[0] % self.rows == 0:
-            return targets.rearranged(lambda x: x.reshape(self.rows, -1))
-        if len(shape) == 2 and shape[0] != self.rows and shape[1] == self.rows:
-            return targets.rearranged(lambda x: x.transpose(0, 1))
-        return targets
+    def _laid_out(self, logits: Logits, targets: Targets) -> tuple[Logits, Targets]:
+        """Return logits and targets with rows first: those of `[T, B, V]`, and flattened ones.
+
+        Whether flat positions lie row by row is seen by the targets, which follow an entry of the batch in
+        one of the two orders. Where they do not, logits stay flat, since nothing says which are a row's.
+        """
+        shape, rows = targets.ids.shape, self.rows
+        if len(shape) == 2 and shape[0] != rows and shape[1] == rows:
+            layout = Layout(flat=False, by_columns=True)
+            return logits.laid_out(layout, rows), targets.rearranged(partial(layout.of, rows=rows))
+        if len(shape) != 1 or shape[0] == rows or shape[0] % rows:
+            return logits, targets
+        tried = [(layout, targets.rearranged(partial(layout.of, rows=rows))) for layout in FLAT]
+        by_row, by_column = (self._follows(rearranged) for _, rearranged in tried)
+        if max(by_row, by_column) > 0.9 and (by_row != by_column or rows == 1):
+            layout, rearranged = tried[by_row < by_column]
+            return logits.laid_out(layout, rows), rearranged
+        return logits, tried[0][1]
+
+    def _follows(self, targets: Targets) -> float:
+        """Return the share of targets `[B, T]` that are those of an entry of the batch at some distance."""
+        shares = [0.0]
+        for x in self.entries.values():
+            if x.ndim == 2 and not x.is_floating_point():
+                entry = (x if x.shape[0] == self.rows else x.T).cpu()
+                shares += [targets.share(entry, ahead) for ahead in SHIFTS]
+        return max(shares)
 
     @cached_property
     def shift(self) -> int | None:
@@ -325,6 +358,23 @@ class Facts:
             return x
 
         return map_tensors(self.trace.batch if batch is None else batch, change)
+
+
+def _last_read(trace: Trace, passed: Pass) -> Tap | None:
+    """Return the last output of an outermost call that the loss depends on."""
+    if passed.loss is None or not passed.loss.requires_grad:
+        return None
+    for event in reversed([event for event in passed.events if event.outermost]):
+        for place, x in zip(event.places, event.outputs, strict=True):
+            if x.requires_grad and x.numel() > 1:
+                (gradient,) = gradients_in(passed.loss, [x], trace.model, retain_graph=True)
+                if gradient is not None:
+                    return Tap(event.module, "output", place, event.call)
+    return None
+
+
+def _block_call(event: Event) -> BlockCall:
+    return BlockCall(event.module, event.call, _stream(event.inputs), _stream(event.outputs))
 
 
 def _stream(tensors: Iterable[Tensor]) -> Tensor | None:

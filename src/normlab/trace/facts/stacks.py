@@ -37,8 +37,12 @@ def stream_of(tensors: Iterable[Tensor]) -> Tensor | None:
     return next((x for x in tensors if x.is_floating_point() and x.ndim >= 2), None)
 
 
-def find_stacks(model: nn.Module, events: Sequence[Event]) -> dict[str, list[Block]]:
-    """Find the stacks among the modules that were called."""
+def find_stacks(
+    model: nn.Module, events: Sequence[Event], passes_on: Callable[[Tensor, Tensor], bool]
+) -> dict[str, list[Block]]:
+    """Find the stacks among the modules that were called. ``passes_on(x, y)`` says whether a graph shows that
+    ``y`` holds ``x``, with nothing but factors, sums and norms in between.
+    """
     called = {event.module: event for event in events if event.call == 0}
     stacks: dict[str, list[Block]] = {}
     for path, module in model.named_modules():
@@ -51,15 +55,26 @@ def find_stacks(model: nn.Module, events: Sequence[Event]) -> dict[str, list[Blo
         for prefix, blocks in siblings.items():
             ordered = sorted(blocks, key=lambda b: b.index)
             carriers = {b.path for b in blocks if _carries_stream(called.get(b.path), b.module)}
-            if _chained([event for own, event in called.items() if own in carriers]):
+            if _chained([event for event in events if event.module in carriers], passes_on):
                 stacks[f"{path}.{prefix}".strip(".") or prefix] = ordered
     return _outermost(stacks)
 
 
-def _chained(calls: Sequence[Event]) -> bool:
-    """Return whether some block reads what the previous one wrote or read; no branch in a list does."""
-    pairs = ((stream_of(b.inputs), stream_of(a.outputs), stream_of(a.inputs)) for a, b in pairwise(calls))
-    return any(x is not None and any(y is not None and torch.equal(x, y) for y in own) for x, *own in pairs)
+def _chained(calls: Sequence[Event], passes_on: Callable[[Tensor, Tensor], bool]) -> bool:
+    """Return whether some call of a block reads what the one before it wrote or read, or a sum that holds
+    what the one before it passed on. No branch in a list does: what is added to the stream does not hold it.
+    """
+    for before, after in pairwise(calls):
+        read, written, next_read = (
+            stream_of(tensors) for tensors in (before.inputs, before.outputs, after.inputs)
+        )
+        if read is None or written is None or next_read is None:
+            continue
+        if torch.equal(next_read, written) or torch.equal(next_read, read):
+            return True
+        if passes_on(read, written) and passes_on(written, next_read):
+            return True
+    return False
 
 
 def _carries_stream(event: Event | None, block: nn.Module) -> bool:

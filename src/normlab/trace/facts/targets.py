@@ -8,7 +8,7 @@ is :math:`g = a\,p - b - c\,\mathrm{onehot}(y)` with :math:`b = w\epsilon/V`, :m
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -18,15 +18,21 @@ from torch import Tensor, nn
 
 from normlab.trace.autograd import gradients_in
 from normlab.trace.compare import Located, distance
+from normlab.trace.facts.fused import FUSED, Product, products_of
 from normlab.trace.facts.wiring import MULTIPLIED, factors
-from normlab.trace.functions import FunctionCall
+from normlab.trace.functions import OWN, FunctionCall
 from normlab.trace.tensors import Tap, rows_of
 from normlab.trace.trace import Event, Pass, Trace
 
 ROWS = 512
 """How many positions are fitted at a time."""
 RESIDUAL = {torch.float64: 1e-7, torch.float32: 2e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
-"""Share of a gradient that rounding may leave unexplained, by the dtype of the logits."""
+"""Share of a gradient that rounding may leave unexplained, by the dtype of the logits or the loss."""
+
+
+def unexplained(*dtypes: torch.dtype) -> float:
+    """Return the share of a gradient that rounding may leave unexplained in the narrowest of these types."""
+    return max(RESIDUAL.get(dtype, RESIDUAL[torch.bfloat16]) for dtype in dtypes)
 
 
 class Targets(NamedTuple):
@@ -45,6 +51,15 @@ class Targets(NamedTuple):
     """Label smoothing, the median over positions."""
     excess: float
     r"""The median of :math:`|a - w| / w` over positions: above 0 where another term acts on the logits."""
+    error: float = 0.0
+    """The largest share of a position's gradient that is not explained: the rounding in what is read off."""
+
+    @property
+    def rounding(self) -> float:
+        """The relative difference that rounding may leave in a weight. The entry of the class asked for, off
+        which it is read, is half of a gradient, so its share of an error is twice that of all; 4 leaves room.
+        """
+        return max(CLOSE, 4 * self.error)
 
     def rearranged(self, change: Callable[[Tensor], Tensor]) -> Targets:
         """Return the same targets with other leading dimensions."""
@@ -85,8 +100,11 @@ class Targets(NamedTuple):
         return slice(low, end), slice(low + distance, end + distance)
 
 
-def read_targets(logits: Tensor, gradient: Tensor, precision: torch.dtype = torch.float64) -> Targets | None:
-    """Return the targets, or None if the gradient is not a cross-entropy's at these logits `[..., V]`."""
+def read_targets(logits: Tensor, gradient: Tensor, limit: float = RESIDUAL[torch.float64]) -> Targets | None:
+    """Return the targets, or None if the gradient is not a cross-entropy's at these logits `[..., V]`.
+
+    Rounding may leave a share of ``limit`` of a position's gradient unexplained.
+    """
     classes, shape = logits.shape[-1], logits.shape[:-1]
     z, g = logits.detach().reshape(-1, classes), gradient.detach().reshape(-1, classes)
     counted = g.abs().sum(-1) > 0
@@ -95,7 +113,7 @@ def read_targets(logits: Tensor, gradient: Tensor, precision: torch.dtype = torc
     parts = zip(z[counted].split(ROWS), g[counted].split(ROWS), strict=True)
     fitted = [torch.cat(x) for x in zip(*(_fit(z.double(), g.double()) for z, g in parts), strict=True)]
     ids, weight, p_weight, uniform, residual, nll = fitted
-    good = (residual < RESIDUAL.get(precision, 5e-2)) & (weight > 0) & (p_weight > 0)
+    good = (residual < limit) & (weight > 0) & (p_weight > 0)
     if good.double().mean() < 0.98:
         return None
 
@@ -108,7 +126,10 @@ def read_targets(logits: Tensor, gradient: Tensor, precision: torch.dtype = torc
     weight = weight + uniform * classes
     smoothing = float((uniform * classes / weight).median())
     excess = float(((p_weight - weight).abs() / weight).median())
-    return Targets(full(ids), counted.reshape(shape), full(weight), full(nll), classes, smoothing, excess)
+    error = float(residual[good].max())
+    return Targets(
+        full(ids), counted.reshape(shape), full(weight), full(nll), classes, smoothing, excess, error
+    )
 
 
 def _fit(z: Tensor, g: Tensor) -> tuple[Tensor, ...]:
@@ -145,6 +166,9 @@ def _fit(z: Tensor, g: Tensor) -> tuple[Tensor, ...]:
 
 SCORED: Final = ("cross_entropy", "log_softmax", "nll_loss")
 """Functions of torch that may read a cross-entropy's logits that are no module's output."""
+LOOKED_UP: Final = "embedding"
+RECORDED: Final = (*SCORED, *FUSED, LOOKED_UP)
+"""The functions whose calls a pass must record for ``read_logits``."""
 CLOSE: Final = 1e-6
 """Relative difference allowed in sums of gradients in float64 and in what is read off them."""
 CANDIDATES: Final = 16
@@ -152,99 +176,267 @@ CANDIDATES: Final = 16
 
 
 class FunctionInput(NamedTuple):
-    """The first argument of these calls of a scoring function, with classes along an axis. Each of several
-    calls scores some of the positions, in rows of this width: the next ones, or columns of that many rows.
+    """The first argument of a scoring function: of one of its calls with so many classes along an axis,
+    counted from 0, or of all of them. Each of all then scores some of the positions: the next ones, or the
+    next columns of every row.
+
+    Of a function that multiplies and scores at once, it is one of the products that it may have scored.
     """
 
-    calls: tuple[int, ...]
+    function: str
+    classes: int
     axis: int = -1
-    width: int = -1
-    rows: int = 1
+    call: int | None = None
+    by_columns: bool = False
+    product: int | None = None
 
-    def joined(self, parts: Sequence[Tensor]) -> Tensor:
-        """Join the parts into one tensor `[..., V]`."""
-        first, *more = parts = [x.movedim(self.axis, -1) for x in parts]
-        columns = [x.reshape(self.rows, -1, x.shape[-1]) for x in parts]
-        return torch.cat(columns, 1).reshape(-1, self.width, first.shape[-1]) if more else first
+    def __str__(self) -> str:
+        name = "an autograd function" if self.function == OWN else self.function
+        what = "input" if self.product is None else "product"
+        if self.call is None:
+            return f"the {what}s of all calls of {name}"
+        return f"the {what} of {name}" + (f" in call {self.call}" if self.call else "")
+
+    def read_in(self, step: Trace) -> list[Tensor]:
+        """Return the logits in the calls of a step, as far as they are meant."""
+        # a product must be made while the pass still has the step's weights
+        with step.with_graph(graph=False, functions=RECORDED) as passed:
+            if self.product is None:
+                own = (self.function, self.axis, self.classes)
+                calls = [call for call in passed.functions if call.name in SCORED and _kind(call) == own]
+                parts = [call.argument(0, "input").detach() for call in calls]
+            else:
+                products = _products(passed, step.model)
+                parts = [
+                    p.logits() for kind, p in products if kind == (self.function, self.classes, self.product)
+                ]
+        return parts if self.call is None else parts[self.call : self.call + 1]
+
+    def joined(self, parts: Sequence[Tensor], rows: int) -> Tensor:
+        """Join what calls read in a batch of so many rows into one tensor `[..., V]`."""
+        parts = [x.movedim(self.axis, -1) for x in parts]
+        if self.call is not None:
+            return parts[0]
+        lead = rows if self.by_columns else 1
+        whole = torch.cat([x.reshape(lead, -1, self.classes) for x in parts], 1)
+        one_each = whole.numel() == rows * self.classes
+        return whole.reshape(rows, self.classes) if one_each else whole.reshape(rows, -1, self.classes)
+
+
+class Layout(NamedTuple):
+    """How logits that do not begin with rows and positions lie: flat `[N, V]`, row by row or column by
+    column; or `[T, B, V]`, which is column by column, too.
+    """
+
+    flat: bool
+    by_columns: bool
+
+    def of(self, x: Tensor, rows: int) -> Tensor:
+        """Return a tensor `[N, …]` or `[T, B, …]` as `[B, T, …]`, or as it is if it has no so many rows."""
+        if self.flat and x.shape[0] % rows:
+            return x
+        if self.by_columns:
+            return (x.reshape(-1, rows, *x.shape[1:]) if self.flat else x).transpose(0, 1)
+        return x.reshape(rows, -1, *x.shape[1:])
+
+
+FLAT: Final = (Layout(flat=True, by_columns=False), Layout(flat=True, by_columns=True))
 
 
 class Logits(NamedTuple):
-    """The tensor that targets are read off, its layout, and the trained matrices that it is a product of."""
+    """The tensor that targets are read off, and the trained matrices that it is a product of."""
 
     where: Tap | FunctionInput
     shape: torch.Size
     value: Tensor
     matrices: tuple[nn.Parameter, ...]
+    output: bool
+    """Whether the loss gets them from the model, as an output of an outermost call."""
+    layout: Layout | None = None
+    """How the tensor there lies, if that is known and it does not begin with rows and positions."""
 
-    @property
-    def output(self) -> bool:
-        """Whether the model itself returns them."""
-        return isinstance(self.where, Tap) and not self.where.module
+    def laid_out(self, layout: Layout, rows: int) -> Logits:
+        """Return the logits by row and position, `[B, T, V]`."""
+        value = layout.of(self.value, rows)
+        return self._replace(value=value, shape=value.shape, layout=layout)
 
     def of(self, step: Trace) -> Tensor | None:
         """Return the same logits of another step; None if it computes its loss in a different way."""
+        rows = rows_of(step.batch)
         if isinstance(self.where, Tap):
-            shows = step if self.where in step.taps else step.again(taps=(*step.taps, self.where))
-            return shows.tapped.get(self.where)
-        inputs = [call.argument(0, "input").detach() for call in step.functions(*SCORED)]
-        known = max(self.where.calls) < len(inputs)
-        return self.where.joined([inputs[i] for i in self.where.calls]) if known else None
+            value = tapped(step, self.where)
+        else:
+            parts = self.where.read_in(step)
+            value = self.where.joined(parts, rows) if parts else None
+        return value if value is None or self.layout is None else self.layout.of(value, rows)
+
+
+def tapped(step: Trace, tap: Tap) -> Tensor | None:
+    """Return the tensor at a tap of a step; None if its pass does not show it."""
+    shows = step if tap in step.taps else step.again(taps=(*step.taps, tap))
+    return shows.tapped.get(tap)
+
+
+class _Candidate(NamedTuple):
+    """Tensors `[..., V]` that may be logits, or parts of them; or features whose products may be logits."""
+
+    where: Tap | FunctionInput
+    parts: list[Tensor]
+    output: bool = False
+    products: tuple[Product, ...] = ()
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether classes may be scored there, and a gradient may be read off."""
+        axis = self.where.axis if isinstance(self.where, FunctionInput) else -1
+        wide = all(x.ndim >= 2 and x.shape[axis] > 1 for x in self.parts)
+        return wide and all(x.requires_grad and x.is_floating_point() for x in self.parts)
+
+    def read(self, gradients: list[Tensor], rows: int, limit: float) -> tuple[Logits, Targets] | None:
+        """Return the logits and their targets from the gradients in the parts, or None if there are none."""
+        parts, slopes, errors = self.parts, gradients, [0.0]
+        if self.products:
+            read = [p.slope(g, limit) for p, g in zip(self.products, gradients, strict=True)]
+            known = [pair for pair in read if pair is not None]
+            if len(known) < len(read):
+                return None
+            parts = [p.logits() for p in self.products]
+            slopes, errors = [slope for slope, _ in known], [error for _, error in known]
+        x = self.joined(parts, rows)
+        targets = read_targets(x, self.joined(slopes, rows), limit)
+        if targets is None:
+            return None
+        logits = Logits(self.where, x.shape, x.detach(), self._matrices(), self.output)
+        return logits, targets._replace(error=max(targets.error, *errors))
+
+    def _matrices(self) -> tuple[nn.Parameter, ...]:
+        if self.products:
+            return tuple(p.weight for p in self.products[:1] if isinstance(p.weight, nn.Parameter))
+        node = self.parts[0].grad_fn
+        return () if node is None else factors(node)
+
+    def joined(self, parts: Sequence[Tensor], rows: int) -> Tensor:
+        """Join the parts, or their gradients, into one tensor `[..., V]`."""
+        return parts[0] if isinstance(self.where, Tap) else self.where.joined(parts, rows)
+
+    def may_add_to(self, logits: Logits) -> bool:
+        """Return whether it may be another head's logits, or known ones in their right order."""
+        return self.parts[0].shape == logits.shape or self.is_other_order_of(logits)
+
+    def is_other_order_of(self, logits: Logits) -> bool:
+        """Return whether both are the same parts, joined in another order."""
+        own, known = self.where, logits.where
+        if isinstance(own, Tap) or isinstance(known, Tap):
+            return False
+        return own.call is None and own._replace(by_columns=known.by_columns) == known
 
 
 def read_logits(trace: Trace, passed: Pass) -> list[tuple[Logits, Targets]]:
-    """Find the logits whose cross-entropy is the loss, and their targets, from a pass with its graph."""
-    loss, found = passed.loss, list[tuple[Logits, Targets]]()
+    """Find the logits whose cross-entropy is the loss, and their targets, from a pass with its graph, which
+    recorded modules and the functions ``RECORDED``.
+    """
+    loss, found, rows = passed.loss, list[tuple[Logits, Targets]](), rows_of(trace.batch)
     if loss is None or not loss.requires_grad:
         return found
-    precision = torch.float64 if trace.exact else loss.dtype
-    candidates = _candidates(passed, rows_of(trace.batch))
+    candidates = _candidates(passed, rows, trace.model)
+    # most losses score the first candidate, so gradients in all others are not computed before that is tried
     for some in (candidates[:1], candidates[1:]):
-        if not some or (found and all(x.shape != found[0][0].shape for _, (x, *_) in some)):
-            continue  # no other output may be another head's logits
-        parts = [x for _, own in some for x in own]
-        gradients = iter(gradients_in(loss, parts, trace.model, retain_graph=True))
-        for where, own in some:
-            slopes = [g for _, g in zip(own, gradients, strict=False) if g is not None]
-            if len(slopes) < len(own):
-                continue
-            whole = isinstance(where, Tap)
-            x, gradient = (parts[0] if whole else where.joined(parts) for parts in (own, slopes))
-            matrices = factors(node) if (node := own[0].grad_fn) is not None else ()
-            logits = Logits(where, x.shape, x.detach(), matrices)
-            targets = read_targets(x, gradient, precision)
-            layout = found and getattr(where, "calls", None) == getattr(found[0][0].where, "calls", ())
-            if targets is not None and (logits.output or not found or layout):
-                found.append((logits, targets))
+        if not some or (found and not any(candidate.may_add_to(found[0][0]) for candidate in some)):
+            continue
+        tensors = [x for candidate in some for x in candidate.parts]
+        gradients = iter(gradients_in(loss, tensors, trace.model, retain_graph=True))
+        for candidate in some:
+            slopes = [next(gradients) for _ in candidate.parts]
+            known = [g for g in slopes if g is not None]
+            wanted = candidate.output or not found or candidate.is_other_order_of(found[0][0])
+            if wanted and len(known) == len(slopes):
+                # logits are often narrower than the loss that is computed of them
+                dtypes = (torch.float64,) if trace.exact else (loss.dtype, candidate.parts[0].dtype)
+                limit = unexplained(*dtypes)
+                pair = candidate.read(known, rows, limit)
+                found += [] if pair is None else [pair]
     return found
 
 
-def _candidates(passed: Pass, rows: int) -> list[tuple[Tap | FunctionInput, list[Tensor]]]:
-    """Return the tensors `[..., V]` that may be logits or parts of them, from the loss backwards."""
+def _candidates(passed: Pass, rows: int, model: nn.Module) -> list[_Candidate]:
+    """Return the tensors that may be logits, from the loss backwards."""
+    outermost = [event for event in passed.events if event.outermost]
+    inner = [event for event in passed.events if not event.outermost]
+    paths = list(dict.fromkeys(event.module for event in reversed(outermost)))
+    paths.sort(key=bool)  # the whole model before its parts
     found = [
-        *(pair for event in passed.events if event.module == "" for pair in _taps(event)),
+        *(c for path in paths for event in outermost if event.module == path for c in _outputs(event)),
         *_inputs(passed, rows),
-        *(pair for event in reversed(passed.events) if event.module for pair in _taps(event)),
+        *_unseen(passed, rows, model),
+        *(c for event in reversed(inner) for c in _outputs(event)),
     ]
-    wide = ((w, own) for w, own in found if all(x.ndim >= 2 and x.shape[-1] > 1 for x in own))
-    live = ((w, own) for w, own in wide if all(x.requires_grad and x.is_floating_point() for x in own))
-    return list(live)[:CANDIDATES]
+    return [candidate for candidate in found if candidate.is_possible][:CANDIDATES]
 
 
-def _inputs(passed: Pass, rows: int) -> Iterator[tuple[FunctionInput, list[Tensor]]]:
-    """Yield the inputs of calls that together score all tokens, or all but one per row; then of each call."""
-    scored = [(f, f.argument(0, "input"), _class_axis(f)) for f in passed.functions if f.name in SCORED]
-    read = (f.argument(0, "input") for f in passed.functions if f.name not in SCORED)
+def _inputs(passed: Pass, rows: int) -> Iterator[_Candidate]:
+    """Yield the inputs of scoring functions: of calls that together score all positions, then of each."""
+    groups = defaultdict[tuple[str, int, int], list[Tensor]](list)
+    for call in passed.functions:
+        if call.name in SCORED:
+            groups[_kind(call)].append(call.argument(0, "input"))
+    for (name, axis, classes), parts in groups.items():
+        for where in _joint(
+            FunctionInput(name, classes, axis), [x.numel() // classes for x in parts], passed, rows
+        ):
+            yield _Candidate(where, parts)
+    for (name, axis, classes), parts in groups.items():
+        for i, x in enumerate(parts):
+            yield _Candidate(FunctionInput(name, classes, axis, i), [x])
+
+
+def _unseen(passed: Pass, rows: int, model: nn.Module) -> Iterator[_Candidate]:
+    """Yield the products that functions may have scored at once: of calls that together score all positions;
+    then of each call.
+    """
+    groups = defaultdict[tuple[str, int, int], list[Product]](list)
+    for kind, product in _products(passed, model):
+        groups[kind].append(product)
+    for (name, classes, which), products in groups.items():
+        sizes = [p.features.numel() // p.features.shape[-1] for p in products]
+        for where in _joint(FunctionInput(name, classes, product=which), sizes, passed, rows):
+            yield _Candidate(where, [p.features for p in products], products=tuple(products))
+    for (name, classes, which), products in groups.items():
+        for i, product in enumerate(products):
+            where = FunctionInput(name, classes, call=i, product=which)
+            yield _Candidate(where, [product.features], products=(product,))
+
+
+def _joint(where: FunctionInput, sizes: list[int], passed: Pass, rows: int) -> Iterator[FunctionInput]:
+    """Yield the orders in which several calls, with so many positions each, may score all tokens, all but one
+    per row, or all rows.
+    """
+    read = (f.argument(0, "input") for f in passed.functions if f.name == LOOKED_UP)
     tokens = {x.numel() for x in read if rows in x.shape[:2]}  # others are positions
-    groups = defaultdict[tuple[str, int, int], list[int]](list)
-    for i, (f, x, axis) in enumerate(scored):
-        groups[f.name, axis, x.shape[axis]].append(i)
-    for (_, axis, classes), calls in groups.items():
-        parts = [scored[i][1] for i in calls]
-        sizes = [x.numel() // classes for x in parts]
-        if len(calls) > 1 and {sum(sizes), sum(sizes) + rows} & tokens and not sum(sizes) % rows:
-            for lead in (1, rows) if all(n % rows == 0 for n in sizes) else (1,):
-                yield FunctionInput(tuple(calls), axis, sum(sizes) // rows, lead), parts
-    yield from ((FunctionInput((i,), axis), [x]) for i, (_, x, axis) in enumerate(scored))
+    every = sum(sizes)
+    score_tokens = every % rows == 0 and bool({every, every + rows} & tokens)
+    if len(sizes) > 1 and (score_tokens or every == rows):
+        yield where
+        if all(n % rows == 0 for n in sizes):
+            yield where._replace(by_columns=True)
+
+
+def _products(passed: Pass, model: nn.Module) -> Iterator[tuple[tuple[str, int, int], Product]]:
+    """Yield the products that the calls of a pass may have scored, with the name of the function, the number
+    of classes, and which of the call's products with so many classes it is.
+    """
+    scored = [call.argument(0, "input") for call in passed.functions if call.name in SCORED]
+    hidden = {x.shape[-1] for x in scored if not x.requires_grad}  # as inside a checkpoint
+    for call in passed.functions:
+        counts = Counter[int]()
+        for product in products_of(call, model, hidden):
+            yield (call.name, product.classes, counts[product.classes]), product
+            counts[product.classes] += 1
+
+
+def _kind(call: FunctionCall) -> tuple[str, int, int]:
+    """Return the name of a scoring function, the axis of its classes and their number."""
+    axis = _class_axis(call)
+    return call.name, axis, call.argument(0, "input").shape[axis]
 
 
 def _class_axis(call: FunctionCall) -> int:
@@ -252,9 +444,9 @@ def _class_axis(call: FunctionCall) -> int:
     return 1 if call.name in ("cross_entropy", "nll_loss") and call.argument(0, "input").ndim > 2 else -1
 
 
-def _taps(event: Event) -> list[tuple[Tap | FunctionInput, list[Tensor]]]:
-    pairs = zip(event.places, event.outputs, strict=True)
-    return [(Tap(event.module, "output", place, event.call), [x]) for place, x in pairs]
+def _outputs(event: Event) -> Iterator[_Candidate]:
+    for place, x in zip(event.places, event.outputs, strict=True):
+        yield _Candidate(Tap(event.module, "output", place, event.call), [x], event.outermost)
 
 
 def bypassed(trace: Trace) -> bool:

@@ -70,10 +70,10 @@ class Scores(NamedTuple):
 
 
 class Wiring(NamedTuple):
-    """What is read off one pass in which every block reads its own leaf."""
+    """What is read off one pass in which every call of a block reads its own leaf."""
 
     streams: dict[str, tuple[bool, bool]]
-    """By block: whether its output holds its input unchanged, and whether it does so at all."""
+    """By block: whether the output of every call holds its input unchanged, and whether it does so at all."""
     attending: set[str]
     """Modules in which something attends."""
     scores: list[Scores]
@@ -85,33 +85,54 @@ class Wiring(NamedTuple):
 
 def read_wiring(trace: Trace, blocks: list[str]) -> Wiring:
     """Read the wiring of a model whose blocks are these modules."""
-    leaves: dict[str, Tensor] = {}
-
-    def cut(path: str) -> Callable[[Tensor], Tensor]:
-        def enter(x: Tensor) -> Tensor:
-            if not x.is_floating_point() or RUNNING:
-                return x
-            leaves.setdefault(path, x.detach().requires_grad_())
-            return leaves[path].clone() if leaves[path].shape == x.shape else x
-
-        return enter
-
+    leaves = _Leaves()
+    # a block that stands in several places has several paths, but must be cut off once in each call
+    paths = {id(trace.model.get_submodule(path)): path for path in reversed(blocks)}
     with ExitStack() as stack:
         for p in trace.model.parameters():
             if not p.requires_grad and p.is_floating_point():
                 stack.callback(p.requires_grad_, False)
                 p.requires_grad_(True)
-        again = trace.again(changed={path: cut(path) for path in blocks})
+        again = trace.again(changed=dict.fromkeys(paths.values(), leaves.cut_off))
         with again.with_graph(events=True, functions=(*ATTENDED, *MULTIPLIED, OWN)) as passed:
             calls = passed.functions
             read = [(i, s) for i, c in enumerate(calls) if (s := _scores(c)) is not None]
             return Wiring(
-                {e.module: s for e in passed.events if (s := _stream(e, leaves)) is not None},
+                _streams((e for e in passed.events if e.module in paths.values()), leaves),
                 {c.module for c in calls if c.name in ATTENDED},
                 [scores for _, scores in read],
                 [s.module for i, s in read if calls[i].name == "softmax" and _over_queries(*calls[i:])],
                 list(_chains(calls)),
             )
+
+
+class _Leaves:
+    """Cuts the graph where a block is called: the call reads a leaf with the value of its input."""
+
+    def __init__(self) -> None:
+        self._by_input: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def cut_off(self, x: Tensor) -> Tensor:
+        """Return what a call of a block reads in place of its input."""
+        if not x.is_floating_point() or RUNNING:
+            return x
+        leaf = x.detach().requires_grad_()
+        entered = leaf.clone()  # a block may write to what it reads, but not to a leaf
+        self._by_input[id(entered)] = leaf, entered
+        return entered
+
+    def read_by(self, event: Event) -> Tensor | None:
+        """Return the leaf that a call of a module read; None if it was not cut off."""
+        leaves = (self._by_input[id(x)][0] for x in event.inputs if id(x) in self._by_input)
+        return next(leaves, None)
+
+
+def passes_on(x: Tensor, y: Tensor) -> bool:
+    """Return whether the graph shows that ``y`` holds ``x``, with nothing but factors, sums, norms and moved
+    entries in between.
+    """
+    made_by = x.grad_fn
+    return y is x or (made_by is not None and any(node is made_by for node in _upstream(y.grad_fn, MAPS)))
 
 
 def alike(stacks: Stacks, scores: Iterable[Scores]) -> Iterator[dict[str, Scores]]:
@@ -124,9 +145,19 @@ def alike(stacks: Stacks, scores: Iterable[Scores]) -> Iterator[dict[str, Scores
             yield dict(zip(modules, here, strict=True))
 
 
-def _stream(event: Event, leaves: dict[str, Tensor]) -> tuple[bool, bool] | None:
-    x, y = leaves.get(event.module), stream_of(event.outputs)
-    if x is None or y is None or x.shape != y.shape or event.call:
+def _streams(events: Iterable[Event], leaves: _Leaves) -> dict[str, tuple[bool, bool]]:
+    """Return what ``_stream`` says of each block: a shared one must pass its input on in every call."""
+    streams: dict[str, tuple[bool, bool]] = {}
+    for event in events:
+        if (stream := _stream(event, leaves.read_by(event))) is not None:
+            unchanged, at_all = streams.get(event.module, (True, True))
+            streams[event.module] = unchanged and stream[0], at_all and stream[1]
+    return streams
+
+
+def _stream(event: Event, x: Tensor | None) -> tuple[bool, bool] | None:
+    y = stream_of(event.outputs)
+    if x is None or y is None or x.shape != y.shape:
         return None
     others = frozenset(x.shape[1:-1]) - {x.shape[-1]} if x.ndim > 3 else frozenset[int]()
     return _comes_from(y, x, MAPS, others), _comes_from(y, x)

@@ -1,0 +1,126 @@
+"""What a report says: numbers that differ, names that a reader knows, and a model's own reasons."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from normlab.setups.setup import Setup
+from normlab.trace.step_under_test import StepUnderTest
+
+from .tiny import LENGTH, VOCAB, Block, Decoder, loss_of, report_of, tokens
+
+
+class Window(Block):
+    """Sees itself, the token before, and the first one, on which attention rests; perhaps one far back."""
+
+    def __init__(self, *distances: int):
+        super().__init__()
+        self.distances = distances
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        back = sum(F.pad(y, (0, 0, d, 0))[:, : y.shape[1]] for d in self.distances)
+        return x + self.down(F.gelu(self.up(y + back + y[:, :1])))
+
+
+class Shallow(Decoder):
+    def __init__(self, *distances: int):
+        super().__init__(0.0)
+        self.blocks = nn.ModuleList([Window(*distances)])
+
+
+@pytest.mark.parametrize("distances", [(1,), (1, 2)])
+def test_a_window_with_a_first_token_names_what_is_seen_and_what_is_not(distances: tuple[int, ...]):
+    report = report_of("reach", model=Shallow(*distances))
+    (note,) = report.notes
+    numbers = [int(n) for n in re.findall(r"\d+", note.evidence)]
+    width = LENGTH - 1  # the loss looks up all but the last token
+    tried = sorted({1, 2, width // 2, width - 1})
+    seen = [d for d in tried if d in (*distances, width - 1)]
+    assert numbers == [*seen, *(d for d in tried if d not in seen)]
+
+
+def weighted(factors: Tensor) -> Any:
+    def loss(model: nn.Module, ids: Tensor) -> Tensor:
+        logits = model(ids[:, :-1])
+        each = F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
+        return (each * factors.to(each)).sum() / factors.sum() / len(ids)
+
+    return loss
+
+
+class Narrow(Decoder):
+    """Runs in the precision of its own buffer alone, and refuses any other."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        if self.embed.weight.dtype == torch.float64:
+            raise TypeError("the kernel of this layer is made for float32")
+        return super().forward(ids)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rounding_is_no_difference_in_weight(dtype: torch.dtype):
+    even = torch.ones(LENGTH - 1)
+    report = report_of("reduction", model=Narrow(0.0).to(dtype), loss=weighted(even))
+    assert (report.holds, report.notes) == (("reduction",), ())
+
+
+@pytest.mark.parametrize("share", [1e-4, 0.5])
+def test_weights_that_differ_are_printed_with_the_digits_that_differ(share: float):
+    uneven = torch.ones(LENGTH - 1)
+    uneven[-1] += share
+    report = report_of("reduction", loss=weighted(uneven))
+    first, last = re.findall(r"0\.\d+", report.notes[0].evidence)
+    assert float(last) / float(first) == pytest.approx(1 + share, rel=share / 2)
+
+
+def test_a_model_without_float64_says_why():
+    report = report_of("derivative", model=Narrow(0.0))
+    assert "the kernel of this layer is made for float32" in report.untestable["derivative"]
+
+
+class Jumps(Decoder):
+    """Computes something else in float64."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits = super().forward(ids)
+        return 3 * logits if logits.dtype == torch.float64 else logits
+
+
+def test_a_model_with_another_loss_in_float64_shows_both():
+    model = Jumps(0.0)
+    nn.init.normal_(model.head.weight, std=1.0)
+    step = StepUnderTest(Setup(model, tokens(), loss_of))
+    assert not step.is_exact
+    here = float(step.exact.loss)
+    assert f"{here:.4g}" in step.why_inexact
+    assert StepUnderTest(Setup(Decoder(0.0), tokens(), loss_of)).why_inexact == ""
+
+
+class Scores(Decoder):
+    def __init__(self, parts: int):
+        super().__init__(0.0)
+        self.parts = parts
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits, targets = super().forward(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
+        pairs = zip(logits.chunk(self.parts), targets.chunk(self.parts), strict=True)
+        return torch.stack([F.cross_entropy(*pair) for pair in pairs]).mean()
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_logits_that_a_function_reads_are_named_by_it(parts: int):
+    about = StepUnderTest(Setup(Scores(parts), tokens())).described()
+    assert "cross_entropy" in about["logits"]
+    assert about["logits"].endswith(str([4, LENGTH - 1, VOCAB]))
+    assert not any("=" in value or value.startswith((" ", ".")) for value in about.values())
+
+
+def test_an_entry_that_has_no_name_is_called_the_batch():
+    assert StepUnderTest(Setup(Decoder(0.0), tokens(), loss_of)).described()["tokens"].startswith("batch ")

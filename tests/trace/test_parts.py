@@ -1,0 +1,119 @@
+"""A part of a large batch is one that the model takes, and where it takes none, the reason is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from normlab.checks.check import examine, properties
+from normlab.setups.setup import Setup
+from normlab.trace import compare
+from normlab.trace.step_under_test import StepUnderTest
+from normlab.trace.tensors import tensors_in
+
+VOCAB, WIDTH, ROWS, COLUMNS = 11, 8, 6, 80
+
+
+class Scorer(nn.Module):
+    """Scores the targets that it is given, whose entries must lie next to each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCAB, WIDTH), nn.Linear(WIDTH, VOCAB)
+
+    def forward(self, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.head(self.embed(ids))
+        return logits, F.cross_entropy(logits.view(-1, VOCAB), targets.view(-1))
+
+
+class TimeFirst(Scorer):
+    """The same, for ids `[B, T]` and targets in a dictionary, which it flattens time first."""
+
+    def forward(self, ids: Tensor, more: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        logits = self.head(self.embed(ids.view(ids.shape[0], -1)))
+        targets = more["targets"].view(ids.shape).T.reshape(-1)
+        return logits, F.cross_entropy(logits.transpose(0, 1).reshape(-1, VOCAB), targets)
+
+
+class Fixed(Scorer):
+    """The same, for rows of one width."""
+
+    def forward(self, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(ids.view(-1, COLUMNS), targets.view(-1, COLUMNS))
+
+
+class FixedRows(Scorer):
+    """The same, for one number of rows."""
+
+    def forward(self, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        if len(ids) != ROWS:
+            raise ValueError(f"there must be {ROWS} rows")
+        return super().forward(ids, targets)
+
+
+@pytest.fixture
+def ids(monkeypatch: pytest.MonkeyPatch) -> Tensor:
+    """Ids of a batch that is large for a small model."""
+    monkeypatch.setattr(compare, "LARGE", 0)
+    return torch.randint(VOCAB, (ROWS, COLUMNS), generator=torch.Generator().manual_seed(0))
+
+
+def step_of(model: nn.Module, batch: Any) -> StepUnderTest:
+    return StepUnderTest(Setup(model, batch))
+
+
+@pytest.mark.parametrize("drawn", ["whole", "columns of a longer text", "transposed"])
+def test_a_model_that_views_its_targets_runs_on_a_part(ids: Tensor, drawn: str) -> None:
+    text = {
+        "whole": ids,
+        "columns of a longer text": torch.cat([ids, ids], 1)[:, :COLUMNS].contiguous(),
+        "transposed": ids.T.contiguous().T.contiguous(),
+    }[drawn]
+    step = step_of(Scorer(), (text, text.roll(-1, 1)))
+    assert step.why_whole == ""
+    assert {tuple(x.shape) for _, x in tensors_in(step.plain.batch)} == {(2, compare.COLUMNS)}
+    assert all(x.is_contiguous() for _, x in tensors_in(step.plain.batch))
+
+
+def test_targets_in_a_mapping_are_taken_apart_in_the_same_way(ids: Tensor) -> None:
+    step = step_of(TimeFirst(), (ids, {"targets": ids.roll(-1, 1)}))
+    assert step.why_whole == ""
+    assert torch.equal(step.facts.tokens.ids, ids[:2, : compare.COLUMNS])
+
+
+def test_the_whole_batch_is_left_as_it_was(ids: Tensor) -> None:
+    targets = ids.T.contiguous().T  # its rows do not lie next to each other
+    before = (targets.stride(), targets.data_ptr(), targets.clone())
+    step = StepUnderTest(
+        Setup(nn.Embedding(VOCAB, WIDTH), (ids, targets), lambda m, batch: m(batch[0]).square().mean())
+    )
+    assert len(step.plain.batch[0]) == 2
+    assert (targets.stride(), targets.data_ptr()) == before[:2]
+    assert torch.equal(targets, before[2])
+
+
+@pytest.mark.parametrize(("model", "error"), [(Fixed, "RuntimeError"), (FixedRows, "ValueError")])
+def test_a_model_of_one_size_is_tested_on_the_whole_batch_and_the_reason_is_told(
+    ids: Tensor, model: type[nn.Module], error: str
+) -> None:
+    step = step_of(model(), (ids, ids.roll(-1, 1)))
+    assert step.plain is step.whole
+    assert error in step.why_whole
+    assert step.why_whole in step.described()["batch"]
+
+
+def test_a_budget_that_the_whole_batch_spends_names_the_reason(ids: Tensor) -> None:
+    step = StepUnderTest(Setup(FixedRows(), (ids, ids.roll(-1, 1))), budget_s=1e-3)
+    report = examine(step, [p for p in properties() if p.name in ("finite", "targets")])
+    assert step.why_whole in report.untestable["targets"]
+
+
+def test_a_small_batch_is_used_whole_without_a_word() -> None:
+    ids = torch.randint(VOCAB, (2, 8), generator=torch.Generator().manual_seed(0))
+    step = step_of(Scorer(), (ids, ids))
+    assert step.plain is step.whole
+    assert (step.why_whole, "batch" in step.described()) == ("", False)
