@@ -27,7 +27,7 @@ PARSERS = {
     "base/io.py": "json",
     "lab/runs/folder.py": "json",
     "lab/training/translate.py": "numpy.load",
-    "trace/optimizers.py": "the content of an empty cell of a closure",
+    **dict.fromkeys(("trace/copies.py", "trace/optimizers.py"), "the content of an empty cell of a closure"),
     "trials/change.py": "ast.literal_eval",
     "scaling/sweep.py": "float",
 }
@@ -49,11 +49,12 @@ OTHERS_CODE = {
     "lab/training/worker.py": "writes the traceback to the run's log and answers with class and message",
     **dict.fromkeys(
         (
-            *(f"checks/{name}.py" for name in ("check", "optimizers", "step")),
+            *(f"checks/{name}.py" for name in ("check", "loss", "optimizers", "step")),
             *(
                 f"trace/{name}.py"
                 for name in (
                     "compare",
+                    "copies",
                     "starts",
                     "facts/stacks",
                     "optimizers",

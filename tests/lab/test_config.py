@@ -7,7 +7,7 @@ from typing import get_type_hints
 import pytest
 
 from cases import each
-from normlab.base.io import from_json, to_json
+from normlab.base.io import from_json, since, to_json
 from normlab.errors import UserError
 from normlab.lab import config as module
 from normlab.lab.config import (
@@ -22,7 +22,6 @@ from normlab.lab.config import (
     machine,
     numbers,
     run_id,
-    since,
 )
 
 STAYS_OUT = {
