@@ -49,7 +49,10 @@ def meant(config):
     silent |= {"derivative"} if model.encoder_placement == "gpas" else set()
     silent |= {"step"} if model.weight_constraint != "freeweights" else set()
     # a step that is proportional to a small gradient is rounded away
-    silent |= {"update"} if config.optim.optimiser in ("sgd", "radam_sgd") else set()
+    small_steps = config.optim.optimiser in ("sgd", "radam_sgd")
+    silent |= {"update"} if small_steps else set()
+    # the first step scales the weights, which raises the loss by more than 40 small steps win back
+    silent |= {"overfit"} if small_steps and model.weight_constraint != "freeweights" else set()
     return silent | (set() if Placement.registry[model.encoder_placement].normed else {"norms"})
 
 
