@@ -9,6 +9,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from normlab.base.units import count
 from normlab.checks.property import Answers, fail, needs, note, property_of
 from normlab.errors import UserError
 from normlab.trace.facts import Unknown
@@ -40,17 +41,16 @@ def derivative(step: StepUnderTest) -> Answers:
     needs(along.all.error <= 1e-3 * along.all.expected, why)
     if rewritten:
         name, module = next(iter(rewritten.items()))
-        say = f"{len(rewritten)} parameters, such as {name}, are left out: its forward pass writes to them"
-        yield note(module, say)
+        written = count(len(rewritten), "parameter")
+        yield note(module, f"left out is what its forward pass writes to: {written}, such as {name}")
     if along.attached:
         yield note("", f"{len(along.attached)} numbers get a gradient but are not part of the loss")
     if not along.all.disagrees:
         return
     by_library = _cuts_that_explain(step, trace, left_out, is_installed)
     if by_library:
-        say = (
-            f"the gradient leaves out what a library detaches in {len(by_library)} modules, as it builds them"
-        )
+        where = count(len(by_library), "module")
+        say = f"the gradient leaves out what a library detaches in {where}, as it builds them"
         yield note(by_library[0], f"{say}; declare detached= to say that this is meant")
         return
     place = along.first_wrong(step.facts.order)
