@@ -49,7 +49,7 @@ OTHERS_CODE = {
     "lab/training/worker.py": "writes the traceback to the run's log and answers with class and message",
     **dict.fromkeys(
         (
-            *(f"checks/{name}.py" for name in ("check", "loss", "optimizers", "step")),
+            *(f"checks/{name}.py" for name in ("check", "gradients", "loss", "optimizers", "step")),
             *(
                 f"trace/{name}.py"
                 for name in (

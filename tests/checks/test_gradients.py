@@ -90,6 +90,86 @@ def test_a_detached_branch_is_named():
     assert [v.property for v in report.failures[0].follows] == ["derivative"]
 
 
+def by_detach(x: Tensor) -> Tensor:
+    return x.detach()
+
+
+def by_data(x: Tensor) -> Tensor:
+    return x.data
+
+
+def of_norm(weight: Tensor, cut: Any) -> Tensor:
+    return cut(weight.norm(dim=1, keepdim=True))
+
+
+def without_graph(weight: Tensor, cut: Any) -> Tensor:
+    with torch.no_grad():
+        return weight.norm(dim=1, keepdim=True)
+
+
+class Decomposed(nn.Linear):
+    """A map of low rank on top of another whose rows have lengths of their own, as in DoRA (Liu et al. 2024,
+    section 4.3, 2402.09353): the norm that they are divided by is taken for a constant.
+    """
+
+    def __init__(self, of: nn.Linear, length: Any = of_norm, cut: Any = by_detach):
+        super().__init__(of.in_features, of.out_features)
+        self.down, self.up = nn.Parameter(torch.randn(2, DIM)), nn.Parameter(torch.randn(32, 2))
+        self.lengths = nn.Parameter(torch.ones(32, 1))
+        self.length, self.cut = length, cut
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight + 0.1 * self.up @ self.down
+        return nn.functional.linear(x, self.lengths * weight / self.length(weight, self.cut), self.bias)
+
+
+def decomposed(*cut: Any) -> Decoder:
+    torch.manual_seed(0)
+    model = Decoder()
+    for block in model.blocks[1:3]:
+        block.up = Decomposed(block.up, *cut)
+    return model
+
+
+CUTS = [(of_norm, by_detach), (of_norm, by_data), (without_graph, by_detach)]
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_detached_scale_is_named_with_its_module_unless_it_is_declared(cut: Any):
+    report = report_of("derivative", model=decomposed(*cut))
+    assert first(report)[0] == "derivative"
+    assert "blocks.1.up, blocks.2.up" in report.failures[0].evidence
+    for declare in ({"detached": "*.up"}, {"frozen": ["*.up.weight", "*.up.down", "*.up.up"]}):
+        assert report_of("derivative", model=decomposed(*cut), declare=declare).holds == ("derivative",)
+    report = report_of("derivative", model=decomposed(*cut), declare={"detached": "blocks.1.*"})
+    assert first(report)[0] == "derivative"
+    assert "blocks.1.up" not in report.failures[0].evidence
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_what_a_library_detaches_is_a_note(cut: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("normlab.checks.gradients.is_installed", lambda file: file == __file__)
+    report = report_of("derivative", model=decomposed(*cut))
+    assert report.holds == ("derivative",)
+    assert [n.module for n in report.notes] == ["blocks.1.up"]
+
+
+def test_a_wrong_gradient_beside_what_is_meant_is_found():
+    model = decomposed()
+    model.blocks[3] = Changed(lambda block, x: x + Wrong.apply(block.down(block.up(x))))
+    report = report_of("derivative", model=model, declare={"detached": "*.up"})
+    assert first(report) == ("derivative", "blocks.3.down.bias")
+    assert "detached" not in report.failures[0].evidence
+
+
+def test_nothing_changes_where_a_graph_is_left_whole():
+    model = decomposed()
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    report_of("derivative", model=model)
+    assert all(torch.equal(p, before[n]) and p.grad is None for n, p in model.named_parameters())
+    assert torch.is_grad_enabled()
+
+
 def test_a_straight_through_gradient_and_an_attached_one_are_noted():
     def rounded(block: nn.Module, x: Tensor) -> Tensor:
         y = block.norm(x)

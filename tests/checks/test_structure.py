@@ -54,6 +54,47 @@ class NormedQueries(Attending):
         return super().scores(F.rms_norm(q, q.shape[-1:]), F.rms_norm(k, k.shape[-1:]))
 
 
+class Adapted(nn.Module):
+    """A map with a correction of low rank and a factor of its own."""
+
+    def __init__(self, plain: nn.Module, width: int, factor: float = 2.0):
+        super().__init__()
+        self.plain, self.factor = plain, factor
+        self.down, self.up = nn.Linear(DIM, 2, bias=False), nn.Linear(2, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.plain(x) + self.up(self.down(x)) * self.factor
+
+
+class Apart(Attending):
+    """Queries and keys by maps of their own; the queries' matrix is drawn smaller in place of a factor."""
+
+    def __init__(self, factor: float = (DIM / HEADS) ** -0.5):
+        super().__init__(1.0)
+        self.q, self.k = nn.Linear(DIM, DIM, bias=False), nn.Linear(DIM, DIM, bias=False)
+        nn.init.normal_(self.q.weight, std=0.1 * factor)
+        nn.init.normal_(self.k.weight, std=0.1)
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        pair = (m(x.transpose(1, 2).flatten(2)) for m, x in ((self.q, q), (self.k, k)))
+        return super().scores(*(x.unflatten(-1, (HEADS, -1)).transpose(1, 2) for x in pair))
+
+
+def with_adapter(block: Attending) -> Attending:
+    """Adapt the maps that make queries and keys."""
+    if isinstance(block, Apart):
+        block.q, block.k = Adapted(block.q, DIM), Adapted(block.k, DIM)
+    else:
+        block.qkv = Adapted(block.qkv, 3 * DIM)
+    return block
+
+
+def of_low_rank(block: Attending) -> Attending:
+    """Make queries, keys and values through a width of two."""
+    block.qkv = nn.Sequential(nn.Linear(DIM, 2, bias=False), nn.Linear(2, 3 * DIM, bias=False))
+    return block
+
+
 def decoder(block: Callable[[], nn.Module], at: int | None = None) -> Decoder:
     """A tiny decoder with other blocks, or another one at one place."""
     model = Decoder()
@@ -349,6 +390,23 @@ def test_scores_that_are_scaled_hold(block: Callable[[], nn.Module]):
 )
 def test_scores_that_are_scaled_wrongly_fail(block: Callable[[], nn.Module]):
     assert first(report_of("attention_scale", model=decoder(block))) == ("attention_scale", "blocks.0")
+
+
+@pytest.mark.parametrize(
+    ("sound", "wrong"),
+    [
+        (lambda: with_adapter(Attending()), lambda: with_adapter(Attending(1.0))),
+        (lambda: with_adapter(ScaledBeforeRotation()), lambda: with_adapter(ScaledBeforeRotation(1.0))),
+        (lambda: with_adapter(Apart()), lambda: with_adapter(Apart(1.0))),
+        (lambda: of_low_rank(Attending()), lambda: of_low_rank(Attending(1.0))),
+    ],
+)
+def test_scores_are_read_beside_a_correction_of_low_rank(
+    sound: Callable[[], nn.Module], wrong: Callable[[], nn.Module]
+):
+    torch.manual_seed(0)
+    assert report_of("attention_scale", model=decoder(sound)).holds == ("attention_scale",)
+    assert first(report_of("attention_scale", model=decoder(wrong))) == ("attention_scale", "blocks.0")
 
 
 def test_one_layer_with_another_scale_fails():

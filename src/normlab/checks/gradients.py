@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import chain
 
 import torch
 from torch import Tensor
 
+from normlab.base.units import count
 from normlab.checks.property import Answers, fail, needs, note, property_of
 from normlab.errors import UserError
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import block_of, siblings
 from normlab.trace.facts.wiring import MULTIPLIED
 from normlab.trace.gradients import HARMLESS, Along, Found, asleep, hole, lost_results, silent_parameters
+from normlab.trace.starts import is_installed
 from normlab.trace.step_under_test import StepUnderTest
+from normlab.trace.trace import Trace
 
 
 @property_of("gradients", explains=["step", "overfit", "repeats"], passes=16)
 def derivative(step: StepUnderTest) -> Answers:
     """The gradient is the derivative of the loss."""
     trace = step.exact if step.moving else step.training
+    if step.declare.detached:
+        trace = trace.again(undone=lambda module, _: step.declare.is_detached(module))
     # the gradient is that of the loss in what the forward pass leaves, not in what it is given
     rewritten = step.rewritten[trace.training]
-    along = Along(trace, lambda name: step.declare.is_frozen(name) or name in rewritten)
+
+    def left_out(name: str) -> bool:
+        return step.declare.is_frozen(name) or name in rewritten
+
+    along = Along(trace, left_out)
     needs(step.is_exact, step.why_inexact)
     why = "the forward pass writes to every parameter that gets one" if rewritten else "no parameter gets one"
     needs(along.gradients, f"there is no gradient to compare: {why}")
@@ -32,20 +41,47 @@ def derivative(step: StepUnderTest) -> Answers:
     needs(along.all.error <= 1e-3 * along.all.expected, why)
     if rewritten:
         name, module = next(iter(rewritten.items()))
-        say = f"{len(rewritten)} parameters, such as {name}, are left out: its forward pass writes to them"
-        yield note(module, say)
+        written = count(len(rewritten), "parameter")
+        yield note(module, f"left out is what its forward pass writes to: {written}, such as {name}")
     if along.attached:
         yield note("", f"{len(along.attached)} numbers get a gradient but are not part of the loss")
     if not along.all.disagrees:
+        return
+    by_library = _cuts_that_explain(step, trace, left_out, is_installed)
+    if by_library:
+        where = count(len(by_library), "module")
+        say = f"the gradient leaves out what a library detaches in {where}, as it builds them"
+        yield note(by_library[0], f"{say}; declare detached= to say that this is meant")
         return
     place = along.first_wrong(step.facts.order)
     moved = along.compare([place])
     if abs(moved.measured) <= 10 * moved.error:
         yield note(place, "it gets a gradient, but the loss does not move with it: a surrogate gradient")
-    else:
-        say = f"the loss moves by {moved.measured:.4g} along it where its gradient has {moved.expected:.4g}"
-        advice = "look for a detach(), a no_grad() or a backward of yours between it and the loss; or declare"
-        yield fail(place, say, f"{advice} frozen= the parameters that it cuts off on purpose")
+        return
+    say = f"the loss moves by {moved.measured:.4g} along it where its gradient has {moved.expected:.4g}"
+    advice = "look for a detach(), a no_grad() or a backward of yours between it and the loss"
+    meant = "frozen= the parameters that it cuts off on purpose"
+    if cuts := [module for module in _cuts_that_explain(step, trace, left_out, lambda _: True) if module]:
+        say += f"; it is the derivative where nothing is detached in {', '.join(cuts[:3])}"
+        meant = "detached= the modules that do so on purpose"
+    yield fail(place, say, f"{advice}; or declare {meant}")
+
+
+def _cuts_that_explain(
+    step: StepUnderTest, trace: Trace, left_out: Callable[[str], bool], of_code: Callable[[str], bool]
+) -> list[str]:
+    """Return the modules that detach something, in code of files that ``of_code`` accepts, if undoing this
+    makes the gradient the derivative of the loss.
+    """
+    declared = step.declare.is_detached
+    joined = trace.again(undone=lambda module, file: declared(module) or of_code(file))
+    with suppress(Exception):  # with a graph, a model may not run where it writes to its weights
+        cuts = joined.once(graph=True).cuts
+        found = list(dict.fromkeys(module for module, _ in cuts if not declared(module)))
+        all_joined = Along(joined, left_out).all
+        if found and all_joined.error <= 1e-3 * all_joined.expected and not all_joined.disagrees:
+            return found
+    return []
 
 
 @property_of("gradients", explains=["derivative", "step", "overfit", "repeats", "update"], passes=8)

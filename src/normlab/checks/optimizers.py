@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from normlab.base.units import count
 from normlab.checks.property import Answers, fail, note, property_of
 from normlab.trace.dry_run import groups_of, parameters_of
 from normlab.trace.facts.stacks import common, odd_one, responses, siblings
@@ -219,7 +220,7 @@ def _by_forward(step: StepUnderTest) -> Answers:
     for name, module in step.rewritten[True].items():
         written[module].append(name)
     for module, names in written.items():
-        say = f"its forward pass writes to {len(names)} parameters ({', '.join(names[:3])})"
+        say = f"its forward pass writes to {count(len(names), 'parameter')} ({', '.join(names[:3])})"
         yield note(module, f"{say}; the optimizer's step is measured from what that leaves")
 
 

@@ -28,12 +28,13 @@ class Declaration:
 
     ``documents`` are the numbers of the documents `[B, T]` in a packed batch, or the batch entry that holds
     them. ``positions`` and ``final_norm`` are False if there are none on purpose. ``frozen`` are globs of
-    parameters that are frozen, or cut off from a part of the loss, on purpose. ``steps`` is the planned
-    number of optimizer steps, ``peak_lr`` the largest rate on the way, ``max_grad_norm`` the norm that
-    gradients are clipped to. ``init`` says how parameters start: "class", a recipe, a TOML file, or a mapping
-    from roles or globs to deviations; ``check`` turns it into a tuple of ``Start``. ``trained`` says whether
-    the weights were trained before. ``parametrisation`` names the rule for rates, starts and multipliers,
-    such as "mup" or "completep", and ``transfer`` checks that they follow it.
+    parameters that are frozen, or cut off from a part of the loss, on purpose, and ``detached`` are globs of
+    modules that detach something on purpose. ``steps`` is the planned number of optimizer steps, ``peak_lr``
+    the largest rate on the way, ``max_grad_norm`` the norm that gradients are clipped to. ``init`` says how
+    parameters start: "class", a recipe, a TOML file, or a mapping from roles or globs to deviations;
+    ``check`` turns it into a tuple of ``Start``. ``trained`` says whether the weights were trained before.
+    ``parametrisation`` names the rule for rates, starts and multipliers, such as "mup" or "completep", and
+    ``transfer`` checks that they follow it.
     """
 
     tied: bool | None = None
@@ -44,6 +45,7 @@ class Declaration:
     positions: bool | None = None
     final_norm: bool | None = None
     frozen: Sequence[str] = ()
+    detached: Sequence[str] = ()
     peak_lr: float | None = None
     steps: int | None = None
     max_grad_norm: float | None = None
@@ -54,6 +56,10 @@ class Declaration:
     def is_frozen(self, parameter: str) -> bool:
         """Return whether a parameter is frozen, or cut off from a part of the loss, on purpose."""
         return any(fnmatchcase(parameter, glob) for glob in self.frozen)
+
+    def is_detached(self, module: str) -> bool:
+        """Return whether a module detaches something on purpose."""
+        return any(fnmatchcase(module, glob) for glob in self.detached)
 
     @classmethod
     def of(cls, value: Declaration | Mapping[str, Any] | None) -> Declaration:
@@ -67,8 +73,9 @@ class Declaration:
         words = dict(value)
         for word in words:
             refuse_unknown(word, [f.name for f in fields(cls)], "declare")
-        if isinstance(words.get("frozen"), str):
-            words["frozen"] = (words["frozen"],)
+        for word in ("frozen", "detached"):
+            if isinstance(words.get(word), str):
+                words[word] = (words[word],)
         for word, check in MUST_BE.items():
             given = words.get(word)
             if given is not None and not check[0](given):
@@ -98,6 +105,10 @@ def _numbers(x: Any) -> bool:
     return numbers.ndim == 2 and not (numbers.is_floating_point() or numbers.is_complex())
 
 
+def _globs(x: Any) -> bool:
+    return isinstance(x, (list, tuple)) and all(isinstance(glob, str) for glob in x)
+
+
 def positive(x: Any) -> bool:
     """Return whether a value is a finite number above 0."""
     return isinstance(x, (int, float)) and not isinstance(x, bool) and 0 < x < float("inf")
@@ -109,10 +120,8 @@ MUST_BE: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
         (lambda x: isinstance(x, bool), "True or False"),
     ),
     **dict.fromkeys(("pad_id", "eos_id"), (_whole, "a whole number, 0 or above")),
-    "frozen": (
-        lambda x: isinstance(x, (list, tuple)) and all(isinstance(i, str) for i in x),
-        'a glob of parameters or a list of them, as in "embed*"',
-    ),
+    "frozen": (_globs, 'a glob of parameters or a list of them, as in "embed*"'),
+    "detached": (_globs, 'a glob of modules or a list of them, as in "*.adapter"'),
     "documents": (_numbers, "the document of each token `[B, T]` as a number, or the entry that holds that"),
     "init": (
         lambda x: isinstance(x, (str, Path, Mapping, tuple)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -24,6 +26,10 @@ CASTS: Final = {Tensor.float, Tensor.half, Tensor.bfloat16}
 DROPOUTS: Final = {
     F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout,
 }  # fmt: skip
+CUTS: Final = {
+    Tensor.detach, torch.detach, Tensor.detach_, torch.detach_, inspect.getattr_static(Tensor, "data").__get__
+}  # fmt: skip
+"""Functions that pass a tensor on without its graph."""
 OWN: Final = "Function.apply"
 """The name under which calls of autograd functions written in Python are recorded."""
 RUNNING: Final = list[type]()
@@ -181,6 +187,57 @@ def own_functions(see: Callable[[FunctionCall], None]) -> Iterator[None]:
         yield
     finally:
         base.apply = own  # type: ignore[method-assign]
+
+
+class Detachments(_FunctionMode):
+    """Sees where a step cuts its graph, by ``detach()``, ``data`` or ``no_grad()``, and undoes it where
+    ``undone(module, file)`` says so, of the module that is running and the file whose code does it.
+
+    What is undone passes on the tensor itself, or computes with a graph; no number changes.
+    """
+
+    def __init__(self, running: Callable[[], str], undone: Callable[[str, str], bool]) -> None:
+        super().__init__()
+        self._running, self._undone = running, undone
+        self._opened: list[tuple[str, str]] = []
+        """Blocks without gradients that run with them now."""
+        self.seen: dict[tuple[str, str], None] = {}
+        """Module and file of each place that would have cut off something, in order."""
+
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func is torch._C._set_grad_enabled:
+            return self._switched(enabled=args[0])
+        if func in CUTS and args[0].requires_grad:
+            where = self._running(), _calling_file()
+            if self._undone(*where):
+                self.seen[where] = None
+                return args[0]
+        result = func(*args, **kwargs)
+        if self._opened and any(x.requires_grad for _, x in tensors_in(result)):
+            self.seen[self._opened[-1]] = None
+        return result
+
+    def _switched(self, *, enabled: bool) -> None:
+        """Begin or end a block without gradients."""
+        if enabled and self._opened:
+            self._opened.pop()
+        elif not enabled and torch.is_grad_enabled():
+            where = self._running(), _calling_file()
+            if self._undone(*where):
+                self._opened.append(where)
+                return
+        torch._C._set_grad_enabled(enabled)
+
+
+def _calling_file() -> str:
+    """Return the file whose code called into torch: the nearest that is neither torch's nor of this one."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module != __name__ and module.partition(".")[0] != "torch":
+            break
+        frame = frame.f_back
+    return frame.f_code.co_filename
 
 
 class Narrowings(TorchDispatchMode):

@@ -219,8 +219,13 @@ def _log_std(draws: list[Tensor]) -> tuple[list[float], list[float]]:
 def from_library(one: object) -> bool:
     """Return whether the class of an object came with an installed package, so it is not the user's own."""
     source = getattr(sys.modules.get(type(one).__module__), "__file__", None)
+    return source is not None and is_installed(source)
+
+
+def is_installed(file: str) -> bool:
+    """Return whether a file of code came with an installed package."""
     homes = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
-    return source is not None and any(home in Path(source).resolve().parents for home in homes)
+    return any(home in Path(file).resolve().parents for home in homes)
 
 
 def is_of_library(model: nn.Module, path: str) -> bool:

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from normlab.errors import UserError
 from normlab.setups.setup import Loss, output_loss
 from normlab.trace.autograd import Gradients, OptimizerFactory, Weights, gradients_in, trainable, twin_of
-from normlab.trace.functions import OWN, FunctionCall, Functions, Preserve, own_functions
+from normlab.trace.functions import OWN, Detachments, FunctionCall, Functions, Preserve, own_functions
 from normlab.trace.restore import undisturbed
 from normlab.trace.tensors import Place, Side, Tap, forward_hooks, tensors_in
 
@@ -76,6 +76,13 @@ class Pass:
         self.events: list[Event] = []
         self.functions: list[FunctionCall] = []
         self.taps: dict[Tap, Tensor] = {}
+        self.cuts: Collection[tuple[str, str]] = ()
+        """Module and file of each place where a cut in the graph was undone."""
+
+    @property
+    def running(self) -> str:
+        """The module that is running."""
+        return self._entered[-1][0] if self._entered else ""
 
     def see(self, path: str, side: Side, values: Any) -> None:
         if torch._C._current_graph_task_id() != -1:
@@ -102,7 +109,7 @@ class Pass:
             self.events.append(Event(path, call, inputs, kept, places, outermost))
 
     def call(self, call: FunctionCall) -> None:
-        self.functions.append(call._replace(module=self._entered[-1][0] if self._entered else ""))
+        self.functions.append(call._replace(module=self.running))
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +120,8 @@ class Trace:
     ``dropout``, every dropout of torch passes its input on. ``weights`` replace the model's own parameters
     and buffers of the same names. ``changed`` maps a module's path to a function of its first input.
     ``rewritten`` names parameters to which the model writes as it runs: each pass begins at the same values
-    of them.
+    of them. ``undone`` says which of the places that cut the graph are to leave it whole, see
+    ``Detachments``.
 
     >>> from normlab.trace.tensors import Tap
     >>> tap = Tap("decoder.end", "output")
@@ -133,6 +141,7 @@ class Trace:
     weights: Weights = field(default_factory=dict)
     changed: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     rewritten: frozenset[str] = frozenset()
+    undone: Callable[[str, str], bool] | None = None
 
     def again(self, **changes: Any) -> Trace:
         """Return the same step with one thing changed: batch=, training=, seed=, weights=, taps=, ….
@@ -195,7 +204,7 @@ class Trace:
         modules = dict(self.model.named_modules())
         if unknown := [tap.module for tap in self.taps if tap.module not in modules]:
             raise UserError(f"the model has no module {unknown[0]!r}; read_structure gives taps that it has")
-        if not hooks_all:
+        if not hooks_all and self.undone is None:
             modules = {path: modules[path] for path in ("", *(tap.module for tap in self.taps))}
         with self._surroundings():
             with ExitStack() as stack:
@@ -209,6 +218,9 @@ class Trace:
                     stack.enter_context(Preserve(passed.taps))
                 if OWN in functions:
                     stack.enter_context(own_functions(passed.call))
+                if self.undone is not None:
+                    cuts = stack.enter_context(Detachments(lambda: passed.running, self.undone))
+                    passed.cuts = cuts.seen
                 loss = self.loss_of(self.model, self.batch)
             if isinstance(loss, Tensor):
                 passed.loss = loss.reshape(()) if loss.numel() == 1 else loss

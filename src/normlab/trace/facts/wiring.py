@@ -202,15 +202,38 @@ def _drawn(ends: Iterable[Node]) -> tuple[float, float]:
 
 
 def _matrix(end: Node) -> Tensor | None:
-    """Return the matrix that makes queries, or keys, if it is the only one."""
+    """Return the matrix that makes queries, or keys, if no other does but corrections of low rank."""
+    products = [n for n in _upstream(end, PRODUCTS) if _operation(n) in PRODUCTS]
     own = {
         id(p): p
-        for n in _upstream(end, PRODUCTS)
-        if _operation(n) in PRODUCTS
+        for n in _of_full_rank(products)
         for one in _before(n)
         if (p := _parameter(one)) is not None and p.ndim > 1
     }
     return next(iter(own.values())) if len(own) == 1 else None
+
+
+def _of_full_rank(ends: Sequence[Node]) -> list[Node]:
+    """Return the ends that are not corrections of low rank, as LoRA's, to the others; all if there is no
+    other.
+    """
+    return [n for n in ends if not _is_correction(n)] or list(ends)
+
+
+def _is_correction(node: Node) -> bool:
+    """Return whether a node is the second of two products with a narrower width between them."""
+    if _operation(node) not in PRODUCTS or (widths := _widths(node)) is None:
+        return False
+    read, _ = _operands(node)
+    first = None if read is None else _scaled(read)[1]
+    before = None if first is None or _operation(first) not in PRODUCTS else _widths(first)
+    return before is not None and widths[0] < min(before[0], widths[1])
+
+
+def _widths(product: Node) -> tuple[int, int] | None:
+    """Return the width over which a product sums, and that of its result, if its node has kept its matrix."""
+    right = getattr(product, "_saved_mat2", None)
+    return None if right is None else (right.shape[-2], right.shape[-1])
 
 
 def _over_queries(call: FunctionCall, *later: FunctionCall) -> bool:
@@ -342,8 +365,9 @@ def _rotated(node: Node) -> float | None:
         by = _multiplier(n) if _operation(n) == "Mul" else None  # cosines differ from feature to feature
         return _operation(n) in TURNS or (by is not None and by.ndim > 0 and by.shape[-1] > 1)
 
-    ends = _ends(node, turns)
-    factors = {round(factor, 9) for factor, one in ends if _parameter(one) is None}
+    ends = [(factor, one) for factor, one in _ends(node, turns) if _parameter(one) is None]
+    whole = _of_full_rank([one for _, one in ends])  # a correction may have a factor of its own
+    factors = {round(factor, 9) for factor, one in ends if one in whole}
     return factors.pop() if len(factors) == 1 else None
 
 
