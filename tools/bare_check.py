@@ -32,15 +32,16 @@ NOT_BASE: Final = (
 OF_TORCH: Final = tuple("torch filelock fsspec jinja2 markupsafe mpmath networkx setuptools sympy".split())
 """Torch, and what torch itself installs."""
 MOST_PACKAGES: Final = 30
-SETUP: Final = """
+IN_PYTHON: Final = """
+import normlab
 
-def setup():
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    return normlab.Setup(model, ids, loss=loss, optimizer=optimizer)
-"""
-WATCHED: Final = """
 
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+def loss(model, ids):
+    return nn.functional.cross_entropy(model(ids[:, :-1]).transpose(1, 2), ids[:, 1:])
+
+
+report = normlab.check(model, ids, loss=loss, optimizer=optimizer)
+print(report)
 with normlab.watch(model, optimizer, out=".", every_steps=1) as watch:
     for _ in range(5):
         optimizer.zero_grad()
@@ -50,10 +51,11 @@ with normlab.watch(model, optimizer, out=".", every_steps=1) as watch:
         optimizer.step()
 watch.page.rename("watch.html")
 """
+"""What README's script can go on with: a check and a watch of its own model."""
 
 
-def first_example() -> str:
-    """Return the code of README's first check."""
+def readme_script() -> str:
+    """Return README's first example, which is a training script."""
     readme = (HOME / "README.md").read_text(encoding="utf-8")
     return re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[0]
 
@@ -117,23 +119,17 @@ def examine(session: Session) -> None:
     session.hold(
         "few packages beside torch's own", true=few, evidence=f"{len(names)}: {', '.join(sorted(names))}"
     )
-    example = first_example()
-    (session.folder / "first.py").write_text(example, encoding="utf-8")
-    (session.folder / "train.py").write_text(example.split("report = ")[0] + SETUP, encoding="utf-8")
-    (session.folder / "watched.py").write_text(example.split("report = ")[0] + WATCHED, encoding="utf-8")
-    session.run([sys.executable, "first.py"], code=0, says="causality")
-    session.normlab(
-        ["check", "train.py:setup", "--out", "c.html"],
-        code=3,
-        says="causality",
-        writes="c.html",
-        charts=False,
-    )
-    trial = ["trial", "train.py:setup", "--steps", "16", "--rates", "1e-3", "2e-3", "--out", "t.html"]
-    session.normlab(trial, code=0, says="2 trials in", writes="t.html")
-    diagnosis = ["diagnose", "train.py:setup", "--preset", "cheap", "--out", "d"]
-    session.normlab(diagnosis, code=0, says="diagnosis", writes="d/diagnosis-train.py-setup.html")
-    session.run([sys.executable, "watched.py"], code=0, says="", writes="watch.html")
+    script = readme_script()
+    (session.folder / "train.py").write_text(script, encoding="utf-8")
+    (session.folder / "in_python.py").write_text(script + IN_PYTHON, encoding="utf-8")
+    check = ["check", "train.py", "--out", "c.html"]
+    session.normlab(check, code=3, says="causality", writes="c.html", charts=False)
+    trial = ["trial", "train.py", "--steps", "16", "--rates", "1e-3", "2e-3", "--out", "t.html"]
+    session.normlab(trial, code=0, says="trials in", writes="t.html")
+    diagnosis = ["diagnose", "train.py", "--preset", "cheap", "--out", "d"]
+    session.normlab(diagnosis, code=0, says="diagnosis", writes="d/diagnosis-train.py.html")
+    session.run([sys.executable, "in_python.py"], code=0, says="causality", writes="watch.html")
+    session.normlab(["watch", "train.py"], code=0, says="watch")
     session.normlab(["compare", "--recipes", "pre", "post"], code=2, says="pip install 'normlab[lab]'")
 
 

@@ -30,7 +30,7 @@ NOTEBOOK = HOME / "docs" / "first-steps.ipynb"
 PAGES = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 """Pages of the site that lie elsewhere in the repository."""
 API = {
-    "Instruments": ("setups", "trace", "checks", "trials", "scaling", "diagnosis", "watching"),
+    "Instruments": ("setups", "trace", "checks", "trials", "scaling", "diagnosis", "watching", "judging"),
     "Laboratory": (
         *("nn", "optim", "lab", "lab.recipes", "lab.data", "lab.tasks", "lab.training", "lab.runs"),
         *("lab.comparison", "papers"),
@@ -131,23 +131,28 @@ def results_page() -> str:
     """The list of pages with kept results."""
     comparisons = [path.parent.name for path in sorted((HOME / "results").glob("*/comparison.html"))]
     lines = [f"- [The comparison `{name}`](results/{name}/comparison.html)" for name in comparisons]
-    papers = "- [Every table and figure of the papers](results/papers/papers.html), with what was measured"
+    papers = "- [The papers' findings](results/papers/papers.html), and what was measured for each table"
     intro = "Pages of `normlab compare` and `normlab papers reproduce`: one file each, with every chart."
     return "\n".join(["# Pages", "", intro, "", papers, *lines, ""])
 
 
 def paper_pages() -> Iterator[tuple[str, str]]:
-    """The overview of the papers and the page of each kept reproduction."""
+    """The page of all findings, and the page of each kept reproduction."""
     from normlab.papers import ARTEFACTS
+    from normlab.papers.finding import own_findings, reviewed
+    from normlab.papers.regimes import read_book
     from normlab.papers.results import KEPT, at_other_scales, result_name, standing
     from normlab.report.papers import papers_page, reproduction_page
 
     standings = [standing(artefact, [KEPT]) for artefact in ARTEFACTS.values()]
     others = at_other_scales(ARTEFACTS.values(), [KEPT])
     measured = {result_name(s.artefact.id, s.scale): s for s in (*standings, *others) if s.found is not None}
-    yield "results/papers/papers.html", papers_page(standings, set(measured), others)
+    book = read_book()
+    findings = [reviewed(finding, book) for finding in own_findings().values()]
+    yield "results/papers/papers.html", papers_page(findings, standings, set(measured), others)
     for name, one in measured.items():
-        yield f"results/papers/{name}.html", reproduction_page(one)
+        resting = [finding for finding in findings if one.artefact.id in finding.finding.artefacts]
+        yield f"results/papers/{name}.html", reproduction_page(one, resting)
 
 
 def notebook_page() -> Iterator[tuple[str, str | bytes]]:

@@ -9,41 +9,33 @@ goes on from its last checkpoint. Without names the batches are listed, with how
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-import torch
-
-from normlab.lab.config import Config, MachineConfig, SeedConfig, numbers
+from normlab.lab.config import Config, MachineConfig, SeedConfig
 from normlab.lab.recipes.grammar import resolve
-from normlab.lab.runs.folder import RunFolder, read_scores
-from normlab.lab.training.devices import hardware
+from normlab.lab.runs.folder import RunFolder
 from normlab.lab.training.train import train
-from normlab.papers.bases import DATES, LANGUAGE_MODEL, MULTI30K_QUARTER, MULTI30K_SMALL
+from normlab.papers.bases import DATES, LANGUAGE_MODEL, MULTI30K_QUARTER, MULTI30K_SMALL, MULTI30K_WIDTH_64
 from normlab.papers.disputes import BASELINE, RATES, recipe
+from normlab.papers.experiments import PILOT_SEED, key, line, made_at
 from normlab.papers.liu2020.bases import FP16, HALF
 from normlab.papers.nguyen2019.bases import GL_EN, GL_EN_SMALL, MODELS, PAST_BEST
-from normlab.papers.studies.trained_models import OUTPUT, ROLES, TrainedModel
 from normlab.papers.trainings import changed, sweep
 
 HOME: Final = Path(__file__).resolve().parent.parent
 KEPT: Final = HOME / "results" / "pilots"
-FIRST_SEED: Final = 1000
+FIRST_SEED: Final = PILOT_SEED
 Changes: TypeAlias = Mapping[str, Any]
 Rates: TypeAlias = tuple[float, ...]
 
 _EDGE: Final = changed(DATES, {"train.stop_early": False})
-REAL: Final = changed(
-    _EDGE, {"data": MULTI30K_SMALL, "optim.schedule": "inverse_sqrt", "train.max_tokens": 2048}
-)
-"""The papers' laptop model on Multi30k De-En, with 2,048 positions a step and a joint vocabulary of 2,000."""
+REAL: Final = MULTI30K_WIDTH_64
 
 
 @dataclass(frozen=True)
@@ -309,11 +301,6 @@ BATCHES: Final[Mapping[str, Batch]] = {
 }
 
 
-def key(config: Config) -> str:
-    """A digest of what decides the numbers of a pilot, without the data's contents."""
-    return hashlib.sha256(json.dumps(numbers(config), sort_keys=True).encode()).hexdigest()[:12]
-
-
 def kept(batch: str) -> dict[str, dict[str, Any]]:
     """The lines of a batch by key."""
     path = KEPT / f"{batch}.jsonl"
@@ -327,40 +314,20 @@ def _curve(folder: RunFolder) -> list[list[float]]:
     return [[row["step"], round(row["nll"], 3), round(row.get("bleu", -1.0), 1)] for row in rows]
 
 
-def _scales(folder: RunFolder) -> dict[str, Any]:
-    """The learned scales by kind of sublayer, first layer first, of a model that has such."""
-    if "scalenorm" not in folder.config().model.norm:
-        return {}
-    model = TrainedModel(folder)
-    roles = {role: [round(float(g), 3) for g in model.by_layer(role)] for role in ROLES}
-    return {"scales": {**roles, "output": round(model.scales[OUTPUT], 3)}}
+def pilot_line(cell: str, seed: int, config: Config, folder: RunFolder) -> dict[str, Any]:
+    """What is kept of a finished pilot."""
+    return {**line(cell, seed, config, folder), "dev": _curve(folder), "commit": commit()}
 
 
-def line(cell: str, seed: int, config: Config, folder: RunFolder) -> dict[str, Any]:
-    """What is kept of a finished run."""
-    status, scores = folder.status(), read_scores(folder.scores)
-    norms = [row["grad_norm_l2"] for row in folder.metrics() if row["kind"] == "train" and row["step"] <= 1]
-    return {
-        "key": key(config),
-        "cell": cell,
-        "seed": seed,
-        "outcome": status.outcome.state if status.outcome else "",
-        "dev": _curve(folder),
-        "test": {name: round(value, 3) for name, value in scores.items() if isinstance(value, float)},
-        "first_grad_norm": round(norms[0], 2) if norms else None,
-        **_scales(folder),
-        "seconds": round(status.train_seconds),
-        "data": folder.config().data.digest[:8],
-        **provenance(),
-    }
+def commit() -> str:
+    """The commit of the code that runs."""
+    command = ["git", "-C", str(HOME), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def provenance() -> dict[str, str]:
     """Commit, date and hardware of a measurement."""
-    command = ["git", "-C", str(HOME), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
-    return {"commit": commit, "date": now, "hardware": hardware(torch.device("cpu"))}
+    return {"commit": commit(), **made_at()}
 
 
 def run(batch: str, runs: Path) -> None:
@@ -369,7 +336,7 @@ def run(batch: str, runs: Path) -> None:
         if key(config) in kept(batch):
             continue
         folder = train(config, runs)
-        row = line(cell, seed, config, folder)
+        row = pilot_line(cell, seed, config, folder)
         KEPT.mkdir(parents=True, exist_ok=True)
         with (KEPT / f"{batch}.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, separators=(",", ":")) + "\n")

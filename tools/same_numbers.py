@@ -1,5 +1,5 @@
 """Compare every number that two states of the code give, bit by bit: losses, scores, weights, diagnoses,
-rows of watched loops, run ids, fingerprints of the papers' artefacts.
+rows of watched loops, run ids, effects of the papers' findings.
 
     python tools/same_numbers.py BASE                 # the working tree against the commit BASE
     python tools/same_numbers.py BASE HEAD            # two commits
@@ -70,7 +70,9 @@ RENAMES: Final[dict[str, Any]] = {
         "presets": ["normlab.cli.presets:CONFIGS"],
         "run_id": ["normlab.lab.config:run_id", "normlab.config.config:run_id"],
         "artefacts": ["normlab.papers:ARTEFACTS"],
-        "fingerprint": ["normlab.papers.artefact:Artefact.fingerprint"],
+        "findings": ["normlab.papers.finding:own_findings"],
+        "reviewed": ["normlab.papers.finding:reviewed"],
+        "read_book": ["normlab.papers.regimes:read_book"],
     },
     # field of Config, as the configurations name it -> older names
     "fields": {

@@ -48,7 +48,7 @@ class Watched:
 
 @dataclass(frozen=True)
 class Identities:
-    """The run ids of all presets and of every cell of the papers, and the artefacts' fingerprints."""
+    """The run ids of all presets and of every cell of the papers, and the effects of the findings."""
 
     scales: tuple[str, ...] = ("laptop", "gpu", "paper")
 

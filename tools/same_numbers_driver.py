@@ -134,15 +134,15 @@ class Driver:
 
     def identities(self, spec: Mapping[str, Any]) -> Tables:
         """The run ids of presets, also with the warm-up that their recipe may leave out, and of the papers'
-        cells, and the artefacts' fingerprints, in tables of one row with a column for each of these.
+        cells, and the effects of the findings, in tables of one row with a column for each of these.
         """
-        artefacts, fingerprint = self.home("artefacts"), self.home("fingerprint")
+        artefacts = self.home("artefacts")
         presets = Row()
         for name, make in self.home("presets").items():
             config = make()
             recipes = dict.fromkeys((config.recipe, f"{config.recipe.removesuffix(WARMUP)}{WARMUP}"))
             presets |= {f"{name} {recipe}": self.run_id(recipe, config) for recipe in recipes}
-        tables: Tables = {"run_ids": [presets]}
+        tables: Tables = {"run_ids": [presets], "effects": [self.effects()]}
         for scale in spec["scales"]:
             trained = {
                 name: one.trainings[scale] for name, one in artefacts.items() if scale in one.trainings
@@ -153,9 +153,16 @@ class Driver:
                 for cell, _, config in reversed(list(trainings.configs()))
             }
             cells = {cell: self.run_id(config.recipe, config) for cell, config in first.items()}
-            prints = {name: fingerprint(one, scale) for name, one in artefacts.items()}
-            tables |= {f"fingerprints.{scale}": [prints], f"run_ids.{scale}": [cells]}
+            tables[f"run_ids.{scale}"] = [cells]
         return tables
+
+    def effects(self) -> Row:
+        """The value of each effect that counts for a finding."""
+        book, values = self.home("read_book")(), Row()
+        for id_, finding in self.home("findings")().items():
+            for place, piece in enumerate(self.home("reviewed")(finding, book).evidence):
+                values[f"{id_} {place}"] = piece.estimate.value
+        return values
 
     def run_id(self, recipe: str, config: Any) -> str:
         """The id of a recipe on a configuration, in float32 where its machine would choose."""

@@ -9,19 +9,8 @@ import pytest
 from scipy import stats
 
 from normlab.papers import intervals
-from normlab.papers.claim import Measure
-from normlab.papers.intervals import (
-    highest,
-    jackknife,
-    laws,
-    log_slope,
-    lowest,
-    mean,
-    mean_ratio,
-    r_squared,
-    simultaneous,
-    slope,
-)
+from normlab.papers.estimate import Estimate, log_slope, mean, mean_ratio, slope
+from normlab.papers.intervals import highest, jackknife, laws, lowest, r_squared, simultaneous
 
 
 def test_a_mean_has_student_s_interval():
@@ -121,9 +110,9 @@ def test_a_quantity_that_does_not_vary_is_no_trouble():
 
 
 def test_a_bound_on_all_is_a_bound_on_the_extreme():
-    some = [Measure(1.0, 0.5, 1.5, 4), Measure(2.0, 0.2, 3.8, 4)]
-    assert lowest(some) == Measure(1.0, 0.2, 1.5, 4)
-    assert highest(some) == Measure(2.0, 0.5, 3.8, 4)
+    some = [Estimate(1.0, 0.5, 1.5, 4), Estimate(2.0, 0.2, 3.8, 4)]
+    assert lowest(some) == Estimate(1.0, 0.2, 1.5, 4)
+    assert highest(some) == Estimate(2.0, 0.5, 3.8, 4)
 
 
 # ------------------------------------------------------------------------------- statistics of a mean curve

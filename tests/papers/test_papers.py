@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from math import isfinite
 
 import pytest
 
 from cases import each
 from normlab.papers import ARTEFACTS, chosen, find_artefact, keys
 from normlab.papers.cells import PrintedTable, words_of
-from normlab.papers.results import superseded
 
 
 def test_there_are_59_artefacts_in_the_papers_order_and_10_disputes():
@@ -22,50 +19,19 @@ def test_there_are_59_artefacts_in_the_papers_order_and_10_disputes():
 
 
 @each("id_", ARTEFACTS)
-def test_an_artefact_says_what_is_published_and_what_is_asserted(id_):
+def test_an_artefact_says_what_it_shows_and_what_is_published(id_):
     one = ARTEFACTS[id_]
     assert one.id == id_
     assert one.published
     assert one.shows.endswith(".")
-    assert one.asserts.endswith(".")
-    assert bool(one.study) == bool(one.claims)
-    assert len({claim.says for claim in one.claims}) == len(one.claims)
+    assert one.study or id_ == "apx.claims"
 
 
 @each("id_", ARTEFACTS)
-def test_a_paper_s_file_has_words_for_what_is_claimed_and_trained_alone(id_):
+def test_a_paper_s_file_has_words_for_what_is_trained_alone(id_):
     key, _, name = id_.partition(".")
     words, one = words_of(key)[name], ARTEFACTS[id_]
-    assert words.get("claims", {}).keys() <= {claim.measure for claim in one.claims}
     assert words.get("scales", {}).keys() <= one.trainings.keys()
-
-
-CLAIMS = [(a, c) for a in ARTEFACTS.values() for c in a.claims]
-
-
-@each(("one", "claim"), CLAIMS, ids=[f"{a.id}-{c.measure}" for a, c in CLAIMS])
-def test_no_verdict_rests_on_an_unnamed_number(one, claim):
-    """A bound is printed in the paper, follows from what is printed, or is a convention with a name."""
-    if claim.check or claim.derived or claim.convention:
-        return
-    printed = set(re.findall(r"[\d.]*\d", claim.published))
-    bounds = {f"{bound:g}" for bound in (claim.at_least, claim.at_most) if isfinite(bound)}
-    assert bounds <= printed
-
-
-def _checks(claims) -> int:
-    """The number of claims that are not counted as verdicts, which a fingerprint leaves out."""
-    return sum(bool(claim.check) for claim in claims)
-
-
-@each("id_", ARTEFACTS)
-def test_every_version_but_today_s_is_kept_with_other_claims(id_):
-    today, before = ARTEFACTS[id_], superseded(id_)
-    assert [one.version for one in before] == list(range(1, today.version))
-    prints = {(one.found.fingerprint, _checks(one.claims)) for one in before}
-    assert len({*prints, (today.fingerprint(), _checks(today.claims))}) == today.version
-    assert all(one.date and one.date <= today.date for one in before)
-    assert all(one.found.id == id_ for one in before)
 
 
 def test_published_tables_are_whole():

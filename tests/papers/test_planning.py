@@ -11,8 +11,6 @@ from normlab.lab.config import DataConfig, run_id
 from normlab.lab.runs import RunFolder, Status
 from normlab.papers import Artefact, planning
 from normlab.papers.bases import LAPTOP
-from normlab.papers.claim import at_least
-from normlab.papers.measures import ShareTrained
 from normlab.papers.planning import plan, train
 from normlab.papers.studies import TRAININGS
 from normlab.papers.trainings import Trainings, changed
@@ -25,34 +23,31 @@ BASE = replace(
 )
 
 
-def artefact(name, cells, seeds=2, claims=1):
+def artefact(name, cells, seeds=2):
     return Artefact(
         id=f"p.{name}",
         paper="P 2001",
         shows="A table.",
         published={},
-        asserts="Something.",
         study=TRAININGS,
-        settings={"measures": {f"m{i}": ShareTrained(tuple(cells)) for i in range(claims)}},
         trainings={"laptop": Trainings(BASE, cells, seeds, "It is small.")},
-        claims=tuple(at_least(f"m{i}", 0.5, "it trains", derived="for a test") for i in range(claims)),
     )
 
 
 POST, PRE = {"recipe": "post"}, {"recipe": "pre"}
 WIDE = artefact("wide", {"post": POST, "pre": PRE, "admin": {"recipe": "admin"}})
-NARROW = artefact("narrow", {"post again": POST}, claims=2)
+NARROW = artefact("narrow", {"post again": POST})
 
 
 def done(folder):
     folder.set_status(Status("done"))
 
 
-def test_a_shared_run_is_planned_once_and_the_cheapest_claims_come_first(tmp_path):
+def test_a_shared_run_is_planned_once_and_the_least_work_comes_first(tmp_path):
     found = plan([WIDE, NARROW], tmp_path)
     assert len(found.todo) == 6
     recipes = [(config.recipe, config.seeds.init) for config in found.todo.values()]
-    assert recipes[:2] == [("post", 1), ("post", 2)], "the artefact with the fewest missing runs a claim"
+    assert recipes[:2] == [("post", 1), ("post", 2)], "the artefact with the fewest missing runs"
     assert recipes[2:] == [("pre", 1), ("admin", 1), ("pre", 2), ("admin", 2)], "every cell once, then again"
     assert found.runs("p.narrow").keys() < found.runs("p.wide").keys()
 

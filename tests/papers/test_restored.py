@@ -12,7 +12,7 @@ from normlab.lab.setups import setup_from_run
 from normlab.lab.tasks.translation import Translation
 from normlab.lab.training.train import train
 from normlab.papers.bases import LAPTOP
-from normlab.papers.measures import ConstantRatio, FoldDifference, ScoreRatio, TrainPerplexityRatio
+from normlab.papers.measures import ConstantRatio, FoldDifference, TrainPerplexityRatio
 from normlab.papers.studies.trained import Trained
 from normlab.papers.studies.trained_models import TRAINING_BATCHES
 
@@ -55,12 +55,6 @@ def test_the_perplexity_of_the_training_text_is_that_of_its_first_batches(some):
     expected = math.exp(training_loss(moved) - training_loss(still))
     assert TrainPerplexityRatio("moved", "still").measure(some).value == pytest.approx(expected)
     assert expected < 0.99
-
-
-def test_a_ratio_of_scores(some):
-    (still,), (moved,) = (some.scores("perplexity_smoothed", c) for c in ("still", "moved"))
-    found = ScoreRatio("perplexity_smoothed", "moved", "still").measure(some)
-    assert found.value == pytest.approx(moved / still)
 
 
 def test_the_constant_of_weights_that_did_not_move_is_that_of_initialisation(some):

@@ -130,8 +130,8 @@ def test_one_function_gives_the_cells_of_every_scale():
         Config(), {"a": {"recipe": "post", "model.ffn_dim": 512}}, 2, "Small."
     )
     assert (found["gpu"].cells["a"]["model.ffn_dim"], found["gpu"].differs) == (1024, "Large.")
-    assert found["laptop"].content()["settings"] == {}
-    assert found["gpu"].content()["settings"] == {"lrs": (1.0,)}
+    assert found["laptop"].settings == {}
+    assert found["gpu"].settings == {"lrs": (1.0,)}
 
 
 def test_an_artefact_says_how_a_scale_differs_after_what_its_setting_says():

@@ -1,11 +1,9 @@
-"""An artefact with every kind of claim and drawing, and an invented result for it."""
+"""An artefact with every kind of drawing, and an invented result for it."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from normlab.papers.artefact import Artefact, Drawing, Reproduction
-from normlab.papers.claim import Claim, Measure
+from normlab.papers.estimate import Estimate
 from normlab.papers.studies import OwnStudy
 
 PLACEMENTS = {"post": 1.0, "pre": 0.5, "admin": 0.55}
@@ -16,16 +14,8 @@ ARTEFACT = Artefact(
     paper="Nobody 2001, Figure 0",
     shows="How far <b>outputs</b> move, by depth.",
     published={"post exponent": 1.0, "pre": "log N", **{f"cell {i}": float(i) for i in range(12)}},
-    asserts="Post grows in a line & pre does not.",
     study=OwnStudy("example", "invented"),
     settings={"depths": DEPTHS, "seeds": 10},
-    claims=(
-        Claim("the exponent of Post-LN", "post_exponent", at_least=0.9, at_most=1.1, published="1"),
-        Claim("the exponent of Pre-LN", "pre_exponent", at_most=0.3, published="0, as log N"),
-        Claim("the exponent of Admin", "admin_exponent", at_least=0.0, at_most=0.6),
-        Claim("R² of a line", "r_squared", at_least=0.99, published="0.99"),
-        Claim("a number that came out as none", "broken", at_least=0.0),
-    ),
     drawings=(
         Drawing("change", "depth", "change", "Output change", "layers N", "mean square", colour="placement",
                 panel="stack", theory="theory", log_x=True, log_y=True),
@@ -42,10 +32,10 @@ ARTEFACT = Artefact(
 def found(artefact: Artefact = ARTEFACT) -> Reproduction:
     """What might have been measured."""
     measures = {
-        "post_exponent": Measure(1.01, 0.95, 1.07),
-        "pre_exponent": Measure(0.52, 0.45, 0.59),
-        "admin_exponent": Measure(0.55, 0.48, 0.62),
-        "broken": Measure.exact(float("nan")),
+        "post_exponent": Estimate(1.01, 0.95, 1.07),
+        "pre_exponent": Estimate(0.52, 0.45, 0.59),
+        "admin_exponent": Estimate(0.55, 0.48, 0.62),
+        "broken": Estimate.exact(float("nan")),
     }
     change = [
         {"stack": stack, "placement": name, "depth": n, "seed": seed, "theory": 0.01 * n**p,
@@ -72,10 +62,4 @@ def found(artefact: Artefact = ARTEFACT) -> Reproduction:
     ]
     tables = {"change": change, "long": long, "exponents": exponents, "shares": shares}
     facts = {"text": "multi30k", "seeds": "10", "hardware": "two cores"}
-    return Reproduction(artefact.id, artefact.fingerprint(), measures, tables, facts, 83.0)
-
-
-def changed(artefact: Artefact = ARTEFACT) -> Artefact:
-    """The artefact with another bound: results for it are stale."""
-    first, *others = artefact.claims
-    return replace(artefact, claims=(replace(first, at_least=0.0), *others))
+    return Reproduction(artefact.id, measures, tables, facts, 83.0)

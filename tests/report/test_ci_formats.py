@@ -61,6 +61,14 @@ def test_code_scanning_has_a_run_for_each_model_and_a_result_for_each_failure_an
     assert second.results == []
 
 
+def test_an_allowed_failure_is_skipped_in_a_test_report_and_suppressed_in_code_scanning():
+    allowed = [{**REPORTS[0], "allowed": ["causality"]}]
+    (suite,) = JUnitXml.fromstring(junit(allowed).encode())
+    assert (suite.failures, suite.skipped) == (1, 2)
+    results = json.loads(sarif(allowed))["runs"][0]["results"]
+    assert [one["ruleId"] for one in results if "suppressions" in one] == ["causality"]
+
+
 @pytest.mark.parametrize("write", [junit, sarif])
 def test_nothing_examined_is_a_report_too(write):
     assert write([])

@@ -10,44 +10,15 @@ from pathlib import Path
 import pytest
 
 import experiments
-from experiments import RUNS_FILE, kept, read_regime, regimes, run
+from experiments import read_regime, regimes, run
 from normlab.errors import UserError
 from normlab.lab.config import Config
+from normlab.lab.runs import RunFolder
 from normlab.papers import ARTEFACTS
+from normlab.papers.experiments import PILOT_SEED, kept, key, train_curve
+from normlab.papers.regimes import RUNS_FILE
 from normlab.papers.trainings import LAPTOP
-from pilots import FIRST_SEED, key
-
-TOY = """
-question = "Does Post-LN differ from Pre-LN after two steps?"
-findings = ["X1"]
-base = "demo"
-seeds = [5]
-used_before = [1]
-status = "ready"
-pilot = "none"
-fixed = "nothing"
-measure = ["dependency"]
-measure_at = [0]
-
-[changes]
-"model.dim" = 16
-"model.ffn_dim" = 32
-"model.encoder_layers" = 1
-"model.decoder_layers" = 1
-"data.builtin_pairs" = 4000
-"train.steps" = 2
-"train.validate_every_steps" = 1
-"train.dev_decode_sentences" = 2
-"train.precision" = "fp32"
-"optim.warmup_steps" = 0
-
-[cells.post]
-recipe = "post"
-
-[cells.pre]
-recipe = "pre"
-"optim.lr" = 2e-3
-"""
+from planned import TOY
 
 
 def text_of(config: Config) -> tuple[str, str]:
@@ -93,7 +64,7 @@ def test_the_seeds_of_a_regime_are_fresh(name):
     known = set().union(*(used.get(text, set()) for text in texts))
     assert known <= set(regime.used_before)
     assert not set(regime.seeds) & set(regime.used_before)
-    assert max(regime.seeds) < FIRST_SEED
+    assert max(regime.seeds) < PILOT_SEED
     for other in map(read_regime, regimes()):
         if other.name in (name, regime.paired_with) or other.paired_with == name:
             continue
@@ -130,17 +101,17 @@ def test_a_toy_regime_is_trained_once(tmp_path, monkeypatch):
     def refuse(*_: object) -> None:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(experiments, "train", refuse)
+    monkeypatch.setattr("normlab.papers.experiments.train", refuse)
     run("toy", tmp_path / "runs", tmp_path / "results")
     assert len((tmp_path / "results/toy" / RUNS_FILE).read_text(encoding="utf-8").splitlines()) == 2
 
 
 def test_a_curve_of_a_long_training_has_at_most_a_hundred_points(tmp_path):
-    folder = experiments.RunFolder(tmp_path)
+    folder = RunFolder(tmp_path)
     for step in range(1, 252):
         norm = 7.0 if step == 100 else 1.0
         folder.append_metrics({"kind": "train", "step": step, "nll": float(step), "grad_norm_l2": norm})
-    curve = experiments.train_curve(folder)
+    curve = train_curve(folder)
     assert len(curve) <= 100
     assert curve[0] == [3, 2.0, 1.0]
     assert curve[-1][0] == 251

@@ -1,31 +1,33 @@
 """The papers' tables and figures as data, one module per paper; no torch.
 
-It stands on ``lab`` and all below it, and only ``cli`` and its own pages import it. A module of your own
-adds a paper by ``publish``, each artefact with the function that measures it; ``normlab papers --import
-my_module`` then lists it and ``normlab papers reproduce`` measures it.
+It stands on ``lab`` and all below it, and only ``cli`` and its own pages import it. A paper of your own is a
+TOML file of regimes and findings (``normlab papers --paper FILE``). A module of your own adds tables and
+figures by ``publish``, each with the function that measures it, and effects by ``effects.effect``
+(``--import my_module``).
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Final, NoReturn
 
 from normlab.errors import UserError
 from normlab.papers import apx, disputes, liu2020, nguyen2019, xiong2020
 from normlab.papers.artefact import Artefact, Drawing, Measurement, Paper
 from normlab.papers.cells import words_of
-from normlab.papers.claim import Claim, Measure
+from normlab.papers.estimate import Estimate
 
 __all__ = [
     "ARTEFACTS",
     "PAPERS",
     "Artefact",
-    "Claim",
     "Drawing",
-    "Measure",
+    "Estimate",
     "Measurement",
     "Paper",
+    "add_paper",
     "chosen",
     "find_artefact",
     "keys",
@@ -44,6 +46,22 @@ PAPERS: Final = {
     for key in ("xiong2020", "nguyen2019", "liu2020", "apx", "disputes")
 }
 """The papers by key, with the public disputes as one more."""
+
+
+def add_paper(file: Path) -> None:
+    """Add a paper of one's own from a TOML file: ``[paper]``, its settings, regimes and findings.
+
+    The file's name is the paper's key. Raises UserError for a key that is taken, and a file without a paper.
+    """
+    from normlab.papers import finding, regimes
+
+    content = regimes.read_toml(file)
+    if "paper" not in content:
+        raise UserError(f"{file} has no [paper]; give title, authors, url and about there")
+    if PAPERS.setdefault(file.stem, paper := Paper(file.stem, **content["paper"])) is not paper:
+        raise UserError(f"the paper {file.stem!r} is there already; give your file another name")
+    finding.FILES.append(file)
+    regimes.FILES.append(file)
 
 
 def publish(*artefacts: Artefact) -> None:

@@ -118,15 +118,18 @@ LAPTOP: Final = Config(
 
 DATES: Final = replace(LAPTOP, train=replace(LAPTOP.train, steps=1200, validate_every_steps=200))
 """The same, six times as long: for claims about which recipes train, which 200 steps cannot show."""
+MULTI30K_WIDTH_64: Final = replace(
+    DATES,
+    data=MULTI30K_SMALL,
+    optim=replace(DATES.optim, schedule="inverse_sqrt"),
+    train=replace(DATES.train, max_tokens=2048, stop_early=False),
+)
+"""The same model on Multi30k De-En, with 2,048 positions a step, and a joint vocabulary of 2,000."""
 
 ON_GPU: Final = {"train.grad_accum_steps": 1, "train.precision": "auto", "train.validate_every_steps": 500}
 """How the gpu scale differs from most of the papers' trainings, besides text and steps."""
 TO_THE_END: Final = {"train.stop_early": False}
 """For cells in which a run may get stuck: it has until the last step to leave its plateau."""
-CONVERGED: Final = "trainings to convergence, at the gpu scale"
-"""What a claim needs if it compares models at the end of training: a Post-LN is far from it after the 200
-steps of the laptop scale.
-"""
 _PRE: Final = {"encoder_placement": "pre", "decoder_placement": "pre"}
 _BROWN: Final = "$NORMLAB_DATA/text/brown.txt"
 BERT: Final = Config(

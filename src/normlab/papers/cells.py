@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from normlab.papers.artefact import Artefact, Drawing
-from normlab.papers.bases import CONVERGED
-from normlab.papers.claim import Claim
-from normlab.papers.measures import OfRuns
+from normlab.papers.measures import OfWeights
 from normlab.papers.studies import TRAININGS, OwnStudy
 from normlab.papers.trainings import LAPTOP, SCALES, Scale, Setting, Trainings, changed
 
@@ -51,41 +49,32 @@ def declare(
     id_: str,
     study: str = "",
     *,
-    claims: Sequence[Claim],
     settings: Mapping[str, Any] | None = None,
-    measures: Mapping[str, OfRuns] | None = None,
-    gpu: Mapping[str, OfRuns] | None = None,
+    measures: Mapping[str, OfWeights] | None = None,
     trainings: Mapping[Scale, Trainings] | None = None,
     **more: Any,
 ) -> Artefact:
-    """Return an artefact of normlab's own: what decides its verdicts, plus its words, its drawings, and what
-    is in print for it and its claims, from ``<paper's key>.toml``. Without the name of a ``study`` (see
-    ``OwnStudy``) it only takes ``measures`` of its runs, if any. These, and those of the ``gpu`` scale, which
-    need trainings to convergence, are settings; ``more`` holds other fields of an ``Artefact``.
+    """Return an artefact of normlab's own: how it is measured, plus its words, its drawings, and what is in
+    print for it, from ``<paper's key>.toml``. Without the name of a ``study`` (see ``OwnStudy``) it has the
+    tables of its trainings; ``measures`` are taken of their weights. ``more`` holds other fields of an
+    ``Artefact``.
     """
     words = dict(_words(id_))
-    own, scales = words.pop("claims", {}), words.pop("scales", {})
+    scales = words.pop("scales", {})
     drawn = words.pop("drawings", words_of(id_.partition(".")[0]).get("drawings"))
-    taken = measures if study else measures or {}
-    of_runs = {name: some for name, some in (("measures", taken), ("gpu", gpu)) if some is not None}
+    named = OwnStudy.named(study) if study else TRAININGS if trainings else None
     told: dict[str, Any] = {
         **words,
         "published": printed_values(id_),
-        "study": OwnStudy.named(study) if study else TRAININGS,
-        "settings": {**(settings or {}), **of_runs},
+        "study": named,
+        "settings": {**(settings or {}), **({"measures": measures} if measures else {})},
         "trainings": {
             scale: replace(one, differs=" ".join(filter(None, (one.differs, scales.get(scale)))))
             for scale, one in (trainings or {}).items()
         },
-        "claims": tuple(_in_words(c, own, CONVERGED if c.measure in (gpu or {}) else "") for c in claims),
         "drawings": (CURVES if trainings else ()) if drawn is None else tuple(Drawing(**d) for d in drawn),
     }
     return Artefact(id_, **told, **more)
-
-
-def _in_words(claim: Claim, words: Mapping[str, tuple[str, str]], needs: str) -> Claim:
-    says, published = words.get(claim.measure, (claim.says, claim.published))
-    return replace(claim, says=says, published=published, needs=claim.needs or needs)
 
 
 def settings_of(id_: str, **of: S) -> dict[Scale, S]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from statistics import fmean
 from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from normlab.diagnosis.theory import LawFit, fits, half_width
-from normlab.papers.claim import Measure
+from normlab.diagnosis.theory import LawFit, fits
+from normlab.papers.estimate import Estimate, exponential, log_slope
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -23,39 +22,7 @@ DRAWS: Final = 20_000
 """Number of simulated samples for the quantile of a largest t."""
 
 
-def mean(values: Iterable[float]) -> Measure:
-    r"""Return the mean of independent values, :math:`\pm t_{n-1} s / \sqrt n`; a single value is exact."""
-    kept = list(values)
-    center = fmean(kept)
-    if len(kept) < 2:
-        return Measure.exact(center)
-    spread = half_width(kept)
-    return Measure(center, center - spread, center + spread, len(kept))
-
-
-def mean_ratio(values: Iterable[float]) -> Measure:
-    """Return the geometric mean of independent ratios, with the interval of their mean logarithm."""
-    return exponential(mean(math.log(v) for v in values))
-
-
-def exponential(found: Measure) -> Measure:
-    """Turn the measure of a logarithm into that of the number."""
-    return Measure(math.exp(found.value), math.exp(found.low), math.exp(found.high), found.runs)
-
-
-def slope(x: Sequence[float], curves: Iterable[Sequence[float]]) -> Measure:
-    """Return the least-squares slope of y over x, as a mean over independent curves y."""
-    middle = fmean(x)
-    below = sum((a - middle) ** 2 for a in x)
-    return mean(sum((a - middle) * b for a, b in zip(x, y, strict=True)) / below for y in curves)
-
-
-def log_slope(x: Sequence[float], curves: Iterable[Sequence[float]]) -> Measure:
-    """Return the exponent p of y = b x^p, as a mean over independent curves."""
-    return slope([math.log(a) for a in x], ([math.log(b) for b in y] for y in curves))
-
-
-def simultaneous(runs: ArrayLike) -> list[Measure]:
+def simultaneous(runs: ArrayLike) -> list[Estimate]:
     r"""The means of the columns of ``runs`` `[n, k]`, n independent runs of k quantities, with limits that
     hold for all of them together: :math:`\bar x_j \pm c \, s_j / \sqrt n`, c the 95% quantile of
     :math:`\max_j |t_j|` (max-t).
@@ -66,11 +33,11 @@ def simultaneous(runs: ArrayLike) -> list[Measure]:
     x = np.asarray(runs, float)
     n, k = x.shape
     if n < 2:
-        return [Measure.exact(float(value)) for value in x[0]]
+        return [Estimate.exact(float(value)) for value in x[0]]
     spread = x.std(0, ddof=1) / math.sqrt(n)
     factor = _largest_t(_correlations(x), n) if k > 1 else float(stats.t.ppf((1 + LEVEL) / 2, n - 1))
     return [
-        Measure(m, m - factor * s, m + factor * s, n)
+        Estimate(m, m - factor * s, m + factor * s, n)
         for m, s in zip(x.mean(0).tolist(), spread.tolist(), strict=True)
     ]
 
@@ -97,19 +64,19 @@ def _largest_t(correlations: Array, n: int) -> float:
     return float(np.quantile(np.concatenate(largest), LEVEL))
 
 
-def lowest(found: Iterable[Measure], choose: Callable[[Iterable[float]], float] = min) -> Measure:
+def lowest(found: Iterable[Estimate], choose: Callable[[Iterable[float]], float] = min) -> Estimate:
     """Return the least of several simultaneous measures: a lower bound holds for it if it does for all."""
     some = list(found)
     ends = zip(*((one.value, one.low, one.high) for one in some), strict=True)
-    return Measure(*map(choose, ends), runs=some[0].runs)
+    return Estimate(*map(choose, ends), runs=some[0].runs)
 
 
-def highest(found: Iterable[Measure]) -> Measure:
+def highest(found: Iterable[Estimate]) -> Estimate:
     """Return the largest of several simultaneous measures: an upper bound holds for it if it does for all."""
     return lowest(found, max)
 
 
-def jackknife(runs: ArrayLike, statistic: Callable[[Array], float]) -> Measure:
+def jackknife(runs: ArrayLike, statistic: Callable[[Array], float]) -> Estimate:
     r"""A statistic of all n runs `[n, ...]`, such as one of their mean curve, :math:`\pm t_{n-1}` times its
     standard error, :math:`\sqrt{\frac{n-1}{n} \sum_i (\theta_{-i} - \bar\theta)^2}` over the n samples that
     leave one run out.
@@ -117,21 +84,21 @@ def jackknife(runs: ArrayLike, statistic: Callable[[Array], float]) -> Measure:
     x = np.asarray(runs, float)
     n, value = len(x), statistic(x)
     if n < 3:
-        return Measure.exact(value)
+        return Estimate.exact(value)
     left_out = np.array([statistic(np.delete(x, i, axis=0)) for i in range(n)])
     error = math.sqrt((n - 1) / n * float(np.square(left_out - left_out.mean()).sum()))
     spread = float(stats.t.ppf((1 + LEVEL) / 2, n - 1)) * error
-    return Measure(value, value - spread, value + spread, n)
+    return Estimate(value, value - spread, value + spread, n)
 
 
-def r_squared(runs: ArrayLike, quality: Callable[[Array], float]) -> Measure:
+def r_squared(runs: ArrayLike, quality: Callable[[Array], float]) -> Estimate:
     """Jackknife the R² that ``quality`` finds on the mean curve, as ln(1 − R²), which has no edge at 1."""
     found = jackknife(runs, lambda x: math.log(max(1 - quality(x.mean(0)), 1e-12)))
     one = exponential(found)
     return replace(one, value=1 - one.value, low=1 - one.high, high=1 - one.low)
 
 
-def laws(depths: Sequence[float], curves: Sequence[Sequence[float]]) -> dict[str, Measure]:
+def laws(depths: Sequence[float], curves: Sequence[Sequence[float]]) -> dict[str, Estimate]:
     """Return R² of a line in N and of one in log N on the mean curve, by how much AIC prefers log N to N
     there, and the exponent, which is the mean of those of the curves.
     """

@@ -92,7 +92,7 @@ def plan(
     ``machine``, and prepare their data.
 
     A run that is done below ``root``, or that a checkout keeps, is not planned again; one that several
-    artefacts share is planned once. Artefacts with the fewest missing runs per claim come first, and within
+    artefacts share is planned once. Artefacts with the least missing work come first, and within
     an artefact every cell gets its first seed before any gets its second.
 
     An artefact whose text is missing is left out. Raises UserError for a cell that cannot be built.
@@ -123,7 +123,7 @@ def plan(
             missing[artefact.id] = {
                 run_id(config): config for _, config in sorted(own, key=lambda one: one[0])
             }
-    todo = _ordered(missing, {a.id: max(1, len(a.claims)) for a in artefacts})
+    todo = _ordered(missing)
     least = {a.id: t.least or t.seeds for a in artefacts if (t := a.trainings.get(scale))}
     return _TrainingPlan(cells, todo, least, without_text)
 
@@ -145,12 +145,12 @@ def _done(folder: RunFolder) -> bool:
     return folder.status().state == "done"
 
 
-def _ordered(missing: Mapping[str, Mapping[str, Config]], claims: Mapping[str, int]) -> dict[str, Config]:
-    """Return each missing run once, those of the artefact with the least work per claim first."""
+def _ordered(missing: Mapping[str, Mapping[str, Config]]) -> dict[str, Config]:
+    """Return each missing run once, those of the artefact with the least work first."""
     left, ordered = dict(missing), dict[str, Config]()
     while left:
         works = {i: sum(work(c) for run, c in own.items() if run not in ordered) for i, own in left.items()}
-        id_ = min(left, key=lambda i: (works[i] / claims[i], i))
+        id_ = min(left, key=lambda i: (works[i], i))
         ordered |= left.pop(id_)
     return ordered
 

@@ -1,4 +1,4 @@
-"""Measure what the papers' artefacts assert, each by its study, a function of a ``Lab`` and the settings."""
+"""Measure the papers' artefacts, each by its study, a function of a ``Lab`` and the settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from normlab.lab.training.jobs import Queue, threads_each
 from normlab.papers.artefact import Artefact, Reproduction
 from normlab.papers.lab import Lab, quiet
 from normlab.papers.planning import Cells
-from normlab.papers.results import locked_in
 from normlab.papers.trainings import LAPTOP, Scale
 
 
@@ -50,17 +49,14 @@ def reproduce(
     seconds = time.perf_counter() - start
     versions = f"torch {torch.__version__}, Python {platform.python_version()}"
     facts = {**found.facts, "machine": hardware(torch.device("cpu")), "versions": versions}
-    fingerprint = artefact.fingerprint(scale)
     return Reproduction(
         artefact.id,
-        fingerprint,
         found.measures,
         found.tables,
         facts,
         seconds,
         lab.missing(),
         scale,
-        locked_in(fingerprint),
         datetime.fromtimestamp(min(began), UTC).isoformat(timespec="seconds"),
     )
 

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 from normlab.errors import UserError, nearest
-from normlab.lab.config import Config, SeedConfig, numbers
+from normlab.lab.config import Config, SeedConfig
 
 Scale: TypeAlias = Literal["laptop", "gpu", "paper"]
 """``laptop``: two cores and minutes; ``gpu``: one accelerator and hours; ``paper``: the paper's settings."""
@@ -44,14 +44,6 @@ class Trainings:
             config = changed(self.base, changes)
             for seed in range(self.first_seed, self.first_seed + self.seeds):
                 yield cell, seed, replace(config, seeds=SeedConfig.of(seed))
-
-    def content(self) -> dict[str, Any]:
-        """Return what decides the numbers, as plain data."""
-        cells = {cell: dict(changes) for cell, changes in self.cells.items()}
-        base = {"recipe": self.base.recipe, **numbers(self.base)}
-        own = {"seeds": self.seeds, "least": self.least, "settings": dict(self.settings)}
-        later = {"first_seed": self.first_seed} if self.first_seed > 1 else {}
-        return {"base": base, "cells": cells, **own, **later}
 
 
 def work(config: Config) -> float:

@@ -5,9 +5,9 @@ import pytest
 from lab.comparison.test_compare import plant, request_of
 from normlab.base.files import write_json_atomic
 from normlab.errors import UserError
+from normlab.judging.statistics import detectable
 from normlab.lab.comparison import grid as runs
 from normlab.lab.comparison.plan import plan
-from normlab.lab.comparison.statistics import detectable
 from normlab.lab.runs import Runs
 from normlab.lab.training.timing import Seconds
 

@@ -1,4 +1,4 @@
-"""``normlab compare --setup``: a training script of somebody's own against a changed copy of itself."""
+"""``normlab compare a.py b.py``: a training script of somebody's own against a changed copy of itself."""
 
 import itertools
 import re
@@ -97,18 +97,7 @@ def test_the_users_script_has_90_lines_and_the_glue_ten():
 
 @pytest.mark.slow
 def test_a_file_is_compared_with_its_changed_copy_from_the_command_line(here, capsys):
-    typed = [
-        "compare",
-        "--setup",
-        "base.py",
-        "A=change.py",
-        "--lrs",
-        "6e-3",
-        "--seeds",
-        "2",
-        "--steps",
-        "150",
-    ]
+    typed = ["compare", "base.py", "A=change.py", "--lrs", "6e-3", "--seeds", "2", "--steps", "150"]
     assert main([*typed, "--jobs", "2", "--threads", "1", "--out", "out"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"(base.py|A) against (base.py|A): parameters [+-]", out)
@@ -136,7 +125,7 @@ def test_a_file_is_compared_with_its_changed_copy(here, capsys, monkeypatch):
     assert base.cost.parameters - change.cost.parameters == layers * (2 * width * 2 * width + 2 * width)
     assert base.cost.flops - change.cost.flops == 6 * 8 * 32 * layers * 2 * width * 2 * width
     assert done.repeat_command() == (
-        "normlab compare --setup base.py change.py --steps 20 --validate-every-steps 10 --lrs 3e-3 "
+        "normlab compare base.py change.py --steps 20 --validate-every-steps 10 --lrs 3e-3 "
         "--first-seed 1 --seeds 1 --out again"
     )
     assert main(["train", "--config", str(done.config_file)]) == 2
@@ -172,13 +161,13 @@ def test_rates_are_around_each_files_own_and_the_batches_those_of_the_first(here
 def test_files_that_cannot_be_compared_are_refused(here, capsys, damage, words):
     change = Path("change.py")
     change.write_text(damage(change.read_text()))
-    assert main(["compare", "--setup", "base.py", "change.py", "--out", "out"]) == 2
+    assert main(["compare", "base.py", "change.py", "--out", "out"]) == 2
     assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("flag", "value"), [("--dim", "48"), ("--recipes", "llama")])
 def test_flags_that_nothing_reads_are_refused(here, capsys, flag, value):
-    assert main(["compare", "--setup", "base.py", "change.py", flag, value]) == 2
+    assert main(["compare", "base.py", "change.py", flag, value]) == 2
     assert f"would ignore {flag}" in capsys.readouterr().err
 
 
@@ -210,7 +199,7 @@ def test_runs_that_are_done_are_kept_when_a_comparison_is_stopped(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "kill"])
 def test_the_same_command_goes_on_after_it_was_stopped(here, kind):
-    typed = ["compare", "--setup", "base.py", "change.py", "--lrs", "3e-3", "--seeds", "1", "--steps", "300"]
+    typed = ["compare", "base.py", "change.py", "--lrs", "3e-3", "--seeds", "1", "--steps", "300"]
     words = [sys.executable, "-m", "normlab", *typed, "--jobs", "1", "--threads", "1", "--out", "out"]
     with subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
         until(lambda: {"done", "running"} <= {run.status().state for run in Runs(here / "out")})

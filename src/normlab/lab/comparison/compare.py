@@ -15,20 +15,21 @@ from typing import Any
 import numpy as np
 
 from normlab.base.io import to_json, validated
-from normlab.base.metric import Metric
+from normlab.base.metric import Metric, ratio
 from normlab.base.units import count
-from normlab.lab.comparison import statistics
+from normlab.judging import statistics
+from normlab.judging.answers import answer_of, mean_of, noise_of, training_of
+from normlab.judging.difference import Interval
+from normlab.judging.sentences import findings, of_difference
 from normlab.lab.comparison.grid import Grid, grid_of
 from normlab.lab.comparison.result import (
     CompareRequest,
     Comparison,
-    Interval,
     RecipeDifference,
     RecipeResult,
     SweepRun,
     has_trained,
 )
-from normlab.lab.comparison.sentences import findings, of_costs, of_difference, of_training
 from normlab.lab.config import Config
 from normlab.lab.data.text import read_lines
 from normlab.lab.runs.examples import read_examples
@@ -157,7 +158,8 @@ def judge(comparison: Comparison, root: Path, *, exchanges: int = 2000) -> Compa
         recipes=tuple(_result(r, comparison, root) for r in comparison.recipes),
         signatures=_signatures(comparison, root),
     )
-    judged = replace(judged, differences=_differences(judged, root, exchanges), noise=_noise(judged))
+    noise = noise_of((_values(r, judged.headline) for r in judged.recipes), judged.headline)
+    judged = replace(judged, differences=_differences(judged, root, exchanges), noise=noise)
     return replace(judged, sentences=findings(judged))
 
 
@@ -209,26 +211,7 @@ def _mean(recipe: RecipeResult, metric: Metric) -> Interval | None:
     values = _values(recipe, metric)
     if np.isnan(values[[has_trained(outcome) for outcome in recipe.outcomes]]).any():
         return None
-    mean, margin = map(float, statistics.mean_margin(values))
-    if np.isnan(mean):
-        return None
-    value, *ends = (
-        float(statistics.MetricScale(metric).scores(np.array(v)))
-        for v in (mean, mean - margin, mean + margin)
-    )
-    return Interval(value) if np.isnan(margin) else Interval(value, *ends)
-
-
-def _noise(comparison: Comparison) -> float | None:
-    r"""The root mean square difference between two seeds of a recipe, :math:`\sqrt{2} s`, with the standard
-    deviation s over seeds pooled over recipes.
-    """
-    metric = comparison.headline
-    found = statistics.pooled(v[np.isfinite(v)] for v in (_values(r, metric) for r in comparison.recipes))
-    if found is None:
-        return None
-    centre, moved = np.array(found.centre), np.array((2 * found.variance) ** 0.5)
-    return abs(float(statistics.MetricScale(metric).difference(centre, moved)))
+    return mean_of(values, metric)
 
 
 def _differences(comparison: Comparison, root: Path, exchanges: int) -> tuple[RecipeDifference, ...]:
@@ -244,51 +227,22 @@ def _differences(comparison: Comparison, root: Path, exchanges: int) -> tuple[Re
         difference = RecipeDifference(
             a=a.name,
             b=b.name,
-            costs=of_costs(a, b),
-            **_answer(comparison, contrast, index, values[[i, j]]),
-            **_training(a, b, len(pairs)),
+            costs=_costs(a, b),
+            **answer_of(comparison, contrast, index, values[[i, j]]),
+            **training_of(a, b, len(pairs)),
             **_models(examples[a.name], examples[b.name], comparison, exchanges),
         )
         judged.append(replace(difference, sentence=of_difference(difference, comparison)))
     return tuple(judged)
 
 
-def _training(a: RecipeResult, b: RecipeResult, pairs: int) -> dict[str, Any]:
-    """The p of both training equally often, corrected for the number of pairs, and the answer in words."""
-    if not a.ended or not b.ended:
-        return {}
-    counts = (a.trained, a.ended), (b.trained, b.ended)
-    p = min(1.0, pairs * statistics.fisher(*counts))
-    settles = statistics.seeds_for_shares(*counts, pairs) if p >= statistics.LEVEL else None
-    return {"p_trains": p, "trains_sentence": of_training(a, b, p, settles)}
-
-
-def _answer(
-    comparison: Comparison, contrast: statistics.Contrasts, index: int, values: statistics.Array
-) -> dict[str, Any]:
-    """The answer about one pair, whose two rows are ``values``, without words."""
-    common = int(contrast.common[index])
-    if not contrast.given[index]:
-        return {"seeds": common, "answer": "open"}
-    delta, margin, p = (float(v[index]) for v in (contrast.delta, contrast.margin, contrast.p))
-    scale, both = statistics.MetricScale(comparison.headline), values[:, np.isfinite(values).all(axis=0)]
-
-    def points(moved: float) -> float:
-        return float(scale.difference(both.mean(), np.array(moved)))
-
-    interval = Interval(points(delta), points(delta - margin), points(delta + margin))
-    found = {"seeds": common, "delta": interval, "p": p}
-    if p < statistics.LEVEL or interval.largest <= comparison.margin:
-        return {**found, "answer": "better" if p < statistics.LEVEL else "equal"}
-    effect = max(abs(interval.value), comparison.margin)
-    wanted = abs(delta) if effect == abs(interval.value) else effect / abs(points(1e-3) / 1e-3)
-    spread = float(contrast.spread[index])
-    if common < 3:  # two differences say little about their spread, the recipes' own spreads a bit more
-        spread = max(spread, float(np.sqrt(both.var(axis=1, ddof=1).sum())))
-    enough = statistics.seeds_needed(
-        len(comparison.recipes), wanted * 2**0.5 / spread, len(comparison.seeds) + 1
-    )
-    return {**found, "answer": "open", "effect": effect, "seeds_needed": enough}
+def _costs(a: RecipeResult, b: RecipeResult) -> str:
+    """Say how one recipe differs from another in parameters and FLOPs; empty if that is unknown."""
+    if a.cost is None or b.cost is None:
+        return ""
+    parameters = ratio(a.cost.parameters, b.cost.parameters)
+    flops = ratio(a.cost.flops, b.cost.flops)
+    return f"{a.name} against {b.name}: parameters {parameters}, FLOPs {flops}"
 
 
 def _examples(recipe: RecipeResult, metric: Metric, root: Path) -> Mapping[int, statistics.Array]:

@@ -13,9 +13,9 @@ from normlab.base.io import validated
 from normlab.base.metric import Metric
 from normlab.base.units import count
 from normlab.errors import UserError
+from normlab.judging.statistics import MetricScale, detectable, pooled
 from normlab.lab.comparison.grid import Grid, grid_of
 from normlab.lab.comparison.result import CompareRequest, has_trained, noun_of
-from normlab.lab.comparison.statistics import MetricScale, detectable, pooled
 from normlab.lab.config import SeedConfig, run_id
 from normlab.lab.runs.folder import RunFolder, read_scores
 from normlab.lab.training.timing import Seconds

@@ -16,6 +16,7 @@ from normlab.base.io import Amount, Count, Positive, Size, no_flag, validated
 from normlab.base.metric import NLL, Cost, Metric, selection_metric
 from normlab.base.units import count
 from normlab.errors import UserError
+from normlab.judging.difference import Difference, Interval
 from normlab.lab.config import OWN_TASK, Config, OptimConfig, TrainConfig
 from normlab.lab.runs.folder import Status
 
@@ -33,13 +34,13 @@ class CompareRequest:
     """Title of the page."""
     recipes: tuple[str, ...] = ("post", "post+warmup", "pre", "pre+fixnorm+scalenorm")
     """Names of recipes, such as post post+warmup enc:post/dec:pre; `normlab recipes` lists their parts."""
-    setup: tuple[str, ...] = ()
+    setup: tuple[str, ...] = no_flag(())
     """Files of yours to compare instead of recipes, such as base.py change.py, or A=change.py with a short
     name. The setup() of each returns a normlab.Setup; all use the batches and dev batches of the first.
     """
     lrs: tuple[Positive, ...] = (1e-3, 2e-3)
     """Peak learning rates to try; each recipe's own is chosen by dev loss with the sweep's seed. With
-    --setup the default is half, once and twice the rate that each file has.
+    files the default is half, once and twice the rate that each file has.
     """
     seeds: Size = 5
     """Number of reported seeds, at the chosen learning rate: ``first_seed``, ``first_seed + 1`` and so on;
@@ -111,25 +112,6 @@ TEST_IS_DEV = (
 def noun_of(task: str) -> str:
     """What is compared on a task: recipes, or setups of the user's own."""
     return "setup" if task == OWN_TASK else "recipe"
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A point estimate with a 95% interval, which has no ends if there are too few runs."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-    @property
-    def least(self) -> float:
-        """The smallest absolute value in the interval, if it excludes 0."""
-        return min(abs(self.low or 0.0), abs(self.high or 0.0))
-
-    @property
-    def largest(self) -> float:
-        """The largest absolute value in the interval."""
-        return max(abs(self.low or 0.0), abs(self.high or 0.0))
 
 
 @dataclass(frozen=True)
@@ -218,34 +200,9 @@ class RecipeResult:
 
 
 @dataclass(frozen=True)
-class RecipeDifference:
-    """Two recipes compared: how good each is when it trains, how often it trains, and their very models."""
+class RecipeDifference(Difference):
+    """Two recipes compared: beside what is known of any two things, their costs and their very models."""
 
-    a: str
-    b: str
-    seeds: int
-    """The number of seeds at which both trained."""
-    answer: str
-    """``better`` (``a`` is, or ``b``), ``equal`` (no difference that matters), or ``open`` (too few seeds).
-    """
-    sentence: str = ""
-    """The answer in words."""
-    delta: Interval | None = None
-    """The headline score of ``a`` minus that of ``b``, with an interval that holds for all pairs at once;
-    None if both trained at fewer than two seeds.
-    """
-    p: float | None = None
-    """Two-sided, corrected for the number of pairs; below 0.05 exactly when the interval excludes 0."""
-    effect: float | None = None
-    """If the answer is open, the difference to look for: the one seen, or ``Comparison.margin`` if that is
-    larger.
-    """
-    seeds_needed: int | None = None
-    """The number of seeds that would show ``effect``; None if that takes more than a thousand."""
-    p_trains: float | None = None
-    """The p of both training equally often (Fisher's exact test), corrected for the number of pairs."""
-    trains_sentence: str = ""
-    """How often each trains, in words; empty if there is no difference."""
     costs: str = ""
     """How ``a`` differs from ``b`` in parameters and FLOPs, in words; empty if those are not recorded."""
     models: float | None = None

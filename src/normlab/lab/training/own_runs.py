@@ -299,7 +299,7 @@ def _repeat_command(config: Config, setups: Mapping[str, Any]) -> str:
         return f"normlab.compare(request, setups=…) in Python, with {config.recipe} among the setups"
     rest = f"--steps {config.train.steps} --validate-every-steps {config.train.validate_every_steps}"
     rest += f" --lrs {rate(config.optim.lr)} --first-seed {config.seeds.init} --seeds 1 --out again"
-    return f"{shlex.join(['normlab', 'compare', '--setup', *setups])} {rest}"
+    return f"{shlex.join(['normlab', 'compare', *setups])} {rest}"
 
 
 @final

@@ -28,7 +28,7 @@ from normlab.lab.recipes.plugins import ENVIRONMENT
 from normlab.lab.training.jobs import Backend, DiedError, Process, Worker
 
 _POLL_SECONDS, _REACH_SECONDS = 0.25, 10.0
-_SENT: Final = (ENVIRONMENT, "PYTHONPATH", "HF_HOME", "HF_HUB_OFFLINE", "NORMLAB_DATA")
+SENT: Final = (ENVIRONMENT, "PYTHONPATH", "HF_HOME", "HF_HUB_OFFLINE", "NORMLAB_DATA")
 """Variables that a run inherits from the process that asks for it; all others are its node's."""
 
 
@@ -39,19 +39,19 @@ class Ray(Backend):
 
     def share(self, jobs: int, machine: MachineConfig) -> tuple[int, int]:
         """Return one thread for each run, and as many runs as the nodes' CPUs or GPUs have room for."""
-        _connect()
+        connect()
         threads, on_gpu = machine.threads or 1, machine.device.startswith("cuda")
         living = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         room = sum(int(has.get("GPU", 0)) if on_gpu else int(has.get("CPU", 0) // threads) for has in living)
         return jobs or max(1, room), threads
 
     def start(self, root: Path) -> Worker:
-        _connect()
+        connect()
         root.mkdir(parents=True, exist_ok=True)
         return _OnRay(root.resolve())
 
 
-def _connect() -> None:
+def connect() -> None:
     """Connect to a cluster, unless this process is connected. Raises UserError if that is impossible."""
     if ray.is_initialized():
         return
@@ -94,7 +94,7 @@ class _OnRay(Worker):
         """Train as a ``Worker`` does. Raises UserError if the node cannot train as this machine would."""
         cpus, gpus = config.machine.threads or 1, float(config.machine.device.startswith("cuda"))
         wanted = {"num_cpus": cpus, "num_gpus": gpus, "max_concurrency": 2}
-        sent = {name: os.environ[name] for name in _SENT if name in os.environ}
+        sent = {name: os.environ[name] for name in SENT if name in os.environ}
         actor: Any = ray.remote(Host)
         host = actor.options(**wanted, max_restarts=0).remote(self.root, Path.cwd(), sent)
         try:

@@ -8,9 +8,6 @@ from typing import Any, Final
 
 from normlab.papers.artefact import Measurement
 
-VERSIONS: Final = {"over_depth": 2, "prefixes": 2, "by_layer": 2}
-"""Raised when the same settings give other numbers, so earlier results are stale; 1 for all others."""
-
 
 @dataclass(frozen=True)
 class OwnStudy:
@@ -18,7 +15,6 @@ class OwnStudy:
 
     module: str
     __name__: str
-    version: int = 1
 
     def __call__(self, lab: Any, **settings: Any) -> Measurement:
         """Measure by the function."""
@@ -30,8 +26,8 @@ class OwnStudy:
     def named(cls, name: str) -> OwnStudy:
         """Return the study of a name like ``gradients.by_layer``: its module and its function there."""
         module, _, function = name.partition(".")
-        return cls(module, function, VERSIONS.get(function, 1))
+        return cls(module, function)
 
 
 TRAININGS: Final = OwnStudy.named("trained.trainings")
-"""The study of artefacts that only take measures of their runs."""
+"""The study of artefacts that are trainings and no more."""

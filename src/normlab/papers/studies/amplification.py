@@ -21,18 +21,8 @@ from normlab.lab.config import ModelConfig
 from normlab.nn import ProfiledPlacement, Seq2Seq, Sublayer
 from normlab.nn.init import profile_
 from normlab.papers.artefact import Measurement
-from normlab.papers.claim import Measure
-from normlab.papers.intervals import (
-    Array,
-    exponential,
-    jackknife,
-    laws,
-    log_slope,
-    mean,
-    mean_ratio,
-    r_squared,
-    slope,
-)
+from normlab.papers.estimate import Estimate, exponential, log_slope, mean, mean_ratio, slope
+from normlab.papers.intervals import Array, jackknife, laws, r_squared
 from normlab.papers.lab import Lab, Row, apart, curves, having, size, subject_on
 from normlab.trace.autograd import OptimizerFactory
 
@@ -70,7 +60,7 @@ def over_depth(
                     for kind, curve in moved.items()
                     for layer in range(1, layers + 1)
                 ]
-    measures: dict[str, Measure] = {}
+    measures: dict[str, Estimate] = {}
     exponents: dict[tuple[str, str], list[float]] = {}
     shallow = having(rows, encoder=f"{depths[-1]} layers")
     for placement, kind in product(PLACEMENTS, ("random", "update")):
@@ -169,7 +159,7 @@ def dependencies(
         for r in residual_dependency(subject, table):
             i = int(r["index"] or 0) + 1
             own.append({**named, "i": i, "role": r["role"], "own": r["beta_sq"], "total": r["total"]})
-    measures: dict[str, Measure] = {}
+    measures: dict[str, Estimate] = {}
     for placement, layers in product(PLACEMENTS, depths):
         mine = [having(own, placement=placement, layers=layers, seed=seed) for seed in range(seeds)]
         for role in dict.fromkeys(r["role"] for r in own):
@@ -210,7 +200,7 @@ def prefixes(
                 named = {"placement": placement, "seed": seed, "depth": depth, "role": shares[0][0]}
                 means = {"inverse": fmean(1 / beta for beta in betas), "sum_own": fmean(sums)}
                 rows.append({**named, **means, "change": float(moved[depth - 1])})
-    measures: dict[str, Measure] = {}
+    measures: dict[str, Estimate] = {}
     tables: dict[str, list[Row]] = {"changes": []}
     depths = list(range(1, 2 * layers + 1))
     for placement, some in apart(rows, "placement").items():
@@ -232,12 +222,12 @@ def _own(subject: Subject, followed: int) -> list[tuple[str, float]]:
     return [(str(r["role"]), float(r["beta_sq"] or 0)) for r in residual_dependency(subject, table)]
 
 
-def _shares(inverse: Array) -> dict[str, Measure]:
+def _shares(inverse: Array) -> dict[str, Estimate]:
     """Measure how 1/β_ii² `[seeds, sublayers]` grows with i: R² of a line for each role and for all, the
     slope through all, and the last layer's over the first one's.
     """
 
-    def quality(which: slice) -> Measure:
+    def quality(which: slice) -> Estimate:
         i = np.arange(inverse.shape[1])[which]
         return r_squared(inverse[:, which], lambda y: float(stats.linregress(i, y).rvalue) ** 2)
 
@@ -250,7 +240,7 @@ def _shares(inverse: Array) -> dict[str, Measure]:
     }
 
 
-def _theorem(both: Array) -> dict[str, Measure]:
+def _theorem(both: Array) -> dict[str, Estimate]:
     """Compare C Σ β_ii² with the change, from sums and changes `[seeds, 2, depths]`: the predicted change
     over the measured one in the deep half, and R² at all depths.
     """
@@ -295,7 +285,7 @@ def theorem_constant(subject: Subject, *, tokens: int, seed: int) -> float:
 def profiles(
     lab: Lab, *, text: str, model: str, layers: int, tokens: int, batches: int, seeds: int
 ) -> Measurement:
-    """Measure ω of an Admin encoder over batches of sentences of any length and over seeds of the weights,
+    """Estimate ω of an Admin encoder over batches of sentences of any length and over seeds of the weights,
     and how far the output moves under the profile of the first batch and under that of all.
     """
     rows: list[Row] = []

@@ -20,10 +20,8 @@ from normlab.lab.training.weights import with_start
 from normlab.papers.artefact import Measurement
 from normlab.papers.bases import GLUE
 from normlab.papers.bases import fine_tuning as of_pairs
-from normlab.papers.claim import Measure
-from normlab.papers.intervals import mean
+from normlab.papers.estimate import Estimate, mean
 from normlab.papers.lab import Lab, finished
-from normlab.papers.measures import OfRuns
 from normlab.papers.studies.trained import trainings
 
 BATCHES: Final = (16, 32)
@@ -59,7 +57,7 @@ class FineTuned:
         return tuple(read_scores(folder.scores)["accuracy"] for folder in self.runs)
 
     @property
-    def accuracy(self) -> Measure:
+    def accuracy(self) -> Estimate:
         """The accuracy in percent, with its 95% interval over seeds."""
         return mean(self.scores)
 
@@ -69,11 +67,9 @@ class FineTuned:
         return self.accuracy.low > self.majority
 
 
-def fine_tuning(
-    lab: Lab, *, tasks: Sequence[str], measures: Mapping[str, OfRuns], **ranges: Unpack[_Ranges]
-) -> Measurement:
-    """Take measures of the fine-tuned runs, as in ``trainings``: cells are named by the task in ``GLUE`` and
-    by the pre-trained run's cell, whose first seed is fine-tuned, as in ``fine_tuned``.
+def fine_tuning(lab: Lab, *, tasks: Sequence[str], **ranges: Unpack[_Ranges]) -> Measurement:
+    """Return the tables of the fine-tuned runs, as in ``trainings``: cells are named by the task in ``GLUE``
+    and by the pre-trained run's cell, whose first seed is fine-tuned, as in ``fine_tuned``.
     """
     asked = {
         f"{task} {cell}": _prepare(source.path, of_pairs(GLUE[task], steps=100), lab.root, **ranges)
@@ -90,7 +86,7 @@ def fine_tuning(
             f"batch {batch}, lr {chosen.optim.lr:g}, {chosen.train.steps} steps; the commonest label is "
             f"{one.majority:.1f}% of the test pairs"
         )
-    measured = trainings(replace(lab, runs=cells), measures=measures)
+    measured = trainings(replace(lab, runs=cells))
     return replace(measured, facts={**measured.facts, **facts})
 
 

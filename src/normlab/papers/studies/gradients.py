@@ -20,8 +20,8 @@ from normlab.diagnosis.study import Table
 from normlab.diagnosis.subject import Subject
 from normlab.nn import PAD, Context, Seq2Seq
 from normlab.papers.artefact import Measurement
-from normlab.papers.claim import Measure
-from normlab.papers.intervals import exponential, highest, log_slope, lowest, mean, mean_ratio, simultaneous
+from normlab.papers.estimate import Estimate, exponential, log_slope, mean, mean_ratio
+from normlab.papers.intervals import highest, lowest, simultaneous
 from normlab.papers.lab import (
     READING_TOKENS,
     Lab,
@@ -34,7 +34,6 @@ from normlab.papers.lab import (
     mean_loss,
     size,
 )
-from normlab.papers.measures import OfRuns
 from normlab.papers.studies.lemmas import TheoryNetwork, norm_factors
 from normlab.papers.studies.trained import trainings
 from normlab.trace.tensors import forward_hooks
@@ -73,7 +72,7 @@ def last_matrix(
         loss = mean_loss(network, lab.batches(text, tokens, 1)[0])
         (found,) = torch.autograd.grad(loss, [last])
         rows.append({"placement": placement, "layers": layers, "seed": seed, "grad_l2": found.norm().item()})
-    measures: dict[str, Measure] = {}
+    measures: dict[str, Estimate] = {}
     for placement, some in apart(rows, "placement").items():
         lengths = curves(some, "grad_l2", "layers", depths, seeds)
         measures[f"{placement}_exponent"] = log_slope(depths, lengths)
@@ -103,7 +102,7 @@ def by_layer(
             }
             lengths = {name: row[name] for name in ("mean_grad_l2", "grad_l2")}
             rows.append({"placement": placement, "seed": seed, **where, **lengths})
-    measures: dict[str, Measure] = {}
+    measures: dict[str, Estimate] = {}
     for name, own in apart(rows, "placement", "stack", "matrix").items():
         ends = curves(own, "mean_grad_l2", "layer", (1, layers), seeds)
         measures[name] = mean_ratio(last / first for first, last in ends)
@@ -189,15 +188,10 @@ def _real_gradients(subject: Subject, placement: str, seed: int) -> list[Row]:
     return found
 
 
-def sublayer_outputs(
-    lab: Lab,
-    *,
-    placements: Sequence[str] = BOTH,
-    training: Mapping[str, OfRuns] | None = None,
-    **sizes: Unpack[Sizes],
-) -> Measurement:
+def sublayer_outputs(lab: Lab, *, placements: Sequence[str] = BOTH, **sizes: Unpack[Sizes]) -> Measurement:
     """Measure gradients of sublayer outputs relative to the model's largest, and how they change from one
-    sublayer to the one before it, in length and in variance; plus measures of the artefact's ``training``.
+    sublayer to the one before it, in length and in variance. The tables of the artefact's trainings, if it
+    has any, come beside them.
     """
     rows: list[Row] = []
     for placement, seed, subject in lab.subjects(placements, **sizes):
@@ -205,7 +199,7 @@ def sublayer_outputs(
         for row in sublayer_gradients(subject):
             stack = str(row["stack"]).partition(".")[0]
             rows.append({**row, "stack": stack, "placement": placement, "seed": seed})
-    measures: dict[str, Measure] = {}
+    measures: dict[str, Estimate] = {}
     for placement in placements:
         for stack in ("encoder", "decoder"):
             steps = [_Steps(rows, placement, stack, seed) for seed in range(sizes["seeds"])]
@@ -218,11 +212,8 @@ def sublayer_outputs(
             step.through("cross_attention") for step in steps
         )
         measures[f"{placement}_other_step"] = mean_ratio(others)
-    found, facts = Measurement({}), lab.facts(**sizes)
-    if training:
-        found = trainings(lab, measures=training)
-        facts = {**found.facts, "batch": "gradients at initialisation on {text}, {batch}".format(**facts)}
-    return Measurement({**measures, **found.measures}, {**apart(rows, "stack"), **found.tables}, facts)
+    trained = trainings(lab) if lab.runs else Measurement()
+    return Measurement(measures, {**apart(rows, "stack"), **trained.tables}, lab.facts(**sizes))
 
 
 class _Steps:
@@ -306,7 +297,7 @@ def encoder_gradients(lab: Lab, **sizes: Unpack[Sizes]) -> Measurement:
                  "step": float(before["variance"] or 0) / float(now["variance"] or 0)}
                 for before, now in pairwise(table)
             ]  # fmt: skip
-    measures: dict[str, Measure] = {}
+    measures: dict[str, Estimate] = {}
     tables: dict[str, list[Row]] = {"gradients": rows, "steps": []}
     for where, own in apart(rows, "where").items():
         indices = sorted({r["index"] for r in own})

@@ -24,8 +24,8 @@ from normlab.diagnosis.theory import (
 )
 from normlab.nn import LayerNorm, Placement, Stack, stack_of
 from normlab.papers.artefact import Measurement
-from normlab.papers.claim import Measure
-from normlab.papers.intervals import exponential, log_slope, mean, simultaneous
+from normlab.papers.estimate import Estimate, exponential, log_slope, mean
+from normlab.papers.intervals import simultaneous
 from normlab.papers.lab import Lab, Row, apart, curves, generator, having
 
 ROLES = ("self_attention", "ffn")
@@ -132,7 +132,7 @@ def relu_scale(
         "lowest_ratio": min(rows, key=lambda r: r["low"]),
         "highest_ratio": max(rows, key=lambda r: r["high"]),
     }
-    measures = {name: Measure(r["ratio"], r["low"], r["high"]) for name, r in extremes.items()}
+    measures = {name: Estimate(r["ratio"], r["low"], r["high"]) for name, r in extremes.items()}
     return Measurement(measures, {"ratios": rows}, {"draws": f"{seeds} times {draws:,} vectors"})
 
 
@@ -148,7 +148,7 @@ def hidden_scales(
 ) -> Measurement:
     """Lemma 2, and the formula for other widths of the feed-forward: mean squares over d by layer."""
     rows: list[Row] = []
-    measures: dict[str, Measure] = {}
+    measures: dict[str, Estimate] = {}
     for placement, ffn_dim in [("post", dim), ("pre", dim), *(("post", f) for f in ffn_dims)]:
         lab.log(f"{placement}, d_ff {ffn_dim}")
         settings = (
@@ -170,10 +170,10 @@ def hidden_scales(
     return Measurement(measures, {"scales": rows}, facts)
 
 
-def _worst(rows: Sequence[Row], bound: str, *, lowest: bool) -> Measure:
+def _worst(rows: Sequence[Row], bound: str, *, lowest: bool) -> Estimate:
     """Return the mean square over its bound, in the layer where it is lowest or highest."""
     row = (min if lowest else max)(rows, key=lambda r: r["mean_square"] / r[bound])
-    return Measure(*(row[name] / row[bound] for name in ("mean_square", "interval_low", "interval_high")))
+    return Estimate(*(row[name] / row[bound] for name in ("mean_square", "interval_low", "interval_high")))
 
 
 def norm_jacobian(
@@ -200,10 +200,10 @@ def norm_jacobian(
     moved = [r["spectral"] / r["published"] for r in rows if r["shift"]]
     return Measurement(
         {
-            "exact_error": Measure.exact(farthest),
+            "exact_error": Estimate.exact(farthest),
             "slope": log_slope(lengths, slopes),
-            "published_ratio_centred": Measure.exact(max(plain)),
-            "published_ratio_shifted": Measure.exact(min(moved)),
+            "published_ratio_centred": Estimate.exact(max(plain)),
+            "published_ratio_shifted": Estimate.exact(min(moved)),
         },
         {"jacobians": rows},
         {"vectors": f"d {', '.join(map(str, dims))}; mean 0 or {mean_over_sd:g} deviations; float64"},
@@ -237,7 +237,7 @@ def last_gradient(
         where = {"placement": placement, "layers": layers, "d": width, "seed": seed}
         inverse_rms = setting.totals()[-1].square().mean().item() ** -0.5
         rows.append({**where, "grad_l2": found.norm().item(), "inverse_rms": inverse_rms})
-    measures: dict[str, Measure] = {}
+    measures: dict[str, Estimate] = {}
     by_layer: dict[str, list[list[float]]] = {}
     for placement, own in apart(rows, "placement").items():
         by_layer[placement] = curves(own, "grad_l2", "layers", depths, seeds, d=dim)
@@ -254,8 +254,8 @@ def last_gradient(
         {"layers": n, "what": what, **m.columns("ratio")}
         for what, values in (
             ("measured", ratios),
-            ("ratio of the proof's bounds", map(Measure.exact, bounds)),
-            ("mean field", map(Measure.exact, predicted)),
+            ("ratio of the proof's bounds", map(Estimate.exact, bounds)),
+            ("mean field", map(Estimate.exact, predicted)),
         )
         for n, m in zip(depths, values, strict=True)
     ]
@@ -270,7 +270,7 @@ def chi_square(lab: Lab, *, dim: int, epsilon: float, draws: int, seeds: int) ->
     tails = [(x.square().sum(-1) >= (1 + epsilon) * dim).double().mean().item() for x in drawn]
     return Measurement(
         {
-            "bound": Measure.exact(bound),
+            "bound": Estimate.exact(bound),
             "tail": mean(tails),
             "tail_over_bound": mean(t / bound for t in tails),
         },
@@ -279,7 +279,7 @@ def chi_square(lab: Lab, *, dim: int, epsilon: float, draws: int, seeds: int) ->
     )
 
 
-def norm_factors(*, layers: int, dim: int, tokens: int, seeds: int) -> list[Measure]:
+def norm_factors(*, layers: int, dim: int, tokens: int, seeds: int) -> list[Estimate]:
     r"""Appendix F: the mean of ‖J_LN‖² where a Post-LN feed-forward sum is normed, in every layer
     simultaneously, over :math:`\frac{2}{3}(1 + \frac{2}{d})`, its value for d_ff = d up to :math:`O(1/d^2)`.
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from normlab.nn import Attention, LayerNorm, Norm, ScaleNorm, Seq2Seq, Sublayer, stack_of, wrap
 from normlab.papers.artefact import Measurement
-from normlab.papers.claim import Measure
-from normlab.papers.intervals import exponential, lowest, mean_ratio, simultaneous
+from normlab.papers.estimate import Estimate, exponential, mean_ratio
+from normlab.papers.intervals import lowest, simultaneous
 from normlab.papers.lab import Lab, Row, TaskInputs, apart, generator, mean_loss, size
 from normlab.papers.studies.lemmas import ROLES, TheoryNetwork
 
@@ -44,10 +44,10 @@ def table_1(lab: Lab, *, dim: int, layers: int, tokens: int, seeds: int) -> Meas
     return Measurement(_differences(rows), {"differences": rows}, facts)
 
 
-def _differences(rows: Sequence[Row]) -> dict[str, Measure]:
+def _differences(rows: Sequence[Row]) -> dict[str, Estimate]:
     """Return the largest difference under each placement."""
     return {
-        f"{placement}_difference": Measure.exact(max(r["difference"] for r in own))
+        f"{placement}_difference": Estimate.exact(max(r["difference"] for r in own))
         for placement, own in apart(rows, "placement").items()
     }
 
@@ -108,7 +108,7 @@ def wrapped_blocks(lab: Lab, *, shape: Sequence[int]) -> Measurement:
             named = {"placement": placement, "sublayer": name, "shape": "x".join(map(str, found.shape))}
             rows.append({**named, "difference": (found - written).abs().max().item()})
     same_shape = all(r["shape"] == "x".join(map(str, shape)) for r in rows)
-    measures = {**_differences(rows), "shape_kept": Measure.exact(float(same_shape))}
+    measures = {**_differences(rows), "shape_kept": Estimate.exact(float(same_shape))}
     return Measurement(measures, {"differences": rows})
 
 
@@ -127,7 +127,7 @@ def parameter_counts(
             named = {"model": name, "placement": placement, "types": int(types)}
             rows.append({**named, "millions": millions, "published": published[name]})
     farthest = {
-        name: Measure.exact(max((float(r["millions"] - r["published"]) for r in own), key=abs))
+        name: Estimate.exact(max((float(r["millions"] - r["published"]) for r in own), key=abs))
         for name, own in apart(rows, "model").items()
     }
     return Measurement(farthest, {"counts": rows})
@@ -248,7 +248,7 @@ def speed(
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     rows: list[Row] = []
-    measures: dict[str, Measure] = {}
+    measures: dict[str, Estimate] = {}
     for form in ("elementary", "fused"):
         ratios: list[list[float]] = []
         for count, dim in shapes:
@@ -268,7 +268,7 @@ def speed(
     networks = {norm: _network(model, layers, norm, device) for norm in NORMS}
     share, count = _share(networks["layernorm"], size(model, "pre", layers).dim, tokens, device)
     bound = 1 / (1 - share)
-    measures |= {"share_of_norms": Measure.exact(share), "most_that_can_be_gained": Measure.exact(bound)}
+    measures |= {"share_of_norms": Estimate.exact(share), "most_that_can_be_gained": Estimate.exact(bound)}
     if bound >= FASTER:
         lab.log("whole steps")
         seconds = _alternating({n: _step(net, tokens, device) for n, net in networks.items()}, steps, device)

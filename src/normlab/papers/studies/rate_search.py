@@ -11,7 +11,6 @@ from normlab.lab.config import Config, SeedConfig
 from normlab.lab.runs.folder import RunFolder
 from normlab.papers.artefact import Measurement
 from normlab.papers.lab import Lab, Row, finished
-from normlab.papers.measures import OfRuns
 from normlab.papers.studies.trained import trainings
 from normlab.papers.trainings import at_factor, changed, side_of
 
@@ -19,15 +18,8 @@ Sweep: TypeAlias = dict[float, RunFolder]
 """Runs by learning rate."""
 
 
-def tuned(
-    lab: Lab,
-    *,
-    measures: Mapping[str, OfRuns],
-    shown: str,
-    seeds: Sequence[int],
-    factors: Sequence[float] = (1,),
-) -> Measurement:
-    """Take measures of the sides of a sweep, as in ``trainings``: each at the rate that ``choose`` gives,
+def tuned(lab: Lab, *, shown: str, seeds: Sequence[int], factors: Sequence[float] = (1,)) -> Measurement:
+    """Return the tables of the sides of a sweep, as in ``trainings``: each at the rate that ``choose`` gives,
     with seeds that chose nothing, under its own name; at multiples of that rate, under ``at_factor``'s.
 
     The artefact's runs are cells of ``trainings.sweep``. A side whose best rate is at an end of those tried
@@ -47,7 +39,7 @@ def tuned(
             config = changed(sweeps[side][rate].config(), {"optim.lr": factor * rate})
             configs[at_factor(side, factor)] = [replace(config, seeds=SeedConfig.of(seed)) for seed in seeds]
     runs = finished(configs, lab.queue(lab.root))
-    found = trainings(replace(lab, runs=runs), measures=measures, shown=shown)
+    found = trainings(replace(lab, runs=runs), shown=shown)
     tables = {**found.tables, "rates": _rates(sweeps)}
     return replace(found, tables=tables, facts={**found.facts, "rates": f"at rates of {_in_words(best)}"})
 

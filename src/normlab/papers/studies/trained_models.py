@@ -21,16 +21,9 @@ from normlab.lab.setups import NamedSetup, setup_from_config, setup_from_run
 from normlab.lab.training.fold import measure_fold
 from normlab.papers.intervals import Array
 from normlab.papers.lab import Row
+from normlab.papers.measures import ROLES
 from normlab.papers.studies.amplification import theorem_constant
 
-ROLES: Final = {
-    "encoder attention": ("encoder", 2, 0),
-    "encoder feed-forward": ("encoder", 2, 1),
-    "decoder attention": ("decoder", 3, 0),
-    "decoder-encoder attention": ("decoder", 3, 1),
-    "decoder feed-forward": ("decoder", 3, 2),
-}
-"""Each kind of sublayer: its stack, the sublayers of a layer there, and its place among them."""
 OUTPUT: Final = "decoder.end.g"
 """The scale of the last norm, before the logits."""
 FOLLOWED: Final = 64

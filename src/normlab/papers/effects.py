@@ -1,0 +1,592 @@
+"""Effects: what a regime says about two of its cells, or about one, as a number with an interval; no torch.
+
+Each is a function of a ``Regime`` and of keywords, registered under its name for ``findings/*.toml``. Cells
+are compared within seeds, on a scale without edges (``MetricScale``), so no interval leaves the metric's
+range. A run without a score, such as one that diverged before its first validation, has the worst one: papers
+print such runs as 0 BLEU or as a failure, and leave none out.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+from typing import Any, Final, TypeAlias, TypeVar
+
+import numpy as np
+
+from normlab.base.metric import NLL, Metric
+from normlab.errors import UserError, nearest
+from normlab.papers.estimate import Estimate, log_slope, mean, mean_ratio
+from normlab.papers.regimes import Curve, Regime, Row, Run
+
+Cells: TypeAlias = str | Sequence[str]
+"""A cell, or several whose mean on the metric's scale is taken."""
+Value: TypeAlias = str | int | float
+Array: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+T = TypeVar("T")
+BLEU: Final = Metric("bleu", "BLEU", least=0.0, most=100.0)
+ACCURACY: Final = Metric("accuracy", "accuracy", "%", least=0.0, most=100.0)
+BITS_PER_BYTE: Final = Metric("bits_per_byte", "bits per byte", higher_is_better=False, digits=3, least=0.0)
+METRICS: Final = {metric.name: metric for metric in (BLEU, NLL, BITS_PER_BYTE, ACCURACY)}
+"""Metrics of the tasks, whose own modules need torch."""
+RATIO: Final = "×"
+SHARE: Final = "of the runs"
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A registered function of a regime."""
+
+    name: str
+    measure: Callable[..., Estimate]
+    equal: float | None
+    """The value of no difference, such as 0, or 1 for a ratio; None for a number that compares nothing."""
+
+    def __call__(self, regime: Regime, arguments: Mapping[str, Any]) -> Estimate:
+        """Measure it. Raises UserError for an argument that the function does not take, or lacks."""
+        parameters = inspect.signature(self.measure).parameters
+        known = [name for name in parameters if name != "regime"]
+        for name in arguments:
+            if name not in known:
+                raise UserError(f"{self.name} takes no {name!r}{nearest(name, known)}")
+        required = [name for name in known if parameters[name].default is inspect.Parameter.empty]
+        if missing := [name for name in required if name not in arguments]:
+            raise UserError(f"{self.name} needs {' and '.join(missing)}; give {', '.join(required)}")
+        return self.measure(regime, **arguments)
+
+    def with_defaults(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments with the defaults of those that are not given."""
+        parameters = inspect.signature(self.measure).parameters
+        empty = inspect.Parameter.empty
+        defaults = {name: p.default for name, p in parameters.items() if p.default is not empty}
+        return {**defaults, **arguments}
+
+
+EFFECTS: Final[dict[str, Effect]] = {}
+F = TypeVar("F", bound=Callable[..., Estimate])
+
+
+def effect(equal: float | None = None) -> Callable[[F], F]:
+    """Register a function of a regime under its name, with the value that means no difference."""
+
+    def register(measure: F) -> F:
+        EFFECTS[measure.__name__] = Effect(measure.__name__, measure, equal)
+        return measure
+
+    return register
+
+
+def effect_named(name: str) -> Effect:
+    """Return the effect of that name. Raises UserError with the nearest one if there is none."""
+    if name not in EFFECTS:
+        raise UserError(f"there is no effect {name!r}{nearest(name, EFFECTS)}")
+    return EFFECTS[name]
+
+
+def names(cells: Cells) -> tuple[str, ...]:
+    """Return the names of one cell, or of several."""
+    return (cells,) if isinstance(cells, str) else tuple(cells)
+
+
+def _metric(name: str) -> Metric:
+    if name not in METRICS:
+        raise UserError(f"an effect knows no metric {name!r}{nearest(name, METRICS)}")
+    return METRICS[name]
+
+
+UNITS: Final = {NLL.name: "nats", BITS_PER_BYTE.name: "bits", ACCURACY.name: "%"}
+"""Of differences of metrics that are not written by their label."""
+
+
+def _unit(metric: Metric) -> str:
+    return UNITS.get(metric.name, metric.label)
+
+
+def _by_seed(regime: Regime, *sides: Cells) -> list[list[list[Run]]]:
+    """The runs of each side at every seed that all of their cells have: seed, side, cell."""
+    cells = [[regime.cell(name) for name in names(side)] for side in sides]
+    seeds = [set(cell) for side in cells for cell in side]
+    return [[[cell[seed] for cell in side] for side in cells] for seed in sorted(set.intersection(*seeds))]
+
+
+NOTHING: Final = Estimate(math.nan, -math.inf, math.inf)
+"""The estimate of what no run says anything about yet."""
+
+
+def _mean(values: Sequence[float], unit: str) -> Estimate:
+    return (mean(values) if values else NOTHING).of_unit(unit)
+
+
+def _mean_ratio(values: Sequence[float]) -> Estimate:
+    return (mean_ratio(values) if values else NOTHING).of_unit(RATIO)
+
+
+def _score(run: Run, metric: Metric) -> float:
+    """The test score of a run; without any, the metric's worst, or if it has none, the run's worst on dev."""
+    score = run.scores.get(metric.name)
+    if score is not None and math.isfinite(score):
+        return score
+    worst = metric.least if metric.higher_is_better else metric.most
+    if worst is not None:
+        return worst
+    return max((value for _, value in run.dev.get(metric.name, ())), default=math.inf)
+
+
+def _mean_on_scale(scores: Iterable[float], metric: Metric) -> float:
+    """The mean of scores, each carried to the metric's scale."""
+    return float(np.mean(_scale(metric).values(np.array(list(scores)))))
+
+
+def _test_on_scale(runs: Iterable[Run], metric: Metric) -> float:
+    """The mean of test scores on the metric's scale."""
+    return _mean_on_scale((_score(run, metric) for run in runs), metric)
+
+
+def _scale(metric: Metric) -> Any:
+    from normlab.judging.statistics import MetricScale  # `normlab --help` does not wait for scipy
+
+    return MetricScale(metric)
+
+
+def _of_metric(found: Estimate, metric: Metric, back: Callable[[Array], Array]) -> Estimate:
+    """Carry an estimate on a metric's scale back to scores."""
+    value, low, high = (float(back(np.array(end))) for end in (found.value, found.low, found.high))
+    return Estimate(value, low, high, found.runs, unit=_unit(metric))
+
+
+def _difference(
+    regime: Regime, of: Cells, over: Cells, metric: Metric, value: Callable[[Sequence[Run]], float]
+) -> Estimate:
+    """The mean difference of two sides within seeds, as one of scores around the mean of all of them.
+
+    ``value`` gives a side's runs at one seed a number on the metric's scale. The interval is the one that
+    ``compare`` would give if it had a single pair to decide: a few seeds hardly tell how much a pair varies,
+    so its variance is moderated by the typical one of all pairs of the regime's cells.
+    """
+    from normlab.judging.statistics import contrasts  # `normlab --help` does not wait for scipy
+
+    sides = [names(of), names(over)]
+    others = [(cell,) for cell in regime.cells if not any(cell in side for side in sides)]
+    values = _by_side(regime, [*sides, *others], value)
+    pair = values[:2, np.isfinite(values[:2]).all(axis=0)]
+    if not pair.size:
+        return NOTHING.of_unit(_unit(metric))
+    compared = contrasts(values)
+    delta = float(compared.delta[0])
+    # Differences that do not vary at all, or a single one, have no margin.
+    margin = float(np.nan_to_num(compared.margin_of_one[0]))
+    moved = Estimate(delta, delta - margin, delta + margin, pair.shape[1] if pair.shape[1] > 1 else 0)
+    centre = np.array(pair.mean())
+    return _of_metric(moved, metric, lambda shift: _scale(metric).difference(centre, shift))
+
+
+def _by_side(
+    regime: Regime, sides: Sequence[tuple[str, ...]], value: Callable[[Sequence[Run]], float]
+) -> Array:
+    """The value of each side at each seed, `[sides, seeds]`; NaN where a cell of the side has no run."""
+    cells = [[regime.cell(name) for name in side] for side in sides]
+    seeds = sorted({run.seed for run in regime.runs})
+    values = np.full((len(sides), len(seeds)), np.nan)
+    for row, side in enumerate(cells):
+        for column, seed in enumerate(seeds):
+            if all(seed in cell for cell in side):
+                values[row, column] = value([cell[seed] for cell in side])
+    return values
+
+
+@effect()
+def score(regime: Regime, of: str, metric: str = "bleu") -> Estimate:
+    """The mean test score of a cell."""
+    shown = _metric(metric)
+    values = [_test_on_scale(runs, shown) for (runs,) in _by_seed(regime, of)]
+    if not values:
+        return NOTHING.of_unit(_unit(shown))
+    return _of_metric(mean(values), shown, _scale(shown).scores)
+
+
+@effect(0.0)
+def difference(regime: Regime, of: Cells, over: Cells, metric: str = "bleu") -> Estimate:
+    """The test score of ``of`` minus that of ``over``, within seeds."""
+    shown = _metric(metric)
+    return _difference(regime, of, over, shown, lambda runs: _test_on_scale(runs, shown))
+
+
+@effect(0.0)
+def best_difference(regime: Regime, of: Cells, over: Cells, metric: str = "bleu") -> Estimate:
+    """The best test score of any cell in ``of`` minus that of any in ``over``, within seeds. The best of
+    several favours the side with more cells, so it is used only where that works against the finding.
+    """
+    shown = _metric(metric)
+
+    def best(runs: Sequence[Run]) -> float:
+        return _mean_on_scale([max((_score(run, shown) for run in runs), key=shown.sort_key)], shown)
+
+    return _difference(regime, of, over, shown, best)
+
+
+@effect(0.0)
+def tuned_difference(
+    regime: Regime, of: Sequence[str], over: Sequence[str], metric: str = "bleu"
+) -> Estimate:
+    """``difference`` of two recipes, each at the better of its rates: of its cells, the one whose runs have
+    the lower mean of their best dev NLL.
+    """
+
+    def better(cells: Sequence[str]) -> str:
+        best = {cell: [_best_nll(run) for run in regime.cell(cell).values()] for cell in cells}
+        return min(cells, key=lambda cell: fmean(best[cell]) if best[cell] else math.inf)
+
+    return difference(regime, better(of), better(over), metric)
+
+
+def _best_nll(run: Run) -> float:
+    return min(map(_value, _dev(run, NLL.name)))
+
+
+@effect()
+def trains(regime: Regime, of: Cells) -> Estimate:
+    """The share of the runs of some cells that train, with its exact interval."""
+    return _share([run.trained for cell in names(of) for run in regime.cell(cell).values()])
+
+
+def _share(counted: Sequence[bool]) -> Estimate:
+    """The share of those that count, with its exact interval (Clopper and Pearson 1934)."""
+    from normlab.judging.statistics import share  # `normlab --help` does not wait for scipy
+
+    if not counted:
+        return Estimate(math.nan, 0.0, 1.0, share=True, unit=SHARE)
+    ends = share(sum(counted), len(counted))
+    low, high = ends.low or 0.0, ends.high or 0.0
+    return Estimate(ends.value, low, high, len(counted), share=True, unit=SHARE)
+
+
+@effect()
+def fails(regime: Regime, of: Cells, least: float, metric: str = "bleu") -> Estimate:
+    """The share of the runs of some cells that do not train, or end below a least test score, with its exact
+    interval.
+    """
+    shown = _metric(metric)
+    runs = [run for cell in names(of) for run in regime.cell(cell).values()]
+    return _share([not run.trained or shown.better(least, _score(run, shown)) for run in runs])
+
+
+@effect(1.0)
+def steps_ratio(regime: Regime, of: str, over: str) -> Estimate:
+    """The first step at which the NLL of ``of`` on dev is as low as that of ``over`` ever is, over the step
+    at which ``over`` is that good, as a geometric mean over seeds. A run of ``of`` that never gets there
+    counts with its last step, which is too small, so the interval then has no upper end.
+    """
+    ratios, arrived = list[float](), True
+    for (first,), (second,) in _by_seed(regime, of, over):
+        step, best = min(_dev(second, NLL.name), key=_value)
+        reached = next((s for s, nll in _dev(first, NLL.name) if nll <= best), None)
+        ratios.append((reached or _dev(first, NLL.name)[-1][0]) / step)
+        arrived = arrived and reached is not None
+    found = _mean_ratio(ratios)
+    return found if arrived else replace(found, high=math.inf)
+
+
+@effect(0.0)
+def dev_difference(
+    regime: Regime, of: str, over: str, metric: str = "nll", step: int = 0, share: float = 1.0
+) -> Estimate:
+    """The dev score of ``of`` minus that of ``over`` after a step, or after a share of the training."""
+    shown = _metric(metric)
+
+    def reached(runs: Sequence[Run]) -> float:
+        return _mean_on_scale((_at(_dev(run, metric), step, share) for run in runs), shown)
+
+    return _difference(regime, of, over, shown, reached)
+
+
+@effect(0.0)
+def best_on_dev(regime: Regime, of: str, over: str, metric: str = "bleu") -> Estimate:
+    """The best dev score of ``of`` in its training minus that of ``over``."""
+    shown = _metric(metric)
+
+    def best(runs: Sequence[Run]) -> float:
+        return _mean_on_scale(
+            (max(map(_value, _dev(run, metric)), key=shown.sort_key) for run in runs), shown
+        )
+
+    return _difference(regime, of, over, shown, best)
+
+
+@effect()
+def last_on_dev(regime: Regime, of: str, metric: str = "bleu") -> Estimate:
+    """The mean dev score of a cell at the last validation that each of its runs reached."""
+    shown = _metric(metric)
+    curves = [_dev(run, metric) for run in regime.cell(of).values()]
+    if not curves:
+        return NOTHING.of_unit(_unit(shown))
+    last = min(curve[-1][0] for curve in curves)
+    values = _scale(shown).values(np.array([_at(curve, last, 1.0) for curve in curves]))
+    return _of_metric(mean(values.tolist()), shown, _scale(shown).scores)
+
+
+@effect(1.0)
+def gradient_ratio(regime: Regime, of: str, over: str, after: int) -> Estimate:
+    """The median norm of the gradient of ``of`` over that of ``over``, after a step such as the warm-up's
+    last.
+    """
+    ratios = []
+    for (first,), (second,) in _by_seed(regime, of, over):
+        medians = [median(norm for step, norm in run.gradients if step > after) for run in (first, second)]
+        ratios.append(medians[0] / medians[1])
+    return _mean_ratio(ratios)
+
+
+SPIKE: Final = 3.0
+"""A gradient norm this many times the median of the steps around it is a spike."""
+AROUND: Final = 25
+"""How many logged steps before and after a step its gradient norm is compared with."""
+
+
+@effect(0.0)
+def spikes_difference(regime: Regime, of: str, over: str, after: int) -> Estimate:
+    """The share of logged steps with a spike of the gradient norm after a step, in per cent: ``of`` minus
+    ``over``.
+    """
+
+    def spikes(run: Run) -> float:
+        norms = [norm for step, norm in run.gradients if step > after]
+        around = [median(norms[max(0, i - AROUND) : i + AROUND + 1]) for i in range(len(norms))]
+        return 100 * fmean(norm > SPIKE * middle for norm, middle in zip(norms, around, strict=True))
+
+    values = [spikes(first) - spikes(second) for (first,), (second,) in _by_seed(regime, of, over)]
+    return _mean(values, "% of the steps")
+
+
+@effect(1.0)
+def spread_ratio(regime: Regime, of: str, over: str, after: int) -> Estimate:
+    """How noisy the gradient norm of ``of`` is over that of ``over``, after a step: the distance between its
+    quartiles over its median, which neither the size of the norm nor a few spikes change.
+    """
+
+    def spread(run: Run) -> float:
+        norms = [norm for step, norm in run.gradients if step > after]
+        low, middle, high = np.percentile(norms, (25, 50, 75))
+        return float((high - low) / middle)
+
+    ratios = [spread(first) / spread(second) for (first,), (second,) in _by_seed(regime, of, over)]
+    return _mean_ratio(ratios)
+
+
+@effect(1.0)
+def penalty_ratio(regime: Regime, of: Sequence[str], over: Sequence[str], metric: str) -> Estimate:
+    """How much worse the first cell of ``of`` is than its second, over the same of ``over``, within seeds.
+
+    Raises UserError if the first cell of a side is not the worse one at some seed: there is no ratio then.
+    """
+    shown = _metric(metric)
+    ratios = []
+    for sides in _by_seed(regime, of, over):
+        first, second = (_loss(worse, better, shown) for worse, better in sides)
+        ratios.append(first / second)
+    return _mean_ratio(ratios)
+
+
+def _loss(worse: Run, better: Run, metric: Metric) -> float:
+    """By how much a run's test score is worse than another's."""
+    lost = metric.sort_key(_score(better, metric)) - metric.sort_key(_score(worse, metric))
+    if lost <= 0:
+        raise UserError(f"{worse.cell} loses nothing to {better.cell} at seed {worse.seed}")
+    return lost
+
+
+@effect()
+def gains(regime: Regime, of: str, over: str, metric: str, by: float = 0.0) -> Estimate:
+    """The share of seeds at which the test score of ``of`` is better than that of ``over`` by more than
+    ``by``, with its exact interval.
+    """
+    shown = _metric(metric)
+    gained = [
+        shown.sort_key(_score(first, shown)) - shown.sort_key(_score(second, shown)) > by
+        for (first,), (second,) in _by_seed(regime, of, over)
+    ]
+    return _share(gained)
+
+
+@effect()
+def measure(regime: Regime, of: str, unit: str = "") -> Estimate:
+    """What a study measured and kept under a name."""
+    if of not in regime.measures:
+        raise UserError(f"the regime {regime.name} has no measure {of!r}{nearest(of, regime.measures)}")
+    return regime.measures[of].of_unit(unit)
+
+
+@effect(1.0)
+def measured_ratio(regime: Regime, of: str) -> Estimate:
+    """A ratio that a study measured and kept under a name."""
+    return measure(regime, of, RATIO)
+
+
+@effect(1.0)
+def last_over_first(
+    regime: Regime, table: str, y: str, of: Mapping[str, Value], x: str = "layer"
+) -> Estimate:
+    """The column ``y`` of a study's table at the largest ``x`` over that at the smallest, as a geometric mean
+    over seeds; ``of`` has the values of other columns.
+    """
+    curves = _curves(regime, table, y, x, of)
+    return mean_ratio(curve[-1][1] / curve[0][1] for curve in curves).of_unit(RATIO)
+
+
+@effect(1.0)
+def row_ratio(
+    regime: Regime, table: str, y: str, of: Mapping[str, Value], over: Mapping[str, Value]
+) -> Estimate:
+    """The column ``y`` of a study's table in the rows ``of`` over that in the rows ``over``, within seeds."""
+    first, second = ({row["seed"]: row[y] for row in _rows(regime, table, some)} for some in (of, over))
+    return mean_ratio(first[seed] / second[seed] for seed in sorted(first)).of_unit(RATIO)
+
+
+@effect()
+def exponent(regime: Regime, table: str, y: str, x: str, of: Mapping[str, Value]) -> Estimate:
+    """The exponent of the column ``y`` over ``x`` in a study's table, as a mean over seeds."""
+    curves = _curves(regime, table, y, x, of)
+    return log_slope([step for step, _ in curves[0]], ([value for _, value in curve] for curve in curves))
+
+
+@effect(1.0)
+def layers_ratio(regime: Regime, of: str, stack: str, matrix: str, step: int | None = None) -> Estimate:
+    """The norm of the mean gradient of a kind of matrix in the last layer over that in the first, on the
+    weights of a step, or on the best ones on dev, as a geometric mean over seeds.
+    """
+    ratios = []
+    for run in regime.cell(of).values():
+        if (entry := _weights(run, step)) and (layers := _place(entry, "gradients", "mean_grad_l2", stack)):
+            values = _matrix(layers, matrix)
+            ratios.append(values[-1] / values[0])
+    return _mean_ratio(ratios)
+
+
+@effect(1.0)
+def gradients_after(regime: Regime, of: str, stack: str, matrix: str, step: int) -> Estimate:
+    """The norm of the mean gradient of a kind of matrix after a step over that before the first one, as a
+    geometric mean over layers, and then over seeds.
+    """
+    ratios = []
+    for run in regime.cell(of).values():
+        entries = [_weights(run, at) for at in (0, step)]
+        sides = [_place(entry, "gradients", "mean_grad_l2", stack) for entry in entries if entry]
+        if len(sides) == 2 and all(sides):
+            pairs = zip(_matrix(sides[1], matrix), _matrix(sides[0], matrix), strict=True)
+            ratios.append(math.exp(fmean(math.log(after / before) for after, before in pairs)))
+    return _mean_ratio(ratios)
+
+
+@effect(1.0)
+def matrices_ratio(
+    regime: Regime, of: str, measure: Sequence[str], matrices: Sequence[str], against: Sequence[str]
+) -> Estimate:
+    """The norms of some kinds of matrices, or of their gradients or updates, over those of others, as a
+    geometric mean over layers, stacks and steps, and then over seeds; ``measure`` names the entry of the
+    measured weights.
+    """
+    ratios = []
+    for run in regime.cell(of).values():
+        logs = [
+            _mean_log(stack, matrices) - _mean_log(stack, against)
+            for entry in run.measured
+            for stack in (_place(entry, *measure) or {}).values()
+        ]
+        if logs:
+            ratios.append(math.exp(fmean(logs)))
+    return _mean_ratio(ratios)
+
+
+def _mean_log(stack: Mapping[str, Sequence[float]], kinds: Sequence[str]) -> float:
+    return fmean(math.log(value) for kind in kinds for value in _matrix(stack, kind))
+
+
+def _matrix(stack: Mapping[str, Sequence[float]], kind: str) -> Sequence[float]:
+    """The values of a kind of matrix, first layer first. Raises UserError for one that there is not."""
+    if kind not in stack:
+        raise UserError(f"there is no matrix {kind!r}{nearest(kind, stack)}")
+    return stack[kind]
+
+
+@effect(1.0)
+def own_share(regime: Regime, of: str, stack: str, step: int | None = None) -> Estimate:
+    """How much a sublayer leans on its own branch, as a multiple of an even share: the mean of i β_ii² over
+    the upper half of a stack, on the weights of a step, or on the best ones on dev.
+    """
+    shares = [_own_share(run, stack, step) for run in regime.cell(of).values()]
+    values = [share for share in shares if share is not None]
+    return _mean(values, "× an even share")
+
+
+@effect(1.0)
+def own_share_ratio(regime: Regime, of: str, over: str, stack: str, step: int | None = None) -> Estimate:
+    """``own_share`` of one cell over that of another, within seeds."""
+    ratios = []
+    for (first,), (second,) in _by_seed(regime, of, over):
+        above, below = (_own_share(run, stack, step) for run in (first, second))
+        if above is not None and below is not None:
+            ratios.append(above / below)
+    return _mean_ratio(ratios)
+
+
+def _own_share(run: Run, stack: str, step: int | None) -> float | None:
+    """The mean of i β_ii² over the upper half of a stack; None if it was not measured on these weights."""
+    entry = _weights(run, step)
+    columns = _place(entry, "dependency", stack) if entry else None
+    if columns is None:
+        return None
+    shares = columns["i_beta_sq"]
+    return fmean(shares[len(shares) // 2 :])
+
+
+def _weights(run: Run, step: int | None) -> Row | None:
+    """What was measured on the weights of a step, or on the best ones; None if nothing was."""
+    chosen = [entry for entry in run.measured if (entry["best"] if step is None else entry["step"] == step)]
+    return chosen[0] if chosen else None
+
+
+def _place(entry: Row, *keys: str) -> Any:
+    """What an entry of measured weights has under nested keys; None for a measure that was refused."""
+    found: Any = entry
+    for key in keys:
+        if key not in found:
+            return None
+        found = found[key]
+    return found
+
+
+def _rows(regime: Regime, table: str, of: Mapping[str, Value]) -> list[Row]:
+    """The rows of a study's table that have these values. Raises UserError if there are none."""
+    if table not in regime.tables:
+        raise UserError(f"the regime {regime.name} has no table {table!r}{nearest(table, regime.tables)}")
+    found = [row for row in regime.tables[table] if all(row.get(key) == value for key, value in of.items())]
+    if not found:
+        raise UserError(f"the table {table} of {regime.name} has no rows with {dict(of)}")
+    return found
+
+
+def _curves(regime: Regime, table: str, y: str, x: str, of: Mapping[str, Value]) -> list[Curve]:
+    """A study's column ``y`` over ``x``, for each seed."""
+    curves: dict[int, list[tuple[int, float]]] = {}
+    for row in _rows(regime, table, of):
+        curves.setdefault(row["seed"], []).append((row[x], row[y]))
+    return [sorted(curves[seed]) for seed in sorted(curves)]
+
+
+def _value(point: tuple[int, float]) -> float:
+    return point[1]
+
+
+def _dev(run: Run, metric: str) -> Curve:
+    """A run's dev scores. Raises UserError if none were kept."""
+    if not run.dev.get(metric):
+        raise UserError(f"run {run.id} of {run.cell} keeps no dev {metric}")
+    return run.dev[metric]
+
+
+def _at(curve: Curve, step: int, share: float) -> float:
+    """The value at the last point up to a step, or up to a share of the training if the step is 0."""
+    last = step or share * curve[-1][0]
+    return next(value for at, value in reversed(curve) if at <= last or at == curve[0][0])

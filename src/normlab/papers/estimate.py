@@ -1,0 +1,71 @@
+"""Estimates: numbers with their 95% interval, and means over independent runs; no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, stdev
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its 95% interval: the number itself if nothing was drawn at random."""
+
+    value: float
+    low: float
+    high: float
+    runs: int = 0
+    """The number of independent runs behind the interval; 0 if nothing was drawn, or nobody counted."""
+    share: bool = False
+    """Whether it is a share of the runs, with the exact interval of Clopper and Pearson (1934)."""
+    unit: str = ""
+    """Such as ``BLEU``; ``×`` for a ratio."""
+
+    @classmethod
+    def exact(cls, value: float) -> Estimate:
+        """Return a number without spread: measured again, it would be the same."""
+        return cls(value, value, value)
+
+    def columns(self, name: str) -> dict[str, float]:
+        """Return the columns of a row: the value under a name, then the ends of its interval."""
+        return {name: self.value, "low": self.low, "high": self.high}
+
+    def of_unit(self, unit: str) -> Estimate:
+        """Return it with its unit."""
+        return replace(self, unit=unit)
+
+
+def mean(values: Iterable[float]) -> Estimate:
+    r"""Return the mean of independent values, :math:`\pm t_{n-1} s / \sqrt n`; a single value is exact."""
+    from scipy.special import stdtrit  # a list of papers does not wait for it
+
+    kept = list(values)
+    center = fmean(kept)
+    if len(kept) < 2:
+        return Estimate.exact(center)
+    spread = float(stdtrit(len(kept) - 1, 0.975)) * stdev(kept) / math.sqrt(len(kept))
+    return Estimate(center, center - spread, center + spread, len(kept))
+
+
+def mean_ratio(values: Iterable[float]) -> Estimate:
+    """Return the geometric mean of independent ratios, with the interval of their mean logarithm."""
+    return exponential(mean(math.log(v) for v in values))
+
+
+def exponential(found: Estimate) -> Estimate:
+    """Turn the estimate of a logarithm into that of the number."""
+    low, high = (math.exp(end) for end in (found.low, found.high))
+    return Estimate(math.exp(found.value), low, high, found.runs)
+
+
+def slope(x: Sequence[float], curves: Iterable[Sequence[float]]) -> Estimate:
+    """Return the least-squares slope of y over x, as a mean over independent curves y."""
+    middle = fmean(x)
+    below = sum((a - middle) ** 2 for a in x)
+    return mean(sum((a - middle) * b for a, b in zip(x, y, strict=True)) / below for y in curves)
+
+
+def log_slope(x: Sequence[float], curves: Iterable[Sequence[float]]) -> Estimate:
+    """Return the exponent p of y = b x^p, as a mean over independent curves."""
+    return slope([math.log(a) for a in x], ([math.log(b) for b in y] for y in curves))

@@ -1,0 +1,255 @@
+"""Trainings that were planned for findings: the runs of a ``regime.toml`` that are not there yet.
+
+A regime is a folder with a hand-written ``regime.toml``, which is there before its runs: what it asks, the
+cells that it trains, the seeds, and what has to be fixed beforehand. Each finished run leaves one line in
+``runs.jsonl``, with metrics alone. A configuration that has a line is not trained again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from normlab.base.files import row_line
+from normlab.errors import UserError, nearest
+from normlab.lab.config import Config, MachineConfig, SeedConfig, numbers
+from normlab.lab.recipes.grammar import resolve
+from normlab.lab.runs.folder import Row, RunFolder, read_scores
+from normlab.lab.training.devices import hardware
+from normlab.lab.training.train import train
+from normlab.nn.norm import Norm, ScaleNorm
+from normlab.papers.bases import BERT_SHORT, MULTI30K_WIDTH_64
+from normlab.papers.end_measures import measure_run
+from normlab.papers.finding import Finding
+from normlab.papers.nguyen2019.bases import GL_EN_SMALL, PAST_BEST
+from normlab.papers.regimes import REGIME_FILE, Book, read_toml
+from normlab.papers.studies.trained_models import OUTPUT, ROLES, TrainedModel
+from normlab.papers.trainings import changed
+
+READY, PILOT_FIRST = "ready", "pilot first"
+PILOT_SEED: Final = 1000
+"""The seed of pilots, which never count."""
+MOST_POINTS: Final = 100
+"""Most points of the curve of the training loss that a line keeps."""
+BASES: Final[Mapping[str, Callable[[], Config]]] = {
+    "bert_short": lambda: BERT_SHORT,
+    "gl_en_5e-4": lambda: GL_EN_SMALL,
+    "multi30k_width_64": lambda: MULTI30K_WIDTH_64,
+    "past_best": lambda: PAST_BEST["laptop"].base,
+}
+"""Configurations that a regime may start from, by name, besides the presets of ``normlab train``."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What ``regime.toml`` says."""
+
+    name: str
+    question: str
+    findings: tuple[str, ...]
+    """The findings that it serves, by the numbers of the findings' table, such as N3."""
+    artefacts: tuple[str, ...] = field(default=(), kw_only=True)
+    """Figures and tables that it serves besides, by their ids."""
+    base: str
+    """A name of ``BASES``, or of a preset."""
+    changes: Mapping[str, Any]
+    """What all cells change of the base, under names like ``optim.lr``."""
+    cells: Mapping[str, Mapping[str, Any]]
+    """What each cell changes besides, its recipe included."""
+    seeds: tuple[int, ...]
+    used_before: tuple[int, ...]
+    """Seeds of earlier runs of the same text, whose results were known when the regime was written."""
+    status: str
+    """``ready``; or ``pilot first``, and then no run counts yet."""
+    pilot: str
+    """What pilots showed, or have to show."""
+    fixed: str
+    """What is fixed before the runs, besides the fields here."""
+    pilots: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Cells that a pilot trains, as in ``cells``."""
+    margins: Mapping[str, float] = field(default_factory=dict)
+    """Metric to the margin within which two cells count as equal."""
+    paired_with: str = ""
+    """Another regime whose seeds it shares on purpose."""
+    measure: tuple[str, ...] = ()
+    """What is measured on the weights of a finished run, by the names of ``papers.end_measures``."""
+    measure_at: tuple[int, ...] = ()
+    """Steps whose weights are measured, besides the best ones on dev."""
+    presets: Mapping[str, Callable[[], Config]] = field(default_factory=dict, repr=False)
+    """More configurations that it may start from."""
+
+    def __post_init__(self) -> None:
+        if self.status not in (READY, PILOT_FIRST):
+            raise UserError(f"{self.name}: status is {READY!r} or {PILOT_FIRST!r}, not {self.status!r}")
+        bases = {**self.presets, **BASES}
+        if self.base not in bases:
+            raise UserError(f"{self.name}: there is no base {self.base!r}{nearest(self.base, bases)}")
+
+    def configs(self) -> Iterator[tuple[str, int, Config]]:
+        """Each cell and seed with its resolved configuration: all cells of a seed before the next seed.
+
+        An interrupted regime then has about as many runs of each cell.
+        """
+        for seed in self.seeds:
+            for cell, changes in self.cells.items():
+                yield cell, seed, self._config(changes, seed)
+
+    def pilot_configs(self) -> Iterator[tuple[str, int, Config]]:
+        """Each pilot's cell with its resolved configuration."""
+        for cell, changes in self.pilots.items():
+            yield cell, PILOT_SEED, self._config(changes, PILOT_SEED)
+
+    def missing(self, *files: Path) -> list[tuple[str, int, Config]]:
+        """The runs that have no line in any of some files. Raises UserError if it waits for its pilot."""
+        if self.status == PILOT_FIRST:
+            raise UserError(f"{self.name} waits for its pilot: {self.pilot.strip()}")
+        there = {id_ for file in files for id_ in kept(file)}
+        return [(cell, seed, config) for cell, seed, config in self.configs() if key(config) not in there]
+
+    def _config(self, changes: Mapping[str, Any], seed: int) -> Config:
+        config = changed(changed({**self.presets, **BASES}[self.base](), self.changes), changes)
+        # "auto" is another precision on another machine
+        if config.train.precision == "auto":
+            raise UserError(f"{self.name} has to say its train.precision, fp32 or bf16")
+        steps = ",".join(map(str, self.measure_at))
+        machine = MachineConfig("cpu", threads=1, probes="", keep_checkpoints=steps)
+        return resolve(config.recipe, replace(config, seeds=SeedConfig.of(seed), machine=machine))
+
+
+def read_experiment(file: Path, presets: Mapping[str, Callable[[], Config]]) -> Experiment:
+    """Read a ``regime.toml``. Raises UserError for an entry that a regime does not have."""
+    name, content = file.parent.name, read_toml(file)
+    known = {f.name for f in fields(Experiment)} - {"name", "presets"}
+    if unknown := sorted(content.keys() - known):
+        raise UserError(f"{name}: a regime has no {', '.join(unknown)}")
+    for entry, value in content.items():
+        if isinstance(value, list):
+            content[entry] = tuple(value)
+    return Experiment(name=name, presets=presets, **content)
+
+
+def planned_for(
+    findings: Iterable[Finding], book: Book, presets: Mapping[str, Callable[[], Config]]
+) -> list[Experiment]:
+    """The experiments among the regimes that findings name, each once."""
+    pieces = [piece for finding in findings for piece in (*finding.evidence, *finding.left_out)]
+    names = dict.fromkeys(source for piece in pieces for source in book.regimes[piece.regime].sources)
+    files = [[root / name / REGIME_FILE for root in book.roots] for name in names]
+    there = [next((file for file in places if file.is_file()), None) for places in files]
+    return [read_experiment(file, presets) for file in there if file]
+
+
+def key(config: Config) -> str:
+    """A digest of what decides the numbers of a run, without the data's contents."""
+    return hashlib.sha256(json.dumps(numbers(config), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def kept(file: Path) -> dict[str, Row]:
+    """The lines of a file of runs, by key."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return {row["key"]: row for row in map(json.loads, lines)}
+
+
+def train_missing(
+    missing: Iterable[tuple[str, int, Config]],
+    runs: Path,
+    file: Path,
+    measure: tuple[str, ...] = (),
+    made_by: Mapping[str, str] | None = None,
+) -> Iterator[Row]:
+    """Train configurations one after the other; append a line to the file for each, and yield it.
+
+    An interrupted run goes on from its last checkpoint. The weights of a run stay below ``runs`` until its
+    line is written. ``made_by`` says what code trains.
+    """
+    for cell, seed, config in missing:
+        started = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
+        folder = train(config, runs)
+        row = {**experiment_line(cell, seed, config, folder), **(made_by or {}), "started": started}
+        if measure:
+            row["measured"] = measure_run(folder, measure)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a", encoding="utf-8") as lines:
+            lines.write(row_line(row))
+        for weights in (folder.last, folder.previous, folder.best, folder.steps):
+            shutil.rmtree(weights, ignore_errors=True)
+        yield row
+
+
+def experiment_line(cell: str, seed: int, config: Config, folder: RunFolder) -> Row:
+    """What is kept of a finished run."""
+    status = folder.status()
+    return {
+        **line(cell, seed, config, folder),
+        "run": folder.path.name,
+        "steps": status.step,
+        "best_step": status.best_step,
+        "evidence": status.outcome.evidence if status.outcome else "",
+        "dev": dev_curve(folder),
+        "train": train_curve(folder),
+    }
+
+
+def line(cell: str, seed: int, config: Config, folder: RunFolder) -> Row:
+    """What is kept of any finished run, a pilot's too."""
+    status, scores = folder.status(), read_scores(folder.scores)
+    norms = [row["grad_norm_l2"] for row in folder.metrics() if row["kind"] == "train" and row["step"] <= 1]
+    return {
+        "key": key(config),
+        "cell": cell,
+        "seed": seed,
+        "outcome": status.outcome.state if status.outcome else "",
+        "test": {name: round(value, 3) for name, value in scores.items() if isinstance(value, float)},
+        "first_grad_norm": round(norms[0], 2) if norms else None,
+        **_scales(folder),
+        "seconds": round(status.train_seconds),
+        "data": folder.config().data.digest[:8],
+        **made_at(),
+    }
+
+
+def made_at() -> dict[str, str]:
+    """Date and hardware of a measurement."""
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
+    return {"date": now, "hardware": hardware(torch.device("cpu"))}
+
+
+def _scales(folder: RunFolder) -> dict[str, Any]:
+    """The learned scales by kind of sublayer, first layer first, of a model that has such."""
+    if Norm.registry[folder.config().model.norm] is not ScaleNorm:
+        return {}
+    model = TrainedModel(folder)
+    roles = {role: [round(float(g), 3) for g in model.by_layer(role)] for role in ROLES}
+    return {"scales": {**roles, "output": round(model.scales[OUTPUT], 3)}}
+
+
+def dev_curve(folder: RunFolder) -> list[list[float | None]]:
+    """Step, NLL and BLEU of each validation; no BLEU for a task that has none."""
+    curve: list[list[float | None]] = []
+    for row in folder.metrics():
+        if row["kind"] == "dev":
+            bleu = round(row["bleu"], 2) if "bleu" in row else None
+            curve.append([row["step"], round(row["nll"], 4), bleu])
+    return curve
+
+
+def train_curve(folder: RunFolder) -> list[list[float]]:
+    """Step, mean NLL since the point before, and the largest gradient norm that was logged since then."""
+    rows = [row for row in folder.metrics() if row["kind"] == "train"]
+    size = math.ceil(len(rows) / MOST_POINTS)
+    curve = []
+    for start in range(0, len(rows), max(size, 1)):
+        group = rows[start : start + size]
+        nll = sum(row["nll"] for row in group) / len(group)
+        norm = max(row["grad_norm_l2"] for row in group)
+        curve.append([group[-1]["step"], round(nll, 4), round(norm, 3)])
+    return curve

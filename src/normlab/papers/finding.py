@@ -1,0 +1,300 @@
+"""Findings: sentences of the papers, with what was measured for each and an answer; no torch.
+
+They are data, ``findings/<paper>.toml``. A finding names its evidence: the effect that a regime shows, and
+what the sentence expects of its interval. Effects are computed from the results whenever a finding is read.
+The answer and its reason are written by hand, and ``faults`` says where they do not follow from the
+intervals: every part of a sentence that was measured counts, and what is open is counted beside what is
+decided.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+from normlab.base.io import from_plain
+from normlab.errors import UserError
+from normlab.papers.effects import EFFECTS, effect_named, names
+from normlab.papers.estimate import Estimate
+from normlab.papers.regimes import Book, Regime, read_toml
+
+Answer: TypeAlias = Literal["supported", "partly", "contradicted", "not tested here"]
+ANSWERS: Final[tuple[Answer, ...]] = get_args(Answer)
+Reading: TypeAlias = Literal["agrees", "contradicts", "open", "waits"]
+"""What a piece of evidence says of a finding. ``waits``: runs that were planned are missing, so it does not
+count yet, whatever its estimate is.
+"""
+LEAST_RUNS: Final = 3
+"""A mean over fewer runs decides nothing: two say nothing of their distribution."""
+FOLDER: Final = Path(__file__).parent / "findings"
+PAPERS: Final = ("xiong2020", "nguyen2019", "liu2020", "apx", "disputes")
+"""The keys of normlab's own files of findings, in their order."""
+FILES: Final[list[Path]] = [FOLDER / f"{key}.toml" for key in PAPERS]
+"""The files whose findings are known, those of papers of one's own too."""
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What a sentence expects of an effect's interval: that all of it is on one side, or between bounds."""
+
+    above: float = -math.inf
+    below: float = math.inf
+    within: tuple[float, float] | None = None
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The ends between which the whole interval has to lie."""
+        return self.within or (self.above, self.below)
+
+    def reading(self, found: Estimate) -> Reading:
+        """Say whether the whole interval is as expected, or nowhere is, or neither."""
+        if math.isnan(found.value) or (0 < found.runs < LEAST_RUNS and not found.share):
+            return "open"
+        low, high = self.bounds
+        if low < found.low and found.high < high:
+            return "agrees"
+        return "contradicts" if found.high < low or found.low > high else "open"
+
+    def in_words(self) -> str:
+        """Such as ``above 0`` or ``0.5 to 2``."""
+        return self.in_symbols().replace("> ", "above ").replace("< ", "below ")
+
+    def in_symbols(self) -> str:
+        """Such as ``> 0`` or ``0.5 to 2``."""
+        low, high = (f"{end:g}".replace("-", "−") for end in self.bounds)
+        if self.within:
+            return f"{low} to {high}"
+        return f"> {low}" if math.isfinite(self.bounds[0]) else f"< {high}"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """An effect that a finding names."""
+
+    says: str
+    """What is compared, in a few words."""
+    regime: str
+    effect: str
+    arguments: Mapping[str, Any]
+    expects: Expectation
+    margin: str = ""
+    """Where a bound comes from that is not the value of no difference."""
+    fixed: bool = False
+    """Whether the bound stands in the ``regime.toml`` that was committed before its runs."""
+    because: str = ""
+    """Why it does not count for the answer; empty if it does."""
+
+    def cells(self) -> set[str]:
+        """The cells of its regime that it reads."""
+        sides = [self.arguments[side] for side in ("of", "over") if side in self.arguments]
+        return {cell for side in sides if not isinstance(side, Mapping) for cell in names(side)}
+
+    @property
+    def number(self) -> tuple[str, ...]:
+        """What is read of the regime. The two sides of a comparison, exchanged, give the same number, and so
+        does an argument that is left to its default.
+        """
+        given = effect_named(self.effect).with_defaults(self.arguments)
+        sides = sorted(repr(given.pop(side)) for side in ("of", "over") if side in given)
+        return self.regime, self.effect, *sides, *sorted(f"{key} {value}" for key, value in given.items())
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A sentence of a paper, what was measured for it, and the answer."""
+
+    id: str
+    short: str
+    """The sentence in a few words."""
+    says: str
+    """The sentence as the paper has it, or nearly."""
+    where: str
+    """Section, table or figure."""
+    published: str
+    """What the paper has for it."""
+    answer: Answer
+    because: str
+    """Why this answer, in a sentence."""
+    evidence: tuple[Piece, ...]
+    left_out: tuple[Piece, ...] = ()
+    """Effects that are shown and do not count, each with the reason."""
+    artefacts: tuple[str, ...] = ()
+    """The tables and figures that show it, by their ids."""
+    needs: str = ""
+    """The hardware, text or runs that an answer needs; only for one that is not tested here."""
+    paper: str = ""
+    """The key of its paper."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A piece with its regime, what it measures, and what that says of the finding."""
+
+    piece: Piece
+    regime: Regime
+    estimate: Estimate
+    reading: Reading
+    missing: int
+    """The number of planned runs that are not there yet."""
+
+    @property
+    def equal(self) -> float | None:
+        """The effect's value of no difference."""
+        return EFFECTS[self.piece.effect].equal
+
+
+@dataclass(frozen=True)
+class Reviewed:
+    """A finding with its evidence measured."""
+
+    finding: Finding
+    evidence: tuple[Evidence, ...]
+    left_out: tuple[Evidence, ...]
+
+    @property
+    def main(self) -> Evidence | None:
+        """The piece that stands for the finding in one line: the first that counts, else the first."""
+        counting = [piece for piece in self.evidence if piece.reading != "waits"]
+        return next(iter((*counting, *self.evidence)), None)
+
+    @property
+    def counts(self) -> Mapping[Reading, int]:
+        """How many pieces say what, those that wait for runs too."""
+        return Counter(one.reading for one in self.evidence)
+
+    @property
+    def tested_and_open(self) -> bool:
+        """Whether runs are there that leave the sentence open."""
+        return self.finding.answer == "not tested here" and self.counts["open"] > 0
+
+
+def read_findings(file: Path) -> tuple[Finding, ...]:
+    """Read the findings of a paper's file, whose name is the paper's key.
+
+    Raises UserError with the finding's id for an entry that it cannot have.
+    """
+    content = read_toml(file)
+    found = []
+    for entry in content.get("finding", ()):
+        name = str(entry.get("id", "a finding"))
+        evidence, left_out = (
+            tuple(_piece(piece, name) for piece in entry.pop(key, ())) for key in ("evidence", "left_out")
+        )
+        plain = from_plain(Finding, {**entry, "evidence": [], "paper": file.stem}, name)
+        found.append(replace(plain, evidence=evidence, left_out=left_out))
+    return tuple(found)
+
+
+_OWN: Final = {"says", "regime", "effect", "margin", "fixed", "because", "above", "below", "within"}
+"""The keys of a piece that are not arguments of its effect."""
+
+
+def _piece(entry: Mapping[str, Any], finding: str) -> Piece:
+    """Read a piece; what is none of its own keys is an argument of the effect."""
+    for key in ("says", "regime", "effect"):
+        if key not in entry:
+            raise UserError(f"{finding}: a piece of evidence needs {key}, got {', '.join(entry)}")
+    bounds = {key: entry[key] for key in ("above", "below", "within") if key in entry}
+    if len(bounds) != 1:
+        given = ", ".join(bounds) or "none"
+        raise UserError(f"{finding}: {entry['says']!r} needs one of above, below and within, got {given}")
+    return Piece(
+        says=entry["says"],
+        regime=entry["regime"],
+        effect=entry["effect"],
+        arguments={key: value for key, value in entry.items() if key not in _OWN},
+        expects=from_plain(Expectation, bounds, finding),
+        margin=entry.get("margin", ""),
+        fixed=entry.get("fixed", False),
+        because=entry.get("because", ""),
+    )
+
+
+def reviewed(finding: Finding, book: Book) -> Reviewed:
+    """Measure all evidence of a finding, that which is left out too.
+
+    Raises UserError with the finding's id where its regime, its effect or its cells do not exist.
+    """
+    try:
+        evidence, left_out = (
+            tuple(measured(piece, book) for piece in pieces)
+            for pieces in (finding.evidence, finding.left_out)
+        )
+    except UserError as error:
+        raise UserError(f"{finding.id}: {error}") from error
+    return Reviewed(finding, evidence, left_out)
+
+
+def measured(piece: Piece, book: Book) -> Evidence:
+    """Measure a piece of evidence."""
+    regime = book.regime(piece.regime)
+    found = effect_named(piece.effect)(regime, piece.arguments)
+    missing = regime.missing(piece.cells())
+    reading: Reading = "waits" if missing else piece.expects.reading(found)
+    return Evidence(piece, regime, found, reading, missing)
+
+
+def faults(one: Reviewed) -> list[str]:
+    """Say where the answer does not follow from the intervals, and what is not said of the evidence."""
+    finding, found = one.finding, list[str]()
+    if finding.answer != (follows := answer_of(one.counts)):
+        readings = [piece.reading for piece in one.evidence]
+        found.append(f"its answer is {finding.answer!r}, and its intervals say {follows!r}: {readings}")
+    if (finding.answer == "not tested here") != bool(finding.needs):
+        found.append("a finding says what it needs exactly if it is not tested here")
+    numbers = Counter(piece.number for piece in (*finding.evidence, *finding.left_out))
+    for number in (number for number, times in numbers.items() if times > 1):
+        found.append(f"one number is read against more than one expectation: {', '.join(number)}")
+    for piece in (*one.evidence, *one.left_out):
+        found += _unsaid(piece)
+    for piece in finding.left_out:
+        if not piece.because:
+            found.append(f"{piece.says!r} is left out without a reason")
+    for piece in finding.evidence:
+        if piece.because:
+            found.append(f"{piece.says!r} counts, so it needs no reason to be left out")
+    return found
+
+
+def answer_of(counts: Mapping[Reading, int]) -> Answer:
+    """The answer that follows from what the evidence says.
+
+    Pieces that agree and pieces that contradict make *partly*, whatever else is open. Pieces that all say the
+    same decide unless more pieces are open than decided: then too much of the sentence is unknown.
+    """
+    agree, contradict, open_ = (counts.get(reading, 0) for reading in ("agrees", "contradicts", "open"))
+    if agree and contradict:
+        return "partly"
+    if agree + contradict == 0 or open_ > agree + contradict:
+        return "not tested here"
+    return "supported" if agree else "contradicted"
+
+
+def _unsaid(one: Evidence) -> Iterator[str]:
+    """What has to be said of the bound of a piece, and is not."""
+    piece = one.piece
+    if _bound_of_ours(piece) and not piece.margin:
+        yield f"{piece.says!r} expects {piece.expects.in_words()} without saying where that is from"
+    if piece.fixed and not one.regime.planned:
+        yield f"{piece.says!r} has a bound that no regime.toml fixed before the runs of {piece.regime}"
+
+
+def _bound_of_ours(piece: Piece) -> bool:
+    """Whether a bound is not the value at which the effect shows no difference."""
+    ends = [end for end in piece.expects.bounds if math.isfinite(end)]
+    return ends != [effect_named(piece.effect).equal]
+
+
+def own_findings() -> dict[str, Finding]:
+    """Return all known findings by id, paper by paper. Raises UserError for an id that two papers have."""
+    findings: dict[str, Finding] = {}
+    for file in FILES:
+        for finding in read_findings(file):
+            if finding.id in findings:
+                raise UserError(f"{file}: the id {finding.id} is taken; give yours another one")
+            findings[finding.id] = finding
+    return findings

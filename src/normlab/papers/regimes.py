@@ -1,0 +1,311 @@
+"""Regimes: named bodies of runs and measurements that findings compare, read from the results; no torch.
+
+``findings/regimes.toml`` names them. A regime's sources are read by ``read_source``:
+
+- ``papers/ARTEFACT``: what an artefact's study measured, with the table of its runs
+- a folder with ``regime.toml``: the runs that its ``runs.jsonl`` has so far
+- a folder with ``comparison.json``: the runs of each recipe at the rate that was chosen for it, with the dev
+  scores that ``dev.jsonl`` beside it has of them
+- a file ``NAME.jsonl``: runs that were cut short, with their dev scores
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from normlab.base.files import read_json
+from normlab.base.io import NOT_FINITE, from_plain
+from normlab.errors import UserError, nearest
+from normlab.papers.estimate import Estimate
+from normlab.papers.results import RESULTS
+
+Curve: TypeAlias = Sequence[tuple[int, float]]
+"""Steps and values, first step first."""
+Row: TypeAlias = Mapping[str, Any]
+FILE: Final = Path(__file__).parent / "findings" / "regimes.toml"
+REGIME_FILE, RUNS_FILE = "regime.toml", "runs.jsonl"
+COMPARISON_FILE, DEV_FILE = "comparison.json", "dev.jsonl"
+_NO_METRIC: Final = ("cell", "seed", "run", "outcome", "seconds")
+"""Columns of a table of runs that are no score."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training: a row of a regime."""
+
+    cell: str
+    seed: int
+    id: str
+    outcome: str
+    """Such as ``trained`` or ``diverged``; empty for a run that was cut short."""
+    scores: Mapping[str, float | None]
+    """Test scores by metric; None for a run without one."""
+    dev: Mapping[str, Curve] = field(default_factory=dict)
+    """Dev scores through training, by metric."""
+    gradients: Curve = ()
+    """Norms of the gradient of the whole model through training."""
+    measured: Sequence[Row] = ()
+    """What was measured on its weights at some steps, see ``end_measures``."""
+
+    @property
+    def trained(self) -> bool:
+        """Whether it trained."""
+        return self.outcome.startswith("trained")
+
+
+@dataclass(frozen=True)
+class Source:
+    """What one place below ``results`` holds."""
+
+    runs: Sequence[Run] = ()
+    measures: Mapping[str, Estimate] = field(default_factory=dict)
+    """Estimates of a study, by name."""
+    tables: Mapping[str, Sequence[Row]] = field(default_factory=dict)
+    planned: frozenset[tuple[str, int]] = frozenset()
+    """Cells and seeds that were fixed before the first run."""
+    findings: tuple[str, ...] = ()
+    """The findings for which its runs were planned."""
+    margins: Mapping[str, float] = field(default_factory=dict)
+    """By metric, within which difference two cells are equal; fixed before the first run."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What regimes on the same text and model share."""
+
+    short: str
+    """A few words for a table."""
+    says: str
+    """What is trained or measured on what, in a sentence."""
+    scale: str
+    """What that changes of the papers' settings, and what it therefore cannot tell."""
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """An entry of ``regimes.toml``."""
+
+    on: str
+    """The name of its setting."""
+    sources: tuple[str, ...]
+    says: str
+    """What its cells are, in a sentence."""
+    findings: tuple[str, ...] = ()
+    """The findings that it measures, where neither its artefacts nor its ``regime.toml`` name them."""
+    rename: Mapping[str, str] = field(default_factory=dict)
+    """Other names of cells, so that several sources share one."""
+
+
+@dataclass(frozen=True)
+class Regime:
+    """A named body of runs, or of measurements of models that were not trained."""
+
+    name: str
+    setting: Setting
+    says: str
+    sources: tuple[str, ...]
+    runs: Sequence[Run]
+    measures: Mapping[str, Estimate]
+    tables: Mapping[str, Sequence[Row]]
+    planned: frozenset[tuple[str, int]]
+    findings: frozenset[str]
+    """The findings that it measures."""
+    margins: Mapping[str, float]
+
+    @property
+    def cells(self) -> list[str]:
+        """The names of its cells, those without a run yet too."""
+        return sorted({cell for cell, _ in self.planned} | {run.cell for run in self.runs})
+
+    def cell(self, name: str) -> dict[int, Run]:
+        """The runs of a cell by seed. Raises UserError for a cell that it does not have."""
+        if name not in self.cells:
+            raise UserError(f"the regime {self.name} has no cell {name!r}{nearest(name, self.cells)}")
+        return {run.seed: run for run in self.runs if run.cell == name}
+
+    def missing(self, cells: Iterable[str]) -> int:
+        """The number of runs of these cells that were planned and are not there yet."""
+        there = {(run.cell, run.seed) for run in self.runs}
+        wanted = set(cells)
+        return sum(cell in wanted and (cell, seed) not in there for cell, seed in self.planned)
+
+
+@dataclass(frozen=True)
+class Book:
+    """The regimes of a file ``regimes.toml``, each read when it is first asked for."""
+
+    settings: Mapping[str, Setting]
+    regimes: Mapping[str, Declaration]
+    roots: tuple[Path, ...] = (RESULTS,)
+    """Where sources are looked for, in order."""
+    _read: dict[str, Regime] = field(default_factory=dict)
+
+    def regime(self, name: str) -> Regime:
+        """Return a regime with its runs so far. Raises UserError for one that is not declared."""
+        if name not in self.regimes:
+            raise UserError(f"there is no regime {name!r}{nearest(name, self.regimes)}")
+        if name not in self._read:
+            self._read[name] = self._joined(name)
+        return self._read[name]
+
+    def _joined(self, name: str) -> Regime:
+        declared = self.regimes[name]
+        sources = [read_source(source, self.roots) for source in declared.sources]
+        new = declared.rename
+        runs = [replace(run, cell=new.get(run.cell, run.cell)) for source in sources for run in source.runs]
+        planned = {(new.get(cell, cell), seed) for source in sources for cell, seed in source.planned}
+        return Regime(
+            name,
+            self.settings[declared.on],
+            declared.says,
+            declared.sources,
+            runs,
+            {key: value for source in sources for key, value in source.measures.items()},
+            {key: rows for source in sources for key, rows in source.tables.items()},
+            frozenset(planned),
+            frozenset(declared.findings).union(*(source.findings for source in sources)),
+            {metric: margin for source in sources for metric, margin in source.margins.items()},
+        )
+
+
+FILES: Final[list[Path]] = [FILE]
+"""The files whose regimes are known, those of papers of one's own too."""
+
+
+def read_book(*files: Path, roots: tuple[Path, ...] = (RESULTS,)) -> Book:
+    """Read the settings and regimes of some files, of all known ones without any.
+
+    Raises UserError for an entry that they cannot have, for a name that is taken, and for an unknown setting.
+    """
+    settings: dict[str, Setting] = {}
+    regimes: dict[str, Declaration] = {}
+    for file in files or FILES:
+        content = read_toml(file)
+        new_settings = from_plain(dict[str, Setting], content.get("settings", {}), file.name)
+        new_regimes = from_plain(dict[str, Declaration], content.get("regimes", {}), file.name)
+        for name in (*(new_settings.keys() & settings), *(new_regimes.keys() & regimes)):
+            raise UserError(f"{file}: the name {name!r} is taken; give yours another one")
+        settings |= new_settings
+        regimes |= new_regimes
+    for name, declared in regimes.items():
+        if declared.on not in settings:
+            raise UserError(f"{name}: there is no setting {declared.on!r}{nearest(declared.on, settings)}")
+    return Book(settings, regimes, roots)
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """Read a TOML file. Raises UserError with the line if it is none, and if it is not there."""
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"there is no file {file}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} is not TOML: {error}") from error
+
+
+def read_source(name: str, roots: Sequence[Path] = (RESULTS,)) -> Source:
+    """Read a place below the first of the folders that has it; of a regime that was fixed before its runs,
+    the runs below all of them. Raises UserError if nothing is there.
+    """
+    for root in roots:
+        place = root / name
+        artefact = place.with_name(f"{place.name}.json")
+        if artefact.is_file():
+            return _artefact(artefact)
+        if (place / REGIME_FILE).is_file():
+            return _experiment(place / REGIME_FILE, [folder / name / RUNS_FILE for folder in roots])
+        if (place / COMPARISON_FILE).is_file():
+            return _comparison(place / COMPARISON_FILE)
+        if place.suffix == ".jsonl" and place.is_file():
+            return Source([_cut_short(row) for row in _lines(place)])
+    raise UserError(f"there are no results {name} below {' or '.join(map(str, roots))}")
+
+
+def _lines(file: Path) -> list[Row]:
+    """The lines of a file of JSON, if it is there."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    return [json.loads(line) for line in lines]
+
+
+def _artefact(file: Path) -> Source:
+    """Read the result of an artefact: its measures and, from its tables, its runs."""
+    content = read_json(file)
+    measures: dict[str, Estimate] = from_plain(dict[str, Estimate], content["measures"])
+    tables = {name: [_finite(row) for row in rows] for name, rows in content["tables"].items()}
+    curves: dict[tuple[str, int], dict[str, list[tuple[int, float]]]] = {}
+    for row in tables.get("curves", ()):
+        curve = curves.setdefault((row["cell"], row["seed"]), {})
+        for metric, value in row.items():
+            if metric not in ("cell", "seed", "step") and value is not None:
+                curve.setdefault(metric, []).append((row["step"], value))
+    gradients: dict[tuple[str, int], list[tuple[int, float]]] = {}
+    for row in tables.get("gradients", ()) if "runs" in tables else ():
+        gradients.setdefault((row["cell"], row["seed"]), []).append((row["step"], row["grad_norm_l2"]))
+    runs = []
+    for row in tables.get("runs", ()):
+        place = row["cell"], row["seed"]
+        scores = {k: v for k, v in row.items() if k not in _NO_METRIC and not k.startswith("dev_")}
+        dev, norms = curves.get(place, {}), gradients.get(place, ())
+        runs.append(Run(*place, row["run"], row["outcome"], scores, dev, norms))
+    return Source(runs, measures, tables)
+
+
+def _finite(row: Row) -> Row:
+    return {key: float(value) if value in NOT_FINITE else value for key, value in row.items()}
+
+
+def _experiment(file: Path, run_files: Iterable[Path]) -> Source:
+    """Read a regime that was fixed before its runs, with the runs that are there, each once."""
+    declared = read_toml(file)
+    planned = frozenset((cell, seed) for cell in declared["cells"] for seed in declared["seeds"])
+    rows = {row["run"]: row for runs in run_files for row in _lines(runs)}
+    runs = [_trained(row) for row in rows.values()]
+    return Source(runs, {}, {}, planned, declared["findings"], declared.get("margins", {}))
+
+
+def _trained(row: Row) -> Run:
+    """Read a line of ``runs.jsonl``."""
+    return Run(
+        row["cell"],
+        row["seed"],
+        row["run"],
+        row["outcome"],
+        row["test"],
+        _dev(row["dev"], ("nll", "bleu")),
+        [(step, norm) for step, _, norm in row["train"]],
+        row.get("measured", ()),
+    )
+
+
+def _dev(points: Sequence[Sequence[Any]], metrics: Sequence[str]) -> dict[str, Curve]:
+    """Split points of a step and several values into a curve each; a task without BLEU has none."""
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for step, *values in points:
+        for metric, value in zip(metrics, values, strict=True):
+            if value is not None:
+                curves.setdefault(metric, []).append((step, value))
+    return dict(curves)
+
+
+def _comparison(file: Path) -> Source:
+    """Read a comparison: each recipe at its chosen rate, without the seed that chose it."""
+    content = read_json(file)
+    curves = {row["run"]: _dev(row["dev"], ("nll", "bleu")) for row in _lines(file.with_name(DEV_FILE))}
+    runs = []
+    for recipe in content["recipes"]:
+        for place, (run, outcome) in enumerate(zip(recipe["runs"], recipe["outcomes"], strict=True)):
+            scores = {metric: values[place] for metric, values in recipe["scores"].items()}
+            seed, dev = content["seeds"][place], curves.get(run, {})
+            runs.append(Run(recipe["name"], seed, run, outcome, scores, dev))
+    return Source(runs)
+
+
+def _cut_short(row: Row) -> Run:
+    """Read a line of a training that stopped when its time was over."""
+    dev = _dev(row["dev"], ("nll", "nll_exchanged", "bleu"))
+    return Run(row["cell"], row["seed"], row["run"], "", {}, dev)

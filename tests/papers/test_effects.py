@@ -1,0 +1,282 @@
+"""Effects on made-up runs whose answer is known, and against the statistics that they rest on."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from normlab.errors import UserError
+from normlab.judging.statistics import MetricScale, contrasts
+from normlab.lab.tasks import TASKS
+from normlab.papers.effects import BLEU, EFFECTS, METRICS, effect_named
+from normlab.papers.regimes import Regime, Run, Setting
+
+SETTING = Setting("small", "Made up.", "It is small.")
+
+
+def run(cell, seed, bleu=20.0, *, outcome="trained", nll=((100, 4.0), (200, 3.0)), **more):
+    dev = {"nll": list(nll), "bleu": [(step, bleu * step / 200) for step, _ in nll]}
+    return Run(cell, seed, f"{cell}{seed}", outcome, {"bleu": bleu, "nll": nll[-1][1]}, dev, **more)
+
+
+def regime(*runs, **more):
+    empty = {"measures": {}, "tables": {}, "planned": frozenset(), "findings": frozenset(), "margins": {}}
+    return Regime("made-up", SETTING, "", (), runs, **{**empty, **more})
+
+
+def effect(name, rows, **arguments):
+    return effect_named(name)(rows, arguments)
+
+
+def test_a_difference_is_that_of_pairs_on_the_metric_s_scale():
+    a, b = np.array([30.0, 33.0, 31.0, 36.0]), np.array([22.0, 26.0, 21.0, 30.0])
+    rows = regime(*(run("a", s, x) for s, x in enumerate(a)), *(run("b", s, x) for s, x in enumerate(b)))
+    found = effect("difference", rows, of="a", over="b")
+    scale = MetricScale(BLEU)
+    first, second = scale.values(a), scale.values(b)
+    moved = first - second
+    half = stats.t.ppf(0.975, 3) * stats.sem(moved)
+    centre = np.concatenate([first, second]).mean()
+    expected = [scale.difference(centre, moved.mean() + side * half) for side in (0, -1, 1)]
+    assert [found.value, found.low, found.high] == pytest.approx([float(e) for e in expected])
+    assert (found.runs, found.unit) == (4, "BLEU")
+
+
+def test_three_seeds_that_agree_by_luck_borrow_the_spread_of_other_pairs():
+    """Three differences of 1.0, 1.1 and 0.9 alone would have an interval of a quarter of a BLEU each way."""
+    bleu = {
+        "a": (31.0, 34.1, 27.9),
+        "b": (30.0, 33.0, 27.0),
+        "c": (25.0, 21.0, 29.0),
+        "d": (24.0, 29.0, 22.0),
+    }
+    alone = regime(*(run(c, s, x) for c in "ab" for s, x in enumerate(bleu[c])))
+    beside = regime(*(run(c, s, x) for c in "abcd" for s, x in enumerate(bleu[c])))
+    by_itself, moderated = (effect("difference", rows, of="a", over="b") for rows in (alone, beside))
+    assert by_itself.value == pytest.approx(moderated.value)
+    assert by_itself.low > 0
+    assert moderated.low < 0
+    scores = MetricScale(BLEU).values(np.array([bleu[c] for c in "abcd"]))
+    compared = contrasts(scores)
+    half = compared.error[0] * stats.t.isf(0.025, compared.freedom[0])
+    assert half == pytest.approx(compared.margin_of_one[0])
+    assert half < compared.margin[0]
+
+
+def test_metrics_are_those_of_the_tasks():
+    for name, metric in METRICS.items():
+        assert any(metric in task.metrics for task in TASKS.values()), name
+
+
+def test_only_seeds_that_both_cells_have_are_compared():
+    rows = regime(*(run("a", s, 30.0) for s in (1, 2, 3)), *(run("b", s, 20.0) for s in (2, 3, 4)))
+    assert effect("difference", rows, of="a", over="b").runs == 2
+
+
+def test_a_run_without_a_score_has_the_worst_one():
+    rows = regime(run("a", 1, 30.0), Run("b", 1, "b1", "diverged", {"bleu": None, "nll": None}))
+    assert effect("difference", rows, of="a", over="b").value == pytest.approx(30.0, abs=0.1)
+
+
+def test_two_steps_are_compared_by_their_mean():
+    """ScaleNorm adds more than FixNorm if the mean of the last and the first row exceeds the middle one."""
+    cells = {"first": 20, "middle": 23, "last": 24}
+    rows = regime(*(run(cell, s, bleu) for s in (1, 2, 3) for cell, bleu in cells.items()))
+    found = effect("difference", rows, of=["last", "first"], over="middle")
+    assert found.value == pytest.approx(((24 - 23) - (23 - 20)) / 2, abs=0.1)
+
+
+def test_the_best_of_several_cells_stands_for_them():
+    rows = regime(*(run(c, s, x + s) for s in (1, 2, 3) for c, x in (("a", 30), ("b", 10), ("c", 20))))
+    assert effect("best_difference", rows, of=["a"], over=["b", "c"]).value == pytest.approx(10, abs=0.1)
+
+
+def test_the_better_rate_is_that_of_the_lower_dev_loss():
+    cells = {"low": (20.0, 3.0), "high": (18.0, 2.0), "other": (10.0, 4.0)}
+    rows = regime(
+        *(run(c, s, x, nll=((100, 5.0), (200, nll))) for s in (1, 2, 3) for c, (x, nll) in cells.items())
+    )
+    found = effect("tuned_difference", rows, of=["low", "high"], over=["other"])
+    assert found.value == pytest.approx(8.0, abs=0.1)
+
+
+def test_a_share_has_the_exact_interval():
+    rows = regime(*(run("a", s, outcome="trained" if s < 5 else "stuck") for s in range(6)))
+    found = effect("trains", rows, of="a")
+    exact = stats.binomtest(5, 6).proportion_ci(0.95, method="exact")
+    assert (found.value, found.low, found.high) == pytest.approx((5 / 6, exact.low, exact.high))
+    assert found.share
+
+
+def test_steps_to_the_other_s_best_loss_and_one_that_never_arrives():
+    fast = ((100, 3.5), (200, 2.9), (300, 2.5))
+    slow = ((100, 4.5), (200, 3.5), (300, 3.0))
+    rows = regime(*(run(c, s, nll=nll) for s in (1, 2, 3) for c, nll in (("fast", fast), ("slow", slow))))
+    assert effect("steps_ratio", rows, of="fast", over="slow").value == pytest.approx(200 / 300)
+    assert effect("steps_ratio", rows, of="slow", over="fast").high == math.inf
+
+
+def test_dev_scores_at_a_step_and_at_a_share_of_the_training():
+    rows = regime(*(run(c, s, x) for s in (1, 2, 3) for c, x in (("a", 20.0), ("b", 10.0))))
+    assert effect("dev_difference", rows, of="a", over="b", metric="bleu", step=100).value == pytest.approx(
+        5.0
+    )
+    assert effect("dev_difference", rows, of="a", over="b", metric="bleu", share=0.5).value == pytest.approx(
+        5.0
+    )
+    assert effect("best_on_dev", rows, of="a", over="b").value == pytest.approx(10.0)
+
+
+def test_the_last_validation_is_the_last_that_every_run_reached():
+    long, short = ((100, 4.0), (200, 3.0), (300, 2.0)), ((100, 4.0), (200, 3.0))
+    rows = regime(run("a", 1, 30.0, nll=long), run("a", 2, 10.0, nll=short))
+    low, high = 30.0, 10.0  # at step 200
+    middle = MetricScale(BLEU).values(np.array([low, high])).mean()
+    assert effect("last_on_dev", rows, of="a").value == pytest.approx(float(MetricScale(BLEU).scores(middle)))
+
+
+def test_gradient_norms_and_spikes_after_the_warm_up():
+    calm = [(step, 100.0 if step < 50 else 1.0) for step in range(0, 1000, 10)]
+    wild = [(step, 8.0 if step == 500 else 2.0) for step in range(0, 1000, 10)]
+    runs = [run(c, s, gradients=norms) for s in (1, 2, 3) for c, norms in (("calm", calm), ("wild", wild))]
+    sides = {"of": "wild", "over": "calm", "after": 50}
+    assert effect("gradient_ratio", regime(*runs), **sides).value == pytest.approx(2.0)
+    found = effect("spikes_difference", regime(*runs), **sides)
+    assert found.value == pytest.approx(100 / 94)
+
+
+def test_a_noisy_gradient_spreads_more_about_its_median_whatever_its_size():
+    random = np.random.default_rng(0).normal(size=400)
+    norms = {"calm": 10 + random, "noisy": 10 + 2 * random, "large": 100 + 10 * random}
+    norms["spiked"] = np.where(np.arange(400) == 200, 500.0, norms["calm"])
+    curves = {
+        cell: [(10 * step, float(norm)) for step, norm in enumerate(own)] for cell, own in norms.items()
+    }
+    rows = regime(*(run(c, s, gradients=own) for s in (1, 2, 3) for c, own in curves.items()))
+    ratios = {c: effect("spread_ratio", rows, of=c, over="calm", after=400).value for c in norms}
+    assert ratios == pytest.approx({"calm": 1, "noisy": 2, "large": 1, "spiked": 1}, rel=0.05)
+
+
+def test_what_a_change_costs_one_side_over_what_it_costs_the_other():
+    cells = {"a": 20.0, "a, high rate": 10.0, "b": 40.0, "b, high rate": 20.0}
+    rows = regime(*(run(c, s, x) for s in (1, 2, 3) for c, x in cells.items()))
+    sides = {"of": ["a, high rate", "a"], "over": ["b, high rate", "b"], "metric": "bleu"}
+    assert effect("penalty_ratio", rows, **sides).value == pytest.approx(0.5)
+    with pytest.raises(UserError, match="a loses nothing to a, high rate at seed 1"):
+        effect("penalty_ratio", rows, **{**sides, "of": ["a", "a, high rate"]})
+
+
+def test_the_share_of_seeds_that_gain_more_than_a_bit():
+    gained = [("a", s, 20.0 + gain) for s, gain in enumerate((0.5, 2.0, 3.0, -4.0))]
+    rows = regime(*(run(*one) for one in gained), *(run("b", s, 20.0) for s in range(4)))
+    assert effect("gains", rows, of="a", over="b", metric="bleu", by=1.0).value == 0.5
+    assert effect("gains", rows, of="a", over="b", metric="bleu").value == 0.75
+    assert effect("gains", rows, of="b", over="a", metric="bleu").value == 0.25
+
+
+def test_a_run_fails_by_its_outcome_or_by_its_score():
+    stuck, low, high = run("a", 1, 30.0, outcome="stuck"), run("a", 2, 1.0), run("a", 3, 30.0)
+    found = effect("fails", regime(stuck, low, high), of="a", least=2.0)
+    assert (found.value, found.runs, found.share) == (pytest.approx(2 / 3), 3, True)
+
+
+TABLE = [
+    {"placement": p, "seed": s, "layer": layer, "grad": (1 + s) * layer**power}
+    for p, power in (("post", 2.0), ("pre", -0.5))
+    for s in range(4)
+    for layer in (1, 2, 4)
+]
+
+
+def test_a_study_s_table_is_read_by_seed():
+    rows = regime(tables={"grads": TABLE})
+    post = {"placement": "post"}
+    assert effect("last_over_first", rows, table="grads", y="grad", of=post).value == pytest.approx(16.0)
+    assert effect("exponent", rows, table="grads", y="grad", x="layer", of=post).value == pytest.approx(2.0)
+    sides = {"of": {**post, "layer": 4}, "over": {"placement": "pre", "layer": 4}}
+    assert effect("row_ratio", rows, table="grads", y="grad", **sides).value == pytest.approx(32.0)
+    with pytest.raises(UserError, match="has no rows"):
+        effect("exponent", rows, table="grads", y="grad", x="layer", of={"placement": "admin"})
+    with pytest.raises(UserError, match="did you mean 'grads'"):
+        effect("exponent", rows, table="grad", y="grad", x="layer", of=post)
+
+
+def weights(step, best, layers, shares):
+    return {
+        "step": step,
+        "best": best,
+        "gradients": {"mean_grad_l2": {"decoder": {"ffn ffn_in": layers, "ffn ffn_out": [1.0, 2.0, 1.0]}}},
+        "dependency": {"decoder": {"i_beta_sq": shares}},
+    }
+
+
+def test_what_was_measured_on_trained_weights():
+    start = weights(0, False, [1.0, 2.0, 4.0], [1.0, 1.0, 1.0, 1.0])
+    later = weights(400, True, [0.1, 0.2, 0.4], [1.0, 1.0, 2.0, 4.0])
+    refused = run("refused", 1, measured=[{"step": 0, "best": True, "refused": {}}])
+    rows = regime(*(run("a", s, measured=[start, later]) for s in (1, 2, 3)), refused)
+    place = {"of": "a", "stack": "decoder", "matrix": "ffn ffn_in"}
+    assert effect("layers_ratio", rows, **place, step=0).value == pytest.approx(4.0)
+    assert effect("layers_ratio", rows, **place).value == pytest.approx(4.0)
+    assert effect("gradients_after", rows, **place, step=400).value == pytest.approx(0.1)
+    both = {"of": "a", "measure": ["gradients", "mean_grad_l2"], "against": ["ffn ffn_out"]}
+    ratio = effect("matrices_ratio", rows, **both, matrices=["ffn ffn_in"])
+    assert (ratio.value, ratio.runs) == (pytest.approx(math.sqrt(0.1) * 4 ** (1 / 3)), 3)
+    with pytest.raises(UserError, match="did you mean 'ffn ffn_in'"):
+        effect("matrices_ratio", rows, **both, matrices=["ffn ffn_inn"])
+    assert effect("own_share", rows, of="a", stack="decoder").value == pytest.approx(3.0)
+    assert effect("own_share", rows, of="a", stack="decoder", step=0).value == pytest.approx(1.0)
+    assert effect("own_share_ratio", rows, of="a", over="a", stack="decoder").value == pytest.approx(1.0)
+    assert math.isnan(effect("own_share", rows, of="refused", stack="decoder").value)
+
+
+NOTHING_YET = {
+    "score": {"of": "a"},
+    "difference": {"of": "a", "over": "b"},
+    "best_difference": {"of": ["a"], "over": ["b"]},
+    "tuned_difference": {"of": ["a"], "over": ["b"]},
+    "trains": {"of": "a"},
+    "steps_ratio": {"of": "a", "over": "b"},
+    "dev_difference": {"of": "a", "over": "b"},
+    "best_on_dev": {"of": "a", "over": "b"},
+    "last_on_dev": {"of": "a"},
+    "gradient_ratio": {"of": "a", "over": "b", "after": 1},
+    "spikes_difference": {"of": "a", "over": "b", "after": 1},
+    "spread_ratio": {"of": "a", "over": "b", "after": 1},
+    "penalty_ratio": {"of": ["a", "b"], "over": ["b", "a"], "metric": "bleu"},
+    "gains": {"of": "a", "over": "b", "metric": "bleu"},
+    "fails": {"of": "a", "least": 2.0},
+    "layers_ratio": {"of": "a", "stack": "decoder", "matrix": "ffn ffn_in"},
+    "gradients_after": {"of": "a", "stack": "decoder", "matrix": "ffn ffn_in", "step": 1},
+    "matrices_ratio": {"of": "a", "measure": ["updates"], "matrices": ["x"], "against": ["y"]},
+    "own_share": {"of": "a", "stack": "decoder"},
+    "own_share_ratio": {"of": "a", "over": "b", "stack": "decoder"},
+}
+OF_STUDIES = {"measure", "measured_ratio", "last_over_first", "row_ratio", "exponent"}
+
+
+def test_every_effect_of_runs_waits_for_its_rows():
+    assert NOTHING_YET.keys() | OF_STUDIES == EFFECTS.keys()
+    planned = frozenset({("a", 1), ("b", 1)})
+    for name, arguments in NOTHING_YET.items():
+        found = effect(name, regime(planned=planned), **arguments)
+        assert math.isnan(found.value), name
+        assert found.runs == 0
+        assert found.low < found.high
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        ("difference", {"of": "a"}, "difference needs over"),
+        ("difference", {"of": "a", "over": "b", "metric": "blue"}, "did you mean 'bleu'"),
+        ("difference", {"of": "a", "over": "b", "steps": 1}, "difference takes no 'steps'"),
+        ("measure", {"of": "x"}, "has no measure 'x'"),
+    ],
+)
+def test_what_an_effect_cannot_read_is_one_sentence(name, arguments, said):
+    with pytest.raises(UserError, match=said):
+        effect(name, regime(run("a", 1), run("b", 1)), **arguments)

@@ -1,0 +1,70 @@
+"""Numbers, answers and counts in words."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from normlab.papers.estimate import Estimate
+from normlab.papers.finding import Evidence, Expectation, Finding, Piece, Reviewed
+from normlab.papers.phrases import answer, counted, estimated, number, scored, tally
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "signed", "written"),
+    [
+        (-2.25, 1, False, "−2.2"),
+        (2.0, 1, True, "+2.0"),
+        (-0.04, 1, False, "0.0"),
+        (-0.04, 1, True, "+0.0"),
+        (8.88e-16, 18, False, "8.9e-16"),
+        (-6.6e-7, 9, False, "−6.6e-7"),
+        (math.inf, 3, False, "∞"),
+    ],
+)
+def test_a_number_has_a_true_minus_sign_and_as_few_zeros_as_it_can(value, digits, signed, written):
+    assert number(value, digits, signed=signed) == written
+
+
+@pytest.mark.parametrize(
+    ("found", "equal", "written"),
+    [
+        (Estimate(10.84, 9.72, 11.91, 6, unit="BLEU"), 0, "+10.8 BLEU [9.7, 11.9]"),
+        (Estimate(0.05000000000000007, 0.0499999999999999, 0.0500000000000002, 6, unit="BLEU"), None,
+         "at most 0.05 BLEU"),
+        (Estimate(-2.0, -3.0, -1.0, 6, unit="BLEU"), 0, "−2.0 BLEU [−3.0, −1.0]"),
+        (Estimate(0.82, 0.48, math.inf, 3, unit="×"), 1, "at least ×0.820 [0.480, ∞]"),
+        (Estimate(-1.0, -1.0 - 1e-16, -1.0 + 1e-16, 9), None, "−1.00"),
+        (Estimate(math.nan, -math.inf, math.inf), 0, "–"),
+    ],
+)  # fmt: skip
+def test_an_estimate_says_what_was_measured_and_no_more(found, equal, written):
+    assert estimated(found, equal=equal) == written
+
+
+def test_a_score_of_nothing_is_at_most_what_its_metric_shows():
+    nothing = Estimate(0.05, 0.05, 0.05)
+    assert scored(nothing, "BLEU") == "at most 0.05"
+    assert scored(nothing, "bits per byte") == "0.0500"
+    assert scored(Estimate(0.12, 0.05, 0.25), "BLEU") == "0.12 [0.05, 0.25]"
+
+
+def claimed(answered, *readings):
+    piece = Piece("a over b", "pair", "difference", {}, Expectation(above=0))
+    finding = Finding("Z1", "", "", "", "", answered, "", (piece,))
+    evidence = tuple(Evidence(piece, None, Estimate(0, 0, 0), reading, 0) for reading in readings)
+    return Reviewed(finding, evidence, ())
+
+
+def test_what_was_tested_is_not_called_untested():
+    tested, untested = claimed("not tested here", "open"), claimed("not tested here", "waits")
+    assert (answer(tested), answer(untested)) == ("tested, and open", "not tested here")
+    assert answer(claimed("partly", "agrees", "contradicts", "open")) == "partly"
+    assert counted([tested, untested]) == "2 findings: 2 not tested here (1 of them tested, and open)"
+
+
+def test_every_reading_is_counted():
+    several = claimed("partly", "open", "agrees", "contradicts", "agrees", "waits", "waits")
+    assert tally(several) == "2 agree, 1 contradicts, 1 open, 2 wait"
+    assert tally(claimed("not tested here")) == "no effect counts"
