@@ -1,0 +1,89 @@
+"""The runs that an experiment has kept, as scores."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from normlab.base.files import read_json
+from normlab.base.io import from_plain
+from normlab.errors import UserError
+from normlab.judging.command import Command
+from normlab.judging.logs import compiled, last_lines, read_log, values_in_log
+from normlab.judging.run import ScoredRun, Take, ended
+from normlab.judging.runner import CANNOT_START, RunFolder
+from normlab.judging.table import Asked
+
+RECORD: Final = "judge.json"
+"""The last answer, in the folder of an experiment."""
+COMMANDS: Final = "*/command.json"
+"""The commands whose runs it keeps."""
+
+
+def scored(folder: RunFolder, change: str, pattern: re.Pattern[str], asked: Asked) -> ScoredRun:
+    """Return what a run that has ended gave: its score, or why it has none.
+
+    Raises UserError if its command could not be started: that says nothing about the change.
+    """
+    run = folder.ended()
+    if run is None:
+        raise UserError(
+            f"the run in {folder.path} was killed together with its shell; type the same command again, and "
+            "it runs anew"
+        )
+    if run.exit_code in CANNOT_START:
+        folder.forget()
+        raise UserError(f"the {change} cannot be started: {last_lines(folder.log)}; mend that command")
+    values = values_in_log(read_log(folder.log), pattern)
+    score = asked.take.score(values, higher_is_better=asked.higher_is_better)
+    if run.exit_code and score is not None and math.isfinite(score):
+        score = None  # it printed a score, and failed before its end
+    reason = f"it ended with exit code {run.exit_code}" if run.exit_code else ""
+    return ended(change, str(run.seed), score, str(folder.log), reason=reason)
+
+
+def holds_experiments(folder: Path) -> bool:
+    """Whether a folder is one in which ``normlab judge --candidate`` has kept runs."""
+    return next(folder.glob(COMMANDS), None) is not None
+
+
+def as_it_was_asked(folder: Path, asked: Asked) -> Asked:
+    """Return how the scores of a folder are read: as they were for its last answer, unless that is said.
+
+    Raises UserError if nothing says what the score is.
+    """
+    record = folder / RECORD
+    answer = read_json(record) if record.is_file() else {}
+    if not asked.metric and not answer:
+        raise UserError(f"{folder} has no answer that says what the score is; type --metric")
+    return replace(
+        asked,
+        metric=asked.metric or answer["metric"],
+        take=Take.of(answer.get("take", "last")) if asked.take == Take() else asked.take,
+        higher_is_better=asked.higher_is_better or answer.get("higher_is_better", False),
+    )
+
+
+def kept_runs(folder: Path, asked: Asked) -> list[ScoredRun]:
+    """Return the runs that have ended in the folder of an experiment, by the words of their command.
+
+    If the same words have run with other files, the folder of their runs is part of the name.
+    """
+    pattern = compiled(asked.metric)
+    records = folder.glob(COMMANDS)
+    commands = {path.parent: from_plain(Command, read_json(path), str(path)) for path in records}
+    texts = Counter(command.text for command in commands.values())
+    runs = []
+    for place, command in sorted(commands.items()):
+        name = command.text if texts[command.text] == 1 else f"{command.text} ({place.name})"
+        for path in place.glob("seed-*"):
+            run = RunFolder(path, int(path.name.removeprefix("seed-")))
+            if run.ended() is not None:
+                runs.append(scored(run, name, pattern, asked))
+    if not runs:
+        raise UserError(f"no run in {folder} has ended; continue it with the command that began it")
+    return runs
